@@ -9,6 +9,7 @@ import datetime
 import io
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -72,7 +73,7 @@ def _collect(started: list, deadline: float) -> list[Any]:
         for here in wait(list(waiting), timeout=left):
             rank = waiting.pop(here)
             try:
-                ok, value = here.recv()
+                ok, value = pickle.loads(here.recv_bytes())  # torch's own pickler would share memory with the dead
                 (results if ok else failures)[rank] = value
             except EOFError:
                 process = started[rank][0]
@@ -104,9 +105,9 @@ def _rank_main(rank, world_size, function, args, backend, timeout, folder, there
         )
         with contextlib.redirect_stdout(printed) if capture else contextlib.nullcontext():
             result = function(*args)
-        there.send((True, (result, printed.getvalue()) if capture else result))
+        there.send_bytes(pickle.dumps((True, (result, printed.getvalue()) if capture else result)))
     except BaseException:
-        there.send((False, traceback.format_exc()))
+        there.send_bytes(pickle.dumps((False, traceback.format_exc())))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
