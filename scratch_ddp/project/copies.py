@@ -1,0 +1,105 @@
+"""The learner's copies of the lessons: made where missing, renewed while untouched, never overwritten.
+
+A copy starts without outputs, so that a guess comes before its answer. A list in the folder remembers how each file
+looked when it was copied: a file that still looks so was not worked on.
+"""
+
+import argparse
+import hashlib
+import json
+import time
+from pathlib import Path
+
+import nbformat
+
+from scratch_ddp.project.lessons import COPIES, NOTEBOOKS, UsageError, complain, find_lesson, lesson_paths
+from scratch_ddp.project.outputs import clear_outputs, to_text
+from scratch_ddp.project.refresh import replace
+
+AS_COPIED = ".as_copied.json"
+
+
+def make_copies(notebooks: Path = NOTEBOOKS, copies: Path = COPIES) -> list[str]:
+    """Copy what is missing or has a newer version and was not worked on; returns what there is to say."""
+    copies.mkdir(exist_ok=True)
+    remembered = _read_list(copies)
+    notes = []
+    for source in [*lesson_paths(notebooks), *sorted(notebooks.glob("*.md"))]:
+        target, text = copies / source.name, _text_for_copy(source)
+        known = remembered.get(source.name)
+        if not target.exists() or _digest(target.read_bytes()) == known != _digest(text.encode()):
+            replace(target, text)
+            remembered[source.name] = _digest(text.encode())
+        elif known != _digest(text.encode()) and _digest(target.read_bytes()) != _digest(text.encode()):
+            notes.append(f"{source.stem} has a newer version; yours stays. To take it: {_command(source)}")
+    replace(copies / AS_COPIED, json.dumps(remembered, indent=1, sort_keys=True) + "\n")
+    return notes
+
+
+def copy_fresh(source: Path, copies: Path = COPIES, now: time.struct_time | None = None) -> Path | None:
+    """Put a fresh copy of one lesson in place; what was worked on is kept under a dated name, which is returned."""
+    copies.mkdir(exist_ok=True)
+    remembered = _read_list(copies)
+    target, text = copies / source.name, _text_for_copy(source)
+    kept = None
+    if target.exists() and _digest(target.read_bytes()) not in (remembered.get(source.name), _digest(text.encode())):
+        kept = _unused(target.with_stem(f"{target.stem}-{time.strftime('%Y-%m-%d-%H%M%S', now or time.localtime())}"))
+        target.rename(kept)
+    replace(target, text)
+    remembered[source.name] = _digest(text.encode())
+    replace(copies / AS_COPIED, json.dumps(remembered, indent=1, sort_keys=True) + "\n")
+    return kept
+
+
+def _text_for_copy(source: Path) -> str:
+    if source.suffix != ".ipynb":
+        return source.read_text(encoding="utf-8")
+    notebook = nbformat.read(source, as_version=4)
+    clear_outputs(notebook)
+    return to_text(notebook)
+
+
+def _unused(path: Path) -> Path:
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_stem(f"{path.stem}-{number}"), number + 1
+    return candidate
+
+
+def _read_list(copies: Path) -> dict[str, str]:
+    try:
+        return json.loads((copies / AS_COPIED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _command(source: Path) -> str:
+    return f"python3 -m scratch_ddp copy {source.stem} --fresh"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp copy", description="Make a copy of a lesson.")
+    parser.add_argument("lesson", metavar="LESSON", help="02, or 02_inside_all_reduce")
+    parser.add_argument("--fresh", action="store_true", help="if there is one: keep it under a dated name, start anew")
+    options = parser.parse_args(arguments)
+    try:
+        source = find_lesson(options.lesson)
+    except UsageError as error:
+        return complain(error)
+    target = COPIES / source.name
+    if target.exists() and not options.fresh:
+        print(f"{_shown(target)} is there already and stays. To start anew and keep it: {_command(source)}")
+        return 1
+    kept = copy_fresh(source)
+    if kept:
+        print(f"Your work is now in {_shown(kept)}.")
+    print(f"A fresh copy is in {_shown(target)}.")
+    return 0
+
+
+def _shown(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"

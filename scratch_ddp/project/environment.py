@@ -1,0 +1,159 @@
+"""The virtual environment that every command runs in: made on first use, kept in step with requirements.txt.
+
+Only the standard library, and only syntax that Python 3.7 can read: an old one must get as far as the sentence that
+says what is needed. A stamp in the environment tells what was installed, for which folder and by which Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+OLDEST = (3, 11)
+ROOT = Path(__file__).resolve().parent.parent.parent  # the clone
+REQUIREMENTS = ROOT / "requirements.txt"
+STAMP = "scratch_ddp.json"
+
+READY, INSTALL, CREATE = "ready", "install", "create"
+
+
+class SetupFailed(Exception):
+    """The environment could not be made; the message says what to do."""
+
+
+def folder() -> Path:
+    """The environment's folder: `.venv` in the clone, or what SCRATCH_DDP_VENV says."""
+    return Path(os.environ.get("SCRATCH_DDP_VENV") or ROOT / ".venv").absolute()
+
+
+def enter(arguments: list[str]) -> None:
+    """Go on inside the environment, which is made or updated first if need be.
+
+    Outside of it this replaces the process by `python -m scratch_ddp <arguments>` of the environment and does not
+    return. Inside, it only sets the variables that a kernel and its `!commands` should see.
+    """
+    check_python(sys.version_info)
+    if not REQUIREMENTS.exists():
+        raise SetupFailed(f"These commands work in a clone of the repository; {ROOT} has no requirements.txt.")
+    venv = folder()
+    update(venv)
+    if Path(sys.prefix).resolve() == venv.resolve():
+        os.environ.update(variables(venv))
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    python = str(python_of(venv))
+    os.execv(python, [python, "-m", "scratch_ddp"] + list(arguments))
+
+
+def check_python(version: tuple[int, ...]) -> None:
+    """Refuse a Python that is too old, in one sentence."""
+    if tuple(version[:2]) < OLDEST:
+        raise SetupFailed(
+            "This needs Python {}.{} or newer, and {} is Python {}.{}: run the same command with a newer one, "
+            "for example python3.12.".format(*OLDEST, sys.executable, *version[:2])
+        )
+
+
+def python_of(venv: Path) -> Path:
+    return venv / "bin" / "python"
+
+
+def variables(venv: Path) -> dict[str, str]:
+    """What activating the environment would set, and Jupyter's search path with this environment's kernel first."""
+    kernels = [str(venv / "share" / "jupyter"), os.environ.get("JUPYTER_PATH", "")]
+    binaries = [str(venv / "bin"), os.environ.get("PATH", "")]
+    return {
+        "VIRTUAL_ENV": str(venv),
+        "PATH": os.pathsep.join(part for part in binaries if part),
+        "JUPYTER_PATH": os.pathsep.join(part for part in kernels if part),
+    }
+
+
+def update(venv: Path) -> None:
+    """Bring the environment to what requirements.txt asks for; does nothing when it is there already."""
+    wanted = stamp_for(venv)
+    todo = what_to_do(read_stamp(venv), wanted, has_pip=lambda: _works(python_of(venv), "-m", "pip", "--version"))
+    if todo == READY:
+        return
+    if todo == CREATE:
+        print(f"Making a virtual environment in {venv} …", flush=True)
+        create(venv)
+    print("Installing requirements.txt (the first time this takes some minutes) …", flush=True)
+    install(venv)
+    (venv / STAMP).write_text(json.dumps(stamp_for(venv)))
+
+
+def stamp_for(venv: Path) -> dict:
+    """What a finished environment says of itself."""
+    return {
+        "requirements": hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest(),
+        "clone": str(ROOT),
+        "folder": str(venv),
+        "python": _version(python_of(venv)),
+    }
+
+
+def read_stamp(venv: Path) -> dict | None:
+    """The stamp that the last finished set-up left, or None."""
+    try:
+        return json.loads((venv / STAMP).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def what_to_do(stamp: dict | None, wanted: dict, has_pip: Callable[[], bool]) -> str:
+    """READY, INSTALL or CREATE. Without a stamp a set-up was cut short, or someone made the environment by hand."""
+    if wanted["python"] is None or tuple(wanted["python"]) < OLDEST:
+        return CREATE
+    if stamp is None:
+        return INSTALL if has_pip() else CREATE
+    if stamp == wanted:
+        return READY
+    unusable = any(stamp.get(key) != wanted[key] for key in ("folder", "python"))  # its scripts name both
+    return CREATE if unusable else INSTALL
+
+
+def create(venv: Path) -> None:
+    """Make the environment anew; an old environment in that folder goes, anything else there is left alone."""
+    if venv.exists() and any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists():
+        raise SetupFailed(f"{venv} is a folder with something else in it: name another one in SCRATCH_DDP_VENV.")
+    if subprocess.call([sys.executable, "-m", "venv", "--clear", str(venv)]) != 0:
+        raise SetupFailed(
+            "No virtual environment could be made (the reason is above). On Debian and Ubuntu the package is called "
+            "python3-venv: sudo apt install python3-venv. Then run the same command again."
+        )
+
+
+def install(venv: Path) -> None:
+    """Install requirements.txt; what is there already stays."""
+    command = [str(python_of(venv)), "-m", "pip", "install", "--disable-pip-version-check", "-r", str(REQUIREMENTS)]
+    if subprocess.call(command, cwd=str(ROOT)) != 0:  # in ROOT, for the line `-e .`
+        raise SetupFailed(
+            "pip could not install requirements.txt (the reason is above). Without a network or behind a proxy: see "
+            "to that first (pip reads HTTPS_PROXY and PIP_INDEX_URL); a full disk needs about 3 GB. Then run the same "
+            "command again: it goes on where it stopped."
+        )
+
+
+def _version(python: Path) -> list[int] | None:
+    """[major, minor] of an interpreter, or None if it does not run (its base was removed, say)."""
+    command = [str(python), "-c", "import sys; print(*sys.version_info[:2])"]
+    try:
+        answer = subprocess.check_output(command, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return [int(part) for part in answer.split()]
+
+
+def _works(*command) -> bool:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    try:
+        return subprocess.call([str(part) for part in command], **quiet) == 0
+    except OSError:
+        return False

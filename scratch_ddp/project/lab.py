@@ -1,0 +1,53 @@
+"""`lab`: open JupyterLab on the learner's copies, for this machine only."""
+
+import json
+import os
+import sys
+
+from scratch_ddp.project import environment
+from scratch_ddp.project.copies import make_copies
+from scratch_ddp.project.lessons import COPIES, NOTEBOOKS, ROOT, UsageError, complain, lesson_paths
+
+SETTINGS = {  # JupyterLab's own names; they hold for the lab of this environment alone
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Make the copies that are missing, then become the JupyterLab server."""
+    if not lesson_paths():
+        return complain(UsageError(f"There are no lessons in {NOTEBOOKS}."))
+    first_time = not COPIES.exists()
+    for note in make_copies():
+        print(note)
+    try:
+        command = lab_command(arguments, start_at=lesson_paths()[0].name if first_time else "")
+    except UsageError as error:
+        return complain(error)
+    write_settings()
+    print(f"Your copies of the lessons are in {COPIES}. End the lab with Ctrl-C.", flush=True)
+    os.execv(command[0], command)
+
+
+def lab_command(arguments: list[str], start_at: str = "") -> list[str]:
+    """The command line of a JupyterLab on loopback, opened at one of the copies or at their folder."""
+    for argument in arguments:
+        if argument.lstrip("-").split("=")[0] in ("ip", "ServerApp.ip"):
+            raise UsageError(
+                "The lab listens on this machine only. From another one, go through ssh: "
+                "ssh -L 8888:localhost:8888 HOST, then open the printed address there."
+            )
+    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={ROOT}"]
+    command += [f"--ServerApp.preferred_dir={COPIES}", f"--LabApp.default_url=/lab/tree/{COPIES.name}/{start_at}"]
+    command += [f"--LabApp.workspaces_dir={environment.folder() / 'share/jupyter/lab/workspaces'}"]
+    if os.geteuid() == 0:
+        command.append("--allow-root")
+    return command + list(arguments)
+
+
+def write_settings() -> None:
+    """Markdown opens as a page, and no question about news on the first start."""
+    settings = environment.folder() / "share/jupyter/lab/settings"
+    settings.mkdir(parents=True, exist_ok=True)
+    (settings / "overrides.json").write_text(json.dumps(SETTINGS, indent=1))

@@ -1,0 +1,35 @@
+"""Where the lessons stand, and how a lesson is named on the command line."""
+
+import sys
+from pathlib import Path
+
+from scratch_ddp.project.environment import ROOT
+
+NOTEBOOKS = ROOT / "notebooks"
+COPIES = ROOT / "my_lessons"  # beside the originals, so that ../assets/… is the same folder for both
+
+
+class UsageError(Exception):
+    """Something was asked for that is not there; the message says what is."""
+
+
+def lesson_paths(folder: Path = NOTEBOOKS) -> list[Path]:
+    """The notebooks of a folder, in the order of their numbers."""
+    return sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+
+
+def find_lesson(name: str, folder: Path = NOTEBOOKS) -> Path:
+    """The lesson that `2`, `02`, `02_inside_all_reduce`, its file name or its path means."""
+    stem = Path(name).name.removesuffix(".ipynb")
+    number = f"{int(stem):02d}_" if stem.isdecimal() else None
+    found = [path for path in lesson_paths(folder) if path.stem == stem or (number and path.stem.startswith(number))]
+    if not found:
+        there = ", ".join(path.stem for path in lesson_paths(folder)) or "none yet"
+        raise UsageError(f"There is no lesson {name!r}. The lessons: {there}.")
+    return found[0]
+
+
+def complain(error: Exception) -> int:
+    """Print what was wrong on stderr; returns the exit status of a command that was asked for something wrong."""
+    print(error, file=sys.stderr)
+    return 2

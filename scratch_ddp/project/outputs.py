@@ -1,0 +1,126 @@
+"""The form in which a notebook is saved: the same text on every machine and on every run.
+
+`clean_outputs` is applied to what is saved and, through conftest.py, to what a strict nbval run compares with it.
+"""
+
+import hashlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from scratch_ddp.project.environment import ROOT
+
+KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+CELL_NOISE = ("ExecuteTime", "collapsed", "execution", "pycharm", "scrolled", "trusted", "vscode")
+SCRIPT = "application/javascript"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def clean_notebook(notebook: NotebookNode) -> None:
+    """Bring a notebook that was just executed to the form that is committed, in place."""
+    metadata = {key: value for key, value in notebook.metadata.items() if key != "widgets"}
+    notebook.metadata = nbformat.from_dict({**metadata, "kernelspec": KERNELSPEC, "language_info": {"name": "python"}})
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    _give_ids(notebook.cells)
+    count = 0
+    for cell in notebook.cells:
+        for key in CELL_NOISE:
+            cell.metadata.pop(key, None)
+        if cell.cell_type != "code":
+            continue
+        cell.outputs = clean_outputs(cell.outputs)
+        if cell.execution_count is not None:
+            cell.execution_count = count = count + 1
+        for output in cell.outputs:
+            if output.output_type == "execute_result":
+                output.execution_count = cell.execution_count
+
+
+def clear_outputs(notebook: NotebookNode) -> None:
+    """Make a notebook as if it had never been run, in place."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+
+
+def to_text(notebook: NotebookNode) -> str:
+    """The notebook's JSON: keys sorted, one newline at the end."""
+    return nbformat.writes(notebook).rstrip("\n") + "\n"
+
+
+def clean_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Outputs without what differs from run to run: pieces of one stream, overwritten text, paths, scripts, widgets."""
+    cleaned: list[NotebookNode] = []
+    for output in outputs:
+        output = nbformat.from_dict(_without_paths(output))
+        if output.output_type == "stream" and cleaned and _is_stream(cleaned[-1], output.name):
+            cleaned[-1].text += output.text
+            continue
+        if "data" in output:
+            if SCRIPT in output.data:
+                continue
+            output.data.pop(WIDGET, None)
+        cleaned.append(output)
+    for output in cleaned:
+        if output.output_type == "stream":
+            output.text = "\n".join(_as_a_terminal_shows(line) for line in output.text.split("\n"))
+    return [output for output in cleaned if output.get("text", "something")]
+
+
+def _is_stream(output: NotebookNode, name: str) -> bool:
+    return output.output_type == "stream" and output.name == name
+
+
+def _as_a_terminal_shows(line: str) -> str:
+    """The line after its backspaces and carriage returns; the blanks that wiped something out go too."""
+    if "\b" not in line and "\r" not in line:
+        return line
+    shown: list[str] = []
+    at = 0
+    for character in line.removesuffix("\r"):  # \r\n is a plain end of line
+        if character == "\b":
+            at = max(at - 1, 0)
+            del shown[at : at + 1]
+        elif character == "\r":
+            at = 0
+        else:
+            shown[at : at + 1] = [character]
+            at += 1
+    return "".join(shown).rstrip(" ")
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, str):
+        for pattern, replacement in PATHS:
+            value = pattern.sub(replacement, value)
+        return value
+    if isinstance(value, dict):
+        return {key: item if str(key).startswith("image/") else _without_paths(item) for key, item in value.items()}
+    return [_without_paths(item) for item in value] if isinstance(value, list) else value
+
+
+def _path_patterns(venv: Path, clone: Path, home: Path) -> list[tuple[re.Pattern, str]]:
+    """What each folder of this machine is replaced by; a folder such as / would match too much and is left out."""
+    patterns = [(re.compile(r"/\S*/ipykernel_\d+/\d+\.py"), "<cell>")]
+    for folder, name in [(venv, ".venv"), (clone, "."), (home, "~")]:
+        if len(folder.parts) > 1:
+            patterns.append((re.compile(r"(?<![\w/.~-])" + re.escape(str(folder)) + r"(?=/|\b)"), name))
+    return patterns
+
+
+PATHS = _path_patterns(Path(sys.prefix), ROOT, Path.home())
+
+
+def _give_ids(cells: list[NotebookNode]) -> None:
+    """Every cell keeps its id; one that has none, or another cell's, gets one that depends on its text alone."""
+    taken: set[str] = set()
+    for cell in cells:
+        text, tried = f"{cell.cell_type}\n{cell.source}", 0
+        while cell.get("id") is None or cell.id in taken:
+            cell.id = hashlib.sha256(f"{text}\n{tried}".encode()).hexdigest()[:8]
+            tried += 1
+        taken.add(cell.id)

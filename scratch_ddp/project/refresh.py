@@ -1,0 +1,57 @@
+"""`refresh`: run lessons again and save their outputs as they are committed."""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+
+from scratch_ddp.project.execution import CellFailed, run
+from scratch_ddp.project.lessons import UsageError, complain, find_lesson, lesson_paths
+from scratch_ddp.project.outputs import clean_notebook, clear_outputs, to_text
+
+
+def refresh(path: Path) -> bool:
+    """Run one notebook and save it; returns whether the file changed. A failing cell leaves it as it was."""
+    before = path.read_text(encoding="utf-8")
+    notebook = nbformat.reads(before, as_version=4)
+    clear_outputs(notebook)
+    run(notebook, path.parent)
+    clean_notebook(notebook)
+    after = to_text(notebook)
+    if after != before:
+        replace(path, after)
+    return after != before
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp refresh", description=__doc__)
+    parser.add_argument("lessons", nargs="*", metavar="LESSON", help="02, or 02_inside_all_reduce; without one: all")
+    names = parser.parse_args(arguments).lessons
+    try:
+        paths = [find_lesson(name) for name in names] or lesson_paths()
+    except UsageError as error:
+        return complain(error)
+    failed = 0
+    for path in paths:
+        started = time.monotonic()
+        print(f"{path.stem} … ", end="", flush=True)
+        try:
+            changed = refresh(path)
+        except CellFailed as failure:
+            failed += 1
+            print(f"left as it was: {failure}", flush=True)
+        else:
+            print(f"{'saved' if changed else 'unchanged'}, {time.monotonic() - started:.0f} s", flush=True)
+    if failed:
+        print(f"{failed} of {len(paths)} lessons failed.", file=sys.stderr)
+    return 1 if failed else 0

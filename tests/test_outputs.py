@@ -1,0 +1,110 @@
+"""How a notebook's outputs are saved, and `refresh`, which saves them."""
+
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from notebook_files import save, stream
+
+from scratch_ddp.project import outputs, refresh
+from scratch_ddp.project.execution import CellFailed
+
+
+def test_streams_are_merged_only_where_they_follow_one_another():
+    cleaned = outputs.clean_outputs([stream("a"), stream("b\n"), stream("w", "stderr"), stream("c")])
+    assert [(output.name, output.text) for output in cleaned] == [("stdout", "ab\n"), ("stderr", "w"), ("stdout", "c")]
+
+
+@pytest.mark.parametrize(
+    ("written", "saved"),
+    [
+        ("plain\n", "plain\n"),
+        ("abc\b\b\bxyz\n", "xyz\n"),
+        ("first\nwaits" + "\b" * 5 + " " * 5 + "\b" * 5, "first\n"),
+        ("  0%|  |\r 50%|# |\r100%|##|\n", "100%|##|\n"),
+        ("long line\rshort\n", "shortline\n"),
+        ("dos\r\nends\r\n", "dos\nends\n"),
+        ("waits\r     \rdone\n", "done\n"),
+        ("kept  \n", "kept  \n"),
+    ],
+)
+def test_text_is_saved_as_a_terminal_shows_it(written, saved):
+    assert outputs.clean_outputs([stream(written)])[0].text == saved
+
+
+def test_a_line_that_waited_and_went_leaves_nothing():
+    assert outputs.clean_outputs([stream("rank 1 waits"), stream("\b \b" * 12), stream("x\r \r", "stderr")]) == []
+
+
+def test_paths_scripts_and_widgets_do_not_get_into_a_notebook():
+    frames = [f"File {sys.prefix}/lib/x.py", f"{outputs.ROOT}/a.py"]
+    error = new_output("error", ename="E", evalue="e", traceback=frames)
+    warning = stream(f"/tmp/ipykernel_12/34.py:1: UserWarning\n{Path.home()}/data\n", "stderr")
+    script = new_output("display_data", data={"application/javascript": "alert()", "text/plain": "<Javascript>"})
+    widget = new_output("display_data", data={outputs.WIDGET: {"model_id": "a1"}, "text/plain": "IntSlider(value=3)"})
+    picture = new_output("display_data", data={"image/png": "aGk=", "text/plain": "<Figure>"})
+    cleaned = outputs.clean_outputs([error, warning, script, widget, picture])
+    assert cleaned[0].traceback == ["File .venv/lib/x.py", "./a.py"]
+    assert cleaned[1].text == "<cell>:1: UserWarning\n~/data\n"
+    assert cleaned[2].data == {"text/plain": "IntSlider(value=3)"}
+    assert cleaned[3:] == [picture]
+
+
+def test_a_cleaned_notebook_says_the_same_on_every_machine():
+    def executed(first_count: int, seconds: str) -> str:
+        result = new_output("execute_result", data={"text/plain": "2"}, execution_count=first_count + 1)
+        cells = [new_code_cell("1 + 0"), new_code_cell(""), new_code_cell("1 + 1", outputs=[result])]
+        cells[0].execution_count, cells[2].execution_count = first_count, first_count + 1
+        cells[2].metadata = nbformat.from_dict({"execution": {"iopub.status.busy": seconds}, "tags": ["keep"]})
+        metadata = {"language_info": {"name": "python", "version": seconds}, "widgets": {}, "kept": 1}
+        notebook = new_notebook(cells=[*cells, new_markdown_cell("x")], metadata=metadata)
+        notebook.nbformat_minor = 4  # which had no ids
+        for cell in notebook.cells:
+            del cell["id"]
+        outputs.clean_notebook(notebook)
+        nbformat.validate(notebook)
+        return outputs.to_text(notebook)
+
+    text = executed(5, "3.11.7")
+    assert text == executed(1, "3.13.0") and text.endswith("}\n")
+    saved = nbformat.reads(text, as_version=4)
+    assert [cell.get("execution_count") for cell in saved.cells] == [1, None, 2, None]
+    assert saved.cells[2].outputs[0].execution_count == 2 and saved.cells[2].metadata == {"tags": ["keep"]}
+    assert len({cell.id for cell in saved.cells}) == 4
+    assert set(saved.metadata) == {"kernelspec", "kept", "language_info"}
+
+
+def test_ids_stay_and_doubles_part():
+    notebook = new_notebook(cells=[new_code_cell("a", id="mine"), new_code_cell("a"), new_code_cell("b")])
+    notebook.cells[1].id, third = "mine", notebook.cells[2].id
+    outputs.clean_notebook(notebook)
+    first, second, last = (cell.id for cell in notebook.cells)
+    assert first == "mine" != second and last == third
+
+
+def test_refresh_saves_what_the_cells_say_and_a_second_time_changes_nothing(tmp_path):
+    path = save(
+        tmp_path / "00_x.ipynb",
+        "import os\nprint('waiting', end='\\b' * 7 + ' ' * 7 + '\\b' * 7)\nprint(os.path.basename(os.getcwd()))",
+        "1 / 0",
+        "41 + 1",
+        tags={1: "raises-exception"},
+    )
+    assert refresh.refresh(path) is True
+    saved = nbformat.read(path, as_version=4)
+    assert saved.cells[0].outputs[0].text == f"{tmp_path.name}\n"
+    assert saved.cells[1].outputs[0].ename == "ZeroDivisionError"
+    assert saved.cells[2].outputs[0].data["text/plain"] == "42"
+    assert [cell.execution_count for cell in saved.cells] == [1, 2, 3]
+    assert refresh.refresh(path) is False
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_failing_cell_is_named_and_the_file_stays(tmp_path):
+    path = save(tmp_path / "00_x.ipynb", "x = 1", "print('so far')\nraise ValueError('wrong shape')", "x")
+    before = path.read_bytes()
+    with pytest.raises(CellFailed, match=r"cell 2 \(print\('so far'\)\)(.|\n)*ValueError: wrong shape"):
+        refresh.refresh(path)
+    assert path.read_bytes() == before
