@@ -3,12 +3,12 @@
 import json
 import os
 import sys
+from pathlib import Path
 
-from scratch_ddp.project import environment
 from scratch_ddp.project.copies import make_copies
-from scratch_ddp.project.lessons import COPIES, NOTEBOOKS, ROOT, UsageError, complain, lesson_paths
+from scratch_ddp.project.lessons import COPIES, NOTEBOOKS, UsageError, complain, lesson_paths
 
-SETTINGS = {  # JupyterLab's own names; they hold for the lab of this environment alone
+SETTINGS = {  # JupyterLab's own names
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
 }
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     os.execv(command[0], command)
 
 
-def lab_command(arguments: list[str], start_at: str = "") -> list[str]:
+def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES) -> list[str]:
     """The command line of a JupyterLab on loopback, opened at one of the copies or at their folder."""
     for argument in arguments:
         if argument.lstrip("-").split("=")[0] in ("ip", "ServerApp.ip"):
@@ -38,16 +38,17 @@ def lab_command(arguments: list[str], start_at: str = "") -> list[str]:
                 "The lab listens on this machine only. From another one, go through ssh: "
                 "ssh -L 8888:localhost:8888 HOST, then open the printed address there."
             )
-    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={ROOT}"]
-    command += [f"--ServerApp.preferred_dir={COPIES}", f"--LabApp.default_url=/lab/tree/{COPIES.name}/{start_at}"]
-    command += [f"--LabApp.workspaces_dir={environment.folder() / 'share/jupyter/lab/workspaces'}"]
+    # The root is the clone, not the copies' folder: a server shows nothing above its root, and the pictures are there.
+    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={copies.parent}"]
+    command += [f"--ServerApp.preferred_dir={copies}", f"--LabApp.default_url=/lab/tree/{copies.name}/{start_at}"]
+    command += [f"--LabApp.workspaces_dir={copies / '.workspaces'}"]  # not mixed with the user's other projects
     if os.geteuid() == 0:
         command.append("--allow-root")
     return command + list(arguments)
 
 
 def write_settings() -> None:
-    """Markdown opens as a page, and no question about news on the first start."""
-    settings = environment.folder() / "share/jupyter/lab/settings"
+    """Markdown opens as a page, and no question about news on the first start; for this environment's lab alone."""
+    settings = Path(sys.prefix) / "share/jupyter/lab/settings"
     settings.mkdir(parents=True, exist_ok=True)
     (settings / "overrides.json").write_text(json.dumps(SETTINGS, indent=1))

@@ -1,0 +1,90 @@
+"""What a learner does, in a real JupyterLab: open a lesson, run it, press Stop, restart the kernel."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from jupyterlab import CHROMIUM, CHROMIUM_OPTIONS, Notebook, serve
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from scratch_ddp.project.outputs import KERNELSPEC, to_text
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH (Debian: apt install chromium)")
+
+PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"><rect width="40" height="20"/></svg>'
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory) -> Path:
+    """A folder of copies beside one of pictures, as in a clone."""
+    clone = tmp_path_factory.mktemp("clone")
+    for name in ("my_lessons", "assets"):
+        (clone / name).mkdir()
+    (clone / "assets" / "a.svg").write_text(PICTURE)
+    (clone / "my_lessons" / "glossary.md").write_text(
+        "# Glossary\n" + "\nfiller\n" * 80 + "\n## world size\n\nHow many.\n"
+    )
+    return clone / "my_lessons"
+
+
+@pytest.fixture(scope="module")
+def address(copies):
+    with serve(copies) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    page = browser.new_page(viewport={"width": 1300, "height": 1000})
+    yield page
+    page.close()
+
+
+def write(path: Path, *sources: str) -> str:
+    """Save a notebook of code cells (markdown where a source begins with #); returns its address in the lab."""
+    cells = [new_markdown_cell(text) if text.startswith("#") else new_code_cell(text) for text in sources]
+    path.write_text(to_text(new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC})))
+    return f"{path.parent.name}/{path.name}"
+
+
+def test_a_copy_shows_its_pictures_and_runs(page, address, copies):
+    plot = "import matplotlib.pyplot as plt\nplt.plot([1, 3, 2]);"
+    path = write(copies / "plain.ipynb", "# Hello\n\n![a](../assets/a.svg)", "import sys\nprint(sys.prefix)", plot)
+    notebook = Notebook(page, address, path)
+    notebook.run_all()
+    notebook.wait_until_done(timeout=60)
+    assert notebook.pictures(0) == 1
+    assert notebook.output(1).strip() == sys.prefix
+    assert notebook.pictures(2) == 1
+
+
+def test_a_link_to_the_glossary_opens_it_as_a_page_at_the_word(page, address, copies):
+    notebook = Notebook(page, address, write(copies / "link.ipynb", "# See\n\n[words](glossary.md#world-size)"))
+    notebook.cells.first.locator("a", has_text="words").click()
+    heading = page.locator(".jp-MarkdownViewer h2", has_text="world size")
+    heading.wait_for()
+    page.wait_for_timeout(500)
+    assert heading.bounding_box()["y"] < 1000
+
+
+def test_stop_and_restart_of_a_plain_kernel(page, address, copies):
+    path = write(copies / "stop.ipynb", "import time\nx = 7\ntime.sleep(60)", "print('x is', x)")
+    notebook = Notebook(page, address, path)
+    notebook.run_cell(0)
+    notebook.wait_for_status("Busy", timeout=30)
+    notebook.stop()
+    notebook.wait_for_output(0, "KeyboardInterrupt", timeout=10)
+    notebook.run_cell(1)
+    notebook.wait_for_output(1, "x is 7", timeout=10)
+    notebook.restart()
+    notebook.run_cell(1)
+    notebook.wait_for_output(1, "NameError", timeout=30)
