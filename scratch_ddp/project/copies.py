@@ -24,13 +24,16 @@ def make_copies(notebooks: Path = NOTEBOOKS, copies: Path = COPIES) -> list[str]
     copies.mkdir(exist_ok=True)
     remembered = _read_list(copies)
     notes = []
-    for source in [*lesson_paths(notebooks), *sorted(notebooks.glob("*.md"))]:
+    for source in [*lesson_paths(notebooks), *_pages(notebooks)]:
         target, text = copies / source.name, _text_for_copy(source)
-        known = remembered.get(source.name)
-        if not target.exists() or _digest(target.read_bytes()) == known != _digest(text.encode()):
+        as_copied, newest = remembered.get(source.name), _digest(text.encode())
+        present = _digest(target.read_bytes()) if target.exists() else None
+        if present == newest:
+            remembered[source.name] = newest
+        elif present is None or present == as_copied:
             replace(target, text)
-            remembered[source.name] = _digest(text.encode())
-        elif known != _digest(text.encode()) and _digest(target.read_bytes()) != _digest(text.encode()):
+            remembered[source.name] = newest
+        elif as_copied != newest:
             notes.append(f"{source.stem} has a newer version; yours stays. To take it: {_command(source)}")
     replace(copies / AS_COPIED, json.dumps(remembered, indent=1, sort_keys=True) + "\n")
     return notes
@@ -49,6 +52,11 @@ def copy_fresh(source: Path, copies: Path = COPIES, now: time.struct_time | None
     remembered[source.name] = _digest(text.encode())
     replace(copies / AS_COPIED, json.dumps(remembered, indent=1, sort_keys=True) + "\n")
     return kept
+
+
+def _pages(notebooks: Path) -> list[Path]:
+    """Glossary, symptoms, map: what the lessons link to."""
+    return sorted(notebooks.glob("*.md"))
 
 
 def _text_for_copy(source: Path) -> str:
@@ -87,7 +95,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--fresh", action="store_true", help="if there is one: keep it under a dated name, start anew")
     options = parser.parse_args(arguments)
     try:
-        source = find_lesson(options.lesson)
+        named = [page for page in _pages(NOTEBOOKS) if options.lesson in (page.stem, page.name)]
+        source = named[0] if named else find_lesson(options.lesson)
     except UsageError as error:
         return complain(error)
     target = COPIES / source.name
