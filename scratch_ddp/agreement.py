@@ -1,0 +1,89 @@
+"""Checks whose answer is the same on every rank: what one rank finds wrong, all ranks raise.
+
+A rank that raises alone leaves the others waiting in their next collective. So each rank says what it found, in
+messages whose size is the same everywhere (gloo ends the process when sizes differ), and all of them raise together.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+import torch.distributed as dist
+
+_bookkeeping: ContextVar[bool] = ContextVar("bookkeeping", default=False)
+
+
+@contextlib.contextmanager
+def bookkeeping() -> Iterator[None]:
+    """Mark the collectives inside as set-up or checks: they are counted apart from those that carry gradients."""
+    token = _bookkeeping.set(True)
+    try:
+        yield
+    finally:
+        _bookkeeping.reset(token)
+
+
+def is_bookkeeping() -> bool:
+    """True inside `bookkeeping()`: what counts collectives asks here."""
+    return _bookkeeping.get()
+
+
+def message_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Where the small messages of a check live: in main memory, or on the current GPU where the group wants that."""
+    if "cpu:" in dist.get_backend_config(group):
+        return torch.device("cpu")
+    return torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())
+
+
+def gather_rows(row: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
+    """Return every rank's `row`, in rank order and in main memory. Same shape and dtype everywhere. One all-gather."""
+    row = row.to(message_device(group))
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, row, group=group)
+    return [each.cpu() for each in rows]
+
+
+def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
+    """Return every rank's text, in rank order. Two all-gathers: the lengths, then the texts padded to the longest."""
+    data = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    lengths = [int(length) for length in gather_rows(torch.tensor([len(data)]), group)]
+    padded = torch.nn.functional.pad(data, (0, max(lengths) - len(data)))
+    rows = gather_rows(padded, group) if max(lengths) else [data] * len(lengths)
+    return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+def raise_everywhere(
+    problem: str | None, group: dist.ProcessGroup | None = None, error: type[Exception] = ValueError
+) -> None:
+    """Raise `error` on every rank if any rank has a `problem`; the message lists the ranks, each with its problem.
+
+    Every rank of the group calls it, those without a problem with None. Without a process group it concerns this
+    process alone. Costs one all-reduce of 1 byte while all is well.
+    """
+    if not dist.is_initialized():
+        if problem is not None:
+            raise error(problem)
+        return
+    with bookkeeping():
+        found = torch.tensor([problem is not None], dtype=torch.uint8, device=message_device(group))
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+        problems = gather_texts(problem or "", group) if found.item() else []
+    if any(problems):
+        raise error(_by_rank(problems, group))
+
+
+def rank_numbers(group: dist.ProcessGroup | None = None) -> list[int]:
+    """The group's ranks by their numbers in the whole world, which is how messages name them."""
+    return dist.get_process_group_ranks(group)
+
+
+def _by_rank(problems: list[str], group: dist.ProcessGroup | None) -> str:
+    """One line a problem: `rank 2: …`, or `ranks 1, 3: …` where several have the same."""
+    ranks: dict[str, list[int]] = {}
+    for number, problem in zip(rank_numbers(group), problems, strict=True):
+        if problem:
+            ranks.setdefault(problem, []).append(number)
+    return "\n".join(
+        f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}: {problem}" for problem, who in ranks.items()
+    )
