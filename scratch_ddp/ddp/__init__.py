@@ -1,0 +1,7 @@
+"""Data-parallel strategies behind one protocol (see `base`): each wraps a model and averages its gradients."""
+
+from scratch_ddp.ddp.base import ReplicatedModule
+from scratch_ddp.ddp.flat import FlatDDP
+from scratch_ddp.ddp.simple import SimpleDistributedDataParallelism
+
+__all__ = ["ReplicatedModule", "FlatDDP", "SimpleDistributedDataParallelism"]

@@ -1,0 +1,181 @@
+"""The protocol that every data-parallel strategy follows, and what makes it hold for real models.
+
+    model = Strategy(model)
+    for i, batch in enumerate(batches):
+        last = (i + 1) % n == 0 or i + 1 == len(batches)
+        with contextlib.nullcontext() if last else model.no_sync():
+            (model(batch) / n).backward()
+            model.sync_gradients()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+
+A strategy inherits from `ReplicatedModule`, verifies or copies the replicas' values in its constructor, and implements
+`sync_gradients`. One that reduces after backward reads `do_sync` there; one that reduces from gradient hooks reads it
+when a gradient arrives, keeps its hooks' handles in `hook_handles`, and waits in `sync_gradients`.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from scratch_ddp.agreement import bookkeeping, message_device, raise_everywhere
+from scratch_ddp.ddp.replicas import broadcast_from_first, check_same_structure, why_not
+
+
+class ReplicatedModule(nn.Module):
+    """A model of which every rank of `group` holds a replica. The base of the strategies, not one itself.
+
+    `group` is a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. Raises ValueError
+    on every rank if the ranks' models differ in names, shapes or dtypes. Costs two small exchanges.
+    """
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | DeviceMesh | None = None):
+        super().__init__()
+        self.group = process_group(group)
+        raise_everywhere(why_not(model, self.group), self.group)
+        check_same_structure(model, self.group)
+        self.module = model
+        self.hook_handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._do_sync = True
+        self._wrapped = [(name, parameter, parameter.dtype) for name, parameter in model.named_parameters()]
+        self._remember_buffers()
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks hold a replica."""
+        return dist.get_world_size(self.group)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the wrapped model. No communication."""
+        return self.module(*args, **kwargs)
+
+    def sync_gradients(self) -> None:
+        """Replace each gradient by its mean over the ranks, unless synchronisation is switched off."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it synchronises")
+
+    @property
+    def do_sync(self) -> bool:
+        """False inside `no_sync()` and after `disable_grad_sync()`."""
+        return self._do_sync
+
+    def enable_grad_sync(self) -> None:
+        """Average gradients from now on."""
+        self._do_sync = True
+
+    def disable_grad_sync(self) -> None:
+        """Leave each rank its own gradients from now on, so that micro-batches accumulate without communication."""
+        self._do_sync = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate without communication: forward, backward and `sync_gradients` of a micro-batch stand inside."""
+        before = self.do_sync
+        self.disable_grad_sync()
+        try:
+            yield
+        finally:  # after an exception too, and to "off" again where blocks are nested
+            self._do_sync = before
+
+    def remove_hooks(self) -> None:
+        """Take this strategy's hooks off the model's parameters; the model is then an ordinary module again."""
+        for handle in self.hook_handles:
+            handle.remove()
+        self.hook_handles.clear()
+
+    def parameters_with_gradient(self) -> list[nn.Parameter]:
+        """Return the parameters that have a gradient on any rank: the same list in the same order on every rank.
+
+        Where this rank has no gradient, it gets zeros. Buffers that changed on any rank (BatchNorm's statistics) take
+        the first rank's values, as in torch's DDP. Parameters without elements are left out.
+        Raises ValueError on every rank if any rank has a gradient that can't be averaged, or another model than the
+        one it wrapped. Costs one all-reduce of a byte for each parameter and buffer; a broadcast a dtype for buffers.
+        """
+        problem = self._problem()
+        mine = [parameter.requires_grad and parameter.grad is not None for _, parameter, _ in self._wrapped]
+        changed = [False] * len(self._last_buffers) if problem else self._changed_buffers()
+        with bookkeeping():
+            message = torch.tensor([problem is not None, *mine, *changed], dtype=torch.uint8)
+            message = message.to(message_device(self.group))
+            dist.all_reduce(message, dist.ReduceOp.MAX, group=self.group)
+            refused, *anywhere = message.bool().tolist()
+            if refused:
+                raise_everywhere(problem, self.group)
+            self._copy_buffers(anywhere[len(mine) :])
+        present = [p for (_, p, _), somewhere in zip(self._wrapped, anywhere, strict=False) if somewhere]
+        for parameter in present:
+            _complete_gradient(parameter)
+        return [parameter for parameter in present if parameter.numel()]
+
+    def copy_from_first(self) -> None:
+        """Give every rank the first rank's parameters and buffers. Costs one broadcast a dtype."""
+        with bookkeeping():
+            broadcast_from_first([*self.module.parameters(), *self.module.buffers()], self.group)
+        self._remember_buffers()
+
+    def _problem(self) -> str | None:
+        """Say what keeps this rank from averaging its gradients, or return None."""
+        now = list(self.module.named_parameters())
+        if [id(parameter) for _, parameter in now] != [id(parameter) for _, parameter, _ in self._wrapped]:
+            return "parameters were added, removed, replaced or tied after the model was wrapped: wrap it again"
+        if [buffer.shape for buffer in self.module.buffers()] != [buffer.shape for buffer in self._last_buffers]:
+            return "buffers were added, removed or resized after the model was wrapped: wrap it again"
+        for name, parameter, dtype in self._wrapped:
+            if parameter.dtype != dtype:
+                return f"{name!r} was {dtype} when the model was wrapped and is {parameter.dtype} now: wrap it again"
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout != torch.strided:
+                return f"the gradient of {name!r} is sparse; only dense gradients can be averaged (sparse=False)"
+            if gradient is not None and gradient.dtype != dtype:
+                return f"the gradient of {name!r} is {gradient.dtype}, its parameter {dtype}: that is not supported"
+            if gradient is not None and gradient.requires_grad:
+                return f"the gradient of {name!r} has a graph of its own: no double backward through a mean over ranks"
+        return None
+
+    def _changed_buffers(self) -> list[bool]:
+        """Say for each buffer whether it differs from what it was after the last synchronisation."""
+        pairs = zip(self.module.buffers(), self._last_buffers, strict=True)
+        different = [(now != before.to(now)).any().to(message_device(self.group)) for now, before in pairs]
+        return torch.stack(different).tolist() if different else []
+
+    def _copy_buffers(self, which: list[bool]) -> None:
+        """Give every rank the first rank's values of the buffers that are marked."""
+        if any(which):
+            broadcast_from_first(itertools.compress(self.module.buffers(), which), self.group)
+            self._remember_buffers()
+
+    def _remember_buffers(self) -> None:
+        self._last_buffers = [buffer.detach().clone() for buffer in self.module.buffers()]
+
+
+def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
+    """Return the process group meant by a group, a one-dimensional mesh, or None (the default group, which stays None).
+
+    None is kept, since the default group can be rebuilt under a living model. Dimensions of size 1 don't count.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("there is no process group yet: run under torchrun and call dist.init_process_group() first")
+    if isinstance(group, DeviceMesh):
+        wide = [dim for dim in range(group.ndim) if group.size(dim) > 1] or [0]
+        if len(wide) > 1:
+            raise ValueError(f"the mesh has {len(wide)} dimensions: pass the one to replicate over, as in mesh['dp']")
+        if group.get_coordinate() is None:
+            raise ValueError(f"rank {dist.get_rank()} is not in the mesh: build the model on the mesh's ranks only")
+        group = group.get_group(wide[0])
+    if group is not None and dist.get_rank(group) < 0:
+        raise ValueError(f"rank {dist.get_rank()} is not in the group: build the model on the group's ranks only")
+    return group
+
+
+def _complete_gradient(parameter: nn.Parameter) -> None:
+    """Have a gradient, zeros if there is none, laid out in memory as the parameter is, which is so on every rank."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    elif parameter.grad.stride() != parameter.stride():
+        parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)

@@ -1,0 +1,100 @@
+"""What the ranks' models are and hold: comparing replicas, and making them equal."""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scratch_ddp.agreement import bookkeeping, gather_rows, gather_texts, rank_numbers
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """All parameters, then all buffers, each once: a tied parameter comes under its first name."""
+    return itertools.chain(model.named_parameters(), model.named_buffers())
+
+
+def why_not(model: object, group: dist.ProcessGroup | None = None) -> str | None:
+    """Say why this rank's model can't be replicated over the group, or return None if it can."""
+    if not isinstance(model, nn.Module):
+        return f"the model must be a torch.nn.Module, not {type(model).__name__}"
+    backends = dist.get_backend_config(group)
+    for name, tensor in named_tensors(model):
+        if nn.parameter.is_lazy(tensor):
+            return f"{name!r} has no shape yet: run one forward of the lazy module first"
+        if tensor.is_meta:
+            return f"{name!r} is on the meta device and has no values: give it some first (model.to_empty, then init)"
+        if tensor.layout != torch.strided:
+            return f"{name!r} is sparse; only dense parameters and buffers can be replicated"
+        if f"{tensor.device.type}:" not in backends:
+            return f"{name!r} is on {tensor.device.type}, but the backend is {backends!r}: move the model first"
+    return None
+
+
+def describe(model: nn.Module) -> list[str]:
+    """A line for each parameter and buffer with all that must be the same on every rank, values apart."""
+    lines = []
+    for name, tensor in named_tensors(model):
+        kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+        strides = "" if tensor.is_contiguous() else f", strides {tensor.stride()}"
+        frozen = ", frozen" if kind == "parameter" and not tensor.requires_grad else ""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        lines.append(f"{kind} {name!r}: {dtype} {tuple(tensor.shape)}{strides}{frozen}")
+    return lines
+
+
+def check_same_structure(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Raise ValueError on every rank unless all ranks have the same names, shapes and dtypes in the same order.
+
+    Costs one all-gather of 32 bytes a rank; the descriptions themselves travel only where they differ.
+    """
+    description = "\n".join(describe(model))
+    with bookkeeping():
+        digest = torch.frombuffer(bytearray(hashlib.sha256(description.encode()).digest()), dtype=torch.uint8)
+        if all(torch.equal(digest, other) for other in gather_rows(digest, group)):
+            return
+        descriptions = [text.splitlines() for text in gather_texts(description, group)]
+    differences = [
+        f"rank {rank}: {_first_difference(lines, descriptions[0])} on rank {rank_numbers(group)[0]}"
+        for rank, lines in zip(rank_numbers(group), descriptions, strict=True)
+        if lines != descriptions[0]
+    ]
+    raise ValueError("the ranks wrap different models; build the same one everywhere\n" + "\n".join(differences))
+
+
+def _first_difference(mine: list[str], rank0s: list[str]) -> str:
+    for position, (here, there) in enumerate(itertools.zip_longest(mine, rank0s, fillvalue="nothing more")):
+        if here != there:
+            return f"entry {position} is {here}, but {there}"
+    return "no difference"
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True if both hold the same bytes: the same NaN is equal, 0.0 and -0.0 are not."""
+    return torch.equal(_bytes(a), _bytes(b))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> str:
+    """Say how far apart two tensors are: the largest |a - b| of any element, computed in double precision."""
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    largest = (a.detach().to(wide) - b.detach().to(wide)).abs().max().item()
+    return f"by up to {largest:.3g}" if largest else "in bits alone (0.0 against -0.0)"
+
+
+def broadcast_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Give every rank the first rank's values, in place: one broadcast for all tensors of one dtype and device."""
+    alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        alike.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    for members in alike.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in members])
+        if flat.numel():
+            dist.broadcast(flat, group=group, group_src=0)
+        for tensor, values in zip(members, flat.split([tensor.numel() for tensor in members]), strict=True):
+            tensor.copy_(values.view_as(tensor))

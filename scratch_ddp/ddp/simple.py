@@ -1,0 +1,43 @@
+"""Data parallelism in its simplest form: equal replicas, and after each backward one all-reduce a parameter."""
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from scratch_ddp.agreement import bookkeeping, raise_everywhere
+from scratch_ddp.ddp.base import ReplicatedModule
+from scratch_ddp.ddp.replicas import difference, named_tensors, same_bits
+
+
+class SimpleDistributedDataParallelism(ReplicatedModule):
+    """A model whose replicas were verified equal, and whose gradients `sync_gradients()` averages over the ranks.
+
+    Raises ValueError on every rank, naming the first tensor that differs, where a replica is not the first rank's.
+    Costs a broadcast a tensor when it is built, and one all-reduce a parameter with a gradient at each
+    `sync_gradients()` (beside one small exchange of which parameters have one). `no_sync()` is in the base class.
+    """
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | DeviceMesh | None = None):
+        super().__init__(model, group)  # every rank has the same names, shapes and dtypes, or all raise
+        problem = None
+        for name, mine in named_tensors(model):
+            rank0s = mine.detach().clone()
+            with bookkeeping():  # set-up: not counted as training's traffic
+                dist.broadcast(rank0s, group=self.group, group_src=0)
+            if problem is None and not same_bits(mine, rank0s):
+                how = difference(mine, rank0s)
+                problem = f"{name!r} differs from rank 0's {how}: set the same seed before building the model"
+        raise_everywhere(problem, self.group)  # on the ranks that are equal too: alone, they would wait for ever
+
+    def sync_gradients(self) -> None:
+        """Replace each gradient by its mean over the ranks. Call it after backward, on every rank."""
+        if not self.do_sync:
+            return
+        for parameter in self.parameters_with_gradient():  # the same ones in the same order on every rank
+            parameter.grad /= self.world_size  # before the sum, which could overflow in half precision
+            dist.all_reduce(parameter.grad, group=self.group)
+
+    @property
+    def model(self) -> nn.Module:
+        """The wrapped model, also known as `module`."""
+        return self.module

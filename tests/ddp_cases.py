@@ -1,0 +1,203 @@
+"""Models and losses that a data-parallel strategy must get right, and the one process that it must equal."""
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch._dynamo  # noqa: F401  optimizers and DDP import it at first use: once here, not in every forked rank
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
+
+from scratch_ddp.agreement import is_bookkeeping
+from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
+
+STRATEGIES = [SimpleDistributedDataParallelism, FlatDDP]
+ROWS = 8  # a rank's share of a batch
+
+
+@dataclass
+class Case:
+    build: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor] = lambda model, x, y: mse_loss(model(x), y)
+    whole_batch: bool = True  # False: the mean of the shards' losses, one after the other, is what n ranks compute
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+class Router(nn.Module):
+    """Rows with a positive first column take one expert, the others the other one; a third is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        right = x[:, 0] > 0
+        y = torch.zeros_like(x)
+        for expert, rows in ((self.experts[0], right), (self.experts[1], ~right)):
+            if rows.any():
+                y[rows] = expert(x[rows])
+        return y
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(6, 6).double(), nn.Linear(6, 6).float()
+
+    def forward(self, x):
+        return torch.cat([self.wide(x), self.narrow(x.float()).double()])  # apart: each keeps its own precision
+
+
+class WithEmpty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.nothing, self.layer = nn.Parameter(torch.empty(0, 6)), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.layer(x) + self.nothing.sum()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+class Transposed(nn.Module):
+    """A parameter whose memory is laid out column by column."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6).t())
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def frozen() -> nn.Module:
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
+
+
+def convolution() -> nn.Module:
+    layers = nn.Sequential(nn.Unflatten(1, (2, 3, 1)), nn.Conv2d(2, 4, (2, 1)), nn.Flatten(), nn.Linear(8, 6))
+    return layers.to(memory_format=torch.channels_last)
+
+
+def two_forwards(model, x, y):
+    return (mse_loss(model(x), y) + mse_loss(model(x.flip(1)), y)) / 2
+
+
+CASES = {
+    "mlp": Case(mlp),
+    "tied": Case(Tied),
+    "frozen": Case(frozen),
+    "unused": Case(Router),
+    "several dtypes": Case(Mixed, lambda model, x, y: mse_loss(model(x), y.repeat(2, 1))),
+    "empty parameter": Case(WithEmpty),
+    "BatchNorm": Case(batch_norm, whole_batch=False),
+    "checkpointing": Case(Checkpointed),
+    "two forwards": Case(mlp, two_forwards),
+    "transposed": Case(Transposed),
+    "channels last": Case(convolution),
+}
+
+
+def build(case: Case, seed: int = 0) -> nn.Module:
+    """The case's model, float64 but for those that mix dtypes."""
+    torch.manual_seed(seed)
+    model = case.build()
+    return model if case.build is Mixed else model.double()
+
+
+def batches(steps: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The global batches: ROWS rows a rank. Each rank's rows have their own sign in the first column at odd steps."""
+    generator = torch.Generator().manual_seed(1)
+    result = []
+    for step in range(steps):
+        x, y = torch.randn(2, ROWS * world_size, 6, generator=generator, dtype=torch.float64)
+        if step % 2:  # so that one expert of the router is unused on some ranks
+            x[:, 0] = x[:, 0].abs() * torch.tensor([1.0, -1.0]).repeat(world_size)[:world_size].repeat_interleave(ROWS)
+        result.append((x, y))
+    return result
+
+
+def one_process_step(case: Case, model: nn.Module, x: torch.Tensor, y: torch.Tensor, world_size: int) -> None:
+    """What n ranks should compute: the gradient of the whole batch, and rank 0's buffers."""
+    if case.whole_batch:
+        case.loss(model, x, y).backward()
+        return
+    before = copy.deepcopy(dict(model.named_buffers()))
+    for rank in reversed(range(world_size)):
+        for name, buffer in model.named_buffers():
+            buffer.copy_(before[name])
+        (case.loss(model, shard(x, rank), shard(y, rank)) / world_size).backward()
+
+
+def shard(rows: torch.Tensor, rank: int) -> torch.Tensor:
+    return rows[rank * ROWS : (rank + 1) * ROWS]
+
+
+def bits(model: nn.Module) -> str:
+    """A digest of all bytes of parameters, gradients and buffers."""
+    digest = hashlib.sha256()
+    for tensor in [*model.parameters(), *(p.grad for p in model.parameters()), *model.buffers()]:
+        digest.update(b"None" if tensor is None else tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def gathered(value: object) -> list:
+    """Every rank's value."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+@contextlib.contextmanager
+def count_collectives():
+    """Count the calls of all_reduce and broadcast inside: {name: calls}, those of set-up and presence under "apart"."""
+    counts = {"all_reduce": 0, "broadcast": 0, "apart": 0}
+    originals = {name: getattr(dist, name) for name in ("all_reduce", "broadcast")}
+
+    def counting(name):
+        def call(*args, **kwargs):
+            counts["apart" if is_bookkeeping() else name] += 1
+            return originals[name](*args, **kwargs)
+
+        return call
+
+    try:
+        for name in originals:
+            setattr(dist, name, counting(name))
+        yield counts
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)

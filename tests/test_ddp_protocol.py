@@ -1,0 +1,162 @@
+"""What every strategy offers: switches, `no_sync`, the number of collectives, buffers, state dict."""
+
+import inspect
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_cases import CASES, STRATEGIES, build, count_collectives, gathered, mlp
+from ranks import run_ranks
+
+from scratch_ddp.ddp import FlatDDP, ReplicatedModule, SimpleDistributedDataParallelism
+
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
+ONES = torch.ones(4, 6, dtype=torch.float64)
+
+
+def count_a_step(strategy, case: str) -> list[dict]:
+    """Collectives of building, of a step, of a micro-batch inside no_sync."""
+    counts = []
+    with count_collectives() as built:
+        wrapped = strategy(build(CASES[case]))
+    counts.append(dict(built))
+    for inside in (False, True):
+        with count_collectives() as step:
+            if inside:
+                with wrapped.no_sync():
+                    wrapped(ONES).sum().backward()
+                    wrapped.sync_gradients()
+            else:
+                wrapped(ONES).sum().backward()
+                wrapped.sync_gradients()
+        counts.append(dict(step))
+    return counts
+
+
+@pytest.mark.parametrize(
+    "strategy, case, all_reduces",
+    [
+        (SimpleDistributedDataParallelism, "mlp", 4),
+        (SimpleDistributedDataParallelism, "tied", 1),
+        (SimpleDistributedDataParallelism, "frozen", 3),
+        (SimpleDistributedDataParallelism, "several dtypes", 4),
+        (SimpleDistributedDataParallelism, "empty parameter", 2),
+        (SimpleDistributedDataParallelism, "unused", 2),
+        (FlatDDP, "mlp", 1),
+        (FlatDDP, "frozen", 1),
+        (FlatDDP, "several dtypes", 2),
+        (FlatDDP, "empty parameter", 1),
+    ],
+)
+def test_collectives_of_a_step(strategy, case, all_reduces):
+    for built, step, quiet in run_ranks(2, count_a_step, strategy, case):
+        assert (built["all_reduce"], built["broadcast"]) == (0, 0), "set-up is counted apart"
+        assert (step["all_reduce"], step["broadcast"], step["apart"]) == (all_reduces, 0, 1)
+        assert quiet == {"all_reduce": 0, "broadcast": 0, "apart": 0}
+
+
+def buffers_travel() -> tuple:
+    wrapped = FlatDDP(build(CASES["BatchNorm"]))
+    with count_collectives() as moved:
+        wrapped(ONES * dist.get_rank()).sum().backward()
+        wrapped.sync_gradients()
+    mean = wrapped.module[1].running_mean.clone()
+    wrapped.eval()
+    with count_collectives() as still:
+        wrapped(ONES).sum().backward()
+        wrapped.sync_gradients()
+    same = len({str(value) for value in gathered(mean.tolist())}) == 1
+    return same, moved["apart"], still["apart"]
+
+
+def test_buffers_travel_only_when_they_changed():
+    # presence and the broadcasts of float64 statistics and int64 counter; presence alone in eval mode
+    assert run_ranks(2, buffers_travel) == [(True, 3, 1)] * 2
+
+
+def switches(strategy) -> None:
+    wrapped = strategy(mlp())
+    assert wrapped.do_sync is True
+    with wrapped.no_sync():
+        assert not wrapped.do_sync
+        with wrapped.no_sync():
+            assert not wrapped.do_sync
+        assert not wrapped.do_sync, "the inner block must not switch on what the outer switched off"
+    assert wrapped.do_sync
+    with pytest.raises(KeyError), wrapped.no_sync():
+        raise KeyError
+    assert wrapped.do_sync, "restored after an exception"
+    wrapped.disable_grad_sync()
+    with wrapped.no_sync():
+        pass
+    assert not wrapped.do_sync, "restored to what it was, not to on"
+    wrapped.enable_grad_sync()
+    assert wrapped.do_sync
+    with pytest.raises(AttributeError):
+        wrapped.do_sync = False
+
+
+@each_strategy
+def test_switches_are_restored(strategy):
+    run_ranks(1, switches, strategy)
+
+
+def published_loops(strategy) -> tuple[float, float]:
+    """Two ranks, gradients 5, 10 on rank 0 and 5, 10 on rank 1: sync at the last, and never (the slide's loop)."""
+    results = []
+    for step_inside in (False, True):
+        wrapped = strategy(torch.nn.Linear(1, 1, bias=False))
+        mine = torch.tensor([[5.0 * (dist.get_rank() + 1)]])
+        with wrapped.no_sync():
+            wrapped(mine).sum().backward()
+            wrapped.sync_gradients()
+            if step_inside:
+                wrapped(mine).sum().backward()
+                wrapped.sync_gradients()
+        if not step_inside:
+            wrapped(mine).sum().backward()
+            wrapped.sync_gradients()
+        results.append(wrapped.module.weight.grad.item() / 2)
+    return tuple(results)
+
+
+@each_strategy
+def test_the_last_micro_batch_stands_outside_no_sync(strategy):
+    assert run_ranks(2, published_loops, strategy) == [(7.5, 5.0), (7.5, 10.0)]
+
+
+def as_a_module(strategy) -> None:
+    model = build(CASES["BatchNorm"])
+    wrapped = strategy(model)
+    assert wrapped.module is model
+    assert list(wrapped.state_dict()) == ["module." + name for name in model.state_dict()]
+    assert [id(p) for p in wrapped.parameters()] == [id(p) for p in model.parameters()]
+    assert torch.equal(wrapped.eval()(ONES), model(ONES)) and not model.training
+    assert wrapped.train() is wrapped and model.training
+    wrapped.remove_hooks()
+    assert not wrapped.hook_handles
+
+
+@each_strategy
+def test_it_is_an_ordinary_module(strategy):
+    run_ranks(1, as_a_module, strategy)
+
+
+def test_model_and_module_are_one():
+    def both():
+        wrapped = SimpleDistributedDataParallelism(mlp())
+        return wrapped.model is wrapped.module, [name for name, _ in wrapped.named_children()]
+
+    assert run_ranks(1, both) == [(True, ["module"])]
+
+
+def test_what_is_taught_stays_short():
+    taught = [
+        SimpleDistributedDataParallelism.__init__,
+        SimpleDistributedDataParallelism.sync_gradients,
+        ReplicatedModule.enable_grad_sync,
+        ReplicatedModule.disable_grad_sync,
+        ReplicatedModule.no_sync,
+    ]
+    lines = [line for method in taught for line in inspect.getsource(method).splitlines() if line.strip()]
+    assert len(lines) <= 40
