@@ -1,0 +1,36 @@
+"""Collectives from send and receive only, in torch.distributed's argument order.
+
+Tensors may have any size (also none, or fewer elements than ranks), dtype and strides; groups any number of ranks.
+`src` and `dst` are global ranks. Wrong arguments, and ranks that ask for different things, raise on every rank alike;
+that check costs one small all-reduce more than the costs stated, counted by `traffic` as set-up.
+
+In the costs, n is the number of ranks in the group, S the bytes of `tensor` (of one tensor of a list), and depth the
+longest chain of messages each of which waits for the one before.
+"""
+
+from scratch_ddp.collectives.direct import all_gather, all_to_all, gather, reduce_scatter, scatter
+from scratch_ddp.collectives.rings import (
+    false_ring_all_reduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    send_recv,
+)
+from scratch_ddp.collectives.trees import broadcast, reduce, star_broadcast, tree_broadcast
+
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "false_ring_all_reduce",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "ring_all_gather",
+    "ring_all_reduce",
+    "ring_reduce_scatter",
+    "scatter",
+    "send_recv",
+    "star_broadcast",
+    "tree_broadcast",
+]

@@ -1,0 +1,116 @@
+"""What stands before every collective here: do all ranks ask for the same thing, and can it be done?
+
+A rank whose argument is wrong must not raise alone, or the others wait for it for ever; and ranks that send each other
+different sizes are ended by gloo. So the ranks first compare a digest of what they are about to do, in one all-reduce
+of three integers, counted by `traffic` as set-up. Only if they differ is it gathered who said what.
+"""
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.collectives.arguments import Arguments, staged
+from scratch_ddp.traffic import set_up
+
+
+def collective(writes: str, reads: str | None = None, root: str | None = None, sums: bool = False) -> Callable:
+    """Decorate a collective written for contiguous tensors that all ranks agree on, so that it takes any.
+
+    `writes` and `reads` name the arguments with the result and the input, each a tensor or (`..._list`) one for each
+    rank; `root` names the source or destination, outside which lists must be None; `sums`: it adds the tensors up.
+
+    Before the call: every rank raises TypeError or ValueError, with the same text, if any rank's arguments are
+    wrong or the ranks disagree. Around the call: tensors that point-to-point can't take are replaced by copies,
+    and the results copied back; autograd is off.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            group = bound.arguments["group"] = member_group(bound.arguments["group"])
+            asked = Arguments(bound.arguments, group, writes, reads, root, sums)
+            agree(function.__name__, asked.check, group)
+            with torch.no_grad(), staged(asked) as arguments:
+                result = function(**arguments)
+            return None if result is None else asked.values[writes]
+
+        return checked
+
+    return decorate
+
+
+def member_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group itself, or the default group for None. Raises if this rank is not in it, or there is none."""
+    if not dist.is_initialized():
+        raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() first")
+    if group is None:
+        return dist.group.WORLD
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"rank {dist.get_rank()} is not in the group it passes: only the group's ranks may call")
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group must be a ProcessGroup or None, not {type(group).__name__} (of a mesh: .get_group())")
+    return group
+
+
+def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGroup) -> None:
+    """Raise on every rank of `group` alike unless `check()` passes and returns the same facts on all of them.
+
+    Raises TypeError if a rank's check did (and no other failed otherwise), else ValueError; the text names the ranks.
+    Cost: one all-reduce of 24 bytes, counted as set-up.
+    """
+    error, facts = None, {}
+    try:
+        facts = {"call": call} | check()
+    except (TypeError, ValueError) as raised:
+        error = raised
+    digest = int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=7).digest(), "big")
+    # The largest digest and the smallest (as the largest negative) are the same if and only if all are.
+    vote = torch.tensor([digest, -digest, error is not None], device=_small_tensor_device(group))
+    with set_up():
+        dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=group)
+        largest, minus_smallest, failed = vote.tolist()
+        if largest == -minus_smallest and not failed:
+            return
+        reports = [None] * dist.get_world_size(group)
+        dist.all_gather_object(reports, (facts, error), group=group)
+    by_rank = dict(zip(dist.get_process_group_ranks(group), reports, strict=True))
+    errors = {rank: error for rank, (_, error) in by_rank.items() if error is not None}
+    if errors:
+        kind = TypeError if all(isinstance(error, TypeError) for error in errors.values()) else ValueError
+        raise kind(f"{call}: {_who_said_what(errors)}") from None
+    facts_of = {rank: facts for rank, (facts, _) in by_rank.items()}
+    raise ValueError(f"{call}: the ranks disagree. {_differences(facts_of)}")
+
+
+def _differences(facts: dict[int, dict[str, Any]]) -> str:
+    # Other calls have other facts: then the calls are all there is to say.
+    different_calls = len({each["call"] for each in facts.values()}) > 1
+    names = ["call"] if different_calls else list(next(iter(facts.values())))
+    lines = []
+    for name in names:
+        said = {rank: each[name] for rank, each in facts.items()}
+        if len(set(map(repr, said.values()))) > 1:
+            lines.append(f"{name}: {_who_said_what(said)}")
+    return "; ".join(lines)
+
+
+def _who_said_what(said: dict[int, Any]) -> str:
+    """ "rank 0, 2: this; rank 1: that", each distinct text once."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in said.items():
+        ranks.setdefault(str(text), []).append(rank)
+    return "; ".join(f"rank {', '.join(map(str, who))}: {text}" for text, who in ranks.items())
+
+
+def _small_tensor_device(group: dist.ProcessGroup) -> str:
+    """Where a group takes a few integers: in CPU memory if it can, which spares a GPU the synchronisation."""
+    return "cpu" if "cpu:" in dist.get_backend_config(group) else "cuda"

@@ -1,0 +1,98 @@
+"""Every rank has something else for every other: all messages at once, each straight to where it belongs."""
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.collectives.agreement import collective
+
+Tensors = list[torch.Tensor]
+
+
+@collective(writes="gather_list", reads="tensor", root="dst")
+def gather(
+    tensor: torch.Tensor, gather_list: Tensors | None = None, dst: int = 0, group: dist.ProcessGroup | None = None
+) -> None:
+    """Leave every rank's tensor in `gather_list` on rank dst, in the order of the ranks; elsewhere it is None.
+
+    Cost: n-1 messages, S bytes sent by each rank but dst, which receives (n-1)·S. Depth 1.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group, dst)
+    if rank != root:
+        dist.send(tensor, group=group, group_dst=root)
+        return
+    gather_list[rank].copy_(tensor)
+    _all_at_once([dist.P2POp(dist.irecv, gather_list[i], group=group, group_peer=i) for i in _others(rank, n)])
+
+
+@collective(writes="tensor", reads="scatter_list", root="src")
+def scatter(
+    tensor: torch.Tensor, scatter_list: Tensors | None = None, src: int = 0, group: dist.ProcessGroup | None = None
+) -> None:
+    """Leave in `tensor` on rank i the i-th tensor of src's `scatter_list`; elsewhere the list is None.
+
+    Cost: n-1 messages, all sent by src: (n-1)·S bytes there. Depth 1.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group, src)
+    if rank != root:
+        dist.recv(tensor, group=group, group_src=root)
+        return
+    _all_at_once([dist.P2POp(dist.isend, scatter_list[i], group=group, group_peer=i) for i in _others(rank, n)])
+    tensor.copy_(scatter_list[rank])  # last: `tensor` may be one of the list
+
+
+@collective(writes="tensor_list", reads="tensor")
+def all_gather(tensor_list: Tensors, tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Leave every rank's tensor in `tensor_list` on every rank. `tensor` may be this rank's place in the list.
+
+    Cost: n·(n-1) messages, (n-1)·S bytes sent by each rank. Depth 1.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    tensor_list[rank].copy_(tensor)
+    own = tensor_list[rank]  # `tensor` may be another place of the list, which is received into
+    _exchange(dict.fromkeys(_others(rank, n), own), dict(enumerate(tensor_list)), group)
+
+
+@collective(writes="output", reads="input_list", sums=True)
+def reduce_scatter(output: torch.Tensor, input_list: Tensors, group: dist.ProcessGroup | None = None) -> None:
+    """Leave in `output` on rank i the sum of the i-th tensors of all ranks' lists.
+
+    Cost: n·(n-1) messages, (n-1)·S bytes sent by each rank. Depth 1. Memory: (n-1)·S beside the arguments.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    arriving = {other: torch.empty_like(output) for other in _others(rank, n)}
+    _exchange(dict(enumerate(input_list)), arriving, group)
+    output.copy_(input_list[rank])
+    for other in arriving:
+        output.add_(arriving[other])
+
+
+@collective(writes="output_list", reads="input_list")
+def all_to_all(output_list: Tensors, input_list: Tensors, group: dist.ProcessGroup | None = None) -> None:
+    """Leave in `output_list[j]` on rank i what rank j has in `input_list[i]`. All tensors have one shape.
+
+    Cost: n·(n-1) messages, (n-1)·S bytes sent by each rank. Depth 1.
+    """
+    rank = dist.get_rank(group)
+    _exchange(dict(enumerate(input_list)), dict(enumerate(output_list)), group)
+    output_list[rank].copy_(input_list[rank])
+
+
+def _exchange(leaving: dict[int, torch.Tensor], arriving: dict[int, torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Send `leaving[i]` to rank i of the group and receive `arriving[i]` from it, for all others at once."""
+    operations = []
+    for other in _others(dist.get_rank(group), dist.get_world_size(group)):
+        operations.append(dist.P2POp(dist.isend, leaving[other], group=group, group_peer=other))
+        operations.append(dist.P2POp(dist.irecv, arriving[other], group=group, group_peer=other))
+    _all_at_once(operations)
+
+
+def _all_at_once(operations: list[dist.P2POp]) -> None:
+    for work in dist.batch_isend_irecv(operations) if operations else []:
+        work.wait()
+
+
+def _others(rank: int, n: int) -> list[int]:
+    """The other ranks, starting behind this one, so that not all ranks turn to rank 0 first."""
+    return [(rank + step) % n for step in range(1, n)]

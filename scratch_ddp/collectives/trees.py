@@ -1,0 +1,72 @@
+"""One rank's values to all, and all ranks' sum to one: as a star, and as a tree."""
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.collectives.agreement import collective
+
+
+@collective(writes="tensor", root="src")
+def star_broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Leave src's values in `tensor` on every rank: src sends to one after the other.
+
+    Cost: n-1 messages, all sent by src: (n-1)·S bytes there. Depth n-1.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group or dist.group.WORLD, src)
+    if rank != root:
+        dist.recv(tensor, group=group, group_src=root)
+        return
+    for other in range(n):
+        if other != root:
+            dist.send(tensor, group=group, group_dst=other)
+
+
+@collective(writes="tensor", root="src")
+def tree_broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Leave src's values in `tensor` on every rank. Whoever has them helps to spread them.
+
+    Cost: n-1 messages, at most ⌈log2 n⌉ of them sent by one rank: ⌈log2 n⌉·S bytes. Depth ⌈log2 n⌉.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group or dist.group.WORLD, src)
+    # Who has the values, and who gets them next?
+    # answer: begin
+    place = (rank - root) % n  # the source stands at place 0, the others behind it in a circle
+    reach = 1  # places 0 … reach-1 have the values
+    while reach < n:
+        if place < reach and place + reach < n:
+            dist.send(tensor, group=group, group_dst=(rank + reach) % n)
+        elif reach <= place < 2 * reach:
+            dist.recv(tensor, group=group, group_src=(rank - reach) % n)
+        reach *= 2
+    # answer: end
+
+
+broadcast = tree_broadcast
+
+
+@collective(writes="tensor", root="dst", sums=True)
+def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Leave the sum of all ranks' tensors in `tensor` on rank dst. The other ranks keep theirs as they were.
+
+    Cost: n-1 messages, at most one sent by a rank: S bytes. Depth ⌈log2 n⌉. Memory: 2·S at most beside `tensor`.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group or dist.group.WORLD, dst)
+    # The broadcast's tree, read backwards. What may a rank on the way write into?
+    # answer: begin
+    place = (rank - root) % n  # dst stands at place 0
+    total = tensor
+    reach = 1  # places that are multiples of reach hold the sum of the reach places from theirs on
+    while reach < n and place % reach == 0:
+        if place % (2 * reach) == reach:
+            dist.send(total, group=group, group_dst=(rank - reach) % n)
+        elif place + reach < n:
+            arriving = torch.empty_like(tensor)
+            dist.recv(arriving, group=group, group_src=(rank + reach) % n)
+            total = arriving.add_(total)  # not into `tensor`: it belongs to the caller
+        reach *= 2
+    if rank == root:
+        tensor.copy_(total)
+    # answer: end

@@ -1,0 +1,92 @@
+"""Who am I, and in which group? `get` answers for all ranks, or for one dimension of a device mesh."""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+WHAT = ("ws", "pg", "rank", "grank", "lrank")
+
+
+class cache_mesh:
+    """A decorator that remembers a device mesh for a function `f(what, mesh)`.
+
+    Afterwards `f(what)` uses the mesh that `f.register_mesh(mesh)` stored, `f(what, mesh)` the one given.
+    """
+
+    def __init__(self, function: Callable[[str, DeviceMesh | None], Any]):
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.mesh: DeviceMesh | None = None
+
+    def register_mesh(self, mesh: DeviceMesh | None) -> "cache_mesh":
+        """Store `mesh` for later calls (None forgets it) and return this object. TypeError if it is no mesh."""
+        _check_is_mesh(mesh)
+        self.mesh = mesh
+        return self
+
+    def __call__(self, what: str, dm: DeviceMesh | None = None) -> Any:
+        return self.function(what, self.mesh if dm is None else dm)
+
+
+@cache_mesh
+def get(what: str, dm: DeviceMesh | None = None) -> int | dist.ProcessGroup:
+    """Look up one fact about this rank, in the mesh `dm`, else in the registered mesh, else among all ranks.
+
+    "ws"     number of ranks in the mesh (without one: of all ranks)
+    "pg"     the mesh's process group (without one: the default group)
+    "rank"   this rank's number in that group
+    "grank"  this rank's number among all ranks, with or without a mesh
+    "lrank"  with a mesh the rank in it, else LOCAL_RANK: the rank on this machine
+
+    Dimensions of size 1 are ignored. A mesh with several others is ambiguous: pass `mesh["name"]`.
+    Raises ValueError for any other `what`, an ambiguous mesh and a mesh that this rank is not in, TypeError for
+    something that is no mesh, RuntimeError if there is no process group yet or LOCAL_RANK is not set.
+    """
+    if what not in WHAT:
+        raise ValueError(f"get() knows {', '.join(map(repr, WHAT))}; got {what!r}")
+    _check_is_mesh(dm)
+    if what == "lrank" and dm is None:
+        return _local_rank()
+    if not dist.is_initialized():
+        raise RuntimeError(
+            f"get({what!r}): there is no process group yet. In a notebook run %dist_init, "
+            "in a script call torch.distributed.init_process_group() first."
+        )
+    if what == "grank":
+        return dist.get_rank()
+    group = dist.group.WORLD if dm is None else _only_group(dm)
+    if what == "pg":
+        return group
+    return dist.get_world_size(group) if what == "ws" else dist.get_rank(group)
+
+
+def _only_group(mesh: DeviceMesh) -> dist.ProcessGroup:
+    members = mesh.mesh.flatten().tolist()
+    if dist.get_rank() not in members:
+        raise ValueError(f"rank {dist.get_rank()} is not in this mesh, which holds the ranks {members}")
+    # (1, 4) is one row of four ranks. If every dimension has size 1, any will do: each holds this rank alone.
+    several = [dim for dim in range(mesh.ndim) if mesh.size(dim) > 1] or [mesh.ndim - 1]
+    if len(several) > 1:
+        names = mesh.mesh_dim_names
+        example = names[several[0]] if names else "name"
+        hint = "" if names else " after naming its dimensions with mesh_dim_names=(...)"
+        raise ValueError(
+            f'a mesh of shape {tuple(mesh.shape)} is ambiguous: pass one dimension, mesh["{example}"]{hint}'
+        )
+    return mesh.get_group(several[0])
+
+
+def _local_rank() -> int:
+    try:
+        return int(os.environ["LOCAL_RANK"])
+    except KeyError:
+        raise RuntimeError("LOCAL_RANK is not set: torchrun and rank cells set it for each rank") from None
+
+
+def _check_is_mesh(mesh: object) -> None:
+    if mesh is not None and not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"a DeviceMesh or None is needed, not {type(mesh).__name__}")

@@ -1,0 +1,173 @@
+"""Count what the ranks send each other while some code runs: calls, messages, bytes, depth."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+from scratch_ddp.traffic.cost import ring_bytes, ring_rounds
+from scratch_ddp.traffic.rounds import Start, Wait, depth
+from scratch_ddp.traffic.taps import Call, listening
+
+__all__ = ["Counted", "Counts", "Totals", "ring_bytes", "ring_rounds", "set_up", "traffic"]
+
+
+@dataclass
+class Counts:
+    """What one rank did. Bytes are payload: elements times element size, without any protocol's headers."""
+
+    calls: dict[str, int] = field(default_factory=dict)  # by name; isend counts as send, irecv as recv
+    messages: int = 0  # point-to-point messages sent
+    messages_received: int = 0
+    bytes_sent: int = 0  # in those messages
+    bytes_received: int = 0
+    payload_bytes: int = 0  # handed to torch's own collectives as this rank's input
+    collective_bytes: int = 0  # what this rank sends for those collectives, by the ring's formula (`ring_bytes`)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes this rank puts on the wire: measured for messages, by the ring's formula for torch's collectives."""
+        return self.bytes_sent + self.collective_bytes
+
+    def add(self, call: Call) -> None:
+        self.calls[call.name] = self.calls.get(call.name, 0) + 1
+        if call.name == "send":
+            self.messages += 1
+            self.bytes_sent += call.payload
+        elif call.name == "recv":
+            self.messages_received += 1
+            self.bytes_received += call.payload
+        else:
+            self.payload_bytes += call.payload
+            self.collective_bytes += ring_bytes(call.name, call.payload, len(call.members), call.rank, call.peer)
+
+
+@dataclass
+class Totals:
+    """The counts of all ranks of a group, the same object on each of them."""
+
+    per_rank: list[Counts]  # in the order of the ranks in the group
+    depth: int  # longest chain of messages each of which waited for the one before (see `scratch_ddp.traffic.rounds`)
+
+    @property
+    def messages(self) -> int:
+        return sum(counts.messages for counts in self.per_rank)
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(counts.bytes_sent for counts in self.per_rank)
+
+    @property
+    def wire_bytes(self) -> int:
+        return sum(counts.wire_bytes for counts in self.per_rank)
+
+    @property
+    def max_messages(self) -> int:
+        """Messages sent by the rank that sent most."""
+        return max(counts.messages for counts in self.per_rank)
+
+    @property
+    def max_bytes_sent(self) -> int:
+        """Bytes sent in messages by the rank that sent most."""
+        return max(counts.bytes_sent for counts in self.per_rank)
+
+    @property
+    def max_wire_bytes(self) -> int:
+        return max(counts.wire_bytes for counts in self.per_rank)
+
+
+@dataclass(eq=False)  # two of them are never the same, though their counts may be
+class Counted(Counts):
+    """What `traffic` hands out: this rank's counts, and `setup`, the same for what ran under `set_up()`."""
+
+    setup: Counts = field(default_factory=Counts)
+    _log: list[tuple[str, Call]] = field(default_factory=list, repr=False)
+
+    def over_ranks(self, group: dist.ProcessGroup | None = None) -> Totals:
+        """Put the counts of all ranks together. A collective: every rank of `group` (default: all) must call it.
+
+        Cost: one all_gather_object, which counts as set-up wherever somebody is counting.
+        """
+        mine = Counts(**{name: getattr(self, name) for name in Counts.__dataclass_fields__})
+        reports = [None] * dist.get_world_size(group)
+        with set_up():
+            dist.all_gather_object(reports, (mine, self._events()), group=group)
+        return Totals([counts for counts, _ in reports], depth([events for _, events in reports]))
+
+    def started(self, call: Call) -> None:
+        if _thread.set_up:
+            self.setup.add(call)
+        else:
+            self.add(call)
+            self._log.append(("start", call))
+
+    def waited(self, call: Call) -> None:
+        self._log.append(("wait", call))
+
+    def _events(self) -> list[Start | Wait]:
+        events, numbers = [], {}
+        for what, call in self._log:
+            if what == "start":
+                numbers[call] = len(numbers)
+                events.append(Start(numbers[call], *_exchange(call)))
+            elif call in numbers:  # not one of set-up, or from before the block
+                events.append(Wait(numbers[call]))
+        return events
+
+
+def _exchange(call: Call) -> tuple[tuple, int, int]:
+    """(channel, parties, rounds) of a call: what `depth` must know to find its other ends."""
+    if call.name not in ("send", "recv"):
+        n = len(call.members)
+        return ("collective", call.members), n, ring_rounds(call.name, n)
+    here, there = call.members[call.rank], None if call.peer is None else call.members[call.peer]
+    ends = (here, there) if call.name == "send" else (there, here)
+    return ("message", *ends, call.members, call.tag), 2, 1
+
+
+class _Thread(threading.local):
+    set_up = 0
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def set_up() -> Iterator[None]:
+    """Mark what this thread sends inside as set-up (checks, who is present): `traffic` counts it under `.setup`."""
+    _thread.set_up += 1
+    try:
+        yield
+    finally:
+        _thread.set_up -= 1
+
+
+@contextlib.contextmanager
+def traffic() -> Iterator[Counted]:
+    """Count this rank's communication inside the block, by our functions and by torch.distributed's own.
+
+    ```python
+    with traffic() as counted:
+        tree_broadcast(x)
+    counted.calls, counted.messages, counted.bytes_sent, counted.wire_bytes   # this rank
+    counted.over_ranks().depth                                                # all ranks: each must ask
+    ```
+    Blocks may be nested; each counts all that runs inside it, on every process group. A call that raises is not
+    counted; what was counted before stays. Counting itself sends nothing.
+
+    Counted once, where it reaches a process group: names imported earlier, asynchronous calls, batches, the
+    `_into_tensor`, `_tensor` and `_single` forms; coalesced calls as the one call they become; an object collective as
+    the two or three calls it is made of, with the bytes of the pickle; DistributedDataParallel, FSDP, DTensor and
+    functional collectives.
+
+    Not seen: what goes past a process group (new_group, stores, monitored_barrier, RPC, NVSHMEM), functional
+    isend/irecv, and a group class written in Python that was defined inside the block. Calls from C++ to a plain group
+    are seen in the thread that opened the block, and in the backward passes it starts. For the depth, waiting is seen
+    in `Work.wait()`; a call from C++ counts as waited for at once, a batch under NCCL as never waited for.
+    While it counts, every tensor operation takes a detour of some microseconds: don't measure times inside.
+    """
+    counted = Counted()
+    with listening(counted):
+        yield counted
