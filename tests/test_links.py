@@ -1,0 +1,49 @@
+"""Links in the pages and lessons lead somewhere: the file is there, and the heading in it."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from scratch_ddp.project.lessons import NOTEBOOKS, ROOT, lesson_paths
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+PAGES = [ROOT / "README.md", *sorted(NOTEBOOKS.glob("*.md")), *lesson_paths()]
+
+
+def markdown_of(path: Path) -> str:
+    if path.suffix != ".ipynb":
+        return path.read_text()
+    return "\n\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown")
+
+
+def anchors_of(path: Path) -> set[str]:
+    """A heading's anchor as both JupyterLab and GitHub write it, which they do alike for lower-case words only."""
+    return {heading.replace(" ", "-") for heading in HEADING.findall(markdown_of(path))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    dead = []
+    for link in LINK.findall(markdown_of(page)):
+        if "://" in link or link.startswith(("mailto:", "attachment:")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            dead.append(link)
+    assert not dead
+
+
+def test_copies_keep_every_link(tmp_path):
+    """Copies stand in a folder beside notebooks/, so a link must not name that folder."""
+    assert not [page.name for page in PAGES[1:] if re.search(r"\]\((\.\./)?notebooks/", markdown_of(page))]
+
+
+def test_the_readme_lists_every_lesson_with_its_status():
+    rows = re.findall(r"^\| (\d\d) \|.*\| (ready|planned) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    ready = {number for number, status in rows if status == "ready"}
+    assert [number for number, _ in rows] == [f"{number:02d}" for number in range(17)]
+    assert ready == {path.name[:2] for path in lesson_paths()}
