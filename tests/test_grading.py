@@ -23,7 +23,14 @@ def check_cell(source: str, *said, **more):
     [
         (check_cell("check(f)", "✓ value   ✓ agreement\n"), HOLDS, ["✓ value   ✓ agreement"]),
         (check_cell("check(f)", "✓ value\n✗ cost    4 messages\n"), FAILS, ["✓ value", "✗ cost    4 messages"]),
-        (check_cell("check(f)", "not written yet\n"), NOT_WRITTEN, []),
+        (check_cell("check(f)", "✓ value   ← ranks 0–3\n"), HOLDS, ["✓ value"]),
+        (
+            check_cell("check(f)", "✓ value\n✗ runs    never came back\n↑ ranks 0–3\n"),
+            FAILS,
+            ["✓ value", "✗ runs    never came back"],
+        ),
+        (check_cell("check(f)", "· Rank 0 printed:\n·   ✓ all is well\n✗ value   wrong\n"), FAILS, ["✗ value   wrong"]),
+        (check_cell("check(f)", "not written yet   ← ranks 0–3\n"), NOT_WRITTEN, []),
         (check_cell("check(f)"), FAILS, ["the check said nothing"]),
         (new_code_cell("check(f)"), NOT_REACHED, []),
         (

@@ -1,6 +1,7 @@
 """Run a notebook without a browser, on the kernel of this environment."""
 
 import re
+import subprocess
 from pathlib import Path
 
 from nbclient import NotebookClient
@@ -35,7 +36,8 @@ def run(notebook: NotebookNode, folder: Path, keep_going: bool = False, cell_tim
         on_cell_execute=lambda cell, cell_index: reached.append(cell_index),
     )
     try:
-        client.execute()
+        # What cells write is in their outputs; the kernel's own terminal would only get some of it a second time.
+        client.execute(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     except CellExecutionError as error:
         raise CellFailed(f"{name_of(notebook, reached[-1])} failed:\n{ANSI_COLOUR.sub('', str(error))}") from None
     except DeadKernelError:

@@ -18,6 +18,7 @@ from scratch_ddp.project.execution import ANSI_COLOUR, CellFailed, run
 from scratch_ddp.project.lessons import NOTEBOOKS, UsageError, complain, lesson_paths
 from scratch_ddp.project.outputs import clean_outputs, clear_outputs
 
+SAID_BY = re.compile(r"\s+← ranks? [\d–, ]+$")  # the rank cells' label at the end of a line
 CHECK = re.compile(r"^check\(\s*([A-Za-z_]\w*)", re.MULTILINE)
 HOLDS, FAILS, NOT_WRITTEN, NOT_REACHED, MISSING = "holds", "fails", "not written", "not reached", "missing"
 MARKS = {HOLDS: "✓", FAILS: "✗"}
@@ -77,7 +78,7 @@ def verdict(cell: NotebookNode) -> tuple[str, list[str]]:
     outputs = clean_outputs(cell.outputs)
     errors = [f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"]
     said = [line for output in outputs for line in text_of(output).splitlines()]
-    lines = [line.strip() for line in said if line.lstrip().startswith(("✓", "✗"))]
+    lines = [SAID_BY.sub("", line).strip() for line in said if line.startswith(("✓", "✗"))]
     if errors or any("✗" in line for line in lines):
         return FAILS, lines + errors
     if lines:

@@ -40,7 +40,10 @@ def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES)
             )
     # The root is the clone, not the copies' folder: a server shows nothing above its root, and the pictures are there.
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={copies.parent}"]
-    command += [f"--FileContentsManager.preferred_dir={copies}", f"--LabApp.default_url=/lab/tree/{copies.name}/{start_at}"]
+    command += [
+        f"--FileContentsManager.preferred_dir={copies}",
+        f"--LabApp.default_url=/lab/tree/{copies.name}/{start_at}",
+    ]
     command += [f"--LabApp.workspaces_dir={copies / '.workspaces'}"]  # not mixed with the user's other projects
     if os.geteuid() == 0:
         command.append("--allow-root")
