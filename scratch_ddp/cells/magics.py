@@ -1,0 +1,239 @@
+"""nbdistributed's magics, with cells that tell the truth. Same names, same options; see `%dist_init?`."""
+
+import atexit
+import queue
+import re
+import time
+from typing import Any
+
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from nbdistributed.magic import DistributedMagic
+
+from scratch_ddp.cells.cluster import Cluster
+from scratch_ddp.cells.execution import Execution, show_late
+from scratch_ddp.cells.placement import PlacementError, crowding, place
+from scratch_ddp.cells.presenter import Screen
+from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_ranks
+from scratch_ddp.cells.rank_process import LauncherProcess
+from scratch_ddp.cells.reader import Event, Reader
+from scratch_ddp.cells.reports import ClusterError
+
+_NO_CLUSTER = "no ranks are running. %dist_init -n 4 starts four."
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class RankMagics(DistributedMagic):
+    """Undecorated: it inherits nbdistributed's table of magics (@magics_class would empty it); its names lead here."""
+
+    def __init__(self, shell: Any):
+        super().__init__(shell)
+        self.cluster: Cluster | None = None
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.reader = Reader(self.events)
+        self.launcher = LauncherProcess(self.reader)
+        self.automatic = False  # whether plain cells run on every rank
+        self.cells: dict[int, int] = {}  # our number of a cell → the notebook's
+        atexit.register(self.close)
+        shell.input_transformers_cleanup.append(self._to_ranks)
+
+    # Clusters
+
+    @magic_arguments()
+    @argument("--num-processes", "-n", default="2", help="how many ranks")
+    @argument("--master-addr", "-a", default="localhost", help="this machine; rank cells do not leave it")
+    @argument("--gpu-ids", "-g", default=None, help="GPUs to use, such as 0,1: rank 0 gets the first of the list")
+    @argument("--backend", default=None, help="gloo or nccl, plain; without it gloo that can be interrupted, or nccl")
+    @argument("--device", default=None, help="cpu or cuda; without it GPUs where there are any")
+    def dist_init(self, line: str) -> None:
+        """Start ranks. Afterwards plain cells run on all of them."""
+        options = parse_argstring(self.dist_init, line)
+        world_size = _count(options.num_processes)
+        if options.master_addr not in _LOCAL:
+            raise ClusterError(f"-a {options.master_addr}: the ranks of a notebook run on this machine. Leave it out.")
+        if self.cluster is not None:
+            self.cluster.settle()
+            if not self.cluster.dead:
+                raise ClusterError(
+                    f"{self.cluster.world_size} ranks are running already. %dist_shutdown ends them; then start anew."
+                )
+            self._end_cluster()
+        gpu_count = self._await_launcher()
+        try:
+            placement = place(world_size, gpu_count, options.gpu_ids, options.device, options.backend)
+        except PlacementError as error:
+            raise ClusterError(str(error)) from None
+        if warning := crowding(world_size):
+            print(f"Warning: {warning}.")
+        self.cluster = Cluster(self.launcher, self.events, placement)
+        self.automatic = True
+        print(f"{name_ranks(range(world_size)).capitalize()} ready, {placement.why}.")
+
+    def _await_launcher(self) -> int:
+        """The number of GPUs, once the launcher has imported what ranks need."""
+        if not self.launcher.alive:
+            self.launcher.close()
+            self.launcher = LauncherProcess(self.reader)
+        until = time.monotonic() + 120
+        while self.launcher.gpu_count is None:
+            try:
+                event = self.events.get(timeout=0.2)
+            except queue.Empty:
+                if not self.launcher.alive:
+                    raise ClusterError(f"the launcher of ranks did not start:\n{self.launcher.log()}") from None
+                if time.monotonic() > until:
+                    raise ClusterError("the launcher of ranks has not answered for two minutes.") from None
+                continue
+            if event.kind == "message" and event.value["type"] == "launcher ready":
+                self.launcher.gpu_count = event.value["gpu_count"]
+        return self.launcher.gpu_count
+
+    def dist_shutdown(self, line: str = "") -> None:
+        """End the ranks and all that they have started."""
+        if self.cluster is None:
+            raise ClusterError(_NO_CLUSTER)
+        self.cluster.settle()
+        show_late(self.cluster, self.cells, Screen(transient=False))
+        count = self.cluster.world_size
+        self._end_cluster()
+        print(f"{name_ranks(range(count)).capitalize()} ended.")
+
+    def dist_reset(self, line: str = "") -> None:
+        """End the ranks at once, in whatever state they are. Also when there are none."""
+        if self.cluster is not None:
+            self.dist_shutdown(line)
+        else:
+            print("No ranks are running.")
+
+    def _end_cluster(self) -> None:
+        cluster, self.cluster, self.automatic = self.cluster, None, False
+        cluster.shutdown()
+
+    def close(self) -> None:
+        """The kernel ends: so does everything that was started from it."""
+        self.launcher.close()
+
+    # Cells
+
+    def distributed(self, line: str, cell: str) -> None:
+        """Run the cell on every rank."""
+        self._need_cluster()
+        ranks, stop_after = _cell_options(f"[0-{self.cluster.world_size - 1}] {line}", self.cluster.world_size)
+        self._run(ranks, cell, stop_after)
+
+    def rank(self, line: str, cell: str) -> None:
+        """Run the cell on some ranks: %%rank [0], %%rank [0,2], %%rank [0-2]."""
+        self._need_cluster()
+        ranks, stop_after = _cell_options(line, self.cluster.world_size)
+        self._run(ranks, cell, stop_after)
+
+    def _need_cluster(self) -> None:
+        if self.cluster is None:
+            raise ClusterError(_NO_CLUSTER)
+        self.cluster.settle()
+        if self.cluster.dead:
+            how = "; ".join(self.cluster.dead.values())
+            raise ClusterError(f"{how}. The cluster can't go on: %dist_init starts a new one.")
+
+    def _run(self, ranks: list[int], code: str, stop_after: float | None = None) -> None:
+        cell = len(self.cells) + 1
+        self.cells[cell] = self.shell.execution_count
+        kernel = getattr(self.shell, "kernel", None)
+        somebody_looks_on = bool(getattr(kernel, "_allow_stdin", False))
+        execution = Execution(self.cluster, ranks, code, cell, self.shell.execution_count, somebody_looks_on)
+        show_late(self.cluster, self.cells, execution.screen)
+        try:
+            execution.run(stop_after)
+        finally:
+            show_late(self.cluster, self.cells, execution.screen)
+
+    def sync(self, line: str = "") -> None:
+        """A barrier: returns when every rank has reached it."""
+        self._need_cluster()
+        self._run(list(range(self.cluster.world_size)), "dist.barrier()")
+
+    # Information and settings
+
+    def dist_status(self, line: str = "") -> None:
+        """A line for each rank: its process, where it runs, whether it lives."""
+        if self.cluster is None:
+            print("No ranks are running.")
+            return
+        self.cluster.settle()
+        for rank in self.cluster.ranks:
+            state = "ready" if rank.alive else self.cluster.dead[rank.rank].split(" ", 2)[2]
+            print(f"rank {rank.rank}   process {rank.pid}   {rank.device}   {state}")
+        print(f"Plain cells run {'on every rank' if self.automatic else 'in the kernel'}.")
+
+    def dist_debug(self, line: str = "") -> None:
+        """What a report of a fault should hold."""
+        import platform
+        from importlib.metadata import version
+
+        for package in ("torch", "nbdistributed", "ipython", "ipykernel"):
+            print(f"{package} {version(package)}")
+        print(f"Python {platform.python_version()} on {platform.platform()}")
+        print(f"launcher: process {self.launcher.process.pid}, {self.launcher.gpu_count} GPUs")
+        self.dist_status()
+
+    @magic_arguments()
+    @argument("--enable", "-e", action="store_true", help="plain cells run on every rank")
+    @argument("--disable", "-d", action="store_true", help="plain cells run in the kernel")
+    def dist_mode(self, line: str) -> None:
+        """Where plain cells run."""
+        options = parse_argstring(self.dist_mode, line)
+        if options.enable and options.disable:
+            raise ClusterError("%dist_mode takes -e or -d, not both.")
+        if options.enable:
+            self._need_cluster()
+        if options.enable or options.disable:
+            self.automatic = options.enable
+        print(f"Plain cells run {'on every rank' if self.automatic else 'in the kernel'}.")
+
+    def _not_here(self, line: str = "") -> None:
+        """Kept so that notebooks which call it learn why nothing happens."""
+        print("Not part of these rank cells: variables live in the ranks, and the notebook holds its own history.")
+
+    dist_sync_ide = timeline_save = timeline_debug = timeline_clear = _not_here
+
+    # nbdistributed's hooks into the notebook: its history as JavaScript in every output, copies of variables
+
+    def _register_timeline_handlers(self) -> None:
+        pass
+
+    def _setup_notebook_save_hook(self) -> None:
+        pass
+
+    def _to_ranks(self, lines: list[str]) -> list[str]:
+        """Input transformer: a plain cell becomes a cell for every rank; `%%rank[0]` becomes `%%rank [0]`."""
+        first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
+        if first is None:
+            return lines
+        if lines[first].startswith("%%"):
+            head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
+            ours = re.match(r"%%(rank|distributed)\b", head)
+            return [head, *lines[first + 1 :]] if ours else lines
+        if self.automatic and not lines[first].lstrip().startswith("%"):
+            return ["%%distributed\n", *lines]
+        return lines
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[+-]?\d+", text):
+        raise ClusterError(f"-n {text}: not a number of ranks. Write for example %dist_init -n 4.")
+    if int(text) < 1:
+        raise ClusterError(f"-n {text}: a cluster has at least one rank. Write for example %dist_init -n 4.")
+    return int(text)
+
+
+def _cell_options(line: str, world_size: int) -> tuple[list[int], float | None]:
+    """The ranks, and the seconds after which the cell stops itself (`--stop-after 3`: for a cell that shall hang)."""
+    found = re.search(r"--stop-after[ =](\S+)", line)
+    listed = line.replace(found[0], "") if found else line
+    try:
+        ranks = parse_ranks(listed, world_size)
+        stop_after = float(found[1]) if found else None
+    except RankListError as error:
+        raise ClusterError(str(error)) from None
+    except ValueError:
+        raise ClusterError(f"--stop-after {found[1]}: not a number of seconds.") from None
+    return ranks, stop_after

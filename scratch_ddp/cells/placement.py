@@ -1,0 +1,84 @@
+"""Where the ranks run: on which GPU each, or on the CPU, and over which backend they talk."""
+
+import os
+from dataclasses import dataclass
+
+WATCHED = "watched"  # watched_group.BACKEND, whose module imports torch; the kernel need not
+
+
+class PlacementError(ValueError):
+    """An option of %dist_init that this machine can't follow; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`gpus[rank]` is the rank's GPU, None for the CPU; `why` says all of it in a line."""
+
+    backend: str
+    gpus: list[int | None]
+    why: str
+
+
+def place(world_size: int, gpu_count: int, gpu_ids: str | None, device: str | None, backend: str | None) -> Placement:
+    """Choose for `world_size` ranks on a machine with `gpu_count` GPUs. Raises PlacementError."""
+    if backend not in (None, WATCHED, "gloo", "nccl"):
+        raise PlacementError(f"--backend {backend}: there is no such backend. Write --backend gloo or --backend nccl.")
+    if device not in (None, "cpu", "cuda"):
+        raise PlacementError(f"--device {device}: there is no such device. Write --device cpu or --device cuda.")
+    if device == "cpu" and gpu_ids is not None:
+        raise PlacementError("--device cpu and --gpu-ids contradict each other: leave one of them out.")
+    listed = _listed_gpus(gpu_ids, gpu_count)
+    if device == "cuda" and not listed:
+        raise PlacementError("--device cuda: torch finds no GPU here. Leave the option out to run on the CPU.")
+    if device == "cpu" or not listed:
+        if backend == "nccl":
+            raise PlacementError("--backend nccl needs a GPU for each rank. Leave it out: on the CPU ranks use gloo.")
+        reason = "there is no GPU here" if not gpu_count else "--device cpu"
+        return Placement(backend or WATCHED, [None] * world_size, f"on the CPU ({reason}), over gloo")
+    gpus = [listed[rank % len(listed)] for rank in range(world_size)]
+    if len(listed) >= world_size:
+        chosen = backend or "nccl"
+        named = ", ".join(f"rank {rank} on GPU {gpu}" for rank, gpu in enumerate(gpus))
+        return Placement(chosen, gpus, f"{named}, over {'nccl' if chosen == 'nccl' else 'gloo'}")
+    if backend == "nccl":
+        raise PlacementError(
+            f"--backend nccl: {world_size} ranks but {len(listed)} GPU(s), and NCCL refuses two ranks on one GPU. "
+            f"Start {len(listed)} rank(s), or leave --backend out to use gloo."
+        )
+    shared = f"{len(listed)} GPU(s) shared in turn by {world_size} ranks"
+    return Placement(backend or WATCHED, gpus, f"{shared}, over gloo (NCCL refuses two ranks on one GPU)")
+
+
+def _listed_gpus(gpu_ids: str | None, gpu_count: int) -> list[int]:
+    if gpu_ids is None:
+        return list(range(gpu_count))
+    try:
+        listed = [int(part) for part in gpu_ids.split(",")]
+    except ValueError:
+        raise PlacementError(f"--gpu-ids {gpu_ids}: not a list of numbers. Write for example --gpu-ids 0,1.") from None
+    if not gpu_count:
+        raise PlacementError(
+            f"--gpu-ids {gpu_ids}: torch finds no GPU on this machine. Leave the option out to run on the CPU."
+        )
+    unknown = [gpu for gpu in listed if not 0 <= gpu < gpu_count]
+    if unknown:
+        raise PlacementError(
+            f"--gpu-ids {gpu_ids}: there is no GPU {unknown[0]}. This machine has {gpu_count}, numbered from 0."
+        )
+    if len(set(listed)) < len(listed):
+        raise PlacementError(f"--gpu-ids {gpu_ids}: a GPU stands twice. Name each once; ranks take them in turn.")
+    return listed
+
+
+def crowding(world_size: int) -> str | None:
+    """Why so many ranks are a bad idea on this machine, or None. They are started all the same."""
+    cores = os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    needed = 0.25 * world_size  # GiB: a rank's own memory once it has run torch
+    if needed > 0.5 * memory:
+        return (
+            f"{world_size} ranks need about {needed:.0f} GiB of this machine's {memory:.0f} GiB before they hold data"
+        )
+    if world_size > 4 * cores:
+        return f"{world_size} ranks share {cores} cores: they will mostly wait for each other"
+    return None

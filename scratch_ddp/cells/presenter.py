@@ -1,0 +1,176 @@
+"""Shows what the ranks say in a cell: the lowest rank's output while it runs, the others' in turn, equal ones once.
+
+What is shown depends on what the ranks said and on nothing else, so a saved notebook is the same after every run. A
+block of output therefore ends with the name of the ranks that said it: at its beginning nobody knows yet whether the
+others will say the same.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from IPython.display import display
+
+from scratch_ddp.cells.rank_lists import name_ranks
+from scratch_ddp.cells.transcript import Piece, Transcript
+
+
+class Screen:
+    """Writes to the cell's output in the notebook. A line's end is held back until it is known what follows."""
+
+    def __init__(self, transient: bool):
+        self._transient = transient  # whether a person looks on, so that a passing line is of use
+        self._stream = "stdout"
+        self._held = ""  # a line end, not yet written
+        self._lines = 0  # line ends in this block
+        self._plain = True  # nothing but stdout in this block
+        self._passing = ""
+
+    def show(self, piece: Piece) -> None:
+        self.erase_passing()
+        if piece.text is None:
+            self._release()
+            self._plain = False
+            display(piece.display["data"], metadata=piece.display["metadata"], raw=True)
+            return
+        if piece.stream != self._stream:
+            self._release()
+            self._flush()
+            self._stream = piece.stream
+        self._plain &= piece.stream == "stdout"
+        text = self._held + piece.text
+        self._held = "\n" if text.endswith("\n") else ""
+        text = text.removesuffix("\n")
+        self._lines += text.count("\n")
+        self._write(text)
+        if not self._held:
+            self._unfinished = True
+
+    def label(self, ranks: Sequence[int]) -> None:
+        """End a block: say whose it was."""
+        self.erase_passing()
+        name = name_ranks(ranks)
+        if self._plain and self._lines == 0:
+            self._write(f"   ← {name}\n")
+        else:
+            self._end_line()
+            self._to_stdout()
+            self._write(f"↑ {name}\n")
+        self._held, self._lines, self._plain = "", 0, True
+
+    def note(self, text: str) -> None:
+        """A line of the runtime's own."""
+        self.erase_passing()
+        self._end_line()
+        self._to_stdout()
+        self._write(text + "\n")
+
+    def pass_by(self, text: str) -> None:
+        """Show a line that leaves nothing behind (backspaces take it away again)."""
+        if self._transient and text != self._passing:
+            self.erase_passing()
+            self._passing = text
+            self._write(text)
+            self._flush()
+
+    def erase_passing(self) -> None:
+        if self._passing:
+            self._write("\b" * len(self._passing))
+            self._passing = ""
+
+    _unfinished = False  # the last line has no end
+
+    def _end_line(self) -> None:
+        if self._held or self._unfinished:
+            self._held = "\n"
+            self._release()
+
+    def _release(self) -> None:
+        if self._held:
+            self._write(self._held)
+            self._lines += 1
+        self._held, self._unfinished = "", False
+
+    def _to_stdout(self) -> None:
+        if self._stream != "stdout":
+            self._flush()
+            self._stream = "stdout"
+
+    def _write(self, text: str) -> None:
+        if text:
+            getattr(sys, self._stream).write(text)
+
+    def _flush(self) -> None:
+        getattr(sys, self._stream).flush()
+
+
+class Presenter:
+    """Collects the transcripts of a cell's ranks and puts them on the screen in their order."""
+
+    def __init__(self, ranks: Sequence[int], mark: bytes, screen: Screen):
+        self.screen = screen
+        self.transcripts = {rank: Transcript(mark) for rank in ranks}
+        self._said: dict[int, list[list]] = {rank: [] for rank in ranks}  # [[stream, [texts]] or ["display", data], …]
+        self._closed: set[int] = set()
+        self._left = list(ranks)  # whose output is not shown yet; the first one's is being shown
+
+    def close(self, rank: int) -> None:
+        """The rank is through with the cell."""
+        self.transcripts[rank].close()
+        self._closed.add(rank)
+
+    def update(self) -> None:
+        """Show what can be shown by now."""
+        for rank, transcript in self.transcripts.items():
+            for piece in transcript.pieces():
+                self._remember(rank, piece)
+                if self._left and rank == self._left[0]:
+                    self.screen.show(piece)
+        while self._left and self._left[0] in self._closed:
+            leader, others = self._left[0], self._left[1:]
+            if any(rank not in self._closed and not self._differs(rank, leader) for rank in others):
+                return  # it may still come to say the same
+            same = [leader] + [
+                rank for rank in others if rank in self._closed and self._told(rank) == self._told(leader)
+            ]
+            if self._said[leader]:
+                self.screen.label(same)
+            self._left = [rank for rank in others if rank not in same]
+            if self._left:
+                self._show_again(self._left[0])
+
+    def finish(self) -> None:
+        """Show all that there is, also of ranks that never came to an end."""
+        for rank in self.transcripts:
+            self.close(rank)
+        self.update()
+        self.screen.erase_passing()
+
+    def _remember(self, rank: int, piece: Piece) -> None:
+        said = self._said[rank]
+        if piece.text is None:
+            said.append(["display", piece.display["data"]])
+        elif said and said[-1][0] == piece.stream:
+            said[-1][1].append(piece.text)
+        else:
+            said.append([piece.stream, [piece.text]])
+
+    def _told(self, rank: int) -> list[tuple]:
+        return [(kind, "".join(what) if kind != "display" else what) for kind, what in self._said[rank]]
+
+    def _differs(self, rank: int, leader: int) -> bool:
+        """Whether what a rank has said so far can't become what the leader said."""
+        told, whole = self._told(rank), self._told(leader)
+        if len(told) > len(whole):
+            return True
+        for index, ((kind, mine), (other_kind, its)) in enumerate(zip(told, whole, strict=False)):
+            open_end = index == len(told) - 1 and kind != "display"
+            if kind != other_kind or not (its.startswith(mine) if open_end else its == mine):
+                return True
+        return False
+
+    def _show_again(self, rank: int) -> None:
+        for kind, what in self._said[rank]:
+            if kind == "display":
+                self.screen.show(Piece("display", display={"data": what, "metadata": {}}))
+            else:
+                self.screen.show(Piece(kind, "".join(what)))

@@ -1,0 +1,48 @@
+"""Lists of ranks, as a learner writes them (`[0]`, `[0,2]`, `[0-2]`) and as messages name them ("ranks 0–2")."""
+
+import re
+from collections.abc import Iterable
+
+
+class RankListError(ValueError):
+    """A list of ranks that can't be meant; the message says what would be right."""
+
+
+def parse_ranks(text: str, world_size: int) -> list[int]:
+    """The ranks that `text` names, ascending. Brackets may be left out. Raises RankListError."""
+    right = f"Write %%rank [0], %%rank [0,1] or %%rank [0-{max(world_size - 1, 1)}]; this cluster has {world_size} "
+    right += f"ranks, 0 to {world_size - 1}." if world_size > 1 else "rank, 0."
+    inner = re.fullmatch(r"\s*(?:\[(.*)\]|([^\[\]]*))\s*", text)
+    if inner is None:
+        raise RankListError(f"unbalanced brackets in the rank list {text.strip()!r}. {right}")
+    listed = (inner[1] if inner[1] is not None else inner[2]).strip()
+    if not listed:
+        raise RankListError(f"the rank list is empty. {right}")
+    ranks: list[int] = []
+    for part in listed.split(","):
+        ends = re.fullmatch(r"\s*(\d+)\s*(?:[-–]\s*(\d+)\s*)?", part)
+        if ends is None:
+            raise RankListError(f"{part.strip()!r} in the rank list {text.strip()!r} is not a rank. {right}")
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if first > last:
+            raise RankListError(f"the range {part.strip()} in {text.strip()!r} runs backwards. {right}")
+        if last >= world_size:
+            raise RankListError(f"there is no rank {last}. {right}")
+        ranks += range(first, last + 1)
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        raise RankListError(f"{name_ranks(twice)} stands twice in {text.strip()!r}. {right}")
+    return sorted(ranks)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """ "rank 2", "ranks 0–3", "ranks 0, 2–3": for messages and labels."""
+    ordered = sorted(ranks)
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(first) if first == last else f"{first}–{last}" for first, last in runs]
+    return ("rank " if len(ordered) == 1 else "ranks ") + ", ".join(parts)

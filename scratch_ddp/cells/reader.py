@@ -1,0 +1,117 @@
+"""The kernel's thread that reads what ranks and launcher send at all times, so that no rank blocks on a full pipe."""
+
+import contextlib
+import os
+import queue
+import selectors
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from scratch_ddp.cells.wire import Link
+
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """The read end of a rank's stdout (1) or stderr (2) in one cell."""
+
+    rank: Any  # the RankProcess that writes to it
+    cell: int
+    stream: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that arrived: `kind` is "message", "text" or "gone"; `source` is what `add_…` was given."""
+
+    kind: str
+    source: Any
+    value: Any = None
+
+
+class Reader:
+    """Puts events into `events`, in an order in which a rank's text comes before its word that the cell is done."""
+
+    def __init__(self, events: "queue.SimpleQueue[Event]"):
+        self._events = events
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._wakened = os.pipe()
+        self._new: queue.SimpleQueue = queue.SimpleQueue()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        threading.Thread(target=self._run, name="reads-from-ranks", daemon=True).start()
+
+    def add_link(self, link: Link, source: Any) -> None:
+        self._add(link, source)
+
+    def add_pipe(self, file: int, pipe: Pipe) -> None:
+        os.set_blocking(file, False)
+        self._add(file, pipe)
+
+    def _add(self, file: Any, source: Any) -> None:
+        self._new.put((file, source))
+        os.write(self._wakened, b".")
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj == self._wake:
+                    self._take_new()
+                elif isinstance(key.data, Pipe):
+                    self._read_pipe(key)
+                elif key.fd in self._selector.get_map():
+                    self._read_link(key)
+
+    def _take_new(self) -> None:
+        os.read(self._wake, 4096)
+        while True:
+            try:
+                file, source = self._new.get_nowait()
+            except queue.Empty:
+                return
+            self._selector.register(file, selectors.EVENT_READ, source)
+
+    def _read_link(self, key: selectors.SelectorKey) -> None:
+        try:
+            messages = key.fileobj.receive()
+        except (EOFError, OSError):
+            self._drain(key.data)
+            self._selector.unregister(key.fileobj)
+            key.fileobj.close()
+            self._events.put(Event("gone", key.data))
+            return
+        for message in messages:
+            if message["type"] == "done":
+                self._drain(key.data)
+            self._events.put(Event("message", key.data, message))
+
+    def _drain(self, rank: Any) -> None:
+        """Read what a rank has written by now: its pipes are read after its link, though written before."""
+        self._take_new_quietly()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, Pipe) and key.data.rank is rank:
+                while self._read_pipe(key):
+                    pass
+
+    def _take_new_quietly(self) -> None:
+        os.write(self._wakened, b".")
+        self._take_new()
+
+    def _read_pipe(self, key: selectors.SelectorKey) -> bool:
+        """Read a chunk; whether there may be more."""
+        if key.fd not in self._selector.get_map():
+            return False
+        try:
+            data = os.read(key.fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if data:
+            self._events.put(Event("text", key.data, data))
+            return True
+        self._selector.unregister(key.fd)
+        with contextlib.suppress(OSError):
+            os.close(key.fd)
+        return False

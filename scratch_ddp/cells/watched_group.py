@@ -1,0 +1,182 @@
+"""The process group of rank cells: gloo, but a rank that waits in it can be interrupted and the group renewed.
+
+A thread blocked inside gloo can't be freed from outside. So every operation is handed to gloo as usual, and its end is
+awaited by a helper thread, while the thread that called it waits in Python, where a signal is seen at once. What
+an interrupt leaves behind in gloo is abandoned: `renew_groups` puts a fresh gloo group inside each watched group, so
+that groups, meshes and wrapped models which hold the watched group go on working.
+
+Importing this module registers the backend "watched". The price is one hand-over between threads an operation.
+"""
+
+import datetime
+import itertools
+import json
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.cells.watched_work import WatchedWork, run_in_helper
+
+BACKEND = "watched"
+_OPERATIONS = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "send", "recv", "recv_anysource"),
+    *("allgather", "allgather_coalesced", "_allgather_base", "gather", "scatter", "alltoall", "alltoall_base"),
+    *("reduce_scatter", "_reduce_scatter_base"),
+)
+# Newer names of torch for the same operations of gloo.
+_ALIASES = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+}
+_SPOKEN = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all", "recv_anysource": "recv"}
+
+# Told of each operation as it is called: (operation, group, how many before it in this group, what it was given).
+observers: list[Callable[[dict[str, Any]], None]] = []
+
+_generation = 0  # how many times the groups have been renewed; the same on every rank
+_groups: "weakref.WeakSet[WatchedGroup]" = weakref.WeakSet()
+
+
+class WatchedGroup(dist.ProcessGroup):
+    """A process group around gloo. Every operation of torch.distributed, DTensor, FSDP2, pipelining goes through it."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
+        super().__init__(rank, size)
+        self._store, self._own_rank, self._own_size, self._timeout = store, rank, size, timeout
+        self._number = itertools.count()
+        self._stale = False
+        self._inner: dist.ProcessGroupGloo | None = None
+        self.renew()
+        _groups.add(self)
+
+    def renew(self) -> None:
+        """Put a fresh gloo group inside. Collective: every rank of the group calls it in the same generation."""
+        name = self.group_name if self._inner is not None else ""
+        store = dist.PrefixStore(f"generation {_generation}", self._store)
+        self._inner = run_in_helper(
+            lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout),
+            {"operation": "the start of a process group", "group": name, "number": 0, "given": ""},
+        )
+        # torch keeps the first backend it was given of each type, so every generation is a type of its own. Some calls
+        # (functional collectives, coalesced gathers) go to this backend without passing through the methods below.
+        kind = dist.ProcessGroup.BackendType(100 + _generation) if _generation else dist.ProcessGroup.BackendType.GLOO
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            self._register_backend(torch.device(device), kind, self._inner)
+        self._set_default_backend(kind)
+        if name:
+            self._set_group_name(name)  # registering forgets it
+        self._number = itertools.count()
+
+    def retire(self) -> None:
+        """Refuse every further operation: some rank of this group has lost it."""
+        self._stale = True
+
+    def size(self) -> int:
+        return self._own_size
+
+    def rank(self) -> int:
+        return self._own_rank
+
+    def getBackendName(self) -> str:  # torch's name
+        return BACKEND
+
+    def _start(self, operation: str, args: tuple, kwargs: dict) -> WatchedWork:
+        if self._stale:
+            raise RuntimeError(
+                f"process group {self.group_name!r} was made before a rank was replaced, which has never known it: "
+                "make the group (or mesh) again"
+            )
+        call = {
+            "operation": _SPOKEN.get(operation, operation),
+            "group": self.group_name,
+            "number": next(self._number),
+            "given": _describe(args),
+        }
+        for observe in observers:
+            observe(call)
+        return WatchedWork(lambda: getattr(self._inner, operation)(*args, **kwargs), call)
+
+
+def _operation(name: str) -> Callable[..., WatchedWork]:
+    def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> WatchedWork:
+        __tracebackhide__ = True
+        return self._start(name, args, kwargs)
+
+    call.__name__ = name
+    return call
+
+
+for _name in _OPERATIONS:
+    setattr(WatchedGroup, _name, _operation(_name))
+for _alias, _name in _ALIASES.items():
+    setattr(WatchedGroup, _alias, _operation(_name))
+
+
+def _describe(args: tuple) -> str:
+    """What an operation was given, in words: "4 × float32"."""
+    for given in args:
+        while isinstance(given, (list, tuple)) and given:
+            given = given[0]
+        if isinstance(given, torch.Tensor):
+            return f"{given.numel()} × {str(given.dtype).removeprefix('torch.')}"
+    return ""
+
+
+def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> WatchedGroup:
+    return WatchedGroup(store, rank, size, timeout)
+
+
+dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
+
+
+def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> None:
+    """Make a rank's default group. A rank that replaces another joins in the generation that the others move to."""
+    global _generation
+    _generation = generation
+    if generation:
+        _announce(store, rank, generation, [])
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)
+
+
+def renew_groups(timeout: float = 10.0) -> list[str]:
+    """Put fresh gloo groups inside all watched groups of this process, and forget what is under way in the old ones.
+
+    Collective over the default group, but through its store, so it works when the groups themselves are stuck. A
+    group that one of its ranks no longer has is retired; their names are returned. Raises TimeoutError, naming the
+    ranks that have not called it within `timeout` seconds.
+    """
+    global _generation
+    default = dist.distributed_c10d._get_default_group()
+    store, rank, world_size = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    mine = {group.group_name: group for group in _groups if not group._stale}
+    members = {name: dist.get_process_group_ranks(group) for name, group in mine.items() if group is not default}
+    _announce(store, rank, _generation + 1, sorted(members))
+    theirs = _announced(store, world_size, _generation + 1, timeout)
+    _generation += 1
+    default.renew()
+    retired = []
+    for name in sorted(members):  # the same order everywhere: making a group waits for its members
+        if all(name in theirs[member] for member in members[name]):
+            mine[name].renew()
+        else:
+            mine[name].retire()
+            retired.append(name)
+    return retired
+
+
+def _announce(store: dist.Store, rank: int, generation: int, names: list[str]) -> None:
+    store.set(f"renewal {generation} of rank {rank}", json.dumps(names))
+
+
+def _announced(store: dist.Store, world_size: int, generation: int, timeout: float) -> list[list[str]]:
+    keys = [f"renewal {generation} of rank {rank}" for rank in range(world_size)]
+    try:
+        store.wait(keys, datetime.timedelta(seconds=timeout))
+    except dist.DistError:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise TimeoutError(f"ranks {missing} did not renew their process groups within {timeout:g} s") from None
+    return [json.loads(store.get(key)) for key in keys]

@@ -1,0 +1,153 @@
+"""An operation of gloo that can be waited for, interrupted and given up (see `watched_group`)."""
+
+import contextlib
+import datetime
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_futures: "weakref.WeakSet[WatchedWork]" = weakref.WeakSet()  # works that C++ waits for
+_main_thread_waits_in: dict[str, Any] | None = None
+
+
+def waiting_in() -> dict[str, Any] | None:
+    """The operation that the main thread waits in ({"operation", "group", "number", "given"}), or None."""
+    return _main_thread_waits_in
+
+
+@contextlib.contextmanager
+def _main_thread_waits(call: dict[str, Any]) -> Iterator[None]:
+    global _main_thread_waits_in
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    outer, _main_thread_waits_in = _main_thread_waits_in, call
+    try:
+        yield
+    finally:
+        _main_thread_waits_in = outer
+
+
+class _Helpers:
+    """Threads that wait in gloo. One that is stuck there is given up; the next wait takes or starts another."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def run(self, task: Callable[[], None]) -> None:
+        self._tasks.put(task)
+        if not self._idle.acquire(blocking=False):
+            helper = threading.Thread(target=self._work, name="waits-in-gloo", daemon=True)
+            helper.belongs_to_no_cell = True  # it outlives the cell that needed it first
+            helper.start()
+
+    def _work(self) -> None:
+        while True:
+            self._tasks.get()()
+            self._idle.release()
+
+
+_helpers = _Helpers()
+
+
+class WatchedWork(dist.Work):
+    """An operation under way. `wait` can be interrupted by a signal; the tensors are gloo's until it has ended."""
+
+    def __init__(self, start: Callable[[], Any], call: dict[str, Any]):
+        super().__init__()
+        self._call = call
+        self._work: dist.Work | None = None
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        self._future: torch.futures.Future | None = None
+        self._lock = threading.Lock()
+        self._work = start()
+        _helpers.run(self._wait_in_gloo)
+
+    def _wait_in_gloo(self) -> None:
+        try:
+            self._work.wait()
+        except BaseException as error:  # whatever gloo says belongs to whoever waits
+            self._error = error
+        with self._lock:
+            self._ended.set()
+            self._settle_future()
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        __tracebackhide__ = True  # learners see their own line, not this one
+        with _main_thread_waits(self._call):
+            # torch passes 0 for "no limit of its own".
+            if not self._ended.wait(timeout.total_seconds() if timeout else None):
+                raise RuntimeError(f"{self._call['operation']}: not through after {timeout.total_seconds():g} s")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> Any:
+        return self._work.result()
+
+    def _source_rank(self) -> int:
+        return self._work._source_rank()
+
+    def get_future(self) -> torch.futures.Future:
+        """A future of our own: torch's DDP waits for it inside C++, where only an error set on it can free it."""
+        with self._lock:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                _futures.add(self)
+                if self._ended.is_set():
+                    self._settle_future()
+        return self._future
+
+    def _settle_future(self) -> None:
+        if self._future is None or self._future.done():
+            return
+        if self._error is not None:
+            self._future.set_exception(self._error)
+        else:
+            self._future.set_result(self._work.result())
+
+    def give_up(self, error: BaseException) -> None:
+        with self._lock:
+            if self._future is not None and not self._future.done():
+                self._future.set_exception(error)
+
+
+def free_waiting_futures() -> None:
+    """End every wait that hangs in C++ on a future of ours (called from a thread that is not stuck)."""
+    for work in list(_futures):
+        work.give_up(RuntimeError("interrupted"))
+
+
+def run_in_helper(task: Callable[[], Any], call: dict[str, Any]) -> Any:
+    """Run a task that may block in C++ in a helper thread, so that the wait for it can be interrupted."""
+    ended, result, error = threading.Event(), [], []
+
+    def run() -> None:
+        try:
+            result.append(task())
+        except BaseException as raised:
+            error.append(raised)
+        ended.set()
+
+    _helpers.run(run)
+    with _main_thread_waits(call):
+        ended.wait()
+    if error:
+        raise error[0]
+    return result[0]

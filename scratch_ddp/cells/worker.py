@@ -1,0 +1,210 @@
+"""A rank: runs the cells that the kernel sends, in its main thread; a second thread obeys the kernel meanwhile."""
+
+import contextlib
+import faulthandler
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.cells import output_streams, watched_group, watched_work
+from scratch_ddp.cells.last_call import LastCall
+from scratch_ddp.cells.shell import RankShell, make_shell
+from scratch_ddp.cells.wire import Link
+
+
+def run_rank(link: Link, config: dict[str, Any]) -> None:
+    """The whole life of a rank. Never returns."""
+    pid = os.getpid()
+    code = 1
+    try:
+        Rank(link, config).serve()
+        code = 0
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        if os.getpid() == pid:
+            output_streams.CellOutput.flush_c()
+        os._exit(code)  # threads that hang in gloo must not keep the process
+
+
+class Rank:
+    """One rank of a cluster. `config`: rank, world_size, device, backend, folder, generation, environment, path, …"""
+
+    def __init__(self, link: Link, config: dict[str, Any]):
+        self.link, self.config = link, config
+        self.rank, self.mark = config["rank"], config["mark"].encode()
+        self.main_thread = threading.main_thread().ident
+        self.pid = os.getpid()
+        self.tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.cell: int | None = None  # the number of the cell under way
+        self.interruptible = False
+        self.shell: RankShell | None = None
+
+    def serve(self) -> None:
+        output_streams.install(output_streams.CellOutput(os.dup(1), os.dup(2), self.mark))
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        obey = threading.Thread(target=self._obey_kernel, name="obeys-the-kernel", daemon=True)
+        obey.belongs_to_no_cell = True
+        obey.start()
+        device = self._prepare()
+        self.link.send({"type": "hello", "rank": self.rank, "pid": self.pid, "device": str(device)})
+        while True:
+            task = self.tasks.get()
+            {"execute": self._execute, "renew": self._renew}[task["type"]](task)
+
+    # Set-up
+
+    def _prepare(self) -> torch.device:
+        config = self.config
+        os.environ.clear()
+        os.environ.update(config["environment"])
+        sys.path[:] = config["path"]
+        os.chdir(config["directory"])
+        self.last_call = LastCall(Path(config["folder"]), self.rank)
+        self.crash = (Path(config["folder"]) / f"crash of rank {self.rank}").open("w")
+        faulthandler.enable(self.crash, all_threads=False)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()  # forks share the launcher's; each rank is to have its own
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+        gpu = config["gpu_id"]
+        device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
+        if gpu is not None:
+            torch.cuda.set_device(device)
+        self._join_process_group(device)
+        namespace = {
+            "torch": torch,
+            "dist": dist,
+            "rank": self.rank,
+            "world_size": config["world_size"],
+            "gpu_id": gpu,
+            "device": device,
+        }
+        self.shell = make_shell(namespace, self._send_display)
+        return device
+
+    def _join_process_group(self, device: torch.device) -> None:
+        """A file as rendezvous: it opens no port, unlike torch's TCPStore, which listens on every interface."""
+        config = self.config
+        path = Path(config["folder"]) / "rendezvous"
+        if config["backend"] == watched_group.BACKEND:
+            watched_group.observers.append(self.last_call.note)
+            store = dist.FileStore(str(path), config["world_size"])
+            watched_group.join(store, self.rank, config["world_size"], config["generation"])
+        else:
+            dist.init_process_group(
+                config["backend"],
+                init_method=f"file://{path} {config['generation']}",
+                rank=self.rank,
+                world_size=config["world_size"],
+                device_id=device if config["backend"] == "nccl" else None,
+            )
+
+    # Cells
+
+    def _execute(self, task: dict[str, Any]) -> None:
+        output_streams.begin_cell(output_streams.CellOutput(*task["files"], self.mark))
+        self.last_call.forget()
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        self.shell.execution_count = task["number"]
+        self.shell.failure = None
+        error: BaseException | None = None
+        try:
+            self.cell, self.interruptible = task["cell"], True
+            result = self.shell.run_cell(task["code"], store_history=True, silent=False)
+            error = result.error_before_exec or result.error_in_exec
+        except BaseException as raised:  # an interrupt that fell outside of the learner's code
+            error = raised
+        finally:
+            self.interruptible = False
+            interrupted_in, self.interrupted_in = self.interrupted_in, None
+            self.cell = None
+        if os.getpid() != self.pid:  # the cell forked, and this is the child: it is no rank
+            sys.stdout.flush()
+            os._exit(0 if error is None else 1)
+        for name in output_streams.restore_streams():
+            print(f"(sys.{name} had been replaced; it is the rank's own again)", file=sys.stderr)
+        output_streams.CellOutput.flush_c()
+        done = {"type": "done", "cell": task["cell"], "error": self._describe(error)}
+        self.link.send(done | {"interrupted_in": interrupted_in})
+
+    interrupted_in: dict[str, Any] | None = None
+
+    def _describe(self, error: BaseException | None) -> dict[str, Any] | None:
+        if error is None:
+            return None
+        lines = "\n".join(self.shell.failure or []).split("\n")
+        return {"name": type(error).__name__, "value": str(error), "traceback": lines}
+
+    def _send_display(self, display: dict[str, Any]) -> None:
+        text = display["data"].get("text/plain")
+        if text is not None and len(display["data"]) == 1:
+            print(text)  # plain text is shown as what a rank prints
+            return
+        place = output_streams.current_output().place_display()
+        self.link.send({"type": "display", "cell": self.cell, "place": place, **display})
+
+    def _renew(self, task: dict[str, Any]) -> None:
+        """Put fresh process groups in place of those that an interrupt has left in doubt."""
+        try:
+            if self.config["backend"] != watched_group.BACKEND:
+                retired = self._start_over(task["generation"])
+            else:
+                retired = watched_group.renew_groups(task["timeout"])
+            self.link.send({"type": "renewed", "retired": retired})
+        except BaseException as error:
+            self.link.send({"type": "renewed", "error": f"{type(error).__name__}: {error}"})
+
+    def _start_over(self, generation: int) -> list[str]:
+        """Plain gloo and NCCL: a new default group; groups and meshes made before are lost."""
+        self.config["generation"] = generation
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+        self._join_process_group(self.shell.user_ns["device"])
+        return ["all but the default group"]
+
+    # The second thread
+
+    def _obey_kernel(self) -> None:
+        try:
+            while True:
+                for message in self.link.receive():
+                    self._obey(message)
+        except (EOFError, OSError):
+            os.killpg(0, signal.SIGKILL)  # the kernel is gone, and so are this rank and what it has started
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "execute":
+            self.tasks.put(message | {"files": self.link.take_files(2)})
+        elif kind == "renew":
+            self.tasks.put(message)
+        elif kind == "interrupt" and message["cell"] == self.cell:
+            watched_work.free_waiting_futures()
+            signal.pthread_kill(self.main_thread, signal.SIGINT)
+        elif kind == "where":
+            self.link.send({"type": "whereabouts", "cell": message["cell"], **self._whereabouts(message["cell"])})
+
+    def _on_interrupt(self, *_: Any) -> None:
+        if self.interruptible:
+            self.interrupted_in = {"line": self._line_of_cell(), "waits_in": watched_work.waiting_in()}
+            raise KeyboardInterrupt
+
+    def _whereabouts(self, cell: int) -> dict[str, Any]:
+        if cell != self.cell:
+            return {"line": None, "waits_in": None}
+        return {"line": self._line_of_cell(), "waits_in": watched_work.waiting_in()}
+
+    def _line_of_cell(self) -> int | None:
+        """The line of the innermost frame of the main thread that stands in a cell."""
+        frame = sys._current_frames().get(self.main_thread)
+        while frame is not None and frame.f_code.co_filename not in self.shell.compile._filename_map:
+            frame = frame.f_back
+        return frame.f_lineno if frame is not None else None
