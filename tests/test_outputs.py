@@ -1,5 +1,6 @@
 """How a notebook's outputs are saved, and `refresh`, which saves them."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -108,3 +109,14 @@ def test_a_failing_cell_is_named_and_the_file_stays(tmp_path):
     with pytest.raises(CellFailed, match=r"cell 2 \(print\('so far'\)\)(.|\n)*ValueError: wrong shape"):
         refresh.refresh(path)
     assert path.read_bytes() == before
+
+
+def test_strict_nbval_compares_what_refresh_saved(tmp_path):
+    """A waiting line that comes in one run only is no difference; another number is."""
+    waits = "import sys\nfrom pathlib import Path\nif Path('ran').exists():\n    print('waits', end='\\b' * 5)"
+    path = save(tmp_path / "00_x.ipynb", waits + "\nPath('ran').touch()\nprint('done', sys.prefix)", "6 * 7")
+    refresh.refresh(path)
+    (tmp_path / "01_y.ipynb").write_text(path.read_text().replace('"42"', '"43"'))
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "--nbval", "-q", str(tmp_path)]
+    done = subprocess.run(command, cwd=outputs.ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
