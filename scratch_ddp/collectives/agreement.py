@@ -67,9 +67,9 @@ def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGro
     Raises TypeError if a rank's check did (and no other failed otherwise), else ValueError; the text names the ranks.
     Cost: one all-reduce of 24 bytes, counted as set-up.
     """
-    error, facts = None, {}
+    error, facts = None, {"call": call}
     try:
-        facts = {"call": call} | check()
+        facts |= check()
     except (TypeError, ValueError) as raised:
         error = raised
     digest = int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=7).digest(), "big")
@@ -83,12 +83,13 @@ def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGro
         reports = [None] * dist.get_world_size(group)
         dist.all_gather_object(reports, (facts, error), group=group)
     by_rank = dict(zip(dist.get_process_group_ranks(group), reports, strict=True))
+    called = " / ".join(sorted({facts["call"] for facts, _ in reports}))
     errors = {rank: error for rank, (_, error) in by_rank.items() if error is not None}
     if errors:
         kind = TypeError if all(isinstance(error, TypeError) for error in errors.values()) else ValueError
-        raise kind(f"{call}: {_who_said_what(errors)}") from None
+        raise kind(f"{called}: {_who_said_what(errors)}") from None
     facts_of = {rank: facts for rank, (facts, _) in by_rank.items()}
-    raise ValueError(f"{call}: the ranks disagree. {_differences(facts_of)}")
+    raise ValueError(f"{called}: the ranks disagree. {_differences(facts_of)}")
 
 
 def _differences(facts: dict[int, dict[str, Any]]) -> str:

@@ -124,7 +124,7 @@ def staged(asked: Arguments) -> Iterator[dict[str, Any]]:
 def _transport(device: torch.device, group: dist.ProcessGroup) -> torch.device:
     """Where tensors of `device` are sent from: there, or from the CPU, since gloo's send takes CPU memory only."""
     backends = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
-    if device.type in backends and (device.type == "cpu" or backends[device.type] != "gloo"):
+    if device.type == "cpu" and "cpu" in backends or backends.get(device.type) in ("nccl", "xccl"):
         return device
     if "cpu" in backends:
         return torch.device("cpu")

@@ -156,6 +156,10 @@ def _seen_wait(_: str, original: Any) -> Callable:
 class _Operators(TorchDispatchMode):
     """Sees the collectives that C++ calls on plain groups. Their waits are in C++ too: they count as waited for."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch imports its compiler, which takes seconds, at the first operation
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = None if _thread.inside else _collective(func)
         if name is None:

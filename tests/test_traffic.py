@@ -1,0 +1,364 @@
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from ranks import run_ranks
+from torch.distributed import all_reduce as imported_earlier
+from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
+
+from scratch_ddp.traffic import Counts, ring_bytes, ring_rounds, set_up, traffic
+from scratch_ddp.traffic.rounds import Start, Wait, depth
+from scratch_ddp.traffic.taps import METHODS
+
+
+class PythonGroup(dist.ProcessGroup):
+    """A group written in Python around gloo, as simulated links and rank cells use."""
+
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self.inner = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self.inner)
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+
+    def allreduce(self, tensors, opts=None):
+        return self.inner.allreduce(tensors, opts or dist.AllreduceOptions())
+
+    def broadcast(self, tensors, opts):
+        return self.inner.broadcast(tensors, opts)
+
+    def allgather(self, outputs, inputs, opts=None):
+        return self.inner.allgather(outputs, inputs, opts or dist.AllgatherOptions())
+
+    def send(self, tensors, dst, tag):
+        return self.inner.send(tensors, dst, tag)
+
+    def recv(self, tensors, src, tag):
+        return self.inner.recv(tensors, src, tag)
+
+
+dist.Backend.register_backend("python_group", PythonGroup, devices=["cpu"])
+
+
+def count(function):
+    with warnings.catch_warnings(), traffic() as counted:
+        warnings.simplefilter("ignore")  # torch renames its functions; the older names are meant to be seen too
+        function()
+    return counted
+
+
+def wire(function):
+    """(calls, payload bytes, wire bytes) of this rank."""
+    counted = count(function)
+    return counted.calls, counted.payload_bytes, counted.wire_bytes
+
+
+def every_collective(rank, n):
+    """(name, call, payload, wire bytes) with the bytes worked out by hand: 12 elements of 4 bytes, 4 ranks."""
+    x, four = torch.zeros(12), [torch.zeros(12) for _ in range(4)]
+    long = torch.zeros(48)
+    at_0 = four if rank == 0 else None
+    yield "all_reduce", lambda: dist.all_reduce(x), 48, 72
+    yield "all_reduce", lambda: imported_earlier(x), 48, 72
+    yield "all_reduce", lambda: dist.all_reduce(x, async_op=True).wait(), 48, 72
+    yield "all_reduce", lambda: dist.all_reduce_coalesced([x, x]), 96, 144
+    yield "broadcast", lambda: dist.broadcast(x, 2), 48, 0 if rank == 1 else 48
+    yield "reduce", lambda: dist.reduce(x, 2), 48, 0 if rank == 2 else 48
+    yield "all_gather", lambda: dist.all_gather(four, x), 48, 144
+    yield "all_gather", lambda: dist.all_gather_into_tensor(long, x), 48, 144
+    yield "gather", lambda: dist.gather(x, at_0, 0), 48, 0 if rank == 0 else 48
+    yield "scatter", lambda: dist.scatter(x, at_0, 0), 192 if rank == 0 else 0, 144 if rank == 0 else 0
+    yield "reduce_scatter", lambda: dist.reduce_scatter(x, four), 192, 144
+    yield "reduce_scatter", lambda: dist.reduce_scatter_tensor(x, long), 192, 144
+    yield "all_to_all", lambda: dist.all_to_all([torch.zeros(12) for _ in range(4)], four), 192, 144
+    yield "all_to_all", lambda: dist.all_to_all_single(long, torch.zeros(48)), 192, 144
+    yield "barrier", lambda: dist.barrier(), 0, 0
+    world = dist.group.WORLD
+    yield "all_reduce", lambda: functional.all_reduce(x, "sum", world) + 0, 48, 72
+    yield "all_gather", lambda: functional.all_gather_tensor(x, 0, world) + 0, 48, 144
+    yield "reduce_scatter", lambda: functional.reduce_scatter_tensor(long, "sum", 0, world) + 0, 192, 144
+    yield "all_to_all", lambda: functional.all_to_all_single(long, None, None, world) + 0, 192, 144
+    yield "broadcast", lambda: functional.broadcast(x, 0, world) + 0, 48, 0 if rank == 3 else 48
+
+
+def test_torchs_collectives_by_the_rings_formula():
+    def ranks():
+        for name, call, payload, sent in every_collective(dist.get_rank(), 4):
+            assert wire(call) == ({name: 1}, payload, sent), name
+
+    run_ranks(4, ranks)
+
+
+def coalesced():
+    with dist._coalescing_manager(async_ops=True) as both:
+        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.ones(3))
+    both.wait()
+
+
+def test_coalesced_calls_are_one_and_object_collectives_are_what_they_are_made_of():
+    def ranks():
+        assert wire(coalesced) == ({"all_reduce": 1}, 20, 20)
+        small = count(lambda: dist.all_gather_object([None, None], "x"))
+        large = count(lambda: dist.all_gather_object([None, None], "x" * 1000))
+        assert small.calls == large.calls == {"all_gather": 2}  # the sizes, then the pickles
+        assert 990 < large.payload_bytes - small.payload_bytes < 1010
+
+    run_ranks(2, ranks)
+
+
+def test_messages_of_every_form():
+    def ranks():
+        rank, other = dist.get_rank(), 1 - dist.get_rank()
+        x, y = torch.zeros(5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+
+        def blocking():
+            dist.send(x, 1) if rank == 0 else dist.recv(y, 0)
+
+        def both_ways():
+            sent = dist.isend(x, other)
+            dist.irecv(y, other).wait()
+            sent.wait()
+
+        def batch():
+            ops = [dist.P2POp(dist.isend, x, other), dist.P2POp(dist.irecv, y, other)]
+            [work.wait() for work in dist.batch_isend_irecv(ops)]
+
+        def from_anyone():
+            dist.send(x, 1, tag=7) if rank == 0 else dist.recv(y, tag=7)
+
+        answers = []
+        for form in (blocking, both_ways, batch, from_anyone):
+            counted = count(form)
+            whole = counted.over_ranks()
+            assert whole.depth == 1 and not counted.payload_bytes
+            assert counted.wire_bytes == counted.bytes_sent
+            answers.append((counted.calls, counted.messages, counted.bytes_sent, counted.bytes_received))
+            assert whole.messages == whole.bytes_sent // 40 and whole.per_rank[rank].calls == counted.calls
+        return answers
+
+    sender, receiver = ({"send": 1}, 1, 40, 0), ({"recv": 1}, 0, 0, 40)
+    both = ({"send": 1, "recv": 1}, 1, 40, 40)
+    assert run_ranks(2, ranks) == [[sender, both, both, sender], [receiver, both, both, receiver]]
+
+
+def test_totals():
+    def ranks():
+        rank = dist.get_rank()
+        with traffic() as counted:
+            for _ in range(rank):
+                dist.send(torch.zeros(3), 0)
+            if rank == 0:
+                for sender in (1, 2, 2):
+                    dist.recv(torch.zeros(3), sender)
+            dist.all_reduce(torch.zeros(3))
+        return counted.over_ranks()
+
+    totals = run_ranks(3, ranks)
+    assert totals[0] == totals[1] == totals[2]
+    whole = totals[0]
+    assert (whole.messages, whole.bytes_sent, whole.max_messages, whole.max_bytes_sent) == (3, 36, 2, 24)
+    assert (whole.wire_bytes, whole.max_wire_bytes) == (36 + 3 * 16, 24 + 16)
+    assert [counts.messages_received for counts in whole.per_rank] == [3, 0, 0]
+    assert whole.depth == 3 + 4  # three receives one after the other, then an all-reduce on a ring of three
+
+
+def test_depth_of_what_waits_and_what_does_not():
+    def ranks():
+        rank, n, x = dist.get_rank(), dist.get_world_size(), torch.zeros(1)
+
+        def star():
+            [dist.send(x, i) for i in range(1, n)] if rank == 0 else dist.recv(x, 0)
+
+        def star_at_once():
+            works = [dist.isend(x, i) for i in range(1, n)] if rank == 0 else [dist.irecv(x, 0)]
+            [work.wait() for work in works]
+
+        def chain():
+            if rank:
+                dist.recv(x, rank - 1)
+            if rank < n - 1:
+                dist.send(x, rank + 1)
+
+        def exchange_by_parity():  # both neighbours in turn: two rounds though nothing depends on the first
+            for first in (0, 1):
+                pair = rank ^ 1 if first == 0 else (rank + 1 if rank % 2 else rank - 1) % n
+                ops = [dist.P2POp(dist.isend, x, pair), dist.P2POp(dist.irecv, torch.zeros(1), pair)]
+                [work.wait() for work in dist.batch_isend_irecv(ops)]
+
+        def two_groups():
+            dist.all_reduce(x, group=pair)
+            dist.all_reduce(x)
+
+        pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+        forms = (star, star_at_once, chain, exchange_by_parity, two_groups)
+        return [count(form).over_ranks().depth for form in forms]
+
+    assert run_ranks(4, ranks) == [[3, 1, 3, 2, 2 + 6]] * 4
+
+
+def test_depth_of_logs():
+    def message(number, a, b):
+        return Start(number, (a, b), 2, 1)
+
+    ring = [[message(0, r, (r + 1) % 3), message(1, (r - 1) % 3, r), Wait(0), Wait(1)] for r in range(3)]
+    assert depth(ring) == 1
+    assert depth([]) == depth([[], []]) == 0
+    never_waited = [[message(0, 0, 1), message(1, 0, 1)], [message(0, 0, 1), message(1, 0, 1)]]
+    assert depth(never_waited) == 1
+    # The second message on a channel is the second receive's, also when they are waited for in another order.
+    crossed = [
+        [message(0, 0, 1), Wait(0), message(1, 0, 1), Wait(1)],
+        [message(0, 0, 1), message(1, 0, 1), Wait(1), Wait(0)],
+    ]
+    assert depth(crossed) == 2
+    assert depth([[message(0, 5, 0), Wait(0), message(1, 5, 0), Wait(1)]]) == 2  # from a rank without a log
+    assert depth([[Start(0, "all", 2, 6), Wait(0), message(1, 0, 1)], [Start(0, "all", 2, 6), message(1, 0, 1)]]) == 7
+
+
+def test_set_up_is_counted_apart():
+    def ranks():
+        with traffic() as counted:
+            dist.all_reduce(torch.zeros(2))
+            with set_up():
+                dist.all_reduce(torch.zeros(3))
+                with set_up():
+                    dist.barrier()
+                with pytest.raises(ZeroDivisionError), set_up():
+                    raise ZeroDivisionError
+                dist.barrier()
+            dist.all_reduce(torch.zeros(2))
+        return (
+            counted.calls,
+            counted.payload_bytes,
+            counted.setup.calls,
+            counted.setup.payload_bytes,
+            counted.over_ranks(),
+        )
+
+    for calls, payload, setup_calls, setup_payload, whole in run_ranks(2, ranks):
+        assert (calls, payload) == ({"all_reduce": 2}, 16)
+        assert (setup_calls, setup_payload) == ({"all_reduce": 1, "barrier": 2}, 12)
+        assert whole.depth == 4
+
+
+def test_nested_blocks_exceptions_and_what_is_put_back():
+    before = [{m: vars(c).get(m) for m in (*METHODS, "wait")} for c in (dist.ProcessGroup, dist.Work, PythonGroup)]
+
+    def ranks():
+        x = torch.zeros(1)
+        with traffic() as outer:
+            dist.all_reduce(x)
+            with pytest.raises(KeyError), traffic() as inner:
+                dist.all_reduce(x)
+                raise KeyError
+            with pytest.raises(RuntimeError, match="invalid root"):
+                dist.broadcast(x, src=99)  # a call that raises is not counted
+            with traffic() as empty:
+                pass
+            dist.all_reduce(x)
+            asked = outer.over_ranks()
+        dist.all_reduce(x)
+        after = [{m: vars(c).get(m) for m in (*METHODS, "wait")} for c in (dist.ProcessGroup, dist.Work, PythonGroup)]
+        assert all(a == b for a, b in zip(before, after, strict=True))
+        assert outer.calls == {"all_reduce": 3} and inner.calls == {"all_reduce": 1}
+        assert empty.calls == {} and empty.setup == Counts()
+        assert asked.per_rank[0].calls == {"all_reduce": 3} and outer.setup.calls == {"all_gather": 2}
+        assert asked.depth == 6
+
+    run_ranks(2, ranks)
+
+
+def test_a_wait_outside_the_block_and_a_block_in_the_middle():
+    def ranks():
+        early = dist.all_reduce(torch.zeros(2), async_op=True)
+        with traffic() as counted:
+            early.wait()
+            late = dist.all_reduce(torch.zeros(2), async_op=True)
+        late.wait()
+        return counted.calls, counted.over_ranks().depth
+
+    assert run_ranks(2, ranks) == [({"all_reduce": 1}, 2)] * 2
+
+
+def ddp_step(group=None):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2), process_group=group)
+    with traffic() as counted:
+        model(torch.ones(1, 3)).sum().backward()
+    return counted
+
+
+@pytest.mark.parametrize("backend", ["gloo", "python_group"])
+def test_groups_of_both_kinds_under_torchs_own_classes(backend):
+    def ranks():
+        step = ddp_step()
+        assert (step.calls, step.payload_bytes, step.wire_bytes) == ({"all_reduce": 1}, 32, 32)
+        x, other = torch.zeros(4), 1 - dist.get_rank()
+
+        def messages():
+            work = dist.isend(x, other)
+            dist.recv(torch.zeros(4), other)
+            work.wait()
+
+        counted = count(messages)
+        assert (counted.calls, counted.bytes_sent) == ({"send": 1, "recv": 1}, 16)
+        assert counted.over_ranks().depth == 1
+        assert wire(lambda: dist.all_reduce(x)) == ({"all_reduce": 1}, 16, 16)
+        assert wire(lambda: functional.all_reduce(x, "sum", dist.group.WORLD) + 0) == ({"all_reduce": 1}, 16, 16)
+        if backend == "gloo":
+            mesh = DeviceMesh("cpu", [0, 1])
+            shards = distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)])
+            assert wire(lambda: shards.redistribute(mesh, [Replicate()]).to_local()) == ({"all_gather": 1}, 16, 16)
+
+    run_ranks(2, ranks, backend=backend)
+
+
+def test_several_groups():
+    def ranks():
+        rank = dist.get_rank()
+        pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        mine = pairs[rank % 2]
+        with traffic() as counted:
+            dist.all_reduce(torch.zeros(8), group=mine)
+            dist.all_reduce(torch.zeros(8))
+            dist.broadcast(torch.zeros(8), src=rank % 2 + 2, group=mine)
+        assert counted.wire_bytes == 32 + 48 + (32 if rank >= 2 else 0)  # the source sends, the last does not
+        whole = counted.over_ranks(mine)
+        assert len(whole.per_rank) == 2 and whole.wire_bytes == 2 * 80 + 32
+
+    run_ranks(4, ranks)
+
+
+def test_the_value_is_what_it_would_be_without_counting():
+    def ranks():
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        x = torch.ones(1, 3) * dist.get_rank()
+        model(x).sum().backward()
+        plain = [parameter.grad.clone() for parameter in model.parameters()]
+        model.zero_grad()
+        with traffic():
+            model(x).sum().backward()
+        return all(torch.equal(a, b.grad) for a, b in zip(plain, model.parameters(), strict=True))
+
+    assert run_ranks(2, ranks) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("call", "payload", "n", "sent", "rounds"),
+    [
+        ("all_reduce", 100, 4, 150, 6),
+        ("all_gather", 25, 4, 75, 3),
+        ("reduce_scatter", 100, 4, 75, 3),
+        ("barrier", 0, 3, 0, 4),
+    ],
+)
+def test_formulas(call, payload, n, sent, rounds):
+    assert ring_bytes(call, payload, n, 0) == sent and ring_rounds(call, n) == rounds
+    assert ring_bytes(call, payload, 1, 0) == 0 == ring_rounds(call, 1)
+
+
+def test_no_formula_for_an_unknown_call():
+    with pytest.raises(ValueError, match="gossip"):
+        ring_bytes("gossip", 1, 2, 0)
