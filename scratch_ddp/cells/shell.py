@@ -2,6 +2,7 @@
 
 import base64
 import builtins
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,7 @@ class RankShell(InteractiveShell):
     displayhook_class = _ValueHook
     display_pub_class = _Publisher
     failure: list[str] | None = None
+    on_failure: Callable[[], None] = staticmethod(lambda: None)  # called as soon as an exception has left the cell
 
     def enable_gui(self, gui: str | None = None) -> None:
         pass
@@ -52,11 +54,11 @@ class RankShell(InteractiveShell):
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
         self.failure = list(stb)
 
-    def showtraceback(self, *args: Any, **kwargs: Any) -> None:
-        self.failure = None
-        super().showtraceback(*args, **kwargs)
-        if self.failure is None:  # IPython prints nothing but the name of some (KeyboardInterrupt, SystemExit)
-            self.failure = []
+    def showtraceback(self, exc_tuple: tuple | None = None, **kwargs: Any) -> None:
+        self.on_failure()
+        self.failure = []
+        if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # whoever pressed Stop is told by the kernel
+            super().showtraceback(exc_tuple, **kwargs)
 
     def show_usage_error(self, exc: BaseException) -> None:
         self.failure = [f"UsageError: {exc}"]
@@ -85,8 +87,6 @@ def _show_figures(shell: RankShell) -> None:
     """Show matplotlib's figures at the end of a cell, without importing matplotlib before a cell needs it."""
 
     def show() -> None:
-        import sys
-
         if "matplotlib.pyplot" in sys.modules:
             from matplotlib_inline.backend_inline import flush_figures
 

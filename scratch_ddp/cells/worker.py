@@ -88,6 +88,7 @@ class Rank:
             "device": device,
         }
         self.shell = make_shell(namespace, self._send_display)
+        self.shell.on_failure = self._end_of_learners_code
         return device
 
     def _join_process_group(self, device: torch.device) -> None:
@@ -137,10 +138,17 @@ class Rank:
 
     interrupted_in: dict[str, Any] | None = None
 
+    def _end_of_learners_code(self) -> None:
+        """What follows is ours: an interrupt that comes now would only hide what happened."""
+        self.interruptible = False
+
     def _describe(self, error: BaseException | None) -> dict[str, Any] | None:
         if error is None:
             return None
-        lines = "\n".join(self.shell.failure or []).split("\n")
+        text = "\n".join(self.shell.failure or [])
+        for folder in sorted({str(Path(place).resolve()) for place in sys.path}, key=len, reverse=True):
+            text = text.replace(f"{folder}/", "")  # a file's name in its package says more, and is the same everywhere
+        lines = text.split("\n")
         return {"name": type(error).__name__, "value": str(error), "traceback": lines}
 
     def _send_display(self, display: dict[str, Any]) -> None:
@@ -194,7 +202,8 @@ class Rank:
 
     def _on_interrupt(self, *_: Any) -> None:
         if self.interruptible:
-            self.interrupted_in = {"line": self._line_of_cell(), "waits_in": watched_work.waiting_in()}
+            where = {"line": self._line_of_cell(), "waits_in": watched_work.waiting_in()}
+            self.interrupted_in = self.interrupted_in or where
             raise KeyboardInterrupt
 
     def _whereabouts(self, cell: int) -> dict[str, Any]:
