@@ -112,6 +112,16 @@ class Notebook:
             assert time.monotonic() < deadline, f"still running after {timeout} s:\n{self.text()}"
             self.page.wait_for_timeout(50)
 
+    def not_run(self) -> list[int]:
+        """Code cells that have no number: those after an error, when all were to be run."""
+        prompts = self.panel.locator(".jp-Notebook-cell").evaluate_all(
+            "cells => cells.map(cell => cell.querySelector('.jp-InputPrompt')?.innerText ?? '')"
+        )
+        code = self.panel.locator(".jp-Notebook-cell").evaluate_all(
+            "cells => cells.map(cell => cell.classList.contains('jp-CodeCell'))"
+        )
+        return [index for index, is_code in enumerate(code) if is_code and not re.search(r"\d", prompts[index])]
+
     def wait_for_output(self, index: int, text: str, timeout: float) -> None:
         self.cells.nth(index).locator(".jp-OutputArea", has_text=text).wait_for(timeout=timeout * 1000)
 
@@ -128,11 +138,16 @@ class Notebook:
         return sum(width > 0 for width in widths)
 
     def stop(self) -> None:
+        """Press the Stop button."""
         self.panel.locator("[data-command='notebook:interrupt-kernel']").click()
+
+    def press_restart(self) -> None:
+        """Press the Restart button and confirm; returns at once."""
+        self.panel.locator("[data-command='notebook:restart-kernel']").click()
+        self.page.locator(".jp-Dialog .jp-mod-accept").click()
 
     def restart(self, timeout: float = 60) -> None:
         """Restart the kernel; returns when the new one is idle."""
-        self.panel.locator("[data-command='notebook:restart-kernel']").click()
-        self.page.locator(".jp-Dialog .jp-mod-accept").click()
+        self.press_restart()
         self.page.locator(".jp-Dialog").wait_for(state="detached")
         self.wait_for_status("Idle", timeout)

@@ -1,16 +1,24 @@
 """What a learner does, in a real JupyterLab: open a lesson, run it, press Stop, restart the kernel."""
 
+import re
+import shutil
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from jupyterlab import CHROMIUM, CHROMIUM_OPTIONS, Notebook, serve
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from scratch_ddp.project.copies import copy_fresh
+from scratch_ddp.project.lessons import ROOT, find_lesson
 from scratch_ddp.project.outputs import KERNELSPEC, to_text
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH (Debian: apt install chromium)")
 
+START = ("import os\nprint('kernel', os.getpid())", "%load_ext scratch_ddp", "%dist_init -n 2")
+ONLY_RANK_0 = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"
 PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"><rect width="40" height="20"/></svg>'
 
 
@@ -18,8 +26,8 @@ PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"><rect 
 def copies(tmp_path_factory) -> Path:
     """A folder of copies beside one of pictures, as in a clone."""
     clone = tmp_path_factory.mktemp("clone")
-    for name in ("my_lessons", "assets"):
-        (clone / name).mkdir()
+    shutil.copytree(ROOT / "assets", clone / "assets")
+    (clone / "my_lessons").mkdir()
     (clone / "assets" / "a.svg").write_text(PICTURE)
     (clone / "my_lessons" / "glossary.md").write_text(
         "# Glossary\n" + "\nfiller\n" * 80 + "\n## world size\n\nHow many.\n"
@@ -88,3 +96,53 @@ def test_stop_and_restart_of_a_plain_kernel(page, address, copies):
     notebook.restart()
     notebook.run_cell(1)
     notebook.wait_for_output(1, "NameError", timeout=30)
+
+
+def test_lesson_00_runs_and_shows_its_ranks_and_pictures(page, address, copies):
+    lesson = find_lesson("00")
+    copy_fresh(lesson, copies)
+    notebook = Notebook(page, address, f"{copies.name}/{lesson.name}")
+    notebook.run_all()
+    notebook.wait_until_done(timeout=180)
+    cells = range(notebook.cells.count())
+    assert notebook.not_run() == []
+    assert re.search(r"rank 0\b", notebook.text()) and re.search(r"rank 3\b", notebook.text())
+    assert sum(notebook.pictures(index) for index in cells) >= 1
+
+
+def test_stop_frees_a_deadlocked_cell_and_the_next_cell_works(page, address, copies):
+    after = "x = torch.full((1,), float(kept))\ndist.all_reduce(x)\nprint('sum', int(x))"
+    path = write(copies / "deadlock.ipynb", *START, "kept = rank + 20", ONLY_RANK_0, after)
+    notebook = Notebook(page, address, path)
+    for index in range(4):
+        notebook.run_cell(index)
+    notebook.wait_for_output(2, "ready", timeout=60)
+    notebook.wait_until_done(timeout=60)
+    notebook.run_cell(4)
+    notebook.wait_for_output(4, "all_reduce", timeout=20)  # the line that says where everyone is
+    pressed = time.monotonic()
+    notebook.stop()
+    notebook.wait_until_done(timeout=10)
+    assert time.monotonic() - pressed < 3
+    said = notebook.output(4)
+    assert re.search(r"rank 0 waits in all_reduce .*rank 1 never came", said)
+    assert said.count("rank 0") == 1  # the waiting line is gone
+    notebook.run_cell(5)
+    notebook.wait_for_output(5, "sum 41", timeout=10)
+
+
+def test_a_restart_leaves_no_process_of_the_cluster(page, address, copies):
+    path = write(copies / "restart.ipynb", *START, "import os\nprint('pid', os.getpid())", ONLY_RANK_0)
+    notebook = Notebook(page, address, path)
+    notebook.run_all()
+    notebook.wait_for_output(4, "all_reduce", timeout=60)  # restarted in the middle of a deadlock
+    kernel = psutil.Process(int(re.search(r"kernel (\d+)", notebook.output(0))[1]))
+    ranks = {int(pid) for pid in re.findall(r"pid (\d+)", notebook.output(3))}
+    cluster = kernel.children(recursive=True)
+    assert len(ranks) == 2 and ranks <= {process.pid for process in cluster}
+    notebook.press_restart()
+    _, alive = psutil.wait_procs([kernel], timeout=10)
+    assert not alive
+    _, alive = psutil.wait_procs(cluster, timeout=2)
+    assert not alive
+    notebook.wait_for_status("Idle", timeout=60)
