@@ -169,6 +169,13 @@ def test_a_result_may_be_the_input():
         tensors = [torch.full((2,), i) for i in range(n)]
         ours.scatter(tensors[2], tensors if rank == 1 else None, src=1)
         assert tensors[2].tolist() == [rank] * 2
+        leaving, arriving = (
+            [torch.full((2,), 10 * rank + i) for i in range(n)],
+            [torch.zeros(2).long() for _ in range(n)],
+        )
+        arriving[rank] = leaving[rank]
+        ours.all_to_all(arriving, leaving)
+        assert torch.stack(arriving).tolist() == [[10 * i + rank] * 2 for i in range(n)]
 
     run_ranks(3, ranks)
 
@@ -249,6 +256,11 @@ def refused(function, *args, **kwargs):
     return type(caught.value).__name__, str(caught.value)
 
 
+class Unreadable(torch.Tensor):
+    def data_ptr(self):
+        raise RuntimeError("no memory behind it")
+
+
 def wrong_calls(rank):
     """(what the message says, the call): wrong on every rank, on rank 1 only, or different on rank 1."""
     odd = rank == 1
@@ -271,6 +283,7 @@ def wrong_calls(rank):
     yield "tensor is expanded", (ours.broadcast, torch.zeros(1).expand(3))
     yield "dense tensor", (ours.broadcast, torch.zeros(3).to_sparse())
     yield "dense tensor", (ours.broadcast, torch.zeros(3, device="meta"))
+    yield "rank 1: no memory behind it", (ours.broadcast, torch.zeros(3).as_subclass(Unreadable) if odd else x)
     yield "a sum of bool", (ours.ring_all_reduce, x.bool())
     yield "can't add tensors of float8_e4m3fn", (ours.reduce, x.to(torch.float8_e4m3fn))
     yield "tensor_list must have one tensor for each of the 3 ranks, not 2", (ours.all_gather, three[:2], x)

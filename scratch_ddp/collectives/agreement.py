@@ -70,8 +70,8 @@ def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGro
     error, facts = None, {"call": call}
     try:
         facts |= check()
-    except (TypeError, ValueError) as raised:
-        error = raised
+    except Exception as raised:  # whatever it is, this rank must not raise it alone
+        error = (isinstance(raised, TypeError), str(raised))
     digest = int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=7).digest(), "big")
     # The largest digest and the smallest (as the largest negative) are the same if and only if all are.
     vote = torch.tensor([digest, -digest, error is not None], device=_small_tensor_device(group))
@@ -86,8 +86,8 @@ def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGro
     called = " / ".join(sorted({facts["call"] for facts, _ in reports}))
     errors = {rank: error for rank, (_, error) in by_rank.items() if error is not None}
     if errors:
-        kind = TypeError if all(isinstance(error, TypeError) for error in errors.values()) else ValueError
-        raise kind(f"{called}: {_who_said_what(errors)}") from None
+        kind = TypeError if all(is_type_error for is_type_error, _ in errors.values()) else ValueError
+        raise kind(f"{called}: {_who_said_what({rank: text for rank, (_, text) in errors.items()})}")
     facts_of = {rank: facts for rank, (facts, _) in by_rank.items()}
     raise ValueError(f"{called}: the ranks disagree. {_differences(facts_of)}")
 
