@@ -1,0 +1,77 @@
+"""`check`: run a learner's function on all ranks, say which criteria hold, and leave the process group working."""
+
+import contextlib
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from scratch_ddp.exercises import source
+from scratch_ddp.exercises.exercise import Exercise, exercise_of
+from scratch_ddp.exercises.groups import make_anew, renew, watched_default_group
+from scratch_ddp.exercises.meeting import Meeting, RanksMissing
+from scratch_ddp.exercises.trial import GRACE, AnswerFailed, Trial
+from scratch_ddp.exercises.verdict import Verdict
+from scratch_ddp.exercises.wording import ranks
+
+SECONDS = 5.0  # that one call of an answer may take
+
+
+def check(function: Callable, seconds: float = SECONDS) -> None:
+    """Print which criteria a learner's function meets: the same lines on every rank. Call it on all ranks.
+
+    `not written yet` while it is the stub everywhere. A call of the function is ended after `seconds`, if it waits or
+    computes in the default group; the process group works afterwards, whatever it did.
+    """
+    print("\n".join(examine(function, seconds).lines))
+
+
+def solution(function: Callable) -> None:
+    """Print the reference of an exercise, given the learner's function."""
+    print(source.answer(exercise_of(function).reference).rstrip("\n"))
+
+
+def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
+    """As `check`, but return the verdict, the same on every rank, and print nothing.
+
+    Raises TypeError or ValueError for what is no exercise, RuntimeError where there are fewer than two ranks or some of
+    them do not come.
+    """
+    exercise = exercise_of(function)
+    if not dist.is_initialized() or dist.get_world_size() < 2:
+        raise RuntimeError("an exercise is checked on two or more ranks: start them with %dist_init -n 4")
+    try:
+        meeting = Meeting(seconds + GRACE)
+    except RanksMissing as error:
+        raise RuntimeError(
+            f"check({exercise.name}) runs on every rank: {ranks(error.missing).lower()} did not come within "
+            f"{error.seconds:g} s. Run the cell without %%rank."
+        ) from None
+    try:
+        return _examine(function, exercise, meeting, seconds)
+    finally:
+        meeting.close()
+
+
+def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: float) -> Verdict:
+    facts = meeting.exchange({"name": exercise.name, "stub": source.is_stub(function, exercise.reference)}, GRACE)
+    if len({fact["name"] for fact in facts}) > 1:
+        names = ", ".join(f"rank {rank} {fact['name']}" for rank, fact in enumerate(facts))
+        return Verdict({"runs": f"The ranks check different functions: {names}."})
+    unwritten = [rank for rank, fact in enumerate(facts) if fact["stub"]]
+    if len(unwritten) == meeting.size:
+        return Verdict()
+    if unwritten:
+        still = "has" if len(unwritten) == 1 else "have"
+        return Verdict({"written": f"{ranks(unwritten)} still {still} the stub: run your cell on every rank."})
+    backend = dist.get_backend()
+    with watched_default_group():
+        trial = Trial(function, meeting, seconds)
+        with contextlib.suppress(AnswerFailed):
+            exercise.examine(trial)
+        verdict = trial.verdict()
+        if trial.ranks_missing:
+            return verdict.with_note("Press Stop, then run the cells again.")
+        destroyed = any(meeting.exchange(not dist.is_initialized(), GRACE))
+        if trial.spoiled and not destroyed:
+            verdict = verdict.with_note(renew(seconds + GRACE))
+    return verdict.with_note(make_anew(meeting, backend)) if destroyed else verdict

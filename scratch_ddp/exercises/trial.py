@@ -1,0 +1,176 @@
+"""What the test of an exercise is written with: call the learner's function, then state criteria.
+
+Every method is called on all ranks alike, whatever a rank has found: `call`, `cost` and `verdict` exchange facts among
+the ranks. A test gives the function's results to the methods below and does not look into them itself.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from scratch_ddp.agreement import message_device
+from scratch_ddp.exercises.attempt import Outcome, attempt
+from scratch_ddp.exercises.ledger import Ledger, left_over
+from scratch_ddp.exercises.meeting import Meeting, RanksMissing
+from scratch_ddp.exercises.verdict import Verdict, fault, merge, prints
+from scratch_ddp.exercises.wording import difference, ranks, times
+from scratch_ddp.traffic import Totals, traffic
+from scratch_ddp.traffic.taps import listening
+
+GRACE = 5.0  # seconds that a rank may be behind the others
+
+
+class AnswerFailed(Exception):
+    """The answer can't be examined further; raised on every rank alike."""
+
+
+class Trial:
+    """The examination of one answer on all ranks of the default group.
+
+    rank, size: of this rank in the default group; device: where the tensors of the test live.
+    """
+
+    def __init__(self, function: Callable, meeting: Meeting, seconds: float):
+        self.rank, self.size, self.device = meeting.rank, meeting.size, message_device()
+        self.printed: list[str] = []  # the first lines that the last call printed on this rank
+        self.spoiled = False  # the process group can't be trusted any more
+        self.ranks_missing = False  # some rank did not even come back to tell how its call ended
+        self._function, self._meeting, self._seconds = function, meeting, seconds
+        self._case, self._calls = "", 0
+        # Criterion -> (in which call, this rank's first complaint), "" if there is none.
+        self._found: dict[str, tuple[int, str]] = {}
+        self._shared: dict[str, str] = {}  # the same for what all ranks have found together
+        self._fatal: dict[str, str] = {}  # what ended the examination
+        self._digests: list[tuple[str, str]] = []
+        self._printed: list[list[dict]] = []
+        self._counted, self._totals = None, None
+
+    def call(self, *args: Any, case: str = "", may_print: bool = False, raises: str = "") -> Any:
+        """Call the answer on all ranks and return this rank's result. `case` says in the lines what was asked.
+
+        may_print: printing is its task; `printed` has the lines, and they are not shown. raises: the error that it has
+        to raise, on every rank. Raises AnswerFailed, everywhere, if it raised, did not end, or left messages behind on
+        any rank.
+        """
+        self._case, self._calls, self._totals = case, self._calls + 1, None
+        ledger = Ledger(self.size)
+        with traffic() as self._counted, listening(ledger):
+            result, outcome = attempt(self._function, args, self._seconds)
+        self.printed = outcome.printed
+        if raises:
+            outcome = self._expected_error(outcome, raises)
+        facts = self._exchange({"outcome": outcome.as_fact(), "ledger": ledger.as_fact()})
+        outcomes = [fact["outcome"] for fact in facts]
+        if not may_print:
+            self._printed.append(outcomes)
+        behind = left_over([fact["ledger"] for fact in facts])
+        if wrong := fault(outcomes, self._seconds):
+            self.spoiled = bool(behind) or any(each["how"] == "unfinished" for each in outcomes)
+            self._give_up("runs", wrong)
+        if behind:
+            self.spoiled = True
+            self._give_up("group", f"{behind} A later cell would take what is left for its own.")
+        return result
+
+    def _expected_error(self, outcome: Outcome, raises: str) -> Outcome:
+        if outcome.how == "returned":
+            self.criterion("value", f"returned, should raise {raises}")
+        return Outcome("returned") if outcome.error.startswith(raises) else outcome
+
+    def value(self, actual: Any, expected: Any, what: str = "the result", tolerance: float = 0.0) -> None:
+        """V: `actual` is what one process would compute (see `wording.difference`)."""
+        self.criterion("value", difference(actual, expected, tolerance), what)
+
+    def untouched(self, actual: Any, before: Any, what: str = "the tensor") -> None:
+        """The answer left alone what is not its own."""
+        self.criterion("untouched", difference(actual, before), what)
+
+    def criterion(self, name: str, complaint: str, what: str = "") -> None:
+        """Any other criterion: `complaint` says what is wrong on this rank, "" if nothing is. The first one counts."""
+        text = f"{f', {self._case}' if self._case else ''}: {f'{what} {complaint}'.strip()}"  # the rank goes before it
+        if not self._found.get(name, (0, ""))[1]:
+            self._found[name] = (self._calls, text if complaint else "")
+
+    def agreement(self, value: Any) -> None:
+        """A: all ranks hold the same bits. Compared at the end, by a digest."""
+        self._digests.append((self._case, hashlib.sha256(_bits(value)).hexdigest()))
+
+    def cost(
+        self,
+        *,
+        only: tuple[str, ...] | None = None,
+        note: Callable[[Totals], str] = lambda _: "",
+        **budget: int | dict[str, int],
+    ) -> None:
+        """C: the last call stayed within `budget`, over all ranks.
+
+        messages, depth: in all · max_messages, max_bytes_sent, max_wire_bytes: of the rank with most (see
+        `traffic.Totals`) · calls: {name: how often each rank may call it}, any other call is too much · `only`: the
+        calls that the answer may be made of · `note` adds a sentence where a budget is exceeded.
+        """
+        totals = self._all_totals()
+        used = {name for counts in totals.per_rank for name in counts.calls}
+        allowed = budget.pop("calls", None)
+        complaints = [
+            f"{_figure(name, getattr(totals, name))}, budget {_figure(name, limit, unit=False)}"
+            for name, limit in budget.items()
+            if getattr(totals, name) > limit
+        ]
+        if only is not None and (others := sorted(used - set(only))):
+            complaints = [f"calls {' and '.join(others)}, should be made of {' and '.join(only)} only"]
+        for name in sorted(used) if allowed is not None else ():
+            most = max(counts.calls.get(name, 0) for counts in totals.per_rank)
+            if most > allowed.get(name, 0):
+                complaints.append(f"calls {name} {times(most)}, budget {allowed.get(name, 0)}")
+        place = f"{self.size} ranks{f', {self._case}' if self._case else ''}"
+        text = f"{place}: {'; '.join(complaints)}. {note(totals)}".strip() if complaints else ""
+        self._shared["cost"] = self._shared.get("cost") or text
+
+    def _all_totals(self) -> Totals:
+        """The counts of all ranks. Uses the process group, so it is also a proof that the group still works."""
+        if self._totals is None:
+            self._totals, outcome = attempt(self._counted.over_ranks, (), self._seconds)
+            if any(self._exchange(outcome.how != "returned")):
+                self.spoiled = True
+                self._give_up("group", "The process group no longer answers after the call.")
+        return self._totals
+
+    def verdict(self) -> Verdict:
+        """Put the ranks' findings together: the same verdict on every rank."""
+        lines = prints(self._printed)
+        criteria = self._fatal
+        with contextlib.suppress(AnswerFailed):
+            if not criteria:
+                facts = self._exchange({"found": self._found, "digests": self._digests})
+                criteria = merge([fact["found"] for fact in facts], [fact["digests"] for fact in facts], self._shared)
+        return Verdict(criteria or self._fatal, lines)
+
+    def _exchange(self, fact: Any) -> list[Any]:
+        try:
+            return self._meeting.exchange(fact, self._seconds + GRACE)
+        except RanksMissing as error:
+            self.ranks_missing = True
+            seconds = f"{self._seconds:g} s"
+            self._give_up("runs", f"{ranks(error.missing)} did not come back, though told to stop after {seconds}.")
+
+    def _give_up(self, criterion: str, text: str) -> NoReturn:
+        self._fatal = {criterion: f"{self._case}: {text}" if self._case else text}
+        raise AnswerFailed
+
+
+def _bits(value: Any) -> bytes:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    if isinstance(value, list):
+        return b"".join(_bits(entry) + b"|" for entry in value)
+    return repr(value).encode()
+
+
+def _figure(name: str, number: int, unit: bool = True) -> str:
+    kind = {"depth": "depth {}", "messages": "{} messages", "max_messages": "{} messages from one rank"}
+    if not unit:
+        return f"{number:,}"
+    return kind.get(name, "{} bytes from one rank").format(f"{number:,}")

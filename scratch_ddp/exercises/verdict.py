@@ -1,0 +1,100 @@
+"""What all ranks together say of an answer, line by line."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from scratch_ddp.exercises.wording import ranks
+
+NOT_WRITTEN = "not written yet"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """criteria: name -> complaint, "" where the criterion holds; printed: what the answer printed; notes: what else
+    a learner has to know."""
+
+    criteria: dict[str, str] = field(default_factory=dict)
+    printed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def with_note(self, note: str) -> "Verdict":
+        return replace(self, notes=(*self.notes, note)) if note else self
+
+    @property
+    def written(self) -> bool:
+        return bool(self.criteria)
+
+    @property
+    def passed(self) -> bool:
+        return self.written and not any(self.criteria.values())
+
+    @property
+    def lines(self) -> list[str]:
+        """`✓ value   ✓ agreement`, then a line for each criterion that does not hold."""
+        if not self.written:
+            return [NOT_WRITTEN]
+        held = "   ".join(f"✓ {name}" for name, complaint in self.criteria.items() if not complaint)
+        failed = [f"✗ {name:<7} {complaint}" for name, complaint in self.criteria.items() if complaint]
+        return [*self.printed, *([held] if held else []), *failed, *(f"· {note}" for note in self.notes)]
+
+
+def fault(outcomes: list[dict[str, Any]], seconds: float) -> str:
+    """Which ranks did not come back from the call, in one or two sentences; "" if all returned."""
+    groups: dict[str, list[int]] = {}
+    for how in ("raised", "unfinished"):
+        for rank, outcome in enumerate(outcomes):
+            if outcome["how"] == how:
+                groups.setdefault(_ending(outcome, seconds), []).append(rank)
+    return " ".join(f"{ranks(members)} {text}." for text, members in groups.items())
+
+
+def _ending(outcome: dict[str, Any], seconds: float) -> str:
+    line = f"in line {outcome['line']}" if outcome["line"] else ""
+    code = f", `{outcome['code']}`" if outcome["code"] else ""
+    if outcome["how"] == "raised":
+        return f"raised {outcome['error']}{f' ({line}{code})' if line else ''}"
+    return f"did not come back: after {seconds:g} s still {line or 'running'}{code}"
+
+
+def merge(
+    found: list[dict[str, tuple[int, str]]], digests: list[list[tuple[str, str]]], shared: dict[str, str]
+) -> dict[str, str]:
+    """The criteria of all ranks as one: the complaint that comes first, with its rank, and who else complains.
+
+    found, digests: by rank, as Trial keeps them; shared: what is the same on all ranks.
+    """
+    merged = {}
+    for name in dict.fromkeys(name for criteria in found for name in criteria):  # in the order they were stated
+        complaints = [(*criteria.get(name, (0, "")), rank) for rank, criteria in enumerate(found)]
+        complaints = sorted((call, rank, text) for call, text, rank in complaints if text)
+        others = [rank for _, rank, _ in complaints[1:]]
+        too = f" {ranks(others)} too." if others else ""
+        merged[name] = f"{ranks([complaints[0][1]])}{complaints[0][2]}.{too}" if complaints else ""
+    if digests[0]:
+        merged["agreement"] = _disagreement(digests)
+    return merged | shared
+
+
+def _disagreement(digests: list[list[tuple[str, str]]]) -> str:
+    for entries in zip(*digests, strict=True):  # one value at a time, as all ranks hold it
+        others = [rank for rank, entry in enumerate(entries) if entry[1] != entries[0][1]]
+        if others:
+            case = f"{entries[0][0]}: " if entries[0][0] else ""
+            return f"{case}{ranks(others)} {'holds' if len(others) == 1 else 'hold'} other bits than rank 0."
+    return ""
+
+
+def prints(calls: list[list[dict[str, Any]]]) -> tuple[str, ...]:
+    """What the answer printed in its first calls, each text once, with the ranks that printed it; a flood cut short."""
+    texts: dict[tuple, list[int]] = {}
+    for rank in range(len(calls[0]) if calls else 0):
+        first = next((call[rank] for call in calls if call[rank]["lines_printed"]), None)
+        if first:
+            total = sum(call[rank]["lines_printed"] for call in calls)
+            texts.setdefault((tuple(first["printed"]), total), []).append(rank)
+    return tuple(line for (shown, total), members in texts.items() for line in _print_of(members, shown, total))
+
+
+def _print_of(members: list[int], shown: tuple[str, ...], total: int) -> list[str]:
+    cut = f" {total:,} lines in all; the first {len(shown)}" if total > len(shown) else ""
+    return [f"· {ranks(members)} printed{cut}:", *(f"·   {line}" for line in shown)]

@@ -1,0 +1,38 @@
+"""Answers to exercises, written into a cell of a rank as a learner would."""
+
+import itertools
+import linecache
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+import scratch_ddp.cells.watched_group  # noqa: F401  (registers the backend)
+from scratch_ddp.exercises import Verdict, examine
+
+_cells = itertools.count()
+
+
+def run_cell(source: str) -> dict[str, Any]:
+    """Run source as a rank's cell: with a rank's variables, and with lines that tracebacks can show."""
+    file = f"<cell {os.getpid()}-{next(_cells)}>"
+    linecache.cache[file] = (len(source), None, [line + "\n" for line in source.splitlines()], file)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    namespace = {"rank": rank, "world_size": world_size, "device": torch.device("cpu"), "torch": torch, "dist": dist}
+    exec(compile(source, file, "exec"), namespace)
+    return namespace
+
+
+def examined(source: str, name: str, seconds: float = 5.0) -> Verdict:
+    """On a rank: define the function in a cell, and examine it."""
+    return examine(run_cell(source)[name], seconds)
+
+
+def on_ranks(n: int, function: Callable[..., Any], *args: Any, backend: str = "watched", **options: Any) -> Any:
+    """Run function(*args) on n ranks; it must return the same on all of them, and that is returned."""
+    first, *others = run_ranks(n, function, *args, backend=backend, **options)
+    assert all(other == first for other in others), [first, *others]
+    return first

@@ -1,0 +1,70 @@
+"""References pass, wrong answers are refused for the right reason, stubs are `not written yet`."""
+
+import ast
+
+import pytest
+from exercise_answers import examined, on_ranks
+
+from scratch_ddp.exercises.exercise import all_exercises
+
+EXERCISES = all_exercises()
+NAMES = list(EXERCISES)
+HANG = 1.5  # seconds; a hang is bounded by 5 in a notebook
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_the_reference_passes(name, n):
+    verdict = on_ranks(n, examined, EXERCISES[name].answer_cell(), name)
+    assert verdict.passed, verdict.lines
+
+
+def test_references_pass_on_plain_gloo_too():
+    def all_lines():
+        return [examined(exercise.answer_cell(), name).lines for name, exercise in EXERCISES.items()]
+
+    for lines in on_ranks(3, all_lines, backend="gloo"):
+        assert len(lines) == 1 and lines[0].startswith("✓")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wrong_answers_are_refused_for_the_right_reason(name):
+    """One after the other on the same ranks: so each also shows that the one before left the process group working."""
+    exercise = EXERCISES[name]
+
+    def all_verdicts():
+        limits = [HANG if wrong.fails == "runs" else 10 for wrong in exercise.wrong]
+        cells = [exercise.wrong_cell(wrong) for wrong in exercise.wrong] + [exercise.answer_cell()]
+        return [examined(cell, name, seconds) for cell, seconds in zip(cells, [*limits, 10], strict=True)]
+
+    *verdicts, last = on_ranks(4, all_verdicts)
+    assert last.passed, last.lines
+    assert len(verdicts) >= 3
+    for wrong, verdict in zip(exercise.wrong, verdicts, strict=True):
+        failed = {criterion for criterion, complaint in verdict.criteria.items() if complaint}
+        assert failed == {wrong.fails, *wrong.also}, (wrong.mistake, verdict.lines)
+        assert wrong.says in "\n".join(verdict.lines), (wrong.mistake, verdict.lines)
+
+
+def test_the_stubs_are_not_written_yet():
+    def all_lines():
+        return [examined(exercise.stub_cell(), name).lines for name, exercise in EXERCISES.items()]
+
+    assert on_ranks(2, all_lines) == [["not written yet"]] * len(EXERCISES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stub_says_what_is_asked_and_nothing_of_the_answer(name):
+    cell = EXERCISES[name].stub_cell()
+    definition = ast.parse(cell).body[-1]
+    assert definition.name == name and not definition.decorator_list and ast.get_docstring(definition)
+    assert "raise NotImplementedError  # your code" in cell and "answer:" not in cell
+    assert max(map(len, cell.splitlines())) <= 120
+
+
+def test_a_budget_is_shown_before_it_is_checked():
+    """Every exercise that is refused for its cost states the cost in the stub's docstring."""
+    costly = [each for each in EXERCISES.values() if any(wrong.fails == "cost" for wrong in each.wrong)]
+    assert len(costly) == 5
+    for exercise in costly:
+        assert "Cost:" in exercise.stub_cell(), exercise.name

@@ -1,0 +1,233 @@
+"""Answers that raise, hang, flood, or spoil the process group: told in a clear line, and the next cell works."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from exercise_answers import examined, on_ranks, run_cell
+from ranks import RankFailed, run_ranks
+
+from scratch_ddp.exercises import check, examine, reveal, solution, trial
+from scratch_ddp.exercises.exercise import all_exercises
+
+HEAD = "def tree_broadcast(tensor, src=0, group=None):\n"
+RIGHT = HEAD + "    dist.broadcast(tensor, src)"  # as far as its value goes
+SECONDS = 1.0
+
+
+def then_the_group_works() -> bool:
+    """Everything that a later cell may do: a collective, messages, another check."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    total, arriving = torch.ones(3), torch.empty(1)
+    dist.all_reduce(total)
+    sent = dist.isend(torch.tensor([float(rank)]), (rank + 1) % n)
+    dist.recv(arriving, (rank - 1) % n)
+    sent.wait()
+    return bool((total == n).all()) and int(arriving) == (rank - 1) % n and not examined(RIGHT, "tree_broadcast").passed
+
+
+def lines_of(body: str, n: int = 3, backend: str = "watched", per_rank: dict[int, str] | None = None) -> list[str]:
+    """What the check says of tree_broadcast with this body (another one on some ranks), the same on all ranks."""
+
+    def on_rank():
+        mine = (per_rank or {}).get(dist.get_rank(), body)
+        verdict = examined(HEAD + "    " + mine.replace("\n", "\n    "), "tree_broadcast", SECONDS)
+        assert not verdict.passed
+        return verdict.lines, then_the_group_works()
+
+    lines, works = on_ranks(n, on_rank, backend=backend)
+    assert works
+    return lines
+
+
+def test_an_error_on_one_rank_is_told_with_rank_line_and_code():
+    (line,) = lines_of("if rank == 1:\n    tensor /= 0\n    1 / 0\ndist.all_reduce(tensor)")
+    assert "✗ runs    src=0: Rank 1 raised ZeroDivisionError: division by zero (in line 4, `1 / 0`)." in line
+    assert "Ranks 0 and 2 did not come back: after 1 s still in line 5, `dist.all_reduce(tensor)`." in line
+
+
+def test_an_error_on_every_rank_is_told_once():
+    lines = lines_of("tensor.no_such_method()")
+    assert lines == [
+        "✗ runs    src=0: Ranks 0, 1 and 2 raised AttributeError: 'Tensor' object has no attribute 'no_such_method' "
+        "(in line 2, `tensor.no_such_method()`)."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("import sys; sys.exit('enough')", "raised SystemExit: enough"),
+        ("raise NotImplementedError", "raised NotImplementedError (in line 2"),
+        ("dist.recv(tensor, (rank + 1) % world_size)", "did not come back: after 1 s still in line 2"),
+        ("while True: pass", "did not come back: after 1 s still in line 2"),
+        ("try:\n    dist.recv(tensor, (rank + 1) % world_size)\nexcept Exception: pass", "did not come back"),
+        ("try:\n    dist.recv(tensor, (rank + 1) % world_size)\nexcept BaseException: pass", "did not come back"),
+        ("dist.destroy_process_group()", "would end the process group that all cells share (in line 2"),
+        ("if rank == 0: dist.isend(tensor, 1)", "✗ group   src=0: Rank 0 sent to rank 1 once, rank 1 received never."),
+        ("if rank == 0: dist.irecv(tensor, 1)", "✗ group   src=0: Rank 0 waits for a message that rank 1 never sent."),
+        ("if rank == 1: dist.all_reduce(tensor, async_op=True)", "called no collective, rank 1 all_reduce once"),
+        ("import sys; sys.stdout = None", "tensor is [10, 11, 12, 13, 14], should be [0, 1, 2, 3, 4]"),
+    ],
+)
+def test_a_faulty_answer_is_told(body, says):
+    assert says in "\n".join(lines_of(body))
+
+
+@pytest.mark.parametrize("body", ["dist.recv(tensor, (rank + 1) % world_size)", "if rank == 0: dist.isend(tensor, 1)"])
+def test_in_plain_gloo_a_hang_is_bounded_too_and_other_groups_go_on(body):
+    def on_rank():
+        mine = dist.new_group()
+        lines = examined(HEAD + "    " + body, "tree_broadcast", SECONDS).lines
+        dist.all_reduce(torch.ones(1), group=mine)
+        assert dist.get_backend() == "gloo"
+        return lines, then_the_group_works()
+
+    (line,), works = on_ranks(3, on_rank, backend="gloo")
+    assert works and ("did not come back: after 1 s" in line or "rank 1 received never" in line)
+
+
+@pytest.mark.parametrize("backend", ["watched", "gloo"])
+def test_a_process_group_that_was_destroyed_all_the_same_is_made_anew(backend):
+    """Someone who imported the function by its name before is not kept from calling it."""
+
+    def on_rank():
+        cell = run_cell(
+            "from torch.distributed import destroy_process_group\n" + HEAD + "    destroy_process_group()  # really"
+        )
+        lines = examine(cell["tree_broadcast"], SECONDS).lines
+        return lines, then_the_group_works()
+
+    lines, works = on_ranks(3, on_rank, backend=backend)
+    assert works and "made anew" in lines[-1]
+
+
+def test_a_flood_is_cut_short_and_told():
+    lines = lines_of("for i in range(20_000): print('line', i)\ndist.broadcast(tensor, src)")
+    assert lines[:3] == ["· Ranks 0, 1 and 2 printed 60,000 lines in all; the first 5:", "·   line 0", "·   line 1"]
+    assert lines[-1].startswith("✗ cost") and len(lines) == 8
+
+
+def test_what_an_answer_prints_is_shown_by_rank():
+    lines = lines_of("print('at', rank)\ndist.broadcast(tensor, src)", n=2)
+    assert lines[:4] == ["· Rank 0 printed 2 lines in all; the first 1:", "·   at 0"] + [
+        "· Rank 1 printed 2 lines in all; the first 1:",
+        "·   at 1",
+    ]
+
+
+def test_half_of_the_ranks_unwritten():
+    stub = all_exercises()["tree_broadcast"].stub_cell()
+
+    def on_rank():
+        return examined(RIGHT if dist.get_rank() in (0, 2) else stub, "tree_broadcast").lines
+
+    assert on_ranks(4, on_rank) == ["✗ written Ranks 1 and 3 still have the stub: run your cell on every rank."]
+
+
+def test_ranks_that_check_different_functions_are_told():
+    def on_rank():
+        name = "reduce" if dist.get_rank() == 1 else "tree_broadcast"
+        return examined(f"def {name}(tensor): pass", name).lines
+
+    assert on_ranks(2, on_rank) == [
+        "✗ runs    The ranks check different functions: rank 0 tree_broadcast, rank 1 reduce."
+    ]
+
+
+def test_a_check_on_some_ranks_only_fails_there_and_the_next_one_works():
+    def on_rank():
+        says = ""
+        if dist.get_rank() == 0:
+            try:
+                examined(RIGHT, "tree_broadcast", seconds=-4.0)  # the other ranks may be a second late
+            except RuntimeError as error:
+                says = str(error)
+        dist.barrier()
+        return says, examined(RIGHT, "tree_broadcast").lines[0]
+
+    (first, lines), (second, other_lines) = run_ranks(2, on_rank, backend="watched")
+    assert "check(tree_broadcast) runs on every rank: rank 1 did not come within 1 s" in first and not second
+    assert lines == other_lines == "✓ value   ✓ agreement"
+
+
+def test_a_rank_that_dies_in_its_answer_does_not_keep_the_others():
+    def on_rank():
+        trial.GRACE = 1.0
+        source = HEAD + "    import os\n    if rank == 1: os._exit(3)"
+        lines = examined(source, "tree_broadcast", SECONDS).lines
+        assert "Rank 1 did not come back, though told to stop after 1 s." in lines[0], lines
+
+    with pytest.raises(RankFailed) as failed:
+        run_ranks(3, on_rank, backend="watched")
+    assert list(failed.value.failures) == [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        (3, TypeError, "give the function itself"),
+        (print, ValueError, "no exercise is called 'print'; there are print_t"),
+    ],
+)
+def test_what_is_no_exercise_is_refused(given, error, says):
+    for ask in (check, solution):
+        with pytest.raises(error, match=says):
+            ask(given)
+
+
+def test_without_ranks_a_check_says_how_to_get_them():
+    def tree_broadcast(tensor): ...
+
+    with pytest.raises(RuntimeError, match="start them with %dist_init -n 4"):
+        check(tree_broadcast)
+
+
+def test_check_prints_the_same_on_every_rank_and_shows_nothing_else():
+    def on_rank():
+        return check(run_cell(RIGHT)["tree_broadcast"])
+
+    result, printed = on_ranks(2, on_rank, capture=True)
+    assert result is None
+    assert printed == (
+        "✓ value   ✓ agreement\n✗ cost    2 ranks, src=0: calls broadcast, should be made of send and recv only.\n"
+    )
+
+
+def test_solution_prints_the_reference(capsys):
+    def tree_broadcast(tensor): ...
+
+    solution(tree_broadcast)
+    printed = capsys.readouterr().out
+    assert printed.startswith("def tree_broadcast(") and "reach *= 2" in printed and "answer:" not in printed
+
+
+@pytest.mark.parametrize(
+    ("guess", "measured", "says"),
+    [
+        (None, 1500, "no guess made · measured 1,500\n"),
+        (1000, 1500, "guess 1,000 · measured 1,500: 1.5 times the guess\n"),
+        (3, torch.tensor(3), "guess 3 · measured 3: as guessed\n"),
+        (0, 2.5, "guess 0 · measured 2.5\n"),
+        ("rank 0", "rank 1", "guess rank 0 · measured rank 1\n"),
+        ([1, 2], [1, 4], "0: guess 1 · measured 1: as guessed\n1: guess 2 · measured 4: 2 times the guess\n"),
+        (None, (5, 6), "0: no guess made · measured 5\n1: no guess made · measured 6\n"),
+    ],
+)
+def test_reveal_shows_a_guess_beside_the_measurement(guess, measured, says, capsys):
+    reveal(guess, measured)
+    assert capsys.readouterr().out == says
+
+
+@pytest.mark.parametrize(
+    ("guess", "measured", "error", "says"),
+    [
+        ("six", 6, TypeError, r"your guess is a text \('six'\), what was measured is a number"),
+        (True, 6, TypeError, "your guess is True or False"),
+        (6, [6, 6], TypeError, "what was measured is a list"),
+        ([6], [6, 6], ValueError, "your guess has 1 rows, the measurement 2"),
+    ],
+)
+def test_reveal_shows_nothing_to_a_guess_of_another_kind(guess, measured, error, says, capsys):
+    with pytest.raises(error, match=says):
+        reveal(guess, measured)
+    assert not capsys.readouterr().out
