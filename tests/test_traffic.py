@@ -181,6 +181,20 @@ def test_depth_of_what_waits_and_what_does_not():
             if rank < n - 1:
                 dist.send(x, rank + 1)
 
+        def chain_downwards():
+            if rank < n - 1:
+                dist.recv(x, rank + 1)
+            if rank:
+                dist.send(x, rank - 1)
+
+        def from_anyone():  # from 2 over 1 and 0 back to 2; 0 doesn't know who will send
+            if rank == 2:
+                dist.send(x, 1)
+                dist.recv(x, 0)
+            elif rank < 2:
+                dist.recv(x, 2 if rank == 1 else None)
+                dist.send(x, (rank - 1) % 3)
+
         def exchange_by_parity():  # both neighbours in turn: two rounds though nothing depends on the first
             for first in (0, 1):
                 pair = rank ^ 1 if first == 0 else (rank + 1 if rank % 2 else rank - 1) % n
@@ -192,10 +206,10 @@ def test_depth_of_what_waits_and_what_does_not():
             dist.all_reduce(x)
 
         pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
-        forms = (star, star_at_once, chain, exchange_by_parity, two_groups)
+        forms = (star, star_at_once, chain, chain_downwards, from_anyone, exchange_by_parity, two_groups)
         return [count(form).over_ranks().depth for form in forms]
 
-    assert run_ranks(4, ranks) == [[3, 1, 3, 2, 2 + 6]] * 4
+    assert run_ranks(4, ranks) == [[3, 1, 3, 3, 3, 2, 2 + 6]] * 4
 
 
 def test_depth_of_logs():
@@ -215,6 +229,15 @@ def test_depth_of_logs():
     assert depth(crossed) == 2
     assert depth([[message(0, 5, 0), Wait(0), message(1, 5, 0), Wait(1)]]) == 2  # from a rank without a log
     assert depth([[Start(0, "all", 2, 6), Wait(0), message(1, 0, 1)], [Start(0, "all", 2, 6), message(1, 0, 1)]]) == 7
+
+
+def test_depth_after_waiting_for_the_older_message_last():
+    def message(number, a, b):
+        return Start(number, (a, b), 2, 1)
+
+    sender = [message(0, 0, 1), Wait(0), message(1, 0, 1), Wait(1)]
+    between = [message(0, 0, 1), message(1, 0, 1), Wait(1), Wait(0), message(2, 1, 2)]
+    assert depth([sender, between, [message(0, 1, 2)]]) == 3
 
 
 def test_set_up_is_counted_apart():
