@@ -272,14 +272,14 @@ def test_nested_blocks_exceptions_and_what_is_put_back():
     def ranks():
         x = torch.zeros(1)
         with traffic() as outer:
+            with traffic() as empty:  # counts the same as outer so far, and must not be taken for it
+                pass
             dist.all_reduce(x)
             with pytest.raises(KeyError), traffic() as inner:
                 dist.all_reduce(x)
                 raise KeyError
             with pytest.raises(RuntimeError, match="invalid root"):
                 dist.broadcast(x, src=99)  # a call that raises is not counted
-            with traffic() as empty:
-                pass
             dist.all_reduce(x)
             asked = outer.over_ranks()
         dist.all_reduce(x)
