@@ -210,7 +210,7 @@ def test_solution_prints_the_reference(capsys):
         (0, 2.5, "guess 0 · measured 2.5\n"),
         ("rank 0", "rank 1", "guess rank 0 · measured rank 1\n"),
         ([1, 2], [1, 4], "0: guess 1 · measured 1: as guessed\n1: guess 2 · measured 4: 2 times the guess\n"),
-        (None, (5, 6), "0: no guess made · measured 5\n1: no guess made · measured 6\n"),
+        (None, (5, 6), "no guess made · measured [5, 6]\n"),
     ],
 )
 def test_reveal_shows_a_guess_beside_the_measurement(guess, measured, says, capsys):

@@ -14,11 +14,9 @@ def reveal(guess: Any, measured: Any) -> None:
     was measured, ValueError if it has another number of rows.
     """
     guess, measured = _plain(guess), _plain(measured)
-    if not isinstance(measured, list):
+    if guess is None or not isinstance(measured, list):
         print(_line(guess, measured))
         return
-    if guess is None:
-        guess = [None] * len(measured)
     _check_kind(guess, measured)
     if len(guess) != len(measured):
         raise ValueError(f"your guess has {len(guess)} rows, the measurement {len(measured)}")

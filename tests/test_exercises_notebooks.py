@@ -1,0 +1,69 @@
+"""Exercises in notebooks: the stubs there are the generated ones, and stubs and answers find their cells by the tag."""
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from scratch_ddp.exercises import notebooks
+from scratch_ddp.exercises.exercise import all_exercises
+from scratch_ddp.project.execution import run
+from scratch_ddp.project.grading import exercises_of
+from scratch_ddp.project.lessons import lesson_paths
+from scratch_ddp.project.outputs import to_text
+
+LESSONS = {path.stem: nbformat.read(path, as_version=4) for path in lesson_paths()}
+WITH_EXERCISES = [name for name, lesson in LESSONS.items() if notebooks.exercise_cells(lesson)]
+
+
+def notebook_with(*tags: str):
+    cells = [new_code_cell("x = 1", metadata={"tags": ["other", tag]}) for tag in tags]
+    return new_notebook(cells=[new_markdown_cell("text"), *cells, new_code_cell("untagged")])
+
+
+def test_stubs_and_answers_go_into_the_tagged_cells_and_nowhere_else():
+    notebook = notebook_with("exercise:reduce", "exercise:get")
+    assert notebooks.write_stubs(notebook) == ["reduce", "get"]
+    assert notebook.cells[1].source == all_exercises()["reduce"].stub_cell()
+    assert notebooks.write_stubs(notebook) == []
+    assert notebooks.write_answers(notebook) == ["reduce", "get"]
+    assert "total = arriving.add_(total)" in notebook.cells[1].source
+    assert [notebook.cells[0].source, notebook.cells[3].source] == ["text", "untagged"]
+
+
+@pytest.mark.parametrize("tags", [["exercise:no_such"], ["exercise:get", "exercise:get"]])
+def test_a_tag_that_fits_no_exercise_or_stands_twice_is_refused(tags):
+    with pytest.raises(ValueError, match=tags[0]):
+        notebooks.write_stubs(notebook_with(*tags))
+
+
+def test_the_command_rewrites_the_stubs_of_a_notebook(tmp_path, capsys):
+    path = tmp_path / "00_mine.ipynb"
+    path.write_text(to_text(notebook_with("exercise:get")))
+    assert notebooks.main([str(path)]) == notebooks.main([str(path)]) == 0
+    assert capsys.readouterr().out == "00_mine.ipynb: get\n00_mine.ipynb: unchanged\n"
+    assert nbformat.read(path, as_version=4).cells[1].source == all_exercises()["get"].stub_cell()
+
+
+@pytest.mark.parametrize(
+    "name", WITH_EXERCISES or [pytest.param("", marks=pytest.mark.skip("no lesson has exercises"))]
+)
+def test_the_stubs_in_the_lessons_are_the_generated_ones_and_each_is_checked(name):
+    lesson = LESSONS[name]
+    for exercise, cell in notebooks.exercise_cells(lesson).items():
+        assert cell.source == all_exercises()[exercise].stub_cell(), "run python3 -m scratch_ddp.exercises.notebooks"
+    checked = {exercise.name for exercise in exercises_of(lesson)}
+    assert checked == set(notebooks.exercise_cells(lesson))
+
+
+def test_in_a_real_rank_cell_a_hang_is_told_once_and_the_next_cell_works(tmp_path):
+    never_sent = "def reduce(tensor, dst=0, group=None):\n    dist.recv(tensor, (rank + 1) % 2)"
+    cells = ["%load_ext scratch_ddp", "%dist_init -n 2", "from scratch_ddp.exercises import check", never_sent]
+    cells += ["check(reduce, seconds=1)", "total = torch.ones(1)\ndist.all_reduce(total)\ntotal", "%dist_shutdown"]
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
+    run(notebook, tmp_path, cell_timeout=60)
+    said = [
+        "".join(output.get("text") or output.data["text/plain"] for output in cell.outputs) for cell in notebook.cells
+    ]
+    line = "✗ runs    dst=0: Ranks 0 and 1 did not come back: after 1 s still in line 2, `dist.recv(tensor, (rank +"
+    assert said[4].count(line) == 1
+    assert "tensor([2.])" in said[5]
