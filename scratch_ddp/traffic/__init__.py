@@ -78,7 +78,7 @@ class Totals:
         return max(counts.wire_bytes for counts in self.per_rank)
 
 
-@dataclass(eq=False)  # two of them are never the same, though their counts may be
+@dataclass
 class Counted(Counts):
     """What `traffic` hands out: this rank's counts, and `setup`, the same for what ran under `set_up()`."""
 

@@ -65,7 +65,7 @@ class Listener(Protocol):
     def waited(self, call: Call) -> None: ...
 
 
-_listeners: list[Listener] = []
+_listeners: dict[object, Listener] = {}  # by a key of its own: listeners may be equal
 _replaced: list[tuple[type, str, Any]] = []
 _lock = threading.Lock()
 _open: weakref.WeakKeyDictionary[dist.Work, Call] = weakref.WeakKeyDictionary()  # calls whose wait() is yet to come
@@ -82,16 +82,17 @@ _thread = _Thread()
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Tell `listener` of every call that any thread makes inside the block; C++'s calls, of this thread only."""
+    key = object()
     with _lock:
         if not _listeners:
             _replace_methods()
-        _listeners.append(listener)
+        _listeners[key] = listener
     try:
         with _watched_operators():
             yield
     finally:
         with _lock:
-            _listeners.remove(listener)
+            del _listeners[key]
             if not _listeners:
                 _restore_methods()
 
@@ -195,7 +196,7 @@ def _inside() -> Iterator[None]:
 
 
 def _tell(what: str, call: Call) -> None:
-    for listener in list(_listeners):
+    for listener in list(_listeners.values()):
         getattr(listener, what)(call)
 
 
