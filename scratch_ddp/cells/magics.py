@@ -35,6 +35,9 @@ class RankMagics(DistributedMagic):
         self.cells: dict[int, int] = {}  # our number of a cell → the notebook's
         atexit.register(self.close)
         shell.input_transformers_cleanup.append(self._to_ranks)
+        self.cells_under_way = 0  # more than one where a magic such as %%capture runs its body as a cell
+        shell.events.register("pre_execute", self._cell_begins)
+        shell.events.register("post_execute", self._cell_ends)
 
     # Clusters
 
@@ -203,6 +206,12 @@ class RankMagics(DistributedMagic):
     def _setup_notebook_save_hook(self) -> None:
         pass
 
+    def _cell_begins(self) -> None:
+        self.cells_under_way += 1
+
+    def _cell_ends(self) -> None:
+        self.cells_under_way = max(0, self.cells_under_way - 1)
+
     def _to_ranks(self, lines: list[str]) -> list[str]:
         """Input transformer: a plain cell becomes a cell for every rank; `%%rank[0]` becomes `%%rank [0]`."""
         first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
@@ -212,7 +221,7 @@ class RankMagics(DistributedMagic):
             head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
             ours = re.match(r"%%(rank|distributed)\b", head)
             return [head, *lines[first + 1 :]] if ours else lines
-        if self.automatic and not lines[first].lstrip().startswith("%"):
+        if self.automatic and not self.cells_under_way and not lines[first].lstrip().startswith("%"):
             return ["%%distributed\n", *lines]
         return lines
 

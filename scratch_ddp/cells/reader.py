@@ -38,6 +38,7 @@ class Reader:
         self._events = events
         self._selector = selectors.DefaultSelector()
         self._wake, self._wakened = os.pipe()
+        os.set_blocking(self._wake, False)
         self._new: queue.SimpleQueue = queue.SimpleQueue()
         self._selector.register(self._wake, selectors.EVENT_READ)
         threading.Thread(target=self._run, name="reads-from-ranks", daemon=True).start()
@@ -64,7 +65,8 @@ class Reader:
                     self._read_link(key)
 
     def _take_new(self) -> None:
-        os.read(self._wake, 4096)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
         while True:
             try:
                 file, source = self._new.get_nowait()
@@ -88,15 +90,11 @@ class Reader:
 
     def _drain(self, rank: Any) -> None:
         """Read what a rank has written by now: its pipes are read after its link, though written before."""
-        self._take_new_quietly()
+        self._take_new()
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, Pipe) and key.data.rank is rank:
                 while self._read_pipe(key):
                     pass
-
-    def _take_new_quietly(self) -> None:
-        os.write(self._wakened, b".")
-        self._take_new()
 
     def _read_pipe(self, key: selectors.SelectorKey) -> bool:
         """Read a chunk; whether there may be more."""
