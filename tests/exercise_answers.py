@@ -16,14 +16,20 @@ from scratch_ddp.exercises import Verdict, examine
 _cells = itertools.count()
 
 
-def run_cell(source: str) -> dict[str, Any]:
-    """Run source as a rank's cell: with a rank's variables, and with lines that tracebacks can show."""
+def define(source: str, namespace: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Run source as a cell of its own, with lines that tracebacks and inspect can show; returns its namespace."""
     file = f"<cell {os.getpid()}-{next(_cells)}>"
     linecache.cache[file] = (len(source), None, [line + "\n" for line in source.splitlines()], file)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    namespace = {"rank": rank, "world_size": world_size, "device": torch.device("cpu"), "torch": torch, "dist": dist}
+    namespace = {} if namespace is None else namespace
     exec(compile(source, file, "exec"), namespace)
     return namespace
+
+
+def run_cell(source: str) -> dict[str, Any]:
+    """Run source as a rank's cell: with a rank's variables."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    variables = {"rank": rank, "world_size": world_size, "device": torch.device("cpu"), "torch": torch, "dist": dist}
+    return define(source, variables)
 
 
 def examined(source: str, name: str, seconds: float = 5.0) -> Verdict:
