@@ -1,0 +1,145 @@
+"""Sentence pairs with the question "do both say the same?": loading, tokenising, and each rank's share of a batch."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.pairs import make_pairs
+from scratch_ddp.sources import HubFiles, first_rank_first, say, settle
+
+MRPC = HubFiles(
+    "nyu-mll/glue",
+    tuple(f"mrpc/{split}-00000-of-00001.parquet" for split in ("train", "validation", "test")),
+    "dataset",
+)
+COLUMNS = ("sentence1", "sentence2", "label", "idx")
+
+
+def load_pairs(source: str | None = None, group: dist.ProcessGroup | None = None):
+    """Return a `datasets.DatasetDict` (train, validation, test) with MRPC's columns sentence1, sentence2, label, idx.
+
+    `source`, or else the environment variable SCRATCH_DDP_DATA, says where from: "hub" (GLUE's MRPC), "built-in" (our
+    own pairs), or a local folder that `datasets.load_dataset` can read. Without either, the hub if it answers within
+    seconds or the files are cached, else built in. One line says which.
+    Every rank of the group calls it: rank 0 decides and downloads while the others wait. Raises ValueError on every
+    rank if a file is missing or corrupt, a column is missing, a split is empty, or a label is neither 0 nor 1.
+    """
+    place, why = settle(source, "SCRATCH_DDP_DATA", MRPC, group)
+    pairs = _built_in() if place == "built-in" else first_rank_first(lambda: _read(place), group)
+    say(f"pairs: {place} ({why}); " + ", ".join(f"{len(rows)} {split}" for split, rows in pairs.items()), group)
+    return pairs
+
+
+def _built_in():
+    import datasets
+
+    features = datasets.Features(
+        sentence1=datasets.Value("string"),
+        sentence2=datasets.Value("string"),
+        label=datasets.ClassLabel(names=["not_equivalent", "equivalent"]),
+        idx=datasets.Value("int32"),
+    )
+    splits = make_pairs().items()
+    return datasets.DatasetDict({split: datasets.Dataset.from_dict(columns, features) for split, columns in splits})
+
+
+def _read(place: str):
+    import datasets
+
+    folder = MRPC.fetch() if place == "hub" else Path(place).expanduser()
+    try:
+        with _no_bars(datasets):
+            pairs = datasets.load_dataset(str(folder))
+    except Exception as error:
+        cause = error.__cause__ or error
+        raise ValueError(f"{place!r} can't be read as a data set: {type(cause).__name__}: {cause}") from error
+    return check_pairs(pairs, place)
+
+
+@contextlib.contextmanager
+def _no_bars(datasets: Any) -> Iterator[None]:
+    shown = datasets.utils.logging.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def check_pairs(pairs: Any, place: str) -> Any:
+    """Return the data set, with `idx` numbered where it has none. Raises ValueError that says what is missing where."""
+    for split in ("train", "validation"):
+        if split not in pairs:
+            raise ValueError(f"{place!r} has no split {split!r}, only {', '.join(pairs)}")
+    for split, rows in pairs.items():
+        if missing := [name for name in COLUMNS[:3] if name not in rows.column_names]:
+            raise ValueError(
+                f"split {split!r} of {place!r} has no column {missing[0]!r}, only {', '.join(rows.column_names)}"
+            )
+        if not len(rows):
+            raise ValueError(f"split {split!r} of {place!r} is empty")
+        for row, (first, second, label) in enumerate(zip(*(rows[name] for name in COLUMNS[:3]), strict=True)):
+            if label not in (0, 1) or not isinstance(first, str) or not isinstance(second, str):
+                raise ValueError(f"row {row} of split {split!r} of {place!r} is not two sentences and a label 0 or 1")
+        if "idx" not in rows.column_names:
+            pairs[split] = rows.add_column("idx", list(range(len(rows))))
+    return pairs
+
+
+def sentences(rows: Any) -> list[str]:
+    """All sentences of a split, for instance to build a tokenizer from."""
+    return [*rows["sentence1"], *rows["sentence2"]]
+
+
+@dataclass(frozen=True)
+class Item:
+    tokens: list[int]
+    label: int
+
+
+def tokenise(rows: Any, tokenizer: Any, max_length: int = 256) -> list[Item]:
+    """Turn each pair into token numbers: sentence 1, separator, sentence 2, separator; at most `max_length` of them.
+
+    The separator is the tokenizer's own, or its end-of-text token. Of a pair that is too long, the longer sentence
+    loses its end first.
+    """
+    separator = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+    if separator is None:
+        raise ValueError("the tokenizer has neither a separator nor an end-of-text token")
+    encoded = [tokenizer(list(rows[name]), add_special_tokens=False)["input_ids"] for name in COLUMNS[:2]]
+    items = []
+    for first, second, label in zip(*encoded, rows["label"], strict=True):
+        while len(first) + len(second) > max_length - 2:
+            longer = first if len(first) > len(second) else second
+            longer.pop()
+        items.append(Item([*first, separator, *second, separator], label))
+    return items
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A rank's share of a global batch. Tensors have at least one row; only the first `count` rows are its own."""
+
+    inputs: dict[str, torch.Tensor]  # input_ids and attention_mask: int64 (rows, longest)
+    labels: torch.Tensor  # int64 (rows,)
+    count: int  # 0 where there were fewer items than ranks: the row is there to keep all ranks in step
+    global_count: int  # over all ranks
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on another device."""
+        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
+        return replace(self, inputs=inputs, labels=self.labels.to(device))
+
+
+def collate(items: Sequence[Item], pad: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Pad to the longest item on the right: ({"input_ids", "attention_mask"} of (rows, longest), labels of (rows,))."""
+    longest = max(len(item.tokens) for item in items)
+    ids = torch.tensor([item.tokens + [pad] * (longest - len(item.tokens)) for item in items])
+    mask = torch.tensor([[1] * len(item.tokens) + [0] * (longest - len(item.tokens)) for item in items])
+    return {"input_ids": ids, "attention_mask": mask}, torch.tensor([item.label for item in items])

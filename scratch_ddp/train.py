@@ -1,0 +1,110 @@
+"""Train on sentence pairs, in one process or on many, with the same lines.
+
+    python -m scratch_ddp.train
+    torchrun --nproc-per-node 2 -m scratch_ddp.train --strategy flat
+
+Both see the same global batches, and so the same losses.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.data import load_pairs, sentences, tokenise
+from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
+from scratch_ddp.evaluation import evaluate
+from scratch_ddp.models import load_model
+from scratch_ddp.sharding import KINDS, Batches
+from scratch_ddp.training import seed_everything, train
+
+STRATEGIES = {
+    "simple": SimpleDistributedDataParallelism,
+    "flat": FlatDDP,
+    "torch": torch.nn.parallel.DistributedDataParallel,
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scratch_ddp.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--strategy", choices=STRATEGIES, default="simple", help="with more than one rank")
+    parser.add_argument("--data", help="hub, built-in, or a folder (default: SCRATCH_DDP_DATA, else what works)")
+    parser.add_argument("--model", help="hub, built-in, or a folder (default: SCRATCH_DDP_MODEL, else what works)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU for each rank")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=16, help="items of a micro-batch, over all ranks")
+    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of an optimizer step")
+    parser.add_argument("--lr", type=float, help="default: 1e-3 for a small model, 2e-5 for a large one")
+    parser.add_argument("--shards", choices=KINDS, default=KINDS[0])
+    parser.add_argument("--max-length", type=int, default=256, help="tokens of a pair")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def choose_device(wanted: str | None) -> torch.device:
+    """A GPU of this rank's own if there is one for each rank of this machine; otherwise the CPU."""
+    local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if wanted == "cpu" or (wanted is None and torch.cuda.device_count() < local_ranks):
+        return torch.device("cpu")
+    if torch.cuda.device_count() < local_ranks:
+        raise SystemExit(f"--device cuda: {torch.cuda.device_count()} GPUs for {local_ranks} ranks")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+@contextmanager
+def ranks(device: torch.device) -> Iterator[tuple[int, int]]:
+    """Yield (rank, world size); inside, the process group that torchrun has prepared exists."""
+    if "RANK" not in os.environ:
+        yield 0, 1
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield dist.get_rank(), dist.get_world_size()
+    finally:
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    options = arguments()
+    device = choose_device(options.device)
+    with ranks(device) as (rank, world_size):
+        pairs = load_pairs(options.data)
+        seed_everything(options.seed)  # the same on every rank: the model's new weights come from it
+        model, tokenizer = load_model(options.model, texts=sentences(pairs["train"]))
+        model.to(device)
+        if world_size > 1:
+            model = STRATEGIES[options.strategy](model)
+
+        def share(split: str, seed: int | None = None) -> Batches:
+            items = tokenise(pairs[split], tokenizer, options.max_length)
+            return Batches(
+                items, options.batch_size, tokenizer.pad_token_id, rank, world_size, kind=options.shards, seed=seed
+            )
+
+        report = print if rank == 0 else None
+        began = time.perf_counter()
+        history = train(
+            model,
+            share("train", options.seed),
+            epochs=options.epochs,
+            lr=options.lr or (1e-3 if sum(p.numel() for p in model.parameters()) < 10e6 else 2e-5),
+            accumulation=options.accumulation,
+            validation=share("validation"),
+            report=report,
+        )
+        seconds = time.perf_counter() - began
+        score = evaluate(model, share("test" if "test" in pairs else "validation"))
+        if rank == 0:
+            who = "1 process" if world_size == 1 else f"{world_size} ranks"
+            print(f"{who} on {device.type}: {len(history.losses)} steps in {seconds:.1f} s; test {score}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The training loop that all strategies share: one process and n ranks run the same lines.
+
+A plain model is trained by this process alone; one that a strategy has wrapped is trained by all ranks of its group.
+"""
+
+import contextlib
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from tqdm import tqdm
+
+from scratch_ddp.agreement import bookkeeping, gather_rows
+from scratch_ddp.data import Batch
+from scratch_ddp.evaluation import Score, evaluate
+from scratch_ddp.sharding import Batches
+
+LossSum = Callable[[nn.Module, Batch], torch.Tensor]
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's and torch's random numbers. The same on every rank before a model is built, or replicas differ."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def pair_loss_sum(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """The sum of the cross-entropies of this rank's own rows, a scalar; at least float32. No communication."""
+    logits = model(**batch.inputs).logits[: batch.count]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return nn.functional.cross_entropy(logits, batch.labels[: batch.count], reduction="sum")
+
+
+def global_mean(total: torch.Tensor, count: float, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Scale a rank's sum over `count` tokens (or rows) so that the mean over the ranks is the mean over all tokens.
+
+    A mean of the ranks' own means would count a token more where its rank has fewer of them. Costs one all-reduce of
+    one number.
+    """
+    everyones = torch.tensor(float(count), dtype=torch.float64, device=total.device)
+    dist.all_reduce(everyones, group=group)
+    return total * (dist.get_world_size(group) / everyones.item())
+
+
+def windows(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Group micro-batches into windows of `size`, each of which becomes one optimizer step; the last may be smaller."""
+    window = []
+    for batch in batches:
+        window.append(batch)
+        if len(window) == size:
+            yield window
+            window = []
+    if window:
+        yield window
+
+
+def accumulate(model: nn.Module, window: list[Batch], loss_sum: LossSum, world_size: int) -> torch.Tensor:
+    """Leave in `.grad` the gradient of the mean loss over all rows of the window on all ranks; return this rank's part.
+
+    The mean over the ranks of what is returned is that loss. Communication: one `sync_gradients()`, at the end.
+    """
+    sync_gradients = getattr(model, "sync_gradients", lambda: None)  # a plain model, and torch's DDP, have none
+    no_sync = getattr(model, "no_sync", contextlib.nullcontext)
+    rows = sum(batch.global_count for batch in window)
+    part = 0.0
+    for i, batch in enumerate(window):
+        last = i + 1 == len(window)
+        with contextlib.nullcontext() if last else no_sync():
+            loss = loss_sum(model, batch) * (world_size / rows)
+            loss.backward()
+            sync_gradients()
+        part = part + loss.detach()
+    return part
+
+
+@dataclass
+class History:
+    """What one rank saw. `losses` are its parts of each step's loss: their mean over the ranks is the loss."""
+
+    losses: list[float] = field(default_factory=list)
+    epoch_losses: list[float] = field(default_factory=list)  # over all ranks: the mean loss of the epoch's steps
+    scores: list[Score] = field(default_factory=list)
+
+    def of_all_ranks(self, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+        """Every rank's losses: float64 (steps, ranks). One all-gather; alone, without a process group, none."""
+        mine = torch.tensor(self.losses, dtype=torch.float64)
+        return torch.stack(gather_rows(mine, group) if dist.is_initialized() else [mine], dim=1)
+
+
+def train(
+    model: nn.Module,
+    batches: Batches,
+    epochs: int = 1,
+    lr: float = 1e-3,
+    accumulation: int = 1,
+    warmup: float = 0.1,
+    weight_decay: float = 0.01,
+    validation: Batches | None = None,
+    loss_sum: LossSum = pair_loss_sum,
+    optimizer: torch.optim.Optimizer | None = None,
+    report: Callable[[str], None] | None = None,
+    progress: bool | None = None,
+) -> History:
+    """Train with AdamW (or `optimizer`) and a learning rate that rises over `warmup` of the steps, then falls to zero.
+
+    `batches` and `validation` must share their items over the same ranks as the model (`world_size` 1 for a plain
+    model). `accumulation` micro-batches make a step. After each epoch, `report` is given a line. A progress bar is
+    shown on the first rank if `progress`, by default where stderr is a terminal. Returns this rank's history.
+    Communication: what the strategy does, and after each epoch one all-reduce of one number and an evaluation.
+    """
+    check_ranks(model, batches, validation)
+    device = next(model.parameters()).device
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
+    steps = epochs * -(-len(batches) // accumulation)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warm_up_then_fall(step, steps, warmup))
+    history = History()
+    with tqdm(total=steps, unit="step", disable=not shows_progress(batches.rank, progress)) as bar:
+        for epoch in range(epochs):
+            model.train()
+            parts = []
+            for window in windows((batch.to(device) for batch in batches.epoch(epoch)), accumulation):
+                parts.append(accumulate(model, window, loss_sum, batches.world_size))
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+                bar.update()
+            history.losses += torch.stack(parts).tolist()  # once an epoch: a GPU need not stop at each step
+            history.epoch_losses.append(mean_over_ranks(torch.stack(parts).mean(), model, batches.world_size))
+            line = f"epoch {epoch + 1}: loss {history.epoch_losses[-1]:.4f}"
+            if validation:
+                history.scores.append(evaluate(model, validation))
+                line += f", validation {history.scores[-1]}"
+            if report:
+                report(line)
+    return history
+
+
+def mean_over_ranks(value: torch.Tensor, model: nn.Module, world_size: int) -> float:
+    """The mean of a scalar over the ranks that train the model. One all-reduce of one number; alone, none."""
+    value = value.double() / world_size
+    if world_size > 1:
+        with bookkeeping():
+            dist.all_reduce(value, group=getattr(model, "group", None))
+    return value.item()
+
+
+def check_ranks(model: nn.Module, *shares: Batches | None) -> None:
+    """Raise ValueError unless the items are shared over as many ranks as train the model."""
+    world_size = getattr(model, "world_size", 1)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        world_size = dist.get_world_size(model.process_group)
+    for batches in filter(None, shares):
+        if batches.world_size != world_size:
+            raise ValueError(
+                f"the items are shared over {batches.world_size} ranks, but {world_size} train the model: "
+                "wrap the model, or build the batches with its rank and world_size"
+            )
+
+
+def warm_up_then_fall(step: int, steps: int, warmup: float) -> float:
+    """The share of the full learning rate at a step: a line up over the first `warmup` of the steps, then down to 0."""
+    rising = max(1, round(warmup * steps))
+    return min((step + 1) / rising, (steps - step) / max(1, steps - rising))
+
+
+def shows_progress(rank: int, wanted: bool | None) -> bool:
+    """On the first rank, if `wanted`; by default as SCRATCH_DDP_PROGRESS says (0, 1), else if stderr is a terminal."""
+    if wanted is None:
+        said = os.environ.get("SCRATCH_DDP_PROGRESS")
+        wanted = said == "1" if said else sys.stderr.isatty()
+    return rank == 0 and wanted
