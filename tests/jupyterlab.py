@@ -104,13 +104,17 @@ class Notebook:
         self.page.keyboard.press("Control+Enter")
 
     def wait_until_done(self, timeout: float) -> None:
-        """Wait until no cell is running or queued."""
+        """Wait until no cell is running or queued: the kernel stays idle, and no cell shows [*], for half a second.
+
+        A queued cell shows [ ] for a while, and between two cells the kernel is idle for a moment.
+        """
         running = self.panel.locator(".jp-InputPrompt", has_text="[*]")
-        self.page.wait_for_timeout(200)  # a click takes a moment to become a running cell
-        deadline = time.monotonic() + timeout
-        while running.count():
+        busy = self.page.locator("#jp-main-statusbar", has_text="| Busy")
+        deadline, quiet = time.monotonic() + timeout, 0
+        while quiet < 5:
             assert time.monotonic() < deadline, f"still running after {timeout} s:\n{self.text()}"
-            self.page.wait_for_timeout(50)
+            self.page.wait_for_timeout(100)
+            quiet = 0 if running.count() or busy.count() else quiet + 1
 
     def not_run(self) -> list[int]:
         """Code cells that have no number: those after an error, when all were to be run."""

@@ -122,7 +122,7 @@ def test_stop_frees_a_deadlocked_cell_and_the_next_cell_works(page, address, cop
     notebook.wait_for_output(4, "all_reduce", timeout=20)  # the line that says where everyone is
     pressed = time.monotonic()
     notebook.stop()
-    notebook.wait_until_done(timeout=10)
+    notebook.wait_for_output(4, "variables are kept", timeout=10)
     assert time.monotonic() - pressed < 3
     said = notebook.output(4)
     assert re.search(r"rank 0 waits in all_reduce .*rank 1 never came", said)

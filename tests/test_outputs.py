@@ -40,14 +40,14 @@ def test_a_line_that_waited_and_went_leaves_nothing():
 
 
 def test_paths_scripts_and_widgets_do_not_get_into_a_notebook():
-    frames = [f"File {sys.prefix}/lib/x.py", f"{outputs.ROOT}/a.py"]
+    frames = [f"File {sys.prefix}/lib/x.py", f"File \x1b[32m{outputs.ROOT}/a.py:1\x1b[39m"]
     error = new_output("error", ename="E", evalue="e", traceback=frames)
     warning = stream(f"/tmp/ipykernel_12/34.py:1: UserWarning\n{Path.home()}/data\n", "stderr")
     script = new_output("display_data", data={"application/javascript": "alert()", "text/plain": "<Javascript>"})
     widget = new_output("display_data", data={outputs.WIDGET: {"model_id": "a1"}, "text/plain": "IntSlider(value=3)"})
     picture = new_output("display_data", data={"image/png": "aGk=", "text/plain": "<Figure>"})
     cleaned = outputs.clean_outputs([error, warning, script, widget, picture])
-    assert cleaned[0].traceback == ["File .venv/lib/x.py", "./a.py"]
+    assert cleaned[0].traceback == ["File .venv/lib/x.py", "File \x1b[32m./a.py:1\x1b[39m"]
     assert cleaned[1].text == "<cell>:1: UserWarning\n~/data\n"
     assert cleaned[2].data == {"text/plain": "IntSlider(value=3)"}
     assert cleaned[3:] == [picture]

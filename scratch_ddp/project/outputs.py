@@ -105,10 +105,11 @@ def _without_paths(value: Any) -> Any:
 
 def _path_patterns(venv: Path, clone: Path, home: Path) -> list[tuple[re.Pattern, str]]:
     """What each folder of this machine is replaced by; a folder such as / would match too much and is left out."""
+    start = r"(?:(?<![\w/.~-])|(?<=\dm))"  # not inside of a longer path; \dm ends a colour code
     patterns = [(re.compile(r"/\S*/ipykernel_\d+/\d+\.py"), "<cell>")]
     for folder, name in [(venv, ".venv"), (clone, "."), (home, "~")]:
         if len(folder.parts) > 1:
-            patterns.append((re.compile(r"(?<![\w/.~-])" + re.escape(str(folder)) + r"(?=/|\b)"), name))
+            patterns.append((re.compile(start + re.escape(str(folder)) + r"(?=/|\b)"), name))
     return patterns
 
 
