@@ -39,7 +39,7 @@ def run(notebook: NotebookNode, folder: Path, keep_going: bool = False, cell_tim
         # What cells write is in their outputs; the kernel's own terminal would only get some of it a second time.
         client.execute(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     except CellExecutionError as error:
-        raise CellFailed(f"{name_of(notebook, reached[-1])} failed:\n{ANSI_COLOUR.sub('', str(error))}") from None
+        raise CellFailed(f"{name_of(notebook, reached[-1])} failed:\n{ANSI_COLOUR.sub('', error.traceback)}") from None
     except DeadKernelError:
         where = name_of(notebook, reached[-1]) if reached else "the start"
         raise CellFailed(f"The kernel died in {where}.") from None
