@@ -19,6 +19,8 @@ from scratch_ddp.cells.last_call import LastCall
 from scratch_ddp.cells.shell import RankShell, make_shell
 from scratch_ddp.cells.wire import Link
 
+_TORCH = str(Path(torch.__file__).parent)
+
 
 def run_rank(link: Link, config: dict[str, Any]) -> None:
     """The whole life of a rank. Never returns."""
@@ -46,6 +48,8 @@ class Rank:
         self.tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.cell: int | None = None  # the number of the cell under way
         self.interruptible = False
+        self.found = {"line": None, "waits_in": None}  # where it was when it was last asked to stop
+        self.interrupted_in: dict[str, Any] | None = None  # where it was when it did
         self.shell: RankShell | None = None
 
     def serve(self) -> None:
@@ -94,7 +98,7 @@ class Rank:
     def _join_process_group(self, device: torch.device) -> None:
         """A file as rendezvous: it opens no port, unlike torch's TCPStore, which listens on every interface."""
         config = self.config
-        path = Path(config["folder"]) / "rendezvous"
+        path = Path(config["folder"]) / f"rendezvous {config['meeting']}"
         if config["backend"] == watched_group.BACKEND:
             watched_group.observers.append(self.last_call.note)
             store = dist.FileStore(str(path), config["world_size"])
@@ -102,7 +106,7 @@ class Rank:
         else:
             dist.init_process_group(
                 config["backend"],
-                init_method=f"file://{path} {config['generation']}",
+                store=dist.FileStore(f"{path} {config['generation']}", config["world_size"]),
                 rank=self.rank,
                 world_size=config["world_size"],
                 device_id=device if config["backend"] == "nccl" else None,
@@ -116,27 +120,30 @@ class Rank:
         signal.signal(signal.SIGINT, self._on_interrupt)
         self.shell.execution_count = task["number"]
         self.shell.failure = None
-        error: BaseException | None = None
-        try:
-            self.cell, self.interruptible = task["cell"], True
-            result = self.shell.run_cell(task["code"], store_history=True, silent=False)
-            error = result.error_before_exec or result.error_in_exec
-        except BaseException as raised:  # an interrupt that fell outside of the learner's code
-            error = raised
-        finally:
-            self.interruptible = False
-            interrupted_in, self.interrupted_in = self.interrupted_in, None
-            self.cell = None
+        self.cell, self.interrupted_in = task["cell"], None
+        error = self._run(task["code"])
+        self.cell = None
         if os.getpid() != self.pid:  # the cell forked, and this is the child: it is no rank
-            sys.stdout.flush()
+            if error is not None:
+                print("\n".join(self.shell.failure or [repr(error)]), file=sys.stderr)
             os._exit(0 if error is None else 1)
         for name in output_streams.restore_streams():
             print(f"(sys.{name} had been replaced; it is the rank's own again)", file=sys.stderr)
         output_streams.CellOutput.flush_c()
         done = {"type": "done", "cell": task["cell"], "error": self._describe(error)}
-        self.link.send(done | {"interrupted_in": interrupted_in})
+        self.link.send(done | {"interrupted_in": self.interrupted_in})
 
-    interrupted_in: dict[str, Any] | None = None
+    def _run(self, code: str) -> BaseException | None:
+        try:
+            try:
+                self.interruptible = True
+                result = self.shell.run_cell(code, store_history=True, silent=False)
+                return result.error_before_exec or result.error_in_exec
+            finally:
+                self.interruptible = False
+        except BaseException as raised:  # an interrupt that fell outside of the learner's code, even on the way out
+            self.interruptible = False
+            return raised
 
     def _end_of_learners_code(self) -> None:
         """What follows is ours: an interrupt that comes now would only hide what happened."""
@@ -146,7 +153,8 @@ class Rank:
         if error is None:
             return None
         text = "\n".join(self.shell.failure or [])
-        for folder in sorted({str(Path(place).resolve()) for place in sys.path}, key=len, reverse=True):
+        places = [*sys.path, Path(__file__).parents[2]]  # an editable install is not on the path
+        for folder in sorted({str(Path(place).resolve()) for place in places}, key=len, reverse=True):
             text = text.replace(f"{folder}/", "")  # a file's name in its package says more, and is the same everywhere
         lines = text.split("\n")
         return {"name": type(error).__name__, "value": str(error), "traceback": lines}
@@ -165,7 +173,7 @@ class Rank:
             if self.config["backend"] != watched_group.BACKEND:
                 retired = self._start_over(task["generation"])
             else:
-                retired = watched_group.renew_groups(task["timeout"])
+                retired = watched_group.renew_groups(task["timeout"], task["generation"])
             self.link.send({"type": "renewed", "retired": retired})
         except BaseException as error:
             self.link.send({"type": "renewed", "error": f"{type(error).__name__}: {error}"})
@@ -195,25 +203,32 @@ class Rank:
         elif kind == "renew":
             self.tasks.put(message)
         elif kind == "interrupt" and message["cell"] == self.cell:
+            self.found = self._whereabouts(message["cell"])
+            signal.pthread_kill(self.main_thread, signal.SIGINT)  # seen as soon as the main thread is back from C++
             watched_work.free_waiting_futures()
-            signal.pthread_kill(self.main_thread, signal.SIGINT)
         elif kind == "where":
             self.link.send({"type": "whereabouts", "cell": message["cell"], **self._whereabouts(message["cell"])})
 
     def _on_interrupt(self, *_: Any) -> None:
         if self.interruptible:
-            where = {"line": self._line_of_cell(), "waits_in": watched_work.waiting_in()}
-            self.interrupted_in = self.interrupted_in or where
+            self.interrupted_in = self.interrupted_in or self.found
             raise KeyboardInterrupt
 
     def _whereabouts(self, cell: int) -> dict[str, Any]:
+        """The line of the cell that the main thread is in, and the operation that it waits in, if it does."""
         if cell != self.cell:
             return {"line": None, "waits_in": None}
-        return {"line": self._line_of_cell(), "waits_in": watched_work.waiting_in()}
-
-    def _line_of_cell(self) -> int | None:
-        """The line of the innermost frame of the main thread that stands in a cell."""
-        frame = sys._current_frames().get(self.main_thread)
-        while frame is not None and frame.f_code.co_filename not in self.shell.compile._filename_map:
+        waits_in = watched_work.waiting_in()
+        line, called, in_torch = None, None, False
+        frame = innermost = sys._current_frames().get(self.main_thread)
+        while frame is not None and line is None:
+            file = frame.f_code.co_filename
+            if file in self.shell.compile._filename_map:
+                line = frame.f_lineno
+            elif file == dist.distributed_c10d.__file__:
+                called = frame.f_code.co_name  # the outermost is what the learner called: all_gather_object
             frame = frame.f_back
-        return frame.f_lineno if frame is not None else None
+        in_torch = innermost.f_code.co_filename.startswith(_TORCH)
+        if waits_in is None and in_torch:
+            waits_in = watched_work.awaited_in_native_code()
+        return {"line": line, "waits_in": waits_in and waits_in | {"called": called}}
