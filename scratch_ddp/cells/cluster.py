@@ -4,7 +4,6 @@ import contextlib
 import queue
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from scratch_ddp.cells.placement import Placement
 from scratch_ddp.cells.rank_lists import name_ranks
@@ -14,6 +13,7 @@ from scratch_ddp.cells.reports import ClusterError, describe_death
 
 _START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
 _RENEW_LIMIT = 2.0  # seconds in which ranks that stand idle must have renewed their process groups
+_REPLACE_LIMIT = 10.0  # the same, if they have to wait for a rank that is being started (spawned: longer)
 
 
 class Cluster:
@@ -26,6 +26,7 @@ class Cluster:
         self.folder.mkdir()
         self.base = base_config(self.folder, self.world_size, placement.backend)
         self.generation = 0
+        self.meeting = 0  # counts the files by which ranks find each other: a new one when all are new
         self.dead: dict[int, str] = {}  # rank → how it ended; such a cluster runs no more cells
         self.late: dict[tuple[int, int], list[bytes]] = {}  # (cell, rank) → text that came after its cell had ended
         self.ranks = [self._start(rank) for rank in range(self.world_size)]
@@ -38,7 +39,7 @@ class Cluster:
     # Start
 
     def _start(self, rank: int) -> RankProcess:
-        base = self.base | {"generation": self.generation}
+        base = self.base | {"generation": self.generation, "meeting": self.meeting}
         return self.launcher.start(config_of(base, rank, self.placement.gpus[rank]), self.folder)
 
     def _await_hello(self, expected: Sequence[RankProcess], limit: float = _START_LIMIT) -> None:
@@ -81,6 +82,8 @@ class Cluster:
             event.source.gone = True
         elif event.kind == "message" and event.value["type"] == "started":
             self.ranks[event.value["rank"]].pid = event.value["pid"]
+        elif event.kind == "message" and event.value["type"] == "renewed":
+            event.source.renewed = event.value
         elif event.kind == "message" and event.value["type"] == "ended":
             for rank in self.ranks:
                 if rank.pid == event.value["pid"]:
@@ -117,48 +120,52 @@ class Cluster:
     def renew(self) -> list[str]:
         """Fresh process groups on every rank. Returns what has to be said to the learner about it."""
         self.generation += 1
-        task = {"type": "renew", "generation": self.generation, "timeout": _RENEW_LIMIT}
-        for rank in self.ranks:
-            rank.send(task)
-        answers = self._gather("renewed", {rank.rank for rank in self.ranks}, _RENEW_LIMIT + 0.5)
-        failed = {rank: answer["error"] for rank, answer in answers.items() if "error" in answer}
-        silent = set(range(self.world_size)) - set(answers) - set(failed)
-        if failed or silent:
-            return self.replace(set(range(self.world_size)))
-        retired = sorted({name for answer in answers.values() for name in answer["retired"]})
-        return ["Process groups and meshes made before must be made again."] if retired else []
+        self._ask_to_renew(self.ranks, _RENEW_LIMIT)
+        silent, failed = self._await_renewed(self.ranks, _RENEW_LIMIT + 0.5)
+        if silent or failed:
+            return self.replace(silent or set(range(self.world_size)))
+        return self._groups_lost()
 
     def replace(self, lost: set[int]) -> list[str]:
         """New processes for ranks that can't be freed. Their variables are gone, and the message says so."""
         for rank in lost:
             self.launcher.end(self.ranks[rank])
-        until = time.monotonic() + 1.0
-        while any(self.ranks[rank].status is None for rank in lost) and time.monotonic() < until:
-            for rank in lost:
-                self.await_status(self.ranks[rank], 0.05)
-        if lost == set(range(self.world_size)):
-            (self.folder / "rendezvous").unlink(missing_ok=True)
-            self.generation = -1
+        for rank in lost:
+            self.await_status(self.ranks[rank], 1.0)
+        kept = [rank for rank in self.ranks if rank.rank not in lost]
         self.generation += 1
-        for rank in self.ranks:
-            if rank.rank not in lost:
-                rank.send({"type": "renew", "generation": self.generation, "timeout": 10.0})
+        if not kept:
+            self.meeting, self.generation = self.meeting + 1, 0
+        self._ask_to_renew(kept, _REPLACE_LIMIT)
         for rank in lost:
             self.ranks[rank] = self._start(rank)
-        self._await_hello([self.ranks[rank] for rank in lost], 30.0)
+        self._await_hello([self.ranks[rank] for rank in lost], _REPLACE_LIMIT + 5)
+        if any(self._await_renewed(kept, _REPLACE_LIMIT)):
+            return self.replace(set(range(self.world_size)))
+        were, their = ("was", "its") if len(lost) == 1 else ("were", "their")
         return [
-            f"{name_ranks(lost).capitalize()} could not be freed and {'was' if len(lost) == 1 else 'were'} replaced: "
-            f"{'its' if len(lost) == 1 else 'their'} variables are gone."
+            f"{name_ranks(lost).capitalize()} could not be freed and {were} replaced: {their} variables are gone.",
+            *self._groups_lost(),
         ]
 
-    def _gather(self, kind: str, expected: set[int], limit: float) -> dict[int, dict[str, Any]]:
-        answers: dict[int, dict[str, Any]] = {}
-        for event in self.receive(until=time.monotonic() + limit):
-            if event.kind == "message" and event.value["type"] == kind and isinstance(event.source, RankProcess):
-                answers[event.source.rank] = event.value
-            if expected <= set(answers) | {rank.rank for rank in self.ranks if not rank.alive}:
-                break
-        return answers
+    def _ask_to_renew(self, ranks: Sequence[RankProcess], limit: float) -> None:
+        for rank in ranks:
+            rank.renewed = None
+            rank.send({"type": "renew", "generation": self.generation, "timeout": limit})
+
+    def _await_renewed(self, ranks: Sequence[RankProcess], limit: float) -> tuple[set[int], set[int]]:
+        """The ranks that have not answered, and those that could not renew their groups."""
+        until = time.monotonic() + limit
+        if any(rank.alive and rank.renewed is None for rank in ranks):
+            for _ in self.receive(until):
+                if not any(rank.alive and rank.renewed is None for rank in ranks):
+                    break
+        silent = {rank.rank for rank in ranks if rank.renewed is None}
+        return silent, {rank.rank for rank in ranks if rank.renewed and "error" in rank.renewed}
+
+    def _groups_lost(self) -> list[str]:
+        lost = any(rank.renewed and rank.renewed.get("retired") for rank in self.ranks)
+        return ["Process groups and meshes made before must be made again."] if lost else []
 
     # End
 

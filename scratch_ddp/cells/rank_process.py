@@ -35,6 +35,7 @@ class RankProcess:
     device: str = ""
     status: int | None = None  # exit code; -n for signal n
     gone: bool = False  # its end of the link is closed
+    renewed: dict[str, Any] | None = None  # its answer, once it has fresh process groups
     last_words: list[str] = field(default_factory=list)
 
     @property

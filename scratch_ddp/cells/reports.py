@@ -44,7 +44,12 @@ class Whereabouts:
 
     @property
     def operation(self) -> str | None:
-        return self.waits_in["operation"] if self.waits_in else None
+        """ "all_gather_object", "recv from rank 2": what the learner called, if that is known."""
+        return (
+            (self.waits_in.get("called") or self.waits_in["operation"]) + self.waits_in["peer"]
+            if self.waits_in
+            else None
+        )
 
 
 _REASONS = {
@@ -72,6 +77,7 @@ def describe_whereabouts(ranks: dict[int, Whereabouts]) -> str:
         else:
             text = f"{{verb:has}} {_REASONS[where.state]}" if where.state == "finished" else _REASONS[where.state]
         groups.setdefault(text, []).append(rank)
+    groups = dict(sorted(groups.items(), key=lambda entry: not entry[0].startswith("{verb:waits}")))
     return "; ".join(f"{name_ranks(members)} {_conjugate(text, len(members))}" for text, members in groups.items())
 
 

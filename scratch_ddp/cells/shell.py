@@ -3,7 +3,10 @@
 import base64
 import builtins
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
@@ -12,6 +15,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 Send = Callable[[dict[str, Any]], None]  # takes {"data": …, "metadata": …}
+
+_OWN_FOLDER = str(Path(__file__).parent)
 
 
 class _Publisher(DisplayPublisher):
@@ -45,6 +50,8 @@ class RankShell(InteractiveShell):
     failure: list[str] | None = None
     on_failure: Callable[[], None] = staticmethod(lambda: None)  # called as soon as an exception has left the cell
 
+    system = InteractiveShell.system_raw  # the other way is a terminal, which ends lines with \r\n
+
     def enable_gui(self, gui: str | None = None) -> None:
         pass
 
@@ -54,11 +61,19 @@ class RankShell(InteractiveShell):
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
         self.failure = list(stb)
 
-    def showtraceback(self, exc_tuple: tuple | None = None, **kwargs: Any) -> None:
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Keep the traceback as text, without the frames of this package."""
         self.on_failure()
         self.failure = []
-        if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # whoever pressed Stop is told by the kernel
-            super().showtraceback(exc_tuple, **kwargs)
+        etype, value, tb = self._get_exc_info(exc_tuple)
+        if issubclass(etype, KeyboardInterrupt):
+            return  # the kernel says where it was; a traceback through a half-made import can take seconds
+        if not issubclass(etype, SyntaxError):
+            value.__traceback__ = tb = _without_own_frames(tb)
+        super().showtraceback((etype, value, tb), *args, **kwargs)
+
+    def ask_exit(self) -> None:
+        raise RuntimeError("exit() would end this rank. %dist_shutdown ends all of them.")
 
     def show_usage_error(self, exc: BaseException) -> None:
         self.failure = [f"UsageError: {exc}"]
@@ -69,11 +84,21 @@ def make_shell(namespace: dict[str, Any], send: Send) -> RankShell:
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "neutral"
+    warnings.filterwarnings("ignore", "To exit: use")  # IPython's word on sys.exit(): not true of a rank
     shell = RankShell.instance(config=config, user_ns=namespace)
     shell.display_pub.send = send
     builtins.input = _refuse_input
     _show_figures(shell)
     return shell
+
+
+def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
+    if tb is None:
+        return None
+    rest = _without_own_frames(tb.tb_next)
+    if tb.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        return rest
+    return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
 
 
 def _refuse_input(prompt: str = "") -> str:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.cells.watched_work import WatchedWork, run_in_helper
+from scratch_ddp.cells.watched_torch import make_interruptible
+from scratch_ddp.cells.watched_work import WatchedWork, describe_tensor, run_in_helper
 
 BACKEND = "watched"
 _OPERATIONS = (
@@ -37,6 +38,7 @@ _SPOKEN = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "al
 # Told of each operation as it is called: (operation, group, how many before it in this group, what it was given).
 observers: list[Callable[[dict[str, Any]], None]] = []
 
+_meeting: dist.Store | None = None  # where ranks tell each other that they renew; without `join` the default store
 _generation = 0  # how many times the groups have been renewed; the same on every rank
 _groups: "weakref.WeakSet[WatchedGroup]" = weakref.WeakSet()
 
@@ -59,7 +61,7 @@ class WatchedGroup(dist.ProcessGroup):
         store = dist.PrefixStore(f"generation {_generation}", self._store)
         self._inner = run_in_helper(
             lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout),
-            {"operation": "the start of a process group", "group": name, "number": 0, "given": ""},
+            {"operation": "the start of a process group", "group": name, "number": 0, "given": "", "peer": ""},
         )
         # torch keeps the first backend it was given of each type, so every generation is a type of its own. Some calls
         # (functional collectives, coalesced gathers) go to this backend without passing through the methods below.
@@ -95,10 +97,18 @@ class WatchedGroup(dist.ProcessGroup):
             "group": self.group_name,
             "number": next(self._number),
             "given": _describe(args),
+            "peer": self._peer(operation, args),
         }
         for observe in observers:
             observe(call)
         return WatchedWork(lambda: getattr(self._inner, operation)(*args, **kwargs), call)
+
+    def _peer(self, operation: str, args: tuple) -> str:
+        if operation == "recv_anysource":
+            return " from any rank"
+        if operation not in ("send", "recv"):
+            return ""
+        return f" {'to' if operation == 'send' else 'from'} rank {dist.get_global_rank(self, args[1])}"
 
 
 def _operation(name: str) -> Callable[..., WatchedWork]:
@@ -122,7 +132,7 @@ def _describe(args: tuple) -> str:
         while isinstance(given, (list, tuple)) and given:
             given = given[0]
         if isinstance(given, torch.Tensor):
-            return f"{given.numel()} × {str(given.dtype).removeprefix('torch.')}"
+            return describe_tensor(given)
     return ""
 
 
@@ -135,28 +145,34 @@ dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
 
 def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> None:
     """Make a rank's default group. A rank that replaces another joins in the generation that the others move to."""
-    global _generation
-    _generation = generation
+    global _generation, _meeting
+    _generation, _meeting = generation, store
+    make_interruptible()
     if generation:
         _announce(store, rank, generation, [])
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)
+    if generation:
+        _number_groups_alike(_announced(store, world_size, generation, timeout=10.0))
 
 
-def renew_groups(timeout: float = 10.0) -> list[str]:
+def renew_groups(timeout: float = 10.0, generation: int | None = None) -> list[str]:
     """Put fresh gloo groups inside all watched groups of this process, and forget what is under way in the old ones.
 
     Collective over the default group, but through its store, so it works when the groups themselves are stuck. A
     group that one of its ranks no longer has is retired; their names are returned. Raises TimeoutError, naming the
-    ranks that have not called it within `timeout` seconds.
+    ranks that have not called it within `timeout` seconds. `generation` is the same on every rank, and higher at each
+    call; without it one more than before, which is right unless a rank was replaced or failed to come.
     """
     global _generation
+    target = generation if generation is not None else _generation + 1
     default = dist.distributed_c10d._get_default_group()
-    store, rank, world_size = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    store, rank, world_size = _meeting or dist.distributed_c10d._get_default_store(), dist.get_rank(), default.size()
     mine = {group.group_name: group for group in _groups if not group._stale}
     members = {name: dist.get_process_group_ranks(group) for name, group in mine.items() if group is not default}
-    _announce(store, rank, _generation + 1, sorted(members))
-    theirs = _announced(store, world_size, _generation + 1, timeout)
-    _generation += 1
+    _announce(store, rank, target, sorted(members))
+    announced = _announced(store, world_size, target, timeout)
+    theirs = [announcement["groups"] for announcement in announced]
+    _generation = target
     default.renew()
     retired = []
     for name in sorted(members):  # the same order everywhere: making a group waits for its members
@@ -165,18 +181,26 @@ def renew_groups(timeout: float = 10.0) -> list[str]:
         else:
             mine[name].retire()
             retired.append(name)
+    _number_groups_alike(announced)
     return retired
 
 
 def _announce(store: dist.Store, rank: int, generation: int, names: list[str]) -> None:
-    store.set(f"renewal {generation} of rank {rank}", json.dumps(names))
+    announcement = {"groups": names, "count": dist.distributed_c10d._world.group_count}
+    store.set(f"renewal {generation} of rank {rank}", json.dumps(announcement))
 
 
-def _announced(store: dist.Store, world_size: int, generation: int, timeout: float) -> list[list[str]]:
+def _announced(store: dist.Store, world_size: int, generation: int, timeout: float) -> list[dict[str, Any]]:
     keys = [f"renewal {generation} of rank {rank}" for rank in range(world_size)]
     try:
         store.wait(keys, datetime.timedelta(seconds=timeout))
-    except dist.DistError:
+    except RuntimeError:  # torch's stores raise this or a subclass of it, depending on the store
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         raise TimeoutError(f"ranks {missing} did not renew their process groups within {timeout:g} s") from None
     return [json.loads(store.get(key)) for key in keys]
+
+
+def _number_groups_alike(announced: list[dict[str, Any]]) -> None:
+    """torch names groups by counting them. A rank that was interrupted in new_group, or is new, has counted others."""
+    world = dist.distributed_c10d._world
+    world.group_count = max(world.group_count, *(announcement["count"] for announcement in announced))

@@ -16,8 +16,14 @@ _main_thread_waits_in: dict[str, Any] | None = None
 
 
 def waiting_in() -> dict[str, Any] | None:
-    """The operation that the main thread waits in ({"operation", "group", "number", "given"}), or None."""
+    """The operation that the main thread waits in ({"operation", "group", "number", "given", "peer"}), or None."""
     return _main_thread_waits_in
+
+
+def awaited_in_native_code() -> dict[str, Any] | None:
+    """The oldest operation that has a future and has not ended: what torch's DDP waits for, inside C++."""
+    calls = [work._call for work in list(_futures) if not work._ended.is_set()]
+    return min(calls, key=lambda call: call["number"], default=None)
 
 
 @contextlib.contextmanager
@@ -120,12 +126,24 @@ class WatchedWork(dist.Work):
         if self._error is not None:
             self._future.set_exception(self._error)
         else:
-            self._future.set_result(self._work.result())
+            self._future.set_result(self._tensors())
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """What the operation filled. (`Work.result` says the same, with a warning that it will go.)"""
+        try:
+            return self._work.get_future().value()
+        except RuntimeError:  # gloo has none for a send or a receive
+            return []
 
     def give_up(self, error: BaseException) -> None:
         with self._lock:
             if self._future is not None and not self._future.done():
                 self._future.set_exception(error)
+
+
+def describe_tensor(tensor: torch.Tensor) -> str:
+    """What an operation was given, in words: "4 × float32"."""
+    return f"{tensor.numel()} × {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def free_waiting_futures() -> None:
@@ -136,6 +154,7 @@ def free_waiting_futures() -> None:
 
 def run_in_helper(task: Callable[[], Any], call: dict[str, Any]) -> Any:
     """Run a task that may block in C++ in a helper thread, so that the wait for it can be interrupted."""
+    __tracebackhide__ = True
     ended, result, error = threading.Event(), [], []
 
     def run() -> None:
