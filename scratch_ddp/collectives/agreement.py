@@ -34,6 +34,7 @@ def collective(writes: str, reads: str | None = None, root: str | None = None, s
 
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True  # IPython then shows the caller's line, not these
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             group = bound.arguments["group"] = member_group(bound.arguments["group"])
@@ -67,6 +68,7 @@ def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGro
     Raises TypeError if a rank's check did (and no other failed otherwise), else ValueError; the text names the ranks.
     Cost: one all-reduce of 24 bytes, counted as set-up.
     """
+    __tracebackhide__ = True
     error, facts = None, {"call": call}
     try:
         facts |= check()
