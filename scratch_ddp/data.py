@@ -1,6 +1,7 @@
 """Sentence pairs with the question "do both say the same?": loading, tokenising, and each rank's share of a batch."""
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,9 @@ import torch.distributed as dist
 from scratch_ddp.pairs import make_pairs
 from scratch_ddp.sources import HubFiles, first_rank_first, say, settle
 
-MRPC = HubFiles(
-    "nyu-mll/glue",
-    tuple(f"mrpc/{split}-00000-of-00001.parquet" for split in ("train", "validation", "test")),
-    "dataset",
-)
+SPLITS = ("train", "validation", "test")
+MRPC = HubFiles("nyu-mll/glue", tuple(f"mrpc/{split}-00000-of-00001.parquet" for split in SPLITS), "dataset")
+FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 COLUMNS = ("sentence1", "sentence2", "label", "idx")
 
 
@@ -24,8 +23,8 @@ def load_pairs(source: str | None = None, group: dist.ProcessGroup | None = None
     """Return a `datasets.DatasetDict` (train, validation, test) with MRPC's columns sentence1, sentence2, label, idx.
 
     `source`, or else the environment variable SCRATCH_DDP_DATA, says where from: "hub" (GLUE's MRPC), "built-in" (our
-    own pairs), or a local folder that `datasets.load_dataset` can read. Without either, the hub if it answers within
-    seconds or the files are cached, else built in. One line says which.
+    own pairs), or a local folder with files train*, validation* and, if wanted, test*, in parquet, csv or json.
+    Without either, the hub if it answers within seconds or the files are cached, else built in. One line says which.
     Every rank of the group calls it: rank 0 decides and downloads while the others wait. Raises ValueError on every
     rank if a file is missing or corrupt, a column is missing, a split is empty, or a label is neither 0 nor 1.
     """
@@ -52,31 +51,45 @@ def _read(place: str):
     import datasets
 
     folder = MRPC.fetch() if place == "hub" else Path(place).expanduser()
+    files = {split: sorted(str(f) for f in folder.glob(f"{split}*") if f.is_file()) for split in SPLITS}
+    with _quiet(datasets):
+        pairs = {split: _read_split(datasets, place, split, names) for split, names in files.items() if names}
+    return check_pairs(datasets.DatasetDict(pairs), place)
+
+
+def _read_split(datasets: Any, place: str, split: str, files: list[str]):
+    """Read one split, in the format that the files' ending tells; apart from the others, so that an error names it."""
+    kind = FORMATS.get(Path(files[0]).suffix)
+    if kind is None:
+        raise ValueError(f"split {split!r} of {place!r}: {Path(files[0]).name} is not one of {', '.join(FORMATS)}")
     try:
-        with _no_bars(datasets):
-            pairs = datasets.load_dataset(str(folder))
+        return datasets.load_dataset(kind, data_files={split: files}, split=split)
     except Exception as error:
+        if "corresponds to no data" in str(error):
+            raise ValueError(f"split {split!r} of {place!r} is empty") from error
         cause = error.__cause__ or error
-        raise ValueError(f"{place!r} can't be read as a data set: {type(cause).__name__}: {cause}") from error
-    return check_pairs(pairs, place)
+        raise ValueError(f"split {split!r} of {place!r} can't be read: {type(cause).__name__}: {cause}") from error
 
 
 @contextlib.contextmanager
-def _no_bars(datasets: Any) -> Iterator[None]:
-    shown = datasets.utils.logging.is_progress_bar_enabled()
+def _quiet(datasets: Any) -> Iterator[None]:
+    """Without the library's progress bars, and without its log of an error that is raised anyway."""
+    shown, level = datasets.utils.logging.is_progress_bar_enabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
+        datasets.logging.set_verbosity(level)
         if shown:
             datasets.enable_progress_bars()
 
 
 def check_pairs(pairs: Any, place: str) -> Any:
     """Return the data set, with `idx` numbered where it has none. Raises ValueError that says what is missing where."""
-    for split in ("train", "validation"):
+    for split in SPLITS[:2]:
         if split not in pairs:
-            raise ValueError(f"{place!r} has no split {split!r}, only {', '.join(pairs)}")
+            raise ValueError(f"{place!r} has no split {split!r}: no file {split}* ({', '.join(FORMATS)})")
     for split, rows in pairs.items():
         if missing := [name for name in COLUMNS[:3] if name not in rows.column_names]:
             raise ValueError(

@@ -42,15 +42,20 @@ class HubFiles:
         return all(isinstance(path, str) for path in found)
 
     def fetch(self) -> Path:
-        """Download what is missing, and return the folder that holds the files."""
+        """Download what is missing, and return the files' folder. Raises ValueError if they don't come."""
         from huggingface_hub import hf_hub_download
 
         offline = self.are_cached()
-        with quiet_hub():
-            paths = [
-                hf_hub_download(self.repository, name, repo_type=self.kind, local_files_only=offline)
-                for name in self.files
-            ]
+        if not offline and not answers(self.url()):
+            raise ValueError(f"the hub did not answer within {PATIENCE} s, and {self.repository} is not cached")
+        try:
+            with quiet_hub():
+                paths = [
+                    hf_hub_download(self.repository, name, repo_type=self.kind, local_files_only=offline)
+                    for name in self.files
+                ]
+        except Exception as error:
+            raise ValueError(f"{self.repository} can't be downloaded: {type(error).__name__}") from error
         return Path(paths[0]).parent
 
 
@@ -102,12 +107,10 @@ def choose(source: str | None, variable: str, hub: HubFiles) -> tuple[str, str]:
         return wanted, why
     if hub.are_cached():
         return "hub", "already on this machine"
-    if not answers(hub.url()):
-        return "built-in", f"the hub did not answer within {PATIENCE} s"
     try:
         hub.fetch()
-    except Exception as error:
-        return "built-in", f"the download failed: {type(error).__name__}"
+    except ValueError as error:
+        return "built-in", str(error)
     return "hub", "downloaded once"
 
 

@@ -114,23 +114,22 @@ def train(
     Communication: what the strategy does, and after each epoch one all-reduce of one number and an evaluation.
     """
     check_ranks(model, batches, validation)
-    device = next(model.parameters()).device
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
     steps = epochs * -(-len(batches) // accumulation)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warm_up_then_fall(step, steps, warmup))
     history = History()
     with tqdm(total=steps, unit="step", disable=not shows_progress(batches.rank, progress)) as bar:
+
+        def step() -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            bar.update()
+
         for epoch in range(epochs):
-            model.train()
-            parts = []
-            for window in windows((batch.to(device) for batch in batches.epoch(epoch)), accumulation):
-                parts.append(accumulate(model, window, loss_sum, batches.world_size))
-                optimizer.step()
-                optimizer.zero_grad()
-                schedule.step()
-                bar.update()
-            history.losses += torch.stack(parts).tolist()  # once an epoch: a GPU need not stop at each step
-            history.epoch_losses.append(mean_over_ranks(torch.stack(parts).mean(), model, batches.world_size))
+            parts = train_epoch(model, batches, epoch, accumulation, loss_sum, step)
+            history.losses += parts.tolist()
+            history.epoch_losses.append(mean_over_ranks(parts.mean(), model, batches.world_size))
             line = f"epoch {epoch + 1}: loss {history.epoch_losses[-1]:.4f}"
             if validation:
                 history.scores.append(evaluate(model, validation))
@@ -138,6 +137,19 @@ def train(
             if report:
                 report(line)
     return history
+
+
+def train_epoch(
+    model: nn.Module, batches: Batches, epoch: int, accumulation: int, loss_sum: LossSum, step: Callable[[], None]
+) -> torch.Tensor:
+    """Go through the items once, with a `step()` after each window; return this rank's part of each step's loss."""
+    device = next(model.parameters()).device
+    model.train()
+    parts = []
+    for window in windows((batch.to(device) for batch in batches.epoch(epoch)), accumulation):
+        parts.append(accumulate(model, window, loss_sum, batches.world_size))
+        step()
+    return torch.stack(parts)
 
 
 def mean_over_ranks(value: torch.Tensor, model: nn.Module, world_size: int) -> float:
