@@ -1,0 +1,263 @@
+"""One process and n ranks train alike, whatever the shares are; and there is something to learn."""
+
+import copy
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
+import torch.distributed as dist
+import transformers  # noqa: F401  as above
+from ddp_cases import STRATEGIES, bits, count_collectives, gathered
+from ranks import run_ranks
+from torch.nn.parallel import DistributedDataParallel
+from transformers import LlamaForSequenceClassification  # noqa: F401  as above
+
+from scratch_ddp.data import load_pairs, sentences, tokenise
+from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
+from scratch_ddp.evaluation import Score, evaluate, score
+from scratch_ddp.models import build_small
+from scratch_ddp.pairs import make_pairs
+from scratch_ddp.sharding import Batches
+from scratch_ddp.training import (
+    accumulate,
+    check_ranks,
+    global_mean,
+    pair_loss_sum,
+    seed_everything,
+    shows_progress,
+    train,
+    warm_up_then_fall,
+    windows,
+)
+
+PAIRS = make_pairs()
+TINY = {"hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 3, "num_key_value_heads": 1}
+
+
+def run(strategy, dtype, items, batch_size, epochs=1, accumulation=1, sizes=None, together=True) -> dict:
+    """Train the small model on the first `items` pairs; on all ranks together, or in one process."""
+    seed_everything(0)
+    model, tokenizer = build_small(dtype=dtype, **(sizes or {}))
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    rows = {name: column[:items] for name, column in PAIRS["train"].items()}
+    batches = Batches(tokenise(rows, tokenizer), batch_size, tokenizer.pad_token_id, rank, world_size, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    digests = []
+    optimizer.register_step_post_hook(lambda *_: digests.append(bits(model)))
+    history = train(
+        strategy(model) if together else model,
+        batches,
+        epochs,
+        accumulation=accumulation,
+        optimizer=optimizer,
+        validation=batches,
+    )
+    losses = history.of_all_ranks().mean(1) if together else torch.tensor(history.losses, dtype=torch.float64)
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    return {"losses": losses, "weights": weights, "digests": digests, "history": history}
+
+
+def assert_alike(results: list[dict], alone: dict, relative: float) -> None:
+    assert all(result["digests"] == results[0]["digests"] for result in results), "replicas differ after some step"
+    assert len(results[0]["digests"]) == len(alone["digests"])
+    for result in results:
+        torch.testing.assert_close(result["losses"], alone["losses"], rtol=relative, atol=0)
+        assert result["history"].scores == alone["history"].scores
+        for name, weight in result["weights"].items():
+            distance = (weight - alone["weights"][name]).norm() / alone["weights"][name].norm()
+            assert distance <= relative, f"{name}: {distance:.2e}"
+
+
+@pytest.mark.parametrize("dtype, relative", [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=["double", "single"])
+def test_fifty_steps_equal_one_process(dtype, relative):
+    (alone,) = run_ranks(1, run, None, dtype, 800, 16, 1, 1, None, False)
+    assert len(alone["losses"]) == 50
+    for world_size, strategy in ((2, SimpleDistributedDataParallelism), (4, FlatDDP)):
+        assert_alike(run_ranks(world_size, run, strategy, dtype, 800, 16), alone, relative)
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, DistributedDataParallel], ids=lambda strategy: strategy.__name__)
+@pytest.mark.parametrize("items", [37, 33], ids=["uneven", "three ranks without items"])
+def test_unequal_shares_equal_one_process(strategy, items):
+    """The last batch has 5 items, or 1, for 4 ranks; windows of 3 micro-batches leave a remainder of 2."""
+    (alone,) = run_ranks(1, run, None, torch.float64, items, 24, 2, 1, TINY, False)
+    results = run_ranks(4, run, strategy, torch.float64, items, 8, 2, 3, TINY)
+    assert_alike(results, alone, 1e-12)
+
+
+def collectives_of_an_epoch(strategy, accumulation: int) -> dict:
+    seed_everything(0)
+    model, tokenizer = build_small(**TINY)
+    rows = {name: column[:28] for name, column in PAIRS["train"].items()}
+    batches = Batches(tokenise(rows, tokenizer), 4, 0, dist.get_rank(), dist.get_world_size())
+    wrapped = strategy(model)
+    with count_collectives() as counts:
+        train(wrapped, batches, accumulation=accumulation)
+    return counts | {"parameters": len(list(model.parameters()))}
+
+
+@pytest.mark.parametrize("accumulation, steps", [(1, 7), (3, 3), (9, 1)])
+def test_one_synchronisation_a_step(accumulation, steps):
+    for counts in run_ranks(2, collectives_of_an_epoch, SimpleDistributedDataParallelism, accumulation):
+        assert counts["all_reduce"] == steps * counts["parameters"]
+    for counts in run_ranks(2, collectives_of_an_epoch, FlatDDP, accumulation):
+        assert (counts["all_reduce"], counts["broadcast"]) == (steps, 0)
+
+
+def learn() -> tuple:
+    seed_everything(0)
+    pairs = load_pairs("built-in")
+    model, tokenizer = build_small(texts=sentences(pairs["train"]))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    train_batches, validation = (
+        Batches(tokenise(pairs[split], tokenizer), 16, tokenizer.pad_token_id, rank, world_size, seed=seed)
+        for split, seed in (("train", 0), ("validation", None))
+    )
+    lines = []
+    began = time.monotonic()
+    history = train(
+        SimpleDistributedDataParallelism(model), train_batches, 4, report=lines.append, validation=validation
+    )
+    return history.scores[-1], history.epoch_losses, lines, time.monotonic() - began
+
+
+def test_there_is_something_to_learn():
+    (first, losses, lines, seconds), (second, *_) = run_ranks(2, learn, timeout=180)
+    assert first == second
+    assert first.accuracy >= first.majority + 0.1, f"only {first}"
+    assert losses[-1] < 0.8 * losses[0]
+    assert seconds < 90
+    assert len(lines) == 4 and re.fullmatch(r"epoch 4: loss 0\.\d{4}, validation accuracy 0\.\d{3}, F1 .*", lines[-1])
+
+
+def evaluate_shares(items: int, size: int) -> Score:
+    seed_everything(0)
+    model, tokenizer = build_small(**TINY)
+    rows = {name: column[:items] for name, column in PAIRS["test"].items()}
+    batches = Batches(tokenise(rows, tokenizer), size, 0, dist.get_rank(), dist.get_world_size(), "contiguous")
+    model.train()
+    result = evaluate(model, batches)
+    assert model.training, "left as it was"
+    return result
+
+
+@pytest.mark.parametrize("items", [17, 64])
+def test_evaluation_counts_each_item_once(items):
+    (alone,) = run_ranks(1, evaluate_shares, items, 8)
+    for world_size in (2, 4):
+        assert run_ranks(world_size, evaluate_shares, items, 8) == [alone] * world_size
+    assert alone.items == items
+
+
+def test_score():
+    assert score(torch.tensor([[3, 1], [2, 4]])) == Score(0.7, 8 / 11, 0.6, 10)
+    assert score(torch.tensor([[5, 0], [2, 0]])) == Score(5 / 7, 0.0, 5 / 7, 7)
+
+
+def test_score_agrees_with_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    labels, predictions = torch.randint(2, (2, 50), generator=torch.Generator().manual_seed(0)).tolist()
+    ours = score(torch.tensor(metrics.confusion_matrix(labels, predictions)))
+    assert ours.accuracy == pytest.approx(metrics.accuracy_score(labels, predictions))
+    assert ours.f1 == pytest.approx(metrics.f1_score(labels, predictions))
+
+
+def token_mean() -> tuple:
+    """Ranks with 1, 2, 3, 4 tokens: the gradient of the mean over all ten."""
+    weight = torch.ones(1, requires_grad=True)
+    rank = dist.get_rank()
+    mine = torch.arange(10.0)[rank * (rank + 1) // 2 :][: rank + 1]
+    loss = global_mean((weight * mine).sum(), len(mine))
+    loss.backward()
+    return sum(gathered(weight.grad.item())) / dist.get_world_size(), sum(gathered(loss.item())) / dist.get_world_size()
+
+
+def test_a_mean_over_unequal_numbers_of_tokens():
+    for gradient, loss in run_ranks(4, token_mean):
+        assert gradient == loss == pytest.approx(4.5)
+
+
+def test_windows_keep_the_remainder():
+    assert list(windows(iter("abcdefg"), 3)) == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
+    assert list(windows(iter(""), 3)) == []
+
+
+def test_the_learning_rate_rises_and_falls():
+    rates = [warm_up_then_fall(step, 10, 0.2) for step in range(11)]
+    assert rates[:3] == [0.5, 1.0, 1.0] and rates[-1] == 0
+    assert all(earlier > later for earlier, later in zip(rates[2:], rates[3:], strict=False))
+    assert all(0 < warm_up_then_fall(step, steps, 0.1) <= 1 for steps in (1, 2, 3) for step in range(steps))
+
+
+def unwrapped_on_two_ranks() -> None:
+    model, tokenizer = build_small(**TINY)
+    batches = Batches(tokenise(make_pairs({"train": 8})["train"], tokenizer), 4, 0, dist.get_rank(), 2)
+    with pytest.raises(ValueError, match="shared over 2 ranks, but 1 train the model: wrap the model"):
+        train(model, batches)
+    for strategy in (FlatDDP, DistributedDataParallel):
+        check_ranks(strategy(copy.deepcopy(model)), batches)
+        with pytest.raises(ValueError, match="shared over 1 ranks, but 2 train"):
+            check_ranks(strategy(copy.deepcopy(model)), Batches(batches.items, 4, 0))
+
+
+def test_shares_that_do_not_fit_the_model_are_refused():
+    run_ranks(2, unwrapped_on_two_ranks)
+
+
+def test_a_window_of_one_micro_batch_needs_no_strategy():
+    model, tokenizer = build_small(dtype=torch.float64, **TINY)
+    (batch,) = Batches(tokenise(make_pairs({"train": 8})["train"], tokenizer), 8, 0).epoch()
+    loss = accumulate(model, [batch], pair_loss_sum, 1)
+    expected = torch.nn.functional.cross_entropy(model(**batch.inputs).logits, batch.labels)
+    torch.testing.assert_close(loss, expected.detach())
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_progress_is_for_a_terminal(monkeypatch, capfd):
+    monkeypatch.delenv("SCRATCH_DDP_PROGRESS", raising=False)
+    assert not shows_progress(0, None) and shows_progress(0, True) and not shows_progress(1, True)
+    monkeypatch.setenv("SCRATCH_DDP_PROGRESS", "1")
+    assert shows_progress(0, None) and not shows_progress(1, None) and not shows_progress(0, False)
+    model, tokenizer = build_small(**TINY)
+    batches = Batches(tokenise(make_pairs({"train": 8})["train"], tokenizer), 4, 0)
+    train(model, batches)
+    assert "2/2" in capfd.readouterr().err
+    monkeypatch.setenv("SCRATCH_DDP_PROGRESS", "0")
+    train(model, batches)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_same_lines_under_python_and_torchrun():
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+    }
+    arguments = [
+        "-m",
+        "scratch_ddp.train",
+        "--data",
+        "built-in",
+        "--model",
+        "built-in",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+    ]
+    arguments += ["--accumulation", "2", "--batch-size", "8"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    outputs = []
+    for launcher in ([], torchrun):
+        command = [sys.executable, *launcher, *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        assert ran.returncode == 0, ran.stderr
+        outputs.append(re.sub(r"in [\d.]+ s", "in … s", ran.stdout).splitlines())
+    assert outputs[0][-1].startswith("1 process on cpu: 50 steps in … s; test accuracy")
+    assert outputs[1][-1].startswith("2 ranks on cpu: 50 steps")
+    assert outputs[0][:-1] == outputs[1][:-1] and len(outputs[0]) == 4
+    assert outputs[0][-1].split(";")[1] == outputs[1][-1].split(";")[1]
