@@ -77,7 +77,7 @@ class Cluster:
     def note(self, event: Event) -> None:
         """Keep the books: pids, exit codes, closed links, last words, late text."""
         if event.kind == "text":
-            event.source.rank.remember_words(event.value.decode(errors="replace"))
+            event.source.rank.remember_words(event.source.cell, event.value.decode(errors="replace"))
         elif event.kind == "gone" and isinstance(event.source, RankProcess):
             event.source.gone = True
         elif event.kind == "message" and event.value["type"] == "started":

@@ -30,7 +30,7 @@ _SAY_AFTER = 4.0  # seconds of waiting after which a line says where everybody i
 _STUCK_AFTER = 3.0  # seconds that ranks may wait for one that has raised in this cell and can't come any more
 _FREE_WITHIN = 1.5  # seconds from an interrupt until a rank that has not stopped is replaced
 _NUDGE_EVERY = 0.4  # seconds between two interrupts of a rank that goes on
-_AFTER_A_DEATH = 0.4  # seconds for the others to see it themselves
+_AFTER_A_DEATH = 0.25  # seconds for the others to see it themselves
 
 
 class Execution:

@@ -34,6 +34,7 @@ class RankMagics(DistributedMagic):
         self.automatic = False  # whether plain cells run on every rank
         self.cells: dict[int, int] = {}  # our number of a cell → the notebook's
         atexit.register(self.close)
+        self._end_with_kernel(getattr(shell, "kernel", None))
         shell.input_transformers_cleanup.append(self._to_ranks)
         self.cells_under_way = 0  # more than one where a magic such as %%capture runs its body as a cell
         shell.events.register("pre_execute", self._cell_begins)
@@ -110,6 +111,18 @@ class RankMagics(DistributedMagic):
     def _end_cluster(self) -> None:
         cluster, self.cluster, self.automatic = self.cluster, None, False
         cluster.shutdown()
+
+    def _end_with_kernel(self, kernel: Any) -> None:
+        """End the ranks when the kernel is told to end, which it may take seconds to do."""
+        if kernel is None:
+            return
+        shut_down = kernel.do_shutdown
+
+        def end(restart: bool) -> Any:
+            self.close()
+            return shut_down(restart)
+
+        kernel.do_shutdown = end
 
     def close(self) -> None:
         """The kernel ends: so does everything that was started from it."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -37,6 +38,7 @@ class RankProcess:
     gone: bool = False  # its end of the link is closed
     renewed: dict[str, Any] | None = None  # its answer, once it has fresh process groups
     last_words: list[str] = field(default_factory=list)
+    words_of_cell: int = 0
 
     @property
     def alive(self) -> bool:
@@ -47,8 +49,11 @@ class RankProcess:
         with contextlib.suppress(OSError):
             self.link.send(message, files)
 
-    def remember_words(self, text: str) -> None:
-        """Keep the last lines that it said, in case it dies."""
+    def remember_words(self, cell: int, text: str) -> None:
+        """Keep the last lines that it said in its last cell, in case it dies."""
+        if cell != self.words_of_cell:
+            self.words_of_cell, self.last_words = cell, []
+        text = re.sub("\0[^\0]*\0", "", text)  # the marks between streams
         lines = ("".join(self.last_words[-1:]) + text).split("\n")
         self.last_words = (self.last_words[:-1] + lines)[-8:]
 

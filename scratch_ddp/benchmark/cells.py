@@ -1,0 +1,197 @@
+"""Rank cells, measured as a learner meets them: through a kernel, from the outside."""
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from scratch_ddp.benchmark.kernel import Kernel, wait_until_gone
+from scratch_ddp.benchmark.report import Figure, machine, markdown, spread
+from scratch_ddp.benchmark.sockets import listening_beyond_loopback
+
+_ONE_SLEEPS = "import time\nif rank != 2:\n    dist.all_reduce(torch.ones(1))\nelse:\n    time.sleep(60)"
+_DEADLOCK = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """Keep every core of this machine busy."""
+    command = [sys.executable, "-c", "while True: pass"]
+    spinning = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def first_cells(runs: int) -> Figure:
+    worked = 0
+    with busy_cores():
+        for run in range(runs):
+            with Kernel(cluster=2 if run % 2 else 4) as kernel:
+                worked += not kernel.run("x = torch.ones(1); dist.all_reduce(x)").error
+    text = f"{worked} of {runs}"
+    return Figure("first cell after `%dist_init`, 2 and 4 ranks, all cores busy", "all", text, worked == runs)
+
+
+def round_trips(world_size: int, must: float, cells: int = 100) -> Figure:
+    with Kernel() as plain, Kernel(cluster=world_size) as ranks:
+        pairs = [(plain.run("x = 1").seconds, ranks.run("x = 1").seconds) for _ in range(cells)]
+    beyond = statistics.median(ours for _, ours in pairs) - statistics.median(theirs for theirs, _ in pairs)
+    what = f"trivial cell beyond a plain kernel's, {world_size} ranks, median of {cells}"
+    return Figure(what, f"< {must * 1e3:g} ms", f"{beyond * 1e3:.1f} ms", beyond < must)
+
+
+def starts(runs: int) -> list[Figure]:
+    imports, firsts, seconds = [], [], []
+    for _ in range(runs):
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        imports.append(time.monotonic() - began)
+        with Kernel() as kernel:
+            began = time.monotonic()
+            kernel.run("%load_ext scratch_ddp")
+            kernel.run("%dist_init -n 4")
+            firsts.append(time.monotonic() - began)
+            kernel.run("%dist_shutdown")
+            seconds.append(kernel.run("%dist_init -n 4").seconds)
+    ratio = statistics.median(first / one for first, one in zip(firsts, imports, strict=True))
+    first = f"{ratio:.2f} × ({spread(firsts)} against {spread(imports)})"
+    return [
+        Figure("`%load_ext` and `%dist_init -n 4` / `import torch`", "≤ 1.5", first, ratio <= 1.5),
+        Figure("a second cluster in the same kernel", "< 1 s", spread(seconds), max(seconds) < 1),
+    ]
+
+
+def stops(runs: int) -> Figure:
+    took, right = [], 0
+    with Kernel(cluster=4) as kernel:
+        kernel.run("kept = rank")
+        for _ in range(runs):
+            cell = kernel.start(_DEADLOCK)
+            time.sleep(1)
+            began = time.monotonic()
+            kernel.interrupt()
+            message = kernel.finish(cell).message
+            took.append(time.monotonic() - began)
+            named = "rank 0 waits in all_reduce" in message and "ranks 1–3 never came" in message
+            after = kernel.run("dist.all_reduce(x := torch.tensor([kept])); x")
+            right += named and "6" in after.text()
+    text = f"{spread(took)}, {right} of {runs} with the right names, variables and next collective"
+    return Figure("Stop in a deadlocked collective until the cell ends", "< 3 s", text, max(took) < 3 and right == runs)
+
+
+def deaths(runs: int) -> list[Figure]:
+    idle, inside = [], []
+    with Kernel(cluster=4) as kernel:
+        for _ in range(runs):
+            pids = kernel.pids()
+            os.kill(pids[2], signal.SIGKILL)
+            result = kernel.run("1")
+            assert "rank 2 was ended by SIGKILL" in result.message, result.message
+            idle.append(result.seconds)
+            kernel.run("%dist_init -n 4")
+            pids = kernel.pids()
+            cell = kernel.start(_ONE_SLEEPS)
+            time.sleep(1)
+            began = time.monotonic()
+            os.kill(pids[2], signal.SIGKILL)
+            result = kernel.finish(cell)
+            assert "rank 2 was ended by SIGKILL" in result.message, result.message
+            inside.append(time.monotonic() - began)
+            kernel.run("%dist_init -n 4")
+    return [
+        Figure("a killed rank named: from the next cell's start", "≤ 1 s", spread(idle), max(idle) <= 1),
+        Figure("a killed rank named: inside a collective, from its death", "≤ 1 s", spread(inside), max(inside) <= 1),
+    ]
+
+
+def ends(runs: int) -> Figure:
+    ways: dict[str, Callable[[Kernel], object]] = {
+        "%dist_shutdown": lambda kernel: kernel.run("%dist_shutdown"),
+        "restart": lambda kernel: kernel.restart(),
+        "SIGKILL of the kernel": lambda kernel: kernel.kill(),
+    }
+    longest = {}
+    for way, end in ways.items():
+        for _ in range(runs):
+            with Kernel(cluster=4) as kernel:
+                pids = kernel.pids()
+                began = time.monotonic()
+                end(kernel)
+                wait_until_gone(pids, 10)
+                longest[way] = max(longest.get(way, 0), time.monotonic() - began)
+    text = ", ".join(f"{way} {seconds:.2f} s" for way, seconds in longest.items())
+    return Figure("all ranks gone (longest of each)", "< 2 s", text, max(longest.values()) < 2)
+
+
+def floods() -> Figure:
+    size = 10_000_000
+    with Kernel(cluster=2) as kernel:
+        code = f"import sys\nif rank == 1:\n    sys.stdout.write('o' * {size}); sys.stderr.write('e' * {size})"
+        result = kernel.run(code, timeout=120)
+    arrived = result.text().count("o") >= size and result.text("stderr").count("e") == size
+    text = f"{'arrived' if arrived else 'lost'} in {result.seconds:.1f} s"
+    return Figure("10 MB to stdout and to stderr from one rank", "arrives", text, arrived)
+
+
+def saved_size() -> Figure:
+    import nbformat
+    from nbclient import NotebookClient
+
+    sources = ["%load_ext scratch_ddp", "%dist_init -n 4", *["print(rank)"] * 60]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    NotebookClient(notebook, timeout=60).execute()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sixty.ipynb"
+        nbformat.write(notebook, path)
+        size = path.stat().st_size / 1000
+    return Figure("a notebook of 60 small cells, saved", "< 60 KB", f"{size:.0f} KB", size < 60)
+
+
+def sockets() -> Figure:
+    with Kernel(cluster=4) as kernel:
+        kernel.run("dist.all_reduce(torch.ones(1))")
+        found = listening_beyond_loopback(kernel.pids())
+    return Figure("sockets of ranks open beyond loopback", "none", ", ".join(found) or "none", not found)
+
+
+def lessons(runs: int) -> Figure:
+    """Strict nbval of lessons 00 to 02; every second run with all cores busy."""
+    paths = sorted(str(path) for path in Path("notebooks").glob("0[0-2]_*.ipynb"))
+    took, passed = [], 0
+    for run in range(runs):
+        with busy_cores() if run % 2 else contextlib.nullcontext():
+            began = time.monotonic()
+            ended = subprocess.run([sys.executable, "-m", "pytest", "-q", "--nbval", *paths], stdout=subprocess.DEVNULL)
+            took.append(time.monotonic() - began)
+            passed += ended.returncode == 0
+        print(f"nbval {passed} of {run + 1}, {took[-1]:.0f} s", file=sys.stderr, flush=True)
+    text = f"{passed} of {runs}, {spread(took)}"
+    what = "strict nbval, lessons 00–02, half of the runs with all cores busy"
+    return Figure(what, "all, < 180 s", text, passed == runs and max(took) < 180)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=5, help="runs of each measurement (default 5)")
+    parser.add_argument("--first-cells", type=int, default=20, help="kernels started for the first row (default 20)")
+    parser.add_argument("--lessons", type=int, default=0, metavar="RUNS", help="also run nbval over lessons 00-02")
+
+
+def main(options: argparse.Namespace) -> int:
+    print(f"Rank cells on {machine()}.\n", flush=True)
+    figures = [first_cells(options.first_cells), round_trips(2, 0.005), round_trips(4, 0.010), *starts(options.runs)]
+    figures += [stops(options.runs), *deaths(options.runs), ends(options.runs), floods(), saved_size(), sockets()]
+    if options.lessons:
+        figures.append(lessons(options.lessons))
+    print(markdown(figures))
+    return 0 if all(figure.holds for figure in figures) else 1

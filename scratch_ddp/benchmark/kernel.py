@@ -1,0 +1,131 @@
+"""Drive a real kernel as a frontend does: run cells, collect their output, press Stop, restart, kill."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+
+@dataclass
+class Result:
+    """What one cell left behind: messages in the order of their arrival."""
+
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    status: str = ""
+    seconds: float = 0.0
+
+    def text(self, name: str = "stdout") -> str:
+        return "".join(out["text"] for out in self.outputs if out["type"] == "stream" and out["name"] == name)
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        return next((out for out in self.outputs if out["type"] == "error"), None)
+
+    @property
+    def message(self) -> str:
+        return self.error["evalue"] if self.error else ""
+
+    @property
+    def traceback(self) -> str:
+        return "\n".join(self.error["traceback"]) if self.error else ""
+
+    def data(self) -> list[dict[str, Any]]:
+        return [out["data"] for out in self.outputs if out["type"] in ("display_data", "execute_result")]
+
+
+class Kernel:
+    """A kernel of this very Python. `with Kernel() as kernel: kernel.run("1 + 1")`."""
+
+    def __init__(self, cluster: int = 0, options: str = "", env: dict[str, str] | None = None):
+        self.manager = KernelManager(kernel_cmd=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
+        self._cluster, self._options = cluster, options
+        self._env = os.environ | (env or {})
+
+    def __enter__(self) -> "Kernel":
+        self.manager.start_kernel(env=self._env)
+        self._connect()
+        if self._cluster:
+            self.run("%load_ext scratch_ddp")
+            started = self.run(f"%dist_init -n {self._cluster} {self._options}", timeout=120)
+            assert not started.error, started.traceback
+        return self
+
+    def _connect(self) -> None:
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def __exit__(self, *_: Any) -> None:
+        self.client.stop_channels()
+        with contextlib.suppress(Exception):
+            self.manager.shutdown_kernel(now=False)
+
+    @property
+    def pid(self) -> int:
+        return self.manager.provisioner.pid
+
+    def start(self, code: str, looked_on: bool = False) -> str:
+        """Begin a cell and return its message id. `looked_on`: as a frontend with a person in front of it."""
+        return self.client.execute(code, allow_stdin=looked_on)
+
+    def finish(self, message_id: str, timeout: float = 60) -> Result:
+        """Wait for a cell's end and collect its output. Raises TimeoutError."""
+        result, began = Result(), time.monotonic()
+        while True:
+            left = began + timeout - time.monotonic()
+            try:
+                message = self.client.get_iopub_msg(timeout=max(left, 0.01))
+            except Exception:
+                raise TimeoutError(f"the cell did not end within {timeout} s; so far: {result.outputs}") from None
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                break
+            if kind in ("stream", "display_data", "execute_result", "error", "update_display_data", "clear_output"):
+                result.outputs.append({"type": kind, **content})
+        result.status = self.client.get_shell_msg(timeout=10)["content"]["status"]
+        result.seconds = time.monotonic() - began
+        return result
+
+    def run(self, code: str, timeout: float = 60, looked_on: bool = False) -> Result:
+        return self.finish(self.start(code, looked_on), timeout)
+
+    def interrupt(self) -> None:
+        """What the Stop button does."""
+        self.manager.interrupt_kernel()
+
+    def restart(self) -> None:
+        self.client.stop_channels()
+        self.manager.restart_kernel(now=False, env=self._env)
+        self._connect()
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def pids(self) -> list[int]:
+        """The ranks' processes."""
+        return [int(line.split()[0]) for line in self.run("import os; print(os.getpid())").text().splitlines()]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is more than an entry that waits to be collected."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: list[int], limit: float) -> float:
+    """Seconds until none of the processes exists; raises AssertionError after `limit`."""
+    began = time.monotonic()
+    while left := [pid for pid in pids if alive(pid)]:
+        assert time.monotonic() - began < limit, f"still there after {limit} s: {left}"
+        time.sleep(0.02)
+    return time.monotonic() - began
