@@ -162,6 +162,22 @@ def test_the_same_bits_everywhere_and_no_overflow(strategy, world_size):
     assert not_a_number != not_a_number and nan != nan
 
 
+def other_layout(strategy) -> list:
+    """Rank 1's gradient lies column by column in memory, rank 0's row by row."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    torch.nn.init.ones_(model.weight)
+    wrapped = strategy(model)
+    gradient = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    model.weight.grad = gradient if dist.get_rank() == 0 else gradient.t().contiguous().t()
+    wrapped.sync_gradients()
+    return model.weight.grad.tolist()
+
+
+@each_strategy
+def test_gradients_are_summed_by_position_not_by_address(strategy):
+    assert run_ranks(2, other_layout, strategy) == [[[0, 1], [2, 3]]] * 2
+
+
 def unequal_presence(strategy) -> tuple:
     """Rank 1 has no gradient for one layer, no rank has one for another."""
     model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in ("some", "all", "none")})
@@ -176,8 +192,9 @@ def unequal_presence(strategy) -> tuple:
 
 
 @everywhere
-def test_the_mean_counts_an_absent_gradient_as_zero(world_size):
-    for result in run_ranks(world_size, unequal_presence, STRATEGIES[1]):
+@each_strategy
+def test_the_mean_counts_an_absent_gradient_as_zero(strategy, world_size):
+    for result in run_ranks(world_size, unequal_presence, strategy):
         assert result == ([1 / world_size], [1.0], None)
 
 

@@ -55,6 +55,20 @@ def test_collectives_of_a_step(strategy, case, all_reduces):
         assert quiet == {"all_reduce": 0, "broadcast": 0, "apart": 0}
 
 
+def old_gradient_of_a_frozen_layer() -> tuple:
+    wrapped = SimpleDistributedDataParallelism(build(CASES["mlp"]))
+    wrapped(ONES).sum().backward()
+    wrapped.module[0].requires_grad_(False)
+    before = wrapped.module[0].weight.grad.clone()
+    with count_collectives() as counts:
+        wrapped.sync_gradients()
+    return counts["all_reduce"], torch.equal(wrapped.module[0].weight.grad, before)
+
+
+def test_what_a_frozen_layer_has_left_is_not_averaged():
+    assert run_ranks(2, old_gradient_of_a_frozen_layer) == [(2, True)] * 2
+
+
 def buffers_travel() -> tuple:
     wrapped = FlatDDP(build(CASES["BatchNorm"]))
     with count_collectives() as moved:
