@@ -9,7 +9,7 @@ from torch.distributed import all_reduce as imported_earlier
 from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
 
 from scratch_ddp.traffic import Counts, ring_bytes, ring_rounds, set_up, traffic
-from scratch_ddp.traffic.rounds import Start, Wait, depth
+from scratch_ddp.traffic.rounds import Message, Start, Wait, depth
 from scratch_ddp.traffic.taps import METHODS
 
 
@@ -238,6 +238,26 @@ def test_depth_after_waiting_for_the_older_message_last():
     sender = [message(0, 0, 1), Wait(0), message(1, 0, 1), Wait(1)]
     between = [message(0, 0, 1), message(1, 0, 1), Wait(1), Wait(0), message(2, 1, 2)]
     assert depth([sender, between, [message(0, 1, 2)]]) == 3
+
+
+def test_log_says_who_sent_to_whom_in_which_round():
+    def ranks():
+        rank, x = dist.get_rank(), torch.zeros(1)
+
+        def tree_then_sum():
+            if rank == 0:
+                dist.send(x, 1)
+                dist.send(x, 2)
+            elif rank == 1:
+                dist.recv(x, 0)
+                dist.send(x, 3)
+            else:
+                dist.recv(x)  # from whoever comes
+            dist.all_reduce(x)
+
+        return count(tree_then_sum).over_ranks().log
+
+    assert run_ranks(4, ranks) == [[Message(1, 0, 1), Message(2, 0, 2), Message(2, 1, 3)]] * 4
 
 
 def test_set_up_is_counted_apart():

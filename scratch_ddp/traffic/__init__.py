@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from scratch_ddp.traffic.cost import ring_bytes, ring_rounds
-from scratch_ddp.traffic.rounds import Start, Wait, depth
+from scratch_ddp.traffic.rounds import Message, Start, Wait, depth, messages
 from scratch_ddp.traffic.taps import Call, listening
 
-__all__ = ["Counted", "Counts", "Totals", "ring_bytes", "ring_rounds", "set_up", "traffic"]
+__all__ = ["Counted", "Counts", "Message", "Totals", "ring_bytes", "ring_rounds", "set_up", "traffic"]
 
 
 @dataclass
@@ -49,6 +49,7 @@ class Totals:
     """The counts of all ranks of a group, the same object on each of them."""
 
     per_rank: list[Counts]  # in the order of the ranks in the group
+    log: list[Message]  # the point-to-point messages, round by round
     depth: int  # longest chain of messages each of which waited for the one before (see `scratch_ddp.traffic.rounds`)
 
     @property
@@ -94,7 +95,8 @@ class Counted(Counts):
         reports = [None] * dist.get_world_size(group)
         with set_up():
             dist.all_gather_object(reports, (mine, self._events()), group=group)
-        return Totals([counts for counts, _ in reports], depth([events for _, events in reports]))
+        logs = [events for _, events in reports]
+        return Totals([counts for counts, _ in reports], messages(logs), depth(logs))
 
     def started(self, call: Call) -> None:
         if _thread.set_up:

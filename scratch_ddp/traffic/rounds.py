@@ -25,8 +25,30 @@ class Wait(NamedTuple):
     number: int
 
 
+class Message(NamedTuple):
+    """A point-to-point message: the round in which it was through, and between which ranks (global ones)."""
+
+    round: int
+    sender: int
+    receiver: int
+
+
 def depth(logs: list[list[Start | Wait]]) -> int:
-    """Rounds until everything in the logs, one for each rank in the order of its events, is through.
+    """Rounds until everything in the logs, one for each rank in the order of its events, is through."""
+    return max(ends(logs).values(), default=0)
+
+
+def messages(logs: list[list[Start | Wait]]) -> list[Message]:
+    """The messages among the exchanges, whose channels are ("message", sender, receiver, …), round by round."""
+    found = []
+    for (channel, _), at in ends(logs).items():
+        if channel[0] == "message" and None not in channel[1:3]:  # None: received from anyone, and never waited for
+            found.append(Message(at, *channel[1:3]))
+    return sorted(found)
+
+
+def ends(logs: list[list[Start | Wait]]) -> dict[tuple[Hashable, int], int]:
+    """The round in which each exchange is through; an exchange is (channel, how many came before on that channel).
 
     A receive from a rank without a log, or one that never found its message, takes a round from where it began.
     """
@@ -54,7 +76,7 @@ def depth(logs: list[list[Start | Wait]]) -> int:
     while unfinished := [rank for rank in range(len(logs)) if at[rank] < len(logs[rank])]:
         if not any(go_on(rank, alone=False) for rank in unfinished):
             go_on(unfinished[0], alone=True)
-    return max(map(end, begun), default=0)
+    return {exchange: end(exchange) for exchange in begun}
 
 
 def _numbered(log: list[Start | Wait]) -> list[tuple[Start | Wait, Hashable]]:

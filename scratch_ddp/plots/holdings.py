@@ -1,4 +1,4 @@
-"""Pictures of what the ranks hold and send, drawn from what they really held and sent."""
+"""What every rank held before and after each collective."""
 
 from collections.abc import Sequence
 
@@ -7,17 +7,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-RANK_COLORS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#76b7b2", "#edc948", "#e15759", "#9c755f")
-SUM_COLOR = "#3b3b3b"
+from scratch_ddp.plots.colors import SUM_COLOR, rank_color
 
-Row = Sequence[float]
+_EMPTY, _UNDEFINED = "white", "#dddddd"
+
+Row = Sequence[float | str | None]
 
 
 def holdings_atlas(seen: dict[str, Sequence[tuple[Row, Row]]], columns: int = 4) -> Figure:
     """A panel for each collective: what every rank held before and after.
 
-    `seen[name][rank]` is (before, after), two rows of numbers. A number between 10·(r+1) and 10·(r+1)+9 is drawn in
-    rank r's colour, a larger one (a sum) dark, a missing or zero one as an empty cell.
+    `seen[name][rank]` is (before, after), two rows of at most n entries for n ranks: a number from 10·r to 10·r+9 is
+    drawn in rank r's colour, a larger one (a sum) dark, "?" grey (undefined), None and what is missing empty.
     """
     n = len(next(iter(seen.values())))
     rows = -(-len(seen) // columns)
@@ -37,23 +38,26 @@ def _draw_holdings(panel: Axes, ranks: Sequence[tuple[Row, Row]], n: int) -> Non
         _draw_row(panel, 0, y, before, n)
         panel.annotate("", (n + 1.3, y + 0.4), (n + 0.3, y + 0.4), arrowprops={"arrowstyle": "->", "color": "#999"})
         _draw_row(panel, n + 1.6, y, after, n)
-        panel.text(-0.25, y + 0.4, str(rank), ha="right", va="center", fontsize=8, color="#777")
-    panel.set_xlim(-0.8, 2 * n + 1.7)
+        panel.text(-0.2, y + 0.4, f"rank {rank}", ha="right", va="center", fontsize=7, color="#777")
+    panel.set_xlim(-1.7, 2 * n + 1.7)
     panel.set_ylim(-0.1, n)
     panel.axis("off")
 
 
 def _draw_row(panel: Axes, x: float, y: float, row: Row, n: int) -> None:
+    style = {"ha": "center", "va": "center", "fontsize": 7.5, "weight": "bold"}
     for slot in range(n):
-        value = row[slot] if slot < len(row) else 0
+        value = row[slot] if slot < len(row) else None
         panel.add_patch(Rectangle((x + slot, y), 0.92, 0.8, facecolor=_color(value, n), edgecolor="#cccccc", lw=0.6))
-        if value:
-            size = 6.5 if value >= 100 else 7.5
-            panel.text(x + slot + 0.46, y + 0.38, f"{value:g}", ha="center", va="center", fontsize=size, color="white")
+        if value is not None:
+            text = value if isinstance(value, str) else f"{value:g}"
+            panel.text(x + slot + 0.46, y + 0.37, text, color="#555555" if value == "?" else "white", **style)
 
 
-def _color(value: float, n: int) -> str:
-    if not value:
-        return "white"
-    owner = int(value) // 10 - 1
-    return RANK_COLORS[owner % len(RANK_COLORS)] if 0 <= owner < n else SUM_COLOR
+def _color(value: float | str | None, n: int) -> str:
+    if value is None:
+        return _EMPTY
+    if isinstance(value, str):
+        return _UNDEFINED
+    owner = int(value) // 10
+    return rank_color(owner) if owner < n else SUM_COLOR

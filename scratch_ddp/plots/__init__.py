@@ -1,0 +1,10 @@
+"""Pictures of what the ranks hold and send, drawn from what they really held and sent.
+
+One module for each kind of picture; every function returns a matplotlib Figure.
+"""
+
+from scratch_ddp.plots.holdings import holdings_atlas
+from scratch_ddp.plots.messages import message_ladder
+from scratch_ddp.plots.rings import Frame, ring_frames
+
+__all__ = ["Frame", "holdings_atlas", "message_ladder", "ring_frames"]
