@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.cells.watched_torch import make_interruptible
-from scratch_ddp.cells.watched_work import WatchedWork, describe_tensor, run_in_helper
+from scratch_ddp.cells.watched_work import WatchedWork, WorkOfSeveral, describe_tensor, run_in_helper
 
 BACKEND = "watched"
 _OPERATIONS = (
@@ -33,7 +33,23 @@ _ALIASES = {
     "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
 }
-_SPOKEN = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all", "recv_anysource": "recv"}
+# Several operations in one call. gloo's own class lacks them, and torch's base class calls gloo with the interpreter
+# locked, while a thread of gloo may wait for the interpreter: sooner or later both wait for ever.
+_COALESCED = {
+    "all_gather_single_coalesced": "_allgather_base",
+    "allgather_into_tensor_coalesced": "_allgather_base",
+    "reduce_scatter_single_coalesced": "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
+}
+_SPOKEN = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "recv_anysource": "recv",
+}
 
 # Told of each operation as it is called: (operation, group, how many before it in this group, what it was given).
 observers: list[Callable[[dict[str, Any]], None]] = []
@@ -86,7 +102,7 @@ class WatchedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # torch's name
         return BACKEND
 
-    def _start(self, operation: str, args: tuple, kwargs: dict) -> WatchedWork:
+    def _start(self, operation: str, args: tuple, kwargs: dict, several: bool = False) -> WatchedWork:
         if self._stale:
             raise RuntimeError(
                 f"process group {self.group_name!r} was made before a rank was replaced, which has never known it: "
@@ -101,7 +117,12 @@ class WatchedGroup(dist.ProcessGroup):
         }
         for observe in observers:
             observe(call)
-        return WatchedWork(lambda: getattr(self._inner, operation)(*args, **kwargs), call)
+        start = getattr(self._inner, operation)
+        if several:
+            outputs, inputs, *options = args
+            pairs = zip(outputs, inputs, strict=True)
+            return WatchedWork(lambda: WorkOfSeveral([start(*pair, *options, **kwargs) for pair in pairs]), call)
+        return WatchedWork(lambda: start(*args, **kwargs), call)
 
     def _peer(self, operation: str, args: tuple) -> str:
         if operation == "recv_anysource":
@@ -111,10 +132,10 @@ class WatchedGroup(dist.ProcessGroup):
         return f" {'to' if operation == 'send' else 'from'} rank {dist.get_global_rank(self, args[1])}"
 
 
-def _operation(name: str) -> Callable[..., WatchedWork]:
+def _operation(name: str, several: bool = False) -> Callable[..., WatchedWork]:
     def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> WatchedWork:
         __tracebackhide__ = True
-        return self._start(name, args, kwargs)
+        return self._start(name, args, kwargs, several)
 
     call.__name__ = name
     return call
@@ -124,6 +145,8 @@ for _name in _OPERATIONS:
     setattr(WatchedGroup, _name, _operation(_name))
 for _alias, _name in _ALIASES.items():
     setattr(WatchedGroup, _alias, _operation(_name))
+for _alias, _name in _COALESCED.items():
+    setattr(WatchedGroup, _alias, _operation(_name, several=True))
 
 
 def _describe(args: tuple) -> str:

@@ -62,6 +62,22 @@ class _Helpers:
 _helpers = _Helpers()
 
 
+class WorkOfSeveral:
+    """Several works of gloo that are waited for as one."""
+
+    def __init__(self, works: list[dist.Work]):
+        self._works = works
+
+    def wait(self) -> bool:
+        return all([work.wait() for work in self._works])
+
+    def get_future(self) -> torch.futures.Future:
+        """A future that has already come: asked for when all have ended."""
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result([tensor for work in self._works for tensor in work.get_future().value()])
+        return future
+
+
 class WatchedWork(dist.Work):
     """An operation under way. `wait` can be interrupted by a signal; the tensors are gloo's until it has ended."""
 
@@ -104,8 +120,8 @@ class WatchedWork(dist.Work):
     def exception(self) -> BaseException | None:
         return self._error
 
-    def result(self) -> Any:
-        return self._work.result()
+    def result(self) -> list[torch.Tensor]:
+        return self._tensors()
 
     def _source_rank(self) -> int:
         return self._work._source_rank()
