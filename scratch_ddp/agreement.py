@@ -4,29 +4,10 @@ A rank that raises alone leaves the others waiting in their next collective. So 
 messages whose size is the same everywhere (gloo ends the process when sizes differ), and all of them raise together.
 """
 
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
-
 import torch
 import torch.distributed as dist
 
-_bookkeeping: ContextVar[bool] = ContextVar("bookkeeping", default=False)
-
-
-@contextlib.contextmanager
-def bookkeeping() -> Iterator[None]:
-    """Mark the collectives inside as set-up or checks: they are counted apart from those that carry gradients."""
-    token = _bookkeeping.set(True)
-    try:
-        yield
-    finally:
-        _bookkeeping.reset(token)
-
-
-def is_bookkeeping() -> bool:
-    """True inside `bookkeeping()`: what counts collectives asks here."""
-    return _bookkeeping.get()
+from scratch_ddp.traffic import set_up
 
 
 def message_device(group: dist.ProcessGroup | None = None) -> torch.device:
@@ -65,7 +46,7 @@ def raise_everywhere(
         if problem is not None:
             raise error(problem)
         return
-    with bookkeeping():
+    with set_up():
         found = torch.tensor([problem is not None], dtype=torch.uint8, device=message_device(group))
         dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
         problems = gather_texts(problem or "", group) if found.item() else []

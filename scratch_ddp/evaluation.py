@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.agreement import bookkeeping, message_device
+from scratch_ddp.agreement import message_device
 from scratch_ddp.sharding import Batches
+from scratch_ddp.traffic import set_up
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def evaluate(model: nn.Module, batches: Batches) -> Score:
     if batches.world_size > 1:
         group = getattr(model, "group", None)
         table = table.to(message_device(group))
-        with bookkeeping():
+        with set_up():
             dist.all_reduce(table, group=group)
     if table.sum() != len(batches.items):
         raise RuntimeError(

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from scratch_ddp.agreement import gather_texts, raise_everywhere
+from scratch_ddp.traffic import set_up
 
 T = TypeVar("T")
 PATIENCE = 2.5  # seconds that the hub has to answer
@@ -125,7 +126,8 @@ def settle(source: str | None, variable: str, hub: HubFiles, group: dist.Process
     if dist.get_rank(group) == 0:
         chosen, problem = _attempt(lambda: choose(source, variable, hub))
     raise_everywhere(problem, group)
-    place, why = json.loads(gather_texts(json.dumps(chosen), group)[0])
+    with set_up():
+        place, why = json.loads(gather_texts(json.dumps(chosen), group)[0])
     return place, why
 
 

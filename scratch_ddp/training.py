@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from scratch_ddp.agreement import bookkeeping, gather_rows
+from scratch_ddp.agreement import gather_rows
 from scratch_ddp.data import Batch
 from scratch_ddp.evaluation import Score, evaluate
 from scratch_ddp.sharding import Batches
+from scratch_ddp.traffic import set_up
 
 LossSum = Callable[[nn.Module, Batch], torch.Tensor]
 
@@ -156,7 +157,7 @@ def mean_over_ranks(value: torch.Tensor, model: nn.Module, world_size: int) -> f
     """The mean of a scalar over the ranks that train the model. One all-reduce of one number; alone, none."""
     value = value.double() / world_size
     if world_size > 1:
-        with bookkeeping():
+        with set_up():
             dist.all_reduce(value, group=getattr(model, "group", None))
     return value.item()
 

@@ -1,6 +1,5 @@
 """Models and losses that a data-parallel strategy must get right, and the one process that it must equal."""
 
-import contextlib
 import copy
 import hashlib
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from scratch_ddp.agreement import is_bookkeeping
 from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
+from scratch_ddp.traffic import Counted
 
 STRATEGIES = [SimpleDistributedDataParallelism, FlatDDP]
 ROWS = 8  # a rank's share of a batch
@@ -181,23 +180,7 @@ def gathered(value: object) -> list:
     return values
 
 
-@contextlib.contextmanager
-def count_collectives():
-    """Count the calls of all_reduce and broadcast inside: {name: calls}, those of set-up and presence under "apart"."""
-    counts = {"all_reduce": 0, "broadcast": 0, "apart": 0}
-    originals = {name: getattr(dist, name) for name in ("all_reduce", "broadcast")}
-
-    def counting(name):
-        def call(*args, **kwargs):
-            counts["apart" if is_bookkeeping() else name] += 1
-            return originals[name](*args, **kwargs)
-
-        return call
-
-    try:
-        for name in originals:
-            setattr(dist, name, counting(name))
-        yield counts
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
+def calls(counted: Counted) -> dict[str, int]:
+    """How many all-reduces and broadcasts `traffic` saw, and how many of either it counts apart."""
+    apart = sum(counted.setup.calls.get(name, 0) for name in ("all_reduce", "broadcast"))
+    return {name: counted.calls.get(name, 0) for name in ("all_reduce", "broadcast")} | {"apart": apart}

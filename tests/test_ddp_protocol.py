@@ -5,10 +5,11 @@ import inspect
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import CASES, STRATEGIES, build, count_collectives, gathered, mlp
+from ddp_cases import CASES, STRATEGIES, build, calls, gathered, mlp
 from ranks import run_ranks
 
 from scratch_ddp.ddp import FlatDDP, ReplicatedModule, SimpleDistributedDataParallelism
+from scratch_ddp.traffic import traffic
 
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
 ONES = torch.ones(4, 6, dtype=torch.float64)
@@ -17,11 +18,11 @@ ONES = torch.ones(4, 6, dtype=torch.float64)
 def count_a_step(strategy, case: str) -> list[dict]:
     """Collectives of building, of a step, of a micro-batch inside no_sync."""
     counts = []
-    with count_collectives() as built:
+    with traffic() as built:
         wrapped = strategy(build(CASES[case]))
-    counts.append(dict(built))
+    counts.append(calls(built))
     for inside in (False, True):
-        with count_collectives() as step:
+        with traffic() as step:
             if inside:
                 with wrapped.no_sync():
                     wrapped(ONES).sum().backward()
@@ -29,7 +30,7 @@ def count_a_step(strategy, case: str) -> list[dict]:
             else:
                 wrapped(ONES).sum().backward()
                 wrapped.sync_gradients()
-        counts.append(dict(step))
+        counts.append(calls(step))
     return counts
 
 
@@ -60,9 +61,9 @@ def old_gradient_of_a_frozen_layer() -> tuple:
     wrapped(ONES).sum().backward()
     wrapped.module[0].requires_grad_(False)
     before = wrapped.module[0].weight.grad.clone()
-    with count_collectives() as counts:
+    with traffic() as counts:
         wrapped.sync_gradients()
-    return counts["all_reduce"], torch.equal(wrapped.module[0].weight.grad, before)
+    return calls(counts)["all_reduce"], torch.equal(wrapped.module[0].weight.grad, before)
 
 
 def test_what_a_frozen_layer_has_left_is_not_averaged():
@@ -71,16 +72,16 @@ def test_what_a_frozen_layer_has_left_is_not_averaged():
 
 def buffers_travel() -> tuple:
     wrapped = FlatDDP(build(CASES["BatchNorm"]))
-    with count_collectives() as moved:
+    with traffic() as moved:
         wrapped(ONES * dist.get_rank()).sum().backward()
         wrapped.sync_gradients()
     mean = wrapped.module[1].running_mean.clone()
     wrapped.eval()
-    with count_collectives() as still:
+    with traffic() as still:
         wrapped(ONES).sum().backward()
         wrapped.sync_gradients()
     same = len({str(value) for value in gathered(mean.tolist())}) == 1
-    return same, moved["apart"], still["apart"]
+    return same, calls(moved)["apart"], calls(still)["apart"]
 
 
 def test_buffers_travel_only_when_they_changed():

@@ -12,7 +12,7 @@ import torch
 import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
 import torch.distributed as dist
 import transformers  # noqa: F401  as above
-from ddp_cases import STRATEGIES, bits, count_collectives, gathered
+from ddp_cases import STRATEGIES, bits, calls, gathered
 from ranks import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaForSequenceClassification  # noqa: F401  as above
@@ -23,6 +23,7 @@ from scratch_ddp.evaluation import Score, evaluate, score
 from scratch_ddp.models import build_small
 from scratch_ddp.pairs import make_pairs
 from scratch_ddp.sharding import Batches
+from scratch_ddp.traffic import traffic
 from scratch_ddp.training import (
     accumulate,
     check_ranks,
@@ -96,9 +97,9 @@ def collectives_of_an_epoch(strategy, accumulation: int) -> dict:
     rows = {name: column[:28] for name, column in PAIRS["train"].items()}
     batches = Batches(tokenise(rows, tokenizer), 4, 0, dist.get_rank(), dist.get_world_size())
     wrapped = strategy(model)
-    with count_collectives() as counts:
+    with traffic() as counts:
         train(wrapped, batches, accumulation=accumulation)
-    return counts | {"parameters": len(list(model.parameters()))}
+    return calls(counts) | {"parameters": len(list(model.parameters()))}
 
 
 @pytest.mark.parametrize("accumulation, steps", [(1, 7), (3, 3), (9, 1)])

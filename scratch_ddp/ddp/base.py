@@ -25,8 +25,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.agreement import bookkeeping, message_device, raise_everywhere
+from scratch_ddp.agreement import message_device, raise_everywhere
 from scratch_ddp.ddp.replicas import broadcast_from_first, check_same_structure, why_not
+from scratch_ddp.traffic import set_up
 
 
 class ReplicatedModule(nn.Module):
@@ -100,7 +101,7 @@ class ReplicatedModule(nn.Module):
         problem = self._problem()
         mine = [parameter.requires_grad and parameter.grad is not None for _, parameter, _ in self._wrapped]
         changed = [False] * len(self._last_buffers) if problem else self._changed_buffers()
-        with bookkeeping():
+        with set_up():
             message = torch.tensor([problem is not None, *mine, *changed], dtype=torch.uint8)
             message = message.to(message_device(self.group))
             dist.all_reduce(message, dist.ReduceOp.MAX, group=self.group)
@@ -115,7 +116,7 @@ class ReplicatedModule(nn.Module):
 
     def copy_from_first(self) -> None:
         """Give every rank the first rank's parameters and buffers. Costs one broadcast a dtype."""
-        with bookkeeping():
+        with set_up():
             broadcast_from_first([*self.module.parameters(), *self.module.buffers()], self.group)
         self._remember_buffers()
 

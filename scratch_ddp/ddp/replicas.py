@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.agreement import bookkeeping, gather_rows, gather_texts, rank_numbers
+from scratch_ddp.agreement import gather_rows, gather_texts, rank_numbers
+from scratch_ddp.traffic import set_up
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -51,7 +52,7 @@ def check_same_structure(model: nn.Module, group: dist.ProcessGroup | None = Non
     Costs one all-gather of 32 bytes a rank; the descriptions themselves travel only where they differ.
     """
     description = "\n".join(describe(model))
-    with bookkeeping():
+    with set_up():
         digest = torch.frombuffer(bytearray(hashlib.sha256(description.encode()).digest()), dtype=torch.uint8)
         if all(torch.equal(digest, other) for other in gather_rows(digest, group)):
             return

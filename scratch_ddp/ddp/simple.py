@@ -4,9 +4,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.agreement import bookkeeping, raise_everywhere
+from scratch_ddp.agreement import raise_everywhere
 from scratch_ddp.ddp.base import ReplicatedModule
 from scratch_ddp.ddp.replicas import difference, named_tensors, same_bits
+from scratch_ddp.traffic import set_up
 
 
 class SimpleDistributedDataParallelism(ReplicatedModule):
@@ -22,7 +23,7 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
         problem = None
         for name, mine in named_tensors(model):
             rank0s = mine.detach().clone()
-            with bookkeeping():  # set-up: not counted as training's traffic
+            with set_up():  # not counted as training's traffic
                 dist.broadcast(rank0s, group=self.group, group_src=0)
             if problem is None and not same_bits(mine, rank0s):
                 how = difference(mine, rank0s)
