@@ -89,7 +89,10 @@ class Kernel:
                 break
             if kind in ("stream", "display_data", "execute_result", "error", "update_display_data", "clear_output"):
                 result.outputs.append({"type": kind, **content})
-        result.status = self.client.get_shell_msg(timeout=10)["content"]["status"]
+        reply = self.client.get_shell_msg(timeout=10)
+        while reply["parent_header"].get("msg_id") != message_id:  # an answer to the greeting at the start
+            reply = self.client.get_shell_msg(timeout=10)
+        result.status = reply["content"]["status"]
         result.seconds = time.monotonic() - began
         return result
 

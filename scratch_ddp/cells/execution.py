@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scratch_ddp.cells.cluster import Cluster
+from scratch_ddp.cells.last_call import read_calls
 from scratch_ddp.cells.presenter import Presenter, Screen
 from scratch_ddp.cells.rank_lists import name_ranks
 from scratch_ddp.cells.rank_process import RankProcess
@@ -20,14 +21,15 @@ from scratch_ddp.cells.reports import (
     Whereabouts,
     compose_rank_error,
     describe_death,
+    describe_mismatch,
     describe_whereabouts,
     explain_sizes,
     is_consequence,
 )
 
-_ASK_AFTER = 1.5  # seconds until ranks are asked where they are, and between two questions
+_ASK_AFTER = 1.0  # seconds until ranks are asked where they are, and between two questions
 _SAY_AFTER = 4.0  # seconds of waiting after which a line says where everybody is
-_STUCK_AFTER = 3.0  # seconds that ranks may wait for one that has raised in this cell and can't come any more
+_STUCK_AFTER = 2.0  # seconds that ranks may wait for one that has raised in this cell and can't come any more
 _FREE_WITHIN = 1.5  # seconds from an interrupt until a rank that has not stopped is replaced
 _NUDGE_EVERY = 0.4  # seconds between two interrupts of a rank that goes on
 _AFTER_A_DEATH = 0.25  # seconds for the others to see it themselves
@@ -130,17 +132,19 @@ class Execution:
                 self.ranks[rank].send({"type": "where", "cell": self.cell})
         if now - max(self.started, self.heard) > _SAY_AFTER:
             self.screen.pass_by(f" ⏳ {describe_whereabouts(self._whereabouts())}")
-        if self.errors and self.freed_at is None and self.stopped_at is None and self._stuck(running, now):
+        if self.freed_at is None and self.stopped_at is None and self._stuck(running, now):
             self.freed_at = now
         dead_long_enough = self.died_at is not None and now - self.died_at > _AFTER_A_DEATH
         if (self.stopped_at or self.freed_at or dead_long_enough) and now - self.nudged > _NUDGE_EVERY:
             self._interrupt(now)
 
     def _stuck(self, running: list[int], now: float) -> bool:
-        """Whether all that still run wait in an operation, and have done so for long."""
-        return all(
+        """Whether all that still run have long waited for a rank that has raised, or that has called something else."""
+        if not all(
             self.where.get(rank, {}).get("waits_in") and now - self.still_since[rank] > _STUCK_AFTER for rank in running
-        )
+        ):
+            return False
+        return bool(self.errors) or bool(describe_mismatch(self._whereabouts()))
 
     def _on_stop(self) -> None:
         now = time.monotonic()
@@ -158,18 +162,20 @@ class Execution:
     # How it ended
 
     def _whereabouts(self) -> dict[int, Whereabouts]:
-        whereabouts = {}
-        for rank in range(self.cluster.world_size):
-            known = self.interrupted_in.get(rank) or self.where.get(rank, {})
-            if rank not in self.ranks:
-                whereabouts[rank] = Whereabouts("absent")
-            elif not self.ranks[rank].alive:
-                whereabouts[rank] = Whereabouts("died")
-            elif rank in self.done and rank not in self.interrupted_in:
-                whereabouts[rank] = Whereabouts("raised" if rank in self.errors else "finished")
-            else:
-                whereabouts[rank] = Whereabouts("runs", known.get("line"), known.get("waits_in"))
+        whereabouts = {rank: self._whereabouts_of(rank) for rank in range(self.cluster.world_size)}
+        for rank, process in self.ranks.items():
+            whereabouts[rank].calls = read_calls(process.folder, rank)
         return whereabouts
+
+    def _whereabouts_of(self, rank: int) -> Whereabouts:
+        known = self.interrupted_in.get(rank) or self.where.get(rank, {})
+        if rank not in self.ranks:
+            return Whereabouts("absent")
+        if not self.ranks[rank].alive:
+            return Whereabouts("died")
+        if rank in self.done and rank not in self.interrupted_in:
+            return Whereabouts("raised" if rank in self.errors else "finished")
+        return Whereabouts("runs", known.get("line"), known.get("waits_in"))
 
     def _conclude(self) -> None:
         dead = [rank for rank, process in self.ranks.items() if not process.alive]
@@ -185,6 +191,8 @@ class Execution:
         own = {rank: error for rank, error in self.errors.items() if rank not in self.interrupted_in}
         if self.freed_at is not None and own:
             raise compose_rank_error(own, [f"The others could not go on and were stopped: {told}.", *notes])
+        if self.freed_at is not None:
+            raise RankError("\n".join([f"{told}. They waited for each other and were stopped.", *notes]))
         kept = "All variables are kept; the next cell works." if not stuck else "The next cell works."
         raise RankInterrupt("\n".join([f"stopped: {told}.", kept, *notes]))
 

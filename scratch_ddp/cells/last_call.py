@@ -1,38 +1,56 @@
-"""The last operation of a rank's process groups, kept in a file that outlives the rank.
+"""The last operations of a rank's process groups in a cell, kept in a file that outlives the rank.
 
-When native code ends a rank, nobody is left to ask; the kernel reads the file. Written on every call of a collective,
-so it is a page in memory that the system writes back, not a write to disk.
+The kernel reads it when ranks wait for one that has called something else, and when native code has ended a rank, so
+that nobody is left to ask. Written on every call, so it is pages in memory that the system writes back, not a write.
 """
 
 import mmap
 from pathlib import Path
 from typing import Any
 
-_PAGE = 512  # bytes
+_SLOTS, _SLOT = 16, 256  # calls that are remembered, bytes of each
 
 
 def _path(folder: Path, rank: int) -> Path:
-    return folder / f"last call of rank {rank}"
+    return folder / f"last calls of rank {rank}"
 
 
-class LastCall:
-    """Remembers one operation at a time (`note` is an observer of `watched_group`)."""
+class LastCalls:
+    """Remembers the last operations (`note` is an observer of `watched_group`)."""
 
     def __init__(self, folder: Path, rank: int):
         self._file = _path(folder, rank).open("w+b")
-        self._file.truncate(_PAGE)
-        self._page = mmap.mmap(self._file.fileno(), _PAGE)
+        self._file.truncate(_SLOTS * _SLOT)
+        self._pages = mmap.mmap(self._file.fileno(), _SLOTS * _SLOT)
+        self._count = 0
 
     def note(self, call: dict[str, Any]) -> None:
-        given = f" of {call['given']}" if call["given"] else ""
-        text = f"{call['operation']}{given}".encode()[: _PAGE - 1]
-        self._page[: len(text) + 1] = text + b"\0"
+        self._count += 1
+        text = f"{self._count}\t{call['group']}\t{call['number']}\t{spoken(call)}".encode()[: _SLOT - 1]
+        start = self._count % _SLOTS * _SLOT
+        self._pages[start : start + len(text) + 1] = text + b"\0"
 
     def forget(self) -> None:
-        self._page[:1] = b"\0"
+        """A new cell begins."""
+        self._pages[:] = bytes(_SLOTS * _SLOT)
+
+
+def spoken(call: dict[str, Any]) -> str:
+    """ "all_reduce of 4 × float32", "send of 2 × int64 to rank 1"."""
+    return call["operation"] + (f" of {call['given']}" if call["given"] else "") + call["peer"]
+
+
+def read_calls(folder: Path, rank: int) -> dict[tuple[str, int], str]:
+    """What a rank has called last in this cell, oldest first: (group, number in the group) → text."""
+    path = _path(folder, rank)
+    pages = path.read_bytes() if path.exists() else b""
+    slots = [pages[start : start + _SLOT].split(b"\0")[0] for start in range(0, len(pages), _SLOT)]
+    calls = sorted(
+        (slot.decode(errors="replace").split("\t", 3) for slot in slots if slot), key=lambda call: int(call[0])
+    )
+    return {(group, int(number)): text for _, group, number, text in calls}
 
 
 def read_last_call(folder: Path, rank: int) -> str:
-    """ "all_reduce of 4 × float32"; empty if the rank has called nothing in the cell."""
-    path = _path(folder, rank)
-    return path.read_bytes().split(b"\0")[0].decode(errors="replace") if path.exists() else ""
+    """The last of them; empty if the rank has called nothing in this cell."""
+    return next(reversed(read_calls(folder, rank).values()), "")

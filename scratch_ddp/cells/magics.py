@@ -6,6 +6,7 @@ import re
 import time
 from typing import Any
 
+from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from nbdistributed.magic import DistributedMagic
 
@@ -17,6 +18,7 @@ from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_ranks
 from scratch_ddp.cells.rank_process import LauncherProcess
 from scratch_ddp.cells.reader import Event, Reader
 from scratch_ddp.cells.reports import ClusterError
+from scratch_ddp.cells.routing import Routing
 
 _NO_CLUSTER = "no ranks are running. %dist_init -n 4 starts four."
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -35,10 +37,7 @@ class RankMagics(DistributedMagic):
         self.cells: dict[int, int] = {}  # our number of a cell → the notebook's
         atexit.register(self.close)
         self._end_with_kernel(getattr(shell, "kernel", None))
-        shell.input_transformers_cleanup.append(self._to_ranks)
-        self.cells_under_way = 0  # more than one where a magic such as %%capture runs its body as a cell
-        shell.events.register("pre_execute", self._cell_begins)
-        shell.events.register("post_execute", self._cell_ends)
+        Routing(shell, lambda: self.automatic)
 
     # Clusters
 
@@ -50,7 +49,7 @@ class RankMagics(DistributedMagic):
     @argument("--device", default=None, help="cpu or cuda; without it GPUs where there are any")
     def dist_init(self, line: str) -> None:
         """Start ranks. Afterwards plain cells run on all of them."""
-        options = parse_argstring(self.dist_init, line)
+        options = _options(self.dist_init, line)
         world_size = _count(options.num_processes)
         if options.master_addr not in _LOCAL:
             raise ClusterError(f"-a {options.master_addr}: the ranks of a notebook run on this machine. Leave it out.")
@@ -196,7 +195,7 @@ class RankMagics(DistributedMagic):
     @argument("--disable", "-d", action="store_true", help="plain cells run in the kernel")
     def dist_mode(self, line: str) -> None:
         """Where plain cells run."""
-        options = parse_argstring(self.dist_mode, line)
+        options = _options(self.dist_mode, line)
         if options.enable and options.disable:
             raise ClusterError("%dist_mode takes -e or -d, not both.")
         if options.enable:
@@ -219,24 +218,13 @@ class RankMagics(DistributedMagic):
     def _setup_notebook_save_hook(self) -> None:
         pass
 
-    def _cell_begins(self) -> None:
-        self.cells_under_way += 1
 
-    def _cell_ends(self) -> None:
-        self.cells_under_way = max(0, self.cells_under_way - 1)
-
-    def _to_ranks(self, lines: list[str]) -> list[str]:
-        """Input transformer: a plain cell becomes a cell for every rank; `%%rank[0]` becomes `%%rank [0]`."""
-        first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
-        if first is None:
-            return lines
-        if lines[first].startswith("%%"):
-            head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
-            ours = re.match(r"%%(rank|distributed)\b", head)
-            return [head, *lines[first + 1 :]] if ours else lines
-        if self.automatic and not self.cells_under_way and not lines[first].lstrip().startswith("%"):
-            return ["%%distributed\n", *lines]
-        return lines
+def _options(magic: Any, line: str) -> Any:
+    try:
+        return parse_argstring(magic, line)
+    except UsageError as error:
+        usage = magic.parser.format_usage().strip().replace("::\n\n", "").strip()
+        raise ClusterError(f"{error}. What it takes: {usage}") from None
 
 
 def _count(text: str) -> int:

@@ -1,10 +1,10 @@
 """What is said when a cell does not end well: which rank raised, died or waits, where, and who never came."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from scratch_ddp.cells.last_call import read_last_call
+from scratch_ddp.cells.last_call import read_last_call, spoken
 from scratch_ddp.cells.rank_lists import name_ranks
 from scratch_ddp.cells.rank_process import RankProcess
 
@@ -41,6 +41,7 @@ class Whereabouts:
     state: str  # "runs", "finished", "raised", "died", "absent" (not in this cell)
     line: int | None = None
     waits_in: dict[str, Any] | None = None
+    calls: dict[tuple[str, int], str] = field(default_factory=dict)  # what it called last (see `read_calls`)
 
     @property
     def operation(self) -> str | None:
@@ -77,8 +78,30 @@ def describe_whereabouts(ranks: dict[int, Whereabouts]) -> str:
         else:
             text = f"{{verb:has}} {_REASONS[where.state]}" if where.state == "finished" else _REASONS[where.state]
         groups.setdefault(text, []).append(rank)
+    mismatch = describe_mismatch(ranks)
+    if mismatch:
+        return mismatch
     groups = dict(sorted(groups.items(), key=lambda entry: not entry[0].startswith("{verb:waits}")))
     return "; ".join(f"{name_ranks(members)} {_conjugate(text, len(members))}" for text, members in groups.items())
+
+
+def describe_mismatch(ranks: dict[int, Whereabouts]) -> str:
+    """What was called, if ranks wait in a collective in whose place others have called something else."""
+    for where in ranks.values():
+        waits_in = where.waits_in if where.state == "runs" else None
+        if not waits_in or waits_in["peer"]:
+            continue
+        key = waits_in["group"], waits_in["number"]
+        called: dict[str, list[int]] = {}
+        for rank, other in ranks.items():
+            text = spoken(other.waits_in) if other.state == "runs" and other.waits_in else other.calls.get(key)
+            if text:
+                called.setdefault(text, []).append(rank)
+        if len(called) > 1:
+            told = "; ".join(f"{name_ranks(who)} called {text}" for text, who in called.items())
+            line = f" (line {where.line})" if where.line else ""
+            return f"{told}{line}. All ranks must call the same, with tensors of one shape and dtype"
+    return ""
 
 
 def _conjugate(text: str, count: int) -> str:

@@ -41,6 +41,8 @@ _COALESCED = {
     "reduce_scatter_single_coalesced": "_reduce_scatter_base",
     "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
 }
+# Where ranks may rightly pass different sizes, they are not compared.
+_MAY_DIFFER = ("allgather", "allgather_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "reduce_scatter")
 _SPOKEN = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -108,12 +110,13 @@ class WatchedGroup(dist.ProcessGroup):
                 f"process group {self.group_name!r} was made before a rank was replaced, which has never known it: "
                 "make the group (or mesh) again"
             )
+        peer = self._peer(operation, args)
         call = {
             "operation": _SPOKEN.get(operation, operation),
             "group": self.group_name,
-            "number": next(self._number),
-            "given": _describe(args),
-            "peer": self._peer(operation, args),
+            "number": -1 if peer else next(self._number),  # of the collective; ranks send different numbers of messages
+            "given": "" if operation in _MAY_DIFFER else _describe(args),
+            "peer": peer,
         }
         for observe in observers:
             observe(call)

@@ -69,7 +69,7 @@ class WorkOfSeveral:
         self._works = works
 
     def wait(self) -> bool:
-        return all([work.wait() for work in self._works])
+        return all(work.wait() for work in self._works)
 
     def get_future(self) -> torch.futures.Future:
         """A future that has already come: asked for when all have ended."""

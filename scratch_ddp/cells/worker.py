@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.cells import output_streams, watched_group, watched_work
-from scratch_ddp.cells.last_call import LastCall
+from scratch_ddp.cells.last_call import LastCalls
 from scratch_ddp.cells.shell import RankShell, make_shell
 from scratch_ddp.cells.wire import Link
 
@@ -72,7 +72,7 @@ class Rank:
         os.environ.update(config["environment"])
         sys.path[:] = config["path"]
         os.chdir(config["directory"])
-        self.last_call = LastCall(Path(config["folder"]), self.rank)
+        self.last_calls = LastCalls(Path(config["folder"]), self.rank)
         self.crash = (Path(config["folder"]) / f"crash of rank {self.rank}").open("w")
         faulthandler.enable(self.crash, all_threads=False)
         if "numpy" in sys.modules:
@@ -100,7 +100,7 @@ class Rank:
         config = self.config
         path = Path(config["folder"]) / f"rendezvous {config['meeting']}"
         if config["backend"] == watched_group.BACKEND:
-            watched_group.observers.append(self.last_call.note)
+            watched_group.observers.append(self.last_calls.note)
             store = dist.FileStore(str(path), config["world_size"])
             watched_group.join(store, self.rank, config["world_size"], config["generation"])
         else:
@@ -116,7 +116,7 @@ class Rank:
 
     def _execute(self, task: dict[str, Any]) -> None:
         output_streams.begin_cell(output_streams.CellOutput(*task["files"], self.mark))
-        self.last_call.forget()
+        self.last_calls.forget()
         signal.signal(signal.SIGINT, self._on_interrupt)
         self.shell.execution_count = task["number"]
         self.shell.failure = None

@@ -1,0 +1,34 @@
+"""Where a cell runs: in the kernel if it begins with a magic, else on the ranks."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+
+class Routing:
+    """An input transformer: a plain cell becomes a cell for every rank, `%%rank[0]` becomes `%%rank [0]`."""
+
+    def __init__(self, shell: Any, to_ranks: Callable[[], bool]):
+        self._to_ranks = to_ranks  # whether plain cells are for the ranks
+        self._under_way = 0  # cells; more than one where a magic such as %%capture runs its body as a cell
+        shell.input_transformers_cleanup.append(self.transform)
+        shell.events.register("pre_execute", self._begin)
+        shell.events.register("post_execute", self._end)
+
+    def _begin(self) -> None:
+        self._under_way += 1
+
+    def _end(self) -> None:
+        self._under_way = max(0, self._under_way - 1)
+
+    def transform(self, lines: list[str]) -> list[str]:
+        first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
+        if first is None:
+            return lines
+        if lines[first].startswith("%%"):
+            head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
+            ours = re.match(r"%%(rank|distributed)\b", head)
+            return [head, *lines[first + 1 :]] if ours else lines
+        if self._to_ranks() and not self._under_way and not lines[first].lstrip().startswith("%"):
+            return ["%%distributed\n", *lines]
+        return lines
