@@ -109,7 +109,7 @@ class Cluster:
     def await_status(self, rank: RankProcess, limit: float = 0.5) -> None:
         """A closed link comes before the exit code: wait for the latter."""
         until = time.monotonic() + limit
-        while rank.status is None and (left := until - time.monotonic()) > 0:
+        while rank.status is None and not rank.launcher_lost and (left := until - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 event = self.events.get(timeout=left)
                 self.note(event)

@@ -178,7 +178,7 @@ class Execution:
         return Whereabouts("runs", known.get("line"), known.get("waits_in"))
 
     def _conclude(self) -> None:
-        dead = [rank for rank, process in self.ranks.items() if not process.alive]
+        dead = [process.rank for process in self.cluster.ranks if not process.alive]  # also those not in this cell
         if dead:
             raise self._death(dead)
         if self.stopped_at is None and self.freed_at is None:
@@ -198,11 +198,11 @@ class Execution:
 
     def _death(self, dead: list[int]) -> RankError:
         for rank in dead:
-            self.cluster.await_status(self.ranks[rank])
-            self.cluster.dead[rank] = describe_death(self.ranks[rank])
+            self.cluster.await_status(self.cluster.ranks[rank])
+            self.cluster.dead[rank] = describe_death(self.cluster.ranks[rank])
         lines = []
         for rank in dead:
-            words = [line for line in self.ranks[rank].last_words if line.strip()]
+            words = [line for line in self.cluster.ranks[rank].last_words if line.strip()]
             if words:
                 lines += [f"── last output of rank {rank} ──", *words, ""]
         errors = {

@@ -9,7 +9,6 @@ so a signal never reaches a stranger. One that dies takes its ranks with it.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -18,8 +17,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import traceback
 from typing import Any
 
+from scratch_ddp.cells.processes import adopt_orphans, die_with_parent, end_children, end_family, end_group, end_orphans
 from scratch_ddp.cells.wire import Link
 
 _LOOK_FOR_KERNEL = 0.25  # seconds between two looks whether the kernel still lives
@@ -31,15 +33,20 @@ def main(descriptor: str, kernel: str, folder: str) -> None:
     `folder` holds what the ranks share (rendezvous files); it goes with the launcher.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    link = Link(socket.socket(fileno=int(descriptor)))
-    if can_fork():
-        import scratch_ddp.cells.worker  # noqa: F401  (with torch and IPython: what every rank needs)
-    with contextlib.suppress(OSError):
-        link.send({"type": "launcher ready", "gpu_count": count_gpus()})
+    adopt_orphans()
     try:
+        link = Link(socket.socket(fileno=int(descriptor)))
+        if can_fork():
+            import scratch_ddp.cells.worker  # noqa: F401  (with torch and IPython: what every rank needs)
+        with contextlib.suppress(OSError):
+            link.send({"type": "launcher ready", "gpu_count": count_gpus()})
         Launcher(link, int(kernel)).serve()
-    finally:
         shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        traceback.print_exc()  # into the folder's log, which the kernel shows
+        sys.stderr.flush()
+    finally:
+        os._exit(0)  # an orderly end of a process that has imported torch takes a while
 
 
 def count_gpus() -> int:
@@ -109,7 +116,7 @@ class Launcher:
             self.children.add(pid)
             self.link.send({"type": "started", "rank": message["config"]["rank"], "pid": pid})
         elif message["type"] == "end" and message["pid"] in self.children:
-            _kill_session(message["pid"])
+            end_family(message["pid"])
 
     def _fork(self, message: dict[str, Any], files: list[int]) -> int:
         pid = os.fork()
@@ -126,38 +133,52 @@ class Launcher:
             os._exit(1)
 
     def _spawn(self, message: dict[str, Any], files: list[int]) -> int:
-        command = "import sys, json; from scratch_ddp.cells.launcher import become_rank; "
-        command += "become_rank(json.loads(sys.argv[1]), *map(int, sys.argv[2:]))"
-        arguments = [sys.executable, "-c", command, json.dumps(message["config"]), *map(str, files)]
-        environment = message["config"]["environment"] | {"PYTHONPATH": os.environ["PYTHONPATH"]}
-        return subprocess.Popen(arguments, pass_fds=files, stdin=subprocess.DEVNULL, env=environment).pid
+        """A fresh Python. It reads its configuration from a file, since anybody may see a process's arguments."""
+        command = "import sys; from scratch_ddp.cells.launcher import spawned; spawned(*map(int, sys.argv[1:]))"
+        with tempfile.TemporaryFile() as config:
+            config.write(json.dumps(message["config"]).encode())
+            config.flush()
+            handed = [config.fileno(), *files]
+            for file in handed:
+                os.set_inheritable(file, True)
+            arguments = [sys.executable, "-c", command, *map(str, handed)]
+            environment = message["config"]["environment"] | {"PYTHONPATH": os.environ["PYTHONPATH"]}
+            return os.posix_spawn(sys.executable, arguments, environment)
 
     def collect(self) -> None:
-        """Report the children that have ended."""
-        for pid in list(self.children):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                self.children.discard(pid)
-                _kill_session(pid)  # what the rank had started and left behind in its session
-                self.link.send({"type": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+        """Report the ranks that have ended, and end what they have left behind."""
+        ranks_ended = False
+        with contextlib.suppress(ChildProcessError):  # no children
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                if pid in self.children:
+                    ranks_ended = True
+                    self.children.discard(pid)
+                    end_group(pid)
+                    self.link.send({"type": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+        if ranks_ended:
+            end_orphans(self.children)
 
     def end_all(self) -> None:
         for pid in self.children:
-            _kill_session(pid)
+            end_family(pid)
+        end_children()
 
 
-def _kill_session(pid: int) -> None:
-    """SIGKILL to a rank and to what it has started (a rank leads a process group of its own)."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)  # if it had not come to make its own group yet
+def spawned(config: int, *files: int) -> None:
+    """The main function of a rank that is a fresh Python."""
+    with open(config, "rb") as file:
+        file.seek(0)
+        message = json.load(file)
+    for descriptor in files:
+        os.set_inheritable(descriptor, False)
+    become_rank(message, *files)
 
 
 def become_rank(config: dict[str, Any], sock: int, out: int, err: int) -> None:
     """Turn this fresh process into a rank: its own session, its output to the kernel, no standard input."""
     os.setsid()
-    _die_with_parent()
+    die_with_parent()
     os.dup2(out, 1)
     os.dup2(err, 2)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -167,9 +188,3 @@ def become_rank(config: dict[str, Any], sock: int, out: int, err: int) -> None:
     from scratch_ddp.cells.worker import run_rank
 
     run_rank(Link(socket.socket(fileno=sock)), config)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scratch_ddp.cells.processes import end_group
 from scratch_ddp.cells.reader import Pipe, Reader
 from scratch_ddp.cells.wire import Link, link_pair
 
@@ -36,6 +38,7 @@ class RankProcess:
     device: str = ""
     status: int | None = None  # exit code; -n for signal n
     gone: bool = False  # its end of the link is closed
+    launcher_lost: bool = False  # nobody is left to learn its exit code
     renewed: dict[str, Any] | None = None  # its answer, once it has fresh process groups
     last_words: list[str] = field(default_factory=list)
     words_of_cell: int = 0
@@ -49,6 +52,9 @@ class RankProcess:
         with contextlib.suppress(OSError):
             self.link.send(message, files)
 
+    def on_gone(self) -> None:
+        """The reader's word that the link is closed; the kernel learns it by an event."""
+
     def remember_words(self, cell: int, text: str) -> None:
         """Keep the last lines that it said in its last cell, in case it dies."""
         if cell != self.words_of_cell:
@@ -60,7 +66,7 @@ class RankProcess:
     def how_it_ended(self) -> str:
         """ "was ended by SIGKILL (…)", "left with exit code 3"."""
         if self.status is None:
-            return "closed its connection"
+            return "ended with the process that starts ranks" if self.launcher_lost else "closed its connection"
         if self.status >= 0:
             return f"left with exit code {self.status}"
         number = signal.Signals(-self.status)
@@ -86,6 +92,8 @@ class LauncherProcess:
         self.root = Path(tempfile.mkdtemp(prefix="scratch-ddp-"))  # readable by this user only
         self.link, its_end = link_pair()
         self.gpu_count: int | None = None  # known when it is ready
+        self._started: list[RankProcess] = []
+        self._closing = False
         package = str(Path(__file__).parents[2])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = "import sys; from scratch_ddp.cells.launcher import main; main(*sys.argv[1:])"
@@ -119,6 +127,7 @@ class LauncherProcess:
             os.close(file)
         its_end.close()
         self.reader.add_link(link, rank)
+        self._started = [*(one for one in self._started if one.alive), rank]
         return rank
 
     def open_pipes(self, rank: RankProcess, cell: int) -> tuple[int, int]:
@@ -137,9 +146,21 @@ class LauncherProcess:
 
     def close(self) -> None:
         """End the launcher and with it every rank. Returns when it is gone."""
+        self._closing = True
         self.link.close_for_good()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(2)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def on_gone(self) -> None:
+        """The reader's word that the launcher is gone. If nobody asked it to go, do what it can't do any more."""
+        if self._closing:
+            return
+        for rank in self._started:
+            rank.launcher_lost = True
+            if rank.pid is not None and rank.status is None:
+                end_group(rank.pid)  # the rank has died with the launcher, what it had started has not
+        shutil.rmtree(self.root, ignore_errors=True)
 
     def _send(self, message: dict[str, Any], files: tuple[int, ...] = ()) -> None:
         with contextlib.suppress(OSError):

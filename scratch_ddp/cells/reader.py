@@ -81,6 +81,7 @@ class Reader:
             self._drain(key.data)
             self._selector.unregister(key.fileobj)
             key.fileobj.close()
+            key.data.on_gone()
             self._events.put(Event("gone", key.data))
             return
         for message in messages:
@@ -98,7 +99,8 @@ class Reader:
 
     def _read_pipe(self, key: selectors.SelectorKey) -> bool:
         """Read a chunk; whether there may be more."""
-        if key.fd not in self._selector.get_map():
+        registered = self._selector.get_map().get(key.fd)
+        if registered is None or registered.data is not key.data:  # closed meanwhile; another may have its number
             return False
         try:
             data = os.read(key.fd, _CHUNK)

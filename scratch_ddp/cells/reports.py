@@ -94,7 +94,9 @@ def describe_mismatch(ranks: dict[int, Whereabouts]) -> str:
         key = waits_in["group"], waits_in["number"]
         called: dict[str, list[int]] = {}
         for rank, other in ranks.items():
-            text = spoken(other.waits_in) if other.state == "runs" and other.waits_in else other.calls.get(key)
+            text = other.calls.get(key)
+            if text is None and other.state == "runs" and other.waits_in and other.waits_in["group"] != key[0]:
+                text = spoken(other.waits_in)  # it waits in another group: there is nothing to compare numbers with
             if text:
                 called.setdefault(text, []).append(rank)
         if len(called) > 1:
