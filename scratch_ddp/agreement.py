@@ -4,6 +4,9 @@ A rank that raises alone leaves the others waiting in their next collective. So 
 messages whose size is the same everywhere (gloo ends the process when sizes differ), and all of them raise together.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -42,6 +45,7 @@ def raise_everywhere(
     Every rank of the group calls it, those without a problem with None. Without a process group it concerns this
     process alone. Costs one all-reduce of 1 byte while all is well.
     """
+    __tracebackhide__ = True  # IPython then shows the caller's line
     if not dist.is_initialized():
         if problem is not None:
             raise error(problem)
@@ -51,7 +55,8 @@ def raise_everywhere(
         dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
         problems = gather_texts(problem or "", group) if found.item() else []
     if any(problems):
-        raise error(_by_rank(problems, group))
+        found = {rank: text for rank, text in zip(rank_numbers(group), problems, strict=True) if text}
+        raise error("\n".join(who_said_what(found)))
 
 
 def rank_numbers(group: dist.ProcessGroup | None = None) -> list[int]:
@@ -59,12 +64,9 @@ def rank_numbers(group: dist.ProcessGroup | None = None) -> list[int]:
     return dist.get_process_group_ranks(group)
 
 
-def _by_rank(problems: list[str], group: dist.ProcessGroup | None) -> str:
-    """One line a problem: `rank 2: …`, or `ranks 1, 3: …` where several have the same."""
+def who_said_what(said: Mapping[int, Any]) -> list[str]:
+    """["rank 2: this", "ranks 0, 1: that"]: each distinct text once, with the ranks that it belongs to."""
     ranks: dict[str, list[int]] = {}
-    for number, problem in zip(rank_numbers(group), problems, strict=True):
-        if problem:
-            ranks.setdefault(problem, []).append(number)
-    return "\n".join(
-        f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}: {problem}" for problem, who in ranks.items()
-    )
+    for rank, text in said.items():
+        ranks.setdefault(str(text), []).append(rank)
+    return [f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}: {text}" for text, who in ranks.items()]

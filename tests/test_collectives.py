@@ -273,10 +273,10 @@ def wrong_calls(rank):
     yield "src=-1 is not in the group", (ours.broadcast, x, -1)
     yield "src must be a rank, an int, not str", (ours.broadcast, x, "0")
     yield "dst must be a rank, an int, not bool", (ours.reduce, x, True)
-    yield "src: rank 0, 2: 0; rank 1: 1", (ours.tree_broadcast, x, 1 if odd else 0)
-    yield "shape: rank 0, 2: (3,); rank 1: (4,)", (ours.ring_all_reduce, torch.zeros(4 if odd else 3))
-    yield "dtype: rank 0, 2: float32; rank 1: int32", (ours.ring_all_reduce, torch.zeros(3).int() if odd else x)
-    yield "call: rank 0, 2: reduce; rank 1: tree_broadcast", (ours.tree_broadcast if odd else ours.reduce, x)
+    yield "src: ranks 0, 2: 0; rank 1: 1", (ours.tree_broadcast, x, 1 if odd else 0)
+    yield "shape: ranks 0, 2: (3,); rank 1: (4,)", (ours.ring_all_reduce, torch.zeros(4 if odd else 3))
+    yield "dtype: ranks 0, 2: float32; rank 1: int32", (ours.ring_all_reduce, torch.zeros(3).int() if odd else x)
+    yield "call: ranks 0, 2: reduce; rank 1: tree_broadcast", (ours.tree_broadcast if odd else ours.reduce, x)
     yield "tensor requires grad", (ours.ring_all_reduce, leaf)
     yield "rank 1: tensor requires grad", (ours.broadcast, leaf if odd else x)
     yield "requires grad", (ours.false_ring_all_reduce, leaf * 2)
@@ -296,12 +296,12 @@ def wrong_calls(rank):
     )
     yield "tensor has dtype float64, but tensor_list[0] has float32", (ours.all_gather, three, x.double())
     yield "rank 0: gather_list must be a list of 3 tensors, not NoneType", (ours.gather, x, None)
-    yield "rank 1, 2: gather_list must be None where the rank is not dst", (ours.gather, x, three)
+    yield "ranks 1, 2: gather_list must be None where the rank is not dst", (ours.gather, x, three)
     yield "rank 0: scatter_list must have one tensor for each of the 3 ranks, not 0", (ours.scatter, x, of_root and [])
-    yield "rank 1, 2: scatter_list must be None", (ours.scatter, x, three)
+    yield "ranks 1, 2: scatter_list must be None", (ours.scatter, x, three)
     yield "input_list must be a list", (ours.reduce_scatter, x, None)
     yield (
-        "shape: rank 0, 2: (3,); rank 1: (2,)",
+        "shape: ranks 0, 2: (3,); rank 1: (2,)",
         (
             ours.reduce_scatter,
             *((torch.zeros(2), list(torch.zeros(3, 2))) if odd else (x, three)),

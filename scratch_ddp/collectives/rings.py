@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.collectives.agreement import collective, member_group
+from scratch_ddp.collectives.checked import collective, member_group
 
 
 def send_recv(

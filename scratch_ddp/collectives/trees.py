@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.collectives.agreement import collective
+from scratch_ddp.collectives.checked import collective
 
 
 @collective(writes="tensor", root="src")

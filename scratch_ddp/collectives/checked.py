@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scratch_ddp.agreement import message_device, who_said_what
 from scratch_ddp.collectives.arguments import Arguments, staged
 from scratch_ddp.traffic import set_up
 
@@ -76,7 +77,7 @@ def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGro
         error = (isinstance(raised, TypeError), str(raised))
     digest = int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=7).digest(), "big")
     # The largest digest and the smallest (as the largest negative) are the same if and only if all are.
-    vote = torch.tensor([digest, -digest, error is not None], device=_small_tensor_device(group))
+    vote = torch.tensor([digest, -digest, error is not None], device=message_device(group))
     with set_up():
         dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=group)
         largest, minus_smallest, failed = vote.tolist()
@@ -89,7 +90,7 @@ def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGro
     errors = {rank: error for rank, (_, error) in by_rank.items() if error is not None}
     if errors:
         kind = TypeError if all(is_type_error for is_type_error, _ in errors.values()) else ValueError
-        raise kind(f"{called}: {_who_said_what({rank: text for rank, (_, text) in errors.items()})}")
+        raise kind(f"{called}: {'; '.join(who_said_what({rank: text for rank, (_, text) in errors.items()}))}")
     facts_of = {rank: facts for rank, (facts, _) in by_rank.items()}
     raise ValueError(f"{called}: the ranks disagree. {_differences(facts_of)}")
 
@@ -102,18 +103,5 @@ def _differences(facts: dict[int, dict[str, Any]]) -> str:
     for name in names:
         said = {rank: each[name] for rank, each in facts.items()}
         if len(set(map(repr, said.values()))) > 1:
-            lines.append(f"{name}: {_who_said_what(said)}")
+            lines.append(f"{name}: {'; '.join(who_said_what(said))}")
     return "; ".join(lines)
-
-
-def _who_said_what(said: dict[int, Any]) -> str:
-    """ "rank 0, 2: this; rank 1: that", each distinct text once."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in said.items():
-        ranks.setdefault(str(text), []).append(rank)
-    return "; ".join(f"rank {', '.join(map(str, who))}: {text}" for text, who in ranks.items())
-
-
-def _small_tensor_device(group: dist.ProcessGroup) -> str:
-    """Where a group takes a few integers: in CPU memory if it can, which spares a GPU the synchronisation."""
-    return "cpu" if "cpu:" in dist.get_backend_config(group) else "cuda"
