@@ -105,6 +105,9 @@ class Cluster:
         """Text that belongs to no running cell is kept for the next one, with the cell that it came from."""
         if event.kind == "text" and isinstance(event.source, Pipe) and event.source.cell > 0:
             self.late.setdefault((event.source.cell, event.source.rank.rank), []).append(event.value)
+        elif event.kind == "message" and event.value["type"] == "display" and event.source in self.ranks:
+            kinds = ", ".join(event.value["data"])
+            self.late.setdefault((event.value["cell"], event.source.rank), []).append(f"<{kinds}>\n".encode())
 
     def await_status(self, rank: RankProcess, limit: float = 0.5) -> None:
         """A closed link comes before the exit code: wait for the latter."""

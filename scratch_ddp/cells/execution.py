@@ -26,11 +26,13 @@ from scratch_ddp.cells.reports import (
     explain_sizes,
     is_consequence,
 )
+from scratch_ddp.cells.transcript import without_marks
 
 _ASK_AFTER = 1.0  # seconds until ranks are asked where they are, and between two questions
 _SAY_AFTER = 4.0  # seconds of waiting after which a line says where everybody is
 _STUCK_AFTER = 2.0  # seconds that ranks may wait for one that has raised in this cell and can't come any more
-_FREE_WITHIN = 1.5  # seconds from an interrupt until a rank that has not stopped is replaced
+_FREE_WITHIN = 2.0  # seconds from an interrupt until a rank that has not stopped is replaced
+_SURELY_FREE_WITHIN = 10.0  # the same for one that is known to be about to stop, on a machine that is busy
 _NUDGE_EVERY = 0.4  # seconds between two interrupts of a rank that goes on
 _AFTER_A_DEATH = 0.25  # seconds for the others to see it themselves
 
@@ -72,6 +74,7 @@ class Execution:
         for rank in self.ranks.values():
             files = self.cluster.launcher.open_pipes(rank, self.cell)
             message = {"type": "execute", "cell": self.cell, "number": self.number, "code": self.code}
+            rank.last_words = []
             rank.send(message, files)
             for file in files:
                 os.close(file)
@@ -93,6 +96,8 @@ class Execution:
                 self.died_at = self.died_at or time.monotonic()
             elif event.value.get("cell") == self.cell:
                 self._take_message(event.source.rank, event.value)
+            else:
+                self.cluster.keep_late(event)
 
     def _take_message(self, rank: int, message: dict[str, Any]) -> None:
         kind = message["type"]
@@ -120,13 +125,17 @@ class Execution:
 
     def _given_up(self) -> bool:
         since = self.stopped_at or self.freed_at
-        return since is not None and time.monotonic() - since > _FREE_WITHIN
+        if since is None:
+            return False
+        where = [self.where.get(rank, {}) for rank in self._running()]
+        surely = all(each.get("stopping") or each.get("waits_in") for each in where)
+        return time.monotonic() - since > (_SURELY_FREE_WITHIN if surely else _FREE_WITHIN)
 
     # What is done meanwhile
 
     def _look_after(self, now: float) -> None:
         running = self._running()
-        if now - self.asked > _ASK_AFTER:
+        if now - self.asked > (_NUDGE_EVERY if self.stopped_at or self.freed_at else _ASK_AFTER):
             self.asked = now
             for rank in running:
                 self.ranks[rank].send({"type": "where", "cell": self.cell})
@@ -152,7 +161,7 @@ class Execution:
             self.stopped_at = now
             self._interrupt(now)
         else:  # pressed again: do not wait any longer
-            self.stopped_at = min(self.stopped_at, now - _FREE_WITHIN)
+            self.stopped_at = now - _SURELY_FREE_WITHIN
 
     def _interrupt(self, now: float) -> None:
         self.nudged = now
@@ -240,9 +249,10 @@ def _stop_button(events: "queue.SimpleQueue[Event]", stop_after: float | None) -
 
 def show_late(cluster: Cluster, numbers: dict[int, int], screen: Screen) -> None:
     """Show text that ranks wrote after their cell had ended, and say which cell it was."""
+    sayers: dict[tuple[int, str], list[int]] = {}
     for (cell, rank), chunks in sorted(cluster.late.items()):
-        text = b"".join(chunks).decode(errors="replace").split("\0")
-        said = "".join(text[::2]) if len(text) > 1 else text[0]
+        sayers.setdefault((cell, without_marks(b"".join(chunks), cluster.mark).rstrip()), []).append(rank)
+    for (cell, said), ranks in sayers.items():
         if said.strip():
-            screen.note(f"(late output of {name_ranks([rank])} from cell [{numbers.get(cell, '?')}])\n{said.rstrip()}")
+            screen.note(f"(late output of {name_ranks(ranks)} from cell [{numbers.get(cell, '?')}])\n{said}")
     cluster.late.clear()

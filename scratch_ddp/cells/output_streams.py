@@ -20,7 +20,8 @@ _libc = ctypes.CDLL(None)
 class CellOutput:
     """The pipes of one cell. Threads that the cell starts go on writing to them after it has ended."""
 
-    def __init__(self, out: int, err: int, mark: bytes):
+    def __init__(self, out: int, err: int, mark: bytes, cell: int = 0):
+        self.cell = cell
         self._files = {_OUT: out, _ERR: err}
         self._mark = mark
         self._primary = _OUT
@@ -34,7 +35,7 @@ class CellOutput:
 
     def write(self, stream: int, data: bytes) -> None:
         with self._lock:
-            if stream != self._primary:
+            if stream != self._primary and not _forked:
                 self._begin(stream)
             _write_all(self._files[stream], data)
 
@@ -95,12 +96,25 @@ class RankStream(io.TextIOBase):
 
 
 _current: CellOutput | None = None
+_forked = False  # this process is a child of the rank: two processes can't number segments, so it begins none
 _start_thread = threading.Thread.start
 
 
 def current_output() -> CellOutput:
     """The output of the cell that this thread was started in; of the running cell for the main thread."""
     return getattr(threading.current_thread(), "_cell_output", None) or _current
+
+
+def is_forked() -> bool:
+    """Whether this process is a child that a cell has forked."""
+    return _forked
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+    if _current is not None:
+        _current._lock = threading.RLock()  # another thread may have held it
 
 
 def begin_cell(output: CellOutput) -> None:
@@ -131,4 +145,5 @@ _own = {"stdout": RankStream(_OUT), "stderr": RankStream(_ERR)}
 def install(output: CellOutput) -> None:
     """Take over sys.stdout and sys.stderr of this process."""
     threading.Thread.start = _start_in_cell
+    os.register_at_fork(after_in_child=_after_fork)
     begin_cell(output)

@@ -148,29 +148,35 @@ class Presenter:
     def _remember(self, rank: int, piece: Piece) -> None:
         said = self._said[rank]
         if piece.text is None:
-            said.append(["display", piece.display["data"]])
+            said.append(["display", {kind: piece.display[kind] for kind in ("data", "metadata")}])
         elif said and said[-1][0] == piece.stream:
             said[-1][1].append(piece.text)
         else:
             said.append([piece.stream, [piece.text]])
 
-    def _told(self, rank: int) -> list[tuple]:
-        return [(kind, "".join(what) if kind != "display" else what) for kind, what in self._said[rank]]
+    def _told(self, rank: int) -> list[list]:
+        """What a rank has said so far; texts that follow each other on one stream are joined."""
+        for entry in self._said[rank]:
+            if entry[0] != "display" and len(entry[1]) > 1:
+                entry[1] = ["".join(entry[1])]
+        return self._said[rank]
 
     def _differs(self, rank: int, leader: int) -> bool:
         """Whether what a rank has said so far can't become what the leader said."""
-        told, whole = self._told(rank), self._told(leader)
-        if len(told) > len(whole):
+        mine, its = self._told(rank), self._told(leader)
+        if len(mine) > len(its):
             return True
-        for index, ((kind, mine), (other_kind, its)) in enumerate(zip(told, whole, strict=False)):
-            open_end = index == len(told) - 1 and kind != "display"
-            if kind != other_kind or not (its.startswith(mine) if open_end else its == mine):
+        for index, (one, other) in enumerate(zip(mine, its, strict=False)):
+            if one[0] != "display" and one[0] == other[0] and index == len(mine) - 1:
+                if not other[1][0].startswith(one[1][0]):
+                    return True
+            elif one != other:
                 return True
         return False
 
     def _show_again(self, rank: int) -> None:
         for kind, what in self._said[rank]:
             if kind == "display":
-                self.screen.show(Piece("display", display={"data": what, "metadata": {}}))
+                self.screen.show(Piece("display", display=what))
             else:
                 self.screen.show(Piece(kind, "".join(what)))

@@ -68,6 +68,8 @@ class RankShell(InteractiveShell):
         etype, value, tb = self._get_exc_info(exc_tuple)
         if issubclass(etype, KeyboardInterrupt):
             return  # the kernel says where it was; a traceback through a half-made import can take seconds
+        if issubclass(etype, SystemExit):
+            kwargs["exception_only"] = False  # IPython would hint at %tb
         if not issubclass(etype, SyntaxError):
             value.__traceback__ = tb = _without_own_frames(tb)
         super().showtraceback((etype, value, tb), *args, **kwargs)

@@ -38,7 +38,7 @@ class Transcript:
 
     def __init__(self, mark: bytes):
         self._mark_head = b"\0" + mark
-        self._mark = re.compile(re.escape(self._mark_head) + rb" (\d+) ([12])(d?)\0")
+        self._mark = _marks(mark)
         self._pipes = {OUT: _Pipe(), ERR: _Pipe()}
         self._text: dict[tuple[int, int], list[str]] = {}  # (segment, stream) → what arrived and was not given back
         self._primary = {0: OUT}
@@ -104,6 +104,15 @@ class Transcript:
         texts = self._text.pop((segment, stream), None)
         if texts:
             yield Piece(_NAMES[stream], "".join(texts))
+
+
+def without_marks(data: bytes, mark: bytes) -> str:
+    """Output whose order no longer matters, as text."""
+    return _marks(mark).sub(b"", data).decode(errors="replace")
+
+
+def _marks(mark: bytes) -> re.Pattern[bytes]:
+    return re.compile(re.escape(b"\0" + mark) + rb" (\d+) ([12])(d?)\0")
 
 
 def _may_become_mark(tail: bytes, head: bytes) -> bool:

@@ -115,7 +115,7 @@ class Rank:
     # Cells
 
     def _execute(self, task: dict[str, Any]) -> None:
-        output_streams.begin_cell(output_streams.CellOutput(*task["files"], self.mark))
+        output_streams.begin_cell(output_streams.CellOutput(*task["files"], self.mark, task["cell"]))
         self.last_calls.forget()
         signal.signal(signal.SIGINT, self._on_interrupt)
         self.shell.execution_count = task["number"]
@@ -157,15 +157,19 @@ class Rank:
         for folder in sorted({str(Path(place).resolve()) for place in places}, key=len, reverse=True):
             text = text.replace(f"{folder}/", "")  # a file's name in its package says more, and is the same everywhere
         lines = text.split("\n")
-        return {"name": type(error).__name__, "value": str(error), "traceback": lines}
+        value = f"{error.msg} (line {error.lineno})" if isinstance(error, SyntaxError) else str(error)
+        return {"name": type(error).__name__, "value": value, "traceback": lines}
 
     def _send_display(self, display: dict[str, Any]) -> None:
         text = display["data"].get("text/plain")
         if text is not None and len(display["data"]) == 1:
             print(text)  # plain text is shown as what a rank prints
             return
-        place = output_streams.current_output().place_display()
-        self.link.send({"type": "display", "cell": self.cell, "place": place, **display})
+        if output_streams.is_forked():  # it has no link of its own, and shall not write into the rank's
+            print(text if text is not None else f"<{', '.join(display['data'])}>")
+            return
+        output = output_streams.current_output()
+        self.link.send({"type": "display", "cell": output.cell, "place": output.place_display(), **display})
 
     def _renew(self, task: dict[str, Any]) -> None:
         """Put fresh process groups in place of those that an interrupt has left in doubt."""
@@ -207,7 +211,9 @@ class Rank:
             signal.pthread_kill(self.main_thread, signal.SIGINT)  # seen as soon as the main thread is back from C++
             watched_work.free_waiting_futures()
         elif kind == "where":
-            self.link.send({"type": "whereabouts", "cell": message["cell"], **self._whereabouts(message["cell"])})
+            stopping = self.cell == message["cell"] and not self.interruptible
+            where = self._whereabouts(message["cell"]) | {"stopping": stopping}
+            self.link.send({"type": "whereabouts", "cell": message["cell"], **where})
 
     def _on_interrupt(self, *_: Any) -> None:
         if self.interruptible:
