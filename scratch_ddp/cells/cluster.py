@@ -12,7 +12,7 @@ from scratch_ddp.cells.reader import Event, Pipe
 from scratch_ddp.cells.reports import ClusterError, describe_death
 
 _START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
-_RENEW_LIMIT = 2.0  # seconds in which ranks that stand idle must have renewed their process groups
+_RENEW_LIMIT = 6.0  # seconds in which ranks that stand idle must have renewed their process groups
 _REPLACE_LIMIT = 10.0  # the same, if they have to wait for a rank that is being started (spawned: longer)
 
 

@@ -32,7 +32,7 @@ _ASK_AFTER = 1.0  # seconds until ranks are asked where they are, and between tw
 _SAY_AFTER = 4.0  # seconds of waiting after which a line says where everybody is
 _STUCK_AFTER = 2.0  # seconds that ranks may wait for one that has raised in this cell and can't come any more
 _FREE_WITHIN = 2.0  # seconds from an interrupt until a rank that has not stopped is replaced
-_SURELY_FREE_WITHIN = 10.0  # the same for one that is known to be about to stop, on a machine that is busy
+_SURELY_FREE_WITHIN = 6.0  # the same for one that is known to be about to stop, on a machine that is busy
 _NUDGE_EVERY = 0.4  # seconds between two interrupts of a rank that goes on
 _AFTER_A_DEATH = 0.25  # seconds for the others to see it themselves
 
