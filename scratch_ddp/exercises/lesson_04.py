@@ -1,0 +1,154 @@
+"""Lesson 04, seeding checks: are all replicas equal? Asked with one small message."""
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
+from scratch_ddp.exercises.trial import Trial
+from scratch_ddp.traffic import ring_bytes
+
+DIGEST = 32  # bytes of a SHA-256
+
+
+def same_on_all_ranks(model):
+    """Return True on every rank if all ranks' models hold the same bits, and False on every rank if not.
+
+    Parameters and buffers count, of any dtype. Cost: one dist.all_gather, of at most 32 bytes from each rank.
+    """
+    # What can 32 bytes say of a whole model?
+    # answer: begin
+    digest = hashlib.sha256()
+    for tensor in [*model.parameters(), *model.buffers()]:
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
+    mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=tensor.device)
+    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, mine)
+    return all(torch.equal(mine, other) for other in everyones)
+    # answer: end
+
+
+class _Model(nn.Module):
+    """Parameters of two dtypes, one of them transposed in memory, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(1.0, 7.0).view(2, 3).t())
+        self.scale = nn.Parameter(torch.tensor([0.5, 0.25], dtype=torch.bfloat16))
+        self.register_buffer("mean", torch.zeros(2))
+
+
+def _swap(model: _Model) -> None:
+    model.weight.copy_(model.weight.flip(0))
+
+
+def _nudge(model: _Model) -> None:
+    model.weight[2, 1] = torch.nextafter(model.weight[2, 1], torch.tensor(torch.inf, device=model.weight.device))
+
+
+def _put(name: str, value: float):
+    def change(model: _Model) -> None:
+        getattr(model, name)[0] = value
+
+    return change
+
+
+def examine_same_on_all_ranks(trial: Trial) -> None:
+    """V and A: equal models, the same NaN, the last bit, a swap, -0.0, half precision, a buffer. C: one all-gather."""
+    last, everyone = [trial.size - 1], range(trial.size)
+    for case, who, change, expected in (
+        ("equal models", [], _swap, True),
+        ("the same NaN everywhere", everyone, _put("weight", torch.nan), True),
+        ("the last rank differs in the last bit of one number", last, _nudge, False),
+        ("rank 1 has the same numbers in another order", [1], _swap, False),
+        ("-0.0 on rank 1, 0.0 elsewhere", [1], _put("mean", -0.0), False),
+        ("rank 1 differs in a bfloat16 parameter", [1], _put("scale", 0.75), False),
+        ("rank 0 differs in a buffer", [0], _put("mean", 1.0), False),
+    ):
+        model = _Model().to(trial.device)
+        if trial.rank in who:
+            with torch.no_grad():
+                change(model)
+        result = trial.call(model, case=case)
+        trial.value(result, expected)
+        trial.agreement(result)
+        trial.cost(calls={"all_gather": 1}, max_wire_bytes=ring_bytes("all_gather", DIGEST, trial.size, trial.rank))
+
+
+SAME_ON_ALL_RANKS = Exercise(
+    same_on_all_ranks,
+    examine_same_on_all_ranks,
+    given="import hashlib",
+    wrong=(
+        WrongAnswer(
+            "the sum of all numbers for a digest",
+            fails="value",
+            says="Rank 0, the same NaN everywhere: the result is False, should be True.",
+            body="""
+                mine = sum(tensor.detach().double().sum() for tensor in [*model.parameters(), *model.buffers()])
+                everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+                dist.all_gather(everyones, mine)
+                return all(torch.equal(mine, other) for other in everyones)
+            """,
+        ),
+        WrongAnswer(
+            "the same as bits: still blind for order",
+            fails="value",
+            says="rank 1 has the same numbers in another order: the result is True, should be False.",
+            body="""
+                mine = sum(tensor.detach().double().sum() for tensor in [*model.parameters(), *model.buffers()])
+                mine = mine.view(torch.int64)
+                everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+                dist.all_gather(everyones, mine)
+                return all(torch.equal(mine, other) for other in everyones)
+            """,
+        ),
+        WrongAnswer(
+            "each rank compares with rank 0 alone, so rank 0 never finds anything",
+            fails="value",
+            says="Rank 0, the last rank differs in the last bit of one number: the result is True, should be False.",
+            edits={"for other in everyones)": "for other in everyones[:1])"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "rounds first, as allclose would",
+            fails="value",
+            says="the last rank differs in the last bit of one number: the result is True, should be False.",
+            edits={"tensor.detach()": "tensor.detach().float().round(decimals=5)"},
+        ),
+        WrongAnswer(
+            "takes -0.0 for 0.0, as == does",
+            fails="value",
+            says="-0.0 on rank 1, 0.0 elsewhere: the result is True, should be False.",
+            edits={"tensor.detach()": "(tensor.detach() + 0.0)"},
+        ),
+        WrongAnswer(
+            "forgets the buffers",
+            fails="value",
+            says="Rank 0, -0.0 on rank 1, 0.0 elsewhere: the result is True, should be False.",
+            edits={"[*model.parameters(), *model.buffers()]": "model.parameters()"},
+        ),
+        WrongAnswer(
+            "numpy knows no bfloat16",
+            fails="runs",
+            says="raised TypeError: Got unsupported ScalarType BFloat16",
+            edits={".view(torch.uint8)": ""},
+        ),
+        WrongAnswer(
+            "sends the digest as an object",
+            fails="cost",
+            says="calls all_gather twice, budget 1",
+            body="""
+                digest = hashlib.sha256()
+                for tensor in [*model.parameters(), *model.buffers()]:
+                    digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
+                everyones = [None] * dist.get_world_size()
+                dist.all_gather_object(everyones, digest.hexdigest())
+                return len(set(everyones)) == 1
+            """,
+        ),
+    ),
+)
+EXERCISES = (SAME_ON_ALL_RANKS,)
