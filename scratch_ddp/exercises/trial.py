@@ -5,6 +5,7 @@ the ranks. A test gives the function's results to the methods below and does not
 """
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -48,17 +49,21 @@ class Trial:
         self._printed: list[list[dict]] = []
         self._counted, self._totals = None, None
 
-    def call(self, *args: Any, case: str = "", may_print: bool = False, raises: str = "") -> Any:
+    def call(
+        self, *args: Any, case: str = "", may_print: bool = False, raises: str = "", using: Callable | None = None
+    ) -> Any:
         """Call the answer on all ranks and return this rank's result. `case` says in the lines what was asked.
 
         may_print: printing is its task; `printed` has the lines, and they are not shown. raises: the error that it has
-        to raise, on every rank. Raises AnswerFailed, everywhere, if it raised, did not end, or left messages behind on
-        any rank.
+        to raise, on every rank. using: called as using(answer, *args) in place of answer(*args), for an answer whose
+        result must be used as well, such as a context manager. Raises AnswerFailed, everywhere, if it raised, did not
+        end, or left messages behind on any rank.
         """
         self._case, self._calls, self._totals = case, self._calls + 1, None
         ledger = Ledger(self.size)
         with traffic() as self._counted, listening(ledger):
-            result, outcome = attempt(self._function, args, self._seconds)
+            function = self._function if using is None else functools.partial(using, self._function)
+            result, outcome = attempt(function, args, self._seconds)
         self.printed = outcome.printed
         if raises:
             outcome = self._expected_error(outcome, raises)
