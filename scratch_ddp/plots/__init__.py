@@ -4,12 +4,14 @@ One module for each kind of picture; every function returns a matplotlib Figure.
 """
 
 from scratch_ddp.plots.curves import step_curves
+from scratch_ddp.plots.disagreement import disagreement_saw
 from scratch_ddp.plots.gradients import gradient_arrows
 from scratch_ddp.plots.holdings import holdings_atlas
 from scratch_ddp.plots.messages import message_ladder
 from scratch_ddp.plots.rings import Frame, ring_frames
 
 __all__ = [
+    "disagreement_saw",
     "Frame",
     "gradient_arrows",
     "holdings_atlas",

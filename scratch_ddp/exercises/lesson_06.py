@@ -1,0 +1,240 @@
+"""Lesson 06, when ranks must talk: `no_sync` as a context manager, and an epoch whose last window is shorter."""
+
+import contextlib
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from scratch_ddp.ddp import SimpleDistributedDataParallelism
+from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
+from scratch_ddp.exercises.trial import Trial
+from scratch_ddp.exercises.wording import difference
+
+
+def no_sync(model):
+    """Return a context manager: inside it `model.do_sync` is False, after it as it was before.
+
+    Use model.do_sync, model.disable_grad_sync() and model.enable_grad_sync(). Cost: nothing is sent.
+    """
+
+    @contextlib.contextmanager
+    def block():
+        # What comes before the caller's lines, what after? `yield` stands where they run.
+        # answer: begin
+        before = model.do_sync
+        model.disable_grad_sync()
+        try:
+            yield
+        finally:
+            if before:
+                model.enable_grad_sync()
+        # answer: end
+
+    return block()
+
+
+def _wrapped(inputs: int, device: torch.device) -> SimpleDistributedDataParallelism:
+    """A linear model in float64 whose weights are the same on every rank; the caller's random numbers stay."""
+    layer = nn.Linear(inputs, 1, dtype=torch.float64, device=device)
+    for parameter in layer.parameters():
+        nn.init.constant_(parameter, 0.5)
+    return SimpleDistributedDataParallelism(layer)
+
+
+def examine_no_sync(trial: Trial) -> None:
+    """V and C inside the block; R after it: after an exception, in another block, where it was off before."""
+    model = _wrapped(2, trial.device)
+    own = torch.full((1, 2), trial.rank + 1.0, dtype=torch.float64, device=trial.device)
+    inside = []
+
+    def after(expected: bool) -> None:
+        trial.criterion("restored", difference(model.do_sync, expected), "do_sync after the block")
+        (model.enable_grad_sync if expected else model.disable_grad_sync)()  # the next case begins as it should
+
+    def micro_batch(answer, model):
+        with answer(model):
+            inside.append(model.do_sync)
+            model(own).sum().backward()
+            model.sync_gradients()
+
+    trial.call(model, case="a micro-batch", using=micro_batch)
+    trial.value(inside, [False], "do_sync in the block")
+    trial.value(model.module.weight.grad, own, "the gradient")
+    trial.cost(calls={})
+    after(True)
+
+    def failing(answer, model):
+        with answer(model):
+            raise ZeroDivisionError
+
+    trial.call(model, case="an exception in the block", using=failing, raises="ZeroDivisionError")
+    after(True)
+
+    def nested(answer, model):
+        with answer(model):
+            with answer(model):
+                pass
+            inside.append(model.do_sync)
+
+    trial.call(model, case="a block in a block", using=nested)
+    trial.criterion("restored", difference(inside[1:], [False]), "do_sync after the inner block")
+    after(True)
+    model.disable_grad_sync()
+    trial.call(model, case="switched off before", using=micro_batch)
+    after(False)
+
+
+_SWITCH_BACK = "if before:\n                model.enable_grad_sync()"
+NO_SYNC = Exercise(
+    no_sync,
+    examine_no_sync,
+    given="import contextlib",
+    wrong=(
+        WrongAnswer(
+            "never switches back",
+            fails="restored",
+            says="Rank 0, a micro-batch: do_sync after the block is False, should be True.",
+            body="model.disable_grad_sync()\nyield",
+        ),
+        WrongAnswer(
+            "does not expect an exception",
+            fails="restored",
+            says="Rank 0, an exception in the block: do_sync after the block is False, should be True.",
+            body="before = model.do_sync\nmodel.disable_grad_sync()\nyield\nif before:\n    model.enable_grad_sync()",
+        ),
+        WrongAnswer(
+            "switches on, whatever was before",
+            fails="restored",
+            says="Rank 0, a block in a block: do_sync after the inner block is [True], should be [False].",
+            edits={_SWITCH_BACK: "model.enable_grad_sync()"},
+        ),
+        WrongAnswer(
+            "keeps the exception to itself",
+            fails="value",
+            says="Rank 0, an exception in the block: returned, should raise ZeroDivisionError.",
+            edits={"finally:\n": "except ZeroDivisionError:\n            pass\n        finally:\n"},
+        ),
+        WrongAnswer(
+            "switches off after the caller's lines",
+            fails="value",
+            says="Rank 0, a micro-batch: do_sync in the block is [True], should be [False].",
+            edits={"        model.disable_grad_sync()\n": "", "yield": "yield\n            model.disable_grad_sync()"},
+            also=("cost", "restored"),
+        ),
+        WrongAnswer(
+            "no yield",
+            fails="runs",
+            says="a micro-batch: Ranks 0, 1, 2 and 3 raised TypeError",
+            body="model.disable_grad_sync()",
+        ),
+    ),
+)
+
+
+def train_epoch(model, optimizer, batches, n):
+    """One epoch: an optimizer step after every n micro-batches, and one for those that remain at the end.
+
+    Each step takes the gradient of the mean loss over all micro-batches of its window, on all ranks. `batches` is a
+    list of (inputs, targets), all of one size, as many on every rank; the loss is mse_loss.
+    Cost: for each step one sync, which is one all-reduce a parameter.
+    """
+    # How many micro-batches does the last window have?
+    # answer: begin
+    for i, (inputs, targets) in enumerate(batches):
+        last = (i + 1) % n == 0 or i + 1 == len(batches)
+        window = min(n, len(batches) - i // n * n)
+        with contextlib.nullcontext() if last else model.no_sync():
+            loss = mse_loss(model(inputs), targets) / window
+            loss.backward()
+            model.sync_gradients()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+    # answer: end
+
+
+def examine_train_epoch(trial: Trial) -> None:
+    """V against one process that takes each window at once, over two epochs; A; C: one sync a step; R: do_sync."""
+    for micro_batches, n in ((8, 4), (10, 4), (3, 4), (5, 1)):
+        generator = torch.Generator().manual_seed(micro_batches)
+        items = torch.randn(micro_batches, trial.size, 2, 4, generator=generator, dtype=torch.float64).to(trial.device)
+        inputs, targets = items[..., :3], items[..., 3:]
+        mine = [(inputs[i, trial.rank], targets[i, trial.rank]) for i in range(micro_batches)]
+        model = _wrapped(3, trial.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        expected = _wrapped(3, trial.device).module
+        for epoch in ("", ", second epoch"):
+            case = f"{micro_batches} micro-batches, n={n}{epoch}"
+            trial.call(model, optimizer, list(mine), n, case=case)
+            _train_at_once(expected, inputs.split(n), targets.split(n))
+            trial.value(model.module.weight.detach(), expected.weight.detach(), "the weight", tolerance=1e-12)
+            trial.agreement(model.module.weight)
+            steps = -(-micro_batches // n)
+            trial.cost(calls={"all_reduce": steps * len(list(model.parameters()))})
+            trial.criterion("restored", difference(model.do_sync, True), "do_sync after the epoch")
+
+
+def _train_at_once(model: nn.Module, inputs: tuple[torch.Tensor, ...], targets: tuple[torch.Tensor, ...]) -> None:
+    """What one process does that has room for a whole window of all ranks."""
+    for window, wanted in zip(inputs, targets, strict=True):
+        loss = mse_loss(model(window), wanted)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= 0.1 * gradient
+
+
+TRAIN_EPOCH = Exercise(
+    train_epoch,
+    examine_train_epoch,
+    given="import contextlib\n\nfrom torch.nn.functional import mse_loss",
+    wrong=(
+        WrongAnswer(
+            "the remainder waits for the next epoch",
+            fails="value",
+            says="Rank 0, 10 micro-batches, n=4: the weight is",
+            edits={" or i + 1 == len(batches)": ""},
+        ),
+        WrongAnswer(
+            "divides by n in the shorter window too",
+            fails="value",
+            says="Rank 0, 10 micro-batches, n=4: the weight is",
+            edits={"/ window": "/ n"},
+        ),
+        WrongAnswer(
+            "does not divide",
+            fails="value",
+            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            edits={" / window": ""},
+        ),
+        WrongAnswer(
+            "off by one: the first window has one micro-batch",
+            fails="value",
+            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            edits={"(i + 1) % n": "i % n"},
+            also=("cost",),
+        ),
+        WrongAnswer(
+            "never leaves no_sync",
+            fails="value",
+            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            edits={"contextlib.nullcontext() if last else model.no_sync()": "model.no_sync()"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "talks after each micro-batch: right, and n times as much",
+            fails="cost",
+            says="4 ranks, 8 micro-batches, n=4: calls all_reduce 16 times, budget 4.",
+            edits={"contextlib.nullcontext() if last else model.no_sync()": "contextlib.nullcontext()"},
+        ),
+        WrongAnswer(
+            "syncs at one micro-batch, steps at another",
+            fails="value",
+            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            edits={"if last else model": "if i % n == 0 else model"},
+            also=("agreement",),
+        ),
+    ),
+)
+EXERCISES = (NO_SYNC, TRAIN_EPOCH)
