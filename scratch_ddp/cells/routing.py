@@ -28,7 +28,12 @@ class Routing:
         if lines[first].startswith("%%"):
             head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
             ours = re.match(r"%%(rank|distributed)\b", head)
-            return [head, *lines[first + 1 :]] if ours else lines
+            return [head, *_as_comments([*lines[:first], head]), *lines[first + 1 :]] if ours else lines
         if self._to_ranks() and not self._under_way and not lines[first].lstrip().startswith("%"):
             return ["%%distributed\n", *lines]
         return lines
+
+
+def _as_comments(lines: list[str]) -> list[str]:
+    """Lines that a rank does not run but counts, so that line 3 of a message is line 3 of the notebook's cell."""
+    return [line if line.startswith("#") else f"# {line.strip()}\n" for line in lines]
