@@ -8,6 +8,7 @@ from scratch_ddp.plots.disagreement import disagreement_saw
 from scratch_ddp.plots.gradients import gradient_arrows
 from scratch_ddp.plots.holdings import holdings_atlas
 from scratch_ddp.plots.messages import message_ladder
+from scratch_ddp.plots.residuals import losses_and_residuals
 from scratch_ddp.plots.rings import Frame, ring_frames
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Frame",
     "gradient_arrows",
     "holdings_atlas",
+    "losses_and_residuals",
     "message_ladder",
     "ring_frames",
     "step_curves",
