@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from scratch_ddp.benchmark.group import watched_group
 from scratch_ddp.benchmark.kernel import Kernel, wait_until_gone
 from scratch_ddp.benchmark.report import Figure, machine, markdown, spread
 from scratch_ddp.benchmark.sockets import listening_beyond_loopback
@@ -190,7 +191,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     print(f"Rank cells on {machine()}.\n", flush=True)
     figures = [first_cells(options.first_cells), round_trips(2, 0.005), round_trips(4, 0.010), *starts(options.runs)]
-    figures += [stops(options.runs), *deaths(options.runs), ends(options.runs), floods(), saved_size(), sockets()]
+    figures += [
+        stops(options.runs),
+        *deaths(options.runs),
+        ends(options.runs),
+        floods(),
+        saved_size(),
+        sockets(),
+        *watched_group(),
+    ]
     if options.lessons:
         figures.append(lessons(options.lessons))
     print(markdown(figures))
