@@ -14,9 +14,10 @@ DIGEST = 32  # bytes of a SHA-256
 
 
 def same_on_all_ranks(model):
-    """Return True on every rank if all ranks' models hold the same bits, and False on every rank if not.
+    """Return on every rank whether all ranks' models hold the same bits: True or False.
 
-    Parameters and buffers count, of any dtype. Cost: one dist.all_gather, of at most 32 bytes from each rank.
+    Parameters and buffers count, of any dtype.
+    Cost: one dist.all_gather, of at most 32 bytes from each rank.
     """
     # What can 32 bytes say of a whole model?
     # answer: begin
