@@ -14,7 +14,8 @@ COUNT = 8  # bytes of one int64
 def average_gradients(model):
     """Replace the gradient of every trainable parameter by its mean over all ranks.
 
-    Where a rank has none (`.grad` is None), it counts as zeros. Parameters with `requires_grad=False` are left alone.
+    Where a rank has none (`.grad` is None), it counts as zeros. Parameters with
+    `requires_grad=False` are left alone.
     Cost: one all-reduce for each trainable parameter, of the parameter's size.
     """
     # Which ranks have to take part in a parameter's all-reduce, and what do they bring?
@@ -30,9 +31,10 @@ def average_gradients(model):
 
 
 def average_unequal(model, items):
-    """Replace every gradient by the whole batch's. This rank's is that of the mean loss over its own `items` items.
+    """Replace every gradient by the whole batch's.
 
-    A rank with no items has no gradient (`.grad` is None), or NaN, the mean of nothing. Every parameter is trainable.
+    This rank's is that of the mean loss over its own `items` items. A rank with no items
+    has no gradient (`.grad` is None), or NaN. Every parameter is trainable.
     Cost: one all-reduce for each parameter, and one of a single number.
     """
     # Which share of the whole batch's mean is this rank's?
