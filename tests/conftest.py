@@ -1,9 +1,28 @@
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests find their helpers (`from ranks import run_ranks`)
 
 # Ranks are forked from the test process: it must not have started a pool of threads before.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def _shared_kernel():
+    from kernel import Kernel
+
+    with Kernel(cluster=4) as kernel:
+        yield kernel
+
+
+@pytest.fixture
+def four_ranks(_shared_kernel):
+    """A kernel with four ranks, shared by many tests; started anew if the test before has lost one."""
+    if _shared_kernel.run("pass").error:
+        _shared_kernel.run("%dist_reset")
+        started = _shared_kernel.run("%dist_init -n 4")
+        assert not started.error, started.traceback
+    return _shared_kernel

@@ -28,12 +28,15 @@ class Routing:
         if lines[first].startswith("%%"):
             head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
             ours = re.match(r"%%(rank|distributed)\b", head)
-            return [head, *_as_comments([*lines[:first], head]), *lines[first + 1 :]] if ours else lines
+            return [head, *_body(lines, first)] if ours else lines
         if self._to_ranks() and not self._under_way and not lines[first].lstrip().startswith("%"):
             return ["%%distributed\n", *lines]
         return lines
 
 
-def _as_comments(lines: list[str]) -> list[str]:
-    """Lines that a rank does not run but counts, so that line 3 of a message is line 3 of the notebook's cell."""
-    return [line if line.startswith("#") else f"# {line.strip()}\n" for line in lines]
+def _body(lines: list[str], head: int) -> list[str]:
+    """What a rank runs. The lines above it become comments, so that line 3 of a message is line 3 of the cell."""
+    body = lines[head + 1 :]
+    if next((line for line in body if line.strip()), "").startswith("%%"):
+        return body  # a magic of the rank's own, such as %%capture, has to stand first
+    return [line if line.startswith("#") else f"# {line.strip()}\n" for line in lines[: head + 1]] + body

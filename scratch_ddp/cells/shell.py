@@ -48,7 +48,8 @@ class RankShell(InteractiveShell):
     displayhook_class = _ValueHook
     display_pub_class = _Publisher
     failure: list[str] | None = None
-    on_failure: Callable[[], None] = staticmethod(lambda: None)  # called as soon as an exception has left the cell
+    # Called as soon as an exception has left the cell; whether the cell was stopped.
+    on_failure: Callable[[], bool] = staticmethod(lambda: False)
 
     system = InteractiveShell.system_raw  # the other way is a terminal, which ends lines with \r\n
 
@@ -63,16 +64,20 @@ class RankShell(InteractiveShell):
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Keep the traceback as text, without the frames of this package."""
-        self.on_failure()
+        stopped = self.on_failure()
         self.failure = []
         etype, value, tb = self._get_exc_info(exc_tuple)
-        if issubclass(etype, KeyboardInterrupt):
+        if stopped or issubclass(etype, KeyboardInterrupt):
             return  # the kernel says where it was; a traceback through a half-made import can take seconds
         if issubclass(etype, SystemExit):
             kwargs["exception_only"] = False  # IPython would hint at %tb
         if not issubclass(etype, SyntaxError):
             value.__traceback__ = tb = _without_own_frames(tb)
         super().showtraceback((etype, value, tb), *args, **kwargs)
+
+    def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
+        """IPython would render the traceback a second time, for a history that nobody reads in a rank."""
+        return {"ename": type(exception).__name__, "evalue": str(exception), "traceback": self.failure or []}
 
     def ask_exit(self) -> None:
         raise RuntimeError("exit() would end this rank. %dist_shutdown ends all of them.")

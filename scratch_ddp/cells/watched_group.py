@@ -79,7 +79,13 @@ class WatchedGroup(dist.ProcessGroup):
         store = dist.PrefixStore(f"generation {_generation}", self._store)
         self._inner = run_in_helper(
             lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout),
-            {"operation": "the start of a process group", "group": name, "number": 0, "given": "", "peer": ""},
+            {
+                "operation": "new_group" if dist.is_initialized() else "init_process_group",
+                "group": name,
+                "number": 0,
+                "given": "",
+                "peer": "",
+            },
         )
         # torch keeps the first backend it was given of each type, so every generation is a type of its own. Some calls
         # (functional collectives, coalesced gathers) go to this backend without passing through the methods below.

@@ -24,7 +24,7 @@ def make_interruptible() -> None:
 
 def _wait_at_store_barrier(rank: int, store: dist.Store, group_name: str, *args: Any, **kwargs: Any) -> None:
     __tracebackhide__ = True
-    call = {"operation": "the start of a process group", "group": group_name, "number": 0, "given": "", "peer": ""}
+    call = {"operation": "new_group", "group": group_name, "number": 0, "given": "", "peer": ""}
     run_in_helper(lambda: _store_barrier(rank, store, group_name, *args, **kwargs), call)
 
 

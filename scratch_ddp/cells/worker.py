@@ -145,9 +145,10 @@ class Rank:
             self.interruptible = False
             return raised
 
-    def _end_of_learners_code(self) -> None:
-        """What follows is ours: an interrupt that comes now would only hide what happened."""
+    def _end_of_learners_code(self) -> bool:
+        """What follows is ours: an interrupt that comes now would only hide what happened. Whether one has come."""
         self.interruptible = False
+        return self.interrupted_in is not None
 
     def _describe(self, error: BaseException | None) -> dict[str, Any] | None:
         if error is None:

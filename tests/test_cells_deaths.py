@@ -1,0 +1,188 @@
+"""Ranks, launchers and kernels that die: what is said, and that nothing is left behind."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from kernel import Kernel, alive, wait_until_gone
+
+FAMILY = """
+import os, subprocess, sys
+quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+children = [subprocess.Popen(["sleep", "600"], **quiet)]
+sleeper = "import subprocess; subprocess.run(['sleep', '600'])"
+children.append(subprocess.Popen([sys.executable, "-c", sleeper], **quiet))
+if {own_session}:
+    children.append(subprocess.Popen(["sleep", "600"], start_new_session=True, **quiet))
+print(*[child.pid for child in children])
+"""
+
+
+def launcher_of(kernel: Kernel) -> int:
+    found = re.search(r"launcher: process (\d+)", kernel.run("%dist_debug").text())
+    return int(found[1])
+
+
+def start_family(kernel: Kernel, own_session: bool = True) -> list[int]:
+    """Children and grandchildren that ranks have started."""
+    children = [
+        int(pid) for pid in re.findall(r"\b\d{2,}\b", kernel.run(FAMILY.format(own_session=own_session)).text())
+    ]
+    time.sleep(0.3)  # the grandchildren start
+    found = subprocess.run(["pgrep", "-P", ",".join(map(str, children))], capture_output=True, text=True).stdout.split()
+    assert len(children) >= 4 and len(found) >= 2 and all(map(alive, children))
+    return [*children, *map(int, found)]
+
+
+# A rank dies
+
+
+def test_a_rank_killed_while_idle_is_named_at_the_next_cell(four_ranks):
+    pids = four_ranks.pids()
+    os.kill(pids[2], signal.SIGKILL)
+    time.sleep(0.05)
+    result = four_ranks.run("print('never')")
+    assert "rank 2 was ended by SIGKILL (somebody ended it, or the machine ran out of memory)" in result.message
+    assert "%dist_init starts a new one" in result.message and result.seconds < 1 and not result.text()
+    assert "SIGKILL" in four_ranks.run("%dist_status").text()
+    assert "Ranks 0–3 ready" in four_ranks.run("%dist_init -n 4").text()
+    assert len(four_ranks.pids()) == 4
+    wait_until_gone(pids, 1)
+
+
+def dies_in(kernel, code, pid, number=signal.SIGKILL, after=0.5):
+    threading.Timer(after, lambda: os.kill(pid, number)).start()
+    result = kernel.run(code)
+    assert result.seconds < after + 1, f"named after {result.seconds - after:.1f} s"
+    return result.message
+
+
+def test_a_rank_killed_inside_a_collective_is_named_with_its_call_and_its_last_words(four_ranks):
+    pids = four_ranks.pids()
+    code = "if rank == 1: print('famous last words')\nif rank: dist.all_reduce(torch.ones(3))\nwhile rank == 0: pass"
+    threading.Timer(0.5, lambda: os.kill(pids[1], signal.SIGKILL)).start()
+    result = four_ranks.run(code)
+    assert (
+        "rank 1 was ended by SIGKILL" in result.message and "its last call: all_reduce of 3 × float32" in result.message
+    )
+    assert "── last output of rank 1 ──\nfamous last words" in result.traceback
+    assert result.seconds < 1.5
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import os\nif rank == 3:\n    os._exit(3)\ndist.barrier()", "rank 3 left with exit code 3"),
+        ("import os\nif rank == 0:\n    os.abort()\nimport time\ntime.sleep(30)", "rank 0 was ended by SIGABRT"),
+        (
+            "import ctypes\nif rank == 1:\n    ctypes.string_at(0)",
+            "rank 1 was ended by SIGSEGV (native code reached for memory that is not its own) in line 3 of the cell",
+        ),
+    ],
+)
+def test_other_ways_to_die(four_ranks, code, told):
+    result = four_ranks.run(code)
+    assert told in result.message and result.seconds < 3
+
+
+def test_a_rank_that_is_not_in_the_cell_is_named_too(four_ranks):
+    pids = four_ranks.pids()
+    assert "rank 3 was ended by SIGTERM" in dies_in(four_ranks, "%%rank [0]\ndist.barrier()", pids[3], signal.SIGTERM)
+
+
+def test_what_a_dead_rank_has_started_ends_with_it(four_ranks):
+    pids = four_ranks.pids()
+    family = start_family(four_ranks)
+    os.kill(pids[0], signal.SIGKILL)
+    four_ranks.run("pass")
+    four_ranks.run("%dist_init -n 4")
+    wait_until_gone([*pids, *family], 2)
+
+
+# Everything ends
+
+
+def folders(place: Path) -> list[Path]:
+    """What the ranks of kernels with this TMPDIR have there."""
+    return list(place.glob("scratch-ddp-*"))
+
+
+@contextlib.contextmanager
+def two_ranks(**options):
+    kernel = Kernel(cluster=2, **options)
+    try:
+        with kernel:
+            yield kernel
+    except RuntimeError:  # the kernel is gone already
+        pass
+
+
+def test_shutdown_reset_and_restart_leave_nothing(tmp_path):
+    with two_ranks(env={"TMPDIR": str(tmp_path)}) as kernel:
+        ended = [*kernel.pids(), *start_family(kernel)]
+        assert kernel.run("%dist_shutdown").text() == "Ranks 0–1 ended.\n"
+        wait_until_gone(ended, 2)
+        kernel.run("%dist_init -n 2")
+        ended = kernel.pids()
+        assert kernel.run("%dist_reset").text() == "Ranks 0–1 ended.\n"
+        wait_until_gone(ended, 2)
+        kernel.run("%dist_init -n 2")
+        ended = [*kernel.pids(), *start_family(kernel), launcher_of(kernel)]
+        assert folders(tmp_path)
+        kernel.restart()
+        wait_until_gone(ended, 2)
+        assert not folders(tmp_path)
+        kernel.run("%load_ext scratch_ddp")
+        assert "Ranks 0–1 ready" in kernel.run("%dist_init -n 2").text()
+        ended = [*kernel.pids(), launcher_of(kernel)]
+    wait_until_gone(ended, 2)
+    assert not folders(tmp_path)
+
+
+@pytest.mark.parametrize("busy", ["", "while True:\n    pass", "dist.recv(torch.ones(1), src=1 - rank)"])
+def test_a_killed_kernel_leaves_nothing(tmp_path, busy):
+    kernel = Kernel(cluster=2, env={"TMPDIR": str(tmp_path)}).__enter__()
+    ended = [*kernel.pids(), *start_family(kernel), launcher_of(kernel)]
+    assert folders(tmp_path)
+    if busy:
+        kernel.start(busy)
+        time.sleep(0.3)
+    kernel.kill()
+    wait_until_gone(ended, 2)
+    assert not folders(tmp_path)
+    kernel.client.stop_channels()
+    kernel.manager.cleanup_resources()
+
+
+def test_a_killed_launcher_takes_everything_with_it_and_is_started_anew(tmp_path):
+    with two_ranks(env={"TMPDIR": str(tmp_path)}) as kernel:
+        launcher = launcher_of(kernel)
+        ended = [*kernel.pids(), *start_family(kernel, own_session=False), launcher]
+        assert folders(tmp_path)
+        os.kill(launcher, signal.SIGKILL)
+        wait_until_gone(ended, 2)
+        assert not folders(tmp_path)
+        assert "ended with the process that starts ranks" in kernel.run("print('never')").message
+        assert "Ranks 0–1 ready" in kernel.run("%dist_init -n 2", timeout=90).text()
+        assert len(kernel.pids()) == 2
+
+
+def test_two_notebooks_do_not_notice_each_other(four_ranks):
+    pids = four_ranks.pids()
+    four_ranks.run("kept = rank")
+    with two_ranks() as other:
+        assert not set(other.pids()) & set(pids)
+        assert other.run("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").text() == "2.0   ← ranks 0–1\n"
+        loop = other.start("while True: pass")
+        time.sleep(0.2)
+        assert four_ranks.run("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").text() == "4.0   ← ranks 0–3\n"
+        other.interrupt()
+        assert "ranks 0–1 are in line 1" in other.finish(loop).message
+        other.run("%dist_reset")
+    assert four_ranks.pids() == pids and four_ranks.run("assert kept == rank").status == "ok"

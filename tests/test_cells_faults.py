@@ -1,0 +1,222 @@
+"""Ranks that raise, wait for each other, will not stop: what the cell says, and that the next cell works."""
+
+import re
+import threading
+
+import pytest
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+def stopped(kernel, code, after=0.5):
+    """Press Stop `after` seconds into a cell; it must end within 3 seconds of that."""
+    button = threading.Timer(after, kernel.interrupt)
+    button.start()
+    result = kernel.run(code)
+    button.join()
+    assert result.error, "the cell ended by itself"
+    assert result.seconds < after + 3, f"took {result.seconds - after:.1f} s to stop"
+    return result
+
+
+def assert_next_works(kernel):
+    result = kernel.run("ones = torch.ones(1)\ndist.all_reduce(ones)\nones.item()")
+    assert result.text() == "4.0   ← ranks 0–3\n", result.traceback or result.text()
+
+
+# Ranks that raise
+
+
+def test_each_distinct_traceback_is_shown_once_with_its_source_and_none_of_our_frames(four_ranks):
+    code = """\
+def divide(by):
+    return 1 / by
+if rank == 3:
+    raise KeyError("three")
+divide(0)
+"""
+    result = four_ranks.run(code)
+    text = plain(result.traceback)
+    assert result.error["ename"] == "RankError"
+    assert result.message == "ranks 0–2 raised ZeroDivisionError: division by zero\nrank 3 raised KeyError: 'three'"
+    assert text.count("── ranks 0–2 ──") == text.count("── rank 3 ──") == text.count("> 2     return 1 / by") == 1
+    assert "scratch_ddp" not in text and "hidden" not in text
+    assert "line 5" in text and "line 2, in divide(by)" in text
+    assert_next_works(four_ranks)
+
+
+def test_lines_are_counted_as_in_the_notebook(four_ranks):
+    text = plain(four_ranks.run("# comment\n%%rank [2]\nx = 1\n1 / 0").traceback)
+    assert "line 4" in text and "> 4 1 / 0" in text
+
+
+def test_messages_that_differ_by_rank_share_one_traceback(four_ranks):
+    result = four_ranks.run("raise ValueError(f'I am {rank}')")
+    text = plain(result.traceback)
+    assert text.count("Traceback (most recent call last)") == 1
+    for rank in range(4):
+        assert f"rank {rank}: ValueError: I am {rank}" in text
+        assert f"rank {rank} raised ValueError: I am {rank}" in result.message
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = = 1", "ranks 0–3 raised SyntaxError: invalid syntax (line 1)"),
+        ("if rank == 1:\n    import no_such_module", "rank 1 raised ModuleNotFoundError: No module named"),
+        ("import sys\nsys.exit(2)", "ranks 0–3 raised SystemExit: 2"),
+        ("exit()", "ranks 0–3 raised RuntimeError: exit() would end this rank"),
+        ("name = input('Who? ')", "ranks 0–3 raised RuntimeError: input() does not work in a rank cell"),
+        ("raise KeyboardInterrupt", "ranks 0–3 raised KeyboardInterrupt"),
+        ("%%rank [2]\nprint(undefined)", "rank 2 raised NameError: name 'undefined' is not defined"),
+        ("%%rank [2]\n%no_such_magic", "rank 2 raised UsageError"),
+        ("dist.all_reduce('no tensor')", "ranks 0–3 raised TypeError"),
+    ],
+)
+def test_mistakes_are_errors_of_the_cell(four_ranks, code, message):
+    result = four_ranks.run(code)
+    assert result.status == "error" and message in result.message
+    assert "scratch_ddp/cells" not in plain(result.traceback)
+    assert_next_works(four_ranks)
+
+
+def test_one_raises_while_the_others_wait_for_it(four_ranks):
+    four_ranks.run("kept = rank")
+    result = four_ranks.run("if rank == 2:\n    raise ValueError('no batch')\ndist.barrier()")
+    assert "rank 2 raised ValueError: no batch" in result.message
+    assert "ranks 0–1, 3 wait in barrier (line 3); rank 2 never came (raised)" in result.message
+    assert result.seconds < 8
+    assert four_ranks.run("assert kept == rank").status == "ok"
+    assert_next_works(four_ranks)
+
+
+def test_different_collectives_in_one_place_are_told_apart(four_ranks):
+    code = "if rank == 0:\n    dist.broadcast(torch.ones(2), 0)\nelse:\n    dist.all_reduce(torch.ones(2))"
+    result = four_ranks.run(code)
+    if "ended by" in result.message:  # gloo noticed first, and ends the process
+        assert "The ranks did not call the same thing" in result.message
+        return
+    assert "rank 0 called broadcast of 2 × float32" in result.message
+    assert "ranks 1–3 called all_reduce of 2 × float32" in result.message
+    assert_next_works(four_ranks)
+
+
+def test_tensors_of_different_sizes_in_one_collective(four_ranks):
+    result = four_ranks.run("dist.all_reduce(torch.ones(2 + rank // 2 * 1000))")
+    assert "2 × float32" in result.message and "1002 × float32" in result.message
+    assert "shape" in result.message
+
+
+# Stop
+
+
+WAITS = {
+    "all_reduce": ("if rank == 0:\n    dist.all_reduce(torch.ones(4))", "rank 0 waits in all_reduce (line 2)"),
+    "recv": ("if rank == 1:\n    dist.recv(torch.ones(4), src=2)", "rank 1 waits in recv from rank 2 (line 2)"),
+    "barrier": ("if rank != 2:\n    dist.barrier()", "ranks 0–1, 3 wait in barrier (line 2)"),
+    "new_group": ("if rank == 0:\n    dist.new_group([0, 1])", "rank 0 waits in new_group (line 2)"),
+    "all_gather_object": (
+        "if rank < 2:\n    dist.all_gather_object([None] * 4, rank)",
+        "ranks 0–1 wait in all_gather_object (line 2)",
+    ),
+    "functional": (
+        "if rank == 3:\n    functional.all_reduce(torch.ones(2), 'sum', dist.group.WORLD) + 0",
+        "rank 3 waits in a functional collective (line 2)",
+    ),
+    "isend": (
+        "if rank == 0:\n    dist.isend(torch.ones(10_000_000), 1).wait()",
+        "rank 0 waits in send to rank 1 (line 2)",
+    ),
+    "sub-group": (
+        "pair = dist.new_group([0, 1])\nif rank == 1:\n    dist.all_reduce(torch.ones(1), group=pair)",
+        "rank 1 waits in all_reduce (line 3)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_stop_frees_who_waits_and_keeps_the_variables(four_ranks, name):
+    code, told = WAITS[name]
+    imports = "import torch.distributed._functional_collectives as functional"
+    first = "functional.all_reduce(torch.ones(2), 'sum', dist.group.WORLD) + 0"  # imports more
+    four_ranks.run(f"{imports}\n{first if name == 'functional' else ''}\nkept = rank + 0.5")
+    message = stopped(four_ranks, code).message
+    assert told in message and "never came (finished the cell)" in message
+    assert "All variables are kept" in message
+    assert four_ranks.run("assert kept == rank + 0.5").status == "ok"
+    assert_next_works(four_ranks)
+
+
+def test_stop_inside_torchs_ddp_and_fully_shard(four_ranks):
+    prepared = four_ranks.run(
+        "from torch.distributed.fsdp import fully_shard\n"
+        "ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
+        "sharded = fully_shard(torch.nn.Linear(4, 4))\n"
+        "for model in (ddp, ddp, sharded):\n    model(torch.ones(2, 4)).sum().backward()",
+        timeout=90,
+    )
+    assert not prepared.error, prepared.traceback
+    message = stopped(four_ranks, "if rank != 3:\n    ddp(torch.ones(2, 4)).sum().backward()", after=1).message
+    assert "ranks 0–2 wait in all_reduce (line 2); rank 3 never came (finished the cell)" in message
+    assert "All variables are kept" in message
+    assert_next_works(four_ranks)
+    message = stopped(four_ranks, "if rank != 1:\n    sharded(torch.ones(2, 4))", after=1).message
+    assert re.search(r"ranks 0, 2–3 wait in all_gather\w* \(line 2\); rank 1 never came", message)
+    code = "sharded(torch.ones(2, 4)).shape, torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4)) is None"
+    again = four_ranks.run(code)
+    assert "(torch.Size([2, 4]), False)   ← ranks 0–3" in again.text(), again.traceback
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import time\ntime.sleep(60)", "while True:\n    pass", "import subprocess\nsubprocess.run(['sleep', '60'])"],
+)
+def test_stop_ends_work_that_waits_for_nobody(four_ranks, code):
+    four_ranks.run("kept = 1")
+    message = stopped(four_ranks, code).message
+    assert re.match(r"stopped: ranks 0–3 are in line [12]\.", message) and "All variables are kept" in message
+    assert four_ranks.run("assert kept").status == "ok"
+
+
+def test_ranks_that_will_not_stop_are_replaced(four_ranks):
+    four_ranks.run("kept = 1\npair = dist.new_group([0, 2])\nother = dist.new_group([0, 1])")
+    locked = "import ctypes\nif rank == 2:\n    ctypes.PyDLL(None).sleep(60)\ndist.barrier()"
+    message = stopped(four_ranks, locked).message
+    assert "ranks 0–1, 3 wait in barrier (line 4)" in message
+    assert "Rank 2 could not be freed and was replaced: its variables are gone." in message
+    assert "Process groups and meshes made before must be made again." in message
+    assert_next_works(four_ranks)
+    assert four_ranks.run("'kept' in globals()").text() == "True   ← ranks 0–1, 3\nFalse   ← rank 2\n"
+    refused = four_ranks.run("%%rank [0]\ndist.barrier(group=pair)")
+    assert "made before a rank was replaced" in refused.message
+    assert four_ranks.run("%%rank [0,1]\ndist.barrier(group=other)").status == "ok"
+    group = "trio = dist.new_group([1, 2, 3])\nif rank: dist.barrier(group=trio)\nprint('met')"
+    assert four_ranks.run(group).text() == "met   ← ranks 0–3\n"
+    swallowing = "import time\nwhile True:\n    try:\n        time.sleep(1)\n    except BaseException:\n        pass"
+    message = stopped(four_ranks, swallowing).message
+    assert "Ranks 0–3 could not be freed and were replaced: their variables are gone." in message
+    assert_next_works(four_ranks)
+
+
+def test_twenty_stops_in_a_row(four_ranks):
+    four_ranks.run("kept = rank")
+    for turn in range(20):
+        message = stopped(four_ranks, f"if rank != {turn % 4}:\n    dist.barrier()", after=0.1).message
+        assert "All variables are kept" in message
+    assert four_ranks.run("assert kept == rank").status == "ok"
+    assert_next_works(four_ranks)
+
+
+def test_a_stop_that_comes_as_the_cell_ends_hurts_nobody(four_ranks):
+    for limit in (0.048, 0.049, 0.05, 0.051, 0.052) * 3:
+        result = four_ranks.run(f"%%distributed --stop-after {limit}\nimport time\ntime.sleep(0.05)")
+        assert result.status == "ok" or result.error["ename"] == "RankInterrupt"
+    assert_next_works(four_ranks)
+
+
+def test_a_cell_with_a_time_limit_stops_itself(four_ranks):
+    result = four_ranks.run("%%rank [0] --stop-after 1\ndist.barrier()")
+    assert "rank 0 waits in barrier" in result.message and 1 < result.seconds < 4
+    assert_next_works(four_ranks)

@@ -1,0 +1,47 @@
+"""Rank cells in a saved notebook: small, nothing but what ranks said, and failing where a Python cell would."""
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+
+def executed(*sources: str, **options):
+    """A notebook with these cells after `%dist_init -n 4`, executed as Run All does. A source may be (source, tag)."""
+    notebook = nbformat.v4.new_notebook()
+    for source in ("%load_ext scratch_ddp", "%dist_init -n 4", *sources):
+        text, tags = source if isinstance(source, tuple) else (source, None)
+        notebook.cells.append(nbformat.v4.new_code_cell(text, metadata={"tags": [tags]} if tags else {}))
+    client = NotebookClient(notebook, timeout=60, kernel_name="python3", **options)
+    client.execute()
+    return notebook
+
+
+def outputs_of(cell):
+    return [(out.output_type, out.get("text") or out.get("ename")) for out in cell.outputs]
+
+
+def test_sixty_cells_are_a_small_file_with_nothing_else_in_it(tmp_path):
+    cells = ["print('rank', rank)", "total = torch.ones(2)\ndist.all_reduce(total)\ntotal", "x = 1"] * 20
+    notebook = executed(*cells)
+    path = tmp_path / "saved.ipynb"
+    nbformat.write(notebook, path)
+    assert path.stat().st_size < 60_000
+    assert {out.output_type for cell in notebook.cells for out in cell.outputs} == {"stream"}
+    assert outputs_of(notebook.cells[3]) == [("stream", "tensor([4., 4.])   ← ranks 0–3\n")]
+    assert "application/" not in path.read_text()
+
+
+def test_run_all_ends_at_a_cell_that_fails():
+    with pytest.raises(CellExecutionError, match="rank 2 raised ZeroDivisionError"):
+        executed("1 / (rank - 2)", "print('never')")
+
+
+def test_run_all_goes_on_where_failing_is_meant():
+    hanging = ("%%rank [0] --stop-after 1\ndist.barrier()", "raises-exception")
+    cells = executed(("1 / (rank - 2)", "raises-exception"), hanging, "dist.barrier()\nprint('together')").cells
+    raised, stopped = cells[2].outputs[-1], cells[3].outputs[-1]
+    assert (raised.output_type, raised.ename) == ("error", "RankError")
+    assert stopped.ename == "RankInterrupt" and "rank 0 waits in barrier" in stopped.evalue
+    assert "ranks 1–3 never came (not in this cell)" in stopped.evalue
+    assert outputs_of(cells[4]) == [("stream", "together   ← ranks 0–3\n")]

@@ -1,0 +1,196 @@
+"""The magics: their options, their mistakes, what they say, and what a stranger can reach."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kernel import Kernel
+
+
+@pytest.fixture(scope="module")
+def bare():
+    """A kernel with the extension and no ranks."""
+    with Kernel() as kernel:
+        kernel.run("%load_ext scratch_ddp")
+        yield kernel
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-n 0", "-n 0: a cluster has at least one rank. Write for example %dist_init -n 4."),
+        ("-n -1", "-n -1: a cluster has at least one rank"),
+        ("-n x", "-n x: not a number of ranks"),
+        ("-n 2.5", "-n 2.5: not a number of ranks"),
+        ("-n", "expected one argument"),
+        ("-a otherhost", "-a otherhost: the ranks of a notebook run on this machine. Leave it out."),
+        ("--bogus", "unrecognized arguments: --bogus"),
+        ("-n 2 --backend mpi", "there is no such backend"),
+        ("-n 2 --device tpu", "there is no such device"),
+    ],
+)
+def test_wrong_options_are_errors_of_the_cell(bare, line, message):
+    result = bare.run(f"%dist_init {line}")
+    assert result.status == "error" and message in result.message
+    assert "%dist_init" in result.message or "Write" in result.message or "Leave" in result.message
+    assert bare.run("%dist_status").text() == "No ranks are running.\n"
+
+
+@pytest.mark.parametrize("options", ["--gpu-ids 0", "-g 0,1", "--device cuda", "--backend nccl"])
+def test_gpus_that_are_not_there(bare, options):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has GPUs")
+    assert "GPU" in bare.run(f"%dist_init -n 2 {options}").message
+
+
+@pytest.mark.parametrize("cell", ["%sync", "%dist_shutdown", "%dist_mode -e", "%%rank [0]\n1", "%%distributed\n1"])
+def test_without_ranks_magics_say_how_to_start_them(bare, cell):
+    result = bare.run(cell)
+    assert result.status == "error" and "no ranks are running. %dist_init -n 4 starts four." in result.message
+
+
+def test_without_ranks_some_magics_are_content(bare):
+    assert bare.run("%dist_reset").text() == bare.run("%dist_status").text() == "No ranks are running.\n"
+    assert bare.run("print('in the kernel')").text() == "in the kernel\n"
+
+
+@contextlib.contextmanager
+def busy_cores():
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+FIRST = "total = torch.ones(1)\ndist.all_reduce(total)\nprint(total.item())"
+
+
+def test_first_cell_works_while_all_cores_are_busy():
+    with busy_cores(), Kernel() as kernel:
+        kernel.run("%load_ext scratch_ddp")
+        for count in (2, 4):
+            assert "ready" in kernel.run(f"%dist_init -n {count}", timeout=120).text()
+            assert kernel.run(FIRST).text() == f"{float(count)}   ← ranks 0–{count - 1}\n"
+            kernel.run("%dist_shutdown")
+
+
+def test_ranks_that_are_no_forks():
+    """As on macOS: each rank is a fresh Python, which takes longer and works the same."""
+    with Kernel(cluster=2, env={"SCRATCH_DDP_START": "spawn"}) as kernel:
+        assert kernel.run(FIRST).text() == "2.0   ← ranks 0–1\n"
+        assert "rank 1 left with exit code 3" in kernel.run("%%rank [1]\nimport os\nos._exit(3)").message
+
+
+def test_more_ranks_than_is_sensible_are_a_warning(bare):
+    count = 4 * os.cpu_count() + 1
+    started = bare.run(f"%dist_init -n {count}", timeout=120)
+    assert started.status == "ok" and "Warning:" in started.text() and "ready" in started.text()
+    assert "1.0   ← rank 0" in bare.run("%%rank [0]\nprint(1.0)").text()
+    bare.run("%dist_shutdown")
+
+
+def test_plain_gloo_on_demand(bare):
+    assert "ready" in bare.run("%dist_init -n 2 --backend gloo").text()
+    assert bare.run("dist.get_backend(), type(dist.group.WORLD).__name__").text().startswith("('gloo', 'ProcessGroup')")
+    cell = bare.start("import time\ntime.sleep(30)")
+    time.sleep(0.5)
+    bare.interrupt()
+    assert "All variables are kept" in bare.finish(cell).message
+    again = bare.run("total = torch.ones(1)\ndist.all_reduce(total)\nprint(total.item())")
+    assert "2.0   ← ranks 0–1" in again.text(), again.traceback
+    bare.run("%dist_shutdown")
+
+
+def test_magics_that_tell_and_set(four_ranks):
+    pids = four_ranks.pids()
+    status = four_ranks.run("%dist_status").text()
+    for rank, pid in enumerate(pids):
+        assert f"rank {rank}   process {pid}   cpu   ready" in status
+    assert "Plain cells run on every rank." in status
+    debug = four_ranks.run("%dist_debug").text()
+    assert "torch" in debug and "launcher: process" in debug and status in debug
+    assert four_ranks.run("%sync").outputs == []
+    for magic in ("%timeline_save x.json", "%timeline_clear", "%dist_sync_ide"):
+        result = four_ranks.run(magic)
+        assert result.status == "ok" and "Not part of these rank cells" in result.text()
+    assert "4 ranks are running already" in four_ranks.run("%dist_init -n 2").message
+
+
+def test_where_plain_cells_run(four_ranks):
+    assert "in the kernel" in four_ranks.run("%dist_mode -d").text()
+    assert "NameError" in four_ranks.run("rank").traceback
+    assert four_ranks.run("%%rank [1]\nrank").text() == "1   ← rank 1\n"
+    assert "on every rank" in four_ranks.run("%dist_mode --enable").text()
+    assert four_ranks.run("world_size").text() == "4   ← ranks 0–3\n"
+    assert "not both" in four_ranks.run("%dist_mode -e -d").message
+    assert "unrecognized arguments: -x" in four_ranks.run("%dist_mode -x").message
+
+
+@pytest.mark.parametrize(
+    ("listed", "why"),
+    [
+        *[
+            ("[9]", "there is no rank 9"),
+            ("[0,0]", "rank 0 stands twice"),
+            ("[a]", "'a'"),
+            ("", "empty"),
+            ("[0", "brackets"),
+        ],
+        *[("[0] --stop-after soon", "--stop-after soon: not a number of seconds")],
+    ],
+)
+def test_bad_rank_lists_fail_and_run_nowhere(four_ranks, listed, why):
+    result = four_ranks.run(f"%%rank {listed}\nprint('ran')")
+    assert result.status == "error" and why in result.message and "ran" not in result.text()
+
+
+def test_loading_again_keeps_the_ranks_and_the_magics(four_ranks):
+    pids = four_ranks.pids()
+    four_ranks.run("%reload_ext scratch_ddp")
+    four_ranks.run("%load_ext scratch_ddp")
+    assert "its magics stay" in four_ranks.run("%load_ext nbdistributed").text()
+    assert four_ranks.pids() == pids
+    assert four_ranks.run("%%rank[0]\n1").text() == "1   ← rank 0\n"
+
+
+def listening_addresses(pid: int) -> set[str]:
+    """The addresses, in the kernel's hexadecimal form, that a process listens on."""
+    sockets = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(file))
+        sockets |= {found[1]} if found else set()
+    addresses = set()
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in sockets and (fields[3] == "0A" or table.startswith("udp")):
+                addresses.add(fields[1].split(":")[0])
+    return addresses
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
+def test_nothing_listens_beyond_this_machine(four_ranks):
+    four_ranks.run("everyone = dist.new_group([0, 1])")
+    launcher = int(re.search(r"launcher: process (\d+)", four_ranks.run("%dist_debug").text())[1])
+    loopback = {"0100007F", "00000000000000000000000001000000"}
+    heard = [listening_addresses(pid) for pid in (*four_ranks.pids(), launcher)]
+    assert any(heard), "gloo listens somewhere: the test would find nothing otherwise"
+    assert all(addresses <= loopback for addresses in heard)
+    assert listening_addresses(launcher) == set()
+
+
+def test_nothing_is_unpickled():
+    import scratch_ddp.cells
+
+    for module in Path(scratch_ddp.cells.__file__).parent.glob("*.py"):
+        assert not re.search(r"\b(pickle|marshal|torch\.load|multiprocessing)\b", module.read_text()), module.name

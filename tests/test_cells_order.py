@@ -1,0 +1,234 @@
+"""Putting ranks' output in order, naming and placing ranks: without a kernel."""
+
+import io
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scratch_ddp.cells.output_streams import CellOutput
+from scratch_ddp.cells.placement import PlacementError, crowding, place
+from scratch_ddp.cells.presenter import Presenter, Screen
+from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_ranks
+from scratch_ddp.cells.transcript import ERR, OUT, Transcript, without_marks
+
+MARK = b"0123456789abcdef"
+
+
+class Tape(CellOutput):
+    """A rank's output whose pipes are two strings of bytes."""
+
+    def __init__(self):
+        self.pipes = {OUT: bytearray(), ERR: bytearray()}
+        super().__init__(OUT, ERR, MARK)
+
+    def write_all(self, file, data):
+        self.pipes[file] += data
+
+    def __del__(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _tape_instead_of_pipes(monkeypatch):
+    from scratch_ddp.cells import output_streams
+
+    monkeypatch.setattr(output_streams, "_write_all", lambda file, data: Tape.current.write_all(file, data))
+
+
+def record(said):
+    """What two pipes hold after a rank has said `said`: [("stdout", text), ("stderr", text), ("display", data)]."""
+    tape = Tape.current = Tape()
+    places = {}
+    for kind, what in said:
+        if kind == "display":
+            places[tape.place_display()] = {"data": {"text/html": what}, "metadata": {}}
+        else:
+            tape.write(OUT if kind == "stdout" else ERR, what.encode())
+    return tape.pipes, places
+
+
+def joined(pieces):
+    """Pieces of one stream that follow each other, as one."""
+    told = []
+    for piece in pieces:
+        if piece.text is None:
+            told.append(("display", piece.display["data"]["text/html"]))
+        elif told and told[-1][0] == piece.stream:
+            told[-1] = (piece.stream, told[-1][1] + piece.text)
+        else:
+            told.append((piece.stream, piece.text))
+    return told
+
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12)
+sayings = st.lists(st.tuples(st.sampled_from(["stdout", "stderr", "display"]), texts), max_size=8)
+
+
+@given(sayings, st.data())
+def test_any_chunking_of_the_pipes_gives_what_was_said_in_its_order(said, data):
+    pipes, places = record(said)
+    transcript = Transcript(MARK)
+    got = []
+    to_place = sorted(places)
+    left = {stream: bytes(pipe) for stream, pipe in pipes.items()}
+    while any(left.values()) or to_place:
+        choices = [stream for stream in left if left[stream]] + (["display"] if to_place else [])
+        chosen = data.draw(st.sampled_from(choices))
+        if chosen == "display":
+            place_ = to_place.pop(0)
+            transcript.place(place_, places[place_])
+        else:
+            size = data.draw(st.integers(1, len(left[chosen])))
+            transcript.read(chosen, left[chosen][:size])
+            left[chosen] = left[chosen][size:]
+        got += transcript.pieces()
+    transcript.close()
+    got += transcript.pieces()
+    expected = []
+    for kind, text in said:
+        if kind != "display" and expected and expected[-1][0] == kind:
+            expected[-1] = (kind, expected[-1][1] + text)
+        else:
+            expected.append((kind, text))
+    assert joined(got) == expected
+
+
+def test_text_shows_before_the_cell_ends():
+    pipes, _ = record([("stdout", "step 1\n")])
+    transcript = Transcript(MARK)
+    transcript.read(OUT, bytes(pipes[OUT]))
+    assert joined(transcript.pieces()) == [("stdout", "step 1\n")]
+
+
+def test_what_a_child_process_writes_to_the_other_stream_comes_in_the_same_segment():
+    transcript = Transcript(MARK)
+    transcript.read(ERR, b"child's error\n")  # past Python: no mark
+    transcript.read(OUT, b"printed\n")
+    transcript.close()
+    assert joined(transcript.pieces()) == [("stdout", "printed\n"), ("stderr", "child's error\n")]
+
+
+def test_bytes_that_are_no_text_and_marks_that_are_none_do_not_get_lost():
+    transcript = Transcript(MARK)
+    transcript.read(OUT, b"a\0b\xff c\0" + MARK[:5])
+    transcript.close()
+    assert joined(transcript.pieces()) == [("stdout", "a\0b� c\0" + MARK[:5].decode())]
+    assert without_marks(b"a\0b\0" + MARK + b" 7 2\0c", MARK) == "a\0bc"
+
+
+def present(monkeypatch, *ranks):
+    """The text on the screen after ranks have said their parts ((rank, text), … or (rank, None) for its end)."""
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    presenter = Presenter(sorted({rank for rank, _ in ranks}), MARK, Screen(transient=False))
+    seen = []
+    for rank, text in ranks:
+        if text is None:
+            presenter.close(rank)
+        else:
+            presenter.transcripts[rank].read(OUT, text.encode())
+        presenter.update()
+        seen.append(out.getvalue())
+    presenter.finish()
+    return out.getvalue(), seen
+
+
+def test_equal_ranks_become_one_block_in_any_order_of_arrival(monkeypatch):
+    one, _ = present(monkeypatch, (0, "x\n"), (1, "x"), (0, None), (1, "\n"), (1, None))
+    other, _ = present(monkeypatch, (1, "x\n"), (1, None), (0, "x\n"), (0, None))
+    assert one == other == "x   ← ranks 0–1\n"
+
+
+def test_the_lowest_rank_is_live_and_the_others_wait_for_their_turn(monkeypatch):
+    text, seen = present(monkeypatch, (1, "b\n"), (0, "a1\n"), (0, "a2\n"), (1, None), (0, None))
+    assert seen[0] == "" and "a1" in seen[1] and "b" not in seen[3]
+    assert text == "a1\na2\n↑ rank 0\nb   ← rank 1\n"
+
+
+def test_blocks_of_equal_ranks_need_not_be_neighbours(monkeypatch):
+    text, _ = present(monkeypatch, (0, "x\n"), (1, "y\n"), (2, "x\n"), (0, None), (1, None), (2, None))
+    assert text == "x   ← ranks 0, 2\ny   ← rank 1\n"
+
+
+def test_a_passing_line_is_taken_away_by_backspaces_and_never_shown_to_nobody(monkeypatch):
+    for transient, expected in ((True, " wait" + "\b" * 5 + "done\n"), (False, "done\n")):
+        out = io.StringIO()
+        monkeypatch.setattr(sys, "stdout", out)
+        screen = Screen(transient)
+        screen.pass_by(" wait")
+        screen.note("done")
+        assert out.getvalue() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("[0]", [0]), ("0", [0]), (" [ 2 , 0 ] ", [0, 2]), ("[0-2]", [0, 1, 2]), ("[0–1,3]", [0, 1, 3]), ("1,2", [1, 2])],
+)
+def test_rank_lists(text, ranks):
+    assert parse_ranks(text, 4) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        *[("", "empty"), ("[]", "empty"), ("[9]", "no rank 9"), ("[0,0]", "rank 0 stands twice"), ("[a]", "'a'")],
+        *[("[2-0]", "backwards"), ("[0", "unbalanced"), ("[0-1,1]", "rank 1 stands twice"), ("[-1]", "'-1'")],
+    ],
+)
+def test_rank_lists_that_can_not_be_meant(text, why):
+    with pytest.raises(RankListError, match=why) as raised:
+        parse_ranks(text, 4)
+    assert "Write %%rank [0]" in str(raised.value) and "4 ranks, 0 to 3" in str(raised.value)
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_names_of_ranks_can_be_read_back(ranks):
+    name = name_ranks(ranks)
+    assert parse_ranks(name.split(" ", 1)[1], 41) == sorted(ranks)
+    assert name.startswith("rank " if len(ranks) == 1 else "ranks ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "backend", "gpus", "why"),
+    [
+        ((2, 0, None, None, None), "watched", [None, None], "on the CPU (there is no GPU here), over gloo"),
+        ((2, 4, None, "cpu", None), "watched", [None, None], "on the CPU (--device cpu), over gloo"),
+        ((2, 4, None, None, None), "nccl", [0, 1], "rank 0 on GPU 0, rank 1 on GPU 1, over nccl"),
+        ((2, 4, "3,1", None, None), "nccl", [3, 1], "rank 0 on GPU 3, rank 1 on GPU 1, over nccl"),
+        ((2, 4, None, None, "gloo"), "gloo", [0, 1], "rank 0 on GPU 0, rank 1 on GPU 1, over gloo"),
+        ((3, 2, None, None, None), "watched", [0, 1, 0], "2 GPU(s) shared in turn by 3 ranks"),
+        ((1, 0, None, None, "gloo"), "gloo", [None], "over gloo"),
+    ],
+)
+def test_placement(arguments, backend, gpus, why):
+    placement = place(*arguments)
+    assert (placement.backend, placement.gpus) == (backend, gpus)
+    assert why in placement.why
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((2, 0, "0", None, None), "--gpu-ids 0: torch finds no GPU"),
+        ((2, 2, "0,5", None, None), "there is no GPU 5. This machine has 2"),
+        ((2, 2, "0,x", None, None), "not a list of numbers"),
+        ((2, 2, "0,0", None, None), "a GPU stands twice"),
+        ((2, 2, "0", "cpu", None), "contradict each other"),
+        ((2, 0, None, "cuda", None), "torch finds no GPU here"),
+        ((2, 0, None, None, "nccl"), "needs a GPU for each rank"),
+        ((3, 2, None, None, "nccl"), "NCCL refuses two ranks on one GPU"),
+        ((2, 0, None, None, "mpi"), "no such backend"),
+        ((2, 0, None, "tpu", None), "no such device"),
+    ],
+)
+def test_placements_that_can_not_be(arguments, why):
+    with pytest.raises(PlacementError) as raised:
+        place(*arguments)
+    assert why in str(raised.value)
+
+
+def test_too_many_ranks_are_a_warning_with_the_reason():
+    assert crowding(1) is None
+    assert "share" in crowding(10_000) or "GiB" in crowding(10_000)

@@ -1,0 +1,236 @@
+"""What ranks say, as it arrives in the notebook: complete, in one order, once where all say the same, and labelled."""
+
+import re
+import time
+
+import pytest
+from kernel import Result
+
+TO_ONE_RANK = "%%rank [1]\n"
+
+
+def shown(result: Result) -> list[tuple[str, str]]:
+    """The outputs with pieces of one stream joined, as a saved notebook has them."""
+    told: list[tuple[str, str]] = []
+    for out in result.outputs:
+        if out["type"] == "stream" and told and told[-1][0] == out["name"]:
+            told[-1] = (out["name"], told[-1][1] + out["text"])
+        elif out["type"] == "stream":
+            told.append((out["name"], out["text"]))
+        else:
+            told.append((out["type"], out.get("data", {}).get("text/html", out["type"])))
+    return told
+
+
+def say(kernel, code, **options) -> str:
+    result = kernel.run(code, **options)
+    assert not result.error, result.traceback
+    return result.text()
+
+
+EVERY_WAY = """
+import ctypes, os, random, subprocess, sys, time
+from IPython.display import HTML, display
+def pause(): time.sleep(random.random() * 0.02)
+print("one"); pause()
+print("to stderr", file=sys.stderr); pause()
+os.system("echo by a shell"); pause()
+subprocess.run(["sh", "-c", "echo child; echo child to stderr >&2"]); pause()
+display(HTML(f"<b>{rank // 2}</b>")); pause()
+ctypes.CDLL(None).printf(b"from C\\n"); pause()
+print("rank", rank // 2, end="")
+"""
+
+
+def test_twenty_runs_give_one_text(four_ranks):
+    texts = [shown(four_ranks.run(EVERY_WAY)) for _ in range(20)]
+    assert texts[0] == [
+        *[("stdout", "one\n"), ("stderr", "to stderr\nchild to stderr\n"), ("stdout", "by a shell\nchild\n")],
+        *[("display_data", "<b>0</b>"), ("stdout", "from C\nrank 0\n↑ ranks 0–1\none\n")],
+        *[("stderr", "to stderr\nchild to stderr\n"), ("stdout", "by a shell\nchild\n")],
+        *[("display_data", "<b>1</b>"), ("stdout", "from C\nrank 1\n↑ ranks 2–3\n")],
+    ]
+    assert all(text == texts[0] for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("print('same')", "same   ← ranks 0–3\n"),
+        ("print(rank)", "0   ← rank 0\n1   ← rank 1\n2   ← rank 2\n3   ← rank 3\n"),
+        ("print(rank % 2)", "0   ← ranks 0, 2\n1   ← ranks 1, 3\n"),
+        ("if rank == 2: print('only me')", "only me   ← rank 2\n"),
+        ("pass", ""),
+        ("rank * 0", "0   ← ranks 0–3\n"),
+        ("rank;", ""),
+        ("'text'", "'text'   ← ranks 0–3\n"),
+        ("None", ""),
+        ("%%rank [0,3]\nrank", "0   ← rank 0\n3   ← rank 3\n"),
+        ("%%rank[1-2]\nprint('x')", "x   ← ranks 1–2\n"),
+        ("# a comment\n\n%%rank [1]\nprint(rank)", "1   ← rank 1\n"),
+        ("%%distributed\nprint('x')", "x   ← ranks 0–3\n"),
+    ],
+)
+def test_blocks_and_labels(four_ranks, code, text):
+    assert say(four_ranks, code) == text
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("print('  blanks')", "  blanks   ← rank 1\n"),
+        ("print('{}')\nprint({})", "{}\n{}\n↑ rank 1\n"),
+        ("print('a', 'b')", "a b   ← rank 1\n"),
+        ("print('cell_id: 7')", "cell_id: 7   ← rank 1\n"),
+        ("print('no end', end='')", "no end   ← rank 1\n"),
+        ("print()\nprint('after an empty line')", "\nafter an empty line\n↑ rank 1\n"),
+        ("print('é→🎉' * 3)", "é→🎉é→🎉é→🎉   ← rank 1\n"),
+        ("import os\nfor b in 'é→🎉\\n'.encode(): _ = os.write(1, bytes([b]))", "é→🎉   ← rank 1\n"),
+        ("import sys\n_ = sys.stdout.write('by hand\\n')", "by hand   ← rank 1\n"),
+        ("!echo by shell", "by shell   ← rank 1\n"),
+        ("lines = !echo captured\nprint(lines[0])", "captured   ← rank 1\n"),
+        ("import asyncio\nawait asyncio.sleep(0.01)\nprint('waited')", "waited   ← rank 1\n"),
+        ("for i in range(2): display(i)", "0\n1\n↑ rank 1\n"),
+        ("%%capture held\nprint('x')", ""),
+        (
+            "def twice(x):\n    return 2 * x\nimport inspect\nprint(inspect.getsource(twice))",
+            "def twice(x):\n    return 2 * x\n\n↑ rank 1\n",
+        ),
+        (
+            "class Point: pass\nimport pickle\nprint(type(pickle.loads(pickle.dumps(Point()))) is Point)",
+            "True   ← rank 1\n",
+        ),
+        (
+            "from torch.utils.data import DataLoader\n"
+            "print(sum(int(b.sum()) for b in DataLoader(list(range(8)), batch_size=2, num_workers=2)))",
+            "28   ← rank 1\n",
+        ),
+    ],
+)
+def test_nothing_is_lost_or_bent(four_ranks, code, text):
+    assert say(four_ranks, TO_ONE_RANK + code) == text
+
+
+def test_what_goes_to_stderr_arrives_there(four_ranks):
+    code = """
+import logging, sys, warnings
+warnings.warn("careful")
+logging.getLogger("mine").warning("logged")
+from tqdm import tqdm
+for _ in tqdm(range(3), desc="steps"): pass
+"""
+    errors = four_ranks.run(TO_ONE_RANK + code).text("stderr")
+    assert "UserWarning: careful" in errors and "logged" in errors
+    assert re.search(r"\rsteps: 100%.* 3/3 ", errors)
+
+
+def test_ten_megabytes_arrive_from_one_rank(four_ranks):
+    by_python = four_ranks.run("import sys\nif rank == 3: sys.stdout.write('x' * 10_000_000)")
+    assert by_python.text().count("x") == 10_000_000
+    past_python = "import os\nif rank == 0:\n    for _ in range(10_000): os.write(2, b'y' * 1000)"
+    assert four_ranks.run(past_python).text("stderr").count("y") == 10_000_000
+
+
+def test_figures_tables_and_html_are_shown_and_labelled(four_ranks):
+    figures = four_ranks.run("import matplotlib.pyplot as plt\nplt.plot([0, rank])\nplt.show()", timeout=90)
+    assert ["image/png" in data for data in figures.data()] == [True] * 4
+    assert figures.text() == "".join(f"↑ rank {rank}\n" for rank in range(4))
+    at_the_end = four_ranks.run("plt.plot([0, 1]);")
+    assert len(at_the_end.data()) == 1 and at_the_end.text() == "↑ ranks 0–3\n"
+    table = four_ranks.run("import pandas as pd\npd.DataFrame({'column': [rank // 2]})", timeout=90)
+    assert ["<td>0</td>" in data["text/html"] for data in table.data()] == [True, False]
+    assert table.text() == "↑ ranks 0–1\n↑ ranks 2–3\n"
+
+
+def test_the_lowest_ranks_output_appears_while_the_cell_runs(four_ranks):
+    message = four_ranks.start("import time\nprint('begun', flush=True)\ntime.sleep(1.5)\nprint('ended')")
+    began = time.monotonic()
+    while True:
+        arrived = four_ranks.client.get_iopub_msg(timeout=5)
+        if arrived["msg_type"] == "stream" and arrived["parent_header"]["msg_id"] == message:
+            break
+    assert "begun" in arrived["content"]["text"] and time.monotonic() - began < 1.2
+    four_ranks.finish(message)
+
+
+def applied(text: str) -> str:
+    """What is left of a text after its backspaces."""
+    kept: list[str] = []
+    for letter in text:
+        kept.pop() if letter == "\b" else kept.append(letter)
+    return "".join(kept)
+
+
+def test_only_who_looks_on_is_told_that_it_takes_a_while(four_ranks):
+    code = "import time\nprint('a')\ntime.sleep(6 if rank == 3 else 0)"
+    watched = four_ranks.run(code, looked_on=True).text()
+    assert "rank 3 is in line 3" in watched
+    assert applied(watched) == "a   ← ranks 0–3\n"
+
+
+def test_a_cell_that_replaces_stdout_spoils_its_own_output_only(four_ranks):
+    replaced = four_ranks.run("import io, sys\nsys.stdout = io.StringIO()\nprint('swallowed')")
+    assert "sys.stdout had been replaced" in replaced.text("stderr")
+    assert say(four_ranks, "print('heard')") == "heard   ← ranks 0–3\n"
+    assert say(four_ranks, "import sys\nsys.stdout.close()\nprint('open')").startswith("open")
+
+
+def test_late_output_says_whose_it_is(four_ranks):
+    late = """
+import threading, time
+def speak():
+    time.sleep(0.4)
+    print("from a thread")
+    display(HTML("<i>figure</i>"))
+from IPython.display import HTML
+threading.Thread(target=speak).start()
+"""
+    say(four_ranks, late)
+    text = say(four_ranks, "import time\ntime.sleep(0.8)\nprint('the next cell')")
+    label = re.search(r"\(late output of ranks 0–3 from cell \[(\d+)\]\)\nfrom a thread\n<text/plain, text/html>", text)
+    assert label and text.startswith("the next cell   ← ranks 0–3\n")
+    os_level = "import subprocess\n_ = subprocess.Popen(['sh', '-c', 'sleep 0.3; echo from a child'])"
+    say(four_ranks, TO_ONE_RANK + os_level)
+    time.sleep(0.6)
+    text = say(four_ranks, "print('another')")
+    assert "(late output of rank 1 from cell [" in text and "from a child" in text
+
+
+def test_forked_children_speak_and_are_no_ranks(four_ranks):
+    code = """
+import os, sys
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+print("child" if child == 0 else "parent")
+print("child's error" if child == 0 else "", file=sys.stderr, end="")
+"""
+    result = four_ranks.run(TO_ONE_RANK + code)
+    assert result.text().split("\n")[:2] == ["child", "parent"] and "child's error" in result.text("stderr")
+    code = "import os\nif (child := os.fork()) == 0: raise ValueError('in the child')\nos.waitpid(child, 0)[1]"
+    raises = four_ranks.run(TO_ONE_RANK + code)
+    assert "256" in raises.text() and "ValueError: in the child" in re.sub(r"\x1b\[[\d;]*m", "", raises.text("stderr"))
+    code = """
+import multiprocessing
+def work(q):
+    print("in a worker")
+    display("shown by a worker")
+    q.put(7)
+q = multiprocessing.get_context("fork").Queue()
+p = multiprocessing.get_context("fork").Process(target=work, args=(q,))
+p.start(); print(q.get()); p.join()
+"""
+    text = say(four_ranks, TO_ONE_RANK + code)
+    assert "in a worker" in text and "shown by a worker" in text and "7" in text
+    assert say(four_ranks, "print('alive')") == "alive   ← ranks 0–3\n"
+
+
+def test_variables_are_each_ranks_own_and_last(four_ranks):
+    say(four_ranks, "mine = rank * 10")
+    say(four_ranks, "%%rank [2]\nmine += 1")
+    assert re.findall(r"(\d+) cpu (\d)", say(four_ranks, "print(mine, device, world_size)")) == [
+        *[("0", "4"), ("10", "4"), ("21", "4"), ("30", "4")]
+    ]
+    assert say(four_ranks, "from scratch_ddp.mesh import get\nprint(get('ws'), get('rank') == rank, gpu_id)") == (
+        "4 True None   ← ranks 0–3\n"
+    )
