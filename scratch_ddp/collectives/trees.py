@@ -54,7 +54,7 @@ def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None =
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     root = dist.get_group_rank(group or dist.group.WORLD, dst)
-    # The broadcast's tree, read backwards. What may a rank on the way write into?
+    # In each round half of those that hold a sum send it on and are done. What may the others write into?
     # answer: begin
     place = (rank - root) % n  # dst stands at place 0
     total = tensor

@@ -10,22 +10,26 @@ from scratch_ddp.plots.colors import QUIET, SUM_COLOR, rank_color
 from scratch_ddp.traffic import Message
 
 
-def message_ladder(panels: dict[str, Sequence[Message]], n: int, source: int | None = None) -> Figure:
+def message_ladder(
+    panels: dict[str, Sequence[Message]], n: int, source: int | None = None, parts: dict[str, int] | None = None
+) -> Figure:
     """A panel for each title: a line for each of the n ranks, time from left to right, an arrow for each message.
 
     The messages are those of `Totals.log`, which say in which round each was through. With `source`, a rank's line is
     thick from the round on in which it has what the source had. Arrows have the colour of the rank that sends.
+    `parts` names what the rounds belong to, in order: {name: number of rounds}; a line stands between two parts.
     """
     depths = [max((message.round for message in log), default=1) for log in panels.values()]
     figure, axes = plt.subplots(
         1,
         len(panels),
-        figsize=(min(10, 1.0 * sum(depths) + 0.9 * len(panels)), 0.38 * n + 0.75),
+        figsize=(min(10, 1.0 * sum(depths) + 0.9 * len(panels)), 0.38 * n + (0.95 if parts else 0.75)),
         width_ratios=[depth + 0.5 for depth in depths],
         squeeze=False,
     )
     for panel, (title, log), depth in zip(axes.flat, panels.items(), depths, strict=True):
         _draw_ladder(panel, log, n, depth, source)
+        _draw_parts(panel, parts or {})
         panel.set_title(title, fontsize=10, loc="left")
     figure.tight_layout(w_pad=2.5)
     return figure
@@ -48,6 +52,17 @@ def _draw_ladder(panel: Axes, log: Sequence[Message], n: int, depth: int, source
     panel.spines[:].set_visible(False)
     for at in range(1, depth):
         panel.axvline(at + 0.04, color=QUIET, lw=0.7, ls=":", zorder=0)
+
+
+def _draw_parts(panel: Axes, parts: dict[str, int]) -> None:
+    begins, middles = 0, []
+    for rounds in parts.values():
+        if begins:
+            panel.axvline(begins + 0.04, color=SUM_COLOR, lw=1.5)
+        middles.append(begins + rounds / 2)
+        begins += rounds
+    panel.set_xticks(middles, list(parts), minor=True, fontsize=10, weight="bold")
+    panel.tick_params(which="minor", length=0, pad=20)
 
 
 def _informed(log: Sequence[Message], source: int | None) -> dict[int, int]:

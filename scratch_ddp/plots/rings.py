@@ -60,8 +60,11 @@ def _draw_step(panel: Axes, frames: Sequence[Frame], named: bool) -> None:
     for rank, frame in enumerate(frames):
         for chunk, value in enumerate(frame.held):
             _draw_chunk(panel, chunk, rank, _contributors(value), n)
-        for chunk in frame.arrived:
-            _draw_box(panel, chunk, rank, fill=False, edgecolor=SENT_COLOR, lw=2, zorder=3)
+        # If all chunks came, one frame around the row.
+        came = [(0, n)] if len(frame.arrived) == n else [(chunk, 1) for chunk in frame.arrived]
+        for x, width in came:
+            style = {"fill": False, "edgecolor": SENT_COLOR, "lw": 1.5, "zorder": 3, "clip_on": False}
+            panel.add_patch(Rectangle((x + 0.03, rank + 0.03), width - 0.06, 0.94, **style))
     panel.set_xlim(0, n)
     panel.set_ylim(n, 0)
     ranks = [f"rank {rank}" for rank in range(n)] if named else []
