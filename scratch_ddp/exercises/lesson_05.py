@@ -32,7 +32,7 @@ def token_mean(losses, counts):
 
     `losses` (float, this rank's rows × tokens) carry a graph; `counts` (bool, same shape) is False at padding, where a
     loss means nothing. The mean of the parts over the ranks is the mean over all tokens of all ranks, and a rank's part
-    depends on its own tokens alone. It may have none. Cost: one all-reduce of a single number.
+    depends on its own tokens alone. A rank may have no tokens. Cost: one all-reduce of a single number.
     """
     n = dist.get_world_size()
     # sync_gradients will divide by n. What should it have divided by?
