@@ -15,7 +15,8 @@ from scratch_ddp.exercises.wording import difference
 def no_sync(model):
     """Return a context manager: inside it `model.do_sync` is False, after it as it was before.
 
-    Use model.do_sync, model.disable_grad_sync() and model.enable_grad_sync(). Cost: nothing is sent.
+    Use model.do_sync, model.disable_grad_sync() and model.enable_grad_sync().
+    Cost: nothing is sent.
     """
 
     @contextlib.contextmanager
@@ -133,10 +134,11 @@ NO_SYNC = Exercise(
 
 
 def train_epoch(model, optimizer, batches, n):
-    """One epoch: an optimizer step after every n micro-batches, and one for those that remain at the end.
+    """One epoch: a step after every n micro-batches, and one for those that remain at the end.
 
-    Each step takes the gradient of the mean loss over all micro-batches of its window, on all ranks. `batches` is a
-    list of (inputs, targets), all of one size, as many on every rank; the loss is mse_loss.
+    Each step takes the gradient of the mean loss over all micro-batches of its window, on all
+    ranks. `model` is a SimpleDistributedDataParallelism. `batches` is a list of (inputs, targets),
+    all of one size, as many on every rank; the loss is mse_loss.
     Cost: for each step one sync, which is one all-reduce a parameter.
     """
     # How many micro-batches does the last window have?
