@@ -1,11 +1,11 @@
 """What a process group must carry: each function runs on every rank of a default group and returns what it got."""
 
-import tempfile
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 F32 = torch.float32
 
@@ -13,15 +13,6 @@ F32 = torch.float32
 def numbers(count: int, shift: int = 0) -> torch.Tensor:
     """Different on every rank, and the same on every run."""
     return torch.arange(count, dtype=F32) * (dist.get_rank() + 1) + shift
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
-
-
-def batch() -> torch.Tensor:
-    return torch.linspace(-1, 1, 8).view(2, 4) * (dist.get_rank() + 1)
 
 
 def collectives():
@@ -182,132 +173,17 @@ def differentiable():
     return value.grad
 
 
-def torch_ddp():
-    model = nn.parallel.DistributedDataParallel(net(), bucket_cap_mb=0.0001)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with model.no_sync():
-        model(batch()).sum().backward()
-    for _ in range(2):
-        model(batch()).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def fsdp2():
-    from torch.distributed.fsdp import fully_shard
-
-    model = net()
-    for layer in (model[0], model[2], model):
-        fully_shard(layer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    for _ in range(2):
-        model(batch()).square().sum().backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return [parameter.full_tensor().detach() for parameter in model.parameters()], norm.full_tensor()
-
-
-def dtensor():
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-
-    mesh = dist.init_device_mesh("cpu", (4,))
-    whole = torch.arange(16.0).view(8, 2)
-    sharded = distribute_tensor(whole, mesh, [Shard(0)])
-    partial = DTensor.from_local(torch.ones(4, 2), mesh, [Partial()])
-    product = (sharded @ sharded.T.redistribute(mesh, [Replicate()])).full_tensor()
-    return [
-        sharded.redistribute(mesh, [Replicate()]).to_local(),
-        distribute_tensor(torch.arange(32.0).view(4, 8), mesh, [Shard(0)]).redistribute(mesh, [Shard(1)]).to_local(),
-        partial.redistribute(mesh, [Shard(0)]).to_local(),
-        partial.full_tensor(),
-        product,
-    ]
-
-
-def tensor_parallel():
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    mesh = dist.init_device_mesh("cpu", (4,))
-    model = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    out = model(torch.ones(2, 4))
-    out.sum().backward()
-    return out.detach(), model[0].weight.grad.full_tensor()
-
-
-def pipeline():
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-
-    rank, world = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(rank)
-    layer = nn.Linear(4, 4)
-    stage = PipelineStage(layer, rank, world, torch.device("cpu"))
-    got = []
-    for kind in (ScheduleGPipe, Schedule1F1B):
-        schedule = kind(stage, 4, loss_fn=lambda out, target: (out - target).square().mean())
-        losses: list = []
-        if rank == 0:
-            schedule.step(torch.ones(8, 4))
-        elif rank == world - 1:
-            schedule.step(target=torch.ones(8, 4), losses=losses)
-        else:
-            schedule.step()
-        got.append([loss.detach() for loss in losses])
-    return got, layer.weight.grad
-
-
-def checkpointing():
-    import torch.distributed.checkpoint as checkpoint
-    from torch.distributed.fsdp import fully_shard
-
-    place = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(place, src=0)
-    model = net()
-    fully_shard(model)
-    state = model.state_dict()
-    checkpoint.save({"model": state}, checkpoint_id=place[0])
-    other = net()
-    nn.init.zeros_(other[0].weight)
-    fully_shard(other)
-    loaded = {"model": other.state_dict()}
-    checkpoint.load(loaded, checkpoint_id=place[0])
-    return loaded["model"]["0.weight"].full_tensor()
-
-
-def zero_redundancy():
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model = net()
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.consolidate_state_dict()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def uneven_join():
-    from torch.distributed.algorithms import Join
-
-    model = nn.parallel.DistributedDataParallel(net())
-    with Join([model]):
-        for _ in range(1 + dist.get_rank()):
-            model(batch()).sum().backward()
-    return model.module[0].weight.grad
-
-
-CASES = [
+COLLECTIVES = [
     *(collectives, scattering, asynchronous, sub_groups, plain_gloo_sub_group, meshes, point_to_point, objects),
-    *(coalesced, functional, differentiable, torch_ddp, fsdp2, dtensor, tensor_parallel, pipeline, checkpointing),
-    *(zero_redundancy, uneven_join),
+    *(coalesced, functional, differentiable),
 ]
 
 
-def run_all() -> dict:
-    """Every case; an entry is what it returned, or the error that it raised."""
+def run_cases(cases: list[Callable[[], Any]]) -> dict[str, Any]:
+    """{name of the case: what it returned, or the error that it raised as text}"""
     warnings.simplefilter("ignore")
     results = {}
-    for case in CASES:
+    for case in cases:
         try:
             results[case.__name__] = case()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The process group of rank cells: everything that plain gloo carries, and renewal after what never ended."""
+"""The process group of rank cells carries everything that plain gloo carries, with the same values and errors."""
 
 import datetime
 import os
@@ -8,10 +8,13 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from group_cases import CASES, run_all
+from group_cases import COLLECTIVES, run_cases
+from group_users import USERS
 from ranks import RankFailed, run_ranks
 
 from scratch_ddp.cells import watched_group, watched_work
+
+CASES = [*COLLECTIVES, *USERS]
 
 
 def on_watched_ranks(world_size, function, *args, timeout=30):
@@ -21,7 +24,8 @@ def on_watched_ranks(world_size, function, *args, timeout=30):
 @pytest.fixture(scope="module")
 def both():
     """{backend: [what rank 0 got in each case, rank 1, …]}"""
-    return {backend: run_ranks(4, run_all, backend=backend, timeout=100) for backend in ("gloo", watched_group.BACKEND)}
+    backends = ("gloo", watched_group.BACKEND)
+    return {backend: run_ranks(4, run_cases, CASES, backend=backend, timeout=100) for backend in backends}
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in CASES])
@@ -46,108 +50,6 @@ def test_is_watched_in_every_kind_of_group():
         return [type(group).__name__ for group in groups], dist.get_backend()
 
     assert on_watched_ranks(2, kinds) == [(["WatchedGroup"] * 4, "watched")] * 2
-
-
-def _ones_everywhere(*groups):
-    sums = []
-    for group in groups:
-        tensor = torch.ones(3)
-        dist.all_reduce(tensor, group=group)
-        sums.append(tensor[0].item())
-    return sums
-
-
-def test_renewal_frees_the_default_group_and_every_other():
-    """Rank 0 starts what nobody answers, in three groups; after renewal the very same groups and the mesh work."""
-
-    def abandoned():
-        rank = dist.get_rank()
-        both, pair = dist.new_group([0, 1, 2]), dist.new_group([0, 1])
-        mesh = dist.init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))
-        groups = [dist.group.WORLD, both, mesh.get_group()]
-        assert _ones_everywhere(*groups) == [3, 3, 3]
-        if rank == 0:
-            stuck = [dist.all_reduce(torch.ones(2), group=group, async_op=True) for group in groups]
-            stuck += [dist.irecv(torch.ones(2), src=1, group=group) for group in (None, pair)]
-            time.sleep(0.1)
-            assert not any(work.is_completed() for work in stuck)
-        assert watched_group.renew_groups(timeout=10) == []
-        sums = _ones_everywhere(*groups)
-        if rank < 2:
-            sums += _ones_everywhere(pair)
-        return sums, _ones_everywhere(mesh.get_group()), dist.get_rank(both)
-
-    assert on_watched_ranks(3, abandoned) == [
-        ([3, 3, 3, 2], [3], 0),
-        ([3, 3, 3, 2], [3], 1),
-        ([3, 3, 3], [3], 2),
-    ]
-
-
-def test_renewed_groups_serve_functional_collectives_and_a_wrapped_model():
-    """Both reach gloo on ways of their own, past the methods of the group."""
-
-    def after_renewal():
-        import torch.distributed._functional_collectives as functional
-        from torch.distributed.fsdp import fully_shard
-
-        torch.manual_seed(0)
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-        sharded = fully_shard(torch.nn.Linear(4, 4))
-        results = []
-        for _ in range(3):
-            model.zero_grad()
-            model(torch.ones(1, 2) * dist.get_rank()).sum().backward()
-            sharded(torch.ones(1, 4)).sum().backward()
-            gathered = functional.all_gather_tensor(torch.ones(1) * dist.get_rank(), 0, dist.group.WORLD) + 0
-            results.append((model.module.weight.grad[0, 0].item(), gathered.tolist()))
-            if dist.get_rank() == 0:
-                dist.all_reduce(torch.ones(1), async_op=True)
-            watched_group.renew_groups(timeout=10)
-        return results
-
-    assert on_watched_ranks(2, after_renewal) == [[(0.5, [0, 1])] * 3] * 2
-
-
-def test_thirty_renewals():
-    def renew_often():
-        group = dist.new_group([0, 1])
-        sums = []
-        for round_ in range(30):
-            if round_ % 3 == 0 and dist.get_rank() == 0:
-                dist.all_reduce(torch.ones(1), group=group, async_op=True)
-            watched_group.renew_groups(timeout=10)
-            sums += _ones_everywhere(dist.group.WORLD, group)
-        return set(sums), threading.active_count()
-
-    for sums, threads in on_watched_ranks(2, renew_often):
-        assert sums == {2}
-        assert threads < 20  # the helpers that are stuck, and a few more
-
-
-def test_a_group_that_one_rank_has_lost_refuses_clearly():
-    def lose_it():
-        group = dist.new_group([0, 1])
-        if dist.get_rank() == 1:
-            group.retire()  # as if rank 1 had been replaced and had never known it
-        retired = watched_group.renew_groups(timeout=10)
-        assert _ones_everywhere(dist.group.WORLD) == [2]
-        with pytest.raises(RuntimeError, match="made before a rank was replaced.*make the group"):
-            dist.all_reduce(torch.ones(1), group=group)
-        return len(retired)
-
-    assert on_watched_ranks(2, lose_it) == [1, 0]
-
-
-def test_renewal_names_the_ranks_that_did_not_come():
-    def alone():
-        if dist.get_rank() == 1:
-            time.sleep(2)
-            return None
-        with pytest.raises(TimeoutError, match=r"ranks \[1\] did not renew their process groups within 0.5 s"):
-            watched_group.renew_groups(timeout=0.5)
-
-    on_watched_ranks(2, alone)
 
 
 def test_wait_with_a_time_limit_raises_and_names_the_operation():

@@ -202,7 +202,8 @@ class Execution:
             raise compose_rank_error(own, [f"The others could not go on and were stopped: {told}.", *notes])
         if self.freed_at is not None:
             raise RankError("\n".join([f"{told}. They waited for each other and were stopped.", *notes]))
-        kept = "All variables are kept; the next cell works." if not stuck else "The next cell works."
+        lost = any("variables are gone" in note for note in notes)
+        kept = "The next cell works." if lost else "All variables are kept; the next cell works."
         raise RankInterrupt("\n".join([f"stopped: {told}.", kept, *notes]))
 
     def _death(self, dead: list[int]) -> RankError:

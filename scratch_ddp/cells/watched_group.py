@@ -73,10 +73,13 @@ class WatchedGroup(dist.ProcessGroup):
         self.renew()
         _groups.add(self)
 
-    def renew(self) -> None:
-        """Put a fresh gloo group inside. Collective: every rank of the group calls it in the same generation."""
+    def renew(self, whose: str = "") -> None:
+        """Put a fresh gloo group inside. Collective: every rank of the group calls it in the same generation.
+
+        `whose` keeps groups apart that different ranks have given the same name.
+        """
         name = self.group_name if self._inner is not None else ""
-        store = dist.PrefixStore(f"generation {_generation}", self._store)
+        store = dist.PrefixStore(f"generation {_generation}{whose}", self._store)
         self._inner = run_in_helper(
             lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout),
             {
@@ -181,7 +184,7 @@ def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> 
     _generation, _meeting = generation, store
     make_interruptible()
     if generation:
-        _announce(store, rank, generation, [])
+        _announce(store, rank, generation, {})
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)
     if generation:
         _number_groups_alike(_announced(store, world_size, generation, timeout=10.0))
@@ -199,17 +202,18 @@ def renew_groups(timeout: float = 10.0, generation: int | None = None) -> list[s
     target = generation if generation is not None else _generation + 1
     default = dist.distributed_c10d._get_default_group()
     store, rank, world_size = _meeting or dist.distributed_c10d._get_default_store(), dist.get_rank(), default.size()
-    mine = {group.group_name: group for group in _groups if not group._stale}
+    registered = dist.distributed_c10d._world.pg_group_ranks  # without those that were destroyed
+    mine = {group.group_name: group for group in _groups if not group._stale and group in registered}
     members = {name: dist.get_process_group_ranks(group) for name, group in mine.items() if group is not default}
-    _announce(store, rank, target, sorted(members))
+    _announce(store, rank, target, members)
     announced = _announced(store, world_size, target, timeout)
     theirs = [announcement["groups"] for announcement in announced]
     _generation = target
     default.renew()
     retired = []
     for name in sorted(members):  # the same order everywhere: making a group waits for its members
-        if all(name in theirs[member] for member in members[name]):
-            mine[name].renew()
+        if all(theirs[member].get(name) == members[name] for member in members[name]):
+            mine[name].renew(whose=f" of {members[name]}")
         else:
             mine[name].retire()
             retired.append(name)
@@ -217,8 +221,8 @@ def renew_groups(timeout: float = 10.0, generation: int | None = None) -> list[s
     return retired
 
 
-def _announce(store: dist.Store, rank: int, generation: int, names: list[str]) -> None:
-    announcement = {"groups": names, "count": dist.distributed_c10d._world.group_count}
+def _announce(store: dist.Store, rank: int, generation: int, groups: dict[str, list[int]]) -> None:
+    announcement = {"groups": groups, "count": dist.distributed_c10d._world.group_count}
     store.set(f"renewal {generation} of rank {rank}", json.dumps(announcement))
 
 
