@@ -220,3 +220,12 @@ def test_a_cell_with_a_time_limit_stops_itself(four_ranks):
     result = four_ranks.run("%%rank [0] --stop-after 1\ndist.barrier()")
     assert "rank 0 waits in barrier" in result.message and 1 < result.seconds < 4
     assert_next_works(four_ranks)
+
+
+def test_stop_without_a_process_group_keeps_the_variables(four_ranks):
+    four_ranks.run("kept = 1\ndist.destroy_process_group()")
+    assert "All variables are kept" in stopped(four_ranks, "while True:\n    pass").message
+    assert four_ranks.run("assert kept").status == "ok"
+    assert "has not been initialized" in four_ranks.run("dist.barrier()").message
+    four_ranks.run("%dist_reset")
+    assert "Ranks 0–3 ready" in four_ranks.run("%dist_init -n 4").text()

@@ -175,7 +175,9 @@ class Rank:
     def _renew(self, task: dict[str, Any]) -> None:
         """Put fresh process groups in place of those that an interrupt has left in doubt."""
         try:
-            if self.config["backend"] != watched_group.BACKEND:
+            if not dist.is_initialized():
+                retired = []  # the learner has destroyed it: nothing is in doubt
+            elif self.config["backend"] != watched_group.BACKEND:
                 retired = self._start_over(task["generation"])
             else:
                 retired = watched_group.renew_groups(task["timeout"], task["generation"])
