@@ -1,15 +1,15 @@
 """The magics: their options, their mistakes, what they say, and what a stranger can reach."""
 
-import contextlib
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from kernel import Kernel
+
+from scratch_ddp.benchmark.cells import busy_cores
+from scratch_ddp.benchmark.sockets import listening_addresses, listening_beyond_loopback
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +59,6 @@ def test_without_ranks_magics_say_how_to_start_them(bare, cell):
 def test_without_ranks_some_magics_are_content(bare):
     assert bare.run("%dist_reset").text() == bare.run("%dist_status").text() == "No ranks are running.\n"
     assert bare.run("print('in the kernel')").text() == "in the kernel\n"
-
-
-@contextlib.contextmanager
-def busy_cores():
-    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
 
 
 FIRST = "total = torch.ones(1)\ndist.all_reduce(total)\nprint(total.item())"
@@ -163,29 +152,13 @@ def test_loading_again_keeps_the_ranks_and_the_magics(four_ranks):
     assert four_ranks.run("%%rank[0]\n1").text() == "1   ← rank 0\n"
 
 
-def listening_addresses(pid: int) -> set[str]:
-    """The addresses, in the kernel's hexadecimal form, that a process listens on."""
-    sockets = set()
-    for file in Path(f"/proc/{pid}/fd").iterdir():
-        found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(file))
-        sockets |= {found[1]} if found else set()
-    addresses = set()
-    for table in ("tcp", "tcp6", "udp", "udp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[9] in sockets and (fields[3] == "0A" or table.startswith("udp")):
-                addresses.add(fields[1].split(":")[0])
-    return addresses
-
-
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
 def test_nothing_listens_beyond_this_machine(four_ranks):
     four_ranks.run("everyone = dist.new_group([0, 1])")
     launcher = int(re.search(r"launcher: process (\d+)", four_ranks.run("%dist_debug").text())[1])
-    loopback = {"0100007F", "00000000000000000000000001000000"}
-    heard = [listening_addresses(pid) for pid in (*four_ranks.pids(), launcher)]
-    assert any(heard), "gloo listens somewhere: the test would find nothing otherwise"
-    assert all(addresses <= loopback for addresses in heard)
+    pids = [*four_ranks.pids(), launcher]
+    assert any(map(listening_addresses, pids)), "gloo listens somewhere: the test would find nothing otherwise"
+    assert listening_beyond_loopback(pids) == []
     assert listening_addresses(launcher) == set()
 
 
