@@ -1,0 +1,136 @@
+"""Run a function on n real ranks from a benchmark or a test, and get back what each rank returned.
+
+The ranks are forked, so a function may be a closure; the caller must not have used CUDA or many threads before.
+Nothing outlives the call: ranks that have not answered after `timeout` seconds are killed and named.
+"""
+
+import contextlib
+import datetime
+import io
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class RankFailed(RuntimeError):
+    """At least one rank raised, died, or never answered. `failures` maps each such rank to its report."""
+
+    def __init__(self, failures: dict[int, str]):
+        self.failures = failures
+        super().__init__("\n".join(f"rank {rank}: {report}" for rank, report in sorted(failures.items())))
+
+
+def run_ranks(
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    backend: str = "gloo",
+    timeout: float = 60.0,
+    capture: bool = False,
+    rendezvous: str = "file",
+) -> list[Any]:
+    """Call `function(*args)` on `world_size` ranks of one process group and return [rank 0's result, rank 1's, …].
+
+    Results travel by pickle (tensors as well). With `capture`, each entry is (result, what the rank printed).
+    `rendezvous`: the ranks find each other through a "file" or through "tcp" on loopback. With the backend nccl each
+    rank has the GPU of its number.
+    Raises RankFailed, naming every rank that raised, died or did not answer within `timeout` seconds.
+    """
+    if rendezvous not in ("file", "tcp"):
+        raise ValueError(f"rendezvous must be 'file' or 'tcp', not {rendezvous!r}")
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        method = f"file://{folder}/rendezvous" if rendezvous == "file" else f"tcp://127.0.0.1:{_free_port()}"
+        started = []
+        for rank in range(world_size):
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_rank_main, args=(rank, world_size, function, args, backend, timeout, method, there, capture)
+            )
+            process.start()
+            there.close()
+            started.append((process, here))
+        try:
+            return _collect(started, time.monotonic() + timeout)
+        finally:
+            for process, here in started:
+                if process.is_alive():
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.join()
+                here.close()
+
+
+def _collect(started: list, deadline: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: dict[int, str] = {}
+    waiting = {here: rank for rank, (_, here) in enumerate(started)}
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for here in wait(list(waiting), timeout=left):
+            rank = waiting.pop(here)
+            try:
+                ok, value = pickle.loads(here.recv_bytes())  # torch's own pickler would share memory with the dead
+                (results if ok else failures)[rank] = value
+            except EOFError:
+                process = started[rank][0]
+                process.join()
+                failures[rank] = f"died with exit code {process.exitcode}"
+        if failures:  # the others may wait for ever for a rank that is gone: give them a moment, not the whole timeout
+            deadline = min(deadline, time.monotonic() + 5)
+    for rank in waiting.values():
+        failures[rank] = "did not answer in time"
+    if failures:
+        raise RankFailed(failures)
+    return [results[rank] for rank in range(len(started))]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _rank_main(rank, world_size, function, args, backend, timeout, method, there, capture) -> None:
+    os.setsid()  # so that what the rank starts can be ended with it
+    # Loopback only, and whatever the test process's environment says about ranks is not ours.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    printed = io.StringIO()
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=method,
+            rank=rank,
+            world_size=world_size,
+            timeout=datetime.timedelta(seconds=timeout),
+        )
+        with contextlib.redirect_stdout(printed) if capture else contextlib.nullcontext():
+            result = function(*args)
+        there.send_bytes(pickle.dumps((True, (result, printed.getvalue()) if capture else result)))
+    except BaseException:
+        there.send_bytes(pickle.dumps((False, traceback.format_exc())))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        there.close()
+        # Peers may still read from this rank's sockets: leave when all are through, or after a moment.
+        with contextlib.suppress(Exception):
+            dist.distributed_c10d._get_default_store().set(f"finished/{rank}", "1")
+            dist.distributed_c10d._get_default_store().wait(
+                [f"finished/{peer}" for peer in range(world_size)], datetime.timedelta(seconds=2)
+            )
+        os._exit(0)

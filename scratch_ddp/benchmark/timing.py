@@ -1,0 +1,91 @@
+"""Times of several variants of the same work, taken in turns, so that what else the machine does meets all alike."""
+
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.agreement import message_device
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One round of one variant, in seconds; the largest over the ranks of each figure."""
+
+    wall: float
+    cpu: float  # user and system time of the process with all its threads, those of gloo included
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some figures, and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} [{self.low:.3g}–{self.high:.3g}]"
+
+
+def interleaved(
+    variants: Mapping[str, Callable[[], object]],
+    rounds: int = 20,
+    warm_up: int = 3,
+    group: dist.ProcessGroup | None = None,
+) -> dict[str, list[Sample]]:
+    """Run every variant once a round and return its samples, one a round, by the variant's name.
+
+    Call it on every rank of `group` with the same variants; without a process group, this process is timed alone. The
+    ranks begin each run together (a barrier, not timed), and a GPU's work is waited for. Each round begins with
+    another variant. The first `warm_up` rounds are not kept. One all-reduce at the end.
+    """
+    names = list(variants)
+    if not names or rounds < 1:
+        raise ValueError(f"nothing to time: {len(names)} variants, {rounds} rounds")
+    taken = torch.zeros(rounds, len(names), 2, dtype=torch.float64)
+    for turn in range(-warm_up, rounds):
+        for step in range(len(names)):
+            which = (step + turn) % len(names)
+            sample = _timed(variants[names[which]], group)
+            if turn >= 0:
+                taken[turn, which] = sample
+    if dist.is_initialized():
+        taken = taken.to(message_device(group))
+        dist.all_reduce(taken, dist.ReduceOp.MAX, group=group)
+    by_name = taken.transpose(0, 1).tolist()
+    return {name: [Sample(*pair) for pair in pairs] for name, pairs in zip(names, by_name, strict=True)}
+
+
+def ratio(samples: Sequence[Sample], reference: Sequence[Sample], figure: str = "wall") -> Spread:
+    """How many times the reference's `figure` ("wall" or "cpu") the samples took, round by round."""
+    return spread_of(
+        [getattr(a, figure) / getattr(b, figure) for a, b in zip(samples, reference, strict=True)],
+    )
+
+
+def spread_of(figures: Sequence[float]) -> Spread:
+    """Median and quartiles. One figure is its own quartiles."""
+    if len(figures) == 1:
+        return Spread(figures[0], figures[0], figures[0])
+    low, _, high = statistics.quantiles(figures, n=4, method="inclusive")
+    return Spread(statistics.median(figures), low, high)
+
+
+def _timed(run: Callable[[], object], group: dist.ProcessGroup | None) -> torch.Tensor:
+    if dist.is_initialized():
+        dist.barrier(group=group)
+    began, used = time.perf_counter(), _cpu_seconds()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # a GPU is told what to do, and goes on while Python does
+    return torch.tensor([time.perf_counter() - began, _cpu_seconds() - used], dtype=torch.float64)
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
