@@ -1,85 +1,15 @@
-import warnings
+"""Calls, messages and bytes of what runs inside a block, and that counting changes nothing."""
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from ranks import run_ranks
-from torch.distributed import all_reduce as imported_earlier
 from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
+from traffic_cases import PythonGroup, count, every_collective, wire
 
 from scratch_ddp.traffic import Counts, ring_bytes, ring_rounds, set_up, traffic
-from scratch_ddp.traffic.rounds import Message, Start, Wait, depth
 from scratch_ddp.traffic.taps import METHODS
-
-
-class PythonGroup(dist.ProcessGroup):
-    """A group written in Python around gloo, as simulated links and rank cells use."""
-
-    def __init__(self, store, rank, size, timeout):
-        super().__init__(rank, size)
-        self.inner = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self.inner)
-        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-
-    def allreduce(self, tensors, opts=None):
-        return self.inner.allreduce(tensors, opts or dist.AllreduceOptions())
-
-    def broadcast(self, tensors, opts):
-        return self.inner.broadcast(tensors, opts)
-
-    def allgather(self, outputs, inputs, opts=None):
-        return self.inner.allgather(outputs, inputs, opts or dist.AllgatherOptions())
-
-    def send(self, tensors, dst, tag):
-        return self.inner.send(tensors, dst, tag)
-
-    def recv(self, tensors, src, tag):
-        return self.inner.recv(tensors, src, tag)
-
-
-dist.Backend.register_backend("python_group", PythonGroup, devices=["cpu"])
-
-
-def count(function):
-    with warnings.catch_warnings(), traffic() as counted:
-        warnings.simplefilter("ignore")  # torch renames its functions; the older names are meant to be seen too
-        function()
-    return counted
-
-
-def wire(function):
-    """(calls, payload bytes, wire bytes) of this rank."""
-    counted = count(function)
-    return counted.calls, counted.payload_bytes, counted.wire_bytes
-
-
-def every_collective(rank, n):
-    """(name, call, payload, wire bytes) with the bytes worked out by hand: 12 elements of 4 bytes, 4 ranks."""
-    x, four = torch.zeros(12), [torch.zeros(12) for _ in range(4)]
-    long = torch.zeros(48)
-    at_0 = four if rank == 0 else None
-    yield "all_reduce", lambda: dist.all_reduce(x), 48, 72
-    yield "all_reduce", lambda: imported_earlier(x), 48, 72
-    yield "all_reduce", lambda: dist.all_reduce(x, async_op=True).wait(), 48, 72
-    yield "all_reduce", lambda: dist.all_reduce_coalesced([x, x]), 96, 144
-    yield "broadcast", lambda: dist.broadcast(x, 2), 48, 0 if rank == 1 else 48
-    yield "reduce", lambda: dist.reduce(x, 2), 48, 0 if rank == 2 else 48
-    yield "all_gather", lambda: dist.all_gather(four, x), 48, 144
-    yield "all_gather", lambda: dist.all_gather_into_tensor(long, x), 48, 144
-    yield "gather", lambda: dist.gather(x, at_0, 0), 48, 0 if rank == 0 else 48
-    yield "scatter", lambda: dist.scatter(x, at_0, 0), 192 if rank == 0 else 0, 144 if rank == 0 else 0
-    yield "reduce_scatter", lambda: dist.reduce_scatter(x, four), 192, 144
-    yield "reduce_scatter", lambda: dist.reduce_scatter_tensor(x, long), 192, 144
-    yield "all_to_all", lambda: dist.all_to_all([torch.zeros(12) for _ in range(4)], four), 192, 144
-    yield "all_to_all", lambda: dist.all_to_all_single(long, torch.zeros(48)), 192, 144
-    yield "barrier", lambda: dist.barrier(), 0, 0
-    world = dist.group.WORLD
-    yield "all_reduce", lambda: functional.all_reduce(x, "sum", world) + 0, 48, 72
-    yield "all_gather", lambda: functional.all_gather_tensor(x, 0, world) + 0, 48, 144
-    yield "reduce_scatter", lambda: functional.reduce_scatter_tensor(long, "sum", 0, world) + 0, 192, 144
-    yield "all_to_all", lambda: functional.all_to_all_single(long, None, None, world) + 0, 192, 144
-    yield "broadcast", lambda: functional.broadcast(x, 0, world) + 0, 48, 0 if rank == 3 else 48
 
 
 def test_torchs_collectives_by_the_rings_formula():
@@ -164,102 +94,6 @@ def test_totals():
     assert whole.depth == 3 + 4  # three receives one after the other, then an all-reduce on a ring of three
 
 
-def test_depth_of_what_waits_and_what_does_not():
-    def ranks():
-        rank, n, x = dist.get_rank(), dist.get_world_size(), torch.zeros(1)
-
-        def star():
-            [dist.send(x, i) for i in range(1, n)] if rank == 0 else dist.recv(x, 0)
-
-        def star_at_once():
-            works = [dist.isend(x, i) for i in range(1, n)] if rank == 0 else [dist.irecv(x, 0)]
-            [work.wait() for work in works]
-
-        def chain():
-            if rank:
-                dist.recv(x, rank - 1)
-            if rank < n - 1:
-                dist.send(x, rank + 1)
-
-        def chain_downwards():
-            if rank < n - 1:
-                dist.recv(x, rank + 1)
-            if rank:
-                dist.send(x, rank - 1)
-
-        def from_anyone():  # from 2 over 1 and 0 back to 2; 0 doesn't know who will send
-            if rank == 2:
-                dist.send(x, 1)
-                dist.recv(x, 0)
-            elif rank < 2:
-                dist.recv(x, 2 if rank == 1 else None)
-                dist.send(x, (rank - 1) % 3)
-
-        def exchange_by_parity():  # both neighbours in turn: two rounds though nothing depends on the first
-            for first in (0, 1):
-                pair = rank ^ 1 if first == 0 else (rank + 1 if rank % 2 else rank - 1) % n
-                ops = [dist.P2POp(dist.isend, x, pair), dist.P2POp(dist.irecv, torch.zeros(1), pair)]
-                [work.wait() for work in dist.batch_isend_irecv(ops)]
-
-        def two_groups():
-            dist.all_reduce(x, group=pair)
-            dist.all_reduce(x)
-
-        pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
-        forms = (star, star_at_once, chain, chain_downwards, from_anyone, exchange_by_parity, two_groups)
-        return [count(form).over_ranks().depth for form in forms]
-
-    assert run_ranks(4, ranks) == [[3, 1, 3, 3, 3, 2, 2 + 6]] * 4
-
-
-def test_depth_of_logs():
-    def message(number, a, b):
-        return Start(number, (a, b), 2, 1)
-
-    ring = [[message(0, r, (r + 1) % 3), message(1, (r - 1) % 3, r), Wait(0), Wait(1)] for r in range(3)]
-    assert depth(ring) == 1
-    assert depth([]) == depth([[], []]) == 0
-    never_waited = [[message(0, 0, 1), message(1, 0, 1)], [message(0, 0, 1), message(1, 0, 1)]]
-    assert depth(never_waited) == 1
-    # The second message on a channel is the second receive's, also when they are waited for in another order.
-    crossed = [
-        [message(0, 0, 1), Wait(0), message(1, 0, 1), Wait(1)],
-        [message(0, 0, 1), message(1, 0, 1), Wait(1), Wait(0)],
-    ]
-    assert depth(crossed) == 2
-    assert depth([[message(0, 5, 0), Wait(0), message(1, 5, 0), Wait(1)]]) == 2  # from a rank without a log
-    assert depth([[Start(0, "all", 2, 6), Wait(0), message(1, 0, 1)], [Start(0, "all", 2, 6), message(1, 0, 1)]]) == 7
-
-
-def test_depth_after_waiting_for_the_older_message_last():
-    def message(number, a, b):
-        return Start(number, (a, b), 2, 1)
-
-    sender = [message(0, 0, 1), Wait(0), message(1, 0, 1), Wait(1)]
-    between = [message(0, 0, 1), message(1, 0, 1), Wait(1), Wait(0), message(2, 1, 2)]
-    assert depth([sender, between, [message(0, 1, 2)]]) == 3
-
-
-def test_log_says_who_sent_to_whom_in_which_round():
-    def ranks():
-        rank, x = dist.get_rank(), torch.zeros(1)
-
-        def tree_then_sum():
-            if rank == 0:
-                dist.send(x, 1)
-                dist.send(x, 2)
-            elif rank == 1:
-                dist.recv(x, 0)
-                dist.send(x, 3)
-            else:
-                dist.recv(x)  # from whoever comes
-            dist.all_reduce(x)
-
-        return count(tree_then_sum).over_ranks().log
-
-    assert run_ranks(4, ranks) == [[Message(1, 0, 1), Message(2, 0, 2), Message(2, 1, 3)]] * 4
-
-
 def test_set_up_is_counted_apart():
     def ranks():
         with traffic() as counted:
@@ -311,18 +145,6 @@ def test_nested_blocks_exceptions_and_what_is_put_back():
         assert asked.depth == 6
 
     run_ranks(2, ranks)
-
-
-def test_a_wait_outside_the_block_and_a_block_in_the_middle():
-    def ranks():
-        early = dist.all_reduce(torch.zeros(2), async_op=True)
-        with traffic() as counted:
-            early.wait()
-            late = dist.all_reduce(torch.zeros(2), async_op=True)
-        late.wait()
-        return counted.calls, counted.over_ranks().depth
-
-    assert run_ranks(2, ranks) == [({"all_reduce": 1}, 2)] * 2
 
 
 def ddp_step(group=None):
