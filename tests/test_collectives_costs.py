@@ -1,0 +1,54 @@
+"""Messages, bytes and depth of the collectives are those that their docstrings say."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+from scratch_ddp import collectives as ours
+from scratch_ddp.traffic import traffic
+
+
+def costs(n, elements):
+    """Of each collective: (messages, bytes sent, of the rank that sends most, depth), with what it should be."""
+    rank, size = dist.get_rank(), 4 * elements
+    lists = [[torch.zeros(elements) for _ in range(n)] for _ in range(2)]
+    tensor, last, log = torch.zeros(elements), n - 1, math.ceil(math.log2(n))
+    of_root = lists[0] if rank == last else None
+    everyone = (n * (n - 1), n * (n - 1) * size, (n - 1) * size, min(1, n - 1))
+    ring = (2 * n * (n - 1), 2 * (n - 1) * size, None, 2 * (n - 1))
+    steps = [
+        (ours.star_broadcast, (tensor, last), (n - 1, (n - 1) * size, (n - 1) * size, n - 1)),
+        (ours.tree_broadcast, (tensor, last), (n - 1, (n - 1) * size, log * size, log)),
+        (ours.reduce, (tensor, last), (n - 1, (n - 1) * size, min(1, n - 1) * size, log)),
+        (ours.gather, (tensor, of_root, last), (n - 1, (n - 1) * size, min(1, n - 1) * size, min(1, n - 1))),
+        (ours.scatter, (tensor, of_root, last), (n - 1, (n - 1) * size, (n - 1) * size, min(1, n - 1))),
+        (ours.all_gather, (lists[0], tensor), everyone),
+        (ours.reduce_scatter, (tensor, lists[0]), everyone),
+        (ours.all_to_all, lists, everyone),
+        (ours.ring_all_reduce, (tensor,), ring),
+        (ours.false_ring_all_reduce, (tensor,), (2 * n * (n - 1), n * ring[1], 2 * (n - 1) * size, 2 * (n - 1))),
+    ]
+    for function, args, expected in steps:
+        with traffic() as counted:
+            function(*args)
+        whole = counted.over_ranks()
+        most = None if expected[2] is None else whole.max_bytes_sent
+        yield function.__name__, (whole.messages, whole.bytes_sent, most, whole.depth), expected
+        assert counted.setup.calls == {"all_reduce": 1} and counted.setup.payload_bytes == 24
+        assert not set(counted.calls) - {"send", "recv"}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_costs_are_those_of_the_docstrings(n):
+    def ranks():
+        for elements in (840, 3, 0):
+            for name, counted, expected in costs(n, elements):
+                assert counted == expected, (name, elements)
+        with traffic() as counted:
+            ours.ring_all_reduce(torch.zeros(840))
+        assert counted.bytes_sent == 2 * (n - 1) * 840 * 4 // n  # 840 can be divided by all these n
+
+    run_ranks(n, ranks)
