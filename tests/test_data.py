@@ -1,26 +1,21 @@
-"""Sentence pairs: where they come from, what is refused, and who works on which of them."""
+"""Sentence pairs: where they come from, and what is refused."""
 
+import contextlib
 import hashlib
-import http.server
 import json
 import os
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
 import datasets
 import pytest
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hub import in_a_fresh_process, serve_hub
 from ranks import run_ranks
 
-from scratch_ddp.data import Item, collate, load_pairs, sentences, tokenise
+from scratch_ddp.data import load_pairs, sentences, tokenise
 from scratch_ddp.models import build_tokenizer
 from scratch_ddp.pairs import make_pairs
-from scratch_ddp.sharding import Batches, shard
 from scratch_ddp.sources import answers
 
 SMALL = {"train": 12, "validation": 4, "test": 4}
@@ -173,66 +168,12 @@ def test_one_line_on_rank_0(folder):
     assert printed[0].count("\n") == 1 and printed[1] == ""
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """Serves the files of a folder as the hub does; `broken` serves the first byte and nothing more."""
-
-    folder: Path
-    broken = False
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        path = self.folder / self.path.split("/resolve/main/")[-1].split("?")[0]
-        first_byte = self.headers.get("Range") == "bytes=0-0"
-        if not path.is_file() or (self.broken and not first_byte):
-            self.send_response(404 if not path.is_file() else 403)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        data = path.read_bytes()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-        self.send_header("X-Repo-Commit", "0" * 40)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def hub(tmp_path):
-    """Start a hub of our own: hub(handler attributes) -> its address."""
-    servers = []
-
-    def start(**attributes) -> str:
-        handler = type("OurHub", (Hub,), {"folder": tmp_path / "hub", **attributes})
-        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def in_a_fresh_process(code: str, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "SCRATCH_DDP"))}
-    clean |= {"HF_HOME": str(tmp_path / "cache"), "no_proxy": "127.0.0.1", **environment}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean, timeout=120)
-
-
 LOAD = "from scratch_ddp.data import load_pairs; load_pairs()"
 
 
-def test_the_hub_is_taken_when_it_answers_then_the_cache(tmp_path, hub):
-    write(tmp_path / "hub" / "mrpc")
-    address = hub()
-    ran = in_a_fresh_process(f"{LOAD}; load_pairs()", tmp_path, HF_ENDPOINT=address)
+def test_the_hub_is_taken_when_it_answers_then_the_cache(tmp_path):
+    with serve_hub(write(tmp_path / "hub" / "mrpc").parent) as address:
+        ran = in_a_fresh_process(f"{LOAD}; load_pairs()", tmp_path, HF_ENDPOINT=address)
     counts = "12 train, 4 validation, 4 test"
     assert ran.stdout.splitlines() == [
         f"pairs: hub (downloaded once); {counts}",
@@ -242,9 +183,9 @@ def test_the_hub_is_taken_when_it_answers_then_the_cache(tmp_path, hub):
     assert away.stdout == f"pairs: hub (already on this machine); {counts}\n", away.stderr
 
 
-def test_a_download_that_fails_is_said_in_one_line(tmp_path, hub):
-    write(tmp_path / "hub" / "mrpc")
-    ran = in_a_fresh_process(LOAD, tmp_path, HF_ENDPOINT=hub(broken=True))
+def test_a_download_that_fails_is_said_in_one_line(tmp_path):
+    with serve_hub(write(tmp_path / "hub" / "mrpc").parent, broken=True) as address:
+        ran = in_a_fresh_process(LOAD, tmp_path, HF_ENDPOINT=address)
     assert ran.stdout.startswith("pairs: built-in (nyu-mll/glue can't be downloaded: "), ran.stderr
     assert ran.stdout.count("\n") == 1 and ran.stderr == ""
 
@@ -256,108 +197,27 @@ def test_a_hub_that_is_wanted_and_does_not_answer(tmp_path):
     assert ran.stderr == ""
 
 
-@pytest.mark.parametrize("trouble", ["silent", "refused", "no such name", "offline"])
-def test_a_hub_that_does_not_answer_costs_seconds(trouble, monkeypatch, hub):
-    monkeypatch.setenv("no_proxy", "*")
-    url = {"silent": "", "refused": "http://127.0.0.1:9/x", "no such name": "http://hub.invalid/x"}.get(trouble)
+def unanswering(trouble: str, folder: Path) -> contextlib.AbstractContextManager[str]:
+    """The address of a hub that does not answer; where the machine is offline, of one that would."""
     if trouble == "silent":
-        url = hub(do_GET=lambda self: time.sleep(5))
+        return serve_hub(folder, do_GET=lambda self: time.sleep(5))
     if trouble == "offline":
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        url = hub()
-    began = time.monotonic()
-    assert not answers(url or hub())
-    assert time.monotonic() - began < 3
+        return serve_hub(folder)
+    return contextlib.nullcontext({"refused": "http://127.0.0.1:9", "no such name": "http://hub.invalid"}[trouble])
 
 
-@given(st.integers(0, 60), st.integers(1, 9), st.sampled_from(["interleaved", "contiguous"]))
-def test_a_shard_loses_nothing(items, world_size, kind):
-    shards = [shard(range(items), rank, world_size, kind) for rank in range(world_size)]
-    assert sorted(sum(shards, [])) == list(range(items))
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1
-
-
-def numbered(count: int) -> list[Item]:
-    return [Item([i + 1], i % 2) for i in range(count)]
-
-
-def own_rows(batch) -> list[int]:
-    return batch.inputs["input_ids"][: batch.count, 0].tolist()
-
-
-@settings(deadline=None)
-@given(
-    st.integers(1, 40),
-    st.integers(1, 4),
-    st.integers(1, 5),
-    st.booleans(),
-    st.sampled_from(["interleaved", "contiguous"]),
-)
-def test_batches_lose_nothing_and_keep_ranks_in_step(items, share, world_size, shuffled, kind):
-    if items < world_size:
-        return
-    size, seed = share * world_size, 3 if shuffled else None
-    ranks = [
-        list(Batches(numbered(items), size, 0, rank, world_size, kind, seed).epoch(1)) for rank in range(world_size)
-    ]
-    alone = list(Batches(numbered(items), size, 0, seed=seed).epoch(1))
-    assert all(len(batches) == len(alone) == -(-items // size) for batches in ranks)
-    for step, together in enumerate(zip(*ranks, strict=True)):
-        rows = sum((own_rows(batch) for batch in together), [])
-        assert all(batch.global_count == len(rows) and len(batch.labels) >= 1 for batch in together)
-        if kind == "interleaved":  # the same global batch as in one process
-            assert sorted(rows) == sorted(own_rows(alone[step]))
-    everything = [row for batches in ranks for batch in batches for row in own_rows(batch)]
-    assert sorted(everything) == list(range(1, items + 1))
-
-
-def test_contiguous_shards_make_other_batches():
-    together = [next(Batches(numbered(16), 4, 0, rank, 2, "contiguous").epoch()) for rank in range(2)]
-    assert [own_rows(batch) for batch in together] == [[1, 2], [9, 10]]
-
-
-def test_each_epoch_has_its_own_order():
-    batches = Batches(numbered(16), 16, 0, seed=0)
-    orders = [own_rows(next(batches.epoch(number))) for number in (0, 1, 0)]
-    assert orders[0] == orders[2] != orders[1]
-    assert own_rows(next(Batches(numbered(4), 4, 0).epoch(7))) == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    "count, size, world_size, kind, says",
-    [
-        (3, 4, 4, "interleaved", "3 items can't be shared by 4 ranks"),
-        (0, 4, 1, "interleaved", "0 items can't be shared by 1 ranks"),
-        (9, 6, 4, "interleaved", "a global batch of 6 can't be shared evenly by 4 ranks"),
-        (9, 0, 1, "interleaved", "a global batch of 0"),
-        (9, 3, 1, "blocks", "kind of shard: 'blocks'; allowed are interleaved, contiguous"),
-    ],
-)
-def test_batches_that_are_refused(count, size, world_size, kind, says):
-    with pytest.raises(ValueError, match=says):
-        Batches(numbered(count), size, 0, 0, world_size, kind)
-
-
-def test_tokenise_separates_and_cuts_the_longer_sentence():
-    rows = make_pairs(SMALL)["train"]
-    tokenizer = build_tokenizer(sentences(rows))
-    whole = tokenise(rows, tokenizer)
-    end = tokenizer.sep_token_id
-    assert [item.label for item in whole] == rows["label"]
-    assert all(item.tokens.count(end) == 2 and item.tokens[-1] == end for item in whole)
-    text = tokenizer.decode(whole[0].tokens[: whole[0].tokens.index(end)])
-    assert text.strip() == rows["sentence1"][0]
-    long = {"sentence1": ["Oslo " * 9], "sentence2": ["Oslo"], "label": [1]}
-    short = len(tokenizer("Oslo")["input_ids"])
-    cut = tokenise(long, tokenizer, max_length=short + 6)[0].tokens
-    assert len(cut) == short + 6 and cut[4] == cut[-1] == end, "the short one keeps its words"
-
-
-def test_collate_pads_on_the_right():
-    inputs, labels = collate([Item([5, 6, 7], 1), Item([8], 0)], pad=0)
-    assert inputs["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
-    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert labels.tolist() == [1, 0]
+@pytest.mark.parametrize("trouble", ["silent", "refused", "no such name", "offline"])
+def test_a_hub_that_does_not_answer_costs_seconds(tmp_path, trouble, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    (tmp_path / "a_file").write_text("a line")
+    with unanswering(trouble, tmp_path) as address:
+        url = f"{address}/resolve/main/a_file"
+        if trouble == "offline":
+            assert answers(url), "until the machine is said to be offline"
+            monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        began = time.monotonic()
+        assert not answers(url)
+        assert time.monotonic() - began < 3
 
 
 @pytest.mark.skipif("SCRATCH_DDP_TEST_MRPC" not in os.environ, reason="SCRATCH_DDP_TEST_MRPC names no folder with MRPC")

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from hub import in_a_fresh_process, serve_hub
 from ranks import run_ranks
-from test_data import Hub, hub, in_a_fresh_process, own_cache  # noqa: F401  fixtures
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
 from scratch_ddp.data import collate, tokenise
@@ -122,10 +122,10 @@ def test_an_unknown_head():
         load_model("built-in", head="regression")
 
 
-def test_the_hub_then_the_cache(tmp_path, saved, hub):  # noqa: F811
-    (tmp_path / "hub").symlink_to(saved)
+def test_the_hub_then_the_cache(tmp_path, saved):
     code = "from scratch_ddp.models import load_model; load_model(); load_model('hub')"
-    ran = in_a_fresh_process(code, tmp_path, HF_ENDPOINT=hub())
+    with serve_hub(saved) as address:
+        ran = in_a_fresh_process(code, tmp_path, HF_ENDPOINT=address)
     assert ran.stdout.splitlines() == [
         f"model: {SMOLLM2.repository} (downloaded once); 0.2 M parameters",
         f"model: {SMOLLM2.repository} (as asked); 0.2 M parameters",

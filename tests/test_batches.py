@@ -1,0 +1,100 @@
+"""Who works on which pairs, and what a batch is made of."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scratch_ddp.data import Item, collate, sentences, tokenise
+from scratch_ddp.models import build_tokenizer
+from scratch_ddp.pairs import make_pairs
+from scratch_ddp.sharding import Batches, shard
+
+
+@given(st.integers(0, 60), st.integers(1, 9), st.sampled_from(["interleaved", "contiguous"]))
+def test_a_shard_loses_nothing(items, world_size, kind):
+    shards = [shard(range(items), rank, world_size, kind) for rank in range(world_size)]
+    assert sorted(sum(shards, [])) == list(range(items))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def numbered(count: int) -> list[Item]:
+    return [Item([i + 1], i % 2) for i in range(count)]
+
+
+def own_rows(batch) -> list[int]:
+    return batch.inputs["input_ids"][: batch.count, 0].tolist()
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.booleans(),
+    st.sampled_from(["interleaved", "contiguous"]),
+)
+def test_batches_lose_nothing_and_keep_ranks_in_step(items, share, world_size, shuffled, kind):
+    if items < world_size:
+        return
+    size, seed = share * world_size, 3 if shuffled else None
+    ranks = [
+        list(Batches(numbered(items), size, 0, rank, world_size, kind, seed).epoch(1)) for rank in range(world_size)
+    ]
+    alone = list(Batches(numbered(items), size, 0, seed=seed).epoch(1))
+    assert all(len(batches) == len(alone) == -(-items // size) for batches in ranks)
+    for step, together in enumerate(zip(*ranks, strict=True)):
+        rows = sum((own_rows(batch) for batch in together), [])
+        assert all(batch.global_count == len(rows) and len(batch.labels) >= 1 for batch in together)
+        if kind == "interleaved":  # the same global batch as in one process
+            assert sorted(rows) == sorted(own_rows(alone[step]))
+    everything = [row for batches in ranks for batch in batches for row in own_rows(batch)]
+    assert sorted(everything) == list(range(1, items + 1))
+
+
+def test_contiguous_shards_make_other_batches():
+    together = [next(Batches(numbered(16), 4, 0, rank, 2, "contiguous").epoch()) for rank in range(2)]
+    assert [own_rows(batch) for batch in together] == [[1, 2], [9, 10]]
+
+
+def test_each_epoch_has_its_own_order():
+    batches = Batches(numbered(16), 16, 0, seed=0)
+    orders = [own_rows(next(batches.epoch(number))) for number in (0, 1, 0)]
+    assert orders[0] == orders[2] != orders[1]
+    assert own_rows(next(Batches(numbered(4), 4, 0).epoch(7))) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "count, size, world_size, kind, says",
+    [
+        (3, 4, 4, "interleaved", "3 items can't be shared by 4 ranks"),
+        (0, 4, 1, "interleaved", "0 items can't be shared by 1 ranks"),
+        (9, 6, 4, "interleaved", "a global batch of 6 can't be shared evenly by 4 ranks"),
+        (9, 0, 1, "interleaved", "a global batch of 0"),
+        (9, 3, 1, "blocks", "kind of shard: 'blocks'; allowed are interleaved, contiguous"),
+    ],
+)
+def test_batches_that_are_refused(count, size, world_size, kind, says):
+    with pytest.raises(ValueError, match=says):
+        Batches(numbered(count), size, 0, 0, world_size, kind)
+
+
+def test_tokenise_separates_and_cuts_the_longer_sentence():
+    rows = make_pairs({"train": 12})["train"]
+    tokenizer = build_tokenizer(sentences(rows))
+    whole = tokenise(rows, tokenizer)
+    end = tokenizer.sep_token_id
+    assert [item.label for item in whole] == rows["label"]
+    assert all(item.tokens.count(end) == 2 and item.tokens[-1] == end for item in whole)
+    text = tokenizer.decode(whole[0].tokens[: whole[0].tokens.index(end)])
+    assert text.strip() == rows["sentence1"][0]
+    long = {"sentence1": ["Oslo " * 9], "sentence2": ["Oslo"], "label": [1]}
+    short = len(tokenizer("Oslo")["input_ids"])
+    cut = tokenise(long, tokenizer, max_length=short + 6)[0].tokens
+    assert len(cut) == short + 6 and cut[4] == cut[-1] == end, "the short one keeps its words"
+
+
+def test_collate_pads_on_the_right():
+    inputs, labels = collate([Item([5, 6, 7], 1), Item([8], 0)], pad=0)
+    assert inputs["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert labels.tolist() == [1, 0]
