@@ -4,7 +4,9 @@ A rank that raises alone leaves the others waiting in their next collective. So 
 messages whose size is the same everywhere (gloo ends the process when sizes differ), and all of them raise together.
 """
 
-from collections.abc import Mapping
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +59,33 @@ def raise_everywhere(
     if any(problems):
         found = {rank: text for rank, text in zip(rank_numbers(group), problems, strict=True) if text}
         raise error("\n".join(who_said_what(found)))
+
+
+def check_same_lines(lines: Sequence[str], complaint: str, group: dist.ProcessGroup | None = None) -> None:
+    """Raise ValueError on every rank unless all ranks have the same lines: `complaint`, then who differs first in what.
+
+    Costs one all-gather of 32 bytes a rank; the lines themselves travel only where they differ.
+    """
+    text = "\n".join(lines)
+    with set_up():
+        digest = torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+        if all(torch.equal(digest, other) for other in gather_rows(digest, group)):
+            return
+        texts = [each.splitlines() for each in gather_texts(text, group)]
+    ranks = rank_numbers(group)
+    differences = [
+        f"rank {rank}: {_first_difference(its, texts[0])} on rank {ranks[0]}"
+        for rank, its in zip(ranks, texts, strict=True)
+        if its != texts[0]
+    ]
+    raise ValueError("\n".join([complaint, *differences]))
+
+
+def _first_difference(mine: list[str], rank0s: list[str]) -> str:
+    for position, (here, there) in enumerate(itertools.zip_longest(mine, rank0s, fillvalue="nothing more")):
+        if here != there:
+            return f"entry {position} is {here}, but {there}"
+    return "no difference"
 
 
 def rank_numbers(group: dist.ProcessGroup | None = None) -> list[int]:

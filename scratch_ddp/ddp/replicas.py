@@ -1,6 +1,5 @@
 """What the ranks' models are and hold: comparing replicas, and making them equal."""
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
 
@@ -8,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.agreement import gather_rows, gather_texts, rank_numbers
-from scratch_ddp.traffic import set_up
+from scratch_ddp.agreement import check_same_lines
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -51,25 +49,7 @@ def check_same_structure(model: nn.Module, group: dist.ProcessGroup | None = Non
 
     Costs one all-gather of 32 bytes a rank; the descriptions themselves travel only where they differ.
     """
-    description = "\n".join(describe(model))
-    with set_up():
-        digest = torch.frombuffer(bytearray(hashlib.sha256(description.encode()).digest()), dtype=torch.uint8)
-        if all(torch.equal(digest, other) for other in gather_rows(digest, group)):
-            return
-        descriptions = [text.splitlines() for text in gather_texts(description, group)]
-    differences = [
-        f"rank {rank}: {_first_difference(lines, descriptions[0])} on rank {rank_numbers(group)[0]}"
-        for rank, lines in zip(rank_numbers(group), descriptions, strict=True)
-        if lines != descriptions[0]
-    ]
-    raise ValueError("the ranks wrap different models; build the same one everywhere\n" + "\n".join(differences))
-
-
-def _first_difference(mine: list[str], rank0s: list[str]) -> str:
-    for position, (here, there) in enumerate(itertools.zip_longest(mine, rank0s, fillvalue="nothing more")):
-        if here != there:
-            return f"entry {position} is {here}, but {there}"
-    return "no difference"
+    check_same_lines(describe(model), "the ranks wrap different models; build the same one everywhere", group)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
