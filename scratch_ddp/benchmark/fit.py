@@ -1,0 +1,117 @@
+"""T = α + β·S: what a message costs on this machine, fitted to measured times, and kept for later lessons."""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+FILE = "this_machine.json"
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """T(S) = alpha + beta·S, in seconds and seconds a byte, and how well it describes the times it was fitted to.
+
+    `residuals`: (measured - fitted) / measured, one for each of `sizes`.
+    """
+
+    alpha: float
+    beta: float
+    sizes: tuple[int, ...] = ()
+    residuals: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} must be a finite number of seconds, 0 or more, not {getattr(self, name)}")
+
+    def seconds(self, size: float) -> float:
+        return self.alpha + self.beta * size
+
+    @property
+    def worst(self) -> float:
+        """The largest residual, without its sign: 0.2 is a time that the line misses by 20 %."""
+        return max(map(abs, self.residuals), default=0.0)
+
+    @property
+    def half_way(self) -> float:
+        """Bytes for which both terms are equal, so that half of the bandwidth 1/beta is reached."""
+        return self.alpha / self.beta
+
+    def __str__(self) -> str:
+        rate = f"{1e-9 / self.beta:.3g} GB/s" if self.beta else "no limit"
+        line = f"α = {self.alpha * 1e6:.3g} µs, β = {self.beta * 1e9:.3g} ns a byte ({rate})"
+        return f"{line}, off by at most {self.worst:.0%}"
+
+
+def fit(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
+    """The α and β with the least sum of squared relative residuals.
+
+    Relative, since with absolute ones the largest size alone would decide: 20 % of a second is more than all of what a
+    small message takes. Raises ValueError if there are fewer than three different sizes, if a figure is not positive
+    and finite, or if the line comes out with a negative α or β, which no message can have.
+    """
+    if len(sizes) != len(seconds):
+        raise ValueError(f"{len(sizes)} sizes, but {len(seconds)} times")
+    if len(set(sizes)) < 3:
+        raise ValueError(f"a line through {len(set(sizes))} sizes says nothing about the next one: measure 3 or more")
+    for what, values in (("size", sizes), ("time", seconds)):
+        if wrong := [value for value in values if not (value > 0 and math.isfinite(value))]:
+            raise ValueError(f"a {what} must be positive and finite, not {wrong[0]}")
+    size = torch.tensor(list(sizes), dtype=torch.float64)
+    time = torch.tensor(list(seconds), dtype=torch.float64)
+    # (α + β·S) / T is to be 1 at each point. S is scaled so that both columns are of like magnitude.
+    scale = float(size.max())
+    columns = torch.stack([torch.ones_like(size), size / scale], dim=1) / time[:, None]
+    alpha, beta = torch.linalg.lstsq(columns, torch.ones_like(time)[:, None], driver="gelsd").solution[:, 0].tolist()
+    beta /= scale
+    if alpha <= 0 or beta <= 0:
+        what, hint = ("β", "larger") if beta <= 0 else ("α", "smaller")
+        raise ValueError(
+            f"the line has a {what} of {min(alpha, beta):.2g}, and a message can't cost less than nothing: "
+            f"measure {hint} sizes too, and for longer"
+        )
+    residuals = 1 - (alpha + beta * size) / time
+    return AlphaBeta(alpha, beta, tuple(sizes), tuple(residuals.tolist()))
+
+
+def save_machine(fits: dict[str, AlphaBeta], folder: Path | str = ".") -> Path:
+    """Keep fits by their `key`, beside those kept before, in `this_machine.json`. Call it on one rank."""
+    path = Path(folder) / FILE
+    kept = {key: asdict(found) for key, found in (_read(path) | fits).items()}
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    partial.replace(path)  # whole or not at all, also for a rank that reads meanwhile
+    return path
+
+
+def load_machine(
+    operation: str = "all_reduce", ranks: int = 2, backend: str | None = None, folder: Path | str = "."
+) -> AlphaBeta | None:
+    """What was measured on this machine, or None if nothing was. Without `backend`, gloo's, else any.
+
+    Raises ValueError if the file is there and can't be read.
+    """
+    found = _read(Path(folder) / FILE)
+    backends = [backend] if backend else ["gloo", "watched", "nccl"]
+    return next((found[key(operation, each, ranks)] for each in backends if key(operation, each, ranks) in found), None)
+
+
+def key(operation: str, backend: str, ranks: int) -> str:
+    return f"{operation}, {backend}, {ranks} ranks"
+
+
+def _read(path: Path) -> dict[str, AlphaBeta]:
+    if not path.exists():
+        return {}
+    try:
+        return {
+            name: AlphaBeta(each["alpha"], each["beta"], tuple(each["sizes"]), tuple(each["residuals"]))
+            for name, each in json.loads(path.read_text()).items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it, and measure again as lesson 07 does") from None

@@ -1,0 +1,154 @@
+"""What can be timed: torch's collectives and some of ours, each with the bytes that count and the memory it takes.
+
+S is the size of the whole: of the tensor in an all-reduce, broadcast or reduce, and of all n parts together in the
+others. That and the factors of bus bandwidth are the definitions of NVIDIA's nccl-tests (doc/PERFORMANCE.md): the
+factor times S is what a link must carry at least, so bandwidths of different numbers of ranks can be compared.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp import collectives as ours
+
+# torch 2.13 renamed both, and warns where the old names are called.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+FLOAT = 4  # bytes of a float32
+
+
+class Workspace:
+    """One rank's tensors, float32, for all operations of one size: S bytes, S/n bytes, and S again for all-to-all."""
+
+    def __init__(self, size: int, group: dist.ProcessGroup, device: torch.device, second: bool):
+        self.group, self.rank, self.n = group, group.rank(), group.size()
+        # Written to, so that the pages are there: a first touch takes longer than a message.
+        self.whole = torch.empty(size // FLOAT, device=device).fill_(0)
+        self.part = torch.empty(len(self.whole) // self.n, device=device).fill_(0)
+        self.second = torch.empty_like(self.whole).fill_(0) if second else None
+
+    def even(self, tensor: torch.Tensor | None = None) -> torch.Tensor:
+        """The whole (or the second) without the few elements that n equal parts leave over."""
+        return (self.whole if tensor is None else tensor)[: self.n * len(self.part)]
+
+    @cached_property
+    def parts(self) -> list[torch.Tensor]:
+        return list(self.even().chunk(self.n))
+
+    def parts_at(self, root: int) -> list[torch.Tensor] | None:
+        return self.parts if self.rank == root else None
+
+
+Call = Callable[[Workspace, int], object]  # the second is the rank of the root in the group, where there is a root
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective, what S counts for in bus bandwidth, and what it takes beside the workspace, in S (with gloo)."""
+
+    name: str
+    run: Call
+    bus_factor: Callable[[int], float]
+    extra: Callable[[int], float]
+    in_parts: bool
+    second: bool
+
+    def memory(self, size: int, n: int) -> int:
+        """Bytes that one rank of n needs to run it: the workspace and what the collective itself allocates."""
+        return round(size * (1 + 1 / n + self.second + self.extra(n)))
+
+    def nbytes(self, size: int, n: int) -> int:
+        """The S that is really timed: `size` cut down to whole numbers, and to n equal parts where it has parts."""
+        return size // FLOAT // n * n * FLOAT if self.in_parts else size // FLOAT * FLOAT
+
+
+OPERATIONS: dict[str, Operation] = {}
+
+
+def _operation(
+    bus_factor: Callable[[int], float],
+    extra: Callable[[int], float] = lambda n: 0.1,
+    in_parts: bool = True,
+    second: bool = False,
+) -> Callable[[Call], Call]:
+    def register(run: Call) -> Call:
+        OPERATIONS[run.__name__] = Operation(run.__name__, run, bus_factor, extra, in_parts, second)
+        return run
+
+    return register
+
+
+def _twice_all_but_own(n: int) -> float:
+    return 2 * (n - 1) / n
+
+
+def _all_but_own(n: int) -> float:
+    return (n - 1) / n
+
+
+def _once(n: int) -> float:
+    return 1.0
+
+
+@_operation(_twice_all_but_own, in_parts=False)
+def all_reduce(space: Workspace, root: int) -> None:
+    dist.all_reduce(space.whole, group=space.group)
+
+
+@_operation(_twice_all_but_own, extra=lambda n: 1 / n + 0.1, in_parts=False)
+def ring_all_reduce(space: Workspace, root: int) -> None:
+    ours.ring_all_reduce(space.whole, space.group)
+
+
+@_operation(_once, in_parts=False)
+def broadcast(space: Workspace, root: int) -> None:
+    dist.broadcast(space.whole, group=space.group, group_src=root)
+
+
+@_operation(_once, in_parts=False)
+def tree_broadcast(space: Workspace, root: int) -> None:
+    ours.tree_broadcast(space.whole, dist.get_global_rank(space.group, root), space.group)
+
+
+@_operation(_once, in_parts=False)
+def reduce(space: Workspace, root: int) -> None:
+    dist.reduce(space.whole, group=space.group, group_dst=root)
+
+
+@_operation(_all_but_own, extra=lambda n: 1.1)
+def all_gather(space: Workspace, root: int) -> None:
+    _all_gather(space.even(), space.part, group=space.group)
+
+
+@_operation(_all_but_own)
+def direct_all_gather(space: Workspace, root: int) -> None:
+    ours.all_gather(space.parts, space.part, space.group)
+
+
+@_operation(_all_but_own, extra=lambda n: 1.1)
+def reduce_scatter(space: Workspace, root: int) -> None:
+    _reduce_scatter(space.part, space.even(), group=space.group)
+
+
+@_operation(_all_but_own, extra=lambda n: 1.1)
+def direct_reduce_scatter(space: Workspace, root: int) -> None:
+    ours.reduce_scatter(space.part, space.parts, space.group)
+
+
+@_operation(_all_but_own, extra=lambda n: 1.1)
+def gather(space: Workspace, root: int) -> None:
+    dist.gather(space.part, space.parts_at(root), group=space.group, group_dst=root)
+
+
+@_operation(_all_but_own)
+def scatter(space: Workspace, root: int) -> None:
+    dist.scatter(space.part, space.parts_at(root), group=space.group, group_src=root)
+
+
+@_operation(_all_but_own, second=True)
+def all_to_all(space: Workspace, root: int) -> None:
+    dist.all_to_all_single(space.even(space.second), space.even(), group=space.group)

@@ -1,0 +1,165 @@
+"""What a benchmark of collectives found: times, three kinds of bandwidth, a table, JSON."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from scratch_ddp.benchmark.fit import AlphaBeta, fit, key
+from scratch_ddp.benchmark.operations import OPERATIONS
+from scratch_ddp.benchmark.sizes import format_size
+from scratch_ddp.benchmark.timing import Spread
+
+UNITS = (
+    "Sizes: 1 MiB = 2^20 bytes, 1 MB = 10^6. Times: median [quartiles] over the samples, of the slowest rank. "
+    "1 GB/s = 10^9 bytes a second, 1 GiB/s = 2^30. algbw = S/t, busbw = factor·S/t as in nccl-tests; "
+    "2·S/t is what the write-up published, in GiB/s, though it says GB/s."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation at one size: `seconds` a call over `samples` samples of `calls` calls each.
+
+    `size`: bytes asked for; `nbytes`: S, the bytes of the whole that were timed (see `Operation.nbytes`). Bandwidths in
+    bytes a second, of the median time.
+    """
+
+    operation: str
+    backend: str
+    device: str
+    ranks: int
+    size: int
+    nbytes: int
+    seconds: Spread
+    samples: int
+    calls: int
+
+    @property
+    def algbw(self) -> float:
+        """S/t, "algorithm bandwidth": how fast the task is done, whatever has to be moved for it."""
+        return self.nbytes / self.seconds.median
+
+    @property
+    def busbw(self) -> float:
+        """What a link carries: 2(n-1)/n·S/t for an all-reduce, other factors for others. Comparable across n."""
+        return OPERATIONS[self.operation].bus_factor(self.ranks) * self.algbw
+
+    @property
+    def published(self) -> float | None:
+        """2·S/t, for all-reduces: what a link carries if n is infinite. At 2 ranks it is twice what is carried."""
+        return 2 * self.algbw if self.operation.endswith("all_reduce") else None
+
+    def as_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        return found | {"algbw": self.algbw, "busbw": self.busbw, "published": self.published}
+
+
+@dataclass(frozen=True)
+class Results:
+    """All rows of a run, the same on every rank, in the order of ranks, sizes and operations."""
+
+    rows: tuple[Row, ...]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __add__(self, other: "Results") -> "Results":
+        return Results(self.rows + other.rows)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def of(self, operation: str = "all_reduce", ranks: int | None = None, backend: str | None = None) -> "Results":
+        """The rows of one operation; of one number of ranks or one backend only, where these are given."""
+        wanted = [
+            row
+            for row in self.rows
+            if row.operation == operation and ranks in (None, row.ranks) and backend in (None, row.backend)
+        ]
+        return Results(tuple(wanted))
+
+    def series(self) -> dict[str, "Results"]:
+        """The rows of each operation, backend and number of ranks, smallest size first, by `fit.key` of these."""
+        found: dict[str, list[Row]] = {}
+        for row in sorted(self.rows, key=lambda row: row.size):
+            found.setdefault(key(row.operation, row.backend, row.ranks), []).append(row)
+        return {name: Results(tuple(rows)) for name, rows in sorted(found.items())}
+
+    def fit(self) -> AlphaBeta:
+        """α and β of these rows, which must be of one series: T = α + β·S. Raises ValueError as `fit.fit` does."""
+        if len(self.series()) != 1:
+            raise ValueError(
+                f"one line for {len(self.series())} series: choose one with .of(operation, ranks, backend)"
+            )
+        return fit([row.nbytes for row in self.rows], [row.seconds.median for row in self.rows])
+
+    def fits(self) -> tuple[dict[str, AlphaBeta], dict[str, str]]:
+        """The fit of each series that has one, and why the others have none."""
+        found, missing = {}, {}
+        for name, series in self.series().items():
+            try:
+                found[name] = series.fit()
+            except ValueError as error:
+                missing[name] = str(error)
+        return found, missing
+
+    def table(self) -> str:
+        """A table of Markdown that is readable as text."""
+        head = (
+            "operation",
+            "ranks",
+            "backend",
+            "size",
+            "time, ms",
+            "calls",
+            "algbw, GB/s",
+            "busbw, GB/s",
+            "2·S/t, GB/s (GiB/s)",
+        )
+        rows = [head, *map(_cells, self.rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [" | ".join(_padded(row, widths)) for row in rows]
+        lines.insert(1, "-|-".join("-" * width for width in widths))
+        return "\n".join(f"| {line} |" if i != 1 else f"|-{line}-|" for i, line in enumerate(lines))
+
+    def save(self, path: Path | str, about: dict[str, Any] | None = None) -> None:
+        """Write all as JSON: seconds, bytes, bytes a second; `about` is added as it is."""
+        fits, missing = self.fits()
+        found = {
+            **(about or {}),
+            "units": "seconds, bytes, bytes per second; float32",
+            "rows": [row.as_dict() for row in self.rows],
+            "fits": {name: asdict(each) for name, each in fits.items()},
+            "no_fit": missing,
+        }
+        Path(path).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    spread = [f"{1e3 * each:.3g}" for each in (row.seconds.median, row.seconds.low, row.seconds.high)]
+    published = "" if row.published is None else f"{row.published / 1e9:.3g} ({row.published / 2**30:.3g})"
+    return (
+        row.operation,
+        str(row.ranks),
+        row.backend,
+        format_size(row.size),
+        f"{spread[0]} [{spread[1]}–{spread[2]}]",
+        f"{row.samples} × {row.calls}",
+        f"{row.algbw / 1e9:.3g}",
+        f"{row.busbw / 1e9:.3g}",
+        published,
+    )
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Words to the left, numbers to the right."""
+    words = (0, 2)
+    return [
+        cell.ljust(width) if i in words else cell.rjust(width)
+        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]

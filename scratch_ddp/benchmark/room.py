@@ -1,0 +1,110 @@
+"""Does it fit? Memory that is free on each rank's machine or GPU, and a refusal before anything is allocated."""
+
+import hashlib
+import socket
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.agreement import gather_rows
+from scratch_ddp.benchmark.sizes import about, format_size
+
+USABLE = 0.9  # of what is free: the ranks themselves grow a little, and so do others
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+class Place(NamedTuple):
+    """Memory that ranks share: a number for the machine or the GPU, the same on all its ranks, and the bytes free."""
+
+    number: int
+    free: int
+
+
+def free_memory(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes of main memory that this process may still use: free on the machine, and within its cgroups' limits."""
+    return min([psutil.virtual_memory().available, *_left_in_cgroups(cgroups, own)])
+
+
+def _left_in_cgroups(cgroups: Path, own: Path) -> list[int]:
+    """Limit less use, for each group from the process's own up to the top (Linux; version 2, and the memory of 1)."""
+    left = []
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top, limit, used = (
+            (cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+            if controllers
+            else (cgroups, "memory.max", "memory.current")
+        )
+        folder = top / path.lstrip("/")
+        for group in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top))):
+            try:
+                left.append(int((group / limit).read_text()) - int((group / used).read_text()) + _droppable(group))
+            except (OSError, ValueError):  # no such file, or the limit is "max"
+                continue
+    return left
+
+
+def _droppable(group: Path) -> int:
+    """Bytes of files kept in memory, which count as used and are given up when others need the room."""
+    for line in (group / "memory.stat").read_text().splitlines():
+        if line.startswith(("inactive_file ", "total_inactive_file ")):
+            return int(line.split()[1])
+    return 0
+
+
+def places(device: torch.device, group: dist.ProcessGroup | None) -> list[Place]:
+    """Where each rank's tensors would lie, in rank order. Of ranks in one place, the smallest figure counts.
+
+    Cost: one all-gather of 16 bytes a rank.
+    """
+    name = f"{socket.gethostname()} {uuid.getnode()}"
+    if device.type == "cpu":
+        free = free_memory()
+    else:
+        name += str(torch.cuda.get_device_properties(device).uuid)
+        free = torch.cuda.mem_get_info(device)[0]
+    number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
+    rows = [row.tolist() for row in gather_rows(torch.tensor([number, free]), group)]
+    return [Place(number, min(free for other, free in rows if other == number)) for number, _ in rows]
+
+
+def refuse_what_does_not_fit(
+    sizes: Sequence[int], counts: Sequence[int], where: Sequence[Place], memory: Callable[[int, int], int]
+) -> None:
+    """Raise ValueError unless every size fits for every number of ranks, which are the first so many of `where`.
+
+    `memory(size, n)`: bytes that one rank of n needs. The text says what is needed, what is free and what would fit.
+    """
+    for n in sorted(counts, reverse=True):
+        sharing = Counter(place.number for place in where[:n])
+        for place in dict.fromkeys(where[:n]):
+            together, usable = sharing[place.number], round(USABLE * place.free)
+            needed = together * memory(max(sizes), n)
+            if needed <= usable:
+                continue
+            fitting = [size for size in sizes if together * memory(size, n) <= usable]
+            largest = usable * max(sizes) / needed
+            would = (
+                f"of the sizes asked for, {' '.join(map(_one_word, sorted(fitting)))} would fit; " if fitting else ""
+            )
+            raise ValueError(
+                f"{format_size(max(sizes))} on {n} ranks does not fit: {together} of them share a memory, need "
+                f"{about(needed)} there ({about(needed / together)} each), and {about(usable)} may be used "
+                f"({USABLE:.0%} of what is free). With {n} ranks {would}the largest size is about {about(largest)}."
+            )
+
+
+def _one_word(size: int) -> str:
+    return format_size(size).replace(" ", "").replace(",", "")

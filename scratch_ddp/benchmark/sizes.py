@@ -1,0 +1,38 @@
+"""Sizes of tensors, with units that mean one thing: 1 MB is 10**6 bytes, 1 MiB is 2**20."""
+
+import re
+
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_UNIT_OF = {unit.lower(): factor for unit, factor in UNITS.items()}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes: "10MiB" and "10 mib" are 10,485,760, "10MB" is 10,000,000, "4096" and 4096 are 4,096.
+
+    Raises ValueError, saying what it takes, for anything else, and TypeError for what is no text or int.
+    """
+    if isinstance(text, bool) or not isinstance(text, (str, int)):
+        raise TypeError(f"a size is a number of bytes or a text such as '10MiB', not {type(text).__name__}")
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+    if not found or (found[2] or "B").lower() not in _UNIT_OF:
+        raise ValueError(f"{text!r} is no size: write a number and one of {', '.join(UNITS)}, such as 10MiB")
+    size = float(found[1]) * _UNIT_OF[(found[2] or "B").lower()]
+    if size != int(size) or size == 0:
+        raise ValueError(f"{text!r} is {size:g} bytes: a size is a whole number of bytes, 1 or more")
+    return int(size)
+
+
+def format_size(size: int) -> str:
+    """The shortest exact text: 1048576 is "1 MiB", 1000000 is "1 MB", 1500 is "1,500 B"."""
+    for unit in ("GiB", "MiB", "KiB", "GB", "MB", "KB"):
+        if size and size % UNITS[unit] == 0 and size // UNITS[unit] < 10_000:
+            return f"{size // UNITS[unit]} {unit}"
+    return f"{size:,} B"
+
+
+def about(size: float) -> str:
+    """Rounded, in binary units: 1.5 GiB."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if size >= UNITS[unit]:
+            return f"{size / UNITS[unit]:.3g} {unit}"
+    return f"{size:.0f} B"
