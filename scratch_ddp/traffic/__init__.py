@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
-from scratch_ddp.traffic.cost import ring_bytes, ring_rounds
+from scratch_ddp.cost.wire import ring_bytes, ring_rounds
 from scratch_ddp.traffic.rounds import Message, Start, Wait, depth, messages
 from scratch_ddp.traffic.taps import Call, listening
 

@@ -1,0 +1,94 @@
+"""What a collective puts on the wire, and how long that takes: T = α·P + β·n for P messages and n bytes.
+
+Sources: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
+Distrib. Comput. 69 (2009), for the ring; the factors in PERFORMANCE.md of NVIDIA/nccl-tests; R. Hockney, "The
+communication challenge for MPP", Parallel Computing 20 (1994), for α and β.
+"""
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+
+MB = 2**20  # bytes, as torch's bucket_cap_mb counts them
+
+
+def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = None) -> int:
+    """Bytes that `rank` (of `n`, in the group) sends when the collective `call` runs on a ring.
+
+    `payload`: bytes of this rank's input: S for all_reduce and broadcast, the own chunk for all_gather and gather,
+    all n chunks together for reduce_scatter, all_to_all and the source of a scatter. `root`: the group rank of the
+    source or destination, where there is one.
+    """
+    if n == 1:
+        return 0
+    if call == "all_reduce":
+        return round(2 * (n - 1) * payload / n)  # a reduce-scatter, then an all-gather of the n-th parts
+    if call == "all_gather":
+        return (n - 1) * payload
+    if call in ("reduce_scatter", "all_to_all"):
+        return round((n - 1) * payload / n)
+    if call == "broadcast":
+        return 0 if (rank + 1) % n == root else payload  # the last one on the ring hands nothing on
+    if call in ("reduce", "gather"):
+        return 0 if rank == root else payload
+    if call == "scatter":
+        return round((n - 1) * payload / n) if rank == root else 0
+    if call == "barrier":
+        return 0
+    raise ValueError(f"no formula for {call!r}")
+
+
+def ring_rounds(call: str, n: int) -> int:
+    """Messages one after the other until the collective `call` is through a ring of `n` ranks."""
+    return (2 if call in ("all_reduce", "barrier") else 1) * (n - 1)
+
+
+def transfer_seconds(alpha: float, beta: float, calls: int, nbytes: float) -> float:
+    """Seconds that `calls` messages of `nbytes` bytes in all take, one after the other: α·P + β·n.
+
+    `alpha`: seconds a message; `beta`: seconds a byte. Raises ValueError if any of them is negative, infinite or NaN.
+    """
+    refuse_unless_finite(alpha=alpha, beta=beta, calls=calls, nbytes=nbytes)
+    return alpha * calls + beta * nbytes
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The link between `world_size` ranks, each of which sends over a wire of its own, one message at a time.
+
+    A collective takes `alpha` seconds, `per_round` seconds for each of its rounds, and `beta` seconds for each byte
+    that a rank sends. Raises ValueError if a figure is negative, infinite or NaN, or there is no rank.
+    """
+
+    alpha: float
+    beta: float
+    world_size: int
+    per_round: float = 0.0
+
+    def __post_init__(self) -> None:
+        refuse_unless_finite(alpha=self.alpha, beta=self.beta, per_round=self.per_round)
+        if not isinstance(self.world_size, int) or self.world_size < 1:
+            raise ValueError(f"world_size must be a whole number of ranks, 1 or more, not {self.world_size!r}")
+
+    def all_reduce(self, nbytes: float) -> float:
+        """Seconds that an all-reduce of `nbytes` bytes takes on a ring; 0 for a single rank."""
+        return self.alpha_of_all_reduce + self.beta_of_all_reduce * nbytes
+
+    @property
+    def alpha_of_all_reduce(self) -> float:
+        """Seconds that an all-reduce takes however small it is."""
+        if self.world_size == 1:
+            return 0.0
+        return self.alpha + self.per_round * ring_rounds("all_reduce", self.world_size)
+
+    @property
+    def beta_of_all_reduce(self) -> float:
+        """Seconds for each byte of the tensor: β·2(n−1)/n, since a ring sends almost twice what it sums."""
+        return self.beta * 2 * (self.world_size - 1) / self.world_size
+
+
+def refuse_unless_finite(**values: float) -> None:
+    """Raise ValueError, naming the value, unless all are finite numbers that are 0 or more."""
+    for name, value in values.items():
+        if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
+            raise ValueError(f"{name} must be a finite number, 0 or more, not {value!r}")
