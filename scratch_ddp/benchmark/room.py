@@ -96,15 +96,9 @@ def refuse_what_does_not_fit(
                 continue
             fitting = [size for size in sizes if together * memory(size, n) <= usable]
             largest = usable * max(sizes) / needed
-            would = (
-                f"of the sizes asked for, {' '.join(map(_one_word, sorted(fitting)))} would fit; " if fitting else ""
-            )
+            would = f"Of the sizes asked for, {', '.join(map(format_size, sorted(fitting)))} would. " if fitting else ""
             raise ValueError(
                 f"{format_size(max(sizes))} on {n} ranks does not fit: {together} of them share a memory, need "
                 f"{about(needed)} there ({about(needed / together)} each), and {about(usable)} may be used "
-                f"({USABLE:.0%} of what is free). With {n} ranks {would}the largest size is about {about(largest)}."
+                f"({USABLE:.0%} of what is free). {would}The largest that fits is about {about(largest)}."
             )
-
-
-def _one_word(size: int) -> str:
-    return format_size(size).replace(" ", "").replace(",", "")

@@ -1,0 +1,174 @@
+"""`python -m scratch_ddp.benchmark collectives`: time collectives, on ranks of its own or on torchrun's.
+
+python -m scratch_ddp.benchmark collectives --ranks 2 4 6 --sizes 1KiB 1MiB 100MiB
+torchrun --nproc-per-node 2 -m scratch_ddp.benchmark collectives --json found.json
+"""
+
+import argparse
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.benchmark.collectives import SIZES, measure
+from scratch_ddp.benchmark.fit import save_machine
+from scratch_ddp.benchmark.operations import OPERATIONS
+from scratch_ddp.benchmark.ranks import RankFailed, run_ranks
+from scratch_ddp.benchmark.report import machine
+from scratch_ddp.benchmark.results import UNITS, Results
+from scratch_ddp.benchmark.sizes import parse_size
+
+RANKS = (2, 4, 6)
+HOURS = 3600.0  # a limit for ranks that hang, not for a long measurement
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--ranks", type=int, nargs="+", help="default: 2 4 6; under torchrun all it has started")
+    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
+    parser.add_argument(
+        "--operations", nargs="+", default=["all_reduce"], metavar="NAME", help=f"all, or of: {', '.join(OPERATIONS)}"
+    )
+    parser.add_argument("--backend", choices=("gloo", "nccl"), nargs="+", help="default: gloo, and NCCL where it can")
+    parser.add_argument("--rendezvous", choices=("file", "tcp"), help="how ranks find each other (default: file)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each row, about (default: 1)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
+    parser.add_argument("--charts", type=Path, metavar="FOLDER", help="draw times and bandwidths there, as PNG")
+    parser.add_argument("--save", action="store_true", help="keep α and β in this_machine.json here, for later lessons")
+
+
+def main(options: argparse.Namespace) -> int:
+    try:
+        _check(options)
+        found = _under_torchrun(options) if "TORCHELASTIC_RUN_ID" in os.environ else _on_own_ranks(options)
+    except (ValueError, TypeError) as error:
+        if _is_first():  # under torchrun all ranks raise alike
+            print(f"collectives: {error}", file=sys.stderr)
+        return 2
+    except RankFailed as error:
+        print(f"collectives: {error}", file=sys.stderr)
+        return 1
+    if found is not None:
+        _report(found, options)
+    return 0
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what would fail only after the measurement, or on every rank with a traceback."""
+    if options.operations == ["all"]:
+        options.operations = list(OPERATIONS)
+    options.sizes = [parse_size(size) for size in options.sizes]
+    if not _is_first():
+        return
+    if options.json and not options.json.parent.is_dir():
+        raise ValueError(f"--json {options.json}: there is no folder {options.json.parent}")
+    if options.charts:
+        if options.charts.exists() and not options.charts.is_dir():
+            raise ValueError(f"--charts {options.charts}: that is a file, a folder is needed")
+        options.charts.mkdir(parents=True, exist_ok=True)
+
+
+def _on_own_ranks(options: argparse.Namespace) -> Results:
+    ranks = options.ranks or list(RANKS)
+    print(f"Collectives on {machine()}, torch {torch.__version__}.", flush=True)
+    found = Results(())
+    for backend, counts in _backends(options.backend, ranks, torch.cuda.device_count()).items():
+        # Each rank answers with the results, or with why there are none: all the same.
+        answer = run_ranks(
+            max(counts),
+            _answer,
+            options,
+            counts,
+            backend=backend,
+            rendezvous=options.rendezvous or "file",
+            timeout=HOURS,
+        )[0]
+        if isinstance(answer, str):
+            raise ValueError(answer)
+        found += answer
+    return found
+
+
+def _backends(wanted: list[str] | None, ranks: list[int], gpus: int) -> dict[str, list[int]]:
+    """The numbers of ranks for each backend. NCCL wants a GPU for each rank: refused, or left out and said."""
+    if min(ranks) < 2:
+        raise ValueError(f"--ranks {min(ranks)}: a collective is between 2 ranks or more")
+    possible = [n for n in ranks if n <= gpus]
+    lacking = [n for n in ranks if n > gpus]
+    if wanted and "nccl" in wanted and lacking:
+        raise ValueError(
+            f"--backend nccl: {max(ranks)} ranks need a GPU each, and there are {gpus}. "
+            + (f"Write --ranks {' '.join(map(str, possible))}, or" if possible else "Write")
+            + " --backend gloo, which runs on the CPU."
+        )
+    if wanted:
+        return dict.fromkeys(wanted, ranks)
+    if lacking:
+        print(f"No NCCL for {lacking} ranks: it wants a GPU for each, and there are {gpus}.")
+    return {"gloo": ranks} | ({"nccl": possible} if possible else {})
+
+
+def _answer(options: argparse.Namespace, counts: list[int] | None) -> Results | str:
+    try:
+        return measure(options.sizes, options.operations, counts, options.seconds)
+    except (ValueError, TypeError) as error:
+        return str(error)
+
+
+def _under_torchrun(options: argparse.Namespace) -> Results | None:
+    """Results on rank 0, None elsewhere. Every rank raises alike."""
+    if options.rendezvous:
+        raise ValueError("--rendezvous: torchrun's ranks have found each other already")
+    local_ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    backend = (options.backend or ["nccl" if gpus >= local_ranks else "gloo"])[0]
+    if len(options.backend or ()) > 1:
+        raise ValueError("--backend: one at a time under torchrun")
+    if backend == "nccl":
+        if gpus < local_ranks:
+            raise ValueError(f"--backend nccl: {local_ranks} ranks on this machine need a GPU each, and it has {gpus}")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    try:
+        answer = _answer(options, options.ranks)
+        if isinstance(answer, str):
+            raise ValueError(answer)
+        return answer if dist.get_rank() == 0 else None
+    finally:
+        dist.destroy_process_group()
+
+
+def _report(found: Results, options: argparse.Namespace) -> None:
+    fits, missing = found.fits()
+    print(f"\n{found}\n\n{UNITS}\n\nT = α + β·S by least squares of relative residuals:")
+    for name, each in {**fits, **missing}.items():
+        print(f"  {name}: {each}")
+    if options.json:
+        about: dict[str, Any] = {
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        found.save(options.json, about)
+    if options.charts:
+        _draw(found, options.charts)
+    if options.save and fits:
+        print(f"Kept in {save_machine(fits)}.")
+
+
+def _draw(found: Results, folder: Path) -> None:
+    from scratch_ddp.plots.bandwidth import bandwidth_chart, time_chart  # takes a moment: only where it is asked for
+
+    fits, _ = found.fits()
+    time_chart(found, fits).savefig(folder / "time.png", dpi=150)
+    bandwidth_chart(found).savefig(folder / "bandwidth.png", dpi=150)
+    print(f"Charts: {folder / 'time.png'}, {folder / 'bandwidth.png'}.")

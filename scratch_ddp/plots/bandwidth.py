@@ -1,0 +1,99 @@
+"""Times and bandwidths of collectives over the size of the tensor."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from scratch_ddp.benchmark.fit import AlphaBeta
+from scratch_ddp.benchmark.results import Results
+from scratch_ddp.benchmark.sizes import format_size
+from scratch_ddp.plots.colors import QUIET, rank_color
+
+BANDWIDTHS = {"algbw": "algbw: S/t", "busbw": "busbw: {} · S/t", "published": "as published: 2 · S/t"}
+GREY = "#666666"
+_MARKERS = "osD^vPX*"
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def time_chart(results: Results, fits: Mapping[str, AlphaBeta] | None = None) -> Figure:
+    """A line for each operation, backend and number of ranks: median time over size, both logarithmic.
+
+    The bars are the quartiles. `fits` (by the names that `Results.series` gives) are drawn as dashed lines.
+    """
+    figure, panel = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    sizes = sorted({row.size for row in results})
+    for number, (name, series) in enumerate(results.series().items()):
+        medians = [row.seconds.median for row in series]
+        spread = [
+            [row.seconds.median - row.seconds.low for row in series],
+            [row.seconds.high - row.seconds.median for row in series],
+        ]
+        style = {"color": rank_color(number), "marker": _MARKERS[number % len(_MARKERS)], "ms": 5, "lw": 1.4}
+        panel.errorbar([row.size for row in series], medians, yerr=spread, capsize=2, label=name, **style)
+        if fits and name in fits:
+            line = [fits[name].seconds(size) for size in _between(sizes)]
+            panel.plot(_between(sizes), line, "--", color=rank_color(number), lw=1)
+    panel.set_yscale("log")
+    panel.yaxis.set_major_formatter(lambda seconds, _: _format_seconds(seconds))
+    panel.set_ylabel("time a call", fontsize=9)
+    _finish(panel, sizes)
+    handles, names = panel.get_legend_handles_labels()
+    if fits:
+        handles.append(plt.Line2D([], [], ls="--", lw=1, color=GREY))
+        names.append("α + β·S")
+    figure.legend(handles, names, loc="outside lower left", ncols=2, fontsize=8, frameon=False)
+    return figure
+
+
+def bandwidth_chart(results: Results, kinds: Sequence[str] = tuple(BANDWIDTHS)) -> Figure:
+    """A panel for each kind of bandwidth ("algbw", "busbw", "published") with the lines of `time_chart`, in GB/s.
+
+    "published" is drawn for all-reduces only. All panels have one scale, so that they can be compared.
+    """
+    if unknown := [kind for kind in kinds if kind not in BANDWIDTHS]:
+        raise ValueError(f"no bandwidth is called {unknown[0]!r}; there are {', '.join(BANDWIDTHS)}")
+    kinds = [kind for kind in kinds if any(getattr(row, kind) is not None for row in results)]
+    all_reduces = all(row.operation.endswith("all_reduce") for row in results)
+    factor = "2(n−1)/n" if all_reduces else "factor"  # other operations have others
+    width = 3.1 * len(kinds) + 0.6
+    figure, axes = plt.subplots(1, len(kinds), figsize=(width, 3.9), sharey=True, squeeze=False, layout="constrained")
+    sizes = sorted({row.size for row in results})
+    for panel, kind in zip(axes.flat, kinds, strict=True):
+        for number, (name, series) in enumerate(results.series().items()):
+            points = [(row.size, getattr(row, kind)) for row in series if getattr(row, kind) is not None]
+            style = {"color": rank_color(number), "marker": _MARKERS[number % len(_MARKERS)], "ms": 5, "lw": 1.4}
+            panel.plot([size for size, _ in points], [rate / 1e9 for _, rate in points], label=name, **style)
+        panel.set_title(BANDWIDTHS[kind].format(factor), fontsize=10, loc="left")
+        _finish(panel, sizes)
+    axes[0, 0].set_ylim(bottom=0)  # of all panels
+    axes[0, 0].set_ylabel("GB/s (10⁹ bytes a second)", fontsize=9)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower left", ncols=max(1, round(width / 3.2)), fontsize=8, frameon=False)
+    return figure
+
+
+def _between(sizes: Sequence[int], steps: int = 60) -> list[float]:
+    """Sizes from the smallest to the largest, at equal ratios."""
+    ratio = max(sizes) / min(sizes)
+    return [min(sizes) * ratio ** (step / steps) for step in range(steps + 1)]
+
+
+def _format_seconds(seconds: float) -> str:
+    scale, unit = next((each for each in _UNITS if seconds >= 0.999 * each[0]), _UNITS[-1])
+    return f"{seconds / scale:g} {unit}"
+
+
+def _finish(panel: Axes, sizes: Sequence[int]) -> None:
+    panel.set_xscale("log")
+    shown = sizes if len(sizes) <= 8 else sizes[:: -(-len(sizes) // 8)]
+    panel.xaxis.set_major_locator(FixedLocator(shown))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(lambda size, _: format_size(round(size)).replace(" ", "\n"))
+    panel.set_xlabel("size of the tensor, S", fontsize=9)
+    panel.tick_params(labelsize=8, length=3, color=QUIET)
+    panel.grid(color=QUIET, lw=0.4, alpha=0.6)
+    panel.spines[:].set_color(QUIET)
+    panel.spines[["top", "right"]].set_visible(False)
