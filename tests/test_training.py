@@ -9,17 +9,14 @@ import time
 
 import pytest
 import torch
-import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
 import torch.distributed as dist
-import transformers  # noqa: F401  as above
 from ddp_cases import STRATEGIES, bits, calls, gathered
 from ranks import run_ranks
 from torch.nn.parallel import DistributedDataParallel
-from transformers import LlamaForSequenceClassification  # noqa: F401  as above
+from training_cases import PAIRS, TINY
 
 from scratch_ddp.data import load_pairs, sentences, tokenise
 from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
-from scratch_ddp.evaluation import Score, evaluate, score
 from scratch_ddp.models import build_small
 from scratch_ddp.pairs import make_pairs
 from scratch_ddp.sharding import Batches
@@ -35,9 +32,6 @@ from scratch_ddp.training import (
     warm_up_then_fall,
     windows,
 )
-
-PAIRS = make_pairs()
-TINY = {"hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 3, "num_key_value_heads": 1}
 
 
 def run(strategy, dtype, items, batch_size, epochs=1, accumulation=1, sizes=None, together=True) -> dict:
@@ -134,38 +128,6 @@ def test_there_is_something_to_learn():
     assert losses[-1] < 0.8 * losses[0]
     assert seconds < 90
     assert len(lines) == 4 and re.fullmatch(r"epoch 4: loss 0\.\d{4}, validation accuracy 0\.\d{3}, F1 .*", lines[-1])
-
-
-def evaluate_shares(items: int, size: int) -> Score:
-    seed_everything(0)
-    model, tokenizer = build_small(**TINY)
-    rows = {name: column[:items] for name, column in PAIRS["test"].items()}
-    batches = Batches(tokenise(rows, tokenizer), size, 0, dist.get_rank(), dist.get_world_size(), "contiguous")
-    model.train()
-    result = evaluate(model, batches)
-    assert model.training, "left as it was"
-    return result
-
-
-@pytest.mark.parametrize("items", [17, 64])
-def test_evaluation_counts_each_item_once(items):
-    (alone,) = run_ranks(1, evaluate_shares, items, 8)
-    for world_size in (2, 4):
-        assert run_ranks(world_size, evaluate_shares, items, 8) == [alone] * world_size
-    assert alone.items == items
-
-
-def test_score():
-    assert score(torch.tensor([[3, 1], [2, 4]])) == Score(0.7, 8 / 11, 0.6, 10)
-    assert score(torch.tensor([[5, 0], [2, 0]])) == Score(5 / 7, 0.0, 5 / 7, 7)
-
-
-def test_score_agrees_with_scikit_learn():
-    metrics = pytest.importorskip("sklearn.metrics")
-    labels, predictions = torch.randint(2, (2, 50), generator=torch.Generator().manual_seed(0)).tolist()
-    ours = score(torch.tensor(metrics.confusion_matrix(labels, predictions)))
-    assert ours.accuracy == pytest.approx(metrics.accuracy_score(labels, predictions))
-    assert ours.f1 == pytest.approx(metrics.f1_score(labels, predictions))
 
 
 def token_mean() -> tuple:
