@@ -186,6 +186,11 @@ def _watched_operators() -> Iterator[None]:
         _thread.watched = False
 
 
+def in_a_call() -> bool:
+    """Is this thread inside a call that has been seen? What happens there is the library's doing."""
+    return _thread.inside
+
+
 @contextlib.contextmanager
 def _inside() -> Iterator[None]:
     _thread.inside = True

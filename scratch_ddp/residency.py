@@ -1,0 +1,165 @@
+"""A ledger of one rank's memory: which elements it holds and how many it sends, moment by moment.
+
+Nothing is taken on trust. A dispatch mode sees every tensor that an operation reads or makes inside a block; the ledger
+keeps a weak reference to its storage. What is held at the end of a block are the storages that are still alive, at the
+size that they have then. Names only say what a storage is called; what has no name is listed as "unnamed".
+"""
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from scratch_ddp.traffic import traffic
+from scratch_ddp.traffic.taps import in_a_call
+
+OTHER, UNNAMED = "other", "unnamed"
+LETTING_GO = 20  # milliseconds
+
+
+@dataclass(frozen=True)
+class Held:
+    """A storage, by the first name found for it. A view has its parent's storage, and so keeps all of it alive."""
+
+    name: str
+    kind: str
+    elements: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The end of a block: what this rank holds then, and what it sent inside.
+
+    `peak`: the most elements held at once inside the block, after any of its operations.
+    """
+
+    name: str
+    held: tuple[Held, ...]
+    sent: int
+    peak: int
+
+    def elements(self, *kinds: str) -> int:
+        """Elements held in storages of these kinds; without kinds: in all."""
+        return sum(each.elements for each in self.held if not kinds or each.kind in kinds)
+
+    def __str__(self) -> str:
+        """`gather W1        sent 12   own 8 (w1 w2), borrowed 16 (W1)`"""
+        kinds = dict.fromkeys(each.kind for each in self.held)
+        names = {kind: " ".join(each.name for each in self.held if each.kind == kind) for kind in kinds}
+        held = ", ".join(f"{kind} {self.elements(kind)} ({names[kind]})" for kind in kinds)
+        return f"{self.name:18} {f'sent {self.sent}' if self.sent else '':8} {held}"
+
+
+class Ledger:
+    """What this rank holds and sends.
+
+    ```python
+    m = SimpleNamespace(w1=…)                        # what this rank holds, by name
+    ledger = Ledger(m, own="w1", borrowed="W1")      # kinds: names that are summed up together
+    with ledger("gather W1"):
+        m.W1 = gather(m.w1)
+    print(ledger.moments[-1], ledger.sent, ledger.peak("own", "borrowed"))
+    ```
+    `names` may hold tensors and lists of them. An element is `dtype.itemsize` bytes, whatever type a tensor has. What
+    is sent is counted by `traffic`: for torch's collectives by the ring's formula.
+
+    Not seen: what a library allocates inside one of its operations (gloo and NCCL copy some collectives' tensors), and
+    tensors that were made outside of every block and have neither a name nor a part in a block.
+    """
+
+    def __init__(self, names: SimpleNamespace, dtype: torch.dtype = torch.float64, **kinds: str):
+        self.moments: list[Moment] = []
+        self._names, self._itemsize = names, dtype.itemsize
+        self._order = [name for text in kinds.values() for name in text.split()]
+        self._kinds = {name: kind for kind, text in kinds.items() for name in text.split()}
+        if len(self._kinds) < len(self._order):
+            twice = sorted({name for name in self._order if self._order.count(name) > 1})
+            raise ValueError(f"each name has one kind, but {', '.join(twice)} stands in two places")
+        self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._peak = 0
+
+    @contextlib.contextmanager
+    def __call__(self, moment: str) -> Iterator[None]:
+        """Watch the block and take stock at its end. A block that raises leaves no moment."""
+        self._peak = 0
+        self._see(vars(self._names))
+        with traffic() as counted, _Watch(self._see):
+            yield
+        self._see(vars(self._names))
+        self._wait_for_threads(sum(storage.nbytes() for storage in _storages(vars(self._names))))
+        sent = counted.wire_bytes // self._itemsize
+        self.moments.append(Moment(moment, self._held(), sent, self._peak // self._itemsize))
+
+    @property
+    def sent(self) -> int:
+        """Elements that this rank has sent in all blocks together."""
+        return sum(moment.sent for moment in self.moments)
+
+    def peak(self, *kinds: str) -> int:
+        """The most elements held at once; of `kinds`: at the end of any block, without: after any operation."""
+        if unknown := set(kinds) - {*self._kinds.values(), OTHER}:
+            known = ", ".join(dict.fromkeys([*self._kinds.values(), OTHER]))
+            raise ValueError(f"no kind is called {', '.join(sorted(unknown))}; there are {known}")
+        moments = self.moments
+        return max((each.elements(*kinds) if kinds else each.peak for each in moments), default=0)
+
+    def _see(self, values: Any) -> None:
+        self._storages.update(_storages(values))
+        self._peak = max(self._peak, self._wait_for_threads(self._peak))
+
+    def _wait_for_threads(self, expected: int) -> int:
+        """Return the bytes held. Where they are more than expected, the library's threads get a chance to run first:
+        they let go of a collective's tensors only a moment after it has ended."""
+        for _ in range(LETTING_GO):
+            held = sum(storage.nbytes() for storage in self._storages)
+            if held <= expected:
+                break
+            time.sleep(0.001)
+        return held
+
+    def _held(self) -> tuple[Held, ...]:
+        unnamed, held = set(self._storages), []
+        rank_in_order = {name: place for place, name in enumerate(self._order)}
+        for name in sorted(vars(self._names), key=lambda name: rank_in_order.get(name, len(rank_in_order))):
+            storages = _storages(vars(self._names)[name]) & unnamed
+            unnamed -= storages
+            if storages:
+                held.append(Held(name, self._kinds.get(name, OTHER), self._elements(storages)))
+        if elements := self._elements(unnamed):
+            held.append(Held(UNNAMED, OTHER, elements))
+        return tuple(held)
+
+    def _elements(self, storages: set[torch.UntypedStorage]) -> int:
+        return sum(storage.nbytes() for storage in storages) // self._itemsize
+
+
+class _Watch(TorchDispatchMode):
+    """Shows what every operation of this thread reads and makes; gloo's threads take the mode with them."""
+
+    def __init__(self, see: Callable[[Any], None]):
+        super().__init__()
+        self._see, self._thread = see, threading.get_ident()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch imports its compiler, which takes seconds, at the first operation
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if threading.get_ident() == self._thread and not in_a_call():
+            self._see((args, kwargs, result))
+        return result
+
+
+def _storages(values: Any) -> set[torch.UntypedStorage]:
+    """Of the tensors in nested lists and dictionaries. One storage is one object, however often it is asked for."""
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return {tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided}
