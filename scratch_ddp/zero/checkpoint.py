@@ -1,0 +1,143 @@
+"""Optimizer state on its way out of a sharded optimizer and back: whole on one rank, or each rank's share in a folder.
+
+Parameters have the numbers that they have in the plain optimizer's state dict. So what was saved by any number of ranks
+is loaded by any other, and the whole state by a plain optimizer too.
+"""
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from scratch_ddp.agreement import message_device
+
+State = dict[int, dict[str, Any]]  # by the parameter's number: as in state_dict()["state"]
+PREFIX = "state."  # of the tensors' names in a folder: state.3.exp_avg
+GROUPS = "param_groups"  # saved as bytes, since torch.distributed.checkpoint would take them apart
+
+
+@dataclass
+class _Follows:
+    """Stands for a tensor that comes in a message of its own."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def gather_state(mine: State, to: int, group: dist.ProcessGroup | None) -> State:
+    """Return, on rank `to` of the group, the state of all ranks in main memory; an empty one elsewhere.
+
+    Costs one gather of a description, then one message for each tensor that `to` does not own. One tensor at a time,
+    so that `to` needs memory for the whole and nobody for more.
+    """
+    me, device = dist.get_rank(group), message_device(group)
+    described = {
+        number: {key: _Follows(value.shape, value.dtype) if _travels(value) else value for key, value in entry.items()}
+        for number, entry in mine.items()
+    }
+    everyones: list = [None] * dist.get_world_size(group)
+    dist.gather_object(described, everyones if me == to else None, group=group, group_dst=to)
+    if me != to:
+        for value in (value for entry in mine.values() for value in entry.values() if _travels(value)):
+            dist.send(value.to(device).contiguous(), group=group, group_dst=to)
+        return {}
+    whole: State = {number: {key: _to_cpu(value) for key, value in entry.items()} for number, entry in mine.items()}
+    for source, described in enumerate(everyones):
+        if source != me:
+            for number, entry in described.items():
+                whole[number] = {key: _receive(value, source, device, group) for key, value in entry.items()}
+    return dict(sorted(whole.items()))
+
+
+def _travels(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.layout == torch.strided
+
+
+def _receive(value: Any, source: int, device: torch.device, group: dist.ProcessGroup | None) -> Any:
+    if not isinstance(value, _Follows):
+        return _to_cpu(value)
+    tensor = torch.empty(value.shape, dtype=value.dtype, device=device)
+    dist.recv(tensor, group=group, group_src=source)
+    return tensor.cpu()
+
+
+def _to_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
+def check_fits(state_dict: Mapping[str, Any], groups: list[dict[str, Any]], needed: Mapping[int, torch.Tensor]) -> None:
+    """Raise ValueError unless a state dict is of an optimizer with these groups and has what the rank needs of it.
+
+    `needed`: by number, the parameters whose state is to be taken.
+    """
+    if not (isinstance(state_dict, Mapping) and {"state", "param_groups"} <= state_dict.keys()):
+        raise ValueError("this is no optimizer's state dict: it has no 'state' and 'param_groups'")
+    saved = [len(group["params"]) for group in state_dict["param_groups"]]
+    here = [len(group["params"]) for group in groups]
+    if saved != here:
+        raise ValueError(f"the state was saved for groups of {saved} parameters, this optimizer has groups of {here}")
+    for old, new in zip(state_dict["param_groups"], groups, strict=True):
+        pairs = zip(old.get("param_names", ()), new.get("param_names", ()), strict=False)
+        if wrong := next((pair for pair in pairs if pair[0] != pair[1]), None):
+            raise ValueError(f"the state was saved for {wrong[0]!r}, where this optimizer has {wrong[1]!r}")
+    if "share" in state_dict and (missing := sorted(needed.keys() - set(state_dict["share"]["parameters"]))):
+        raise ValueError(
+            f"this is a share of rank {state_dict['share']['rank']}, which lacks the state of parameters {missing}: "
+            "load the whole state (gather_full_state_dict), or what save() has written"
+        )
+    for number, parameter in needed.items():
+        for key, value in state_dict["state"].get(number, {}).items():
+            if isinstance(value, torch.Tensor) and not _fits(value.shape, parameter.shape):
+                shapes = f"shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
+                raise ValueError(f"{key!r} of parameter {number} was saved with {shapes}: it is another model's")
+
+
+def _fits(state: torch.Size, parameter: torch.Size) -> bool:
+    """State is as large as its parameter, or smaller where it holds a number for several elements."""
+    try:
+        return torch.broadcast_shapes(state, parameter) == parameter
+    except RuntimeError:
+        return False
+
+
+def save(state_dict: dict[str, Any], folder: str | Path, group: dist.ProcessGroup | None) -> None:
+    """Write every rank's share to the folder through torch.distributed.checkpoint: the tensors of all ranks once."""
+    tensors = {f"{PREFIX}{number}.{key}": value for number, key, value in _entries(state_dict["state"])}
+    dcp.save({**tensors, GROUPS: _pack(state_dict["param_groups"])}, checkpoint_id=folder, process_group=group)
+
+
+def _pack(groups: list[dict[str, Any]]) -> torch.Tensor:
+    buffer = io.BytesIO()
+    torch.save(groups, buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def _unpack(packed: torch.Tensor) -> list[dict[str, Any]]:
+    return torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+
+
+def _entries(state: State) -> Iterator[tuple[int, str, Any]]:
+    return ((number, key, value) for number, entry in state.items() for key, value in entry.items())
+
+
+def load(folder: str | Path, numbers: list[int], group: dist.ProcessGroup | None) -> dict[str, Any]:
+    """Read the parameter groups and the state of the parameters with these numbers, whoever has saved it."""
+    reader = dcp.FileSystemReader(folder)
+    wanted: dict[str, Any] = {}
+    for name, saved in reader.read_metadata().state_dict_metadata.items():
+        if name == GROUPS or (name.startswith(PREFIX) and int(name.split(".")[1]) in numbers):
+            is_tensor = isinstance(saved, TensorStorageMetadata)
+            wanted[name] = torch.empty(saved.size, dtype=saved.properties.dtype) if is_tensor else None
+    dcp.load(wanted, storage_reader=reader, process_group=group)
+    groups = _unpack(wanted.pop(GROUPS))
+    state: State = {}
+    for name, value in wanted.items():
+        _, number, key = name.split(".", 2)
+        state.setdefault(int(number), {})[key] = value
+    return {"state": state, "param_groups": groups}
