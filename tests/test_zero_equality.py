@@ -12,35 +12,33 @@ from zero_cases import OPTIMIZERS, everything, give_gradients, same, twin, two_g
 
 from scratch_ddp.zero import ShardedOptimizer
 
+FORMS = {"parameters": nn.Module.parameters, "groups": two_groups, "named": nn.Module.named_parameters}
 
-def steps_as_the_plain_one(name: str) -> list[str]:
-    """Step both side by side, with parameter groups and without; return what differs."""
+
+def steps_as_the_plain_one(name: str, form: str) -> list[str]:
+    """Step both side by side; return what differs."""
     cls, options = OPTIMIZERS[name]
-    wrong = []
     fused_sgd = name == "momentum, fused"  # torch's own: in bfloat16 two runs differ, and it wants every gradient
-    for form in ("parameters", "groups", "named"):
-        model, alone = (everything().float() if fused_sgd else everything() for _ in range(2))
-        forms = {"parameters": nn.Module.parameters, "groups": two_groups, "named": nn.Module.named_parameters}
-        sharded = ShardedOptimizer(forms[form](model), cls, **options)
-        plain = cls(forms[form](alone), **options)
-        for step in range(3):
-            give_gradients(step, model, alone, all_have=fused_sgd)
-            sharded.step()
-            plain.step()
-            sharded.zero_grad()
-            plain.zero_grad()
-        if not same(dict(model.named_parameters()), dict(alone.named_parameters())):
-            wrong.append(f"{name}, {form}: parameters")
-        whole = sharded.gather_full_state_dict()
-        if dist.get_rank() == 0 and not same(whole, plain.state_dict()):
-            wrong.append(f"{name}, {form}: state")
-    return wrong
+    model, alone = (everything().float() if fused_sgd else everything() for _ in range(2))
+    sharded, plain = ShardedOptimizer(FORMS[form](model), cls, **options), cls(FORMS[form](alone), **options)
+    for step in range(3):
+        give_gradients(step, model, alone, all_have=fused_sgd)
+        for optimizer in (sharded, plain):
+            optimizer.step()
+            optimizer.zero_grad()
+    whole = sharded.gather_full_state_dict()
+    held = {
+        "parameters": same(dict(model.named_parameters()), dict(alone.named_parameters())),
+        "state": dist.get_rank() > 0 or same(whole, plain.state_dict()),
+    }
+    return [f"{name}, {form}: {what}" for what, holds in held.items() if not holds]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_every_optimizer(n):
     def all_of_them():
-        return sum(map(steps_as_the_plain_one, OPTIMIZERS), [])
+        cases = [(name, "parameters") for name in OPTIMIZERS] + [("AdamW, foreach", form) for form in FORMS]
+        return sum((steps_as_the_plain_one(*case) for case in cases), [])
 
     assert run_ranks(n, all_of_them) == [[]] * n
 
@@ -86,7 +84,7 @@ def with_schedulers() -> list[bool]:
     """Schedulers change the groups of the sharded optimizer, also the momentum; both end at the same bits."""
     outcomes = []
     for make in (
-        lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (step + 1)),
+        lambda optimizer: LambdaLR(optimizer, lambda steps: 1 / (steps + 1)),
         lambda optimizer: OneCycleLR(optimizer, max_lr=0.1, total_steps=6),
     ):
         model, alone = everything(), everything()

@@ -23,7 +23,7 @@ OPTIMIZERS = {
 
 
 class Everything(nn.Module):
-    """Frozen, tied, empty, scalar and transposed parameters, of two dtypes; one of more than 1 MB that travels alone."""
+    """Frozen, tied, empty, scalar and transposed parameters, of three dtypes; one of more than 1 MB travels alone."""
 
     def __init__(self):
         super().__init__()

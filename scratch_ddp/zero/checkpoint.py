@@ -5,7 +5,7 @@ is loaded by any other, and the whole state by a plain optimizer too.
 """
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,18 +126,27 @@ def _entries(state: State) -> Iterator[tuple[int, str, Any]]:
     return ((number, key, value) for number, entry in state.items() for key, value in entry.items())
 
 
-def load(folder: str | Path, numbers: list[int], group: dist.ProcessGroup | None) -> dict[str, Any]:
-    """Read the parameter groups and the state of the parameters with these numbers, whoever has saved it."""
-    reader = dcp.FileSystemReader(folder)
-    wanted: dict[str, Any] = {}
-    for name, saved in reader.read_metadata().state_dict_metadata.items():
+def wanted(folder: str | Path, numbers: Container[int]) -> dict[str, Any]:
+    """Make room for the parameter groups and for the state of the parameters with these numbers. No communication."""
+    room: dict[str, Any] = {}
+    for name, saved in dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.items():
         if name == GROUPS or (name.startswith(PREFIX) and int(name.split(".")[1]) in numbers):
             is_tensor = isinstance(saved, TensorStorageMetadata)
-            wanted[name] = torch.empty(saved.size, dtype=saved.properties.dtype) if is_tensor else None
-    dcp.load(wanted, storage_reader=reader, process_group=group)
-    groups = _unpack(wanted.pop(GROUPS))
+            room[name] = torch.empty(saved.size, dtype=saved.properties.dtype) if is_tensor else None
+    if GROUPS not in room:
+        raise ValueError(f"{folder} holds no state of a sharded optimizer")
+    return room
+
+
+def load(folder: str | Path, room: dict[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
+    """Fill what `wanted` made room for, whichever rank has saved it, and return it as a state dict. Collective."""
+    try:
+        dcp.load(room, checkpoint_id=folder, process_group=group)
+    except dcp.api.CheckpointException as failed:  # no Exception, and with the traceback of every rank
+        reasons = {f"{type(error).__name__}: {error}".strip(": ") for error, _ in failed.failures.values()}
+        raise ValueError(f"{folder} can't be read: {'; '.join(sorted(reasons))}") from None
     state: State = {}
-    for name, value in wanted.items():
+    for name in room.keys() - {GROUPS}:
         _, number, key = name.split(".", 2)
-        state.setdefault(int(number), {})[key] = value
-    return {"state": state, "param_groups": groups}
+        state.setdefault(int(number), {})[key] = room[name]
+    return {"state": state, "param_groups": _unpack(room[GROUPS])}

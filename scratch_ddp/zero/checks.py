@@ -41,9 +41,10 @@ def read_groups(params: Any) -> list[dict[str, Any]]:
     if isinstance(params, torch.Tensor):
         raise TypeError("give an iterable of parameters, such as model.parameters(), not a single tensor")
     params = list(params)
-    if params and isinstance(params[0], dict):
-        params = [dict(group) for group in params]
-    return torch.optim.Optimizer(params, {}).param_groups
+    groups = [dict(group) for group in params] if params and isinstance(params[0], dict) else [{"params": params}]
+    if groups == [{"params": []}]:
+        raise ValueError("the optimizer got an empty list of parameters")
+    return [torch.optim.Optimizer([group], {}).param_groups[0] for group in groups]
 
 
 def named_parameters(groups: Groups) -> list[tuple[str, torch.Tensor]]:

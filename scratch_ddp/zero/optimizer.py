@@ -125,7 +125,8 @@ class ShardedOptimizer(Optimizer):
 
         Raises ValueError on every rank if the folder is incomplete or holds another model's state.
         """
-        self.load_state_dict(self._together(lambda: checkpoint.load(folder, self._numbers(), self.group)))
+        room = self._together(lambda: checkpoint.wanted(folder, self._numbers()))
+        self.load_state_dict(self._together(lambda: checkpoint.load(folder, room, self.group)))
 
     def _numbers(self) -> dict[int, torch.Tensor]:
         """What this rank owns, by the numbers that parameters have in a state dict."""

@@ -18,24 +18,24 @@ class Presence:
     def __init__(self, groups: checks.Groups, owners: Owners, group: dist.ProcessGroup | None):
         self.group, self.groups, self.owners = group, groups, owners
         self.named = checks.named_parameters(groups)
+        self._kinds = [(parameter.dtype, tuple(parameter.shape)) for _, parameter in self.named]
         self._compared = False
 
     def with_gradient(self) -> list[torch.Tensor]:
         """Return the parameters that have a gradient on their owner: the same list on every rank.
 
-        Raises ValueError on every rank if a gradient is sparse, if a rank has one that its owner lacks, if ranks have
-        other options, or if at the first step they have other gradients. Costs one all-reduce of two bytes a parameter
-        and 65 more; at the first step an all-gather of 32 bytes a parameter.
+        Raises ValueError on every rank if a gradient is sparse, if a parameter has become another one, if a rank has a
+        gradient that its owner lacks, if ranks have other options, or if at the first step they have other gradients.
+        Costs one all-reduce of two bytes a parameter and 65 more; at the first step an all-gather of 32 bytes each.
         """
         me = dist.get_rank(self.group)
-        sparse = [name for name, p in self.named if p.grad is not None and p.grad.layout != torch.strided]
+        problem = self._refusal()
         here = [parameter.grad is not None for _, parameter in self.named]
         at_owner = [has and self.owners.of(p) == me for has, (_, p) in zip(here, self.named, strict=True)]
         options = hashlib.sha256("\n".join(map(checks.options_text, self.groups)).encode()).digest()
         complement = [255 - byte for byte in options]  # the largest options and the smallest, in one maximum
-        refused, anywhere, at_owner, most, least = self._maximum([bool(sparse)], here, at_owner, options, complement)
+        refused, anywhere, at_owner, most, least = self._maximum([bool(problem)], here, at_owner, options, complement)
         if refused[0]:
-            problem = f"the gradient of {sparse[0]} is sparse; only dense ones can be averaged" if sparse else None
             raise_everywhere(problem, self.group)
         if anywhere != at_owner:
             raise_everywhere(self._missing(here, at_owner), self.group)
@@ -45,6 +45,18 @@ class Presence:
             raise_everywhere(self._other_gradient(here), self.group)
             self._compared = True
         return [parameter for (_, parameter), present in zip(self.named, at_owner, strict=True) if present]
+
+    def _refusal(self) -> str | None:
+        """Say which parameter this rank can't step with or send, or return None."""
+        for (name, parameter), then in zip(self.named, self._kinds, strict=True):
+            now = (parameter.dtype, tuple(parameter.shape))
+            if now != then:
+                return (
+                    f"{name} was {then[0]} {then[1]} when the optimizer was made and is {now[0]} {now[1]}: make it anew"
+                )
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                return f"the gradient of {name} is sparse; only dense ones can be averaged"
+        return None
 
     def _maximum(self, *parts: Iterable[int]) -> list[list[int]]:
         """The largest value over the ranks, place by place. One all-reduce."""
