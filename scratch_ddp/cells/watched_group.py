@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scratch_ddp.cells import watched_work
 from scratch_ddp.cells.watched_torch import make_interruptible
 from scratch_ddp.cells.watched_work import WatchedWork, WorkOfSeveral, describe_tensor, run_in_helper
 
@@ -70,6 +71,7 @@ class WatchedGroup(dist.ProcessGroup):
         self._number = itertools.count()
         self._stale = False
         self._inner: dist.ProcessGroupGloo | None = None
+        self.wrappers: weakref.WeakSet[Any] = weakref.WeakSet()  # groups around this one, which start over with it
         self.renew()
         _groups.add(self)
 
@@ -99,6 +101,12 @@ class WatchedGroup(dist.ProcessGroup):
         if name:
             self._set_group_name(name)  # registering forgets it
         self._number = itertools.count()
+        for wrapper in list(self.wrappers):
+            wrapper.start_over()
+
+    def free_when_interrupted(self, future: torch.futures.Future) -> None:
+        """Let Stop end a wait for `future`, which a group around this one has made, where C++ waits for it."""
+        watched_work.free_too(future)
 
     def retire(self) -> None:
         """Refuse every further operation: some rank of this group has lost it."""

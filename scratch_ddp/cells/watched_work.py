@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 _futures: "weakref.WeakSet[WatchedWork]" = weakref.WeakSet()  # works that C++ waits for
+_others: "weakref.WeakSet[torch.futures.Future]" = weakref.WeakSet()  # futures of groups around ours
 _main_thread_waits_in: dict[str, Any] | None = None
 
 
@@ -166,6 +167,15 @@ def free_waiting_futures() -> None:
     """End every wait that hangs in C++ on a future of ours (called from a thread that is not stuck)."""
     for work in list(_futures):
         work.give_up(RuntimeError("interrupted"))
+    for future in list(_others):
+        with contextlib.suppress(RuntimeError):  # it has come in this moment
+            if not future.done():
+                future.set_exception(RuntimeError("interrupted"))
+
+
+def free_too(future: torch.futures.Future) -> None:
+    """From now on `free_waiting_futures` ends waits for this future as well."""
+    _others.add(future)
 
 
 def run_in_helper(task: Callable[[], Any], call: dict[str, Any]) -> Any:

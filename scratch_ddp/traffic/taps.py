@@ -130,7 +130,7 @@ def _seen_method(method: str, original: Any) -> Callable:
             return run(*args, **kwargs)
         with _inside():
             work = run(*args, **kwargs)
-        call = _read_method(method, group, [*args, *kwargs.values()])
+        call = read_method(method, group, [*args, *kwargs.values()])
         _tell("started", call)
         if work is None:
             _tell("waited", call)
@@ -205,7 +205,8 @@ def _tell(what: str, call: Call) -> None:
         getattr(listener, what)(call)
 
 
-def _read_method(method: str, group: dist.ProcessGroup, values: list) -> Call:
+def read_method(method: str, group: dist.ProcessGroup, values: list) -> Call:
+    """Say what a call of the group's `method` with these arguments, in their order, asks for."""
     name, position = METHODS[method]
     peer, tag = next((value.rootRank for value in values if hasattr(value, "rootRank")), None), 0
     if name in ("send", "recv"):

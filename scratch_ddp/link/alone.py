@@ -1,0 +1,158 @@
+"""What moves the data where there are no peers: every other rank is taken to hold the very same tensors."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Done(dist.Work):
+    """An operation that was through at once."""
+
+    def __init__(self, tensors: list[Any], source: int = 0):
+        super().__init__()
+        self._tensors, self._source = tensors, source
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[Any]:
+        return self._tensors
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    def get_future(self) -> torch.futures.Future:
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+_IDEMPOTENT = {dist.ReduceOp.AVG, dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.BAND, dist.ReduceOp.BOR}
+_KNOWN = {dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.BXOR} | _IDEMPOTENT
+
+
+def repeat_(tensor: torch.Tensor, op: dist.ReduceOp, times: int) -> torch.Tensor:
+    """Reduce `times` tensors equal to this one, in place. Average, minimum and maximum leave it as it is."""
+    kind = dist.ReduceOp.RedOpType(getattr(op, "op", op))
+    if kind not in _KNOWN:
+        raise ValueError(f"{op} is not known for a rank without peers")
+    if kind == dist.ReduceOp.BXOR:
+        return tensor if times % 2 else tensor.zero_()
+    if kind in _IDEMPOTENT or tensor.dtype == torch.bool:
+        return tensor
+    return tensor.mul_(times) if kind == dist.ReduceOp.SUM else tensor.pow_(times)
+
+
+class Alone:
+    """Has the methods of a process group of `size` ranks, and is one rank of it. Nothing is sent.
+
+    What depends on others' data alone, a receive or the output of a scatter from elsewhere, stays as it is.
+    """
+
+    _device_types: Sequence[torch.device] = ()  # no backend of its own
+
+    def __init__(self, rank: int, size: int):
+        self._rank, self._size = rank, size
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Done:
+        for tensor in tensors:
+            repeat_(tensor, opts.reduceOp if opts else dist.ReduceOp.SUM, self._size)
+        return Done(tensors)
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Done:
+        return self.allreduce(tensors, opts) if opts.rootRank == self._rank else Done(tensors)
+
+    def broadcast(self, tensors: list[torch.Tensor], *_: Any) -> Done:
+        return Done(tensors)
+
+    def barrier(self, *_: Any, **__: Any) -> Done:
+        return Done([])
+
+    def send(self, tensors: list[torch.Tensor], *_: Any) -> Done:
+        return Done(tensors)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, *_: Any) -> Done:
+        return Done(tensors, source)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], *_: Any) -> Done:
+        return Done(tensors, (self._rank + 1) % self._size)
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], *_: Any) -> Done:
+        for copies, tensor in zip(outputs, inputs, strict=True):
+            for copy in copies:
+                copy.copy_(tensor)
+        return Done(outputs)
+
+    def allgather_coalesced(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], *_: Any) -> Done:
+        for copies in outputs:  # one list a rank
+            for copy, tensor in zip(copies, inputs, strict=True):
+                copy.copy_(tensor)
+        return Done(outputs)
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, *_: Any) -> Done:
+        for copy in output.view(self._size, -1):
+            if copy.data_ptr() != tensor.data_ptr():  # it may be a part of the output
+                copy.copy_(tensor.view(-1))
+        return Done([output])
+
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Done:
+        return self.allgather(outputs, inputs) if opts.rootRank == self._rank else Done(inputs)
+
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Done:
+        if opts.rootRank == self._rank:
+            outputs[0].copy_(inputs[0][self._rank])
+        return Done(outputs)
+
+    def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Done:
+        for output, parts in zip(outputs, inputs, strict=True):
+            repeat_(output.copy_(parts[self._rank]), opts.reduceOp, self._size)
+        return Done(outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Done:
+        output.view(-1).copy_(tensor.view(self._size, -1)[self._rank])
+        repeat_(output, opts.reduceOp, self._size)
+        return Done([output])
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], *_: Any) -> Done:
+        for output in outputs:  # every peer sends what this rank would send to itself
+            output.copy_(inputs[self._rank])
+        return Done(outputs)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int], *_: Any
+    ) -> Done:
+        outputs = output.split(out_sizes) if out_sizes else output.chunk(self._size)
+        inputs = tensor.split(sizes) if sizes else tensor.chunk(self._size)
+        self.alltoall(list(outputs), list(inputs))
+        return Done([output])
+
+    def all_gather_single_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], *_: Any) -> Done:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self.all_gather_single(output, tensor)
+        return Done(outputs)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any
+    ) -> Done:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self.reduce_scatter_single(output, tensor, opts)
+        return Done(outputs)
+
+    # torch's other names for the same operations
+    allreduce_coalesced = allreduce
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single

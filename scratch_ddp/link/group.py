@@ -1,0 +1,166 @@
+"""A process group whose operations take time on a simulated link, around a group that carries them out."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from scratch_ddp.cost.wire import ring_bytes, ring_rounds
+from scratch_ddp.link.alarm import Alarm
+from scratch_ddp.link.board import Board
+from scratch_ddp.link.links import Link, as_link
+from scratch_ddp.link.nic import Nic, Transfer
+from scratch_ddp.link.registration import unregister
+from scratch_ddp.link.work import LinkedWork
+from scratch_ddp.traffic.taps import METHODS, Call, read_method
+
+_FIRST_TYPE = 200  # of our backends, among the types that torch numbers
+
+
+class LinkedGroup(dist.ProcessGroup):
+    """A process group on a link: `below` moves the data, and each operation is held until its transfer is through.
+
+    Made by `linked_group` and `lone_rank`. Set `link` to another Link, a preset's name or None (no link: operations
+    go straight to the group below); what is under way is not affected. Ranks may set different ones: each has its own
+    end. `transfers` lists what this rank's end carried, `busy_seconds` for how long.
+    """
+
+    def __init__(self, below: dist.ProcessGroup, rank: int, size: int, link: Link | None, board: Board | None = None):
+        super().__init__(rank, size)
+        self.below, self._own_rank, self._own_size = below, rank, size
+        self._link, self._board = link, board
+        self._nic, self._alarm = Nic(), Alarm()
+        self._generation = 0
+        self.adopt_backends()
+
+    @property
+    def link(self) -> Link | None:
+        """The link, or None if there is none."""
+        return self._link
+
+    @link.setter
+    def link(self, link: Link | str | None) -> None:
+        self._link = as_link(link)
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """What this rank's end of the link carried, in the order in which it was posted. Clear the list as you like."""
+        return self._nic.transfers
+
+    @property
+    def busy_seconds(self) -> float:
+        """For how long this rank's end of the link carried something, of the transfers in the list."""
+        return self._nic.busy_seconds
+
+    def size(self) -> int:
+        return self._own_size
+
+    def rank(self) -> int:
+        return self._own_rank
+
+    def getBackendName(self) -> str:  # torch's name
+        return "linked"
+
+    @property
+    def group_name(self) -> str:
+        """The name that the group has in torch's tables; empty until it is in them."""
+        return dist.distributed_c10d._world.pg_names.get(self, "")
+
+    def shutdown(self) -> None:
+        """What `destroy_process_group` calls: the group below goes with this one."""
+        if isinstance(self.below, dist.ProcessGroup):
+            self.below.shutdown()
+            unregister(self.below)
+
+    def start_over(self) -> None:
+        """The group below was renewed: what was under way has been given up, and its backend is another."""
+        self._nic.clear_queue()
+        if self._board is not None:
+            self._board.start_over()
+        self.adopt_backends()
+
+    def adopt_backends(self) -> None:
+        """Register the backends of the group below: some calls of C++ reach for them past the methods below."""
+        for device in self.below._device_types:
+            # torch keeps the first backend it was given of each type, so every generation is a type of its own
+            kind = dist.ProcessGroup.BackendType(_FIRST_TYPE + self._generation)
+            self._register_backend(device, kind, self.below._get_backend(device))
+            self._set_default_backend(kind)
+        if self.group_name:
+            self._set_group_name(self.group_name)  # registering forgets it
+        self._generation += 1
+
+    def _run(self, method: str, args: tuple, kwargs: dict[str, Any]) -> dist.Work:
+        operate = getattr(self.below, method)
+        if self._own_size == 1:
+            return operate(*args, **kwargs)  # nothing leaves the rank
+        call = read_method(method, self, [*args, *kwargs.values()])
+        link, transfer = self._link, None
+        if link is not None:
+            nbytes = link_bytes(call, args)
+            transfer = self._nic.book(call.name, nbytes, link.seconds(nbytes, _rounds(call)))
+        places = self._say_ready(call, transfer)
+        try:
+            below = operate(*args, **kwargs)
+        except BaseException:
+            self._take_back(call, transfer, places)
+            raise
+        if transfer is None or below is None:
+            return below
+        settle = functools.partial(self._settle, call, transfer, places)
+        return LinkedWork(below, transfer, settle, self._alarm, getattr(self.below, "free_when_interrupted", None))
+
+    def _say_ready(self, call: Call, transfer: Transfer | None) -> list[int] | None:
+        """Tell the peers from when on this rank's wire is free for the call, before they can be through with it."""
+        if self._board is None or (call.peer is None and call.name == "recv"):  # from whoever comes first
+            return None
+        return self._board.ready(call, transfer.started if transfer else time.monotonic())
+
+    def _take_back(self, call: Call, transfer: Transfer | None, places: list[int] | None) -> None:
+        if transfer is not None:
+            self._nic.forget(transfer)
+        if places is not None:
+            self._board.take_back(call)
+
+    def _settle(self, call: Call, transfer: Transfer, places: list[int] | None, below: dist.Work) -> None:
+        """The data is here, so every rank that matters has said when it was ready: when did the transfer begin?"""
+        if self._board is None:
+            return
+        if places is None:
+            call.peer = below._source_rank()
+            places = self._board.ready(call, transfer.started)
+        self._nic.put_off(transfer, self._board.begins(places))
+
+
+def _operation(method: str) -> Callable[..., dist.Work]:
+    def operate(self: LinkedGroup, *args: Any, **kwargs: Any) -> dist.Work:
+        __tracebackhide__ = True  # in a rank cell learners see their own line, not this one
+        return self._run(method, args, kwargs)
+
+    operate.__name__ = method
+    return operate
+
+
+for _method in METHODS:
+    setattr(LinkedGroup, _method, _operation(_method))
+
+
+def link_bytes(call: Call, args: tuple) -> int:
+    """Bytes that pass this rank's end of the link: what it sends or what it receives on a ring, whichever is more.
+
+    `args` are the arguments of the group's method; the first holds what is filled.
+    """
+    if call.name in ("send", "recv", "broadcast", "reduce"):  # on a ring, a rank receives what it hands on
+        return call.payload
+    at_root, n = call.rank == call.peer, len(call.members)
+    if call.name == "gather" and at_root:
+        return (n - 1) * call.payload
+    if call.name == "scatter" and not at_root:
+        return sum(tensor.nbytes for tensor in args[0])
+    return ring_bytes(call.name, call.payload, n, call.rank, call.peer)
+
+
+def _rounds(call: Call) -> int:
+    return 1 if call.name in ("send", "recv") else ring_rounds(call.name, len(call.members))

@@ -1,0 +1,88 @@
+"""One rank's end of the link: transfers queue for it as they do for a network card."""
+
+import threading
+import time
+from dataclasses import dataclass
+
+_KEPT = 200_000  # transfers that are remembered, at most; the older half is forgotten beyond
+
+
+@dataclass
+class Transfer:
+    """A collective or message on the wire. Times are in seconds of time.monotonic, which ranks of a machine share.
+
+    `started` and `ended` are this rank's own forecast until the transfer is waited for: a peer may come later.
+    """
+
+    call: str  # "all_reduce", "send", …
+    nbytes: int  # that this rank sends or receives, whichever is more
+    posted: float
+    started: float
+    ended: float
+
+
+class Nic:
+    """Carries one transfer at a time in each direction; a collective takes both, a message one."""
+
+    def __init__(self) -> None:
+        self.transfers: list[Transfer] = []  # in the order in which they were posted
+        self._free = {"out": 0.0, "in": 0.0}
+        self._settled: dict[str, tuple[float, float]] = {}  # of the last send and receive that were waited for
+        self._lock = threading.Lock()
+
+    def book(self, call: str, nbytes: int, seconds: float) -> Transfer:
+        """Queue a transfer that takes the wire for `seconds`."""
+        with self._lock:
+            posted = time.monotonic()
+            directions = _directions(call)
+            started = max(posted, *(self._free[direction] for direction in directions))
+            transfer = Transfer(call, nbytes, posted, started, started + seconds)
+            self._keep_taken(directions, transfer.ended)
+            self.transfers.append(transfer)
+            if len(self.transfers) > _KEPT:
+                del self.transfers[: _KEPT // 2]
+        return transfer
+
+    def put_off(self, transfer: Transfer, until: float) -> None:
+        """Let a transfer begin no earlier than `until`: the moment at which the last of its ranks was ready."""
+        with self._lock:
+            started, seconds = max(transfer.started, until), transfer.ended - transfer.started
+            if transfer.call in ("send", "recv"):  # messages that were all put off still go one after the other
+                before, after = self._settled.get(transfer.call, (0.0, 0.0))
+                if started < after and started + seconds > before:
+                    started = after
+                self._settled[transfer.call] = started, started + seconds
+            transfer.started, transfer.ended = started, started + seconds
+            self._keep_taken(_directions(transfer.call), transfer.ended)
+
+    def forget(self, transfer: Transfer) -> None:
+        """Take back a transfer that did not come about."""
+        with self._lock:
+            self.transfers.remove(transfer)
+            for direction in _directions(transfer.call):
+                if self._free[direction] == transfer.ended:
+                    self._free[direction] = transfer.started
+
+    def clear_queue(self) -> None:
+        """Free the wire: what was under way has been given up."""
+        with self._lock:
+            self._free = dict.fromkeys(self._free, 0.0)
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds for which the wire was taken, in either direction, by the transfers that are remembered."""
+        with self._lock:
+            spans = sorted((transfer.started, transfer.ended) for transfer in self.transfers)
+        busy, until = 0.0, 0.0
+        for started, ended in spans:
+            busy += max(0.0, ended - max(started, until))
+            until = max(until, ended)
+        return busy
+
+    def _keep_taken(self, directions: tuple[str, ...], until: float) -> None:
+        for direction in directions:
+            self._free[direction] = max(self._free[direction], until)
+
+
+def _directions(call: str) -> tuple[str, ...]:
+    return {"send": ("out",), "recv": ("in",)}.get(call, ("out", "in"))

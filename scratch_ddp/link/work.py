@@ -1,0 +1,101 @@
+"""An operation on a link: through when the group below is, and its transfer's time on the wire has passed."""
+
+import datetime
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.link.alarm import Alarm
+from scratch_ddp.link.nic import Transfer
+from scratch_ddp.link.sleep import sleep_until
+
+
+class LinkedWork(dist.Work):
+    """`wait` sleeps; a thread takes part only where somebody asks for a future, as torch's DDP does.
+
+    `below`: the work of the group below; `settle`: called once that is through, learns from the peers when the
+    transfer really began; `free`: told of the future, by whoever can end waits that hang in C++.
+    """
+
+    def __init__(
+        self,
+        below: dist.Work,
+        transfer: Transfer,
+        settle: Callable[[dist.Work], None],
+        alarm: Alarm,
+        free: Callable[[torch.futures.Future], None] | None,
+    ):
+        super().__init__()
+        self._below, self._transfer, self._settle, self._alarm, self._free = below, transfer, settle, alarm, free
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future | None = None
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Return when the transfer is through. Raises what the group below raises, or RuntimeError after `timeout`."""
+        __tracebackhide__ = True  # in a rank cell learners see their own line, not this one
+        if not timeout:  # torch passes 0 for "no limit of its own"
+            self._below.wait()
+            sleep_until(self._end())
+            return True
+        limit = time.monotonic() + timeout.total_seconds()
+        self._below.wait(timeout)
+        sleep_until(min(self._end(), limit))
+        if self._end() > limit:
+            raise RuntimeError(f"{self._transfer.call}: not through after {timeout.total_seconds():g} s")
+        return True
+
+    def is_completed(self) -> bool:
+        return self._below.is_completed() and time.monotonic() >= self._end()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._below.is_success()
+
+    def exception(self) -> Any:
+        return self._below.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._below.result()
+
+    def _source_rank(self) -> int:
+        return self._below._source_rank()
+
+    def get_future(self) -> torch.futures.Future:
+        """A future that comes when the transfer is through, with the value of the one below."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._future = torch.futures.Future()
+        if self._free is not None:
+            self._free(self._future)
+        self._below.get_future().add_done_callback(self._through_below)
+        return self._future
+
+    def _through_below(self, below: torch.futures.Future) -> None:
+        try:
+            value = below.value()
+        except Exception as error:
+            self._come(error=error)
+        else:
+            self._alarm.at(self._end(), lambda: self._come(value))
+
+    def _come(self, value: Any = None, error: Exception | None = None) -> None:
+        try:
+            if error is not None:
+                self._future.set_exception(error)
+            else:
+                self._future.set_result(value)
+        except RuntimeError:
+            if not self._future.done():  # else somebody has ended the wait in the meantime
+                raise
+
+    def _end(self) -> float:
+        """When the transfer's time on the wire has passed. Only asked once the group below is through."""
+        with self._lock:
+            if self._settle is not None:
+                self._settle(self._below)
+                self._settle = None
+        return self._transfer.ended
