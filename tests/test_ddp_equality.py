@@ -213,7 +213,7 @@ def on_half_the_ranks(strategy, how: str) -> tuple:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     group = {"group": mesh["dp"].get_group(), "dimension": mesh["dp"]}[how]
     torch.manual_seed(mesh["tp"].get_local_rank())  # each column of the mesh has a model of its own
-    wrapped = strategy(torch.nn.Linear(1, 1, bias=False).double(), group)
+    wrapped = strategy(torch.nn.Linear(1, 1, bias=False).double(), group=group)
     before = wrapped.module.weight.item()
     wrapped(torch.full((ROWS, 1), dist.get_rank(), dtype=torch.float64)).mean().backward()
     wrapped.sync_gradients()

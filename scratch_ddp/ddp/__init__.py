@@ -1,7 +1,9 @@
 """Data-parallel strategies behind one protocol (see `base`): each wraps a model and averages its gradients."""
 
 from scratch_ddp.ddp.base import ReplicatedModule
+from scratch_ddp.ddp.bucketed import BucketedDDP
 from scratch_ddp.ddp.flat import FlatDDP
+from scratch_ddp.ddp.overlapped import OverlappedDDP
 from scratch_ddp.ddp.simple import SimpleDistributedDataParallelism
 
-__all__ = ["ReplicatedModule", "FlatDDP", "SimpleDistributedDataParallelism"]
+__all__ = ["BucketedDDP", "FlatDDP", "OverlappedDDP", "ReplicatedModule", "SimpleDistributedDataParallelism"]

@@ -17,6 +17,7 @@ when a gradient arrives, keeps its hooks' handles in `hook_handles`, and waits i
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,27 +26,46 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.agreement import message_device, raise_everywhere
+from scratch_ddp.agreement import check_same_lines, message_device, raise_everywhere
+from scratch_ddp.ddp.gradients import complete_gradient, identities, wrapped
 from scratch_ddp.ddp.replicas import broadcast_from_first, check_same_structure, why_not
 from scratch_ddp.traffic import set_up
+
+hooked_modules: "weakref.WeakSet[ReplicatedModule]" = weakref.WeakSet()  # those with hooks on their parameters
 
 
 class ReplicatedModule(nn.Module):
     """A model of which every rank of `group` holds a replica. The base of the strategies, not one itself.
 
-    `group` is a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. Raises ValueError
-    on every rank if the ranks' models differ in names, shapes or dtypes. Costs two small exchanges.
+    `group` is a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. Hooks that another
+    strategy has put on the model are removed: the newest wrapper is the one that works from hooks.
+    A strategy passes its `settings` in words, and the `problem` that it has with them, if any. Raises ValueError on
+    every rank if any rank has a problem, or if the ranks' models differ in names, shapes or dtypes, or in what they
+    are wrapped in. Costs three small exchanges.
     """
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup | DeviceMesh | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
+        *,
+        settings: str = "",
+        problem: str | None = None,
+    ):
         super().__init__()
         self.group = process_group(group)
-        raise_everywhere(why_not(model, self.group), self.group)
+        raise_everywhere(problem or why_not(model, self.group), self.group)
+        strategy = f"{type(self).__name__}({settings})"
+        check_same_lines([strategy], "the ranks wrap their models differently; do the same everywhere", self.group)
         check_same_structure(model, self.group)
+        parameters = set(model.parameters())
+        for other in [each for each in hooked_modules if not parameters.isdisjoint(each.parameters())]:
+            other.remove_hooks()
         self.module = model
         self.hook_handles: list[torch.utils.hooks.RemovableHandle] = []
         self._do_sync = True
-        self._wrapped = [(name, parameter, parameter.dtype) for name, parameter in model.named_parameters()]
+        self._wrapped = wrapped(model)
+        self._identities = identities(model)
         self._remember_buffers()
 
     @property
@@ -93,26 +113,34 @@ class ReplicatedModule(nn.Module):
     def parameters_with_gradient(self) -> list[nn.Parameter]:
         """Return the parameters that have a gradient on any rank: the same list in the same order on every rank.
 
-        Where this rank has no gradient, it gets zeros. Buffers that changed on any rank (BatchNorm's statistics) take
-        the first rank's values, as in torch's DDP. Parameters without elements are left out.
-        Raises ValueError on every rank if any rank has a gradient that can't be averaged, or another model than the
-        one it wrapped. Costs one all-reduce of a byte for each parameter and buffer; a broadcast a dtype for buffers.
+        Where this rank has no gradient, it gets zeros. Parameters without elements are left out. Communicates and
+        raises as `agree_on` says.
         """
-        problem = self._problem()
-        mine = [parameter.requires_grad and parameter.grad is not None for _, parameter, _ in self._wrapped]
+        mine = [int(parameter.requires_grad and parameter.grad is not None) for _, parameter, *_ in self._wrapped]
+        anywhere = self.agree_on(mine, self._problem())
+        present = [each.parameter for each, somewhere in zip(self._wrapped, anywhere, strict=True) if somewhere]
+        for parameter in present:
+            complete_gradient(parameter)
+        return [parameter for parameter in present if parameter.numel()]
+
+    def agree_on(self, presence: list[int], problem: str | None) -> list[int]:
+        """Tell the ranks which gradients this rank has; return for each parameter the largest number of any rank.
+
+        `presence` has a number from 0 (none) to 255 for each parameter of the model. Buffers that changed on any rank
+        (BatchNorm's statistics) take the first rank's values, as in torch's DDP. Raises ValueError on every rank if
+        any rank has a `problem`. Costs one all-reduce of a byte for each parameter and buffer; a broadcast a dtype for
+        buffers.
+        """
         changed = [False] * len(self._last_buffers) if problem else self._changed_buffers()
         with set_up():
-            message = torch.tensor([problem is not None, *mine, *changed], dtype=torch.uint8)
+            message = torch.tensor([problem is not None, *presence, *changed], dtype=torch.uint8)
             message = message.to(message_device(self.group))
             dist.all_reduce(message, dist.ReduceOp.MAX, group=self.group)
-            refused, *anywhere = message.bool().tolist()
+            refused, *anywhere = message.tolist()
             if refused:
                 raise_everywhere(problem, self.group)
-            self._copy_buffers(anywhere[len(mine) :])
-        present = [p for (_, p, _), somewhere in zip(self._wrapped, anywhere, strict=False) if somewhere]
-        for parameter in present:
-            _complete_gradient(parameter)
-        return [parameter for parameter in present if parameter.numel()]
+            self._copy_buffers(anywhere[len(presence) :])
+        return anywhere[: len(presence)]
 
     def copy_from_first(self) -> None:
         """Give every rank the first rank's parameters and buffers. Costs one broadcast a dtype."""
@@ -122,22 +150,11 @@ class ReplicatedModule(nn.Module):
 
     def _problem(self) -> str | None:
         """Say what keeps this rank from averaging its gradients, or return None."""
-        now = list(self.module.named_parameters())
-        if [id(parameter) for _, parameter in now] != [id(parameter) for _, parameter, _ in self._wrapped]:
+        if identities(self.module) != self._identities:
             return "parameters were added, removed, replaced or tied after the model was wrapped: wrap it again"
         if [buffer.shape for buffer in self.module.buffers()] != [buffer.shape for buffer in self._last_buffers]:
             return "buffers were added, removed or resized after the model was wrapped: wrap it again"
-        for name, parameter, dtype in self._wrapped:
-            if parameter.dtype != dtype:
-                return f"{name!r} was {dtype} when the model was wrapped and is {parameter.dtype} now: wrap it again"
-            gradient = parameter.grad
-            if gradient is not None and gradient.layout != torch.strided:
-                return f"the gradient of {name!r} is sparse; only dense gradients can be averaged (sparse=False)"
-            if gradient is not None and gradient.dtype != dtype:
-                return f"the gradient of {name!r} is {gradient.dtype}, its parameter {dtype}: that is not supported"
-            if gradient is not None and gradient.requires_grad:
-                return f"the gradient of {name!r} has a graph of its own: no double backward through a mean over ranks"
-        return None
+        return next(filter(None, (each.refusal() for each in self._wrapped)), None)
 
     def _changed_buffers(self) -> list[bool]:
         """Say for each buffer whether it differs from what it was after the last synchronisation."""
@@ -145,7 +162,7 @@ class ReplicatedModule(nn.Module):
         different = [(now != before.to(now)).any().to(message_device(self.group)) for now, before in pairs]
         return torch.stack(different).tolist() if different else []
 
-    def _copy_buffers(self, which: list[bool]) -> None:
+    def _copy_buffers(self, which: list[int]) -> None:
         """Give every rank the first rank's values of the buffers that are marked."""
         if any(which):
             broadcast_from_first(itertools.compress(self.module.buffers(), which), self.group)
@@ -172,11 +189,3 @@ def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessG
     if group is not None and dist.get_rank(group) < 0:
         raise ValueError(f"rank {dist.get_rank()} is not in the group: build the model on the group's ranks only")
     return group
-
-
-def _complete_gradient(parameter: nn.Parameter) -> None:
-    """Have a gradient, zeros if there is none, laid out in memory as the parameter is, which is so on every rank."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    elif parameter.grad.stride() != parameter.stride():
-        parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)

@@ -1,0 +1,95 @@
+"""Data parallelism that hides few, large messages behind backward: gradients travel in buckets."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from scratch_ddp.ddp.hooks import HookedModule
+
+FIRST_BUCKET_MB = 1.0
+MB = 2**20
+
+
+class BucketedDDP(HookedModule):
+    """A model that starts as the first rank's on every rank, its gradients averaged in buckets while backward goes on.
+
+    A bucket holds gradients of one dtype and device, at most `bucket_mb` · 2²⁰ bytes of them (one parameter that is
+    larger has its own), in the reverse order of registration. The first is at most 1 MB, so that something is under
+    way soon. Buckets are allocated once; after `sync_gradients()` the gradients are views of them.
+    `group` as for `ReplicatedModule`, which also says what is checked; `HookedModule` says what happens to gradients.
+    Raises ValueError on every rank if `bucket_mb` is not a positive number, or not the same number everywhere.
+
+    Costs one broadcast a dtype when it is built, and at each step one asynchronous all-reduce a bucket, beside one
+    small exchange of which parameters have a gradient. A bucket travels whole, with zeros where no rank has a gradient.
+    """
+
+    def __init__(self, model: nn.Module, bucket_mb: float = 25.0, group: dist.ProcessGroup | DeviceMesh | None = None):
+        self.bucket_mb = bucket_mb
+        super().__init__(model, group, settings=f"bucket_mb={bucket_mb!r}", problem=_why_not_size(bucket_mb))
+
+    def make_messages(self, parameters: list[nn.Parameter]) -> list["Bucket"]:
+        """A bucket for each group of parameters."""
+        return [Bucket(group) for group in share_out(parameters, self.bucket_mb)]
+
+
+class Bucket:
+    """Room for some parameters' gradients, one after the other in one tensor that is there for good."""
+
+    def __init__(self, parameters: list[nn.Parameter]):
+        self.parameters = parameters
+        sizes = [parameter.numel() for parameter in parameters]
+        self.tensor = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+        parts = self.tensor.split(sizes)
+        self._views = {each: _laid_out_as(each, part) for each, part in zip(parameters, parts, strict=True)}
+
+    def put(self, parameter: nn.Parameter, world_size: int) -> None:
+        torch.div(parameter.grad, world_size, out=self._views[parameter])  # copies and divides in one pass
+
+    def put_zeros(self, parameter: nn.Parameter) -> None:
+        if parameter.grad is not None and not parameter.requires_grad:
+            parameter.grad = parameter.grad.clone()  # a frozen layer keeps what it had, which may be in this bucket
+        self._views[parameter].zero_()
+
+    def mean(self, parameter: nn.Parameter) -> torch.Tensor:
+        return self._views[parameter].detach()  # the same memory at each step, whatever is done to the tensor object
+
+
+def share_out(parameters: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
+    """Group parameters in their order, each group of one dtype and device and at most `bucket_mb` · 2²⁰ bytes.
+
+    The first group of a kind has at most 1 MB. A parameter above the limit is a group of its own. Groups come in the
+    order in which their last parameters do.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    position = {parameter: place for place, parameter in enumerate(parameters)}
+    groups = [group for alike in kinds.values() for group in _cut(alike, bucket_mb)]
+    return sorted(groups, key=lambda group: position[group[-1]])
+
+
+def _cut(parameters: list[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
+    groups: list[list[nn.Parameter]] = []
+    room = 0.0
+    for parameter in parameters:
+        if parameter.nbytes > room:
+            room = MB * (bucket_mb if groups else min(bucket_mb, FIRST_BUCKET_MB))
+            groups.append([])
+        groups[-1].append(parameter)
+        room -= parameter.nbytes
+    return groups
+
+
+def _laid_out_as(parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
+    """A view of `part` with the parameter's shape, and its strides, which may be those of a transposed tensor."""
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return part.as_strided(parameter.shape, strides)
+
+
+def _why_not_size(bucket_mb: object) -> str | None:
+    if isinstance(bucket_mb, (int, float)) and not isinstance(bucket_mb, bool) and bucket_mb > 0:  # nan is not
+        return None
+    return f"bucket_mb must be a positive number (of 2²⁰ bytes), not {bucket_mb!r}"
