@@ -1,5 +1,7 @@
 """Rank cells in a saved notebook: small, nothing but what ranks said, and failing where a Python cell would."""
 
+import re
+
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -45,3 +47,12 @@ def test_run_all_goes_on_where_failing_is_meant():
     assert stopped.ename == "RankInterrupt" and "rank 0 waits in barrier" in stopped.evalue
     assert "ranks 1–3 never came (not in this cell)" in stopped.evalue
     assert outputs_of(cells[4]) == [("stream", "together   ← ranks 0–3\n")]
+
+
+def test_a_traceback_names_its_cell_as_the_notebook_does():
+    failing = ("1 / 0", "%%rank [1]\n1 / 0")
+    cells = executed("x = 1", *[(code, "raises-exception") for code in failing]).cells[3:]
+    assert [cell.execution_count for cell in cells] == [4, 5]
+    for cell, number in zip(cells, ("In[4]", "In[5]"), strict=True):
+        lines = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(cell.outputs[-1].traceback))
+        assert re.findall(r"In\[\d+\]", lines) == [number]

@@ -151,15 +151,19 @@ class RankMagics(DistributedMagic):
 
     def _run(self, ranks: list[int], code: str, stop_after: float | None = None) -> None:
         cell = len(self.cells) + 1
-        self.cells[cell] = self.shell.execution_count
+        self.cells[cell] = number = self._number_in_brackets()
         kernel = getattr(self.shell, "kernel", None)
         somebody_looks_on = bool(getattr(kernel, "_allow_stdin", False))
-        execution = Execution(self.cluster, ranks, code, cell, self.shell.execution_count, somebody_looks_on)
+        execution = Execution(self.cluster, ranks, code, cell, number, somebody_looks_on)
         show_late(self.cluster, self.cells, execution.screen)
         try:
             execution.run(stop_after)
         finally:
             show_late(self.cluster, self.cells, execution.screen)
+
+    def _number_in_brackets(self) -> int:
+        """The running cell's. Some versions of IPython count on when a cell begins, others when it has ended."""
+        return len(self.shell.history_manager.input_hist_parsed) - 1
 
     def sync(self, line: str = "") -> None:
         """A barrier: returns when every rank has reached it."""
