@@ -12,6 +12,7 @@ from scratch_ddp.agreement import gather_rows, raise_everywhere, rank_numbers
 from scratch_ddp.traffic import set_up
 
 Groups = Sequence[Mapping[str, Any]]  # as in Optimizer.param_groups
+REDUCED = "_reduced"  # an attribute of gradients that are means over the ranks, on their owners alone (ZeRO-2)
 NO_OPTIONS = ("params", "param_names")  # all other entries of a group are options
 
 

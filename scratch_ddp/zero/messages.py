@@ -1,12 +1,14 @@
 """How updated parameters travel: from their owners to everyone, in few messages and with little memory beside them."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 
 LARGE = 1 << 20  # bytes from which a tensor travels alone, without being copied
 
 
-def messages_of(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+def messages_of(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Split what one rank sends into messages: each large contiguous tensor alone, small ones of a dtype together."""
     alone, together = [], {}
     for tensor in tensors:
@@ -26,16 +28,24 @@ def broadcast_shares(shares: list[list[torch.Tensor]], group: dist.ProcessGroup 
     """
     sent = []
     for owner, tensors in enumerate(shares):
-        for message in messages_of([tensor.detach() for tensor in tensors]):
-            flat = message[0] if len(message) == 1 and message[0].is_contiguous() else _flat(message)
-            work = dist.broadcast(flat, group=group, group_src=owner, async_op=True)
-            sent.append((work, flat, message))
-    for work, flat, message in sent:
+        for message in messages_of(tensor.detach() for tensor in tensors):
+            tensor = flat(message)
+            work = dist.broadcast(tensor, group=group, group_src=owner, async_op=True)
+            sent.append((work, tensor, message))
+    for work, tensor, message in sent:
         work.wait()
-        if flat is not message[0]:
-            for tensor, values in zip(message, flat.split([each.numel() for each in message]), strict=True):
-                tensor.copy_(values.view_as(tensor))
+        spread(tensor, message)
 
 
-def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+def flat(message: list[torch.Tensor]) -> torch.Tensor:
+    """A message's elements in one dimension, copied; a contiguous tensor that travels alone is its own message."""
+    if len(message) == 1 and message[0].is_contiguous():
+        return message[0]
+    return torch.cat([tensor.reshape(-1) for tensor in message])
+
+
+def spread(values: torch.Tensor, message: list[torch.Tensor]) -> None:
+    """Put what `flat` made of a message back into its tensors."""
+    if values is not message[0]:
+        for tensor, part in zip(message, values.split([tensor.numel() for tensor in message]), strict=True):
+            tensor.copy_(part.view_as(tensor))

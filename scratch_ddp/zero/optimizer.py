@@ -27,11 +27,10 @@ class ShardedOptimizer(Optimizer):
 
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
-    Every rank gives the same parameters, with equal values, and before each `step()` every rank has the same mean
-    gradients (`sync_gradients()`, torch's DDP), or their owners alone have them (`ShardedDDP`). `group` is a process
-    group, a dimension of a mesh, or None for the default group. `param_groups` has all parameters, so that schedulers
-    and `zero_grad` work on all of them; `state` has what this rank owns: 1/n of the whole to within the largest
-    parameter.
+    Every rank gives the same parameters, with equal values. Before each `step()` every rank has the same mean gradients
+    (`sync_gradients()`, torch's DDP), or their owners alone have them (`reduce_gradients`). `group` is a process group,
+    a dimension of a mesh, or None for the default group. `param_groups` has all parameters, so that schedulers and
+    `zero_grad` work on all of them; `state` has what this rank owns: 1/n of the whole to within the largest parameter.
 
     All ranks call constructor, `step`, `add_param_group` and `load_state_dict` together. What can't be sharded, and
     ranks that disagree, raise ValueError (an unfit class TypeError) on every rank, naming rank and parameter; give
@@ -70,12 +69,19 @@ class ShardedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        updated = self._presence.with_gradient()
+        updated = self.presence.with_gradient()
         self._hand_options(self.param_groups, self.own.param_groups)
         self.own.step()
         self._hand_options(self.own.param_groups, self.param_groups)
         broadcast_shares(self.owners.shares_of(updated), self.group)
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear every gradient, not only those of this rank's share: what stays would be averaged into the next."""
+        super().zero_grad(set_to_none)
+        for _, parameter in self.presence.named:
+            if hasattr(parameter.grad, checks.REDUCED):  # kept, and full of zeros
+                delattr(parameter.grad, checks.REDUCED)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as in torch's optimizers; those that were there keep their owners."""
@@ -84,7 +90,7 @@ class ShardedOptimizer(Optimizer):
             self.owners.add(param_group["params"])
             self._together(lambda: self.own.add_param_group(self._share_of(param_group)))
         super().add_param_group(param_group)
-        self._presence = Presence(self.param_groups, self.owners, self.group)
+        self.presence = Presence(self.param_groups, self.owners, self.group)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of what this rank owns, under the numbers of the plain optimizer; all groups. No communication."""
@@ -114,7 +120,7 @@ class ShardedOptimizer(Optimizer):
         self._hand_options(self.param_groups, self.own.param_groups)
         self.own.__setstate__({"state": self.state, "param_groups": self.own.param_groups})  # older versions' state
         self._hand_options(self.own.param_groups, self.param_groups)
-        self._presence = Presence(self.param_groups, self.owners, self.group)
+        self.presence = Presence(self.param_groups, self.owners, self.group)
 
     def save(self, folder: str | Path) -> None:
         """Write every rank's share to a folder that all ranks see, through torch.distributed.checkpoint. Collective."""

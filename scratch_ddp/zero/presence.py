@@ -29,7 +29,7 @@ class Presence:
         Costs one all-reduce of two bytes a parameter and 65 more; at the first step an all-gather of 32 bytes each.
         """
         me = dist.get_rank(self.group)
-        problem = self._refusal()
+        problem = self.refusal()
         here = [parameter.grad is not None for _, parameter in self.named]
         at_owner = [has and self.owners.of(p) == me for has, (_, p) in zip(here, self.named, strict=True)]
         options = hashlib.sha256("\n".join(map(checks.options_text, self.groups)).encode()).digest()
@@ -46,7 +46,7 @@ class Presence:
             self._compared = True
         return [parameter for (_, parameter), present in zip(self.named, at_owner, strict=True) if present]
 
-    def _refusal(self) -> str | None:
+    def refusal(self) -> str | None:
         """Say which parameter this rank can't step with or send, or return None."""
         for (name, parameter), then in zip(self.named, self._kinds, strict=True):
             now = (parameter.dtype, tuple(parameter.shape))

@@ -1,0 +1,74 @@
+"""ZeRO-2: gradients are shared out too. Their mean is left on the rank that updates the parameter, and only there."""
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.agreement import message_device, raise_everywhere
+from scratch_ddp.ddp.gradients import complete_gradient
+from scratch_ddp.traffic import set_up
+from scratch_ddp.zero.checks import REDUCED
+from scratch_ddp.zero.messages import flat, messages_of, spread
+from scratch_ddp.zero.optimizer import ShardedOptimizer
+
+
+@torch.no_grad()
+def reduce_gradients(optimizer: ShardedOptimizer) -> None:
+    """Leave each gradient's mean over the ranks on its owner, and free it everywhere else: in place of an all-reduce.
+
+    Call it on every rank after the last backward before `optimizer.step()`. A rank without a gradient counts as zeros;
+    one that is None everywhere stays None. Raises ValueError on every rank for a sparse gradient, and for one that was
+    reduced already. A norm of what is left is `clip_grad_norm_` of this module: torch's would see this rank's share.
+
+    Cost: for each owner a reduce of every gradient of 1 MB or more, and one a dtype of all smaller ones; together a
+    reduce-scatter whose pieces have any size: on a ring a rank sends (n - 1)/n of the bytes. Beside them one all-reduce
+    of a byte a parameter. Memory for the time: one message of small gradients.
+    """
+    group, me = optimizer.group, dist.get_rank(optimizer.group)
+    shares = optimizer.owners.shares_of(_with_gradient_anywhere(optimizer))
+    for owner, parameters in enumerate(shares):
+        for message in messages_of([complete_gradient(parameter) for parameter in parameters]):
+            tensor = flat(message).div_(dist.get_world_size(group))  # before the sum, which could overflow
+            dist.reduce(tensor, group=group, group_dst=owner)
+            if owner == me:
+                spread(tensor, message)
+        for parameter in parameters:
+            if owner == me:
+                setattr(parameter.grad, REDUCED, True)
+            else:
+                parameter.grad = None
+
+
+def _with_gradient_anywhere(optimizer: ShardedOptimizer) -> list[torch.Tensor]:
+    """The trained parameters that have a gradient on any rank, in the same order on every rank. One all-reduce."""
+    names = {parameter: name for name, parameter in optimizer.presence.named}
+    problem = optimizer.presence.refusal()
+    for parameter, name in names.items():
+        if problem is None and hasattr(parameter.grad, REDUCED):
+            problem = f"the gradient of {name} is a mean already, with more added to it: step and clear it before"
+    has = [problem is not None, *(p.requires_grad and p.grad is not None for p in names)]
+    with set_up():
+        message = torch.tensor(has, dtype=torch.uint8, device=message_device(optimizer.group))
+        dist.all_reduce(message, dist.ReduceOp.MAX, group=optimizer.group)
+    refused, *anywhere = message.tolist()
+    if refused:
+        raise_everywhere(problem, optimizer.group)
+    return [parameter for parameter, present in zip(names, anywhere, strict=True) if present]
+
+
+@torch.no_grad()
+def clip_grad_norm_(optimizer: ShardedOptimizer, max_norm: float) -> torch.Tensor:
+    """Scale the gradients so that their 2-norm, over all parameters, is at most `max_norm`; return the norm before.
+
+    Each rank counts what it owns, so it is right after `reduce_gradients` as after an all-reduce. Every rank calls it.
+    Returns a float64 scalar, the same on every rank. Costs one all-reduce of one number.
+    """
+    present = [parameter for _, parameter in optimizer.presence.named if parameter.grad is not None]
+    squares = torch.zeros((), dtype=torch.float64, device=message_device(optimizer.group))
+    for parameter in filter(optimizer.owns, present):
+        squares += torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square().to(squares.device)
+    dist.all_reduce(squares, group=optimizer.group)
+    norm = squares.sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for parameter in present:
+        parameter.grad.mul_(factor.to(parameter.device, parameter.grad.dtype))
+    return norm
