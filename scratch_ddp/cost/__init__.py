@@ -1,22 +1,42 @@
-"""What communication costs, by formula: bytes, rounds and seconds of a collective, and of a whole training step."""
+"""What training costs, by formula: bytes and seconds of communication, and bytes of memory."""
 
 from scratch_ddp.cost.backward import Backward
 from scratch_ddp.cost.buckets import best_bucket, best_bucket_bytes, exposed_seconds
+from scratch_ddp.cost.memory import (
+    BF16_COMPUTE,
+    FP32,
+    MIXED,
+    STAGES,
+    ModelStates,
+    Precision,
+    bytes_sent,
+    measured_states,
+    model_states,
+)
 from scratch_ddp.cost.overlap import Forecast, Message, bucket_plan, bucketed, flat, naive, per_parameter
 from scratch_ddp.cost.wire import MB, Wire, ring_bytes, ring_rounds, transfer_seconds
 
 __all__ = [
+    "BF16_COMPUTE",
+    "FP32",
     "MB",
+    "MIXED",
+    "STAGES",
     "Backward",
     "Forecast",
     "Message",
+    "ModelStates",
+    "Precision",
     "Wire",
     "best_bucket",
     "best_bucket_bytes",
     "bucket_plan",
     "bucketed",
+    "bytes_sent",
     "exposed_seconds",
     "flat",
+    "measured_states",
+    "model_states",
     "naive",
     "per_parameter",
     "ring_bytes",

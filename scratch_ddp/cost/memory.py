@@ -1,0 +1,116 @@
+"""What a rank holds for a model's states, and what it sends in a step: DDP, and the three stages of ZeRO.
+
+Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models", SC 2020, sections 5 (memory) and 7 (communication). Activations and the library's own buffers come on top.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+
+STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+STATE_ELEMENTS = {"SGD": 0, "SGD with momentum": 1, "Adam": 2, "AdamW": 2}  # of optimizer state, for each parameter
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes an element takes. `master`: a wide copy of narrow weights, 0 if there is none; `sent`: on the wire."""
+
+    weights: int
+    gradients: int
+    master: int
+    state: int
+    sent: int
+
+
+FP32 = Precision(weights=4, gradients=4, master=0, state=4, sent=4)
+MIXED = Precision(weights=2, gradients=2, master=4, state=4, sent=2)  # the paper's: 2 + 2 + 12 bytes under Adam
+BF16_COMPUTE = Precision(weights=4, gradients=4, master=0, state=4, sent=2)  # FSDP: narrow only where it computes
+
+
+@dataclass(frozen=True)
+class ModelStates:
+    """Bytes that one rank holds, by what they are for."""
+
+    weights: float
+    gradients: float
+    master: float
+    optimizer: float
+    gathered: float = 0.0  # ZeRO-3, for a moment: whole weights and gradients of what computes
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def model_states(
+    parameters: int,
+    ranks: int,
+    stage: str,
+    optimizer: str = "AdamW",
+    precision: Precision = FP32,
+    gathered: int = 0,
+) -> ModelStates:
+    """Bytes a rank holds between backward and step, on the average of the ranks.
+
+    Each stage shares out one thing more over the ranks: ZeRO-1 the optimizer's state and the master weights, ZeRO-2 the
+    gradients too, ZeRO-3 the weights too. `gathered`: under ZeRO-3, how many parameters are whole at the same time,
+    with their gradients, in the precision in which they are sent. Raises ValueError for a stage or an optimizer that is
+    not in STAGES or STATE_ELEMENTS, and for numbers that are no numbers of ranks or parameters.
+    """
+    _check(parameters, ranks, stage)
+    if optimizer not in STATE_ELEMENTS:
+        raise ValueError(f"optimizer: {optimizer!r}; allowed are {', '.join(STATE_ELEMENTS)}")
+    if gathered and stage != "ZeRO-3":
+        raise ValueError(f"under {stage} all parameters are whole all the time: gathered must be 0")
+    shared_out = STAGES.index(stage)
+    share = parameters / ranks
+    return ModelStates(
+        weights=precision.weights * (share if shared_out >= 3 else parameters),
+        gradients=precision.gradients * (share if shared_out >= 2 else parameters),
+        master=precision.master * (share if shared_out >= 1 else parameters),
+        optimizer=precision.state * STATE_ELEMENTS[optimizer] * (share if shared_out >= 1 else parameters),
+        gathered=2 * precision.sent * gathered,
+    )
+
+
+def bytes_sent(
+    parameters: int, ranks: int, stage: str, precision: Precision = FP32, free_after_forward: bool = True
+) -> float:
+    """Bytes a rank sends in a step on a ring, on the average of the ranks: (n - 1)/n of all bytes, so many times.
+
+    DDP all-reduces the gradients: twice. ZeRO-1 behind such an all-reduce sends the weights from their owners to all:
+    three times. ZeRO-2 reduce-scatters the gradients, and sends the weights: twice, as DDP. ZeRO-3 gathers the weights
+    in forward and again in backward, if it has freed them in between, and reduce-scatters the gradients: three times.
+    Raises ValueError as `model_states` does.
+    """
+    _check(parameters, ranks, stage)
+    passes = {"DDP": 2, "ZeRO-1": 3, "ZeRO-2": 2, "ZeRO-3": 3 if free_after_forward else 2}
+    return passes[stage] * parameters * precision.sent * (ranks - 1) / ranks
+
+
+def measured_states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelStates:
+    """Bytes that this rank's tensors really take: each storage once, however many tensors share it. No communication.
+
+    Master weights that an optimizer keeps in its state count as optimizer state.
+    """
+    parameters = list(model.parameters())
+    state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+    return ModelStates(
+        weights=_storage_bytes(parameters),
+        gradients=_storage_bytes([parameter.grad for parameter in parameters if parameter.grad is not None]),
+        master=0,
+        optimizer=_storage_bytes(state),
+    )
+
+
+def _storage_bytes(tensors: list[torch.Tensor]) -> int:
+    storages = {(tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage() for tensor in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _check(parameters: int, ranks: int, stage: str) -> None:
+    if stage not in STAGES:
+        raise ValueError(f"stage: {stage!r}; allowed are {', '.join(STAGES)}")
+    if ranks < 1 or parameters < 0:
+        raise ValueError(f"there must be at least 1 rank and 0 parameters, not {ranks} and {parameters}")
