@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from scratch_ddp.agreement import message_device, raise_everywhere
-from scratch_ddp.benchmark.operations import FLOAT, OPERATIONS, Operation, Workspace
+from scratch_ddp.benchmark.operations import FLOAT, OPERATIONS, Operation, Workspace, memory
 from scratch_ddp.benchmark.results import Results, Row
 from scratch_ddp.benchmark.room import places, refuse_what_does_not_fit
 from scratch_ddp.benchmark.sizes import format_size, parse_size
@@ -87,10 +87,8 @@ class _Plan:
         return facts | {"device": self.device.type}
 
     def refuse_what_does_not_fit(self) -> None:
-        def memory(size: int, n: int) -> int:
-            return max(operation.memory(size, n) for operation in self.operations)
-
-        refuse_what_does_not_fit(self.sizes, self.ranks, places(self.device, self.group), memory)
+        where = places(self.device, self.group)
+        refuse_what_does_not_fit(self.sizes, self.ranks, where, partial(memory, self.operations))
 
     def run(self) -> list[Row]:
         rows: list[Row] = []
@@ -157,19 +155,23 @@ def _timed(space: Workspace, size: int, operations: Sequence[Operation], seconds
 
     calls = dict.fromkeys((each.name for each in operations), 1)
     probe = take(calls, rounds=1, warm_up=1)
-    if sum(samples[0].wall for samples in probe.values()) < seconds / 20:
-        probe = take(calls, rounds=5, warm_up=1)
-    once = {name: spread_of([sample.wall for sample in samples]).median for name, samples in probe.items()}
-    calls = {name: min(math.ceil(SAMPLE / once[name]), 1000) for name in calls}
-    turn = sum(once[name] * calls[name] for name in calls)
+    if sum(samples[0].wall for samples in probe.values()) < seconds / 4:
+        probe = take(calls, rounds=3, warm_up=0)
+    # The fastest says how many calls make a sample long enough, the middle one how many samples there is time for.
+    calls = {name: math.ceil(min(SAMPLE / min(_walls(probe[name])), 1000)) for name in calls}
+    turn = sum(calls[name] * spread_of(_walls(probe[name])).median for name in calls)
     samples = take(
         calls, rounds=min(max(int(seconds * len(calls) / turn), LEAST), MOST), warm_up=int(turn < seconds / 5)
     )
     backends = dict(entry.split(":") for entry in dist.get_backend_config(space.group).split(","))
     rows = []
     for each in operations:
-        spread = spread_of([sample.wall / calls[each.name] for sample in samples[each.name]])
+        spread = spread_of([wall / calls[each.name] for wall in _walls(samples[each.name])])
         counted = {"samples": len(samples[each.name]), "calls": calls[each.name]}
         where = {"backend": backends[space.whole.device.type], "device": space.whole.device.type, "ranks": space.n}
         rows.append(Row(each.name, size=size, nbytes=each.nbytes(size, space.n), seconds=spread, **where, **counted))
     return rows
+
+
+def _walls(samples: Sequence[Sample]) -> list[float]:
+    return [sample.wall for sample in samples]

@@ -5,7 +5,7 @@ others. That and the factors of bus bandwidth are the definitions of NVIDIA's nc
 factor times S is what a link must carry at least, so bandwidths of different numbers of ranks can be compared.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -57,16 +57,18 @@ class Operation:
     in_parts: bool
     second: bool
 
-    def memory(self, size: int, n: int) -> int:
-        """Bytes that one rank of n needs to run it: the workspace and what the collective itself allocates."""
-        return round(size * (1 + 1 / n + self.second + self.extra(n)))
-
     def nbytes(self, size: int, n: int) -> int:
         """The S that is really timed: `size` cut down to whole numbers, and to n equal parts where it has parts."""
         return size // FLOAT // n * n * FLOAT if self.in_parts else size // FLOAT * FLOAT
 
 
 OPERATIONS: dict[str, Operation] = {}
+
+
+def memory(operations: Sequence[Operation], size: int, n: int) -> int:
+    """Bytes that one rank of n needs: the workspace, and what the operation that allocates most takes beside it."""
+    second = any(each.second for each in operations)
+    return round(size * (1 + 1 / n + second + max(each.extra(n) for each in operations)))
 
 
 def _operation(

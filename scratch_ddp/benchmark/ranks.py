@@ -63,7 +63,10 @@ def run_ranks(
             there.close()
             started.append((process, here))
         try:
-            return _collect(started, time.monotonic() + timeout)
+            results = _collect(started, time.monotonic() + timeout)
+            for process, _ in started:
+                process.join(5)  # they take leave of one another; whoever is killed meanwhile makes others complain
+            return results
         finally:
             for process, here in started:
                 if process.is_alive():
@@ -127,10 +130,12 @@ def _rank_main(rank, world_size, function, args, backend, timeout, method, there
         sys.stdout.flush()
         sys.stderr.flush()
         there.close()
-        # Peers may still read from this rank's sockets: leave when all are through, or after a moment.
+        # Peers may still read from this rank's sockets: leave when all are through, or after a moment. Rank 0 is the
+        # last to go, since over TCP the store in which the others look is its own.
         with contextlib.suppress(Exception):
-            dist.distributed_c10d._get_default_store().set(f"finished/{rank}", "1")
-            dist.distributed_c10d._get_default_store().wait(
-                [f"finished/{peer}" for peer in range(world_size)], datetime.timedelta(seconds=2)
-            )
+            store = dist.distributed_c10d._get_default_store()
+            for state, waits in (("finished", True), ("leaves", rank == 0)):
+                store.set(f"{state}/{rank}", "1")
+                if waits:
+                    store.wait([f"{state}/{peer}" for peer in range(world_size)], datetime.timedelta(seconds=2))
         os._exit(0)

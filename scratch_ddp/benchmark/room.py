@@ -98,7 +98,7 @@ def refuse_what_does_not_fit(
             largest = usable * max(sizes) / needed
             would = f"Of the sizes asked for, {', '.join(map(format_size, sorted(fitting)))} would. " if fitting else ""
             raise ValueError(
-                f"{format_size(max(sizes))} on {n} ranks does not fit: {together} of them share a memory, need "
-                f"{about(needed)} there ({about(needed / together)} each), and {about(usable)} may be used "
+                f"{format_size(max(sizes))} on {n} ranks does not fit: {together} of them share one machine or GPU and "
+                f"need {about(needed)} ({about(needed / together)} each), where {about(usable)} may be used "
                 f"({USABLE:.0%} of what is free). {would}The largest that fits is about {about(largest)}."
             )
