@@ -1,0 +1,49 @@
+"""Whole tensors out of shards and back: one unit at a time."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.fsdp.exchange import start_all_gather
+from scratch_ddp.fsdp.shards import Shards
+
+
+def gather_rows_of(shards: Shards, mine: list[torch.Tensor | None]) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Yield the whole tensors of which each rank has its rows, by the parameters' names; None where there are none.
+
+    `mine`: for each parameter of the shards a tensor of its shard's shape and dtype, or None, on all ranks alike.
+    Costs one all-gather, and memory for the message beside what is yielded.
+    """
+    message = None
+    if len(shards.part) and any(tensor is not None for tensor in mine):
+        part = torch.zeros_like(shards.part)
+        for rows, tensor in zip(shards.rows, mine, strict=True):
+            if tensor is not None:
+                rows.shard(part, shards.rank).copy_(tensor.detach())
+        message = part.new_empty(shards.world_size, len(part))
+        start_all_gather(message, part, shards.group).wait()
+    for name, rows, tensor in zip(shards.names, shards.rows, mine, strict=True):
+        whole = None
+        if tensor is not None:
+            whole = shards.part.new_empty(rows.shape)
+            if whole.numel():
+                rows.read(message, whole)
+        yield name, whole
+
+
+def spread_rows_of(shards: Shards, wholes: Mapping[str, torch.Tensor] | None) -> None:
+    """Give every rank its rows of the whole tensors that the first rank has, zeros of others; elsewhere pass None.
+
+    Costs one broadcast of all of them.
+    """
+    if not len(shards.part):
+        return
+    message = shards.part.new_zeros(shards.world_size, len(shards.part))
+    if wholes is not None:
+        for name, rows in zip(shards.names, shards.rows, strict=True):
+            if name in wholes:
+                rows.write(message, wholes[name].detach())
+    dist.broadcast(message, group=shards.group, group_src=0)
+    shards.part.copy_(message[shards.rank])

@@ -1,0 +1,124 @@
+"""The core of sharded training, second half: whole gradients become this rank's rows of the mean over the ranks.
+
+reduce()  start the reduce-scatter of the gradients that backward has left, and drop them
+finish()  wait for it
+give()    hand the rows to the shards, as their `.grad`
+"""
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.fsdp.exchange import start_reduce_scatter
+from scratch_ddp.fsdp.layout import lay_out
+from scratch_ddp.fsdp.shards import Shards
+
+
+class Gradients:
+    """The gradients of the parameters of a `Shards`. Messages have the compute dtype, what is kept has the shards'."""
+
+    def __init__(self, shards: Shards):
+        self.shards = shards
+        self.kept: dict[int, torch.Tensor] = {}  # whole gradients of micro-batches that were not synchronised
+        self.seen: set[int] = set()  # the parameters that had a gradient here since the last `give`
+        self.refused: str | None = None  # a gradient that can't be averaged
+        self.mean: torch.Tensor | None = None  # this rank's rows of all of them, flat
+        self._under_way: tuple[dist.Work | None, torch.Tensor] | None = None
+
+    @property
+    def trainable(self) -> list[int]:
+        """Which of the parameters are trained: the same on every rank, or messages would not fit."""
+        return [i for i, trained in enumerate(self.shards.trained) if trained]
+
+    def reduce(self) -> None:
+        """Start to average the whole gradients, and drop them. One reduce-scatter, which has the same size every time.
+
+        A parameter that has no gradient on this rank counts as zeros, since another rank may have one.
+        """
+        self.finish()
+        shards = self.shards
+        places, size = lay_out((shards.parameters[i].shape for i in self.trainable), shards.world_size)
+        message = shards.part.new_empty(shards.world_size, size, dtype=shards.compute_dtype)
+        for i, place in zip(self.trainable, places, strict=True):
+            gradient = self._take(i)
+            if gradient is None:
+                message[:, place.offset : place.offset + place.size].zero_()
+            else:  # divided before the sum, which could overflow in half precision
+                place.write(message, gradient, scale=1 / shards.world_size)
+        mean = message.new_empty(size)
+        work = start_reduce_scatter(mean, message, shards.group) if size else None
+        self._under_way = work, mean
+
+    def finish(self) -> None:
+        """Wait for the reduce-scatter, if one is under way."""
+        if self._under_way is None:
+            return
+        work, mean = self._under_way
+        if work is not None:
+            work.wait()
+        self.mean = mean.to(self.shards.dtype) if self.mean is None else self.mean.add_(mean)
+        self._under_way = None
+
+    def give(self, present: set[int]) -> None:
+        """Add the rows of the mean to the shards' gradients, of those parameters that had a gradient on any rank."""
+        self.finish()
+        shards = self.shards
+        places, _ = lay_out((shards.parameters[i].shape for i in self.trainable), shards.world_size)
+        for i, place in zip(self.trainable, places, strict=True):
+            if i in present and self.mean is not None:
+                shard, rows = shards.shards[i], place.shard(self.mean, shards.rank)
+                shard.grad = rows if shard.grad is None else shard.grad.add_(rows)
+        self.mean = None
+        self.seen.clear()
+
+    def keep(self) -> None:
+        """Keep the whole gradients for later, in the shards' dtype: a sum in half precision would lose too much."""
+        if self.shards.compute_dtype != self.shards.dtype:
+            for i in self.trainable:
+                gradient = self._take(i)
+                if gradient is not None:
+                    self.kept[i] = gradient.to(self.shards.dtype)
+
+    def waiting(self) -> bool:
+        """True if there are whole gradients that were not reduced."""
+        return any(i in self.kept or self.shards.parameters[i].grad is not None for i in self.trainable)
+
+    def present(self) -> list[bool]:
+        """Say for each parameter whether it has had a gradient here since the last `give`."""
+        fresh = [self.shards.trained[i] and each.grad is not None for i, each in enumerate(self.shards.parameters)]
+        return [new or i in self.seen for i, new in enumerate(fresh)]
+
+    def problem(self) -> str | None:
+        """Say which gradient can't be averaged, or return None."""
+        for i in self.trainable:
+            gradient = self.shards.parameters[i].grad
+            if gradient is not None:
+                self.refused = self.refused or why_not_averaged(self.shards.names[i], gradient)
+        return self.refused
+
+    def drop(self) -> None:
+        """Forget everything since the last `give`."""
+        for parameter in self.shards.parameters:
+            parameter.grad = None
+        self.kept.clear()
+        self.seen.clear()
+        self.mean = self._under_way = self.refused = None
+
+    def _take(self, i: int) -> torch.Tensor | None:
+        """This rank's whole gradient of a parameter, which is then no longer held; None if there is none."""
+        parameter, kept = self.shards.parameters[i], self.kept.pop(i, None)
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None:
+            self.seen.add(i)
+            self.refused = self.refused or why_not_averaged(self.shards.names[i], gradient)
+        if gradient is None or self.refused:
+            return kept
+        return gradient if kept is None else kept.add_(gradient)
+
+
+def why_not_averaged(name: str, gradient: torch.Tensor) -> str | None:
+    """Say why a gradient can't be averaged, or return None if it can."""
+    if gradient.layout != torch.strided:
+        return f"the gradient of {name!r} is sparse; only dense gradients can be averaged (sparse=False)"
+    if gradient.requires_grad:
+        return f"the gradient of {name!r} has a graph of its own: no double backward through a mean over ranks"
+    return None

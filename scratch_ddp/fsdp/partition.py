@@ -1,0 +1,156 @@
+"""Which parameter belongs to which unit, from what the caller said."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from scratch_ddp.fsdp.freed import name_of
+
+Spec = Iterable[nn.Module | type | str] | None
+Named = dict[str, nn.Parameter]
+ROOT = ""  # the name of the whole model, as in named_modules()
+
+
+@dataclass
+class Partition:
+    """Modules by name, the parameters that are each unit's own, and those that are replicated; the root is a unit."""
+
+    modules: dict[str, nn.Module]
+    parameters: dict[str, Named]
+    replicated: Named
+
+    def lines(self) -> list[str]:
+        """What has to be the same on every rank."""
+        lines = [f"unit {name!r} with {', '.join(named) or 'no parameters'}" for name, named in self.parameters.items()]
+        return [*lines, f"replicated: {', '.join(self.replicated) or 'nothing'}"]
+
+
+def partition(model: nn.Module, units: Spec = None, replicated: Spec = ()) -> Partition:
+    """Return which parameters are gathered together. Raises ValueError or TypeError where it can't be done as asked.
+
+    A parameter that only one unit holds is that unit's; what no unit holds, or what is tied between units, is the
+    root's, which is gathered in the forward pass and freed when backward is over.
+    """
+    _check_wrappable(model)
+    chosen = {ROOT: model} | find_units(model, units)
+    apart = set(map(id, find_replicated(model, replicated)))
+    holders: dict[nn.Parameter, set[str]] = {}
+    _find_holders(model, ROOT, {module: name for name, module in chosen.items()}, holders)
+    parameters: dict[str, Named] = {name: {} for name in chosen}
+    kept: Named = {}
+    for name, parameter in model.named_parameters():  # tied parameters once
+        held_by = holders[parameter]
+        unit = next(iter(held_by)) if len(held_by) == 1 else ROOT
+        (kept if id(parameter) in apart else parameters[unit])[name] = parameter
+    return Partition(chosen, parameters, kept)
+
+
+def _find_holders(
+    module: nn.Module, unit: str, units: dict[nn.Module, str], holders: dict[nn.Parameter, set[str]]
+) -> None:
+    """Note for each parameter in which units it is used, whatever modules they share."""
+    unit = units.get(module, unit)
+    for parameter in module.parameters(recurse=False):
+        holders.setdefault(parameter, set()).add(unit)
+    for child in module.children():
+        _find_holders(child, unit, units, holders)
+
+
+def _check_wrappable(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    for name, parameter in model.named_parameters():
+        if name_of(parameter) is not None:
+            raise ValueError(f"{name!r} is sharded already: the model, or a part of it, is wrapped in FSDP")
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ValueError(f"{name!r} has hooks, of another wrapper perhaps: call its remove_hooks() first")
+
+
+def find_units(model: nn.Module, units: Spec) -> dict[str, nn.Module]:
+    """Return the units by name, in the model's order, without those that have no parameters."""
+    names = {module: name for name, module in model.named_modules()}
+    if units is None:
+        chosen = list(dict.fromkeys(_blocks(model)))
+    else:
+        chosen = [module for entry in _entries(units, "units") for module in _modules(model, entry, names)]
+        if not chosen:
+            raise ValueError(
+                "units is empty: name the parts of the model to be gathered one at a time, its blocks for example; "
+                "[model] gathers the whole model at once, which saves no memory while it computes"
+            )
+    _check_apart([names[module] for module in chosen])
+    for module in chosen:
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+            raise ValueError(
+                f"unit {names[module]!r} is a {type(module).__name__}, which is never called: pass what it holds"
+            )
+    wanted = set(chosen)
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if module in wanted and name != ROOT and any(True for _ in module.parameters())
+    }
+
+
+def find_replicated(model: nn.Module, replicated: Spec) -> list[nn.Parameter]:
+    """Return the parameters that are meant by their own names, by modules, their names or their types."""
+    names = {module: name for name, module in model.named_modules()}
+    found: list[nn.Parameter] = []
+    own = dict(model.named_parameters(remove_duplicate=False))
+    for entry in _entries(replicated, "replicated"):
+        if isinstance(entry, str) and entry in own:
+            found.append(own[entry])
+        else:
+            found += [each for module in _modules(model, entry, names) for each in module.parameters()]
+    return found
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The elements of the outermost lists of modules; without such lists the model's own parts."""
+    outermost: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and not any(
+            over == ROOT or name.startswith(over + ".") for over in outermost
+        ):
+            outermost.append(name)
+    for parent in [model.get_submodule(name) for name in outermost] or [model]:
+        yield from (child for child in parent.children() if not isinstance(child, (nn.ModuleList, nn.ModuleDict)))
+
+
+def _entries(spec: Spec, what: str) -> list[nn.Module | type | str]:
+    if isinstance(spec, (nn.ModuleList, list, tuple, set, frozenset)) or not isinstance(spec, (nn.Module, type, str)):
+        try:
+            return list(spec)
+        except TypeError:
+            raise TypeError(f"{what} must be a list of modules, names or module types, not {spec!r}") from None
+    raise TypeError(f"{what} must be a list: [{spec if isinstance(spec, str) else 'that'}]")
+
+
+def _modules(model: nn.Module, entry: nn.Module | type | str, names: dict[nn.Module, str]) -> list[nn.Module]:
+    if isinstance(entry, type) and issubclass(entry, nn.Module):
+        if found := [module for module in names if isinstance(module, entry)]:
+            return found
+        raise ValueError(f"no module of the model is a {entry.__name__}")
+    if isinstance(entry, str):
+        for module, name in names.items():
+            if name == entry:
+                return [module]
+        raise ValueError(f"the model has nothing that is called {entry!r}")
+    if isinstance(entry, nn.Module):
+        if entry in names:
+            return [entry]
+        raise ValueError(f"a {type(entry).__name__} that was named is no part of the model")
+    raise TypeError(f"modules are named by themselves, by their names or types, not by {entry!r}")
+
+
+def _check_apart(names: list[str]) -> None:
+    for i, name in enumerate(names):
+        for other in names[i + 1 :]:
+            if name == other:
+                raise ValueError(f"units overlap: {name or 'the model'!r} is given twice")
+            inner, outer = max(name, other, key=len), min(name, other, key=len)
+            if outer == ROOT or inner.startswith(outer + "."):
+                raise ValueError(
+                    f"units overlap: {inner!r} lies inside {outer or 'the whole model'!r}; keep one of them"
+                )

@@ -1,0 +1,36 @@
+"""The end of a step's backward passes: every rank gets its rows of the mean, of all gradients that any rank has."""
+
+from scratch_ddp.fsdp.parts import Parts
+from scratch_ddp.fsdp.passes import Passes
+
+
+class Synchronisation:
+    """Finishes what the backward passes have begun, for all units, the replicated parameters and the buffers."""
+
+    def __init__(self, parts: Parts, passes: Passes):
+        self.parts, self.passes = parts, passes
+
+    def run(self) -> None:
+        """Leave the means in `.grad`. Every rank calls it; communicates as `FSDP.sync_gradients` says."""
+        parts, all_gradients = self.parts, list(self.parts.gradients)
+        parts.replicated.collect()
+        flags = self.passes.synchronise(lambda: flags_of(parts))
+        with self.passes.uninterrupted():
+            late, flags = flags[: len(all_gradients)], flags[len(all_gradients) :]
+            for gradients, is_late in zip(all_gradients, late, strict=True):
+                if is_late:
+                    gradients.reduce()
+            for gradients in all_gradients:
+                count = len(gradients.shards.names)
+                present, flags = flags[:count], flags[count:]
+                gradients.give({i for i, anywhere in enumerate(present) if anywhere})
+            count = len(parts.replicated.masters)
+            parts.replicated.reduce({name for name, anywhere in zip(parts.replicated.masters, flags) if anywhere})
+            parts.buffers.copy_from_first(flags[count:])
+
+
+def flags_of(parts: Parts) -> list[int]:
+    """What the ranks tell each other: gradients that wait to be reduced; who has a gradient; buffers that changed."""
+    waiting = [gradients.waiting() for gradients in parts.gradients]
+    present = [each for gradients in parts.gradients for each in gradients.present()]
+    return [int(flag) for flag in [*waiting, *present, *parts.replicated.present(), *parts.buffers.changed()]]
