@@ -1,8 +1,10 @@
 """Models and losses that a data-parallel strategy must get right, and the one process that it must equal."""
 
+import contextlib
 import copy
+import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +18,10 @@ from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistribut
 from scratch_ddp.traffic import Counted
 
 STRATEGIES = [SimpleDistributedDataParallelism, FlatDDP, OverlappedDDP, BucketedDDP]
+HOOKED = {  # those that work from gradient hooks; buckets so small that each has a few gradients at most
+    "OverlappedDDP": OverlappedDDP,
+    "BucketedDDP": functools.partial(BucketedDDP, bucket_mb=100 / 2**20),
+}
 ROWS = 8  # a rank's share of a batch
 
 
@@ -178,6 +184,23 @@ def gathered(value: object) -> list:
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+@contextlib.contextmanager
+def started() -> Iterator[list[int]]:
+    """The sizes, in elements, of the all-reduces that this rank starts inside, in order; exchanges of bytes apart."""
+    sizes, all_reduce = [], dist.all_reduce
+
+    def noting(tensor, *args, **kwargs):
+        if tensor.dtype != torch.uint8:
+            sizes.append(tensor.numel())
+        return all_reduce(tensor, *args, **kwargs)
+
+    dist.all_reduce = noting
+    try:
+        yield sizes
+    finally:
+        dist.all_reduce = all_reduce
 
 
 def calls(counted: Counted) -> dict[str, int]:

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.agreement import check_same_lines, message_device, raise_everywhere
-from scratch_ddp.ddp.gradients import complete_gradient, identities, wrapped
+from scratch_ddp.ddp.gradients import complete_gradient, in_their_places, wrapped
 from scratch_ddp.ddp.replicas import broadcast_from_first, check_same_structure, why_not
 from scratch_ddp.traffic import set_up
 
@@ -58,14 +58,13 @@ class ReplicatedModule(nn.Module):
         strategy = f"{type(self).__name__}({settings})"
         check_same_lines([strategy], "the ranks wrap their models differently; do the same everywhere", self.group)
         check_same_structure(model, self.group)
-        parameters = set(model.parameters())
-        for other in [each for each in hooked_modules if not parameters.isdisjoint(each.parameters())]:
-            other.remove_hooks()
         self.module = model
         self.hook_handles: list[torch.utils.hooks.RemovableHandle] = []
         self._do_sync = True
         self._wrapped = wrapped(model)
-        self._identities = identities(model)
+        self._places = in_their_places(model)
+        for other in self._others_with_hooks():
+            other.remove_hooks()
         self._remember_buffers()
 
     @property
@@ -150,11 +149,20 @@ class ReplicatedModule(nn.Module):
 
     def _problem(self) -> str | None:
         """Say what keeps this rank from averaging its gradients, or return None."""
-        if identities(self.module) != self._identities:
+        if [id(each) for each in in_their_places(self.module)] != [id(each) for each in self._places]:
             return "parameters were added, removed, replaced or tied after the model was wrapped: wrap it again"
+        for other in self._others_with_hooks():
+            return (
+                f"the model was wrapped again in {type(other).__name__}, whose hooks take the gradients: use that one"
+            )
         if [buffer.shape for buffer in self.module.buffers()] != [buffer.shape for buffer in self._last_buffers]:
             return "buffers were added, removed or resized after the model was wrapped: wrap it again"
         return next(filter(None, (each.refusal() for each in self._wrapped)), None)
+
+    def _others_with_hooks(self) -> list["ReplicatedModule"]:
+        others = [each for each in hooked_modules if each is not self]
+        mine = {each.parameter for each in self._wrapped} if others else set()
+        return [each for each in others if not mine.isdisjoint(each.module.parameters())]
 
     def _changed_buffers(self) -> list[bool]:
         """Say for each buffer whether it differs from what it was after the last synchronisation."""

@@ -43,9 +43,9 @@ def wrapped(model: nn.Module) -> list[Wrapped]:
     return [Wrapped(name, each, each.dtype, each.shape, each.device) for name, each in model.named_parameters()]
 
 
-def identities(model: nn.Module) -> list[int]:
-    """A number for each place where a parameter stands in the model, tied ones under the same. Quick to compare."""
-    return [id(each) for module in model.modules() for each in module._parameters.values()]
+def in_their_places(model: nn.Module) -> list[nn.Parameter | None]:
+    """What stands in each place for a parameter, tied ones in several. Quicker to ask than `named_parameters`."""
+    return [each for module in model.modules() for each in module._parameters.values()]
 
 
 def complete_gradient(parameter: nn.Parameter) -> torch.Tensor:

@@ -19,23 +19,23 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
     """
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | DeviceMesh | None = None):
-        super().__init__(model, group)  # every rank has the same names, shapes and dtypes, or all raise
+        super().__init__(model, group)  # names, shapes, dtypes are the same, or all raise
         problem = None
         for name, mine in named_tensors(model):
             rank0s = mine.detach().clone()
             with set_up():  # not counted as training's traffic
                 dist.broadcast(rank0s, group=self.group, group_src=0)
             if problem is None and not same_bits(mine, rank0s):
-                how = difference(mine, rank0s)
-                problem = f"{name!r} differs from rank 0's {how}: set the same seed before building the model"
-        raise_everywhere(problem, self.group)  # on the ranks that are equal too: alone, they would wait for ever
+                how = f"differs from rank 0's {difference(mine, rank0s)}"
+                problem = f"{name!r} {how}: set the same seed before building the model"
+        raise_everywhere(problem, self.group)  # else equal ranks would wait for ever
 
     def sync_gradients(self) -> None:
         """Replace each gradient by its mean over the ranks. Call it after backward, on every rank."""
         if not self.do_sync:
             return
-        for parameter in self.parameters_with_gradient():  # the same ones in the same order on every rank
-            parameter.grad /= self.world_size  # before the sum, which could overflow in half precision
+        for parameter in self.parameters_with_gradient():  # the same, in one order, on all ranks
+            parameter.grad /= self.world_size  # before the sum: in half precision it may overflow
             dist.all_reduce(parameter.grad, group=self.group)
 
     @property
