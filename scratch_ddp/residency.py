@@ -3,6 +3,7 @@
 Nothing is taken on trust. A dispatch mode sees every tensor that an operation reads or makes inside a block; the ledger
 keeps a weak reference to its storage. What is held at the end of a block are the storages that are still alive, at the
 size that they have then. Names only say what a storage is called; what has no name is listed as "unnamed".
+For the bytes of a whole process see `scratch_ddp.memory`.
 """
 
 import contextlib
@@ -58,12 +59,12 @@ class Moment:
         return f"{self.name:18} {f'sent {self.sent}' if self.sent else '':8} {held}"
 
 
-class Ledger:
+class MemoryLedger:
     """What this rank holds and sends.
 
     ```python
     m = SimpleNamespace(w1=…)                        # what this rank holds, by name
-    ledger = Ledger(m, own="w1", borrowed="W1")      # kinds: names that are summed up together
+    ledger = MemoryLedger(m, own="w1", borrowed="W1")      # kinds: names that are summed up together
     with ledger("gather W1"):
         m.W1 = gather(m.w1)
     print(ledger.moments[-1], ledger.sent, ledger.peak("own", "borrowed"))
@@ -84,16 +85,21 @@ class Ledger:
             twice = sorted({name for name in self._order if self._order.count(name) > 1})
             raise ValueError(f"each name has one kind, but {', '.join(twice)} stands in two places")
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        self._peak = 0
+        self._peak, self._block = 0, ""
 
     @contextlib.contextmanager
     def __call__(self, moment: str) -> Iterator[None]:
         """Watch the block and take stock at its end. A block that raises leaves no moment."""
-        self._peak = 0
-        self._see(vars(self._names))
-        with traffic() as counted, _Watch(self._see):
-            yield
-        self._see(vars(self._names))
+        if self._block:
+            raise RuntimeError(f"{moment!r} begins inside {self._block!r}: moments come one after another")
+        self._block, self._peak = moment, 0
+        try:
+            self._see(vars(self._names))
+            with traffic() as counted, _Watch(self._see):
+                yield
+            self._see(vars(self._names))
+        finally:
+            self._block = ""
         self._wait_for_threads(sum(storage.nbytes() for storage in _storages(vars(self._names))))
         sent = counted.wire_bytes // self._itemsize
         self.moments.append(Moment(moment, self._held(), sent, self._peak // self._itemsize))
