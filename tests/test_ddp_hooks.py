@@ -1,12 +1,11 @@
 """Strategies that work from gradient hooks: whatever a step looks like, they do what the simple one does after it."""
 
-import copy
 import functools
 
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import HOOKED, bits, gathered, started
+from ddp_cases import HOOKED, bits, gathered
 from ranks import run_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -16,13 +16,12 @@ from scratch_ddp.traffic import traffic
 
 A_BUCKET_EACH = functools.partial(BucketedDDP, bucket_mb=40 / 2**20)
 hooked = pytest.mark.parametrize("strategy", [OverlappedDDP, A_BUCKET_EACH], ids=["OverlappedDDP", "BucketedDDP"])
-SIZES = [4, 3, 2]  # weights of n · n elements, registered first to last: backward reaches them in this order
 
 
 class Heads(nn.Module):
-    def __init__(self, sizes=tuple(reversed(SIZES))):
+    def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(n, n, bias=False) for n in sizes)
+        self.layers = nn.ModuleList(nn.Linear(n, n, bias=False) for n in (2, 3, 4))
 
     def forward(self, order) -> torch.Tensor:
         """Layer after layer in this order; backward reaches them in the opposite one."""
@@ -43,7 +42,7 @@ def sizes_of_a_step(strategy, orders) -> tuple:
     return in_backward, sizes
 
 
-ORDER = [16, 9, 4]
+ORDER = [16, 9, 4]  # elements of the weights, the last registered first
 
 
 @pytest.mark.parametrize(
@@ -144,9 +143,7 @@ def wrapped_again(strategy) -> list:
             second.sync_gradients()
         second.zero_grad()
         counts.append(sizes)
-    with pytest.raises(
-        ValueError, match="^ranks 0, 1: the model was wrapped again in .*, whose hooks take the gradient"
-    ):
+    with pytest.raises(ValueError, match="^ranks 0, 1: the model was wrapped again in .*, whose hooks take its grad"):
         first.sync_gradients()
     del second
     gc.collect()

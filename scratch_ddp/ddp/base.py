@@ -15,10 +15,7 @@ A strategy inherits from `ReplicatedModule`, verifies or copies the replicas' va
 when a gradient arrives, keeps its hooks' handles in `hook_handles`, and waits in `sync_gradients`.
 """
 
-import contextlib
-import itertools
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,14 +24,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.agreement import check_same_lines, message_device, raise_everywhere
+from scratch_ddp.buffers import Buffers
 from scratch_ddp.ddp.gradients import complete_gradient, in_their_places, wrapped
 from scratch_ddp.ddp.replicas import broadcast_from_first, check_same_structure, why_not
+from scratch_ddp.protocol import SyncSwitch, process_group
 from scratch_ddp.traffic import set_up
 
 hooked_modules: "weakref.WeakSet[ReplicatedModule]" = weakref.WeakSet()  # those with hooks on their parameters
 
 
-class ReplicatedModule(nn.Module):
+class ReplicatedModule(SyncSwitch, nn.Module):
     """A model of which every rank of `group` holds a replica. The base of the strategies, not one itself.
 
     `group` is a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. Hooks that another
@@ -60,12 +59,12 @@ class ReplicatedModule(nn.Module):
         check_same_structure(model, self.group)
         self.module = model
         self.hook_handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._do_sync = True
         self._wrapped = wrapped(model)
         self._places = in_their_places(model)
         for other in self._others_with_hooks():
             other.remove_hooks()
-        self._remember_buffers()
+        self._buffers_of_all = Buffers(model, self.group)
+        self._buffer_count = len(list(model.buffers()))
 
     @property
     def world_size(self) -> int:
@@ -79,29 +78,6 @@ class ReplicatedModule(nn.Module):
     def sync_gradients(self) -> None:
         """Replace each gradient by its mean over the ranks, unless synchronisation is switched off."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it synchronises")
-
-    @property
-    def do_sync(self) -> bool:
-        """False inside `no_sync()` and after `disable_grad_sync()`."""
-        return self._do_sync
-
-    def enable_grad_sync(self) -> None:
-        """Average gradients from now on."""
-        self._do_sync = True
-
-    def disable_grad_sync(self) -> None:
-        """Leave each rank its own gradients from now on, so that micro-batches accumulate without communication."""
-        self._do_sync = False
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate without communication: forward, backward and `sync_gradients` of a micro-batch stand inside."""
-        before = self.do_sync
-        self.disable_grad_sync()
-        try:
-            yield
-        finally:  # after an exception too, and to "off" again where blocks are nested
-            self._do_sync = before
 
     def remove_hooks(self) -> None:
         """Take this strategy's hooks off the model's parameters; the model is then an ordinary module again."""
@@ -130,7 +106,7 @@ class ReplicatedModule(nn.Module):
         any rank has a `problem`. Costs one all-reduce of a byte for each parameter and buffer; a broadcast a dtype for
         buffers.
         """
-        changed = [False] * len(self._last_buffers) if problem else self._changed_buffers()
+        changed = [False] * self._buffer_count if problem else self._buffers_of_all.changed()
         with set_up():
             message = torch.tensor([problem is not None, *presence, *changed], dtype=torch.uint8)
             message = message.to(message_device(self.group))
@@ -138,62 +114,24 @@ class ReplicatedModule(nn.Module):
             refused, *anywhere = message.tolist()
             if refused:
                 raise_everywhere(problem, self.group)
-            self._copy_buffers(anywhere[len(presence) :])
+            self._buffers_of_all.copy_from_first(anywhere[len(presence) :])
         return anywhere[: len(presence)]
 
     def copy_from_first(self) -> None:
         """Give every rank the first rank's parameters and buffers. Costs one broadcast a dtype."""
         with set_up():
             broadcast_from_first([*self.module.parameters(), *self.module.buffers()], self.group)
-        self._remember_buffers()
+        self._buffers_of_all.remember()
 
     def _problem(self) -> str | None:
         """Say what keeps this rank from averaging its gradients, or return None."""
         if [id(each) for each in in_their_places(self.module)] != [id(each) for each in self._places]:
             return "parameters were added, removed, replaced or tied after the model was wrapped: wrap it again"
         for other in self._others_with_hooks():
-            return (
-                f"the model was wrapped again in {type(other).__name__}, whose hooks take the gradients: use that one"
-            )
-        if [buffer.shape for buffer in self.module.buffers()] != [buffer.shape for buffer in self._last_buffers]:
-            return "buffers were added, removed or resized after the model was wrapped: wrap it again"
-        return next(filter(None, (each.refusal() for each in self._wrapped)), None)
+            return f"the model was wrapped again in {type(other).__name__}, whose hooks take its gradients: use that"
+        return self._buffers_of_all.problem() or next(filter(None, (each.refusal() for each in self._wrapped)), None)
 
     def _others_with_hooks(self) -> list["ReplicatedModule"]:
         others = [each for each in hooked_modules if each is not self]
         mine = {each.parameter for each in self._wrapped} if others else set()
         return [each for each in others if not mine.isdisjoint(each.module.parameters())]
-
-    def _changed_buffers(self) -> list[bool]:
-        """Say for each buffer whether it differs from what it was after the last synchronisation."""
-        pairs = zip(self.module.buffers(), self._last_buffers, strict=True)
-        different = [(now != before.to(now)).any().to(message_device(self.group)) for now, before in pairs]
-        return torch.stack(different).tolist() if different else []
-
-    def _copy_buffers(self, which: list[int]) -> None:
-        """Give every rank the first rank's values of the buffers that are marked."""
-        if any(which):
-            broadcast_from_first(itertools.compress(self.module.buffers(), which), self.group)
-            self._remember_buffers()
-
-    def _remember_buffers(self) -> None:
-        self._last_buffers = [buffer.detach().clone() for buffer in self.module.buffers()]
-
-
-def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
-    """Return the process group meant by a group, a one-dimensional mesh, or None (the default group, which stays None).
-
-    None is kept, since the default group can be rebuilt under a living model. Dimensions of size 1 don't count.
-    """
-    if not dist.is_initialized():
-        raise RuntimeError("there is no process group yet: run under torchrun and call dist.init_process_group() first")
-    if isinstance(group, DeviceMesh):
-        wide = [dim for dim in range(group.ndim) if group.size(dim) > 1] or [0]
-        if len(wide) > 1:
-            raise ValueError(f"the mesh has {len(wide)} dimensions: pass the one to replicate over, as in mesh['dp']")
-        if group.get_coordinate() is None:
-            raise ValueError(f"rank {dist.get_rank()} is not in the mesh: build the model on the mesh's ranks only")
-        group = group.get_group(wide[0])
-    if group is not None and dist.get_rank(group) < 0:
-        raise ValueError(f"rank {dist.get_rank()} is not in the group: build the model on the group's ranks only")
-    return group
