@@ -29,6 +29,12 @@ class Alarm:
                 self._runs = True
                 threading.Thread(target=self._run, name="rings-at-transfers-ends", daemon=True).start()
 
+    def forget(self) -> None:
+        """Call nothing any more of what has been asked for so far."""
+        with self._changed:
+            self._calls.clear()
+            self._changed.notify()
+
     def _run(self) -> None:
         while True:
             with self._changed:

@@ -77,6 +77,7 @@ class LinkedGroup(dist.ProcessGroup):
     def start_over(self) -> None:
         """The group below was renewed: what was under way has been given up, and its backend is another."""
         self._nic.clear_queue()
+        self._alarm.forget()
         if self._board is not None:
             self._board.start_over()
         self.adopt_backends()

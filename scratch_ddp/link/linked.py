@@ -28,17 +28,18 @@ def linked_group(link: Link | str | None, group: dist.ProcessGroup | None = None
     Collective: every rank of `group` calls it. Raises ValueError on every rank if on any rank there is no such
     preset, RuntimeError if there is no process group. Costs a new group and two small object collectives.
     """
+    outside = group == dist.GroupMember.NON_GROUP_MEMBER  # what new_group returns to ranks that are not in the group
+    if not (group is None or outside or isinstance(group, dist.ProcessGroup)):
+        raise TypeError(f"a process group or None is needed, not {type(group).__name__} (of a mesh: mesh.get_group())")
     if not dist.is_initialized():
         raise RuntimeError(
             "there is no process group whose ranks could be linked: %dist_init makes one in a notebook, torchrun and "
             "dist.init_process_group() in a script; lone_rank() needs none"
         )
-    if group is not None and not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"a process group or None is needed, not {type(group).__name__} (of a mesh: mesh.get_group())")
+    if outside or dist.get_rank(group) < 0:
+        raise ValueError(f"rank {dist.get_rank()} is not in the group: link it on the group's ranks only")
     if isinstance(group or dist.group.WORLD, LinkedGroup):
         raise ValueError("this group is on a link already: set its .link")
-    if dist.get_rank(group) < 0:
-        raise ValueError(f"rank {dist.get_rank()} is not in the group: link it on the group's ranks only")
     problem, found = None, None
     try:
         found = as_link(link)

@@ -27,7 +27,7 @@ class Nic:
     def __init__(self) -> None:
         self.transfers: list[Transfer] = []  # in the order in which they were posted
         self._free = {"out": 0.0, "in": 0.0}
-        self._settled: dict[str, tuple[float, float]] = {}  # of the last send and receive that were waited for
+        self._settled: dict[str, tuple[float, float]] = {}  # from when to when sends and receives last took the wire
         self._lock = threading.Lock()
 
     def book(self, call: str, nbytes: int, seconds: float) -> Transfer:
@@ -48,10 +48,12 @@ class Nic:
         with self._lock:
             started, seconds = max(transfer.started, until), transfer.ended - transfer.started
             if transfer.call in ("send", "recv"):  # messages that were all put off still go one after the other
-                before, after = self._settled.get(transfer.call, (0.0, 0.0))
-                if started < after and started + seconds > before:
-                    started = after
-                self._settled[transfer.call] = started, started + seconds
+                since, until = self._settled.get(transfer.call, (0.0, 0.0))
+                if started < until and started + seconds > since:
+                    started = until
+                else:
+                    since = started
+                self._settled[transfer.call] = since, started + seconds
             transfer.started, transfer.ended = started, started + seconds
             self._keep_taken(_directions(transfer.call), transfer.ended)
 

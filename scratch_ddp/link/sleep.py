@@ -2,34 +2,13 @@
 
 import ctypes
 import sys
+import threading
 import time
-from collections.abc import Callable
 
 _WAKING = 12e-6  # seconds that a thread at least takes to wake up
-_WATCH = 40e-6  # seconds before the moment, from which on it is watched for: waking may take longer
+_WATCH = 60e-6  # seconds before the moment, from which on it is watched for: waking may take longer
 _WATCH_SHARE = 0.04  # of the wait, so that short waits are not spent watching
-_SET_TIMER_SLACK, _GET_TIMER_SLACK = 29, 30  # of Linux, see prctl(2)
-
-
-def _without_slack(sleep: Callable[[float], None]) -> Callable[[float], None]:
-    """Linux wakes a thread up to 50 µs late, to wake several at once; while this one sleeps, it does not."""
-    if sys.platform != "linux":
-        return sleep
-    prctl = ctypes.CDLL(None).prctl
-    prctl.argtypes = [ctypes.c_int] + 4 * [ctypes.c_ulong]
-
-    def sleep_without_slack(seconds: float) -> None:
-        slack = prctl(_GET_TIMER_SLACK, 0, 0, 0, 0)
-        prctl(_SET_TIMER_SLACK, 1, 0, 0, 0)
-        try:
-            sleep(seconds)
-        finally:
-            prctl(_SET_TIMER_SLACK, max(slack, 1), 0, 0, 0)
-
-    return sleep_without_slack
-
-
-_sleep = _without_slack(time.sleep)
+_SET_TIMER_SLACK = 29  # of Linux, see prctl(2)
 
 
 def sleep_until(moment: float) -> None:
@@ -40,6 +19,17 @@ def sleep_until(moment: float) -> None:
     left = moment - time.monotonic()
     if left <= 0:
         return
-    _sleep(max(0.0, left - _WAKING - min(_WATCH, _WATCH_SHARE * left)))
+    _thread.wakes_at_once  # noqa: B018  sets this thread up the first time
+    time.sleep(max(0.0, left - _WAKING - min(_WATCH, _WATCH_SHARE * left)))
     while time.monotonic() < moment:
-        pass
+        pass  # no yielding: on a busy machine that costs the processor for milliseconds
+
+
+class _Thread(threading.local):
+    """Linux wakes a thread up to 50 µs late, to wake several at once. Threads that have slept here are not let wait."""
+
+    def __init__(self) -> None:
+        self.wakes_at_once = sys.platform == "linux" and ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1, 0, 0, 0) == 0
+
+
+_thread = _Thread()

@@ -1,0 +1,146 @@
+"""Training on a link: torch's classes and ours, unchanged, with the gradients they have without it."""
+
+import os
+import threading
+
+import pytest
+import torch
+import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
+import torch.distributed as dist
+from ranks import run_ranks
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import scratch_ddp.cells.watched_group  # noqa: F401  registers the backend of rank cells
+from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
+from scratch_ddp.link import Link, linked_group, lone_rank
+from scratch_ddp.traffic import traffic
+
+QUICK = Link(1e-4, 1e-9)
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6)).double()
+
+
+def torch_ddp(model, group):
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.0001)
+
+
+def torch_fsdp(model, group):
+    mesh = DeviceMesh.from_group(group, "cpu") if group else None
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    return model
+
+
+def simple(model, group):
+    return SimpleDistributedDataParallelism(model, group)
+
+
+def flat(model, group):
+    return FlatDDP(model, group)
+
+
+STRATEGIES = [torch_ddp, torch_fsdp, simple, flat]
+
+
+def train(strategy, group, rows):
+    """Three steps; the weights, and what was sent in the last one."""
+    wrapped = strategy(net(), group)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for _ in range(3):
+        with traffic() as counted:
+            wrapped(rows).square().mean().backward()
+            getattr(wrapped, "sync_gradients", lambda: None)()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = [getattr(each, "full_tensor", lambda each=each: each)().detach() for each in wrapped.parameters()]
+    return weights, counted.calls, counted.wire_bytes, counted.setup.calls
+
+
+def on_ranks(strategy, link):
+    group = link and linked_group(link)
+    rows = torch.linspace(-1, 1, 24, dtype=torch.float64).view(4, 6) * (dist.get_rank() + 1)
+    *trained, setup = train(strategy, group, rows)
+    through = len(group.transfers) if group else 0
+    left = [thread.name for thread in threading.enumerate() if thread.name == "rings-at-transfers-ends"]
+    return *trained, setup, through, left
+
+
+@pytest.fixture(scope="module")
+def without_a_link():
+    return {strategy: run_ranks(2, on_ranks, strategy, None) for strategy in STRATEGIES}
+
+
+@pytest.mark.parametrize("backend", ["gloo", "watched"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
+def test_with_peers(strategy, backend, without_a_link):
+    for plain, linked in zip(
+        without_a_link[strategy], run_ranks(2, on_ranks, strategy, QUICK, backend=backend), strict=True
+    ):
+        assert all(torch.equal(one, other) for one, other in zip(plain[0], linked[0], strict=True))
+        assert plain[1:4] == linked[1:4]  # counted once, as without a link
+        assert linked[4] >= 3 * sum(linked[1].values()) and not linked[5]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
+@pytest.mark.parametrize("world_size", [2, 64])
+def test_alone(strategy, world_size):
+    """Every peer has the same rows: the mean of the gradients is this rank's own."""
+    rows = torch.linspace(-1, 1, 24, dtype=torch.float64).view(4, 6)
+    own = net()
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    for _ in range(3):
+        own(rows).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    group = lone_rank(world_size, QUICK)
+    try:
+        if strategy is torch_fsdp:
+            gradients_of_a_shard(world_size, group, rows)
+        else:
+            weights, *_ = train(strategy, group, rows)
+            assert all(torch.equal(one, other) for one, other in zip(weights, own.parameters(), strict=True))
+    finally:
+        dist.destroy_process_group()
+
+
+def gradients_of_a_shard(world_size, group, rows):
+    """Sharded weights are gathered as copies of this rank's shard; the gradient's shard is the mean of equal ones."""
+    model = torch_fsdp(net(), group)
+    with traffic() as counted:
+        model(rows).square().mean().backward()
+    assert counted.calls["all_gather"] >= 2 and counted.calls["reduce_scatter"] >= 2
+    shards = [parameter.grad.to_local() for parameter in model.parameters()]
+    assert all(shard.isfinite().all() for shard in shards) and shards[0].any()
+    assert {transfer.call for transfer in group.transfers} == {"all_gather", "reduce_scatter"}
+
+
+def test_a_mesh_of_a_lone_rank_for_fully_shard():
+    lone_rank(4, QUICK)
+    try:
+        model = fully_shard(nn.Linear(8, 8, bias=False), mesh=dist.init_device_mesh("cpu", (4,)))
+        assert model.weight.to_local().shape == (2, 8)
+        model(torch.ones(1, 8)).sum().backward()
+        assert torch.equal(model.weight.grad.to_local(), torch.ones(2, 8))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_error_reaches_torchs_ddp():
+    def a_rank_is_gone():
+        group = linked_group(QUICK)
+        model = DistributedDataParallel(net(), process_group=group)
+        model(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
+        if dist.get_rank() == 1:
+            os._exit(0)
+        with pytest.raises(RuntimeError, match="closed by peer|reset by peer|Connection"):
+            model(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
+        raise ValueError("rank 0 went on")
+
+    with pytest.raises(RuntimeError, match="rank 0 went on"):
+        run_ranks(2, a_rank_is_gone)
