@@ -11,6 +11,7 @@ from scratch_ddp.plots.memory_strip import memory_strips
 from scratch_ddp.plots.messages import message_ladder
 from scratch_ddp.plots.residuals import losses_and_residuals
 from scratch_ddp.plots.rings import Frame, ring_frames
+from scratch_ddp.plots.timeline import timeline_chart
 
 __all__ = [
     "disagreement_saw",
@@ -22,4 +23,5 @@ __all__ = [
     "message_ladder",
     "ring_frames",
     "step_curves",
+    "timeline_chart",
 ]

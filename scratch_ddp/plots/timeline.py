@@ -1,0 +1,79 @@
+"""What every rank computed and what it had on the wire, over time."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from scratch_ddp.plots.colors import QUIET, SENT_COLOR
+from scratch_ddp.profiling import Timeline
+from scratch_ddp.profiling.intervals import Interval, without
+
+_COMPUTING = {"forward": "#9ecae1", "backward": "#4e79a7", "optimizer": "#59a14f", "other": "#b9a38f"}
+_HIDDEN = "#f2b5b5"  # communication beside computing; what nothing hides has the full colour
+_BAR = 0.42  # height of a bar, in rows of a rank
+
+
+def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
+    """A panel for each title, in it two bars for each rank: what it computed, and below it what was on its wire.
+
+    Communication beside computing is pale, and red where the rank computes nothing meanwhile. A thin line stands
+    between two messages. All panels have the same axis: milliseconds from where their earliest rank begins.
+    """
+    ranks = [len(timelines) for timelines in panels.values()]
+    figure, axes = plt.subplots(
+        len(panels),
+        1,
+        figsize=(8.6, 0.42 * sum(ranks) + 0.42 * len(panels) + 0.55),
+        height_ratios=ranks,
+        squeeze=False,
+        sharex=True,
+        layout="constrained",
+    )
+    for panel, (title, timelines) in zip(axes.flat, panels.items(), strict=True):
+        zero = min(_beginning(timeline) for timeline in timelines)
+        for row, timeline in enumerate(timelines):
+            _draw_rank(panel, row, timeline, zero)
+        panel.set_title(title, fontsize=10, loc="left", pad=4)
+        panel.set_yticks(range(len(timelines)), [f"rank {timeline.rank}" for timeline in timelines], fontsize=9)
+        panel.set_ylim(len(timelines) - 0.5, -0.5)
+        panel.tick_params(labelsize=8, length=2, color=QUIET)
+        panel.spines[:].set_color(QUIET)
+        panel.spines[["top", "right"]].set_visible(False)
+    last = axes.flat[-1]
+    last.set_xlim(left=0)
+    last.set_xlabel("milliseconds", fontsize=9)
+    _add_legend(figure, panels)
+    return figure
+
+
+def _draw_rank(panel: Axes, row: int, timeline: Timeline, zero: float) -> None:
+    for span in timeline.compute:
+        _draw_bars(panel, [(span.start, span.end)], row - _BAR, zero, _COMPUTING[span.name])
+    computing = [(span.start, span.end) for span in timeline.compute]
+    for span in timeline.communication:
+        _draw_bars(panel, [(span.start, span.end)], row, zero, _HIDDEN)
+        _draw_bars(panel, without([(span.start, span.end)], computing), row, zero, SENT_COLOR)
+    for span in timeline.communication:
+        panel.plot([1e3 * (span.start - zero)] * 2, [row, row + _BAR], color="white", lw=0.6, zorder=3)
+
+
+def _draw_bars(panel: Axes, intervals: Sequence[Interval], top: float, zero: float, color: str) -> None:
+    milliseconds = [(1e3 * (start - zero), 1e3 * (end - start)) for start, end in intervals]
+    panel.broken_barh(milliseconds, (top, _BAR), facecolors=color, lw=0)
+
+
+def _beginning(timeline: Timeline) -> float:
+    return min([span.start for span in [*timeline.compute, *timeline.communication]], default=timeline.start)
+
+
+def _add_legend(figure: Figure, panels: Mapping[str, Sequence[Timeline]]) -> None:
+    timelines = [timeline for each in panels.values() for timeline in each]
+    seen = {span.name for timeline in timelines for span in timeline.compute}
+    patches = [Patch(color=color, label=name) for name, color in _COMPUTING.items() if name in seen]
+    if any(timeline.communication for timeline in timelines):
+        patches += [Patch(color=_HIDDEN, label="communication, hidden"), Patch(color=SENT_COLOR, label="exposed")]
+    if patches:
+        figure.legend(handles=patches, loc="outside upper right", ncols=len(patches), frameon=False, fontsize=8)

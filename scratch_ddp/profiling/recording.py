@@ -1,0 +1,91 @@
+"""`timeline`: record what this rank computes and communicates, by torch's profiler and the simulated link."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import DeviceType
+
+from scratch_ddp.profiling.intervals import Interval
+from scratch_ddp.profiling.phases import collective_spans, compute_spans, gpu_spans, operation_spans
+from scratch_ddp.profiling.timeline import Span, Timeline
+from scratch_ddp.profiling.waits import noting_waits
+from scratch_ddp.recorder import recording
+
+_MARK = "scratch_ddp.profiling"
+
+
+@contextlib.contextmanager
+def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
+    """Record this rank's timeline inside the block; it is filled when the block ends.
+
+    The ranks of `group` (default: the default group) begin together, so every one of them opens a block.
+
+    ```python
+    with timeline(group) as recorded:
+        loss = model(batch)
+        loss.backward()
+        model.sync_gradients()
+    recorded.exposed_seconds()      # of this rank
+    recorded.save("step.json")      # all ranks: each must call it
+    timeline_chart({"": recorded.over_ranks()})
+    ```
+    Communication is what a simulated link carries, where `group` is on one; else what gloo does, from when one of its
+    threads takes it up; on a GPU, NCCL's kernels. On a GPU computing is its kernels. Recorded is the thread that opens
+    the block, and the backward passes that it starts. Each operation takes some microseconds longer. Costs a barrier,
+    which is not recorded. Raises RuntimeError where torch's profiler is on already.
+    """
+    group = group or (dist.group.WORLD if dist.is_initialized() else None)
+    recorded = Timeline(rank=dist.get_rank() if dist.is_initialized() else group.rank() if group else 0)
+    with contextlib.ExitStack() as stack:
+        profile = stack.enter_context(recording(record_shapes=True))
+        if group is not None:
+            dist.barrier(group=group)
+        waits = stack.enter_context(noting_waits())
+        with torch.profiler.record_function(_MARK):
+            pass  # says which thread is ours
+        recorded.start = time.monotonic()
+        try:
+            yield recorded
+        finally:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            recorded.end = time.monotonic()
+            stack.close()
+            _fill(recorded, profile.profiler.kineto_results.events(), waits)
+            if getattr(group, "link", None) is not None:
+                recorded.communication = _transfers(group, recorded.start)
+
+
+def _fill(recorded: Timeline, events: list[Any], waits: list[Interval]) -> None:
+    later = (time.time_ns() - time.monotonic_ns()) / 1e9  # the profiler counts from 1970
+    thread = next(event for event in events if event.name() == _MARK).start_thread_id()
+    events = [event for event in events if event.start_ns() / 1e9 - later >= recorded.start]  # not our own barrier's
+    cpu = [event for event in events if event.device_type() == DeviceType.CPU]
+    own = [event for event in cpu if _is_ours(event, thread)]
+    recorded.waits = [Span("wait", start, end) for start, end in waits]
+    recorded.compute = compute_spans(own, waits, later)
+    recorded.communication = collective_spans(cpu, later)
+    recorded.operations = operation_spans(own, later)
+    computing, communication = gpu_spans(events, recorded.compute, later)
+    if computing:
+        recorded.compute, recorded.communication = computing, communication
+
+
+def _is_ours(event: Any, thread: int) -> bool:
+    """Is it of the block's thread, or of a backward that autograd runs in a thread for a GPU?"""
+    if event.name().startswith("gloo:") or event.is_async():
+        return False
+    return event.start_thread_id() == thread or event.name().startswith("autograd::engine::evaluate_function")
+
+
+def _transfers(group: Any, since: float) -> list[Span]:
+    """What the simulated link carried. Transfers that nobody has waited for end when they would end."""
+    return [
+        Span(each.call, each.started, each.ended, each.nbytes, each.posted)
+        for each in group.transfers
+        if each.posted >= since
+    ]
