@@ -13,9 +13,10 @@ NUMBER = 8  # bytes of one int64 or float64
 def accuracy_once(hits, items):
     """Return the accuracy over all items, each counted once: a float, the same on every rank.
 
-    `hits` (bool, one for each prediction of this rank) are in the order of DistributedSampler: rank r of n predicted
-    the places r, r + n, r + 2n, … of a list that begins with all `items` items and is filled up with some of them again
-    until n divides its length. Cost: one all-reduce of a single number.
+    `hits` (bool, one for each prediction of this rank) are in the order of DistributedSampler:
+    rank r of n predicted the places r, r + n, r + 2n, … of a list that begins with all `items`
+    items and is filled up with some of them again until n divides its length.
+    Cost: one all-reduce of a single number.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # At which places of the whole list do this rank's predictions stand?
@@ -30,9 +31,11 @@ def accuracy_once(hits, items):
 def token_mean(losses, counts):
     """Return this rank's part of the loss, a scalar to call backward on before `sync_gradients`.
 
-    `losses` (float, this rank's rows × tokens) carry a graph; `counts` (bool, same shape) is False at padding, where a
-    loss means nothing. The mean of the parts over the ranks is the mean over all tokens of all ranks, and a rank's part
-    depends on its own tokens alone. A rank may have no tokens. Cost: one all-reduce of a single number.
+    `losses` (float, this rank's rows × tokens) carry a graph; `counts` (bool, same shape) is
+    False at padding, where a loss means nothing. The mean of the parts over the ranks is the
+    mean over all tokens of all ranks, and a rank's part depends on its own tokens alone.
+    A rank may have no tokens.
+    Cost: one all-reduce of a single number.
     """
     n = dist.get_world_size()
     # sync_gradients will divide by n. What should it have divided by?
