@@ -27,13 +27,14 @@ def send_recv(
 
 @collective(writes="tensor", sums=True)
 def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Sum `tensor` over the ranks, in place on every rank, and return it. All ranks get the same bits.
+    """Sum `tensor` over the ranks, in place, and return it. All ranks get the same bits.
 
-    Cost: 2(n-1) messages and 2(n-1)/n·S bytes sent by each rank, which no algorithm can do with fewer (Patarasuk and
-    Yuan 2009). Depth 2(n-1). Memory: S/n beside `tensor`.
+    Cost: 2(n-1) messages and 2(n-1)/n·S bytes sent by each rank, which no algorithm can do
+    with fewer (Patarasuk and Yuan 2009). Depth 2(n-1). Memory: S/n beside `tensor`.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    # Cut the tensor into n chunks. First each chunk's sum is to be complete on one rank, then it goes to all.
+    # Cut the tensor into n chunks. First each chunk's sum is to be complete on one rank,
+    # then it goes to all.
     # answer: begin
     chunks = tensor.view(-1).tensor_split(n)
     buffer = torch.empty_like(chunks[0])  # the first chunks are the largest

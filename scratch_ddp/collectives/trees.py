@@ -26,7 +26,8 @@ def star_broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup 
 def tree_broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
     """Leave src's values in `tensor` on every rank. Whoever has them helps to spread them.
 
-    Cost: n-1 messages, at most ⌈log2 n⌉ of them sent by one rank: ⌈log2 n⌉·S bytes. Depth ⌈log2 n⌉.
+    Cost: n-1 messages, at most ⌈log2 n⌉ of them sent by one rank: ⌈log2 n⌉·S bytes.
+    Depth ⌈log2 n⌉.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     root = dist.get_group_rank(group or dist.group.WORLD, src)
@@ -48,13 +49,15 @@ broadcast = tree_broadcast
 
 @collective(writes="tensor", root="dst", sums=True)
 def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
-    """Leave the sum of all ranks' tensors in `tensor` on rank dst. The other ranks keep theirs as they were.
+    """Leave the sum of all ranks' tensors in `tensor` on rank dst. The others keep theirs.
 
-    Cost: n-1 messages, at most one sent by a rank: S bytes. Depth ⌈log2 n⌉. Memory: 2·S at most beside `tensor`.
+    Cost: n-1 messages, at most one sent by a rank: S bytes. Depth ⌈log2 n⌉.
+    Memory: 2·S at most beside `tensor`.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     root = dist.get_group_rank(group or dist.group.WORLD, dst)
-    # In each round half of those that hold a sum send it on and are done. What may the others write into?
+    # In each round half of those that hold a sum send it on and are done.
+    # What may the others write into?
     # answer: begin
     place = (rank - root) % n  # dst stands at place 0
     total = tensor

@@ -8,9 +8,10 @@ from scratch_ddp.exercises.trial import Trial
 
 
 def print_together(text):
-    """Print `text` once, from rank 0, if all ranks pass the same text; else every rank prints "rank 2: its text".
+    """Print `text` once, from rank 0, if all ranks pass the same; else each rank its own.
 
-    `dist.all_gather_object(texts, text)`, called by every rank, fills the list `texts` with the texts of all ranks.
+    In the second case rank 2's line is "rank 2: its text". Called by every rank,
+    `dist.all_gather_object(texts, text)` fills the list `texts` with the texts of all ranks.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     texts = [None] * world_size
@@ -73,8 +74,9 @@ PRINT_TOGETHER = Exercise(
 def get(what, dm=None):
     """Look up one fact about this rank, among all ranks or in the one-dimensional mesh `dm`.
 
-    "ws": number of ranks · "pg": the process group · "rank": this rank's number in it · "grank": its number among all
-    ranks · "next": the number, in the group, of the rank that follows it; after the last comes 0.
+    "ws": number of ranks · "pg": the process group · "rank": this rank's number in it ·
+    "grank": its number among all ranks · "next": the number, in the group, of the rank that
+    follows it; after the last comes 0.
     """
     group = dist.group.WORLD if dm is None else dm.get_group()
     if what == "ws":

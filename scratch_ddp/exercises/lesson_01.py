@@ -79,10 +79,11 @@ ALL_REDUCE_IN_TWO_STEPS = Exercise(
 
 
 def all_gather_uneven(tensor):
-    """Return a list with every rank's `tensor`, in the order of the ranks: one-dimensional, float32, any lengths.
+    """Return a list with every rank's `tensor`, in the order of the ranks.
 
-    `dist.all_gather` takes tensors of one size only. Cost: two dist.all_gather, of one int64 and of as many elements as
-    the longest tensor has.
+    They are one-dimensional, float32, of any lengths; `dist.all_gather` takes tensors of one
+    size only.
+    Cost: two dist.all_gather, of one int64 and of as many elements as the longest tensor has.
     """
     world_size = dist.get_world_size()
     # Nobody knows the others' lengths yet.
