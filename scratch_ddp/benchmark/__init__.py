@@ -1,1 +1,1 @@
-"""Measurements that the README quotes: `python -m scratch_ddp.benchmark cells`."""
+"""Measurements: `python -m scratch_ddp.benchmark --help`, and what notebooks take from it."""

@@ -3,16 +3,22 @@
 import argparse
 import sys
 
-from scratch_ddp.benchmark import cells, collectives_command
+from scratch_ddp.benchmark import cells, collectives_command, rings
+
+COMMANDS = {
+    "cells": (cells, "rank cells: start, round trip, Stop, deaths, ends"),
+    "collectives": (collectives_command, "times and bandwidths of collectives"),
+    "rings": (rings, "our collectives beside gloo's own"),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scratch_ddp.benchmark", description=__doc__)
     commands = parser.add_subparsers(dest="what", required=True)
-    cells.add_arguments(commands.add_parser("cells", help="rank cells: start, round trip, Stop, deaths, ends"))
-    collectives_command.add_arguments(commands.add_parser("collectives", help="times and bandwidths of collectives"))
+    for name, (module, what) in COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=what))
     options = parser.parse_args()
-    return {"cells": cells.main, "collectives": collectives_command.main}[options.what](options)
+    return COMMANDS[options.what][0].main(options)
 
 
 if __name__ == "__main__":

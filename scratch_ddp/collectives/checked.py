@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from scratch_ddp.agreement import message_device, who_said_what
 from scratch_ddp.collectives.arguments import Arguments, staged
+from scratch_ddp.collectives.kept_memory import KeptMemory
 from scratch_ddp.traffic import set_up
 
 
@@ -27,7 +28,7 @@ def collective(writes: str, reads: str | None = None, root: str | None = None, s
 
     Before the call: every rank raises TypeError or ValueError, with the same text, if any rank's arguments are
     wrong or the ranks disagree. Around the call: tensors that point-to-point can't take are replaced by copies,
-    and the results copied back; autograd is off.
+    and the results copied back; autograd is off; what it takes with torch.empty_like is kept for the next call.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -41,7 +42,7 @@ def collective(writes: str, reads: str | None = None, root: str | None = None, s
             group = bound.arguments["group"] = member_group(bound.arguments["group"])
             asked = Arguments(bound.arguments, group, writes, reads, root, sums)
             agree(function.__name__, asked.check, group)
-            with torch.no_grad(), staged(asked) as arguments:
+            with torch.no_grad(), staged(asked) as arguments, KeptMemory():
                 result = function(**arguments)
             return None if result is None else asked.values[writes]
 

@@ -22,7 +22,7 @@ def gather(
         dist.send(tensor, group=group, group_dst=root)
         return
     gather_list[rank].copy_(tensor)
-    _all_at_once([dist.P2POp(dist.irecv, gather_list[i], group=group, group_peer=i) for i in _others(rank, n)])
+    _wait(_begin([dist.P2POp(dist.irecv, gather_list[i], group=group, group_peer=i) for i in _others(rank, n)]))
 
 
 @collective(writes="tensor", reads="scatter_list", root="src")
@@ -38,7 +38,7 @@ def scatter(
     if rank != root:
         dist.recv(tensor, group=group, group_src=root)
         return
-    _all_at_once([dist.P2POp(dist.isend, scatter_list[i], group=group, group_peer=i) for i in _others(rank, n)])
+    _wait(_begin([dist.P2POp(dist.isend, scatter_list[i], group=group, group_peer=i) for i in _others(rank, n)]))
     tensor.copy_(scatter_list[rank])  # last: `tensor` may be one of the list
 
 
@@ -49,9 +49,12 @@ def all_gather(tensor_list: Tensors, tensor: torch.Tensor, group: dist.ProcessGr
     Cost: n·(n-1) messages, (n-1)·S bytes sent by each rank. Depth 1.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    tensor_list[rank].copy_(tensor)
-    own = tensor_list[rank]  # `tensor` may be another place of the list, which is received into
-    _exchange(dict.fromkeys(_others(rank, n), own), dict(enumerate(tensor_list)), group)
+    if any(_overlap(tensor, tensor_list[other]) for other in _others(rank, n)):
+        tensor = tensor.clone()  # it is another place of the list, which is received into
+    under_way = _exchange(dict.fromkeys(_others(rank, n), tensor), dict(enumerate(tensor_list)), group)
+    if tensor.data_ptr() != tensor_list[rank].data_ptr():
+        tensor_list[rank].copy_(tensor)
+    _wait(under_way)
 
 
 @collective(writes="output", reads="input_list", sums=True)
@@ -62,10 +65,12 @@ def reduce_scatter(output: torch.Tensor, input_list: Tensors, group: dist.Proces
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     arriving = {other: torch.empty_like(output) for other in _others(rank, n)}
-    _exchange(dict(enumerate(input_list)), arriving, group)
-    output.copy_(input_list[rank])
-    for other in arriving:
-        output.add_(arriving[other])
+    _wait(_exchange(dict(enumerate(input_list)), arriving, group))
+    total = input_list[rank]
+    for part in arriving.values():
+        total = torch.add(total, part, out=output)  # the first time it reads the input, and so saves a copy
+    if n == 1:
+        output.copy_(total)
 
 
 @collective(writes="output_list", reads="input_list")
@@ -75,22 +80,35 @@ def all_to_all(output_list: Tensors, input_list: Tensors, group: dist.ProcessGro
     Cost: n·(n-1) messages, (n-1)·S bytes sent by each rank. Depth 1.
     """
     rank = dist.get_rank(group)
-    _exchange(dict(enumerate(input_list)), dict(enumerate(output_list)), group)
+    under_way = _exchange(dict(enumerate(input_list)), dict(enumerate(output_list)), group)
     output_list[rank].copy_(input_list[rank])
+    _wait(under_way)
 
 
-def _exchange(leaving: dict[int, torch.Tensor], arriving: dict[int, torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Send `leaving[i]` to rank i of the group and receive `arriving[i]` from it, for all others at once."""
+def _exchange(
+    leaving: dict[int, torch.Tensor], arriving: dict[int, torch.Tensor], group: dist.ProcessGroup
+) -> list[dist.Work]:
+    """Begin to send `leaving[i]` to rank i of the group and to receive `arriving[i]` from it, all others at once."""
     operations = []
     for other in _others(dist.get_rank(group), dist.get_world_size(group)):
         operations.append(dist.P2POp(dist.isend, leaving[other], group=group, group_peer=other))
         operations.append(dist.P2POp(dist.irecv, arriving[other], group=group, group_peer=other))
-    _all_at_once(operations)
+    return _begin(operations)
 
 
-def _all_at_once(operations: list[dist.P2POp]) -> None:
-    for work in dist.batch_isend_irecv(operations) if operations else []:
+def _begin(operations: list[dist.P2POp]) -> list[dist.Work]:
+    return dist.batch_isend_irecv(operations) if operations else []
+
+
+def _wait(under_way: list[dist.Work]) -> None:
+    for work in under_way:
         work.wait()
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors have bytes in common."""
+    first, second = sorted((one, other), key=torch.Tensor.data_ptr)
+    return first.data_ptr() + first.numel() * first.element_size() > second.data_ptr()
 
 
 def _others(rank: int, n: int) -> list[int]:
