@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from scratch_ddp.agreement import check_same_lines, raise_everywhere
-from scratch_ddp.ddp.base import process_group
+from scratch_ddp.protocol import process_group
 from scratch_ddp.zero import checkpoint, checks
 from scratch_ddp.zero.messages import broadcast_shares
 from scratch_ddp.zero.partition import Owners
