@@ -98,21 +98,21 @@ class ReplicatedModule(SyncSwitch, nn.Module):
             complete_gradient(parameter)
         return [parameter for parameter in present if parameter.numel()]
 
-    def agree_on(self, presence: list[int], problem: str | None) -> list[int]:
+    def agree_on(self, presence: list[int], problem: str | None, given_up: bool = False) -> list[int]:
         """Tell the ranks which gradients this rank has; return for each parameter the largest number of any rank.
 
         `presence` has a number from 0 (none) to 255 for each parameter of the model. Buffers that changed on any rank
         (BatchNorm's statistics) take the first rank's values, as in torch's DDP. Raises ValueError on every rank if
-        any rank has a `problem`. Costs one all-reduce of a byte for each parameter and buffer; a broadcast a dtype for
-        buffers.
+        any rank has a `problem`, unless every rank says that it has `given_up` the step. Costs one all-reduce of a byte
+        for each parameter and buffer; a broadcast a dtype for buffers.
         """
         changed = [False] * self._buffer_count if problem else self._buffers_of_all.changed()
         with set_up():
-            message = torch.tensor([problem is not None, *presence, *changed], dtype=torch.uint8)
+            message = torch.tensor([problem is not None, not given_up, *presence, *changed], dtype=torch.uint8)
             message = message.to(message_device(self.group))
             dist.all_reduce(message, dist.ReduceOp.MAX, group=self.group)
-            refused, *anywhere = message.tolist()
-            if refused:
+            refused, going_on, *anywhere = message.tolist()
+            if refused and going_on:
                 raise_everywhere(problem, self.group)
             self._buffers_of_all.copy_from_first(anywhere[len(presence) :])
         return anywhere[: len(presence)]

@@ -7,6 +7,7 @@ Collectives are paired by their order, so every rank must start the same message
 it has. That order is the list's: a message that is full waits until the one in front of it has started.
 """
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -16,11 +17,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.agreement import rank_numbers
+from scratch_ddp.agreement import message_device
 from scratch_ddp.ddp.base import ReplicatedModule, hooked_modules
 from scratch_ddp.ddp.gradients import complete_gradient
 
 LATE = 2  # where a gradient is at `sync_gradients`: 0 nowhere, 1 in its message, 2 still in `.grad`, no message took it
+
+INTERRUPTED = "backward did not reach its end, so not all gradients are complete: repeat the step"
+FORGOTTEN = (
+    "sync_gradients() was not called after the last backward, whose gradients are dropped now: call it after each "
+    "backward, or run those that need no synchronisation inside no_sync()"
+)
+RENEWED = "the process group was renewed while gradients were on their way: repeat the step"
 
 
 class Message(Protocol):
@@ -47,10 +55,11 @@ class HookedModule(ReplicatedModule):
     so inside `no_sync` only) and one that arrives twice are served by `sync_gradients()`: the result is right, only
     less is hidden behind backward. So it is when modules were not registered in the order in which they run.
 
-    Raises RuntimeError in `forward` if the backward before was not followed by `sync_gradients()`. A rank that leaves
-    out a whole step is paired with the others' next one: then one rank waits at the end, which the rank cell or the
-    process group's timeout reports. Collectives of the model's own backward (SyncBatchNorm's) need a group of their own
-    where ranks use different parameters.
+    A step that was begun and not synchronised is settled by the next `forward`: it raises ValueError on every rank, but
+    forgets the step where backward was interrupted on all, or a Stop has renewed the group. A rank that leaves out a
+    whole step is paired with the others' next one: then one rank waits at the end, which the rank cell or the process
+    group's timeout reports. Collectives of the model's own backward (SyncBatchNorm's) need a group of their own where
+    ranks use different parameters.
     """
 
     def __init__(
@@ -77,9 +86,9 @@ class HookedModule(ReplicatedModule):
         raise NotImplementedError(f"{type(self).__name__} does not say which gradients travel together")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the wrapped model. No communication."""
+        """Call the wrapped model. No communication, unless the step before was not synchronised."""
         if self._under_way and torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
-            self._give_up_the_last_step()  # outside of a backward, in which checkpointing calls it too
+            self._settle_the_last_step()  # outside of a backward, in which checkpointing calls it too
         return super().forward(*args, **kwargs)
 
     def gradient_arrived(self, number: int, parameter: nn.Parameter) -> None:
@@ -98,11 +107,9 @@ class HookedModule(ReplicatedModule):
         """Wait until each gradient is its mean over the ranks. Call it after every backward outside `no_sync`."""
         if not self.do_sync and not self._under_way:
             return
+        problem = RENEWED if self._forget_if_renewed() else self._problem()
         try:
-            problem = self._problem()
-            while len(self._works) < len(self.messages):
-                self._start_next(problem)
-            where = self.agree_on(self._where(), problem)  # while messages are on their way
+            where = self._complete(problem)
             for work in self._works:
                 work.wait()
             self._hand_out(where)
@@ -134,6 +141,12 @@ class HookedModule(ReplicatedModule):
                     message.put_zeros(parameter)
         self._works.append(dist.all_reduce(message.tensor, group=self.group, async_op=True))
 
+    def _complete(self, problem: str | None, given_up: bool = False) -> list[int]:
+        """Start all messages that have not started; return where gradients are on any rank, see `LATE`."""
+        while len(self._works) < len(self.messages):
+            self._start_next(problem)
+        return self.agree_on(self._where(), problem, given_up)  # while messages are on their way
+
     def _where(self) -> list[int]:
         """Say where the gradient of each of the model's parameters is, see `LATE`."""
         parameters = [parameter for _, parameter, *_ in self._wrapped]
@@ -159,7 +172,8 @@ class HookedModule(ReplicatedModule):
         if not self._in_backward:
             self._in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)  # not if it raises
-        if not self._under_way:  # a layer that is frozen by now is not waited for
+        if not self._under_way:
+            self._carrier = _carrier(self.group)
             self._missing = [sum(each.requires_grad for each in message.parameters) for message in self.messages]
 
     def _backward_ended(self) -> None:
@@ -171,19 +185,24 @@ class HookedModule(ReplicatedModule):
 
     def _problem(self) -> str | None:
         if self._in_backward:
-            return "backward did not reach its end, so not all gradients are complete: repeat the step"
+            return INTERRUPTED
         return super()._problem() or next(filter(None, (each.moved() for each in self._wrapped)), None)
 
-    def _give_up_the_last_step(self) -> None:
-        """Forget a step that was interrupted; complain about one that was not synchronised."""
-        interrupted = self._in_backward
-        self._start_anew()
-        if not interrupted:
-            rank = rank_numbers(self.group)[dist.get_rank(self.group)]
-            raise RuntimeError(
-                f"rank {rank}: sync_gradients() was not called after the last backward; its gradients are dropped now: "
-                "call it after each backward, or run those that need no synchronisation inside no_sync()"
-            )
+    def _settle_the_last_step(self) -> None:
+        """End a step that was not synchronised, in step with ranks that do synchronise it: they hear of it as well."""
+        try:
+            if not self._forget_if_renewed():
+                interrupted = self._in_backward
+                self._complete(INTERRUPTED if interrupted else FORGOTTEN, given_up=interrupted)
+        finally:
+            self._start_anew()
+
+    def _forget_if_renewed(self) -> bool:
+        """Forget a step whose messages were started before the group was renewed: they will not arrive."""
+        renewed = self._under_way and self._carrier is not _carrier(self.group)
+        if renewed:
+            self._start_anew()
+        return renewed
 
     def _start_anew(self) -> None:
         """Begin a round with new messages: what an abandoned collective may still write to is not used again."""
@@ -195,6 +214,13 @@ class HookedModule(ReplicatedModule):
         self._arrived: set[nn.Parameter] = set()  # parameters whose gradient is in its message
         self._missing: list[int] = []  # gradients that a message still waits for
         self._in_backward = False
+        self._carrier: object = None  # what carries them
+
+
+def _carrier(group: dist.ProcessGroup | None) -> object:
+    """What does a group's work. Rank cells put another in its place when they renew the group after a Stop."""
+    with contextlib.suppress(RuntimeError):  # a group without any
+        return (group or dist.group.WORLD)._get_backend(message_device(group))
 
 
 def _calls_while_alive(wrapper: HookedModule, number: int) -> Callable[[nn.Parameter], None]:
