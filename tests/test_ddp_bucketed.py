@@ -1,0 +1,161 @@
+"""Buckets: which gradients share one, how many travel, and that their memory is there for good."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
+import torch.distributed as dist
+from ddp_cases import started
+from ranks import run_ranks
+from torch import nn
+
+from scratch_ddp.ddp import BucketedDDP
+from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, MB, share_out
+from scratch_ddp.memory import memory_use
+
+
+def parameters(sizes, dtypes=(torch.float32,)) -> list[nn.Parameter]:
+    """Parameters of `sizes` MB on the meta device, which takes no memory, the dtypes in turn."""
+    kinds = itertools.cycle(dtypes)
+    return [
+        nn.Parameter(torch.empty(int(size * MB) // dtype.itemsize, dtype=dtype, device="meta"))
+        for size, dtype in zip(sizes, kinds, strict=False)
+    ]
+
+
+def megabytes(groups) -> list[list[float]]:
+    return [[each.nbytes / MB for each in group] for group in groups]
+
+
+def test_a_small_bucket_comes_first():
+    groups = share_out(parameters([0.5, 0.5, 0.5, 10, 10, 4, 1, 30, 1, 1]), 25)
+    assert megabytes(groups) == [[0.5, 0.5], [0.5, 10, 10, 4], [1], [30], [1, 1]]
+
+
+@pytest.mark.parametrize("bucket_mb", [100, math.inf])
+def test_a_bucket_larger_than_the_model(bucket_mb):
+    assert len(share_out(parameters([0.25, 0.5]), bucket_mb)) == 1
+    assert megabytes(share_out(parameters([1, 2, 3, 4]), bucket_mb)) == [[1], [2, 3, 4]]  # but for the first MB
+
+
+def test_groups_hold_what_they_should():
+    draw = random.Random(0)
+    for _ in range(200):
+        bucket_mb = draw.choice([0.1, 0.7, 1, 3, 25, 1000])
+        dtypes = [torch.float32, torch.float16, torch.float64][: draw.randint(1, 3)]
+        given = parameters([draw.uniform(0.01, 4) for _ in range(draw.randint(0, 40))], dtypes)
+        place = {parameter: number for number, parameter in enumerate(given)}
+        groups = share_out(given, bucket_mb)
+        assert sorted(place[each] for group in groups for each in group) == list(range(len(given)))
+        places = [[place[each] for each in group] for group in groups]
+        assert all(one == sorted(one) for one in places), "in the order given"
+        lasts = [one[-1] for one in places]
+        assert lasts == sorted(lasts), "in the order in which they are full"
+        for kind in dtypes:
+            alike = [group for group in groups if group[0].dtype == kind]
+            assert all(each.dtype == kind for group in alike for each in group)
+            for number, group in enumerate(alike):
+                limit = bucket_mb if number else min(bucket_mb, FIRST_BUCKET_MB)
+                size = sum(each.nbytes for each in group)
+                assert size <= limit * MB or len(group) == 1
+                if number + 1 < len(alike):
+                    assert size + alike[number + 1][0].nbytes > limit * MB, "the next one would have had room"
+
+
+def mlp(layers: int = 6, width: int = 64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+
+
+def calls_of_a_step(bucket_mb) -> tuple:
+    wrapped = BucketedDDP(mlp(), bucket_mb)
+    with started() as sizes:
+        wrapped(torch.ones(1, 64)).sum().backward()
+        wrapped.sync_gradients()
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "layers_a_bucket, calls",
+    [(math.inf, [6]), (6, [6]), (5, [5, 1]), (2, [2, 2, 2]), (1, [1] * 6)],
+)
+def test_as_many_calls_as_buckets(layers_a_bucket, calls):
+    layer = 64 * 64 + 64
+    found = run_ranks(2, calls_of_a_step, layers_a_bucket * layer * 4 / MB)
+    assert found == [[layers * layer for layers in calls]] * 2
+
+
+BAD_SIZES = [0, -1, -0.5, math.nan, -math.inf, "25", None, True, torch.tensor(25.0)]
+
+
+def bad_sizes() -> list:
+    said = []
+    for size in [*BAD_SIZES, "only rank 1"]:
+        if size == "only rank 1":
+            size = -3 if dist.get_rank() else 25
+        try:
+            BucketedDDP(mlp(), size)
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def test_sizes_that_are_refused_on_every_rank():
+    must = "bucket_mb must be a positive number (of 2²⁰ bytes), not "
+    for said in run_ranks(2, bad_sizes):
+        assert said == [*(f"ranks 0, 1: {must}{size!r}" for size in BAD_SIZES), f"rank 1: {must}-3"]
+
+
+def where_gradients_are() -> list:
+    model = mlp()
+    wrapped, optimizer = BucketedDDP(model, 0.05), torch.optim.SGD(model.parameters(), lr=0.1)
+    buckets = [message.tensor for message in wrapped.messages]
+    homes = []
+    for set_to_none in (True, False, True, None, None):
+        wrapped(torch.ones(1, 64)).sum().backward()
+        wrapped.sync_gradients()
+        homes.append([parameter.grad.data_ptr() for parameter in model.parameters()])
+        optimizer.step()
+        if set_to_none is not None:
+            optimizer.zero_grad(set_to_none=set_to_none)
+    spans = [range(each.data_ptr(), each.data_ptr() + each.nbytes) for each in buckets]
+    inside = all(any(home in span for span in spans) for home in homes[0])
+    return len(buckets), inside, all(home == homes[0] for home in homes)
+
+
+def test_gradients_are_views_of_the_same_memory_at_every_step():
+    assert run_ranks(2, where_gradients_are) == [(2, True, True)] * 2
+
+
+def allocated(how: str) -> tuple[list, int]:
+    """Bytes that a step allocates without a wrapper and, later than the first, with it; the buckets' bytes."""
+    plain, wrapped = mlp(), BucketedDDP(mlp(), 0.05)
+
+    def a_step(model, synchronise) -> None:
+        x = torch.ones(1, 64)
+        if how == "accumulated":
+            with wrapped.no_sync():
+                model(x).sum().backward()
+        layers = model.module if synchronise else model
+        (layers[1:](x) if how == "unused layer" else model(x)).sum().backward()
+        if synchronise:
+            wrapped.sync_gradients()
+        model.zero_grad(set_to_none=how != "zeroed in place")
+
+    found = []
+    for model in (plain, wrapped):
+        for _ in range(3):
+            with memory_use() as used:
+                a_step(model, synchronise=model is wrapped)
+        found.append(used.allocated_bytes)
+    return found, sum(message.tensor.nbytes for message in wrapped.messages)
+
+
+@pytest.mark.parametrize("how", ["usual", "accumulated", "unused layer", "zeroed in place"])
+def test_no_buffer_is_allocated_after_the_first_step(how):
+    for (plain, wrapped), buckets in run_ranks(2, allocated, how):
+        assert buckets == 6 * (64 * 64 + 64) * 4
+        assert wrapped - plain < 1000, "no more than numbers and the small exchange of presence"
