@@ -1,7 +1,7 @@
 """Train on sentence pairs, in one process or on many, with the same lines.
 
     python -m scratch_ddp.train
-    torchrun --nproc-per-node 2 -m scratch_ddp.train --strategy flat
+    torchrun --nproc-per-node 2 -m scratch_ddp.train --strategy bucketed
 
 Both see the same global batches, and so the same losses.
 """
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.data import load_pairs, sentences, tokenise
-from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
+from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.evaluation import evaluate
 from scratch_ddp.models import load_model
 from scratch_ddp.sharding import KINDS, Batches
@@ -25,6 +25,8 @@ from scratch_ddp.training import seed_everything, train
 STRATEGIES = {
     "simple": SimpleDistributedDataParallelism,
     "flat": FlatDDP,
+    "overlapped": OverlappedDDP,
+    "bucketed": BucketedDDP,
     "torch": torch.nn.parallel.DistributedDataParallel,
 }
 

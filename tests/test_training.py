@@ -215,8 +215,8 @@ def test_the_same_lines_under_python_and_torchrun():
     arguments += ["--accumulation", "2", "--batch-size", "8"]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     outputs = []
-    for launcher in ([], torchrun):
-        command = [sys.executable, *launcher, *arguments]
+    for launcher, strategy in (([], []), (torchrun, ["--strategy", "bucketed"])):
+        command = [sys.executable, *launcher, *arguments, *strategy]
         ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
         assert ran.returncode == 0, ran.stderr
         outputs.append(re.sub(r"in [\d.]+ s", "in … s", ran.stdout).splitlines())

@@ -3,11 +3,13 @@
 import argparse
 import sys
 
-from scratch_ddp.benchmark import cells, collectives_command, rings
+from scratch_ddp.benchmark import cells, collectives_command, ddp, link, rings
 
 COMMANDS = {
     "cells": (cells, "rank cells: start, round trip, Stop, deaths, ends"),
     "collectives": (collectives_command, "times and bandwidths of collectives"),
+    "ddp": (ddp, "steps of the data-parallel strategies beside torch's"),
+    "link": (link, "the simulated link: its exactness, a published table on it, hidden communication"),
     "rings": (rings, "our collectives beside gloo's own"),
 }
 
