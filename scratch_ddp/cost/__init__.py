@@ -13,10 +13,21 @@ from scratch_ddp.cost.memory import (
     measured_states,
     model_states,
 )
-from scratch_ddp.cost.overlap import Forecast, Message, bucket_plan, bucketed, flat, naive, per_parameter
+from scratch_ddp.cost.overlap import (
+    FIRST_BUCKET_MB,
+    Forecast,
+    Message,
+    bucket_plan,
+    bucketed,
+    flat,
+    grouped,
+    naive,
+    per_parameter,
+)
 from scratch_ddp.cost.wire import MB, Wire, ring_bytes, ring_rounds, transfer_seconds
 
 __all__ = [
+    "FIRST_BUCKET_MB",
     "BF16_COMPUTE",
     "FP32",
     "MB",
@@ -35,6 +46,7 @@ __all__ = [
     "bytes_sent",
     "exposed_seconds",
     "flat",
+    "grouped",
     "measured_states",
     "model_states",
     "naive",

@@ -6,6 +6,7 @@ compute and what sticks out behind it. What a strategy costs in copies and calls
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from scratch_ddp.cost.backward import Backward
 from scratch_ddp.cost.wire import MB, Wire, refuse_unless_finite
@@ -72,12 +73,20 @@ def bucketed(backward: Backward, wire: Wire, bucket_mb: float = 25.0, first_mb: 
         refuse_unless_finite(**{name: size})
         if size == 0:
             raise ValueError(f"{name} must be more than 0")
-    plan = bucket_plan(backward.nbytes, bucket_mb * MB, min(first_mb, bucket_mb) * MB)
-    return _queue(
-        backward,
-        wire,
-        ((backward.ready[bucket[-1]], sum(backward.nbytes[i] for i in bucket)) for bucket in plan),
-    )
+    return grouped(backward, wire, bucket_plan(backward.nbytes, bucket_mb * MB, min(first_mb, bucket_mb) * MB))
+
+
+def grouped(backward: Backward, wire: Wire, plan: Iterable[Sequence[int]]) -> Forecast:
+    """One all-reduce for each group of gradients, given by their positions in the order of arrival.
+
+    A group is posted when its last gradient is ready and the group before it has been posted, so that all ranks post
+    in one order. Raises ValueError unless the plan holds each gradient once.
+    """
+    plan = [list(group) for group in plan]
+    if sorted(position for group in plan for position in group) != list(range(len(backward.nbytes))):
+        raise ValueError(f"the plan must hold each of {len(backward.nbytes)} gradients once")
+    full = accumulate((max(backward.ready[i] for i in group) for group in plan), max)
+    return _queue(backward, wire, zip(full, [sum(backward.nbytes[i] for i in group) for group in plan], strict=True))
 
 
 def bucket_plan(nbytes: Sequence[int], limit: float, first: float) -> list[list[int]]:

@@ -7,17 +7,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from scratch_ddp.cost import FIRST_BUCKET_MB, MB, bucket_plan
 from scratch_ddp.ddp.hooks import HookedModule
-
-FIRST_BUCKET_MB = 1.0
-MB = 2**20
 
 
 class BucketedDDP(HookedModule):
     """A model that starts as the first rank's on every rank, its gradients averaged in buckets while backward goes on.
 
-    A bucket holds gradients of one dtype and device, at most `bucket_mb` · 2²⁰ bytes of them (one parameter that is
-    larger has its own), in the reverse order of registration. The first is at most 1 MB, so that something is under
+    A bucket holds gradients of one dtype and device, in the reverse order of registration. It is closed by the one with
+    which it reaches `bucket_mb` · 2²⁰ bytes, as in torch's DDP; the first already at 1 MB, so that something is under
     way soon. Buckets are allocated once; after `sync_gradients()` the gradients are views of them.
     `group` as for `ReplicatedModule`, which also says what is checked; `HookedModule` says what happens to gradients.
     Raises ValueError on every rank if `bucket_mb` is not a positive number, or not the same number everywhere.
@@ -58,29 +56,21 @@ class Bucket:
 
 
 def share_out(parameters: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
-    """Group parameters in their order, each group of one dtype and device and at most `bucket_mb` · 2²⁰ bytes.
+    """Group parameters in their order, each group of one dtype and device, by the rule of `cost.bucket_plan`.
 
-    The first group of a kind has at most 1 MB. A parameter above the limit is a group of its own. Groups come in the
-    order in which their last parameters do.
+    Groups come in the order in which their last parameters do.
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for parameter in parameters:
         kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
     position = {parameter: place for place, parameter in enumerate(parameters)}
-    groups = [group for alike in kinds.values() for group in _cut(alike, bucket_mb)]
+    limit, first = bucket_mb * MB, min(bucket_mb, FIRST_BUCKET_MB) * MB
+    groups = [
+        [alike[place] for place in bucket]
+        for alike in kinds.values()
+        for bucket in bucket_plan([each.nbytes for each in alike], limit, first)
+    ]
     return sorted(groups, key=lambda group: position[group[-1]])
-
-
-def _cut(parameters: list[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
-    groups: list[list[nn.Parameter]] = []
-    room = 0.0
-    for parameter in parameters:
-        if parameter.nbytes > room:
-            room = MB * (bucket_mb if groups else min(bucket_mb, FIRST_BUCKET_MB))
-            groups.append([])
-        groups[-1].append(parameter)
-        room -= parameter.nbytes
-    return groups
 
 
 def _laid_out_as(parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
