@@ -35,15 +35,16 @@ class Checks:
         if passes:
             lines.append("gradients are synchronised" if self.switch.do_sync else "gradients are not synchronised")
             lines.append(
-                f"parameters changed in place {self._changes() - self._changes_before} times (where they differ, a step "
-                "of the optimizer was interrupted, and a checkpoint must be loaded)"
+                f"parameters changed in place {self.changes() - self._changes_before} times (where ranks differ, a "
+                "step of the optimizer was interrupted, and a checkpoint must be loaded)"
             )
         return lines
 
     def forget_changes(self) -> None:
         """The shards were loaded: they belong together again, whatever happened before."""
-        self._changes_before = self._changes()
+        self._changes_before = self.changes()
 
-    def _changes(self) -> int:
+    def changes(self) -> int:
+        """How many times the shards, or replicated parameters, were changed in place."""
         parts = sum(shards.part._version for shards in self.parts.shards)
         return parts + sum(master._version for master in self.parts.replicated.masters.values())

@@ -1,17 +1,90 @@
-"""The two collectives of sharded training, started and not waited for, under the names of this version of torch."""
+"""The two collectives of sharded training, started and waited for later.
+
+On most backends they are torch's all_gather_single and reduce_scatter_single. Over gloo, whose versions of these copy
+everything once more or send twice the bytes, they are made of what gloo does well; `traffic` counts them alike.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+from scratch_ddp.fsdp.layout import Rows
+from scratch_ddp.traffic import counted_as
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the newer names came with 2.13
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def start_all_gather(message: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work:
-    """Begin to fill row r of `message`, shape (n, part), with rank r's `part`."""
-    return _all_gather(message.view(-1), part, group=group, async_op=True)
+class UnderWay(Protocol):
+    """A collective that has been started."""
+
+    def wait(self) -> Any: ...
 
 
-def start_reduce_scatter(part: torch.Tensor, message: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work:
+def start_all_gather(
+    part: torch.Tensor,
+    rows: Sequence[Rows],
+    wholes: Sequence[torch.Tensor],
+    allocate: Callable[[], None],
+    group: dist.ProcessGroup | None,
+) -> UnderWay:
+    """Begin to fill `wholes` (see `Rows.whole_size`), by `rows`, with every rank's `part` of a message.
+
+    `allocate` is called when their memory is needed: at once over gloo, which fills them itself, else when the message
+    is there.
+    """
+    if _over_gloo(part, group):
+        allocate()
+        count = dist.get_world_size(group)
+        places = [
+            [whole[r * each.size : (r + 1) * each.size] for each, whole in zip(rows, wholes, strict=True)]
+            for r in range(count)
+        ]
+        parts = [part[each.offset : each.offset + each.size] for each in rows]
+        return (group or dist.group.WORLD).allgather_coalesced(places, parts)
+    return _Message(part, rows, wholes, allocate, group)
+
+
+class _Message:
+    """An all-gather under way, of a message that is taken apart where it is waited for."""
+
+    def __init__(self, part, rows, wholes, allocate, group):
+        self._rows, self._wholes, self._allocate = rows, wholes, allocate
+        self._message = part.new_empty(dist.get_world_size(group), len(part))
+        self._work = _all_gather(self._message.view(-1), part, group=group, async_op=True)
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._allocate()
+        for rows, whole in zip(self._rows, self._wholes, strict=True):
+            rows.read(self._message, whole)
+
+
+def start_reduce_scatter(part: torch.Tensor, message: torch.Tensor, group: dist.ProcessGroup | None) -> UnderWay:
     """Begin to add up the ranks' messages, shape (n, part), and to leave this rank's row of the sum in `part`."""
+    if _over_gloo(part, group):
+        with counted_as("reduce_scatter", message.nbytes, group):
+            return _SumOfRows(part, message, group)
     return _reduce_scatter(part, message.view(-1), group=group, async_op=True)
+
+
+class _SumOfRows:
+    """A reduce-scatter under way, made of an all-to-all that brings this rank its row of every message.
+
+    gloo's own is an all-reduce of which each rank keeps a part: twice the bytes on the wire.
+    """
+
+    def __init__(self, part: torch.Tensor, message: torch.Tensor, group: dist.ProcessGroup | None):
+        self._part, self._rows = part, torch.empty_like(message)
+        self._work = dist.all_to_all_single(self._rows.view(-1), message.view(-1), group=group, async_op=True)
+
+    def wait(self) -> None:
+        self._work.wait()
+        torch.sum(self._rows, dim=0, out=self._part)
+
+
+def _over_gloo(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
+    """True for gloo itself. Groups that carry gloo, as those of rank cells do, have not all of its calls."""
+    return tensor.device.type == "cpu" and dist.get_backend(group) == dist.Backend.GLOO

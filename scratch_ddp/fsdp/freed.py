@@ -44,9 +44,9 @@ class FreedParameter(nn.Parameter):
 
 def _why(name: str) -> str:
     return (
-        f"parameter {name!r} is freed: its values are gathered only while its unit computes. Call the wrapped model (or "
-        "a whole unit), read values from gather_full_params(), save with full_state_dict() or save(), move or convert "
-        "a model before it is wrapped, and make optimizers from the parameters() of the FSDP, which are the shards"
+        f"parameter {name!r} is freed: its values are gathered only while its unit computes. Call the wrapped model or "
+        "a whole unit, read values from gather_full_params(), save with full_state_dict() or save(), move or convert a "
+        "model before it is wrapped, and make optimizers from the parameters() of the FSDP, which are the shards"
     )
 
 
@@ -65,6 +65,8 @@ def name_of(parameter: nn.Parameter) -> str | None:
 
 def mark(parameter: nn.Parameter, name: str) -> None:
     """Remember that a parameter is sharded, under which name, and what class it has while its values are there."""
+    if name_of(parameter) is not None:
+        readable(parameter)
     setattr(parameter, _NAME, name)
     setattr(parameter, _CLASS, type(parameter))
 
@@ -91,8 +93,8 @@ def _refuse_whole_parameters(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for parameter in group["params"]:
             if (name := name_of(parameter)) is not None:
                 raise ValueError(
-                    f"the optimizer was made from the unsharded parameter {name!r}, which has no values and no gradient "
-                    "between passes: make it from the parameters() of the FSDP, after wrapping the model"
+                    f"the optimizer was made from the unsharded parameter {name!r}, which has no values and no "
+                    "gradient between passes: make it from the parameters() of the FSDP, after wrapping the model"
                 )
 
 

@@ -1,7 +1,6 @@
 """Whole tensors out of shards and back: one unit at a time."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -14,23 +13,18 @@ def gather_rows_of(shards: Shards, mine: list[torch.Tensor | None]) -> Iterator[
     """Yield the whole tensors of which each rank has its rows, by the parameters' names; None where there are none.
 
     `mine`: for each parameter of the shards a tensor of its shard's shape and dtype, or None, on all ranks alike.
-    Costs one all-gather, and memory for the message beside what is yielded.
+    Costs one all-gather, and memory for all of them beside what is yielded.
     """
-    message = None
+    sizes = [rows.whole_size(shards.world_size) for rows in shards.rows]
+    wholes = shards.part.new_empty(sum(sizes)).split(sizes)
     if len(shards.part) and any(tensor is not None for tensor in mine):
         part = torch.zeros_like(shards.part)
         for rows, tensor in zip(shards.rows, mine, strict=True):
             if tensor is not None:
                 rows.shard(part, shards.rank).copy_(tensor.detach())
-        message = part.new_empty(shards.world_size, len(part))
-        start_all_gather(message, part, shards.group).wait()
-    for name, rows, tensor in zip(shards.names, shards.rows, mine, strict=True):
-        whole = None
-        if tensor is not None:
-            whole = shards.part.new_empty(rows.shape)
-            if whole.numel():
-                rows.read(message, whole)
-        yield name, whole
+        start_all_gather(part, shards.rows, wholes, lambda: None, shards.group).wait()
+    for name, rows, whole, tensor in zip(shards.names, shards.rows, wholes, mine, strict=True):
+        yield name, None if tensor is None else rows.values(whole).clone()
 
 
 def spread_rows_of(shards: Shards, wholes: Mapping[str, torch.Tensor] | None) -> None:

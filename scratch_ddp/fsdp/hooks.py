@@ -46,9 +46,10 @@ def _before_forward(
 
 
 def _after_forward(passes: Passes, unit: Unit, module: nn.Module, args: tuple, output: Any) -> None:
+    graph = passes.graph
     for tensor in _tensors(output):
         if tensor.requires_grad:
-            tensor.register_hook(lambda _: passes.before_backward(unit))
+            tensor.register_hook(lambda _: passes.before_backward(unit, graph))
     if unit is passes.root:
         passes.end_forward()
     else:

@@ -1,8 +1,8 @@
 """First values for a model on the meta device, one module at a time: no rank ever holds more of it than its shards.
 
 Every rank draws all random numbers, of every module in the order of `model.modules()`, and keeps its own rows. So the
-values are those of one process that seeds alike, calls `model.to_empty(device=…)` and then `init(module)` in that order;
-where constructors initialise in that order too (layers of torch.nn in a row), those of simply building the model.
+values are those of one process that seeds alike, calls `model.to_empty(device=…)` and then `init(module)` in that
+order; where constructors initialise in that order too (layers of torch.nn in a row), those of building the model.
 """
 
 import collections
@@ -108,8 +108,8 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _reset(module: nn.Module) -> None:
     if not callable(getattr(module, "reset_parameters", None)):
         raise ValueError(
-            f"a {type(module).__name__} has no reset_parameters(): pass init, a function that is called with each module "
-            "that has parameters or buffers of its own, and gives them values"
+            f"a {type(module).__name__} has no reset_parameters(): pass init, a function that is called with each "
+            "module that has parameters or buffers of its own, and gives them values"
         )
     module.reset_parameters()
 

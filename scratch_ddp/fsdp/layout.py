@@ -37,12 +37,20 @@ class Rows:
         """Elements that the parameter takes in each rank's part of the message, gaps included."""
         return self.chunk * self.width
 
+    def whole_size(self, world_size: int) -> int:
+        """Elements that the rows of all ranks take one after the other: the whole parameter, with a gap behind it."""
+        return world_size * self.size
+
+    def values(self, whole: torch.Tensor) -> torch.Tensor:
+        """The parameter itself, a view of its flat whole."""
+        return whole[: self.shape.numel()].view(self.shape)
+
     def of_rank(self, rank: int) -> range:
         """The rows that a rank holds; empty where there are fewer rows than ranks."""
         return range(min(rank * self.chunk, self.count), min((rank + 1) * self.chunk, self.count))
 
     def shard(self, part: torch.Tensor, rank: int) -> torch.Tensor:
-        """The rank's rows as a view of its part of a message: shape (rows, …), the parameter's other dimensions kept."""
+        """The rank's rows as a view of its part of a message: shape (rows, …), other dimensions as the parameter's."""
         rows = len(self.of_rank(rank))
         return part[self.offset : self.offset + rows * self.width].view(rows, *self.shape[1:])
 
@@ -55,9 +63,8 @@ class Rows:
                 part[self.offset + len(self.of_rank(rank)) * self.width : self.offset + self.size].zero_()
 
     def read(self, message: torch.Tensor, whole: torch.Tensor) -> None:
-        """Fill a whole tensor, which is contiguous, from a message of shape (n, part)."""
-        for place, rows in self._pairs(message, whole.view(-1)):
-            rows.copy_(place)
+        """Fill a whole tensor, flat and with its gap (`whole_size`), from a message of shape (n, part)."""
+        whole.view(len(message), self.size).copy_(message[:, self.offset : self.offset + self.size])
 
     def _pairs(self, message: torch.Tensor, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The same rows in the message and in the whole: of all ranks with a full chunk at once, then the rest."""
@@ -71,7 +78,7 @@ class Rows:
 
 
 def lay_out(shapes: Iterable[torch.Size], world_size: int) -> tuple[list[Rows], int]:
-    """Return where each parameter's rows lie in a message over `world_size` ranks, and the elements of a rank's part."""
+    """Return where each parameter's rows lie in a message over `world_size` ranks, and how long a rank's part is."""
     placed, offset = [], 0
     for shape in shapes:
         count = shape[0] if shape else 1

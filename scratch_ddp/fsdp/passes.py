@@ -36,6 +36,8 @@ class Passes:
         self._used: list[Unit] = []  # in the last forward pass
         self._turns = 0  # how many a unit has, at most, in the backward pass to come
         self._several = False  # that is more than one on any rank
+        self._changes = 0  # of the shards, before the last forward pass
+        self.graph = 0  # which graphs of autograd are still good: not those from before passes were started over
 
     def begin_forward(self) -> None:
         if self.now == "backward":  # the whole model is recomputed, for activation checkpointing
@@ -48,6 +50,7 @@ class Passes:
             unit.free()
         self.now, self._used = "forward", []
         self._turns += torch.is_grad_enabled()
+        self._changes = self.checks.changes()
         order = [self.root, *self.units]
         self.schedule = Schedule(order, gathered=order, prefetch=self.prefetch)
         self.schedule.before(self.root)
@@ -61,7 +64,7 @@ class Passes:
             return self.before_backward(unit)
         else:
             self.schedule.before(unit)
-            if not unit.is_here and not unit.is_coming:
+            if not unit.is_coming:
                 self.meet(AGAIN)
                 self._turns += 1  # it will have as many turns in backward
             self._used += [unit] * (unit not in self._used)
@@ -80,7 +83,9 @@ class Passes:
             unit.use() if self._keeps(unit) else unit.free()
         self.now = ""
 
-    def before_backward(self, unit: Unit) -> None:
+    def before_backward(self, unit: Unit, graph: int | None = None) -> None:
+        if graph not in (None, self.graph):
+            raise RuntimeError(f"this loss is from before an interruption ({INTERRUPTED}): run the forward pass again")
         if self.now == "forward":  # torch.autograd.grad inside the model's forward
             if not unit.is_here:
                 self.meet(AGAIN)
@@ -91,7 +96,7 @@ class Passes:
         if unit is self.root:
             return
         self.schedule.before(unit)
-        if not unit.is_here and not unit.is_coming:  # its turn is over, and it has another: from another forward pass
+        if not unit.is_coming:  # its turn is over, and it has another: from another forward pass
             self._end_pass()
             self.meet(BACKWARD)
             self._begin_backward(callback=False)
@@ -158,6 +163,8 @@ class Passes:
         interrupted before, all of them start over.
         """
         wrong = self.checks.problem()
+        if doing == BACKWARD and self._changes != self.checks.changes():
+            wrong = wrong or "the parameters were changed between this forward pass and its backward pass"
         lines = [*lines, *self.checks.lines(passes=doing != OTHERS)]
         if doing in (BACKWARD, SYNC):
             lines += [unit.name for unit in [self.root, *self.units] if unit.is_here]
@@ -184,6 +191,7 @@ class Passes:
         for parameter in (*self.replicated.parameters.values(), *self.replicated.masters.values()):
             parameter.grad = None
         self.now, self._used, self._turns = "", [], 0
+        self.graph += 1
 
     @contextlib.contextmanager
     def uninterrupted(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.fsdp.exchange import start_all_gather
+from scratch_ddp.fsdp.exchange import UnderWay, start_all_gather
 from scratch_ddp.fsdp.freed import mark, readable, refuse_reading
 from scratch_ddp.fsdp.layout import lay_out
 
@@ -20,8 +20,8 @@ class Shards:
     """The parameters of one unit that have one dtype, by name; each is cut on dim 0 over the ranks of `group`.
 
     `part` is what this rank keeps: one flat tensor in the parameters' own dtype, of which `shards` are views. The
-    wrapped model's parameters are views of `whole`, whose memory is there only between `use` and `free`. `whole` and all
-    messages have `compute_dtype`.
+    wrapped model's parameters are views of `whole`, whose memory is there only from `gather` to `free`. `whole` and
+    all messages have `compute_dtype`.
     """
 
     def __init__(
@@ -37,51 +37,50 @@ class Shards:
             for rows, parameter in zip(self.rows, self.parameters, strict=True)
         ]
         self.trained = [parameter.requires_grad for parameter in self.parameters]
-        self.message: torch.Tensor | None = None  # while an all-gather is under way
-        self.arrival: dist.Work | None = None
+        self.arrival: UnderWay | None = None  # while an all-gather is under way
         self.is_here = True  # until `attach`, the model has its values where it always had them
 
     def attach(self) -> None:
         """Let the model's parameters be views of `whole`, and free it, and with it the memory that they had."""
-        sizes = [parameter.numel() for parameter in self.parameters]
+        sizes = [rows.whole_size(self.world_size) for rows in self.rows]
         self.whole = self.part.new_empty(sum(sizes), dtype=self.compute_dtype)
-        for name, parameter, values in zip(self.names, self.parameters, self.whole.split(sizes), strict=True):
-            parameter.data = values.view(parameter.shape)
+        self.wholes = self.whole.split(sizes)
+        for name, rows, parameter, whole in zip(self.names, self.rows, self.parameters, self.wholes, strict=True):
             mark(parameter, name)
+            parameter.data = rows.values(whole)
+        self.arrival = None
         self.free()
 
     def gather(self) -> None:
         """Start to gather the whole parameters, unless they are here or on their way. One all-gather."""
-        if not self.is_here and self.message is None:
-            self.message = self.part.new_empty(self.world_size, len(self.part), dtype=self.compute_dtype)
-            if len(self.part):
-                self.arrival = start_all_gather(self.message, self.part.to(self.compute_dtype), self.group)
+        if not self.is_here and self.arrival is None and len(self.part):
+            part = self.part.to(self.compute_dtype)
+            self.arrival = start_all_gather(part, self.rows, self.wholes, self._allocate, self.group)
 
     def use(self) -> None:
         """Wait until the whole parameters are here."""
-        if self.is_here:
-            return
         self.gather()
-        self._await_message()
-        # The same storage as ever, so that what autograd has saved of the parameters has its values again too.
-        self.whole.untyped_storage().resize_(self.whole.numel() * self.whole.element_size())
-        for rows, parameter in zip(self.rows, self.parameters, strict=True):
+        self._await_arrival()
+        for parameter in self.parameters:
             readable(parameter)
-            rows.read(self.message, parameter.data)
-        self.message, self.is_here = None, True
+        self.is_here = True
 
     def free(self) -> None:
         """Give the memory of the whole parameters back. They raise when they are read, until the next `use`."""
-        self._await_message()  # if it was gathered, since other ranks needed it, and not used here
-        self.message, self.is_here = None, False
+        self._await_arrival()  # if they were gathered, since other ranks needed them, and not used here
         for parameter in self.parameters:
             refuse_reading(parameter)
         self.whole.untyped_storage().resize_(0)
+        self.is_here = False
 
-    def _await_message(self) -> None:
+    def _await_arrival(self) -> None:
         if self.arrival is not None:
             self.arrival.wait()
             self.arrival = None
+
+    def _allocate(self) -> None:
+        # The same storage as ever, so that what autograd has saved of the parameters has its values again too.
+        self.whole.untyped_storage().resize_(self.whole.numel() * self.whole.element_size())
 
     def settle(self) -> None:
         """Take over what the caller may change between passes: a shard's `.data`, and what is trained."""

@@ -2,6 +2,7 @@
 
 from scratch_ddp.fsdp.parts import Parts
 from scratch_ddp.fsdp.passes import Passes
+from scratch_ddp.traffic import set_up
 
 
 class Synchronisation:
@@ -24,9 +25,11 @@ class Synchronisation:
                 count = len(gradients.shards.names)
                 present, flags = flags[:count], flags[count:]
                 gradients.give({i for i, anywhere in enumerate(present) if anywhere})
-            count = len(parts.replicated.masters)
-            parts.replicated.reduce({name for name, anywhere in zip(parts.replicated.masters, flags) if anywhere})
-            parts.buffers.copy_from_first(flags[count:])
+            names = list(parts.replicated.masters)
+            present, changed = flags[: len(names)], flags[len(names) :]
+            parts.replicated.reduce({name for name, anywhere in zip(names, present, strict=True) if anywhere})
+            with set_up():
+                parts.buffers.copy_from_first(changed)
 
 
 def flags_of(parts: Parts) -> list[int]:

@@ -26,8 +26,8 @@ class Unit:
 
     @property
     def is_coming(self) -> bool:
-        """True if they are gathered, and perhaps not here yet."""
-        return all(shards.is_here or shards.message is not None for shards in self.shards)
+        """True if they are here, or on their way."""
+        return all(shards.is_here or shards.arrival is not None or not len(shards.part) for shards in self.shards)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The wrapped model's parameters that belong to the unit."""
@@ -61,8 +61,7 @@ class Unit:
     def abandon(self) -> None:
         """Free everything and drop all gradients, without waiting for a message that may never come."""
         for shards, gradients in zip(self.shards, self.gradients, strict=True):
-            shards.arrival = None
-            shards.free()
+            shards.attach()  # to new memory, since that message may still come
             gradients.drop()
             for shard in shards.shards:
                 shard.grad = None

@@ -20,11 +20,12 @@ from scratch_ddp.fsdp.initialisation import Init
 from scratch_ddp.fsdp.partition import Partition, Spec, partition
 from scratch_ddp.fsdp.passes import Passes
 from scratch_ddp.fsdp.roll_call import OTHERS, RollCall
+from scratch_ddp.fsdp.saving import Saving
 from scratch_ddp.fsdp.synchronisation import Synchronisation, flags_of
 from scratch_ddp.protocol import SyncSwitch, process_group
 
 
-class FSDP(SyncSwitch, nn.Module):
+class FSDP(Saving, SyncSwitch, nn.Module):
     """A model of which each rank holds a share of every parameter, and gathers one unit at a time to compute with it.
 
     `group`: a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group.
@@ -113,8 +114,8 @@ class FSDP(SyncSwitch, nn.Module):
     ) -> torch.Tensor:
         """Scale all gradients so that their norm is at most `max_norm`; return the norm before, a float64 scalar.
 
-        As torch.nn.utils.clip_grad_norm_ on the whole gradients, the same on every rank; that function, on shards, would
-        scale each rank's rows by something else. Call it after `sync_gradients`. Costs one all-reduce of one number.
+        As torch.nn.utils.clip_grad_norm_ on the whole gradients, the same on every rank; that function, on shards,
+        would scale each rank's rows by something else. Call it after `sync_gradients`. One all-reduce of one number.
         """
         sharded = [each.grad for shards in self._parts.shards for each in shards.shards]
         replicated = [each.grad for each in self._parts.replicated.masters.values()]
@@ -138,7 +139,7 @@ class FSDP(SyncSwitch, nn.Module):
         return self._gather("gather_full_grads()", lambda shard: shard.grad)
 
     def remove_hooks(self) -> None:
-        """Make the wrapped model an ordinary module again, whole on every rank. One all-gather a unit; every rank calls it."""
+        """Make the wrapped model an ordinary module again, whole on every rank. One all-gather a unit."""
         self._passes.meet(OTHERS, ["remove_hooks()"])
         for handle in self.hook_handles:
             handle.remove()

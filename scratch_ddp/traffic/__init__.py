@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from scratch_ddp.cost.wire import ring_bytes, ring_rounds
 from scratch_ddp.traffic.rounds import Message, Start, Wait, depth, messages
-from scratch_ddp.traffic.taps import Call, listening
+from scratch_ddp.traffic.taps import Call, counted_as, listening
 
-__all__ = ["Counted", "Counts", "Message", "Totals", "ring_bytes", "ring_rounds", "set_up", "traffic"]
+__all__ = ["Counted", "Counts", "Message", "Totals", "counted_as", "ring_bytes", "ring_rounds", "set_up", "traffic"]
 
 
 @dataclass
@@ -162,7 +162,7 @@ def traffic() -> Iterator[Counted]:
     Counted once, where it reaches a process group: names imported earlier, asynchronous calls, batches, the
     `_into_tensor`, `_tensor` and `_single` forms; coalesced calls as the one call they become; an object collective as
     the two or three calls it is made of, with the bytes of the pickle; DistributedDataParallel, FSDP, DTensor and
-    functional collectives.
+    functional collectives; what was sent under `counted_as` as the call that it names, waited for at once.
 
     Not seen: what goes past a process group (new_group, stores, monitored_barrier, RPC, NVSHMEM), functional
     isend/irecv, and a group class written in Python that was defined inside the block. Calls from C++ to a plain group

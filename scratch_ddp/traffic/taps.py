@@ -97,6 +97,17 @@ def listening(listener: Listener) -> Iterator[None]:
                 _restore_methods()
 
 
+@contextlib.contextmanager
+def counted_as(name: str, payload: int, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Let what this thread calls inside count as one call `name` of `payload` bytes: a collective made of others."""
+    with _inside():
+        yield
+    if _listeners:
+        call = Call(name, payload, tuple(dist.get_process_group_ranks(group)), dist.get_rank(group))
+        _tell("started", call)
+        _tell("waited", call)
+
+
 def _replace_methods() -> None:
     for cls in _with_subclasses(dist.ProcessGroup):
         for method in METHODS.keys() & vars(cls).keys():

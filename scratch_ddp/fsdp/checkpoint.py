@@ -1,0 +1,146 @@
+"""Checkpoints in a folder: each rank writes its own shards, and any number of ranks reads them.
+
+What is in a folder is complete. A checkpoint is written beside it, and takes its place at the end; so whatever ends a
+save, the checkpoint of before is there.
+"""
+
+import io
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+
+from scratch_ddp.agreement import raise_everywhere
+
+PACKED = "packed"  # what is no tensor, as bytes: torch.distributed.checkpoint would take lists and dicts apart
+
+
+def write(
+    folder: str | os.PathLike, state: dict[str, torch.Tensor], others: Any, group: dist.ProcessGroup | None
+) -> None:
+    """Write tensors to a folder, and what else the first rank has that torch.save takes. Every rank calls it.
+
+    What is not a DTensor is the same on every rank, and written by one of them. Raises OSError on every rank if it
+    can't be written; what the folder held is then as before.
+    """
+    folder = Path(folder)
+    partial = folder.with_name(folder.name + ".partial")
+    _on_first_rank(lambda: _prepare(folder, partial), group)
+    problem = None
+    try:
+        state = state | ({PACKED: _pack(others)} if dist.get_rank(group) == 0 else {})
+        dcp.save(state, checkpoint_id=partial, process_group=group)
+    except (Exception, CheckpointException) as error:
+        problem = f"{folder} can't be written: {_cause(error)}"
+    raise_everywhere(problem, group, OSError)
+    _on_first_rank(lambda: _put_in_place(partial, folder), group)
+
+
+def read_metadata(folder: str | os.PathLike, group: dist.ProcessGroup | None) -> tuple[Path, Metadata]:
+    """Return where a checkpoint is, and what it holds. Raises ValueError on every rank if it is not all there."""
+    metadata = problem = None
+    folder = _found(Path(folder))
+    try:
+        metadata = dcp.FileSystemReader(folder).read_metadata()
+        problem = _missing(folder, metadata)
+    except FileNotFoundError:
+        problem = f"{folder} holds no checkpoint, or one that was cut short: it has no .metadata"
+    except Exception as error:
+        problem = f"{folder} holds a checkpoint that was cut short: .metadata can't be read ({_cause(error)})"
+    raise_everywhere(problem, group)
+    return folder, metadata
+
+
+def read(folder: Path, state: dict[str, torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Fill the tensors of `state`, of DTensors this rank's rows. ValueError on every rank if it fails."""
+    problem = None
+    try:
+        dcp.load(state, checkpoint_id=folder, process_group=group)
+    except (Exception, CheckpointException) as error:
+        problem = f"{folder} can't be read, and what was loaded is of no use now: {_cause(error)}"
+    raise_everywhere(problem, group)
+
+
+def read_others(folder: Path, metadata: Metadata, group: dist.ProcessGroup | None) -> Any:
+    """Return what was no tensor."""
+    packed = torch.empty(metadata.state_dict_metadata[PACKED].size, dtype=torch.uint8)
+    read(folder, {PACKED: packed}, group)
+    return torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+
+
+def _pack(value: Any) -> torch.Tensor:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def _on_first_rank(do: Callable[[], None], group: dist.ProcessGroup | None) -> None:
+    problem = None
+    if dist.get_rank(group) == 0:
+        try:
+            do()
+        except OSError as error:
+            problem = str(error)
+    raise_everywhere(problem, group, OSError)
+
+
+def _prepare(folder: Path, partial: Path) -> None:
+    """Make room for a new checkpoint. Nothing but checkpoints is ever removed."""
+    for place in (folder, partial, _before(folder)):
+        if place.exists() and not (place.is_dir() and all(_is_ours(each) for each in place.iterdir())):
+            raise FileExistsError(
+                f"{place} is there and is no checkpoint: choose a folder that is used for nothing else"
+            )
+    shutil.rmtree(partial, ignore_errors=True)  # of a save that was interrupted
+    partial.mkdir(parents=True)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Let the new checkpoint take the place of the old one. In between, the old one is still there beside it."""
+    before = _before(folder)
+    if folder.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        os.rename(folder, before)
+    os.rename(partial, folder)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _before(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".before")
+
+
+def _found(folder: Path) -> Path:
+    """The checkpoint, or the one of before, if a save was interrupted just as it was replaced."""
+    return folder if folder.exists() or not _before(folder).exists() else _before(folder)
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name == ".metadata" or path.suffix in (".distcp", ".tmp")
+
+
+def _missing(folder: Path, metadata: Metadata) -> str | None:
+    """Say what the metadata tells of and the files have not, or return None."""
+    ends: dict[str, int] = {}
+    for place in metadata.storage_data.values():
+        ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+    for name, end in ends.items():
+        size = (folder / name).stat().st_size if (folder / name).exists() else 0
+        if size < end:
+            return f"{folder} holds a checkpoint that was cut short: {name} has {size} bytes, {end} were written"
+    if PACKED not in metadata.state_dict_metadata:
+        return f"{folder} holds a checkpoint that was not written by save()"
+    return None
+
+
+def _cause(error: BaseException) -> str:
+    """What a failure comes down to, without the tracebacks of all ranks."""
+    failures = getattr(error, "failures", None)
+    first = next(iter(failures.values()))[0] if failures else error
+    return f"{type(first).__name__}: {first}".splitlines()[0]
