@@ -1,11 +1,13 @@
 """How updated parameters travel: from their owners to everyone, in few messages and with little memory beside them."""
 
+from collections import deque
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 
 LARGE = 1 << 20  # bytes from which a tensor travels alone, without being copied
+IN_FLIGHT = 2  # messages that are under way while the next is prepared
 
 
 def messages_of(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -24,17 +26,23 @@ def broadcast_shares(shares: list[list[torch.Tensor]], group: dist.ProcessGroup 
     """Give every rank the values that rank r of the group has in the tensors of `shares[r]`, in place.
 
     Cost: a broadcast for each tensor of 1 MB or more, and for each rank and dtype one for all smaller ones. On a ring
-    a rank sends (n - 1)/n of all bytes if the shares are equal. Memory for the time: the small tensors once more.
+    a rank sends (n - 1)/n of all bytes if the shares are equal. Memory for the time: some messages of small tensors.
     """
-    sent = []
+    under_way: deque[tuple[dist.Work, torch.Tensor, list[torch.Tensor]]] = deque()
     for owner, tensors in enumerate(shares):
         for message in messages_of(tensor.detach() for tensor in tensors):
             tensor = flat(message)
             work = dist.broadcast(tensor, group=group, group_src=owner, async_op=True)
-            sent.append((work, tensor, message))
-    for work, tensor, message in sent:
-        work.wait()
-        spread(tensor, message)
+            under_way.append((work, tensor, message))
+            if len(under_way) > IN_FLIGHT:
+                _finish(*under_way.popleft())
+    while under_way:
+        _finish(*under_way.popleft())
+
+
+def _finish(work: dist.Work, values: torch.Tensor, message: list[torch.Tensor]) -> None:
+    work.wait()
+    spread(values, message)
 
 
 def flat(message: list[torch.Tensor]) -> torch.Tensor:
