@@ -23,7 +23,7 @@ from scratch_ddp.traffic import traffic
 from scratch_ddp.traffic.taps import in_a_call
 
 OTHER, UNNAMED = "other", "unnamed"
-LETTING_GO = 20  # milliseconds
+LETTING_GO = 20  # milliseconds that a library's threads get for it
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class MemoryLedger:
     """What this rank holds and sends.
 
     ```python
-    m = SimpleNamespace(w1=…)                        # what this rank holds, by name
-    ledger = MemoryLedger(m, own="w1", borrowed="W1")      # kinds: names that are summed up together
+    m = SimpleNamespace(w1=…)                            # what this rank holds, by name
+    ledger = MemoryLedger(m, own="w1", borrowed="W1")    # kinds: names that are summed up together
     with ledger("gather W1"):
         m.W1 = gather(m.w1)
     print(ledger.moments[-1], ledger.sent, ledger.peak("own", "borrowed"))
@@ -133,8 +133,8 @@ class MemoryLedger:
 
     def _held(self) -> tuple[Held, ...]:
         unnamed, held = set(self._storages), []
-        rank_in_order = {name: place for place, name in enumerate(self._order)}
-        for name in sorted(vars(self._names), key=lambda name: rank_in_order.get(name, len(rank_in_order))):
+        places = {name: place for place, name in enumerate(self._order)}
+        for name in sorted(vars(self._names), key=lambda name: places.get(name, len(places))):
             storages = _storages(vars(self._names)[name]) & unnamed
             unnamed -= storages
             if storages:
