@@ -3,6 +3,7 @@
 One module for each kind of picture; every function returns a matplotlib Figure.
 """
 
+from scratch_ddp.plots.bandwidth import bandwidth_chart, time_chart
 from scratch_ddp.plots.curves import step_curves
 from scratch_ddp.plots.disagreement import disagreement_saw
 from scratch_ddp.plots.gradients import gradient_arrows
@@ -14,6 +15,7 @@ from scratch_ddp.plots.rings import Frame, ring_frames
 from scratch_ddp.plots.timeline import timeline_chart
 
 __all__ = [
+    "bandwidth_chart",
     "disagreement_saw",
     "Frame",
     "gradient_arrows",
@@ -23,5 +25,6 @@ __all__ = [
     "message_ladder",
     "ring_frames",
     "step_curves",
+    "time_chart",
     "timeline_chart",
 ]

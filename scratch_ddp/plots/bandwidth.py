@@ -18,10 +18,13 @@ _MARKERS = "osD^vPX*"
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
-def time_chart(results: Results, fits: Mapping[str, AlphaBeta] | None = None) -> Figure:
+def time_chart(
+    results: Results, fits: Mapping[str, AlphaBeta] | None = None, others: Mapping[str, AlphaBeta] | None = None
+) -> Figure:
     """A line for each operation, backend and number of ranks: median time over size, both logarithmic.
 
-    The bars are the quartiles. `fits` (by the names that `Results.series` gives) are drawn as dashed lines.
+    The bars are the quartiles. `fits` (by the names that `Results.series` gives) are drawn as dashed lines, `others`
+    (by any names) as thin grey ones with their names at the right: what else the times may be compared with.
     """
     figure, panel = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     sizes = sorted({row.size for row in results})
@@ -36,6 +39,10 @@ def time_chart(results: Results, fits: Mapping[str, AlphaBeta] | None = None) ->
         if fits and name in fits:
             line = [fits[name].seconds(size) for size in _between(sizes)]
             panel.plot(_between(sizes), line, "--", color=rank_color(number), lw=1)
+    for name, other in (others or {}).items():
+        panel.plot(_between(sizes), [other.seconds(size) for size in _between(sizes)], color=GREY, lw=0.9, zorder=1)
+        end = (1.02, other.seconds(sizes[-1]))
+        panel.annotate(name, end, xycoords=panel.get_yaxis_transform(), fontsize=8, color=GREY, va="center")
     panel.set_yscale("log")
     panel.yaxis.set_major_formatter(lambda seconds, _: _format_seconds(seconds))
     panel.set_ylabel("time a call", fontsize=9)
