@@ -125,17 +125,12 @@ def test_a_measured_backward():
     assert len(backward.ready) == 3  # nothing listens any more
 
 
-# The published step on two T4: 290 tensors, 909 ms of compute; naive and flat give α and the seconds of all bytes.
-TRUNK = [row for _ in range(24) for row in (9, 9, 9, 2, 1, 2, 1, 1, 9, 9, 9, 1)]
-
-
-def test_the_published_steps():
-    nbytes = [size * 10**6 for size in [1, *TRUNK]]
-    nbytes.append(round(0.275 / 0.725 * sum(nbytes)))  # the tied embedding, last
-    backward = Backward.in_proportion(nbytes, 0.606, 0.303)
-    wire = Wire(145e-6, 0.456 / backward.total_bytes, 2)
-    assert cost.naive(backward, wire).step == pytest.approx(1.4067, rel=0.01)
-    assert cost.flat(backward, wire).step == pytest.approx(1.3652, rel=0.01)
-    assert cost.per_parameter(backward, wire).step == pytest.approx(1.0757, rel=0.10)
-    steps = [cost.bucketed(backward, wire, size, first_mb=size).step for size in (1, 10, 100, 1000)]
-    assert steps == sorted(steps) and steps[-1] < cost.flat(backward, wire).step
+def test_groups_of_ones_own():
+    tens = Backward.in_proportion([MB] * 4, 4.0)
+    wire = Wire(0, 1 / MB, 2)
+    assert spans(cost.grouped(tens, wire, [[0, 1], [2, 3]])) == [(2, 4), (4, 6)]
+    late_first = cost.grouped(tens, wire, [[3], [0, 1, 2]])  # the second is full at 3, and posted after the first
+    assert [message.posted for message in late_first.messages] == [4, 4] and late_first.exposed == 4
+    for plan in ([[0, 1], [2]], [[0, 1], [1, 2, 3]], [[0, 1, 2, 3, 4]]):
+        with pytest.raises(ValueError, match="each of 4 gradients once"):
+            cost.grouped(tens, wire, plan)

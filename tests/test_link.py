@@ -45,7 +45,7 @@ def test_every_preset_has_a_source_and_a_speed():
 def test_the_t4_preset_gives_the_published_all_reduces():
     wire = preset("T4 over PCIe").wire(2)
     for mb, published in ((10, 0.00270), (100, 0.0262), (1024, 0.269)):
-        assert wire.all_reduce(mb * 2**20) == pytest.approx(published, rel=0.03)
+        assert wire.all_reduce(mb * 2**20) == pytest.approx(published, rel=0.05)
 
 
 def test_a_preset_that_does_not_exist():

@@ -1,7 +1,6 @@
 """A process group whose operations take time on a simulated link, around a group that carries them out."""
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from scratch_ddp.link.board import Board
 from scratch_ddp.link.links import Link, as_link
 from scratch_ddp.link.nic import Nic, Transfer
 from scratch_ddp.link.registration import unregister
+from scratch_ddp.link.sleep import now
 from scratch_ddp.link.work import LinkedWork
 from scratch_ddp.traffic.taps import METHODS, Call, read_method
 
@@ -32,7 +32,7 @@ class LinkedGroup(dist.ProcessGroup):
         self.below, self._own_rank, self._own_size = below, rank, size
         self._link, self._board = link, board
         self._nic, self._alarm = Nic(), Alarm()
-        self._generation = 0
+        self._generation, self._name = 0, ""
         self.adopt_backends()
 
     @property
@@ -65,11 +65,13 @@ class LinkedGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """The name that the group has in torch's tables; empty until it is in them."""
-        return dist.distributed_c10d._world.pg_names.get(self, "")
+        """The name that the group has, or had last, in torch's tables; empty until it is in them."""
+        self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
+        return self._name
 
     def shutdown(self) -> None:
         """What `destroy_process_group` calls: the group below goes with this one."""
+        _ = self.group_name  # torch takes it out of its tables first, and then asks for the name that was in them
         if isinstance(self.below, dist.ProcessGroup):
             self.below.shutdown()
             unregister(self.below)
@@ -117,7 +119,7 @@ class LinkedGroup(dist.ProcessGroup):
         """Tell the peers from when on this rank's wire is free for the call, before they can be through with it."""
         if self._board is None or (call.peer is None and call.name == "recv"):  # from whoever comes first
             return None
-        return self._board.ready(call, transfer.started if transfer else time.monotonic())
+        return self._board.ready(call, transfer.started if transfer else now())
 
     def _take_back(self, call: Call, transfer: Transfer | None, places: list[int] | None) -> None:
         if transfer is not None:

@@ -1,8 +1,9 @@
 """One rank's end of the link: transfers queue for it as they do for a network card."""
 
 import threading
-import time
 from dataclasses import dataclass
+
+from scratch_ddp.link.sleep import now
 
 _KEPT = 200_000  # transfers that are remembered, at most; the older half is forgotten beyond
 
@@ -33,7 +34,7 @@ class Nic:
     def book(self, call: str, nbytes: int, seconds: float) -> Transfer:
         """Queue a transfer that takes the wire for `seconds`."""
         with self._lock:
-            posted = time.monotonic()
+            posted = now()
             directions = _directions(call)
             started = max(posted, *(self._free[direction] for direction in directions))
             transfer = Transfer(call, nbytes, posted, started, started + seconds)

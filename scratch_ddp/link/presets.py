@@ -18,11 +18,12 @@ def _by_bandwidth(name: str, gigabytes: float, per_round: float, source: str) ->
 
 _LINKS = [
     Link(
-        145e-6,
+        190e-6,
         0.269 / 2**30,
         "T4 over PCIe",
-        "fitted to published figures of two T4 under NCCL: an all-reduce of 1 GiB takes 269 ms; a step of 909 ms of "
-        "compute takes 1407 ms with an all-reduce for each of its 290 parameters, 1365 ms with a single one",
+        "fitted to published figures of two T4 under NCCL: an all-reduce of 1 GiB takes 269 ms; a training step takes "
+        "1406.7 ms with an all-reduce for each of 219 parameters and 1365.2 ms with one for all (see "
+        "scratch_ddp.benchmark.published_step)",
     ),
     _by_bandwidth("NVLink 3", 300, _NVLINK, "NVIDIA A100 data sheet, 600 GB/s in both directions together"),
     _by_bandwidth("NVLink 4", 450, _NVLINK, "NVIDIA H100 data sheet, 900 GB/s in both directions together"),

@@ -1,4 +1,9 @@
-"""Sleep until a moment, to a few hundredths of a millisecond, and use next to no processor time meanwhile."""
+"""A clock for what is simulated, and sleeping by it: exact, also where the machine is busy, and idle meanwhile.
+
+A thread wakes up later than it asked to: by some hundredths of a millisecond, on a busy machine by milliseconds. That
+is the machine's doing, not the link's. So each thread has a clock that is set back by as much as its last sleep was too
+long, and what follows is up to that much shorter: over several sleeps the errors don't add up.
+"""
 
 import ctypes
 import sys
@@ -8,28 +13,37 @@ import time
 _WAKING = 12e-6  # seconds that a thread at least takes to wake up
 _WATCH = 60e-6  # seconds before the moment, from which on it is watched for: waking may take longer
 _WATCH_SHARE = 0.04  # of the wait, so that short waits are not spent watching
+_MADE_UP_FOR = 0.02  # seconds, at most: who was stopped for a while is not to rush afterwards
 _SET_TIMER_SLACK = 29  # of Linux, see prctl(2)
 
 
-def sleep_until(moment: float) -> None:
-    """Return at `moment` (in seconds of time.monotonic), or at once if it has passed.
-
-    In the main thread a signal whose handler raises, as Stop does, ends the sleep.
-    """
-    left = moment - time.monotonic()
-    if left <= 0:
-        return
-    _thread.wakes_at_once  # noqa: B018  sets this thread up the first time
-    time.sleep(max(0.0, left - _WAKING - min(_WATCH, _WATCH_SHARE * left)))
-    while time.monotonic() < moment:
-        pass  # no yielding: on a busy machine that costs the processor for milliseconds
-
-
 class _Thread(threading.local):
-    """Linux wakes a thread up to 50 µs late, to wake several at once. Threads that have slept here are not let wait."""
+    """How late a thread is. Linux wakes threads up to 50 µs late, to wake several at once; here it must not."""
 
     def __init__(self) -> None:
-        self.wakes_at_once = sys.platform == "linux" and ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1, 0, 0, 0) == 0
+        self.late = 0.0
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1, 0, 0, 0)
 
 
 _thread = _Thread()
+
+
+def now() -> float:
+    """This thread's clock: seconds of time.monotonic, less those by which its last sleep was too long."""
+    return time.monotonic() - _thread.late
+
+
+def sleep_until(moment: float) -> None:
+    """Return when this thread's clock shows `moment`, or at once if it has passed.
+
+    In the main thread a signal whose handler raises, as Stop does, ends the sleep.
+    """
+    if moment <= now():
+        return
+    left = moment - time.monotonic()
+    if left > 0:
+        time.sleep(max(0.0, left - _WAKING - min(_WATCH, _WATCH_SHARE * left)))
+    while (late := time.monotonic() - moment) < 0:
+        pass  # no yielding: on a busy machine that costs the processor for milliseconds
+    _thread.late = min(late, _MADE_UP_FOR)

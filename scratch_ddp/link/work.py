@@ -2,7 +2,6 @@
 
 import datetime
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch.distributed as dist
 
 from scratch_ddp.link.alarm import Alarm
 from scratch_ddp.link.nic import Transfer
-from scratch_ddp.link.sleep import sleep_until
+from scratch_ddp.link.sleep import now, sleep_until
 
 
 class LinkedWork(dist.Work):
@@ -41,7 +40,7 @@ class LinkedWork(dist.Work):
             self._below.wait()
             sleep_until(self._end())
             return True
-        limit = time.monotonic() + timeout.total_seconds()
+        limit = now() + timeout.total_seconds()
         self._below.wait(timeout)
         sleep_until(min(self._end(), limit))
         if self._end() > limit:
@@ -49,7 +48,7 @@ class LinkedWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        return self._below.is_completed() and time.monotonic() >= self._end()
+        return self._below.is_completed() and now() >= self._end()
 
     def is_success(self) -> bool:
         return self.is_completed() and self._below.is_success()

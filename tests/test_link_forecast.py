@@ -1,0 +1,103 @@
+"""A step is forecast, and then takes as long: the sleeping model, the published table, the strategies on a link."""
+
+import pytest
+import torch
+import torch._dynamo  # noqa: F401  torch's DDP imports it at its first forward
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scratch_ddp import cost
+from scratch_ddp.benchmark import published_step
+from scratch_ddp.benchmark.link import in_order, step, within
+from scratch_ddp.benchmark.sleeping_model import SleepingModel, scaled
+from scratch_ddp.cost import MB, Backward
+from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
+from scratch_ddp.link import Link, lone_rank
+
+TIMELINE = Backward((0.01, 0.03, 0.03, 0.06), (400, 40_000, 4, 80_000), 0.08, 0.04)
+
+
+def test_the_sleeping_model_keeps_to_its_timeline():
+    model = SleepingModel(TIMELINE)
+    model().backward()  # the first backward of a process takes longer
+    model.zero_grad()
+    measured = Backward.measured(model, model)
+    assert measured.nbytes == TIMELINE.nbytes
+    assert measured.seconds >= TIMELINE.seconds - 0.021 and measured.forward >= TIMELINE.forward - 0.021
+    assert all(at >= planned - 0.021 for at, planned in zip(measured.ready, TIMELINE.ready, strict=True))
+    assert [weight.nbytes for weight in model.weights] == [80_000, 4, 40_000, 400]
+    assert all(torch.equal(weight.grad, torch.ones_like(weight)) for weight in model.parameters())
+
+
+def test_a_sleeping_model_without_gradients():
+    model = SleepingModel(Backward((), (), 0.01, 0.01))
+    model().backward()
+    assert not list(model.parameters())
+
+
+def test_scaled():
+    small = scaled(TIMELINE, 1 / 1000)
+    assert small.nbytes == (4, 40, 4, 80) and small.ready == TIMELINE.ready
+
+
+def test_the_published_model_has_the_published_calls():
+    nbytes = published_step.gradient_bytes()
+    assert len(nbytes) == 219 and 1.4e9 < sum(nbytes) < 2e9
+    for name, size in published_step.BUCKETS_MB.items():
+        assert len(cost.bucket_plan(nbytes, size * MB, size * MB)) == published_step.CALLS[name]
+
+
+def test_the_published_steps_are_forecast():
+    timeline = published_step.timeline()
+    link = published_step.link(timeline.total_bytes)
+    steps = {name: 1e3 * each.step for name, each in published_step.forecasts(timeline, link.wire(2)).items()}
+    assert steps["naive"] == pytest.approx(1406.7) and steps["flat"] == pytest.approx(1365.2)  # what was fitted
+    assert in_order(steps).holds and within(steps)[0].holds
+    others = [name for name in steps if name != "100 MB"]
+    assert all(steps[name] == pytest.approx(published_step.PUBLISHED[name], rel=0.03) for name in others)
+
+
+def test_verdicts_can_be_bad():
+    steps = dict(published_step.PUBLISHED)
+    assert in_order(steps).holds and within(steps)[0].holds
+    assert not within(steps | {"10 MB": 1.11 * steps["10 MB"]})[0].holds
+    assert not in_order(steps | {"flat": 1.03 * steps["naive"]}).holds
+    assert not in_order(steps | {"per parameter": 1.03 * steps["100 MB"]}).holds
+
+
+@pytest.fixture
+def slow():
+    """A link on which the gradients of TIMELINE take 60 ms."""
+    yield lone_rank(2, Link(0.001, 0.06 / TIMELINE.total_bytes))
+    dist.destroy_process_group()
+
+
+STRATEGIES = {
+    "naive": (SimpleDistributedDataParallelism, cost.naive),
+    "flat": (FlatDDP, cost.flat),
+    "per parameter": (OverlappedDDP, cost.per_parameter),
+    "buckets": (lambda model: BucketedDDP(model, 0.05), lambda *given: cost.grouped(*given, [[0, 1, 2], [3]])),
+    "torch": (
+        lambda model: DistributedDataParallel(model, bucket_cap_mb=0.03),
+        lambda *given: cost.bucketed(*given, 0.03, first_mb=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_step_is_as_forecast(name, slow):
+    wrap, forecast = STRATEGIES[name]
+    planned = forecast(TIMELINE, slow.link.wire(2))
+    run = step(wrap(SleepingModel(TIMELINE)))
+    run()  # torch's DDP finds out in which order gradients arrive
+    off = []
+    for _ in range(3):
+        slow.transfers.clear()
+        run()
+        sizes = [message.nbytes for message in planned.messages]
+        gradients = [each for each in slow.transfers if each.nbytes in sizes]
+        assert sorted(each.nbytes for each in gradients) == sorted(sizes)
+        assert sum(each.ended - each.started for each in gradients) == pytest.approx(planned.communication)
+        began = gradients[0].posted - planned.messages[0].posted - TIMELINE.forward
+        off.append((gradients[-1].ended - began) / planned.step - 1)
+    assert min(map(abs, off)) < 0.1, off
