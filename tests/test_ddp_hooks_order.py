@@ -14,7 +14,7 @@ from torch import nn
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP
 from scratch_ddp.traffic import traffic
 
-A_BUCKET_EACH = functools.partial(BucketedDDP, bucket_mb=40 / 2**20)
+A_BUCKET_EACH = functools.partial(BucketedDDP, bucket_mb=1e-6)
 hooked = pytest.mark.parametrize("strategy", [OverlappedDDP, A_BUCKET_EACH], ids=["OverlappedDDP", "BucketedDDP"])
 
 
