@@ -1,30 +1,9 @@
 """Ranks that raise, wait for each other, will not stop: what the cell says, and that the next cell works."""
 
 import re
-import threading
 
 import pytest
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
-
-
-def stopped(kernel, code, after=0.5):
-    """Press Stop `after` seconds into a cell; it must end within 3 seconds of that."""
-    button = threading.Timer(after, kernel.interrupt)
-    button.start()
-    result = kernel.run(code)
-    button.join()
-    assert result.error, "the cell ended by itself"
-    assert result.seconds < after + 3, f"took {result.seconds - after:.1f} s to stop"
-    return result
-
-
-def assert_next_works(kernel):
-    result = kernel.run("ones = torch.ones(1)\ndist.all_reduce(ones)\nones.item()")
-    assert result.text() == "4.0   ← ranks 0–3\n", result.traceback or result.text()
-
+from cell_cases import assert_next_works, plain, stopped
 
 # Ranks that raise
 
@@ -90,23 +69,6 @@ def test_one_raises_while_the_others_wait_for_it(four_ranks):
     assert result.seconds < 8
     assert four_ranks.run("assert kept == rank").status == "ok"
     assert_next_works(four_ranks)
-
-
-def test_different_collectives_in_one_place_are_told_apart(four_ranks):
-    code = "if rank == 0:\n    dist.broadcast(torch.ones(2), 0)\nelse:\n    dist.all_reduce(torch.ones(2))"
-    result = four_ranks.run(code)
-    if "ended by" in result.message:  # gloo noticed first, and ends the process
-        assert "The ranks did not call the same thing" in result.message
-        return
-    assert "rank 0 called broadcast of 2 × float32" in result.message
-    assert "ranks 1–3 called all_reduce of 2 × float32" in result.message
-    assert_next_works(four_ranks)
-
-
-def test_tensors_of_different_sizes_in_one_collective(four_ranks):
-    result = four_ranks.run("dist.all_reduce(torch.ones(2 + rank // 2 * 1000))")
-    assert "2 × float32" in result.message and "1002 × float32" in result.message
-    assert "shape" in result.message
 
 
 # Stop

@@ -86,17 +86,18 @@ def describe_whereabouts(ranks: dict[int, Whereabouts]) -> str:
 
 
 def describe_mismatch(ranks: dict[int, Whereabouts]) -> str:
-    """What was called, if ranks wait in a collective in whose place others have called something else."""
-    for where in ranks.values():
+    """What was called, if ranks wait in a collective in whose place others of its group have called something else."""
+    for waiting, where in ranks.items():
         waits_in = where.waits_in if where.state == "runs" else None
         if not waits_in or waits_in["peer"]:
             continue
         key = waits_in["group"], waits_in["number"]
         called: dict[str, list[int]] = {}
         for rank, other in ranks.items():
-            text = other.calls.get(key)
-            if text is None and other.state == "runs" and other.waits_in and other.waits_in["group"] != key[0]:
-                text = spoken(other.waits_in)  # it waits in another group: there is nothing to compare numbers with
+            text = other.calls.get(key) if _is_for(rank, waits_in) else ""
+            elsewhere = other.waits_in if other.state == "runs" else None
+            if text is None and elsewhere and elsewhere["group"] != key[0] and _awaits(elsewhere, waiting, where):
+                text = f"{spoken(elsewhere)} in another group"  # there are no numbers to compare, but neither will come
             if text:
                 called.setdefault(text, []).append(rank)
         if len(called) > 1:
@@ -104,6 +105,16 @@ def describe_mismatch(ranks: dict[int, Whereabouts]) -> str:
             line = f" (line {where.line})" if where.line else ""
             return f"{told}{line}. All ranks must call the same, with tensors of one shape and dtype"
     return ""
+
+
+def _is_for(rank: int, operation: dict[str, Any]) -> bool:
+    """Whether the rank is in the operation's group. A group that is not known is taken for that of all ranks."""
+    return operation["ranks"] is None or rank in operation["ranks"]
+
+
+def _awaits(operation: dict[str, Any], rank: int, where: Whereabouts) -> bool:
+    """Whether the operation needs the rank, which has not called it."""
+    return _is_for(rank, operation) and (operation["group"], operation["number"]) not in where.calls
 
 
 def _conjugate(text: str, count: int) -> str:

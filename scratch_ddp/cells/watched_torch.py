@@ -1,4 +1,4 @@
-"""Two places where torch waits in C++ past every process group, made interruptible for rank cells.
+"""Two places where torch waits in C++ past every process group, made interruptible; and who is in a group.
 
 Functional collectives (DTensor, tensor parallelism) hand their operation straight to gloo and wait for it by tensor;
 `new_group` ends with a barrier over the store that reaches all ranks, also those outside of the group.
@@ -20,6 +20,14 @@ def make_interruptible() -> None:
     """Take the place of torch's two functions in this process. Calling it again changes nothing."""
     dist.distributed_c10d._store_based_barrier = _wait_at_store_barrier
     functional.wait_tensor = _wait_for_tensor
+
+
+def ranks_of(group_name: str) -> list[int] | None:
+    """The ranks of this process's group of that name, by their numbers among all; None if there is none now."""
+    for group, name in list(dist.distributed_c10d._world.pg_names.items()):
+        if name == group_name:
+            return dist.get_process_group_ranks(group)
+    return None
 
 
 def _wait_at_store_barrier(rank: int, store: dist.Store, group_name: str, *args: Any, **kwargs: Any) -> None:

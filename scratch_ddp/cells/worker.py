@@ -17,6 +17,7 @@ import torch.distributed as dist
 from scratch_ddp.cells import output_streams, watched_group, watched_work
 from scratch_ddp.cells.last_call import LastCalls
 from scratch_ddp.cells.shell import RankShell, make_shell
+from scratch_ddp.cells.watched_torch import ranks_of
 from scratch_ddp.cells.wire import Link
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -240,4 +241,6 @@ class Rank:
         in_torch = innermost.f_code.co_filename.startswith(_TORCH)
         if waits_in is None and in_torch:
             waits_in = watched_work.awaited_in_native_code()
-        return {"line": line, "waits_in": waits_in and waits_in | {"called": called}}
+        if waits_in:
+            waits_in = waits_in | {"called": called, "ranks": ranks_of(waits_in["group"])}
+        return {"line": line, "waits_in": waits_in}
