@@ -60,8 +60,8 @@ class Passes:
         if not self.now:
             self.meet(ALONE)
             self._turns += 1
-        elif self.now == "backward":
-            return self.before_backward(unit)
+        elif self.now == "backward":  # computed again, for activation checkpointing
+            return self._take_turn(unit, self.schedule.gather)
         else:
             self.schedule.before(unit)
             if not unit.is_coming:
@@ -93,10 +93,12 @@ class Passes:
         if not self.now:
             self.meet(BACKWARD)
             self._begin_backward()
-        if unit is self.root:
-            return
-        self.schedule.before(unit)
-        if not unit.is_coming:  # its turn is over, and it has another: from another forward pass
+        if unit is not self.root:
+            self._take_turn(unit, self.schedule.before)
+
+    def _take_turn(self, unit: Unit, advance: Callable[[Unit], None]) -> None:
+        advance(unit)
+        if not unit.is_coming:  # its turn is over, and it has another one: for another forward pass
             self._end_pass()
             self.meet(BACKWARD)
             self._begin_backward(callback=False)

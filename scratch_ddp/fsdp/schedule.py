@@ -46,8 +46,13 @@ class Schedule:
         """Do what comes before any unit computes."""
         self._advance(self._start)
 
+    def gather(self, unit: Unit) -> None:
+        """Gather the unit, and what comes before it."""
+        step = ("gather", unit)
+        self._advance(self._steps.index(step) + 1 if step in self._steps else 0)
+
     def before(self, unit: Unit) -> None:
-        """Do what comes before the unit computes."""
+        """Do what comes before the unit computes: gather it, and the next ones ahead of their turn."""
         self._advance(self._ready.get(unit, 0))
 
     def after(self, unit: Unit) -> None:

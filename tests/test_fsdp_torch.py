@@ -1,0 +1,109 @@
+"""The same as torch's `fully_shard`, step by step, and no more communication than what sharding needs."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_cases import batches, build, shard
+from fsdp_cases import CASES
+from ranks import run_ranks
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from scratch_ddp.fsdp import FSDP
+from scratch_ddp.traffic import traffic
+
+
+def sharded_by_torch(model: torch.nn.Module, **settings) -> torch.nn.Module:
+    for block in model.blocks:
+        fully_shard(block, **settings)
+    return fully_shard(model, **settings)
+
+
+def compare_with_fully_shard(case_name: str) -> None:
+    case, rank, world_size = CASES[case_name], dist.get_rank(), dist.get_world_size()
+    ours, torchs = FSDP(build(case)), sharded_by_torch(build(case))
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (ours, torchs)]
+    for step, (x, y) in enumerate(batches(3, world_size)):
+        for model in (ours, torchs):
+            case.loss(model, shard(x, rank), shard(y, rank)).backward()
+        ours.sync_gradients()
+        for optimizer in optimizers:
+            optimizer.step()
+        for (name, mine), (other, theirs) in zip(ours.named_parameters(), torchs.named_parameters(), strict=True):
+            assert name == other and isinstance(theirs, DTensor)
+            close = {"rtol": 0, "atol": 1e-12, "msg": lambda text, told=f"step {step}, {name}": f"{told}: {text}"}
+            torch.testing.assert_close(mine.detach(), theirs.to_local(), **close)  # the same rows on the same rank
+            assert (mine.grad is None) == (theirs.grad is None)
+            if mine.grad is not None:
+                torch.testing.assert_close(mine.grad, theirs.grad.to_local(), **close)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_equals_fully_shard(world_size):
+    def all_cases():
+        for case in ("adapters", "a frozen unit", "checkpointing", "another order", "reentrant checkpointing"):
+            compare_with_fully_shard(case)
+
+    run_ranks(world_size, all_cases)
+
+
+def mixed_precision() -> None:
+    rank, case = dist.get_rank(), CASES["adapters"]
+    ours = FSDP(build(case).float(), compute_dtype=torch.bfloat16)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    torchs = sharded_by_torch(build(case).float(), mp_policy=policy)
+    for x, y in batches(2, 2):
+        for model in (ours, torchs):
+            output = model(shard(x, rank).float())
+            assert output.dtype == torch.bfloat16
+            torch.nn.functional.mse_loss(output.float(), shard(y, rank).float()).backward()
+        ours.sync_gradients()
+        for mine, theirs in zip(ours.parameters(), torchs.parameters(), strict=True):
+            if mine.grad is not None:
+                assert mine.dtype == mine.grad.dtype == torch.float32
+                torch.testing.assert_close(mine.grad, theirs.grad.to_local(), rtol=1e-2, atol=1e-3)
+        for model in (ours, torchs):
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            model.zero_grad()
+
+
+def test_mixed_precision_as_fully_shards():
+    run_ranks(2, mixed_precision)
+
+
+def one_step(**settings) -> tuple:
+    case, world_size = CASES["adapters"], dist.get_world_size()
+    model = build(case)
+    model.requires_grad_(True)
+    sharded = FSDP(copy.deepcopy(model), **settings)
+    x, y = batches(1, world_size)[0]
+    counted = []
+    for _ in range(2):
+        with traffic() as step:
+            case.loss(sharded, shard(x, dist.get_rank()), shard(y, dist.get_rank())).backward()
+            sharded.sync_gradients()
+        counted.append(step)
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    block = sum(parameter.numel() for parameter in model.blocks[0].parameters())
+    return counted[1].calls, counted[1].wire_bytes / 8, counted[1].setup.calls, elements, block
+
+
+def test_one_all_gather_and_one_reduce_scatter_a_unit():
+    for calls, sent, apart, elements, block in run_ranks(2, one_step):
+        # Three units, the root is one of them. It and the last one stay between forward and backward.
+        assert calls == {"all_gather": 3 + 1, "reduce_scatter": 3} and apart == {"all_reduce": 3}
+        assert sent == (2 * elements + block) / 2  # (n-1)/n of all twice, of a block once more
+
+
+def test_units_that_stay_after_forward_are_not_gathered_again():
+    for calls, sent, _, elements, _ in run_ranks(2, lambda: one_step(free_after_forward=False)):
+        assert calls == {"all_gather": 3, "reduce_scatter": 3} and sent == 2 * elements / 2
+
+
+def test_nothing_is_reduced_for_what_is_replicated():
+    for calls, *_ in run_ranks(2, lambda: one_step(replicated=["blocks.0", "first", "last"])):
+        assert calls == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 1}
