@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -67,8 +68,17 @@ def on_ranks(strategy, link):
     rows = torch.linspace(-1, 1, 24, dtype=torch.float64).view(4, 6) * (dist.get_rank() + 1)
     *trained, setup = train(strategy, group, rows)
     through = len(group.transfers) if group else 0
-    left = [thread.name for thread in threading.enumerate() if thread.name == "rings-at-transfers-ends"]
-    return *trained, setup, through, left
+    return *trained, setup, through, alarm_is_over()
+
+
+def alarm_is_over():
+    """The thread that futures need goes when they have come."""
+    deadline = time.monotonic() + 5
+    while any(thread.name == "rings-at-transfers-ends" for thread in threading.enumerate()):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +94,7 @@ def test_with_peers(strategy, backend, without_a_link):
     ):
         assert all(torch.equal(one, other) for one, other in zip(plain[0], linked[0], strict=True))
         assert plain[1:4] == linked[1:4]  # counted once, as without a link
-        assert linked[4] >= 3 * sum(linked[1].values()) and not linked[5]
+        assert linked[4] >= 3 * sum(linked[1].values()) and linked[5]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
