@@ -8,7 +8,10 @@ import torch.distributed as dist
 from ddp_cases import CASES, STRATEGIES, build, calls, gathered, mlp
 from ranks import run_ranks
 
-from scratch_ddp.ddp import FlatDDP, ReplicatedModule, SimpleDistributedDataParallelism
+from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
+from scratch_ddp.ddp.bucketed import Bucket, share_out
+from scratch_ddp.ddp.messages import Step
+from scratch_ddp.ddp.overlapped import OneGradient
 from scratch_ddp.traffic import traffic
 
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
@@ -165,13 +168,25 @@ def test_model_and_module_are_one():
     assert run_ranks(1, both) == [(True, ["module"])]
 
 
-def test_what_is_taught_stays_short():
-    taught = [
-        SimpleDistributedDataParallelism.__init__,
-        SimpleDistributedDataParallelism.sync_gradients,
-        ReplicatedModule.enable_grad_sync,
-        ReplicatedModule.disable_grad_sync,
-        ReplicatedModule.no_sync,
-    ]
+SIMPLE = SimpleDistributedDataParallelism
+TAUGHT = {
+    "simple": [
+        SIMPLE.__init__,
+        SIMPLE.sync_gradients,
+        SIMPLE.enable_grad_sync,
+        SIMPLE.disable_grad_sync,
+        SIMPLE.no_sync,
+    ],
+    "flat": [FlatDDP],
+    "overlapped": [
+        *(OneGradient.put, OverlappedDDP.make_messages, OverlappedDDP.gradient_arrived, OverlappedDDP.sync_gradients),
+        *(Step.take, Step._put, Step._start_next),
+    ],
+    "bucketed": [BucketedDDP.__init__, BucketedDDP.make_messages, Bucket, share_out],
+}
+
+
+@pytest.mark.parametrize("taught", TAUGHT.values(), ids=TAUGHT)
+def test_what_is_taught_stays_short(taught):
     lines = [line for method in taught for line in inspect.getsource(method).splitlines() if line.strip()]
     assert len(lines) <= 40

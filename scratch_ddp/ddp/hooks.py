@@ -4,8 +4,9 @@ A strategy says which gradients travel together, as a list of messages. A hook o
 is there. `sync_gradients` starts what has not started, waits, and hands out the means.
 """
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -72,30 +73,21 @@ class HookedModule(ReplicatedModule):
 
     def gradient_arrived(self, number: int, parameter: nn.Parameter) -> None:
         """Send a gradient that autograd has just completed with message `number`. What can't be averaged stays."""
-        if not self.do_sync:
-            return
-        self._step = self._step or Step(self.messages, self.group)
-        if not self._step.in_backward:
-            self._step.in_backward = True
-            _at_the_end_of_backward(self._step.backward_ended)
-        if self._as_wrapped[parameter].refusal() is None:
-            self._step.take(number, parameter)
+        if self.do_sync:
+            step = self._step_in_backward()
+            if self._as_wrapped[parameter].refusal() is None:
+                step.take(number, parameter)
 
     def sync_gradients(self) -> None:
         """Wait until each gradient is its mean over the ranks. Call it after every backward outside `no_sync`."""
         if not self.do_sync and not self._step:
             return
         problem = CUT_OFF if self._forget_if_cut_off() else self._problem()
-        try:
-            step = self._step = self._step or Step(self.messages, self.group)
+        with self._step_to_its_end() as step:
             step.start_rest(empty=problem is not None)
             where = self.agree_on(self._where(step), problem)  # while messages are on their way
             step.wait()
             self._hand_out(where)
-        except BaseException:
-            self._forget()
-            raise
-        self._step = None
 
     def remove_hooks(self) -> None:
         """Take the hooks off the model's parameters; `sync_gradients()` goes on averaging, after backward."""
@@ -103,6 +95,25 @@ class HookedModule(ReplicatedModule):
         hooked_modules.discard(self)
         if self._step:
             self._forget()
+
+    def _step_in_backward(self) -> Step:
+        """The step that the backward belongs to which runs now; a new one unless one was begun."""
+        self._step = self._step or Step(self.messages, self.group)
+        if not self._step.in_backward:
+            self._step.in_backward = True  # until autograd says at the end, not having raised, that it is no longer so
+            torch.autograd.Variable._execution_engine.queue_callback(self._step.backward_ended)
+        return self._step
+
+    @contextlib.contextmanager
+    def _step_to_its_end(self) -> Iterator[Step]:
+        """The step that was begun, or a new one; over after the block, and given up where that fails."""
+        try:
+            self._step = self._step or Step(self.messages, self.group)
+            yield self._step
+            self._step = None
+        except BaseException:  # a Stop too
+            self._forget()
+            raise
 
     def _where(self, step: Step) -> list[int]:
         """Say where the gradient of each of the model's parameters is, see `LATE`."""
@@ -152,11 +163,6 @@ class HookedModule(ReplicatedModule):
         """Go on with new messages: those that were given up may still be written to."""
         self.messages = self.make_messages(self._trained[::-1])
         self._step: Step | None = None  # from the first gradient of a step to its `sync_gradients()`
-
-
-def _at_the_end_of_backward(callback: Callable[[], None]) -> None:
-    """Have autograd call `callback` when the backward that runs now has reached its end; it doesn't if that raises."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def _calls_while_alive(wrapper: HookedModule, number: int) -> Callable[[nn.Parameter], None]:

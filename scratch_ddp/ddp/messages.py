@@ -77,13 +77,17 @@ class Step:
 
     def _start_next(self, empty: bool = False) -> None:
         message = self.messages[len(self.works)]
+        self._fill(message, empty)
+        self.works.append(dist.all_reduce(message.tensor, group=self.group, async_op=True))
+
+    def _fill(self, message: Message, empty: bool) -> None:
+        """Put what has not arrived: gradients that were there before this backward, and zeros."""
         for parameter in message.parameters:
             if parameter not in self.arrived:
                 if parameter.requires_grad and parameter.grad is not None and not empty:
                     self._put(message, parameter)
                 else:
                     message.put_zeros(parameter)
-        self.works.append(dist.all_reduce(message.tensor, group=self.group, async_op=True))
 
 
 def _carrier(group: dist.ProcessGroup | None) -> object:
