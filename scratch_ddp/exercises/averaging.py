@@ -1,0 +1,82 @@
+"""What exercises on averaging share: a model, what its gradients must be, a step that is watched."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from scratch_ddp.exercises.trial import Trial
+from scratch_ddp.exercises.wording import difference
+from scratch_ddp.traffic.taps import Call, listening
+
+
+class Watched:
+    """How many collectives have been started and waited for: now, and when backward returned."""
+
+    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]]):
+        self.buckets = buckets
+        self.calls, self.waits = 0, 0
+        self.in_backward = 0, 0
+        self.late = False  # a bucket had all its gradients, and had not been started
+        self._arrived: set[nn.Parameter] = set()
+
+    def started(self, call: Call) -> None:
+        self.calls += 1
+
+    def waited(self, call: Call) -> None:
+        self.waits += 1
+
+    def arrived(self, parameter: nn.Parameter) -> None:
+        """To be called by a hook that was registered after the answer's own."""
+        self._arrived.add(parameter)
+        self.late |= self.calls < sum(self._arrived.issuperset(bucket) for bucket in self.buckets)
+
+    def step(self, loss: Callable[[], torch.Tensor], finish: Callable[[], None]) -> None:
+        """Backward, then `finish()`."""
+        parameters = [parameter for bucket in self.buckets for parameter in bucket]
+        hooks = [each.register_post_accumulate_grad_hook(self.arrived) for each in parameters]
+        try:
+            with listening(self):
+                loss().backward()
+                self.in_backward = self.calls, self.waits
+                finish()
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def why_not_hidden(self) -> str:
+        """Say what kept messages from hiding behind backward, or ""."""
+        calls, waits = self.in_backward
+        expected = len(self.buckets)
+        if waits:
+            return f"when backward returned, {waits} of {expected} messages had been waited for, should be 0"
+        if calls < expected:
+            return f"when backward returned, {calls} of {expected} messages were started"
+        return "a bucket had all its gradients, and its message was started later" if self.late else ""
+
+
+def three_layers(trial: Trial) -> nn.Module:
+    """Three layers with equal values on all ranks; no two of the six gradients are equal."""
+    model = nn.Sequential(nn.Linear(48, 32), nn.Linear(32, 16), nn.Linear(16, 4)).double().to(trial.device)
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator, dtype=torch.float64) - 0.5)
+    return model
+
+
+def everyones_inputs(trial: Trial, step: int) -> list[torch.Tensor]:
+    """Every rank's inputs, different on each rank and in each step."""
+    generator = torch.Generator().manual_seed(100 + step)
+    inputs = torch.rand(trial.size, 1, 48, generator=generator, dtype=torch.float64)
+    return list(inputs.to(trial.device))
+
+
+def examine_means(trial: Trial, model: nn.Module, batches: list[list[torch.Tensor]]) -> None:
+    """V and A: `.grad` is what one process computes from all ranks' inputs; `autograd.grad` calls no hooks."""
+    parameters = list(model.parameters())
+    loss = sum(model(each).sum() for inputs in batches for each in inputs) / trial.size
+    expected = list(torch.autograd.grad(loss, parameters))
+    gradients = [parameter.grad for parameter in parameters]
+    trial.criterion("value", difference(gradients, expected, 1e-12), "the gradients")
+    trial.agreement(gradients)
