@@ -9,7 +9,6 @@ from torch import nn
 from scratch_ddp.exercises.averaging import everyones_inputs, examine_means, three_layers
 from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
 from scratch_ddp.exercises.trial import Trial
-from scratch_ddp.memory import memory_use
 
 SMALL = 1024  # bytes that an answer may allocate: far less than a gradient
 
@@ -75,6 +74,9 @@ _CASES = [  # what is said, set_to_none of the zero_grad before it (None: not ca
 
 
 def _allocated_by(trial: Trial, _, average) -> int:
+    # Only here: from its import on torch notes every allocation, and writes a warning where an older one is freed.
+    from scratch_ddp.memory import memory_use
+
     with memory_use(trial.device) as used:
         average()
     return used.allocated_bytes
