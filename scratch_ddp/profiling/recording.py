@@ -61,7 +61,7 @@ def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
 
 
 def _fill(recorded: Timeline, events: list[Any], waits: list[Interval]) -> None:
-    later = (time.time_ns() - time.monotonic_ns()) / 1e9  # the profiler counts from 1970
+    later = _since_1970() / 1e9  # as the profiler counts
     thread = next(event for event in events if event.name() == _MARK).start_thread_id()
     events = [event for event in events if event.start_ns() / 1e9 - later >= recorded.start]  # not our own barrier's
     cpu = [event for event in events if event.device_type() == DeviceType.CPU]
@@ -73,6 +73,13 @@ def _fill(recorded: Timeline, events: list[Any], waits: list[Interval]) -> None:
     computing, communication = gpu_spans(events, recorded.compute, later)
     if computing:
         recorded.compute, recorded.communication = computing, communication
+
+
+def _since_1970() -> float:
+    """Nanoseconds by which time.time is ahead of time.monotonic: the reading that was disturbed least of some."""
+    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(20)]
+    before, there, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return there - (before + after) / 2
 
 
 def _is_ours(event: Any, thread: int) -> bool:
