@@ -2,6 +2,7 @@
 
 import math
 import os
+import tempfile
 
 import pytest
 import torch
@@ -126,8 +127,9 @@ def test_what_is_refused():
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_is_destroyed_is_gone(whole):
+def test_what_is_destroyed_is_gone(whole, tmp_path):
     def made_and_destroyed():
+        tempfile.tempdir = str(tmp_path)
         world = dist.distributed_c10d._world
         before = len(world.pg_map), len(world.pg_names), len(world.tags_to_pg[""])
         linked = linked_group("NVLink 4", None if whole else dist.group.WORLD)
@@ -142,6 +144,7 @@ def test_what_is_destroyed_is_gone(whole):
         return x.item()
 
     assert run_ranks(2, made_and_destroyed) == [4, 4]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rank_that_dies_is_gloos_error():

@@ -141,6 +141,41 @@ def test_a_mesh_of_a_lone_rank_for_fully_shard():
         dist.destroy_process_group()
 
 
+def test_a_lone_rank_beside_a_real_group():
+    """As in a rank cell: each rank stands for rank 5 of 8, beside the default group of two."""
+
+    def beside():
+        lone = lone_rank(8, QUICK, rank=5)
+        assert (dist.get_rank(lone), dist.get_world_size(lone), dist.get_world_size()) == (5, 8, 2)
+        rows = torch.full((2, 6), 1.0 + dist.get_rank(), dtype=torch.float64)
+        own = net()
+        own(rows).sum().backward()
+        expected = [parameter.grad for parameter in own.parameters()]
+        for wrap in (torch_ddp, simple, flat):
+            model = wrap(net(), lone)
+            model(rows).sum().backward()
+            getattr(model, "sync_gradients", lambda: None)()
+            assert all(torch.equal(p.grad, mine) for p, mine in zip(model.parameters(), expected, strict=True))
+        both = torch.ones(1)
+        dist.all_reduce(both)
+        return both.item()
+
+    assert run_ranks(2, beside) == [2, 2]
+
+
+def test_a_rank_that_was_replaced():
+    """Rank cells refuse groups that a new rank does not know; what is linked over them as well."""
+
+    def retired():
+        group = linked_group(QUICK)
+        group.below.retire()
+        with pytest.raises(RuntimeError, match="made before a rank was replaced"):
+            dist.all_reduce(torch.ones(1), group=group)
+        return len(group.transfers)
+
+    assert run_ranks(2, retired, backend="watched") == [0, 0]
+
+
 def test_an_error_reaches_torchs_ddp():
     def a_rank_is_gone():
         group = linked_group(QUICK)

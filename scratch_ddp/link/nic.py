@@ -1,5 +1,6 @@
 """One rank's end of the link: transfers queue for it as they do for a network card."""
 
+import contextlib
 import threading
 from dataclasses import dataclass
 
@@ -10,9 +11,11 @@ _KEPT = 200_000  # transfers that are remembered, at most; the older half is for
 
 @dataclass
 class Transfer:
-    """A collective or message on the wire. Times are in seconds of time.monotonic, which ranks of a machine share.
+    """A collective or message on the wire.
 
-    `started` and `ended` are this rank's own forecast until the transfer is waited for: a peer may come later.
+    Times are in seconds of time.monotonic, which all processes of a machine share, as the link's clock shows them (see
+    `sleep`: up to 20 ms earlier on a busy machine). `started` and `ended` are this rank's own forecast until the
+    transfer is waited for: a peer may come later.
     """
 
     call: str  # "all_reduce", "send", …
@@ -61,7 +64,8 @@ class Nic:
     def forget(self, transfer: Transfer) -> None:
         """Take back a transfer that did not come about."""
         with self._lock:
-            self.transfers.remove(transfer)
+            with contextlib.suppress(ValueError):  # the list is its users', who may have emptied it
+                self.transfers.remove(transfer)
             for direction in _directions(transfer.call):
                 if self._free[direction] == transfer.ended:
                     self._free[direction] = transfer.started
