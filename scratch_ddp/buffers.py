@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.agreement import message_device
-from scratch_ddp.ddp.replicas import broadcast_from_first
+from scratch_ddp.ddp.replicas import broadcast_from_first, buffers_of
 
 
 class Buffers:
@@ -20,22 +20,22 @@ class Buffers:
 
     def remember(self) -> None:
         """Take the values that the buffers have now for those of all ranks."""
-        self._last = [buffer.detach().clone() for buffer in self.model.buffers()]
+        self._last = [buffer.detach().clone() for buffer in buffers_of(self.model)]
 
     def problem(self) -> str | None:
         """Say whether the buffers are no longer those that were remembered, or return None."""
-        if [buffer.shape for buffer in self.model.buffers()] != [buffer.shape for buffer in self._last]:
+        if [buffer.shape for buffer in buffers_of(self.model)] != [buffer.shape for buffer in self._last]:
             return "buffers were added, removed or resized after the model was wrapped: wrap it again"
         return None
 
     def changed(self) -> list[bool]:
         """Say for each buffer whether it has changed on this rank."""
-        pairs = zip(self.model.buffers(), self._last, strict=True)
+        pairs = zip(buffers_of(self.model), self._last, strict=True)
         different = [(now != before.to(now)).any().to(message_device(self.group)) for now, before in pairs]
         return torch.stack(different).tolist() if different else []
 
     def copy_from_first(self, which: Sequence[int]) -> None:
         """Give every rank the first rank's values of the buffers that are marked. One broadcast a dtype, if any is."""
         if any(which):
-            broadcast_from_first(itertools.compress(self.model.buffers(), which), self.group)
+            broadcast_from_first(itertools.compress(buffers_of(self.model), which), self.group)
             self.remember()

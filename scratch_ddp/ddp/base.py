@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from scratch_ddp.agreement import check_same_lines, message_device, raise_everywhere
 from scratch_ddp.buffers import Buffers
 from scratch_ddp.ddp.gradients import complete_gradient, in_their_places, wrapped
-from scratch_ddp.ddp.replicas import broadcast_from_first, check_same_structure, why_not
+from scratch_ddp.ddp.replicas import broadcast_from_first, buffers_of, check_same_structure, why_not
 from scratch_ddp.protocol import SyncSwitch, process_group
 from scratch_ddp.traffic import set_up
 
@@ -64,7 +64,7 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         for other in self._others_with_hooks():
             other.remove_hooks()
         self._buffers_of_all = Buffers(model, self.group)
-        self._buffer_count = len(list(model.buffers()))
+        self._buffer_count = len(buffers_of(model))
 
     @property
     def world_size(self) -> int:

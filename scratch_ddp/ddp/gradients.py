@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from scratch_ddp.ddp.replicas import modules_of
+
 
 class Wrapped(NamedTuple):
     """A parameter as it was when its model was wrapped."""
@@ -44,8 +46,8 @@ def wrapped(model: nn.Module) -> list[Wrapped]:
 
 
 def in_their_places(model: nn.Module) -> list[nn.Parameter | None]:
-    """What stands in each place for a parameter, tied ones in several. Quicker to ask than `named_parameters`."""
-    return [each for module in model.modules() for each in module._parameters.values()]
+    """What stands in each place for a parameter, tied ones in several."""
+    return [each for module in modules_of(model) for each in module._parameters.values()]
 
 
 def complete_gradient(parameter: nn.Parameter) -> torch.Tensor:

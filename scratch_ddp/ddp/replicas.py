@@ -15,6 +15,23 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     return itertools.chain(model.named_parameters(), model.named_buffers())
 
 
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """All modules of the model, each once, in an order of its own. Far quicker than `model.modules()`."""
+    found = {id(model): model}
+    ahead = [model]
+    while ahead:
+        new = {id(each): each for each in ahead.pop()._modules.values() if each is not None and id(each) not in found}
+        found |= new
+        ahead += new.values()
+    return list(found.values())
+
+
+def buffers_of(model: nn.Module) -> list[torch.Tensor]:
+    """All buffers of the model, each once, in the same order at every call and on every rank."""
+    buffers = {id(each): each for module in modules_of(model) for each in module._buffers.values() if each is not None}
+    return list(buffers.values())
+
+
 def why_not(model: object, group: dist.ProcessGroup | None = None) -> str | None:
     """Say why this rank's model can't be replicated over the group, or return None if it can."""
     if not isinstance(model, nn.Module):
