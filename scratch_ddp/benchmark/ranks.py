@@ -52,16 +52,20 @@ def run_ranks(
         raise ValueError(f"rendezvous must be 'file' or 'tcp', not {rendezvous!r}")
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        method = f"file://{folder}/rendezvous" if rendezvous == "file" else f"tcp://127.0.0.1:{_free_port()}"
+        # Torch's own server would listen on every address of this machine.
+        listener = socket.create_server(("127.0.0.1", 0)) if rendezvous == "tcp" else None
+        meet = listener or f"{folder}/rendezvous"
         started = []
         for rank in range(world_size):
             here, there = context.Pipe(duplex=False)
             process = context.Process(
-                target=_rank_main, args=(rank, world_size, function, args, backend, timeout, method, there, capture)
+                target=_rank_main, args=(rank, world_size, function, args, backend, timeout, meet, there, capture)
             )
             process.start()
             there.close()
             started.append((process, here))
+        if listener:
+            listener.close()  # rank 0 has it now
         try:
             results = _collect(started, time.monotonic() + timeout)
             for process, _ in started:
@@ -98,13 +102,18 @@ def _collect(started: list, deadline: float) -> list[Any]:
     return [results[rank] for rank in range(len(started))]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _store(meet: str | socket.socket, rank: int, world_size: int) -> dist.Store:
+    """Where the ranks meet: in a file of that name, or at rank 0, which serves what comes to the socket."""
+    if isinstance(meet, str):
+        return dist.FileStore(meet, world_size)
+    port = meet.getsockname()[1]
+    if rank == 0:
+        return dist.TCPStore("127.0.0.1", port, world_size, is_master=True, master_listen_fd=meet.detach())
+    meet.close()
+    return dist.TCPStore("127.0.0.1", port, world_size)
 
 
-def _rank_main(rank, world_size, function, args, backend, timeout, method, there, capture) -> None:
+def _rank_main(rank, world_size, function, args, backend, timeout, meet, there, capture) -> None:
     os.setsid()  # so that what the rank starts can be ended with it
     # Loopback only, and whatever the test process's environment says about ranks is not ours.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
@@ -116,7 +125,7 @@ def _rank_main(rank, world_size, function, args, backend, timeout, method, there
     try:
         dist.init_process_group(
             backend,
-            init_method=method,
+            store=_store(meet, rank, world_size),
             rank=rank,
             world_size=world_size,
             timeout=datetime.timedelta(seconds=timeout),
