@@ -76,10 +76,10 @@ STRATEGIES = {
     "naive": (SimpleDistributedDataParallelism, cost.naive),
     "flat": (FlatDDP, cost.flat),
     "per parameter": (OverlappedDDP, cost.per_parameter),
-    "buckets": (lambda model: BucketedDDP(model, 0.05), lambda *given: cost.grouped(*given, [[0, 1, 2], [3]])),
+    "buckets": (lambda model: BucketedDDP(model, 0.03), lambda *given: cost.bucketed(*given, 0.03)),
     "torch": (
         lambda model: DistributedDataParallel(model, bucket_cap_mb=0.03),
-        lambda *given: cost.bucketed(*given, 0.03, first_mb=1),
+        lambda *given: cost.bucketed(*given, 0.03),
     ),
 }
 

@@ -60,10 +60,10 @@ def link(total_bytes: int) -> Link:
 
 
 def forecasts(backward: Backward, wire: Wire, mb: float = 1.0) -> dict[str, Forecast]:
-    """Each row's forecast on a timeline in which `mb` megabytes take the place of one."""
+    """Each row's forecast on a timeline in which `mb` megabytes take the place of one; the first bucket is small."""
     rows = {
         "naive": naive(backward, wire),
         "flat": flat(backward, wire),
         "per parameter": per_parameter(backward, wire),
     }
-    return rows | {name: bucketed(backward, wire, size * mb, first_mb=size * mb) for name, size in BUCKETS_MB.items()}
+    return rows | {name: bucketed(backward, wire, size * mb) for name, size in BUCKETS_MB.items()}
