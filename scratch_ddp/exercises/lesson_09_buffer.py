@@ -75,8 +75,6 @@ _CASES = [  # what is said, set_to_none of the zero_grad before it (None: not ca
 
 def _allocated_by(trial: Trial, _, average) -> int:
     # Only here: from its import on torch notes every allocation, and writes a warning where an older one is freed.
-
-    # Imported late: from its import on torch warns when it frees a tensor that is older, and all lessons load this file.
     from scratch_ddp.memory import memory_use
 
     with memory_use(trial.device) as used:
