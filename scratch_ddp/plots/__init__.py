@@ -4,6 +4,7 @@ One module for each kind of picture; every function returns a matplotlib Figure.
 """
 
 from scratch_ddp.plots.bandwidth import bandwidth_chart, time_chart
+from scratch_ddp.plots.bucket_sweep import Sweep, bucket_sweep
 from scratch_ddp.plots.curves import step_curves
 from scratch_ddp.plots.disagreement import disagreement_saw
 from scratch_ddp.plots.gradients import gradient_arrows
@@ -16,6 +17,7 @@ from scratch_ddp.plots.timeline import timeline_chart
 
 __all__ = [
     "bandwidth_chart",
+    "bucket_sweep",
     "disagreement_saw",
     "Frame",
     "gradient_arrows",
@@ -25,6 +27,7 @@ __all__ = [
     "message_ladder",
     "ring_frames",
     "step_curves",
+    "Sweep",
     "time_chart",
     "timeline_chart",
 ]
