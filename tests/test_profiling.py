@@ -90,11 +90,10 @@ def test_on_a_link_communication_is_what_the_link_carried():
             assert {span.name for span in messages} == {"all_reduce"}
             assert sum(span.nbytes for span in messages) == PARAMETERS // 2 * BYTES
             backward = [span for span in mine.compute if span.name == "backward"]
-            assert all(backward[0].start <= span.posted for span in messages)
+            assert all(backward[0].start <= span.posted + 0.02 and span.posted <= span.start for span in messages)
             for span in messages:
                 seconds = LINK.seconds(span.nbytes, 2)
                 assert span.end - span.start == pytest.approx(seconds)
-                assert span.posted <= span.start + 1e-9
             assert mine.exposed_seconds() <= mine.communication_seconds()
 
 
@@ -155,7 +154,7 @@ def test_exposed_seconds_of_a_lone_rank(lone, seconds, in_backward):
     sticks_out = max(0.0, message.end - max(backward_ends, message.start))
     assert mine.exposed_seconds() == pytest.approx(sticks_out, abs=0.02)
     if not in_backward:
-        assert sticks_out == pytest.approx(seconds)
+        assert sticks_out == pytest.approx(seconds, abs=0.021)  # the link's clock may be 20 ms behind
     elif seconds < 0.1:  # the hook is called before the layer sleeps
         assert sticks_out == 0
 

@@ -1,8 +1,8 @@
-"""A simulated processor, beside the simulated link: what it computes is real, how long it takes is said."""
-
-import time
+"""A simulated processor beside the simulated link: what it computes is real, how long it takes is said."""
 
 import torch
+
+from scratch_ddp.link.sleep import now, sleep_until
 
 
 def take_time(tensor: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
@@ -10,7 +10,8 @@ def take_time(tensor: torch.Tensor, forward: float, backward: float) -> torch.Te
 
     Around a layer's output it makes the layer take that long (beside its own computing), on any machine, and leaves the
     processor to others meanwhile: `take_time(layer(x), 5e-3, 10e-3)`. Values and gradients are not changed. In backward
-    the time passes before the layer's own gradients are computed. Raises ValueError for a time below 0.
+    the time passes before the layer's own gradients are computed. Time is that of the link's clock (see `sleep`): what
+    one sleep was too long, the next is shorter. Raises ValueError for a time below 0.
     """
     if not (forward >= 0 and backward >= 0):
         raise ValueError(f"a layer takes 0 seconds or more, not {forward!r} and {backward!r}")
@@ -21,10 +22,10 @@ class _TakesTime(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
         ctx.seconds = backward
-        time.sleep(forward)
+        sleep_until(now() + forward)
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        time.sleep(ctx.seconds)
+        sleep_until(now() + ctx.seconds)
         return gradient, None, None
