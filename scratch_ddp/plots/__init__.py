@@ -9,6 +9,7 @@ from scratch_ddp.plots.curves import step_curves
 from scratch_ddp.plots.disagreement import disagreement_saw
 from scratch_ddp.plots.gradients import gradient_arrows
 from scratch_ddp.plots.holdings import holdings_atlas
+from scratch_ddp.plots.memory_curves import memory_curves
 from scratch_ddp.plots.memory_strip import memory_strips
 from scratch_ddp.plots.messages import message_ladder
 from scratch_ddp.plots.residuals import losses_and_residuals
@@ -23,6 +24,7 @@ __all__ = [
     "gradient_arrows",
     "holdings_atlas",
     "losses_and_residuals",
+    "memory_curves",
     "memory_strips",
     "message_ladder",
     "ring_frames",
