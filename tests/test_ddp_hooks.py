@@ -141,6 +141,14 @@ def unfrozen_later(wrapped):
     step(wrapped)
 
 
+def unfrozen_between_two_backwards(wrapped):
+    layer = wrapped.module.layers["c"].requires_grad_(False)
+    wrapped("abcd", rank() + 1.0).backward()
+    layer.requires_grad_(True)
+    wrapped.module("bc", rank() + 2.0).backward()
+    wrapped.sync_gradients()
+
+
 def frozen_when_it_was_wrapped(wrapped):
     for layer in ("a", "d"):
         step(wrapped)
@@ -180,7 +188,7 @@ SCENARIOS = [
     *(twice_before_sync, twice_on_rank_1, the_same_graph_twice, last_micro_batch_uses_less),
     *(synchronised_outside_what_ran_inside_no_sync, not_zeroed, zeroed_in_place, accumulated_after_zeroing_in_place),
     *(frozen_later, frozen_later_with_its_gradient_left, frozen_with_a_gradient_of_the_rank_s_own, unfrozen_later),
-    *(frozen_when_it_was_wrapped, memory_of_a_gradient_exchanged, clipped_and_stepped),
+    *(unfrozen_between_two_backwards, frozen_when_it_was_wrapped, memory_of_a_gradient_exchanged, clipped_and_stepped),
     functools.partial(recomputed, reentrant=True),
     functools.partial(recomputed, reentrant=False),
 ]
