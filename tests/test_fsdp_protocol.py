@@ -1,4 +1,4 @@
-"""The protocol that all wrappers share, on a sharded model: when gradients are synchronised, and what else it can do."""
+"""The protocol that all wrappers share, on a sharded model: when gradients are synchronised, and what else there is."""
 
 import contextlib
 
@@ -128,7 +128,7 @@ def evaluation() -> None:
     torch.testing.assert_close(first, alone[0](x).detach())
     sharded.module[0](x).sum().backward()
     sharded.sync_gradients()
-    assert list(gradient is None for gradient in sharded.gather_full_grads().values()) == [False] * 2 + [True] * 4
+    assert [gradient is None for gradient in sharded.gather_full_grads().values()] == [False] * 2 + [True] * 4
 
 
 def test_evaluation_and_a_unit_by_itself():

@@ -18,8 +18,9 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class UnderWay(Protocol):
-    """A collective that has been started."""
+    """A collective that has been started; `wait` returns its result where that is new memory."""
 
+    def is_completed(self) -> bool: ...
     def wait(self) -> Any: ...
 
 
@@ -55,6 +56,9 @@ class _Message:
         self._message = part.new_empty(dist.get_world_size(group), len(part))
         self._work = _all_gather(self._message.view(-1), part, group=group, async_op=True)
 
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
     def wait(self) -> None:
         self._work.wait()
         self._allocate()
@@ -62,12 +66,32 @@ class _Message:
             rows.read(self._message, whole)
 
 
-def start_reduce_scatter(part: torch.Tensor, message: torch.Tensor, group: dist.ProcessGroup | None) -> UnderWay:
-    """Begin to add up the ranks' messages, shape (n, part), and to leave this rank's row of the sum in `part`."""
-    if _over_gloo(part, group):
-        with counted_as("reduce_scatter", message.nbytes, group):
-            return _SumOfRows(part, message, group)
-    return _reduce_scatter(part, message.view(-1), group=group, async_op=True)
+def start_reduce_scatter(message: torch.Tensor, group: dist.ProcessGroup | None) -> UnderWay:
+    """Begin to add up the ranks' messages, shape (n, part). `wait` returns this rank's row of the sum, shape (part,).
+
+    The message's memory is free again when the caller has dropped it and `wait` has returned.
+    """
+    if not _over_gloo(message, group):
+        return _RowOfSum(message, group)
+    with counted_as("reduce_scatter", message.nbytes, group):
+        return _SumOfRows(message, group)
+
+
+class _RowOfSum:
+    """A reduce-scatter under way."""
+
+    def __init__(self, message: torch.Tensor, group: dist.ProcessGroup | None):
+        self._row = message.new_empty(message.shape[1])
+        self._work = _reduce_scatter(self._row, message.view(-1), group=group, async_op=True)
+        self._message = message  # not all groups hold on to what they are given
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self) -> torch.Tensor:
+        self._work.wait()
+        self._message = None
+        return self._row
 
 
 class _SumOfRows:
@@ -76,13 +100,27 @@ class _SumOfRows:
     gloo's own is an all-reduce of which each rank keeps a part: twice the bytes on the wire.
     """
 
-    def __init__(self, part: torch.Tensor, message: torch.Tensor, group: dist.ProcessGroup | None):
-        self._part, self._rows = part, torch.empty_like(message)
-        self._work = dist.all_to_all_single(self._rows.view(-1), message.view(-1), group=group, async_op=True)
+    def __init__(self, message: torch.Tensor, group: dist.ProcessGroup | None):
+        rank, (count, size) = dist.get_rank(group), message.shape
+        # A rank's own row need not travel, if the others lie side by side.
+        leaving, self._own = message, None
+        if count > 1 and rank in (0, count - 1):
+            leaving, self._own = (message[1:] if rank == 0 else message[:-1]), message[rank]
+        sizes = [size * (self._own is None or other != rank) for other in range(count)]
+        self._rows = torch.empty_like(leaving)
+        given = (self._rows.view(-1), leaving.view(-1), sizes, sizes)
+        self._work = dist.all_to_all_single(*given, group=group, async_op=True)
 
-    def wait(self) -> None:
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self) -> torch.Tensor:
         self._work.wait()
-        torch.sum(self._rows, dim=0, out=self._part)
+        total = self._rows.sum(dim=0)
+        if self._own is not None:
+            total += self._own
+        self._work = self._own = self._rows = None  # they hold the message
+        return total
 
 
 def _over_gloo(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:

@@ -6,9 +6,8 @@ give()    hand the rows to the shards, as their `.grad`
 """
 
 import torch
-import torch.distributed as dist
 
-from scratch_ddp.fsdp.exchange import start_reduce_scatter
+from scratch_ddp.fsdp.exchange import UnderWay, start_reduce_scatter
 from scratch_ddp.fsdp.layout import lay_out
 from scratch_ddp.fsdp.shards import Shards
 
@@ -22,7 +21,7 @@ class Gradients:
         self.seen: set[int] = set()  # the parameters that had a gradient here since the last `give`
         self.refused: str | None = None  # a gradient that can't be averaged
         self.mean: torch.Tensor | None = None  # this rank's rows of all of them, flat
-        self._under_way: tuple[dist.Work | None, torch.Tensor] | None = None
+        self._under_way: UnderWay | None = None
 
     @property
     def trainable(self) -> list[int]:
@@ -30,33 +29,23 @@ class Gradients:
         return [i for i, trained in enumerate(self.shards.trained) if trained]
 
     def reduce(self) -> None:
-        """Start to average the whole gradients, and drop them. One reduce-scatter, which has the same size every time.
-
-        A parameter that has no gradient on this rank counts as zeros, since another rank may have one.
-        """
+        """Start to average the whole gradients, and drop them. One reduce-scatter, of the same size every time."""
         self.finish()
-        shards = self.shards
-        places, size = lay_out((shards.parameters[i].shape for i in self.trainable), shards.world_size)
-        message = shards.part.new_empty(shards.world_size, size, dtype=shards.compute_dtype)
-        for i, place in zip(self.trainable, places, strict=True):
-            gradient = self._take(i)
-            if gradient is None:
-                message[:, place.offset : place.offset + place.size].zero_()
-            else:  # divided before the sum, which could overflow in half precision
-                place.write(message, gradient, scale=1 / shards.world_size)
-        mean = message.new_empty(size)
-        work = start_reduce_scatter(mean, message, shards.group) if size else None
-        self._under_way = work, mean
+        message = self._message()
+        if message.numel():
+            self._under_way = start_reduce_scatter(message, self.shards.group)
+        else:
+            self.mean = message[0]
+
+    def is_through(self) -> bool:
+        """True if no reduce-scatter is under way that would have to be waited for."""
+        return self._under_way is None or self._under_way.is_completed()
 
     def finish(self) -> None:
         """Wait for the reduce-scatter, if one is under way."""
-        if self._under_way is None:
-            return
-        work, mean = self._under_way
-        if work is not None:
-            work.wait()
-        self.mean = mean.to(self.shards.dtype) if self.mean is None else self.mean.add_(mean)
-        self._under_way = None
+        if self._under_way is not None:
+            mean, self._under_way = self._under_way.wait().to(self.shards.dtype), None
+            self.mean = mean if self.mean is None else self.mean.add_(mean)
 
     def give(self, present: set[int]) -> None:
         """Add the rows of the mean to the shards' gradients, of those parameters that had a gradient on any rank."""
@@ -102,6 +91,19 @@ class Gradients:
         self.kept.clear()
         self.seen.clear()
         self.mean = self._under_way = self.refused = None
+
+    def _message(self) -> torch.Tensor:
+        """The whole gradients, divided by the number of ranks; zeros where only other ranks may have one."""
+        shards = self.shards
+        places, size = lay_out((shards.parameters[i].shape for i in self.trainable), shards.world_size)
+        message = shards.part.new_empty(shards.world_size, size, dtype=shards.compute_dtype)
+        for i, place in zip(self.trainable, places, strict=True):
+            gradient = self._take(i)
+            if gradient is None:
+                message[:, place.offset : place.offset + place.size].zero_()
+            else:  # divided before the sum, which could overflow in half precision
+                place.write(message, gradient, scale=1 / shards.world_size)
+        return message
 
     def _take(self, i: int) -> torch.Tensor | None:
         """This rank's whole gradient of a parameter, which is then no longer held; None if there is none."""

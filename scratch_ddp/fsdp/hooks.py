@@ -28,6 +28,8 @@ def install(passes: Passes, compute_dtype: torch.dtype | None) -> list[Removable
         handles.append(unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
         # After an exception in the model, its forward goes to its end as well: other ranks may have none.
         handles.append(unit.module.register_forward_hook(after, always_call=unit is passes.root))
+        for parameter in filter(lambda each: each.requires_grad, unit.parameters()):
+            handles.append(parameter.register_post_accumulate_grad_hook(lambda _: passes.schedule.tidy()))
     return handles
 
 

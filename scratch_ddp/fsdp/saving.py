@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from scratch_ddp import checkpoint
 from scratch_ddp.agreement import check_same_lines, raise_everywhere
-from scratch_ddp.fsdp import checkpoint, optimizer_state
+from scratch_ddp.fsdp import optimizer_state
 from scratch_ddp.fsdp.parts import Parts
 from scratch_ddp.fsdp.passes import Passes
 from scratch_ddp.fsdp.roll_call import OTHERS

@@ -25,7 +25,7 @@ class Schedule:
         self._done = 0
         self._ready: dict[Unit, int] = {}  # how many steps come before the unit computes
         self._over: dict[Unit, int] = {}  # and how many are done when it is through
-        self._reducing: list[Unit] = []
+        self._reducing: Unit | None = None  # whose gradients are under way
         ahead = [unit for unit in order if unit in gathered]
         needed = prefetch
         self._add_gathers(ahead, needed)
@@ -70,7 +70,16 @@ class Schedule:
             if what == "gather":
                 unit.gather()
                 continue
+            self._finish_reducing()  # one message at a time: each has the size of its unit
             unit.reduce()
-            self._reducing.append(unit)
-            if len(self._reducing) > 1:  # messages under way are memory
-                self._reducing.pop(0).finish_reduce()
+            self._reducing = unit
+
+    def tidy(self) -> None:
+        """Free the memory of a message that has come, if there is one."""
+        if self._reducing is not None and self._reducing.is_reduced():
+            self._finish_reducing()
+
+    def _finish_reducing(self) -> None:
+        if self._reducing is not None:
+            self._reducing.finish_reduce()
+            self._reducing = None

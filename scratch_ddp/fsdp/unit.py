@@ -50,6 +50,10 @@ class Unit:
         for gradients in self.gradients:
             gradients.reduce()
 
+    def is_reduced(self) -> bool:
+        """True if `finish_reduce` would not have to wait."""
+        return all(gradients.is_through() for gradients in self.gradients)
+
     def finish_reduce(self) -> None:
         for gradients in self.gradients:
             gradients.finish()
