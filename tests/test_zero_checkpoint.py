@@ -10,6 +10,7 @@ from ranks import run_ranks
 from torch.optim import SGD, Adagrad, AdamW
 from zero_cases import everything, give_gradients, same, two_groups
 
+from scratch_ddp.fsdp import FSDP
 from scratch_ddp.zero import ShardedOptimizer
 
 CASES = {"AdamW": (AdamW, {"lr": 0.1}), "Adagrad": (Adagrad, {"lr": 0.1}), "SGD": (SGD, {"lr": 0.1, "momentum": 0.9})}
@@ -105,9 +106,10 @@ REFUSED = {
     "fewer groups": "ranks 0, 1: the state was saved for groups of [22] parameters, this optimizer has groups of [10",
     "another rank's share": "rank 0: this is a share of rank 1, which lacks the state of parameters [",
     "another model": "saved with shape (7, 5), the parameter (5, 7): it is another model's",
-    "no folder": "ranks 0, 1: FileNotFoundError: ",
-    "cut short": "can't be read: EOFError",
-    "only a folder": "ranks 0, 1: FileNotFoundError: ",
+    "no folder": "nowhere holds no checkpoint",
+    "cut short": "short holds a checkpoint that was cut short: __0_0.distcp has",
+    "only a folder": "holds no checkpoint",
+    "a model's": "holds a checkpoint, but no state of a sharded optimizer",
 }
 
 
@@ -123,6 +125,7 @@ def refusals(folder: Path) -> dict[str, str | None]:
     (number,) = (n for n, entry in bent["state"].items() if entry["exp_avg"].shape == (5, 7))
     bent["state"][number]["exp_avg"] = bent["state"][number]["exp_avg"].t()
     saved_for_one = {**whole, "param_groups": [{**whole["param_groups"][0], "params": list(range(22))}]}
+    FSDP(everything().layers).save(folder / "model")
     said = {}
     for kind, attempt in {
         "no state dict": lambda: optimizer.load_state_dict({"model": 1}),
@@ -132,6 +135,7 @@ def refusals(folder: Path) -> dict[str, str | None]:
         "no folder": lambda: optimizer.load(folder / "nowhere"),
         "cut short": lambda: optimizer.load(folder / "short"),
         "only a folder": lambda: optimizer.load(folder),
+        "a model's": lambda: optimizer.load(folder / "model"),
     }.items():
         try:
             attempt()

@@ -9,6 +9,7 @@ from torch.optim import LBFGS, SGD, AdamW
 from zero_cases import everything
 
 from scratch_ddp.ddp import FlatDDP
+from scratch_ddp.fsdp import FSDP
 from scratch_ddp.zero import ShardedOptimizer
 
 
@@ -203,6 +204,18 @@ def test_a_group_that_does_not_fit():
     assert "names" in messages["named"]
     assert "parameter 0 of group 0 is given twice" in messages["again"]
     assert "rank 1: entry 2 is parameter 0 of group 0: float32 (), but parameter 0 of group 0" in messages["another"]
+
+
+def shards_of_fsdp(kind: str) -> None:
+    torch.manual_seed(0)
+    ShardedOptimizer(FSDP(nn.Linear(4, int(kind))).named_parameters(), SGD)
+
+
+def test_the_shards_of_fsdp_go_to_an_ordinary_optimizer():
+    messages = refused_everywhere(2, shards_of_fsdp, ["4", "3"])
+    assert "rank 1: 'weight' has other values than on rank 0" in messages["4"]
+    assert "the shards of FSDP go to an ordinary optimizer" in messages["4"]
+    assert "'weight': float32 (1, 4), but 'weight': float32 (2, 4) on rank 0" in messages["3"]
 
 
 def outside_the_group() -> str | None:

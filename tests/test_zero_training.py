@@ -12,6 +12,7 @@ from torch.optim import AdamW
 from zero_cases import everything, give_gradients, same, twin
 
 import scratch_ddp.cells.watched_group  # noqa: F401  (registers the backend of rank cells)
+from scratch_ddp.link import Link, linked_group
 from scratch_ddp.traffic import ring_bytes, traffic
 from scratch_ddp.zero import ShardedOptimizer
 from scratch_ddp.zero.messages import LARGE
@@ -105,3 +106,20 @@ def the_same_bits_everywhere() -> str:
 
 def test_the_same_bits_on_every_rank_nan_too():
     assert run_ranks(4, the_same_bits_everywhere) == [True] * 4
+
+
+def on_a_link() -> bool:
+    """On a simulated link the optimizer does the same, and its messages are on the wire."""
+    slow = linked_group(Link(1e-3, 1e-9, "slow", "made up"))
+    model, alone = everything(), everything()
+    pair = [ShardedOptimizer(model.parameters(), AdamW, slow), AdamW(alone.parameters())]
+    before = len(slow.transfers)
+    give_gradients(1, model, alone)
+    for optimizer in pair:
+        optimizer.step()
+    sent = {transfer.call for transfer in slow.transfers[before:]}
+    return same(list(model.parameters()), list(alone.parameters())) and "broadcast" in sent
+
+
+def test_on_a_simulated_link():
+    assert run_ranks(2, on_a_link) == [True, True]

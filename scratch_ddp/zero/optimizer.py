@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from scratch_ddp.agreement import check_same_lines, raise_everywhere
 from scratch_ddp.protocol import process_group
-from scratch_ddp.zero import checkpoint, checks
+from scratch_ddp.zero import checks, saving
 from scratch_ddp.zero.messages import broadcast_shares
 from scratch_ddp.zero.partition import Owners
 from scratch_ddp.zero.presence import Presence
@@ -105,7 +105,7 @@ class ShardedOptimizer(Optimizer):
         Every rank calls it. Costs one message for each tensor of state that `to` does not own.
         """
         mine = super().state_dict()
-        whole = checkpoint.gather_state(mine["state"], to, self.group)
+        whole = saving.gather_state(mine["state"], to, self.group)
         return {**mine, "state": whole} if dist.get_rank(self.group) == to else None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class ShardedOptimizer(Optimizer):
 
         Every rank calls it. Raises ValueError on all if one lacks something or was given another model's state.
         """
-        self._together(lambda: checkpoint.check_fits(state_dict, self.param_groups, self._numbers()))
+        self._together(lambda: saving.check_fits(state_dict, self.param_groups, self._numbers()))
         numbers = self._numbers()
         mine = {number: entry for number, entry in state_dict["state"].items() if number in numbers}
         super().load_state_dict({"state": mine, "param_groups": state_dict["param_groups"]})
@@ -123,16 +123,19 @@ class ShardedOptimizer(Optimizer):
         self.presence = Presence(self.param_groups, self.owners, self.group)
 
     def save(self, folder: str | Path) -> None:
-        """Write every rank's share to a folder that all ranks see, through torch.distributed.checkpoint. Collective."""
-        checkpoint.save(super().state_dict(), folder, self.group)
+        """Write every rank's share to a folder on a file system that all ranks share. Every rank calls it.
+
+        A checkpoint that is there is replaced when the new one is complete. Raises OSError on every rank where it can't
+        be written.
+        """
+        saving.save(super().state_dict(), folder, self.group)
 
     def load(self, folder: str | Path) -> None:
-        """Read what any number of ranks has saved; each rank reads only what it owns. Collective.
+        """Read what any number of ranks has saved; each rank reads only what it owns. Every rank calls it.
 
         Raises ValueError on every rank if the folder is incomplete or holds another model's state.
         """
-        room = self._together(lambda: checkpoint.wanted(folder, self._numbers()))
-        self.load_state_dict(self._together(lambda: checkpoint.load(folder, room, self.group)))
+        self.load_state_dict(saving.load(folder, self._numbers(), self.group))
 
     def _numbers(self) -> dict[int, torch.Tensor]:
         """What this rank owns, by the numbers that parameters have in a state dict."""

@@ -4,22 +4,21 @@ Parameters have the numbers that they have in the plain optimizer's state dict. 
 is loaded by any other, and the whole state by a plain optimizer too.
 """
 
-import io
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from scratch_ddp import checkpoint
 from scratch_ddp.agreement import message_device
 
 State = dict[int, dict[str, Any]]  # by the parameter's number: as in state_dict()["state"]
 PREFIX = "state."  # of the tensors' names in a folder: state.3.exp_avg
-GROUPS = "param_groups"  # saved as bytes, since torch.distributed.checkpoint would take them apart
+GROUPS = "param_groups"
 
 
 @dataclass
@@ -107,46 +106,26 @@ def _fits(state: torch.Size, parameter: torch.Size) -> bool:
 
 
 def save(state_dict: dict[str, Any], folder: str | Path, group: dist.ProcessGroup | None) -> None:
-    """Write every rank's share to the folder through torch.distributed.checkpoint: the tensors of all ranks once."""
-    tensors = {f"{PREFIX}{number}.{key}": value for number, key, value in _entries(state_dict["state"])}
-    dcp.save({**tensors, GROUPS: _pack(state_dict["param_groups"])}, checkpoint_id=folder, process_group=group)
+    """Write every rank's share of the state to the folder. Collective."""
+    entries = ((number, key, value) for number, entry in state_dict["state"].items() for key, value in entry.items())
+    tensors = {f"{PREFIX}{number}.{key}": value for number, key, value in entries}
+    checkpoint.write(folder, tensors, {GROUPS: state_dict[GROUPS]}, group)
 
 
-def _pack(groups: list[dict[str, Any]]) -> torch.Tensor:
-    buffer = io.BytesIO()
-    torch.save(groups, buffer)
-    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-
-
-def _unpack(packed: torch.Tensor) -> list[dict[str, Any]]:
-    return torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
-
-
-def _entries(state: State) -> Iterator[tuple[int, str, Any]]:
-    return ((number, key, value) for number, entry in state.items() for key, value in entry.items())
-
-
-def wanted(folder: str | Path, numbers: Container[int]) -> dict[str, Any]:
-    """Make room for the parameter groups and for the state of the parameters with these numbers. No communication."""
+def load(folder: str | Path, numbers: Container[int], group: dist.ProcessGroup | None) -> dict[str, Any]:
+    """Read groups, and the state of the parameters with these numbers, whichever rank has saved it. Collective."""
+    place, metadata = checkpoint.read_metadata(folder, group)
     room: dict[str, Any] = {}
-    for name, saved in dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.items():
-        if name == GROUPS or (name.startswith(PREFIX) and int(name.split(".")[1]) in numbers):
+    for name, saved in metadata.state_dict_metadata.items():
+        if name.startswith(PREFIX) and int(name.split(".")[1]) in numbers:
             is_tensor = isinstance(saved, TensorStorageMetadata)
             room[name] = torch.empty(saved.size, dtype=saved.properties.dtype) if is_tensor else None
-    if GROUPS not in room:
-        raise ValueError(f"{folder} holds no state of a sharded optimizer")
-    return room
-
-
-def load(folder: str | Path, room: dict[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
-    """Fill what `wanted` made room for, whichever rank has saved it, and return it as a state dict. Collective."""
-    try:
-        dcp.load(room, checkpoint_id=folder, process_group=group)
-    except dcp.api.CheckpointException as failed:  # no Exception, and with the traceback of every rank
-        reasons = {f"{type(error).__name__}: {error}".strip(": ") for error, _ in failed.failures.values()}
-        raise ValueError(f"{folder} can't be read: {'; '.join(sorted(reasons))}") from None
+    others = checkpoint.read_others(place, metadata, group)
+    if GROUPS not in others:
+        raise ValueError(f"{folder} holds a checkpoint, but no state of a sharded optimizer")
+    checkpoint.read(place, room, group)
     state: State = {}
-    for name in room.keys() - {GROUPS}:
+    for name, value in room.items():
         _, number, key = name.split(".", 2)
-        state.setdefault(int(number), {})[key] = room[name]
-    return {"state": state, "param_groups": _unpack(room[GROUPS])}
+        state.setdefault(int(number), {})[key] = value
+    return {"state": state, GROUPS: others[GROUPS]}
