@@ -5,7 +5,7 @@ moments, through autograd, so that every strategy's hooks fire as they do for a 
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,38 +28,49 @@ class SleepingModel(nn.Module):
     def __init__(self, timeline: Backward):
         super().__init__()
         self.timeline = timeline
-        pauses = [later - earlier for earlier, later in itertools.pairwise([0.0, *timeline.ready])]
         self.weights = nn.ParameterList(torch.zeros(round(size / _ELEMENT)) for size in reversed(timeline.nbytes))
-        self._pauses = pauses[::-1]  # in the order of the weights: the pause before each one's gradient
+        self._layer = _Moment()
+        pauses = [later - earlier for earlier, later in itertools.pairwise([0.0, *timeline.ready])]
+        for weight, pause in zip(self.weights, reversed(pauses), strict=True):
+            weight.register_post_accumulate_grad_hook(_sleeps(self._layer, pause))  # before any strategy's hooks
         self._rest = timeline.seconds - (timeline.ready[-1] if timeline.ready else 0.0)
 
     def forward(self) -> torch.Tensor:
         """Sleep for the forward's seconds; returns 0, which depends on every parameter. No communication."""
-        sleep_until(now() + self.timeline.forward)
-        x = torch.zeros((), requires_grad=True)
-        x = _After.apply(x, self._rest)
-        for weight, pause in zip(self.weights, self._pauses, strict=True):
-            x = _Layer.apply(x, weight, pause)
+        until = now() + self.timeline.forward
+        x = _Rest.apply(torch.zeros((), requires_grad=True), self._rest)
+        for weight in self.weights:
+            x = _Layer.apply(x, weight, self._layer)
+        sleep_until(until)
         return x
 
 
+class _Moment:
+    """When the layer began whose backward is under way."""
+
+    began = 0.0
+
+
+def _sleeps(layer: _Moment, pause: float) -> Callable[[torch.Tensor], None]:
+    """A hook that lets a gradient be ready `pause` seconds after its layer's backward began, whatever that took."""
+    return lambda _: sleep_until(layer.began + pause)
+
+
 class _Layer(torch.autograd.Function):
-    """Hands its input on; in backward it sleeps, and then has its weight's gradient."""
+    """Hands its input on; its weight's gradient is all ones."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, pause: float) -> torch.Tensor:
-        ctx.shape, ctx.pause = weight.shape, pause
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: _Moment) -> torch.Tensor:
+        ctx.shape, ctx.layer = weight.shape, layer
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:
-        until = now() + ctx.pause
-        weights_grad = torch.ones(ctx.shape)
-        sleep_until(until)
-        return grad, weights_grad, None
+        ctx.layer.began = now()
+        return grad, torch.ones(ctx.shape), None
 
 
-class _After(torch.autograd.Function):
+class _Rest(torch.autograd.Function):
     """What a backward still does when the last gradient is there."""
 
     @staticmethod
