@@ -1,6 +1,6 @@
 """Whole tensors out of shards and back: one unit at a time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -9,11 +9,13 @@ from scratch_ddp.fsdp.exchange import start_all_gather
 from scratch_ddp.fsdp.shards import Shards
 
 
-def gather_rows_of(shards: Shards, mine: list[torch.Tensor | None]) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Yield the whole tensors of which each rank has its rows, by the parameters' names; None where there are none.
+def gather_rows_of(
+    shards: Shards, mine: Sequence[torch.Tensor | None], keep: bool = True
+) -> dict[str, torch.Tensor | None]:
+    """Return the whole tensors of which each rank has its rows, by the parameters' names; None where there are none.
 
-    `mine`: for each parameter of the shards a tensor of its shard's shape and dtype, or None, on all ranks alike.
-    Costs one all-gather, and memory for all of them beside what is yielded.
+    `mine`: for each parameter of the shards a tensor of its shard's shape and dtype, or None, on all ranks alike. A
+    rank that does not want to `keep` them gets nothing. One all-gather, and memory for all of them twice.
     """
     sizes = [rows.whole_size(shards.world_size) for rows in shards.rows]
     wholes = shards.part.new_empty(sum(sizes)).split(sizes)
@@ -23,8 +25,8 @@ def gather_rows_of(shards: Shards, mine: list[torch.Tensor | None]) -> Iterator[
             if tensor is not None:
                 rows.shard(part, shards.rank).copy_(tensor.detach())
         start_all_gather(part, shards.rows, wholes, lambda: None, shards.group).wait()
-    for name, rows, whole, tensor in zip(shards.names, shards.rows, wholes, mine, strict=True):
-        yield name, None if tensor is None else rows.values(whole).clone()
+    each = zip(shards.names, shards.rows, wholes, mine, strict=True)
+    return {name: None if tensor is None else rows.values(whole).clone() for name, rows, whole, tensor in each if keep}
 
 
 def spread_rows_of(shards: Shards, wholes: Mapping[str, torch.Tensor] | None) -> None:

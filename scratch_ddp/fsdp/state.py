@@ -37,9 +37,8 @@ def whole_state(model: nn.Module, parts: Parts, group: dist.ProcessGroup | None)
     first = dist.get_rank(group) == 0
     whole = {name: master.detach().cpu().clone() for name, master in parts.replicated.masters.items()}
     for shards in parts.shards:
-        for name, tensor in gather_rows_of(shards, list(shards.shards)):
-            if first:
-                whole[name] = tensor.cpu()
+        gathered = gather_rows_of(shards, shards.shards, keep=first)
+        whole |= {name: tensor.cpu() for name, tensor in gathered.items()}
     names = {parameter: name for name, parameter in model.named_parameters()}
     if not first:
         return {}

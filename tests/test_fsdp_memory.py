@@ -1,0 +1,135 @@
+"""What a sharded model holds, by the allocator's own count: its share between steps, and a few units while it computes."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from scratch_ddp.fsdp import FSDP
+from scratch_ddp.memory import memory_use
+
+WIDTH, BLOCKS = 256, 16
+BLOCK = 4 * WIDTH * WIDTH  # bytes: 256 KiB
+MODEL = BLOCKS * BLOCK
+
+
+def build() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)))
+
+
+def measure(wrap, optimizer_class=torch.optim.SGD) -> tuple[float, float]:
+    """Bytes held between steps, and at the peak of a step, in sizes of the model."""
+    x = torch.randn(2, WIDTH)
+    with memory_use() as until_then:
+        model = wrap(build())
+        optimizer = optimizer_class(model.parameters(), lr=1e-3)
+
+        def step() -> None:
+            model(x).sum().backward()
+            if isinstance(model, FSDP):
+                model.sync_gradients()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step(), step()
+    with memory_use() as one_step:
+        step()
+    return until_then.kept_bytes / MODEL, (until_then.kept_bytes + one_step.peak_bytes) / MODEL
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_between_steps_a_rank_holds_its_share(world_size):
+    """And at the peak parameters and gradients in shards, and a few units: one whole and its gradients, messages."""
+    for kept, peak in run_ranks(world_size, measure, FSDP):
+        assert kept == pytest.approx(1 / world_size, abs=0.02)
+        assert 2 / world_size < peak < 2 / world_size + 7 / BLOCKS
+    for kept, _ in run_ranks(world_size, measure, FSDP, torch.optim.Adam):
+        assert kept == pytest.approx(3 / world_size, abs=0.02)
+
+
+def other_ways() -> dict[str, float]:
+    ways = {
+        "only the root": lambda model: FSDP(model, units=[model]),
+        "nothing freed": lambda model: FSDP(model, free_after_forward=False),
+        "replicas": DistributedDataParallel,
+        "no prefetch": lambda model: FSDP(model, prefetch=0),
+    }
+    return {name: measure(wrap)[1] for name, wrap in ways.items()}
+
+
+def test_what_saves_nothing():
+    for peaks in run_ranks(2, other_ways):
+        assert 1.5 < peaks["nothing freed"] < peaks["only the root"] and peaks["replicas"] > 1.9, peaks
+        assert peaks["no prefetch"] < 1 + 6 / BLOCKS
+
+
+def wrapping(on_meta: bool) -> tuple[float, float]:
+    model = build() if not on_meta else None
+    with torch.device("meta"):
+        model = model or build()
+    torch.manual_seed(0)
+    with memory_use() as used:
+        sharded = FSDP(model)
+    assert sharded.module is model
+    return used.kept_bytes / MODEL, used.peak_bytes / MODEL
+
+
+def test_wrapping_frees_the_model_unit_by_unit():
+    for kept, peak in run_ranks(2, wrapping, False):
+        assert kept == pytest.approx(-0.5, abs=0.02)  # all of it was there before
+        assert peak < 3 / BLOCKS
+
+
+def test_on_the_meta_device_no_rank_ever_holds_the_model():
+    for kept, peak in run_ranks(4, wrapping, True):
+        assert kept == pytest.approx(0.25, abs=0.02) and peak < 0.25 + 2 / BLOCKS
+
+
+def without_synchronisation() -> tuple[float, float]:
+    model, x = FSDP(build()), torch.randn(2, WIDTH)
+    with memory_use() as used, model.no_sync():
+        model(x).sum().backward()
+    with memory_use() as more:
+        model(x).sum().backward()
+        model.sync_gradients()
+    return used.kept_bytes / MODEL, more.kept_bytes / MODEL
+
+
+def test_no_sync_keeps_whole_gradients_until_the_next_synchronisation():
+    for accumulated, afterwards in run_ranks(2, without_synchronisation):
+        assert accumulated == pytest.approx(1, abs=0.05) and afterwards == pytest.approx(-0.5, abs=0.05)
+
+
+def saving() -> float:
+    model = FSDP(build())
+    with memory_use() as used:
+        state = model.full_state_dict()
+    del state
+    return used.peak_bytes / MODEL
+
+
+def test_only_the_first_rank_holds_a_full_state_dict():
+    first, *others = run_ranks(3, saving)
+    assert 1 < first < 1 + 4 / BLOCKS and all(other < 4 / BLOCKS for other in others)
+
+
+def freed_in_turn() -> list[int]:
+    """How many blocks have memory when each of them computes."""
+    seen: list[int] = []
+    model = FSDP(build())
+    parameters = [shards.whole for unit in model._parts.units for shards in unit.shards]
+    for block in model.module:
+        block.register_forward_hook(
+            lambda *_: seen.append(sum(whole.untyped_storage().nbytes() > 0 for whole in parameters))
+        )
+    with torch.no_grad():
+        model(torch.randn(2, WIDTH))
+    dist.barrier()
+    return [*seen, sum(whole.untyped_storage().nbytes() > 0 for whole in parameters)]
+
+
+def test_one_unit_is_there_and_the_next_one_on_its_way():
+    for seen in run_ranks(2, freed_in_turn):
+        assert max(seen[:-1]) <= 2 and seen[-1] == 0
