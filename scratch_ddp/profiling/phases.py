@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from scratch_ddp.profiling.intervals import Interval, without
 from scratch_ddp.profiling.timeline import COMPUTING, Span
 
-_JOINED = 1e-3  # seconds: a shorter pause between two operations of one kind is Python's, and belongs to them
+_JOINED = 3e-3  # seconds: a shorter pause between two operations of one kind is Python's, or another program's
 _UNDECIDED, _CALL = (
     "operation",
     "call",

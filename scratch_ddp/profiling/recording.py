@@ -1,6 +1,7 @@
 """`timeline`: record what this rank computes and communicates, by torch's profiler and the simulated link."""
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -34,9 +35,10 @@ def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
     timeline_chart({"": recorded.over_ranks()})
     ```
     Communication is what a simulated link carries, where `group` is on one; else what gloo does, from when one of its
-    threads takes it up; on a GPU, NCCL's kernels. On a GPU computing is its kernels. Recorded is the thread that opens
-    the block, and the backward passes that it starts. Each operation takes some microseconds longer. Costs a barrier,
-    which is not recorded. Raises RuntimeError where torch's profiler is on already.
+    threads takes it up; on a GPU, NCCL's kernels. Computing is recorded in the thread that opens the block, and in the
+    backward passes that it starts; on a GPU it is the kernels, except on a simulated link, which knows the processor's
+    clock alone. Each operation takes some microseconds longer. Costs a barrier, which is not recorded. Raises
+    RuntimeError where torch's profiler is on already.
     """
     group = group or (dist.group.WORLD if dist.is_initialized() else None)
     recorded = Timeline(rank=dist.get_rank() if dist.is_initialized() else group.rank() if group else 0)
@@ -47,6 +49,7 @@ def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
         waits = stack.enter_context(noting_waits())
         with torch.profiler.record_function(_MARK):
             pass  # says which thread is ours
+        last_before = next(reversed(getattr(group, "transfers", [])), None)
         recorded.start = time.monotonic()
         try:
             yield recorded
@@ -55,12 +58,10 @@ def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
                 torch.cuda.synchronize()
             recorded.end = time.monotonic()
             stack.close()
-            _fill(recorded, profile.profiler.kineto_results.events(), waits)
-            if getattr(group, "link", None) is not None:
-                recorded.communication = _transfers(group, recorded.start)
+            _fill(recorded, profile.profiler.kineto_results.events(), waits, group, last_before)
 
 
-def _fill(recorded: Timeline, events: list[Any], waits: list[Interval]) -> None:
+def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: Any, last_before: Any) -> None:
     later = _since_1970() / 1e9  # as the profiler counts
     thread = next(event for event in events if event.name() == _MARK).start_thread_id()
     events = [event for event in events if event.start_ns() / 1e9 - later >= recorded.start]  # not our own barrier's
@@ -68,8 +69,11 @@ def _fill(recorded: Timeline, events: list[Any], waits: list[Interval]) -> None:
     own = [event for event in cpu if _is_ours(event, thread)]
     recorded.waits = [Span("wait", start, end) for start, end in waits]
     recorded.compute = compute_spans(own, waits, later)
-    recorded.communication = collective_spans(cpu, later)
     recorded.operations = operation_spans(own, later)
+    if getattr(group, "link", None) is not None:
+        recorded.communication = _transfers(group, last_before)
+        return
+    recorded.communication = collective_spans(cpu, later)
     computing, communication = gpu_spans(events, recorded.compute, later)
     if computing:
         recorded.compute, recorded.communication = computing, communication
@@ -89,10 +93,7 @@ def _is_ours(event: Any, thread: int) -> bool:
     return event.start_thread_id() == thread or event.name().startswith("autograd::engine::evaluate_function")
 
 
-def _transfers(group: Any, since: float) -> list[Span]:
-    """What the simulated link carried. Transfers that nobody has waited for end when they would end."""
-    return [
-        Span(each.call, each.started, each.ended, each.nbytes, each.posted)
-        for each in group.transfers
-        if each.posted >= since
-    ]
+def _transfers(group: Any, after: Any) -> list[Span]:
+    """What the simulated link carried after a transfer. One that nobody has waited for ends when it would end."""
+    latest_first = itertools.takewhile(lambda each: each is not after, reversed(group.transfers))
+    return [Span(each.call, each.started, each.ended, each.nbytes, each.posted) for each in latest_first][::-1]
