@@ -2,7 +2,8 @@
 
 Tensors may have any size (also none, or fewer elements than ranks), dtype and strides; groups any number of ranks.
 `src` and `dst` are global ranks. Wrong arguments, and ranks that ask for different things, raise on every rank alike;
-that check costs one small all-reduce more than the costs stated, counted by `traffic` as set-up.
+that check costs one small all-reduce more than the costs stated, counted by `traffic` as set-up. Memory that a call
+takes for what arrives is kept for the next call, up to `kept_memory.MOST` bytes.
 
 In the costs, n is the number of ranks in the group, S the bytes of `tensor` (of one tensor of a list), and depth the
 longest chain of messages each of which waits for the one before.

@@ -1,6 +1,7 @@
 """The arguments of a collective: are they right on this rank, and in memory that can be sent from?"""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,7 @@ def _check_tensor(name: str, tensor: Any) -> None:
         raise TypeError(f"{name} must be a dense tensor with data, not {tensor.layout} on {tensor.device}")
 
 
+@functools.cache
 def _check_summable(dtype: torch.dtype) -> None:
     if dtype is torch.bool:
         raise ValueError("a sum of bool is not a bool: pass .int(), or use torch.distributed with ReduceOp.BOR")
