@@ -18,8 +18,8 @@ def sharded_step(shards, inputs, targets, lr):
     inputs, targets: this rank's items. The loss is half the sum of the squared errors over all
     ranks' items.
     Cost: for each layer two all-gathers and one reduce-scatter.
-    Memory: beside the arguments and what layers put out, one whole matrix at once, be it a weight
-    or a gradient, and two shards.
+    Memory: beside the arguments, what layers put out and the gradients of that, one whole matrix at
+    once, be it a weight or a gradient, and two shards.
     """
     # Which line is the last that needs the weight? Which is the first that needs the gradient?
     # answer: begin

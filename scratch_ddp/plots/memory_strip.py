@@ -84,6 +84,7 @@ def _draw_title(panel: Axes, y: float, title: str, moments: Sequence[Moment], ki
     sent, most = sum(moment.sent for moment in moments), max(moment.elements(*kinds) for moment in moments)
     name = panel.text(0, y, title, fontsize=11, weight="bold")
     behind = {"xycoords": name, "xytext": (10, 0), "textcoords": "offset points", "va": "bottom"}
+    behind["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # a part may begin under the words
     panel.annotate(f"sends {sent}, holds at most {most}", (1, 0), fontsize=10, color=GREY, **behind)
 
 
