@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from scratch_ddp.benchmark import cells, collectives_command, ddp, link, rings
+from scratch_ddp.benchmark import cells, collectives_command, ddp, link, rings, zero
 
 COMMANDS = {
     "cells": (cells, "rank cells: start, round trip, Stop, deaths, ends"),
@@ -11,6 +11,7 @@ COMMANDS = {
     "ddp": (ddp, "steps of the data-parallel strategies beside torch's"),
     "link": (link, "the simulated link: its exactness, a published table on it, hidden communication"),
     "rings": (rings, "our collectives beside gloo's own"),
+    "zero": (zero, "the sharded optimizer: state a rank, bits, steps beside torch's"),
 }
 
 
