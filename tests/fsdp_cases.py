@@ -1,4 +1,4 @@
-"""Models that sharding must get right beside those of `ddp_cases`, and how to compare a sharded one with a plain one."""
+"""Models that sharding must get right beside those of `ddp_cases`, and a comparison of sharded and plain models."""
 
 import dataclasses
 

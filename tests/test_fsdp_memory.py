@@ -1,4 +1,4 @@
-"""What a sharded model holds, by the allocator's own count: its share between steps, and a few units while it computes."""
+"""What a sharded model holds, by the allocator's count: its share between steps, a few units while it computes."""
 
 import pytest
 import torch

@@ -22,7 +22,8 @@ class Partition:
 
     def lines(self) -> list[str]:
         """What has to be the same on every rank."""
-        lines = [f"unit {name!r} with {', '.join(named) or 'no parameters'}" for name, named in self.parameters.items()]
+        units = {f"unit {name!r}" if name else "the root": named for name, named in self.parameters.items()}
+        lines = [f"{unit} with {', '.join(named) or 'no parameters'}" for unit, named in units.items()]
         return [*lines, f"replicated: {', '.join(self.replicated) or 'nothing'}"]
 
 
@@ -148,9 +149,11 @@ def _check_apart(names: list[str]) -> None:
     for i, name in enumerate(names):
         for other in names[i + 1 :]:
             if name == other:
-                raise ValueError(f"units overlap: {name or 'the model'!r} is given twice")
+                raise ValueError(f"units overlap: {_called(name)} is given twice")
             inner, outer = max(name, other, key=len), min(name, other, key=len)
             if outer == ROOT or inner.startswith(outer + "."):
-                raise ValueError(
-                    f"units overlap: {inner!r} lies inside {outer or 'the whole model'!r}; keep one of them"
-                )
+                raise ValueError(f"units overlap: {inner!r} lies inside {_called(outer)}; keep one of them")
+
+
+def _called(name: str) -> str:
+    return repr(name) if name else "the whole model"

@@ -17,6 +17,7 @@ from scratch_ddp.fsdp.schedule import Schedule
 from scratch_ddp.fsdp.unit import Unit
 
 INTERRUPTED = "the last forward or backward pass was interrupted; all gradients since the last step are dropped"
+NUMBERS = 5  # that the ranks exchange at every meeting, beside the flags of some
 
 
 class Passes:
@@ -64,11 +65,17 @@ class Passes:
             return self._take_turn(unit, self.schedule.gather)
         else:
             self.schedule.before(unit)
-            if not unit.is_coming:
-                self.meet(AGAIN)
-                self._turns += 1  # it will have as many turns in backward
+            self._gather_again(unit)
             self._used += [unit] * (unit not in self._used)
         unit.use()
+
+    def _gather_again(self, unit: Unit) -> None:
+        """Gather a unit whose turn in this forward pass is over. All ranks must, or none, so all are asked."""
+        if not unit.is_coming:
+            self.schedule.finish()  # or a rank that does not might still be gathering others
+            self.meet(AGAIN)
+            self._turns += 1  # it will have as many turns in backward
+            unit.gather()
 
     def after_forward(self, unit: Unit) -> None:
         """In a backward pass, where it is computed again for activation checkpointing, its backward follows at once."""
@@ -87,8 +94,7 @@ class Passes:
         if graph not in (None, self.graph):
             raise RuntimeError(f"this loss is from before an interruption ({INTERRUPTED}): run the forward pass again")
         if self.now == "forward":  # torch.autograd.grad inside the model's forward
-            if not unit.is_here:
-                self.meet(AGAIN)
+            self._gather_again(unit)
             return unit.use()
         if not self.now:
             self.meet(BACKWARD)

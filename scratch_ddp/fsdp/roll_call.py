@@ -26,7 +26,7 @@ class RollCall:
     """Ranks of a group that speak before they act. Each call costs one all-reduce of 8 bytes a number."""
 
     def __init__(self, group: dist.ProcessGroup | None, length: int):
-        """`length`: the most numbers that any call exchanges, since all messages have one size."""
+        """`length`: the most numbers that any call exchanges, since all messages have the same size."""
         self.group, self.length = group, length
 
     def __call__(self, doing: str, lines: Sequence[str] = (), numbers: Sequence[int] = ()) -> tuple[str, list[int]]:

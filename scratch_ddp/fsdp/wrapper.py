@@ -18,7 +18,7 @@ from scratch_ddp.fsdp.full import gather_rows_of
 from scratch_ddp.fsdp.hooks import install
 from scratch_ddp.fsdp.initialisation import Init
 from scratch_ddp.fsdp.partition import Partition, Spec, partition
-from scratch_ddp.fsdp.passes import Passes
+from scratch_ddp.fsdp.passes import NUMBERS, Passes
 from scratch_ddp.fsdp.roll_call import OTHERS, RollCall
 from scratch_ddp.fsdp.saving import Saving
 from scratch_ddp.fsdp.synchronisation import Synchronisation, flags_of
@@ -68,7 +68,7 @@ class FSDP(Saving, SyncSwitch, nn.Module):
         device = torch.device(device) if device is not None else None
         self._parts = assemble(plan, model, self.group, compute_dtype, init, device)
         self.module = model
-        roll_call, checks = RollCall(self.group, len(flags_of(self._parts))), Checks(model, self._parts, self)
+        checks, roll_call = Checks(model, self._parts, self), RollCall(self.group, NUMBERS + len(flags_of(self._parts)))
         self._passes = Passes(self._parts, roll_call, checks, prefetch, free_after_forward)
         self._synchronisation = Synchronisation(self._parts, self._passes)
         self.hook_handles = install(self._passes, compute_dtype)
