@@ -104,6 +104,8 @@ def test_ranks_that_are_not_measured_send_nothing_of_it():
     ({"sizes": ["1KiB"], "seconds": float("nan")}, "seconds must be positive and finite"),
     ({"sizes": ["1KiB"], "seconds": 0}, "seconds must be positive and finite"),
     ({"sizes": ["900 GiB"]}, "900 GiB on 2 ranks does not fit"),
+    ({"sizes": ["1KiB"], "device": "meta"}, "carries no tensors of meta"),
+    ({"sizes": ["1KiB"], "device": "toaster"}, "toaster"),
 ])  # fmt: skip
 def test_refused_on_every_rank_alike(arguments, says):
     def ranks():

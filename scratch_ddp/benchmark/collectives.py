@@ -69,11 +69,12 @@ class _Plan:
         """Return what must be the same on every rank. Raises TypeError or ValueError."""
         if isinstance(self.sizes, str) or isinstance(self.operations, str):
             raise TypeError('sizes and operations are lists, such as ["1MiB"] and ["all_reduce"]')
-        self.sizes = [parse_size(size) for size in self.sizes]
+        self.sizes = list(dict.fromkeys(parse_size(size) for size in self.sizes))
+        self.operations = list(dict.fromkeys(self.operations))
         self.ranks = _counts(self.ranks, self.group)
         if unknown := [name for name in self.operations if name not in OPERATIONS]:
             raise ValueError(f"no operation is called {unknown[0]!r}; there are {', '.join(OPERATIONS)}")
-        facts = {"sizes": self.sizes, "operations": list(self.operations), "ranks": self.ranks, "seconds": self.seconds}
+        facts = {"sizes": self.sizes, "operations": self.operations, "ranks": self.ranks, "seconds": self.seconds}
         self.operations = [OPERATIONS[name] for name in self.operations]
         if not self.sizes or not self.operations:
             raise ValueError(f"nothing to measure: {len(self.sizes)} sizes, {len(self.operations)} operations")
@@ -84,7 +85,9 @@ class _Plan:
         if not (self.seconds > 0 and math.isfinite(self.seconds)):
             raise ValueError(f"seconds must be positive and finite, not {self.seconds}")
         self.device = torch.device(self.device) if self.device else message_device(self.group)
-        return facts | {"device": self.device.type}
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device: torch finds no GPU here; leave it out to measure on the CPU")
+        return facts | {"device": self.device.type, "backend": _backend(self.group, self.device)}
 
     def refuse_what_does_not_fit(self) -> None:
         where = places(self.device, self.group)
@@ -128,6 +131,14 @@ def _counts(ranks: Sequence[int] | None, group: dist.ProcessGroup) -> list[int]:
     return counts
 
 
+def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The backend that carries tensors of this device. Raises ValueError if the group has none."""
+    backends = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
+    if device.type not in backends:
+        raise ValueError(f"device: the group ({dist.get_backend_config(group)}) carries no tensors of {device}")
+    return backends[device.type]
+
+
 @contextlib.contextmanager
 def _first_ranks(n: int, group: dist.ProcessGroup) -> Iterator[dist.ProcessGroup | None]:
     """A group of the first n ranks, None elsewhere, for the time of the block."""
@@ -163,12 +174,11 @@ def _timed(space: Workspace, size: int, operations: Sequence[Operation], seconds
     samples = take(
         calls, rounds=min(max(int(seconds * len(calls) / turn), LEAST), MOST), warm_up=int(turn < seconds / 5)
     )
-    backends = dict(entry.split(":") for entry in dist.get_backend_config(space.group).split(","))
+    where = {"backend": _backend(space.group, space.whole.device), "device": space.whole.device.type, "ranks": space.n}
     rows = []
     for each in operations:
         spread = spread_of([wall / calls[each.name] for wall in _walls(samples[each.name])])
         counted = {"samples": len(samples[each.name]), "calls": calls[each.name]}
-        where = {"backend": backends[space.whole.device.type], "device": space.whole.device.type, "ranks": space.n}
         rows.append(Row(each.name, size=size, nbytes=each.nbytes(size, space.n), seconds=spread, **where, **counted))
     return rows
 
