@@ -2,12 +2,17 @@
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+# A line of the profiler's library, such as "ERROR:2026-01-31 12:00:00 17:17 DeviceProperties.cpp:48] …".
+_LOG_LINE = re.compile(rb"(\w+):\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ \w+\.cpp:\d+\] ")
 
 
 @contextlib.contextmanager
@@ -23,23 +28,27 @@ def recording(**options: bool) -> Iterator[profile]:
     if torch.cuda.is_initialized():
         activities.append(ProfilerActivity.CUDA)
     recorded = profile(activities=activities, **options)
-    with _without_log_lines():
+    with _quietly():
         recorded.start()
     try:
         yield recorded
     finally:
-        with _without_log_lines():
+        with _quietly():
             recorded.stop()
 
 
 @contextlib.contextmanager
-def _without_log_lines() -> Iterator[None]:
-    """Keep back the lines ("USDT:…") that the profiler's library writes to file descriptor 2; let others through.
+def _quietly() -> Iterator[None]:
+    """Keep back what the profiler's library logs to file descriptor 2 (KINETO_LOG_LEVEL is read too early for us).
 
-    KINETO_LOG_LEVEL would do it too, but is read once, when torch is loaded.
+    Its marks ("USDT:…") go always. Where no GPU is in use, its complaints go too: a torch that was built for GPUs says
+    that it finds none. Whatever else is written there meanwhile comes through afterwards.
     """
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as caught:
+    with tempfile.TemporaryFile() as caught, warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Warning: Profiler clears events"
+        )  # of torch 2.11: one cycle is all we record
         stderr = os.dup(2)
         os.dup2(caught.fileno(), 2)
         try:
@@ -50,5 +59,10 @@ def _without_log_lines() -> Iterator[None]:
             os.close(stderr)
             caught.seek(0)
             for line in caught:
-                if not line.startswith(b"USDT:"):
+                if not _is_kept_back(line):
                     os.write(2, line)
+
+
+def _is_kept_back(line: bytes) -> bool:
+    logged = _LOG_LINE.match(line)
+    return logged is not None and (logged[1] == b"USDT" or not torch.cuda.is_initialized())

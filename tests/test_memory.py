@@ -1,5 +1,6 @@
 """What torch allocates, against tensors of known size; and a limit that really refuses."""
 
+import os
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ from ranks import RankFailed, run_ranks
 from torch import nn
 
 from scratch_ddp.memory import memory_use, process_limit
+from scratch_ddp.recorder import _quietly
 
 MEGA = 1_000_000
 
@@ -88,10 +90,15 @@ def test_a_device_without_figures():
         pass
 
 
-def test_nothing_is_written_to_standard_error(capfd):
+def test_the_profiler_is_quiet_and_others_are_heard(capfd):
     with memory_use():
-        torch.empty(1)
-    assert capfd.readouterr().err == ""
+        os.write(2, b"inside\n")
+    assert capfd.readouterr().err == "inside\n"
+    with _quietly():
+        os.write(2, b"USDT:2026-01-31 12:00:00 17:17 SyncActivityProfilerHandler.cpp:52] profiler_start\n")
+        os.write(2, b"ERROR:2026-01-31 12:00:00 17:17 DeviceProperties.cpp:48] gpuGetDeviceCount failed\n")
+        os.write(2, b"ERROR: mine\nand no end of line")
+    assert capfd.readouterr().err == "ERROR: mine\nand no end of line"
 
 
 @pytest.mark.parametrize("size", [4_000_000, 500_000, 80_000])

@@ -17,6 +17,7 @@ from scratch_ddp.profiling.waits import noting_waits
 from scratch_ddp.recorder import recording
 
 _MARK = "scratch_ddp.profiling"
+_FINISHING = 0.02  # seconds: a thread of gloo notes the end of its work a moment after those who waited for it go on
 
 
 @contextlib.contextmanager
@@ -57,6 +58,7 @@ def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             recorded.end = time.monotonic()
+            time.sleep(_FINISHING)
             stack.close()
             _fill(recorded, profile.profiler.kineto_results.events(), waits, group, last_before)
 
