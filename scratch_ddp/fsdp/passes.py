@@ -61,6 +61,7 @@ class Passes:
         if not self.now:
             self.meet(ALONE)
             self._turns += 1
+            self._changes = self.checks.changes()
         elif self.now == "backward":  # computed again, for activation checkpointing
             return self._take_turn(unit, self.schedule.gather)
         else:

@@ -1,0 +1,104 @@
+"""Computed and sent in half precision, with master weights, gradients and optimizer state in float32."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_cases import batches, gathered, shard
+from ranks import run_ranks
+from torch import nn
+
+from scratch_ddp.fsdp import FSDP, ShardedGradScaler
+from scratch_ddp.traffic import traffic
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 6))
+
+
+def halves(dtype: torch.dtype, replicated: list) -> None:
+    sharded = FSDP(model(), compute_dtype=dtype, replicated=replicated)
+    seen: set[torch.dtype] = set()
+    for module in sharded.module:
+        module.register_forward_hook(lambda m, args, out: seen.update([args[0].dtype, out.dtype, *_dtypes(m)]))
+    optimizer = torch.optim.AdamW(sharded.parameters(), lr=0.01)
+    x, y = (shard(rows, dist.get_rank()).float() for rows in batches(1, 2)[0])
+    losses = []
+    for _ in range(20):
+        loss = nn.functional.mse_loss(sharded(x).float(), y)
+        with traffic() as counted:
+            loss.backward()
+            sharded.sync_gradients()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert seen == {dtype} and losses[-1] < 0.9 * losses[0]
+    state = [tensor.dtype for each in optimizer.state.values() for tensor in each.values()]
+    assert {parameter.dtype for parameter in sharded.parameters()} == set(state) == {torch.float32}
+    assert all(tensor.dtype == torch.float32 for tensor in sharded.full_state_dict().values())
+    first, norm, _, last = (sum(each.numel() for each in module.parameters()) for module in sharded.module)
+    gathered_again = (first + norm * (not replicated)) // 2  # this rank's rows; the last unit is still there
+    reduced = first + norm * (not replicated) + last
+    assert counted.payload_bytes == 2 * (gathered_again + reduced) + 4 * norm * bool(replicated)
+
+
+def _dtypes(module: nn.Module) -> list[torch.dtype]:
+    return [parameter.dtype for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("replicated", [[], [nn.LayerNorm]], ids=str)
+def test_computed_in_half_precision_and_kept_in_full(dtype, replicated):
+    run_ranks(2, halves, dtype, replicated)
+
+
+def accumulated() -> float:
+    """256 gradients of 1 + 2⁻⁷, whose sum in bfloat16 would stop growing at 256."""
+    sharded = FSDP(nn.Sequential(nn.Linear(1, 1, bias=False)), compute_dtype=torch.bfloat16)
+    x = torch.tensor([[1 + 2**-7]])
+    with sharded.no_sync():
+        for _ in range(511):
+            sharded(x).sum().backward()
+    sharded(x).sum().backward()
+    sharded.sync_gradients()
+    (gradient,) = sharded.gather_full_grads().values()
+    return gradient.item()
+
+
+def test_micro_batches_add_up_in_full_precision():
+    assert run_ranks(2, accumulated) == [pytest.approx(512 * (1 + 2**-7), rel=0.01)] * 2
+
+
+def large_gradients() -> float:
+    sharded = FSDP(nn.Sequential(nn.Linear(1, 4, bias=False)), compute_dtype=torch.float16)
+    sharded(torch.full((1, 1), 50000.0)).sum().backward()
+    sharded.sync_gradients()
+    return sharded.gather_full_grads()["0.weight"].max().item()
+
+
+def test_a_mean_that_fits_does_not_overflow():
+    assert run_ranks(4, large_gradients) == [50000.0] * 4
+
+
+def scaled() -> tuple[list[bool], float]:
+    """A gradient that overflows in one rank's rows only: all ranks skip that step, and none of the others."""
+    sharded = FSDP(nn.Sequential(nn.Linear(1, 2, bias=False)), compute_dtype=torch.float16)
+    optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
+    scaler = ShardedGradScaler("cpu", init_scale=4.0)
+    stepped = []
+    for factor in (1.0, 40000.0, 1.0):
+        before = sharded.gather_full_params()["0.weight"]
+        output = sharded(torch.ones(1, 1)) * torch.tensor([[1.0, factor]])
+        scaler.scale(output.float().sum()).backward()
+        sharded.sync_gradients()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        stepped.append(not torch.equal(before, sharded.gather_full_params()["0.weight"]))
+    assert len(set(gathered(tuple(stepped)))) == 1
+    return stepped, scaler.get_scale()
+
+
+def test_all_ranks_skip_a_step_in_which_one_overflowed():
+    assert run_ranks(2, scaled) == [([True, False, True], 2.0)] * 2
+    assert run_ranks(3, scaled) == [([True, False, True], 2.0)] * 3  # the third rank has no row at all
