@@ -6,6 +6,7 @@ from ranks import run_ranks
 
 from scratch_ddp.benchmark import room
 from scratch_ddp.benchmark.operations import OPERATIONS, memory
+from scratch_ddp.benchmark.report import three_digits
 from scratch_ddp.benchmark.room import Place, free_memory, places, refuse_what_does_not_fit
 from scratch_ddp.benchmark.sizes import UNITS, format_size, parse_size
 
@@ -95,3 +96,9 @@ def test_what_is_no_size(text):
 def test_sizes_in_words_are_exact():
     texts = [format_size(size) for size in (1024, 1000, 10**8, 100 * MIB, GIB, 1500, 5)]
     assert texts == ["1 KiB", "1 KB", "100 MB", "100 MiB", "1 GiB", "1,500 B", "5 B"]
+
+
+def test_three_digits_are_written_out():
+    assert [three_digits(value) for value in (0.003236, 12.44, 999.4, 999.7, 2093.0, 0)] == [
+        "0.00324", "12.4", "999", "1,000", "2,090", "0"
+    ]  # fmt: skip

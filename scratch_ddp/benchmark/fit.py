@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from scratch_ddp.benchmark.report import three_digits
+
 FILE = "this_machine.json"
 
 
@@ -43,8 +45,8 @@ class AlphaBeta:
         return self.alpha / self.beta
 
     def __str__(self) -> str:
-        rate = f"{1e-9 / self.beta:.3g} GB/s" if self.beta else "no limit"
-        line = f"α = {self.alpha * 1e6:.3g} µs, β = {self.beta * 1e9:.3g} ns a byte ({rate})"
+        rate = f"{three_digits(1e-9 / self.beta)} GB/s" if self.beta else "no limit"
+        line = f"α = {three_digits(self.alpha * 1e6)} µs, β = {three_digits(self.beta * 1e9)} ns a byte ({rate})"
         return f"{line}, off by at most {self.worst:.0%}"
 
 

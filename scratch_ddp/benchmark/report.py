@@ -32,3 +32,8 @@ def spread(seconds: Sequence[float], unit: str = "s") -> str:
     scale = {"s": 1.0, "ms": 1e3}[unit]
     values = sorted(scale * second for second in seconds)
     return f"{statistics.median(values):.3g} {unit} ({values[0]:.3g}–{values[-1]:.3g})"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, and no exponent for what is larger: "0.00324", "12.4", "2,090"."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{float(f'{value:.3g}'):,.0f}"

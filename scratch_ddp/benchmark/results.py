@@ -8,6 +8,7 @@ from typing import Any
 
 from scratch_ddp.benchmark.fit import AlphaBeta, fit, key
 from scratch_ddp.benchmark.operations import OPERATIONS
+from scratch_ddp.benchmark.report import three_digits
 from scratch_ddp.benchmark.sizes import format_size
 from scratch_ddp.benchmark.timing import Spread
 
@@ -141,17 +142,19 @@ class Results:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    spread = [f"{1e3 * each:.3g}" for each in (row.seconds.median, row.seconds.low, row.seconds.high)]
-    published = "" if row.published is None else f"{row.published / 1e9:.3g} ({row.published / 2**30:.3g})"
+    middle, low, high = (three_digits(1e3 * each) for each in (row.seconds.median, row.seconds.low, row.seconds.high))
+    published = ""
+    if row.published is not None:
+        published = f"{three_digits(row.published / 1e9)} ({three_digits(row.published / 2**30)})"
     return (
         row.operation,
         str(row.ranks),
         row.backend,
         format_size(row.size),
-        f"{spread[0]} [{spread[1]}–{spread[2]}]",
+        f"{middle} [{low}–{high}]",
         f"{row.samples} × {row.calls}",
-        f"{row.algbw / 1e9:.3g}",
-        f"{row.busbw / 1e9:.3g}",
+        three_digits(row.algbw / 1e9),
+        three_digits(row.busbw / 1e9),
         published,
     )
 
