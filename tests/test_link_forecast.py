@@ -1,5 +1,7 @@
 """A step is forecast, and then takes as long: the sleeping model, the published table, the strategies on a link."""
 
+import time
+
 import pytest
 import torch
 import torch._dynamo  # noqa: F401  torch's DDP imports it at its first forward
@@ -17,8 +19,9 @@ from scratch_ddp.link import Link, lone_rank
 TIMELINE = Backward((0.01, 0.03, 0.03, 0.06), (400, 40_000, 4, 80_000), 0.08, 0.04)
 
 
-def test_the_sleeping_model_keeps_to_its_timeline():
-    model = SleepingModel(TIMELINE)
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_sleeping_model_keeps_to_its_timeline(gpu):
+    model = SleepingModel(TIMELINE, gpu)
     model().backward()  # the first backward of a process takes longer
     model.zero_grad()
     measured = Backward.measured(model, model)
@@ -27,6 +30,17 @@ def test_the_sleeping_model_keeps_to_its_timeline():
     assert all(at >= planned - 0.021 for at, planned in zip(measured.ready, TIMELINE.ready, strict=True))
     assert [weight.nbytes for weight in model.weights] == [80_000, 4, 40_000, 400]
     assert all(torch.equal(weight.grad, torch.ones_like(weight)) for weight in model.parameters())
+
+
+def test_hooks_beside_the_compute_or_on_top_of_it():
+    def seconds(gpu):
+        model = SleepingModel(TIMELINE, gpu)
+        for weight in model.weights:
+            weight.register_post_accumulate_grad_hook(lambda _: time.sleep(0.01))
+        return min(Backward.measured(model, model).seconds for _ in range(3))
+
+    assert seconds(gpu=False) >= TIMELINE.seconds + 4 * 0.01 - 0.021
+    assert seconds(gpu=True) < TIMELINE.seconds + 0.03
 
 
 def test_a_sleeping_model_without_gradients():

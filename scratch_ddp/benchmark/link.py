@@ -4,6 +4,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch._dynamo  # noqa: F401  torch's DDP imports it at its first forward, which takes seconds
@@ -20,7 +21,7 @@ from scratch_ddp.cost import MB, Backward, bucketed
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.link import Link, LinkedGroup, linked_group, lone_rank
 
-_SCALE = 1 / 64  # of the published model: what a process holds and copies must not take time of its own
+_SCALE = 1 / 128  # of the published model: what a process holds and copies must not take time of its own
 _SLOWEST_FIRST = [["naive"], ["flat"], ["1000 MB"], ["100 MB"], ["per parameter", "1 MB", "10 MB"]]
 _TIED = 0.02  # of a step: what is closer together is in no order
 
@@ -84,14 +85,14 @@ def ours(timeline: Backward) -> Variants:
     }
     for name, size in published_step.BUCKETS_MB.items():
         wrap[name] = lambda model, size=size: BucketedDDP(model, size * _SCALE)
-    return {name: step(make(SleepingModel(timeline))) for name, make in wrap.items()}
+    return {name: step(make(SleepingModel(timeline, gpu=True))) for name, make in wrap.items()}
 
 
 def torchs(timeline: Backward) -> Variants:
     """Steps of torch's DDP with the same sizes of buckets."""
     sizes = {name: size * _SCALE for name, size in published_step.BUCKETS_MB.items()}
     return {
-        f"torch DDP, {name}": step(DistributedDataParallel(SleepingModel(timeline), bucket_cap_mb=size))
+        f"torch DDP, {name}": step(DistributedDataParallel(SleepingModel(timeline, gpu=True), bucket_cap_mb=size))
         for name, size in sizes.items()
     }
 
@@ -104,8 +105,9 @@ def published_table(rounds: int) -> tuple[str, list[Figure]]:
     forecasts = published_step.forecasts(timeline, link.wire(2), _SCALE)
     for name, size in published_step.BUCKETS_MB.items():  # torch's first bucket is small only where no size is given
         forecasts[f"torch DDP, {name}"] = bucketed(timeline, link.wire(2), size * _SCALE, first_mb=size * _SCALE)
-    alone = SleepingModel(timeline)
-    samples = interleaved({"compute": step(alone), **ours(timeline), **torchs(timeline)}, rounds, warm_up=2)
+    samples = interleaved(
+        {"compute": step(SleepingModel(timeline, gpu=True)), **ours(timeline), **torchs(timeline)}, rounds, warm_up=2
+    )
     dist.destroy_process_group()
     rows = ["| | published ms | forecast | measured | off the published |", "|---|---|---|---|---|"]
     medians = {}
@@ -139,30 +141,38 @@ def within(medians: dict[str, float]) -> list[Figure]:
 
 def hidden(rounds: int) -> list[Figure]:
     """What an overlapped step takes beyond its compute and the last transfer, where all else can be hidden."""
-    timeline = Backward.in_proportion(60 * [MB // 16], 0.4, 0.2)
-    group = lone_rank(2, Link(1e-4, 0.3 / timeline.total_bytes))
+    timeline = Backward.in_proportion(48 * [MB // 16], 0.6, 0.3)
+    group = lone_rank(2, Link(1e-4, 0.45 / timeline.total_bytes))
     wrapped = {
-        "OverlappedDDP": OverlappedDDP(SleepingModel(timeline)),
-        "BucketedDDP, 0.25 MB": BucketedDDP(SleepingModel(timeline), 0.25),
-        "torch DDP, 0.25 MB": DistributedDataParallel(SleepingModel(timeline), bucket_cap_mb=0.25),
+        "OverlappedDDP": OverlappedDDP(SleepingModel(timeline, gpu=True)),
+        "BucketedDDP": BucketedDDP(SleepingModel(timeline, gpu=True), 0.25),
+        "torch DDP": DistributedDataParallel(SleepingModel(timeline, gpu=True), bucket_cap_mb=0.25),
+        "OverlappedDDP, hooks on top": OverlappedDDP(SleepingModel(timeline)),
+        "BucketedDDP, hooks on top": BucketedDDP(SleepingModel(timeline), 0.25),
+        "torch DDP, hooks on top": DistributedDataParallel(SleepingModel(timeline), bucket_cap_mb=0.25),
     }
     variants = {name: step(model) for name, model in wrapped.items()}
-    last = {}
-    for name, run in variants.items():
-        for _ in range(2):  # torch's DDP makes its buckets in the first step
-            run()
-        gradients = [each for each in group.transfers if each.nbytes >= timeline.nbytes[0]]
-        last[name] = gradients[-1].ended - gradients[-1].started
-    samples = interleaved({"compute": step(SleepingModel(timeline)), **variants}, rounds)
+    last = {name: last_transfer(run, group) for name, run in variants.items()}
+    samples = interleaved({"compute": step(SleepingModel(timeline, gpu=True)), **variants}, rounds)
     dist.destroy_process_group()
     figures = []
     for name, seconds in last.items():
         pairs = zip(samples[name], samples["compute"], strict=True)
         ratio = statistics.median(each.wall / (compute.wall + seconds) for each, compute in pairs)
-        ours = not name.startswith("torch")
-        what = f"step / (compute + last transfer), {name}"
-        figures.append(Figure(what, "≤ 1.03" if ours else "said", f"{ratio:.3f}", not ours or ratio <= 1.03))
+        said = name.startswith("torch") or name.endswith("on top")
+        figure = Figure(f"step / (compute + last transfer), {name}", "said", f"{ratio:.3f}", True)
+        figures.append(figure if said else replace(figure, must="≤ 1.03", holds=ratio <= 1.03))
     return figures
+
+
+def last_transfer(run: Callable[[], object], group: LinkedGroup) -> float:
+    """Seconds that the last gradients of a step are on the wire."""
+    run()  # torch's DDP makes its buckets in the first step
+    group.transfers.clear()
+    run()
+    largest = max(each.nbytes for each in group.transfers)
+    gradients = [each for each in group.transfers if 4 * each.nbytes >= largest]  # without what ranks agree on
+    return gradients[-1].ended - gradients[-1].started
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

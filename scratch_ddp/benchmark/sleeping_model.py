@@ -21,66 +21,83 @@ class SleepingModel(nn.Module):
     """Parameters of the sizes in `timeline`, whose gradients are ready when it says, in a backward as long as it says.
 
     The parameters are registered in the reverse of the gradients' order, as a model's are. Sizes are rounded to whole
-    float32 numbers. `model()` returns a loss; each gradient is all ones. What hooks take comes on top, as where the
-    processor computes.
+    float32 numbers. `model()` returns a loss; each gradient is all ones.
+
+    What hooks take comes on top of the compute, as where the processor computes. With `gpu` they run beside it, as
+    where a processor only tells a GPU what to do: gradients are ready at their moments as long as the hooks keep up.
     """
 
-    def __init__(self, timeline: Backward):
+    def __init__(self, timeline: Backward, gpu: bool = False):
         super().__init__()
-        self.timeline = timeline
+        self.timeline, self.gpu = timeline, gpu
         self.weights = nn.ParameterList(torch.zeros(round(size / _ELEMENT)) for size in reversed(timeline.nbytes))
-        self._layer = _Moment()
-        pauses = [later - earlier for earlier, later in itertools.pairwise([0.0, *timeline.ready])]
-        for weight, pause in zip(self.weights, reversed(pauses), strict=True):
-            weight.register_post_accumulate_grad_hook(_sleeps(self._layer, pause))  # before any strategy's hooks
-        self._rest = timeline.seconds - (timeline.ready[-1] if timeline.ready else 0.0)
+        self._clock = _Clock(each_layer=not gpu)
+        moments = [0.0, *timeline.ready, timeline.seconds]
+        *lengths, self._rest = moments[1:] if gpu else [later - one for one, later in itertools.pairwise(moments)]
+        for weight, length in zip(self.weights, reversed(lengths), strict=True):
+            weight.register_post_accumulate_grad_hook(_waits(self._clock, length))  # before any strategy's hooks
 
     def forward(self) -> torch.Tensor:
         """Sleep for the forward's seconds; returns 0, which depends on every parameter. No communication."""
         until = now() + self.timeline.forward
-        x = _Rest.apply(torch.zeros((), requires_grad=True), self._rest)
+        x = _InBackward.apply(torch.zeros((), requires_grad=True), self._end)
         for weight in self.weights:
-            x = _Layer.apply(x, weight, self._layer)
+            x = _Layer.apply(x, weight, self._clock)
         sleep_until(until)
-        return x
+        return _InBackward.apply(x, self._clock.start)
+
+    def _end(self) -> None:
+        self._clock.layer_begins()
+        self._clock.wait(self._rest)
 
 
-class _Moment:
-    """When the layer began whose backward is under way."""
+class _Clock:
+    """Waits by the seconds since the backward began, or since its present layer did."""
 
-    began = 0.0
+    def __init__(self, each_layer: bool):
+        self._each_layer, self._began = each_layer, 0.0
+
+    def start(self) -> None:
+        self._began = now()
+
+    def layer_begins(self) -> None:
+        if self._each_layer:
+            self.start()
+
+    def wait(self, seconds: float) -> None:
+        sleep_until(self._began + seconds)
 
 
-def _sleeps(layer: _Moment, pause: float) -> Callable[[torch.Tensor], None]:
-    """A hook that lets a gradient be ready `pause` seconds after its layer's backward began, whatever that took."""
-    return lambda _: sleep_until(layer.began + pause)
+def _waits(clock: _Clock, seconds: float) -> Callable[[torch.Tensor], None]:
+    """A hook with which a gradient is ready at its moment, whatever autograd took to make it."""
+    return lambda _: clock.wait(seconds)
 
 
 class _Layer(torch.autograd.Function):
     """Hands its input on; its weight's gradient is all ones."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: _Moment) -> torch.Tensor:
-        ctx.shape, ctx.layer = weight.shape, layer
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, clock: _Clock) -> torch.Tensor:
+        ctx.shape, ctx.clock = weight.shape, clock
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:
-        ctx.layer.began = now()
+        ctx.clock.layer_begins()
         return grad, torch.ones(ctx.shape), None
 
 
-class _Rest(torch.autograd.Function):
-    """What a backward still does when the last gradient is there."""
+class _InBackward(torch.autograd.Function):
+    """Hands its input on, and calls a function when the backward comes by."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
-        ctx.seconds = seconds
+    def forward(ctx: Any, x: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
+        ctx.function = function
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:
-        sleep_until(now() + ctx.seconds)
+        ctx.function()
         return grad, None
 
 
