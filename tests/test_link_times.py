@@ -97,6 +97,13 @@ def test_a_limit_of_time(pair):
     assert work.wait(datetime.timedelta(seconds=10))
 
 
+def the_thread_goes():
+    deadline = time.monotonic() + 5
+    while any(thread.name == "rings-at-transfers-ends" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "the thread is still there"
+        time.sleep(0.01)
+
+
 def test_a_future_comes_in_time_and_its_thread_goes(pair):
     x = torch.ones(X)
     futures = [dist.all_reduce(x, async_op=True).get_future() for _ in range(2)]
@@ -104,10 +111,18 @@ def test_a_future_comes_in_time_and_its_thread_goes(pair):
     value = futures[1].wait()
     assert time.monotonic() >= pair.transfers[1].ended and value[0] is not None and futures[0].done()
     assert value[0].data_ptr() == x.data_ptr()
-    deadline = time.monotonic() + 5
-    while any(thread.name == "rings-at-transfers-ends" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, "the thread is still there"
-        time.sleep(0.01)
+    the_thread_goes()
+
+
+def test_the_thread_goes_with_the_group(pair):
+    pair.link = Link(100, 0)
+    futures = [dist.all_reduce(torch.ones(1), async_op=True).get_future() for _ in range(3)]
+    dist.destroy_process_group(lone_rank(2, None))
+    assert not any(future.done() for future in futures)
+    pair.shutdown()
+    for future in futures:
+        future.wait()
+    the_thread_goes()
 
 
 def test_an_alarm_set_earlier_rings_earlier():

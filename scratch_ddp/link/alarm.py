@@ -29,10 +29,11 @@ class Alarm:
                 self._runs = True
                 threading.Thread(target=self._run, name="rings-at-transfers-ends", daemon=True).start()
 
-    def forget(self) -> None:
-        """Call nothing any more of what has been asked for so far."""
+    def ring_now(self) -> None:
+        """Call at once what has been asked for so far: nobody shall wait for it any more."""
         with self._changed:
-            self._calls.clear()
+            self._calls = [(0.0, number, call) for _, number, call in self._calls]
+            heapq.heapify(self._calls)
             self._changed.notify()
 
     def _run(self) -> None:

@@ -70,7 +70,8 @@ class LinkedGroup(dist.ProcessGroup):
         return self._name
 
     def shutdown(self) -> None:
-        """What `destroy_process_group` calls: the group below goes with this one."""
+        """What `destroy_process_group` calls: the group below goes with this one, and what is on its way has come."""
+        self._alarm.ring_now()
         _ = self.group_name  # torch takes it out of its tables first, and then asks for the name that was in them
         if isinstance(self.below, dist.ProcessGroup):
             self.below.shutdown()
@@ -79,7 +80,7 @@ class LinkedGroup(dist.ProcessGroup):
     def start_over(self) -> None:
         """The group below was renewed: what was under way has been given up, and its backend is another."""
         self._nic.clear_queue()
-        self._alarm.forget()
+        self._alarm.ring_now()
         if self._board is not None:
             self._board.start_over()
         self.adopt_backends()
