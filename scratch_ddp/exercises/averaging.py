@@ -74,7 +74,7 @@ def everyones_inputs(trial: Trial, step: int) -> list[torch.Tensor]:
 
 def examine_means(trial: Trial, model: nn.Module, batches: list[list[torch.Tensor]]) -> None:
     """V and A: `.grad` is what one process computes from all ranks' inputs; `autograd.grad` calls no hooks."""
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     loss = sum(model(each).sum() for inputs in batches for each in inputs) / trial.size
     expected = list(torch.autograd.grad(loss, parameters))
     gradients = [parameter.grad for parameter in parameters]

@@ -3,14 +3,11 @@
 import functools
 from itertools import pairwise
 
-import torch
 import torch.distributed as dist
-from torch import nn
 
+from scratch_ddp.exercises.averaging import Watched, everyones_inputs, examine_means, three_layers
 from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
 from scratch_ddp.exercises.trial import Trial
-from scratch_ddp.exercises.wording import difference
-from scratch_ddp.traffic.taps import Call, listening
 
 
 def average_when_ready(model):
@@ -42,64 +39,24 @@ def average_when_ready(model):
     return finish
 
 
-class _Started:
-    """How many collectives have been started, and how many waited for."""
-
-    def __init__(self) -> None:
-        self.calls, self.waits = 0, 0
-
-    def started(self, call: Call) -> None:
-        self.calls += 1
-
-    def waited(self, call: Call) -> None:
-        self.waits += 1
-
-
 def examine_average_when_ready(trial: Trial) -> None:
     """V and A over two steps; C; overlap: all is started when backward returns, and nothing has been waited for."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 1)).double().to(trial.device)
-    for parameter in model.parameters():
-        nn.init.constant_(parameter, 0.5)
+    model = three_layers(trial)
     model[1].requires_grad_(False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     finish = trial.call(model, case="called with a model")
     for step in range(2):
-        seen = _Started()
-        inputs = [torch.full((1, 3), 2.0**step * (rank + 1), dtype=torch.float64) for rank in range(trial.size)]
-        run = functools.partial(_one_step, model=model, inputs=inputs[trial.rank].to(trial.device), seen=seen)
-        in_backward = trial.call(finish, case=f"step {step}", using=lambda _, finish, run=run: run(finish))
+        seen, inputs = Watched([[parameter] for parameter in trained]), everyones_inputs(trial, step)
+        mine = inputs[trial.rank]
+        model.zero_grad()
+        run = functools.partial(seen.step, lambda mine=mine: model(mine).sum())
+        trial.call(finish, case=f"step {step}", using=lambda _, finish, run=run: run(finish))
         trial.cost(calls={"all_reduce": len(trained)})
-        trial.criterion("overlap", _why_not_hidden(in_backward, len(trained)))
-        expected = _mean_gradients(model, trained, [each.to(trial.device) for each in inputs])
+        trial.criterion("overlap", seen.why_not_hidden())
         if on_the_way := seen.calls - seen.waits:
             trial.criterion("value", f"finish() returned while {on_the_way} messages were under way")
             return
-        gradients = [parameter.grad for parameter in trained]
-        trial.criterion("value", difference(gradients, expected, 1e-12), "the gradients")
-        trial.agreement(gradients)
-
-
-def _one_step(finish, model: nn.Module, inputs: torch.Tensor, seen: _Started) -> tuple[int, int]:
-    """Run a step as a learner would; return how many collectives were started and waited for when backward returned."""
-    model.zero_grad()
-    with listening(seen):
-        model(inputs).sum().backward()
-        in_backward = seen.calls, seen.waits
-        finish()
-    return in_backward
-
-
-def _why_not_hidden(in_backward: tuple[int, int], messages: int) -> str:
-    calls, waits = in_backward
-    if waits:
-        return f"when backward returned, {waits} of {messages} messages had been waited for, should be 0"
-    return "" if calls >= messages else f"when backward returned, {calls} of {messages} messages were started"
-
-
-def _mean_gradients(model: nn.Module, trained: list[nn.Parameter], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What one process computes; without hooks, which `torch.autograd.grad` does not call."""
-    loss = sum(model(each).sum() for each in inputs) / len(inputs)
-    return list(torch.autograd.grad(loss, trained))
+        examine_means(trial, model, [inputs])
 
 
 AVERAGE_WHEN_READY = Exercise(
