@@ -16,8 +16,8 @@ class Checks:
 
     def settle(self) -> None:
         """Take over what the caller may change between passes."""
-        for shards in self.parts.shards:
-            shards.settle()
+        for part in (*self.parts.shards, *self.parts.gradients):
+            part.settle()
 
     def problem(self) -> str | None:
         """Say what keeps this rank from a pass, or return None."""

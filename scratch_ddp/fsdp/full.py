@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.fsdp.exchange import start_all_gather
 from scratch_ddp.fsdp.shards import Shards
 
 
@@ -19,12 +18,12 @@ def gather_rows_of(
     """
     sizes = [rows.whole_size(shards.world_size) for rows in shards.rows]
     wholes = shards.part.new_empty(sum(sizes)).split(sizes)
-    if len(shards.part) and any(tensor is not None for tensor in mine):
+    if shards.part.numel() and any(tensor is not None for tensor in mine):
         part = torch.zeros_like(shards.part)
         for rows, tensor in zip(shards.rows, mine, strict=True):
             if tensor is not None:
                 rows.shard(part, shards.rank).copy_(tensor.detach())
-        start_all_gather(part, shards.rows, wholes, lambda: None, shards.group).wait()
+        shards.exchange.all_gather(part, shards.rows, wholes).wait()
     each = zip(shards.names, shards.rows, wholes, mine, strict=True)
     return {name: None if tensor is None else rows.values(whole).clone() for name, rows, whole, tensor in each if keep}
 
@@ -34,9 +33,9 @@ def spread_rows_of(shards: Shards, wholes: Mapping[str, torch.Tensor] | None) ->
 
     Costs one broadcast of all of them.
     """
-    if not len(shards.part):
+    if not shards.part.numel():
         return
-    message = shards.part.new_zeros(shards.world_size, len(shards.part))
+    message = shards.part.new_zeros(shards.world_size, shards.part.numel())
     if wholes is not None:
         for name, rows in zip(shards.names, shards.rows, strict=True):
             if name in wholes:

@@ -7,8 +7,8 @@ give()    hand the rows to the shards, as their `.grad`
 
 import torch
 
-from scratch_ddp.fsdp.exchange import UnderWay, start_reduce_scatter
-from scratch_ddp.fsdp.layout import lay_out
+from scratch_ddp.fsdp.exchange import UnderWay
+from scratch_ddp.fsdp.layout import Rows, lay_out
 from scratch_ddp.fsdp.shards import Shards
 
 
@@ -17,23 +17,29 @@ class Gradients:
 
     def __init__(self, shards: Shards):
         self.shards = shards
+        self.places: dict[int, Rows] = {}  # where a message has the rows of each parameter that is trained
         self.kept: dict[int, torch.Tensor] = {}  # whole gradients of micro-batches that were not synchronised
         self.seen: set[int] = set()  # the parameters that had a gradient here since the last `give`
         self.refused: str | None = None  # a gradient that can't be averaged
         self.mean: torch.Tensor | None = None  # this rank's rows of all of them, flat
+        self._size = 0
         self._under_way: UnderWay | None = None
+        self.settle()
 
-    @property
-    def trainable(self) -> list[int]:
-        """Which of the parameters are trained: the same on every rank, or messages would not fit."""
-        return [i for i, trained in enumerate(self.shards.trained) if trained]
+    def settle(self) -> None:
+        """Lay out the messages, for the parameters that are trained now: the same ones on every rank, or none fits."""
+        trained = [i for i, is_trained in enumerate(self.shards.trained) if is_trained]
+        if list(self.places) != trained:
+            shapes = (self.shards.parameters[i].shape for i in trained)
+            rows, self._size = lay_out(shapes, self.shards.world_size)
+            self.places = dict(zip(trained, rows, strict=True))
 
     def reduce(self) -> None:
         """Start to average the whole gradients, and drop them. One reduce-scatter, of the same size every time."""
         self.finish()
         message = self._message()
         if message.numel():
-            self._under_way = start_reduce_scatter(message, self.shards.group)
+            self._under_way = self.shards.exchange.reduce_scatter(message)
         else:
             self.mean = message[0]
 
@@ -51,8 +57,7 @@ class Gradients:
         """Add the rows of the mean to the shards' gradients, of those parameters that had a gradient on any rank."""
         self.finish()
         shards = self.shards
-        places, _ = lay_out((shards.parameters[i].shape for i in self.trainable), shards.world_size)
-        for i, place in zip(self.trainable, places, strict=True):
+        for i, place in self.places.items():
             if i in present and self.mean is not None:
                 shard, rows = shards.shards[i], place.shard(self.mean, shards.rank)
                 shard.grad = rows if shard.grad is None else shard.grad.add_(rows)
@@ -62,23 +67,23 @@ class Gradients:
     def keep(self) -> None:
         """Keep the whole gradients for later, in the shards' dtype: a sum in half precision would lose too much."""
         if self.shards.compute_dtype != self.shards.dtype:
-            for i in self.trainable:
+            for i in self.places:
                 gradient = self._take(i)
                 if gradient is not None:
                     self.kept[i] = gradient.to(self.shards.dtype)
 
     def waiting(self) -> bool:
         """True if there are whole gradients that were not reduced."""
-        return any(i in self.kept or self.shards.parameters[i].grad is not None for i in self.trainable)
+        return any(i in self.kept or self.shards.parameters[i].grad is not None for i in self.places)
 
     def present(self) -> list[bool]:
         """Say for each parameter whether it has had a gradient here since the last `give`."""
-        fresh = [self.shards.trained[i] and each.grad is not None for i, each in enumerate(self.shards.parameters)]
-        return [new or i in self.seen for i, new in enumerate(fresh)]
+        fresh = {i for i in self.places if self.shards.parameters[i].grad is not None}
+        return [i in fresh or i in self.seen for i in range(len(self.shards.parameters))]
 
     def problem(self) -> str | None:
         """Say which gradient can't be averaged, or return None."""
-        for i in self.trainable:
+        for i in self.places:
             gradient = self.shards.parameters[i].grad
             if gradient is not None:
                 self.refused = self.refused or why_not_averaged(self.shards.names[i], gradient)
@@ -95,9 +100,8 @@ class Gradients:
     def _message(self) -> torch.Tensor:
         """The whole gradients, divided by the number of ranks; zeros where only other ranks may have one."""
         shards = self.shards
-        places, size = lay_out((shards.parameters[i].shape for i in self.trainable), shards.world_size)
-        message = shards.part.new_empty(shards.world_size, size, dtype=shards.compute_dtype)
-        for i, place in zip(self.trainable, places, strict=True):
+        message = shards.part.new_empty(shards.world_size, self._size, dtype=shards.compute_dtype)
+        for i, place in self.places.items():
             gradient = self._take(i)
             if gradient is None:
                 message[:, place.offset : place.offset + place.size].zero_()

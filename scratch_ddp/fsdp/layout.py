@@ -58,13 +58,13 @@ class Rows:
         """Put a whole tensor's rows, times `scale`, where they belong in a message of shape (n, part)."""
         for place, rows in self._pairs(message, whole.reshape(-1)):
             torch.mul(rows, scale, out=place) if scale != 1.0 else place.copy_(rows)
-        if self.chunk * len(message) != self.count:
+        if self.chunk * message.shape[0] != self.count:
             for rank, part in enumerate(message):  # gaps are sent too: let them be zeros
                 part[self.offset + len(self.of_rank(rank)) * self.width : self.offset + self.size].zero_()
 
     def read(self, message: torch.Tensor, whole: torch.Tensor) -> None:
         """Fill a whole tensor, flat and with its gap (`whole_size`), from a message of shape (n, part)."""
-        whole.view(len(message), self.size).copy_(message[:, self.offset : self.offset + self.size])
+        whole.view(message.shape[0], self.size).copy_(message[:, self.offset : self.offset + self.size])
 
     def _pairs(self, message: torch.Tensor, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The same rows in the message and in the whole: of all ranks with a full chunk at once, then the rest."""

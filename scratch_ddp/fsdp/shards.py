@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.fsdp.exchange import UnderWay, start_all_gather
+from scratch_ddp.fsdp.exchange import UnderWay
 from scratch_ddp.fsdp.freed import mark, readable, refuse_reading
+from scratch_ddp.fsdp.gloo import exchange_for
 from scratch_ddp.fsdp.layout import lay_out
 
 
@@ -28,7 +29,8 @@ class Shards:
         self, parameters: dict[str, nn.Parameter], group: dist.ProcessGroup | None, compute_dtype: torch.dtype
     ):
         self.names, self.parameters = list(parameters), list(parameters.values())
-        self.group, self.rank, self.world_size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.exchange = exchange_for(group, next(iter(parameters.values())).device)
+        self.group, self.rank, self.world_size = group, self.exchange.rank, self.exchange.world_size
         self.dtype, self.compute_dtype = self.parameters[0].dtype, compute_dtype
         self.rows, size = lay_out((parameter.shape for parameter in self.parameters), self.world_size)
         self.part = torch.zeros(size, dtype=self.dtype, device=self.parameters[0].device)
@@ -53,9 +55,9 @@ class Shards:
 
     def gather(self) -> None:
         """Start to gather the whole parameters, unless they are here or on their way. One all-gather."""
-        if not self.is_here and self.arrival is None and len(self.part):
+        if not self.is_here and self.arrival is None and self.part.numel():
             part = self.part.to(self.compute_dtype)
-            self.arrival = start_all_gather(part, self.rows, self.wholes, self._allocate, self.group)
+            self.arrival = self.exchange.all_gather(part, self.rows, self.wholes, self._allocate)
 
     def use(self) -> None:
         """Wait until the whole parameters are here."""

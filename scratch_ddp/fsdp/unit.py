@@ -27,7 +27,7 @@ class Unit:
     @property
     def is_coming(self) -> bool:
         """True if they are here, or on their way."""
-        return all(shards.is_here or shards.arrival is not None or not len(shards.part) for shards in self.shards)
+        return all(shards.is_here or shards.arrival is not None or not shards.part.numel() for shards in self.shards)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The wrapped model's parameters that belong to the unit."""
