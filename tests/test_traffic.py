@@ -9,7 +9,7 @@ from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_te
 from traffic_cases import PythonGroup, count, every_collective, wire
 
 from scratch_ddp.traffic import Counts, ring_bytes, ring_rounds, set_up, traffic
-from scratch_ddp.traffic.taps import METHODS
+from scratch_ddp.traffic.calls import METHODS
 
 
 def test_torchs_collectives_by_the_rings_formula():

@@ -7,7 +7,8 @@ from torch import nn
 
 from scratch_ddp.exercises.trial import Trial
 from scratch_ddp.exercises.wording import difference
-from scratch_ddp.traffic.taps import Call, listening
+from scratch_ddp.traffic.calls import Call
+from scratch_ddp.traffic.taps import listening
 
 
 class Watched:

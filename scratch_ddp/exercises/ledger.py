@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from scratch_ddp.exercises.wording import ranks, times
-from scratch_ddp.traffic.taps import Call
+from scratch_ddp.traffic.calls import Call
 
 
 class Ledger:

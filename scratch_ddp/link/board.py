@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import torch.distributed as dist
 
-from scratch_ddp.traffic.taps import Call
+from scratch_ddp.traffic.calls import Call
 
 _COLLECTIVES, _MESSAGES = 2**16, 2**11  # moments kept for each rank, for each pair; far more than can be under way
 _BYTES = 8  # a moment is a float64

@@ -14,7 +14,7 @@ from scratch_ddp.link.nic import Nic, Transfer
 from scratch_ddp.link.registration import unregister
 from scratch_ddp.link.sleep import now
 from scratch_ddp.link.work import LinkedWork
-from scratch_ddp.traffic.taps import METHODS, Call, read_method
+from scratch_ddp.traffic.calls import METHODS, Call, read_method
 
 _FIRST_TYPE = 200  # of our backends, among the types that torch numbers
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from scratch_ddp.cost.wire import ring_bytes, ring_rounds
+from scratch_ddp.traffic.calls import Call
 from scratch_ddp.traffic.rounds import Message, Start, Wait, depth, messages
-from scratch_ddp.traffic.taps import Call, counted_as, listening
+from scratch_ddp.traffic.taps import counted_as, listening
 
 __all__ = ["Counted", "Counts", "Message", "Totals", "counted_as", "ring_bytes", "ring_rounds", "set_up", "traffic"]
 

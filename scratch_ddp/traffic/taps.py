@@ -9,55 +9,15 @@ plain group: there its calls are seen as operators, by a dispatch mode.
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# A group's method -> (the call's name, the position of the tensors that this rank puts in). The operators
-# c10d::<method>_ take them at the same position.
-METHODS = {
-    "send": ("send", 0),
-    "recv": ("recv", 0),
-    "recv_anysource": ("recv", 0),
-    "allreduce": ("all_reduce", 0),
-    "allreduce_coalesced": ("all_reduce", 0),
-    "broadcast": ("broadcast", 0),
-    "reduce": ("reduce", 0),
-    "allgather": ("all_gather", 1),
-    "allgather_coalesced": ("all_gather", 1),
-    "allgather_into_tensor_coalesced": ("all_gather", 1),
-    "all_gather_single": ("all_gather", 1),
-    "all_gather_single_coalesced": ("all_gather", 1),
-    "_allgather_base": ("all_gather", 1),
-    "gather": ("gather", 1),
-    "scatter": ("scatter", 1),
-    "reduce_scatter": ("reduce_scatter", 1),
-    "reduce_scatter_single": ("reduce_scatter", 1),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
-    "_reduce_scatter_base": ("reduce_scatter", 1),
-    "alltoall": ("all_to_all", 1),
-    "alltoall_base": ("all_to_all", 1),
-    "all_to_all_single": ("all_to_all", 1),
-    "barrier": ("barrier", None),
-}
+from scratch_ddp.traffic.calls import METHODS, Call, call_on, read_method
+
 FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-
-
-@dataclass(eq=False)
-class Call:
-    """One call as the group got it. `rank` and `peer` are ranks in the group, `members` its global ranks."""
-
-    name: str
-    payload: int  # bytes of the tensors that this rank puts in; of a receive: of its buffer
-    members: tuple[int, ...]
-    rank: int
-    peer: int | None = None  # the other end of a message (None until wait() tells it), or the root of a collective
-    tag: int = 0
 
 
 class Listener(Protocol):
@@ -197,7 +157,7 @@ def _watched_operators() -> Iterator[None]:
         _thread.watched = False
 
 
-def in_a_call() -> bool:
+def in_acall_on() -> bool:
     """Is this thread inside a call that has been seen? What happens there is the library's doing."""
     return _thread.inside
 
@@ -214,17 +174,6 @@ def _inside() -> Iterator[None]:
 def _tell(what: str, call: Call) -> None:
     for listener in list(_listeners.values()):
         getattr(listener, what)(call)
-
-
-def read_method(method: str, group: dist.ProcessGroup, values: list) -> Call:
-    """Say what a call of the group's `method` with these arguments, in their order, asks for."""
-    name, position = METHODS[method]
-    peer, tag = next((value.rootRank for value in values if hasattr(value, "rootRank")), None), 0
-    if name in ("send", "recv"):
-        peer, tag = (None, values[1]) if method == "recv_anysource" else (values[1], values[2])
-    elif name in ("broadcast", "reduce", "gather", "scatter") and peer is None:
-        peer = values[1]  # the short form of broadcast: (tensor, root)
-    return _call(name, () if position is None else values[position], group, peer, tag)
 
 
 def _collective(func: Any) -> str | None:
@@ -246,21 +195,6 @@ def _read_operator(name: str, func: Any, args: tuple, kwargs: dict) -> Call:
         group, tensors = given["group_name"], args[0]
         if isinstance(group, str):
             group = dist.distributed_c10d._resolve_process_group(group)
-    return _call(name, tensors, group, given.get("root_rank", given.get("src", given.get("dst"))), given.get("tag", 0))
-
-
-def _call(name: str, tensors: Any, group: dist.ProcessGroup, peer: int | None, tag: int) -> Call:
-    try:
-        members = tuple(dist.get_process_group_ranks(group))
-    except KeyError:  # a group that torch.distributed has not registered
-        members = tuple(range(group.size()))
-    payload = sum(tensor.numel() * tensor.element_size() for tensor in _flat(tensors))
-    return Call(name, payload, members, group.rank(), peer, tag)
-
-
-def _flat(tensors: Any) -> Iterable[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        yield tensors
-    else:
-        for item in tensors:
-            yield from _flat(item)
+    return call_on(
+        name, tensors, group, given.get("root_rank", given.get("src", given.get("dst"))), given.get("tag", 0)
+    )

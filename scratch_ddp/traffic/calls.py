@@ -1,0 +1,78 @@
+"""A call as a process group gets it: which it is, how many bytes, among which ranks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# A group's method -> (the call's name, the position of the tensors that this rank puts in). The operators
+# c10d::<method>_ take them at the same position.
+METHODS = {
+    "send": ("send", 0),
+    "recv": ("recv", 0),
+    "recv_anysource": ("recv", 0),
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "allgather": ("all_gather", 1),
+    "allgather_coalesced": ("all_gather", 1),
+    "allgather_into_tensor_coalesced": ("all_gather", 1),
+    "all_gather_single": ("all_gather", 1),
+    "all_gather_single_coalesced": ("all_gather", 1),
+    "_allgather_base": ("all_gather", 1),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 1),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
+    "_reduce_scatter_base": ("reduce_scatter", 1),
+    "alltoall": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 1),
+    "barrier": ("barrier", None),
+}
+
+
+@dataclass(eq=False)
+class Call:
+    """One call as the group got it. `rank` and `peer` are ranks in the group, `members` its global ranks."""
+
+    name: str
+    payload: int  # bytes of the tensors that this rank puts in; of a receive: of its buffer
+    members: tuple[int, ...]
+    rank: int
+    peer: int | None = None  # the other end of a message (None until wait() tells it), or the root of a collective
+    tag: int = 0
+
+
+def read_method(method: str, group: dist.ProcessGroup, values: list) -> Call:
+    """Say what a call of the group's `method` with these arguments, in their order, asks for."""
+    name, position = METHODS[method]
+    peer, tag = next((value.rootRank for value in values if hasattr(value, "rootRank")), None), 0
+    if name in ("send", "recv"):
+        peer, tag = (None, values[1]) if method == "recv_anysource" else (values[1], values[2])
+    elif name in ("broadcast", "reduce", "gather", "scatter") and peer is None:
+        peer = values[1]  # the short form of broadcast: (tensor, root)
+    return call_on(name, () if position is None else values[position], group, peer, tag)
+
+
+def call_on(name: str, tensors: Any, group: dist.ProcessGroup, peer: int | None, tag: int) -> Call:
+    """A call of `name` on `group` into which this rank puts `tensors`, nested in any way."""
+    try:
+        members = tuple(dist.get_process_group_ranks(group))
+    except KeyError:  # a group that torch.distributed has not registered
+        members = tuple(range(group.size()))
+    payload = sum(tensor.numel() * tensor.element_size() for tensor in _flat(tensors))
+    return Call(name, payload, members, group.rank(), peer, tag)
+
+
+def _flat(tensors: Any) -> Iterable[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        yield tensors
+    else:
+        for item in tensors:
+            yield from _flat(item)
