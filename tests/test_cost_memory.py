@@ -90,3 +90,11 @@ def test_a_storage_counts_once():
     tied[1].weight = nn.Parameter(tied[0].weight.detach())  # two parameters in the same memory
     assert measured_states(tied, SGD(tied.parameters())).weights == 64
     assert memory.ModelStates(1, 2, 3, 4, 5).total == 15
+
+
+def test_the_table_has_the_measured_beside_the_formula():
+    held = {"DDP": memory.ModelStates(4e6, 4e6, 0, 8e6), "ZeRO-3": memory.ModelStates(2e6, 2e6, 0, 4.5e6)}
+    table = memory.states_table(held, {"DDP": 8e6, "ZeRO-3": 11e6}, 1_000_000, 2).splitlines()
+    assert table[1].split() == ["DDP", "4.0", "4.0", "8.0", "16.0", "16.0", "1.00", "1.00"]
+    assert table[2].split() == ["ZeRO-3", "2.0", "2.0", "4.5", "8.5", "8.0", "1.38", "1.50"]
+    assert len({len(line) for line in table}) == 1

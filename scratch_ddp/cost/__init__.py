@@ -12,6 +12,7 @@ from scratch_ddp.cost.memory import (
     bytes_sent,
     measured_states,
     model_states,
+    states_table,
 )
 from scratch_ddp.cost.overlap import (
     FIRST_BUCKET_MB,
@@ -53,5 +54,6 @@ __all__ = [
     "per_parameter",
     "ring_bytes",
     "ring_rounds",
+    "states_table",
     "transfer_seconds",
 ]

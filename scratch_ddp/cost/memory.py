@@ -4,6 +4,7 @@ Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations
 Models", SC 2020, sections 5 (memory) and 7 (communication). Activations and the library's own buffers come on top.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -102,6 +103,22 @@ def measured_states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
         master=0,
         optimizer=_storage_bytes(state),
     )
+
+
+def states_table(held: Mapping[str, ModelStates], sent: Mapping[str, float], parameters: int, ranks: int) -> str:
+    """Measured beside formula, a line for each stage in `held`: MB held, and bytes sent for each byte that DDP sends.
+
+    `held` and `sent` (bytes a rank and step) are by stage, DDP among them; all in float32 under AdamW.
+    """
+    names = ["weights", "gradients", "optimizer", "total", "(formula)", "sent", "(formula)"]
+    lines = [" " * 7 + "".join(f"{name:>11}" for name in names)]
+    for stage, mine in held.items():
+        total = model_states(parameters, ranks, stage).total
+        ratio = bytes_sent(parameters, ranks, stage) / bytes_sent(parameters, ranks, "DDP")
+        megabytes = [each / 1e6 for each in (mine.weights, mine.gradients, mine.optimizer, mine.total, total)]
+        lines.append(f"{stage:7}" + "".join(f"{each:11.1f}" for each in megabytes))
+        lines[-1] += "".join(f"{each:11.2f}" for each in (sent[stage] / sent["DDP"], ratio))
+    return "\n".join(lines)
 
 
 def _storage_bytes(tensors: list[torch.Tensor]) -> int:
