@@ -162,6 +162,11 @@ def in_acall_on() -> bool:
     return _thread.inside
 
 
+def in_a_call() -> bool:
+    """Is this thread inside a call that has been seen? What happens there is the library's doing."""
+    return _thread.inside
+
+
 @contextlib.contextmanager
 def _inside() -> Iterator[None]:
     _thread.inside = True
