@@ -186,9 +186,11 @@ class Passes:
             raise_everywhere(wrong, self.roll_call.group)
         if interrupted:
             self.start_over()
-            if doing not in (FORWARD, EVALUATION):
+            if doing in (BACKWARD, SYNC):  # of gradients that are gone
                 raise RuntimeError(INTERRUPTED)
-            warnings.warn(INTERRUPTED, stacklevel=2)
+            with warnings.catch_warnings():
+                warnings.simplefilter("always")  # each time, not only the first
+                warnings.warn(INTERRUPTED, stacklevel=2)
         if order == -other_order and doing in (FORWARD, EVALUATION):  # all ranks have used the units in one order
             self.units = [*self._used, *(unit for unit in self.units if unit not in self._used)]
         return doing, numbers
