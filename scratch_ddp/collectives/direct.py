@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.collectives.checked import collective
+from scratch_ddp.collectives.exchange import exchange, wait
 
 Tensors = list[torch.Tensor]
 
@@ -22,7 +23,7 @@ def gather(
         dist.send(tensor, group=group, group_dst=root)
         return
     gather_list[rank].copy_(tensor)
-    _wait(_begin([dist.P2POp(dist.irecv, gather_list[i], group=group, group_peer=i) for i in _others(rank, n)]))
+    wait(exchange({}, {other: gather_list[other] for other in _others(rank, n)}, group))
 
 
 @collective(writes="tensor", reads="scatter_list", root="src")
@@ -38,7 +39,7 @@ def scatter(
     if rank != root:
         dist.recv(tensor, group=group, group_src=root)
         return
-    _wait(_begin([dist.P2POp(dist.isend, scatter_list[i], group=group, group_peer=i) for i in _others(rank, n)]))
+    wait(exchange({other: scatter_list[other] for other in _others(rank, n)}, {}, group))
     tensor.copy_(scatter_list[rank])  # last: `tensor` may be one of the list
 
 
@@ -49,12 +50,13 @@ def all_gather(tensor_list: Tensors, tensor: torch.Tensor, group: dist.ProcessGr
     Cost: n·(n-1) messages, (n-1)·S bytes sent by each rank. Depth 1.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if any(_overlap(tensor, tensor_list[other]) for other in _others(rank, n)):
+    others = _others(rank, n)
+    if any(_overlap(tensor, tensor_list[other]) for other in others):
         tensor = tensor.clone()  # it is another place of the list, which is received into
-    under_way = _exchange(dict.fromkeys(_others(rank, n), tensor), dict(enumerate(tensor_list)), group)
+    under_way = exchange(dict.fromkeys(others, tensor), {other: tensor_list[other] for other in others}, group)
     if tensor.data_ptr() != tensor_list[rank].data_ptr():
         tensor_list[rank].copy_(tensor)
-    _wait(under_way)
+    wait(under_way)
 
 
 @collective(writes="output", reads="input_list", sums=True)
@@ -65,7 +67,7 @@ def reduce_scatter(output: torch.Tensor, input_list: Tensors, group: dist.Proces
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     arriving = {other: torch.empty_like(output) for other in _others(rank, n)}
-    _wait(_exchange(dict(enumerate(input_list)), arriving, group))
+    wait(exchange({other: input_list[other] for other in arriving}, arriving, group))
     total = input_list[rank]
     for part in arriving.values():
         total = torch.add(total, part, out=output)  # the first time it reads the input, and so saves a copy
@@ -79,30 +81,12 @@ def all_to_all(output_list: Tensors, input_list: Tensors, group: dist.ProcessGro
 
     Cost: n·(n-1) messages, (n-1)·S bytes sent by each rank. Depth 1.
     """
-    rank = dist.get_rank(group)
-    under_way = _exchange(dict(enumerate(input_list)), dict(enumerate(output_list)), group)
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    others = _others(rank, n)
+    leaving, arriving = ({other: tensors[other] for other in others} for tensors in (input_list, output_list))
+    under_way = exchange(leaving, arriving, group)
     output_list[rank].copy_(input_list[rank])
-    _wait(under_way)
-
-
-def _exchange(
-    leaving: dict[int, torch.Tensor], arriving: dict[int, torch.Tensor], group: dist.ProcessGroup
-) -> list[dist.Work]:
-    """Begin to send `leaving[i]` to rank i of the group and to receive `arriving[i]` from it, all others at once."""
-    operations = []
-    for other in _others(dist.get_rank(group), dist.get_world_size(group)):
-        operations.append(dist.P2POp(dist.isend, leaving[other], group=group, group_peer=other))
-        operations.append(dist.P2POp(dist.irecv, arriving[other], group=group, group_peer=other))
-    return _begin(operations)
-
-
-def _begin(operations: list[dist.P2POp]) -> list[dist.Work]:
-    return dist.batch_isend_irecv(operations) if operations else []
-
-
-def _wait(under_way: list[dist.Work]) -> None:
-    for work in under_way:
-        work.wait()
+    wait(under_way)
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.collectives.checked import collective, member_group
+from scratch_ddp.collectives.exchange import exchange, wait
 
 
 def send_recv(
@@ -16,13 +17,7 @@ def send_recv(
 
     Cost: a message; the bytes of `leaving`. Depth 1.
     """
-    group = member_group(group)
-    both = [
-        dist.P2POp(dist.isend, leaving, group=group, group_peer=dst),
-        dist.P2POp(dist.irecv, arriving, group=group, group_peer=src),
-    ]
-    for work in dist.batch_isend_irecv(both):
-        work.wait()
+    wait(exchange({dst: leaving}, {src: arriving}, member_group(group)))
 
 
 @collective(writes="tensor", sums=True)
@@ -38,19 +33,13 @@ def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
     # answer: begin
     chunks = tensor.view(-1).tensor_split(n)
     buffer = torch.empty_like(chunks[0])  # the first chunks are the largest
-
-    def pass_on(leaving, arriving):
-        to_right = dist.P2POp(dist.isend, leaving, group=group, group_peer=(rank + 1) % n)
-        from_left = dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n)
-        for work in dist.batch_isend_irecv([to_right, from_left]):
-            work.wait()
-
+    left, right = (rank - 1) % n, (rank + 1) % n
     for step in range(n - 1):  # reduce-scatter: a sum travels round and takes up every rank's part
         mine = chunks[(rank - step - 1) % n]
-        pass_on(chunks[(rank - step) % n], buffer[: mine.numel()])
+        send_recv(chunks[(rank - step) % n], right, buffer[: mine.numel()], left, group)
         mine += buffer[: mine.numel()]
-    for step in range(n - 1):  # all-gather: the complete chunk travels round and is kept by every rank
-        pass_on(chunks[(rank + 1 - step) % n], chunks[(rank - step) % n])
+    for step in range(n - 1):  # all-gather: the complete chunk travels round and every rank keeps it
+        send_recv(chunks[(rank + 1 - step) % n], right, chunks[(rank - step) % n], left, group)
     # answer: end
     return tensor
 

@@ -166,10 +166,10 @@ REDUCE = Exercise(
         ),
     ),
 )
-_EXCHANGE = "for work in dist.batch_isend_irecv([to_right, from_left]):\n            work.wait()"
 RING_ALL_REDUCE = Exercise(
     ring_all_reduce,
     examine_ring_all_reduce,
+    given="from scratch_ddp.collectives import send_recv",
     wrong=(
         WrongAnswer(
             "the false ring: whole tensors go round (pytorch/tutorials#1039)",
@@ -179,10 +179,7 @@ RING_ALL_REDUCE = Exercise(
                 total = tensor.clone()
                 leaving, arriving = tensor.clone(), torch.empty_like(tensor)
                 for step in range(n - 1):
-                    to_right = dist.P2POp(dist.isend, leaving, group=group, group_peer=(rank + 1) % n)
-                    from_left = dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n)
-                    for work in dist.batch_isend_irecv([to_right, from_left]):
-                        work.wait()
+                    send_recv(leaving, (rank + 1) % n, arriving, (rank - 1) % n, group)
                     total += arriving
                     leaving, arriving = arriving, leaving
                 tensor.copy_(total)
@@ -220,8 +217,10 @@ RING_ALL_REDUCE = Exercise(
             fails="runs",
             says="did not come back",
             edits={
-                _EXCHANGE: "dist.send(leaving, group=group, group_dst=(rank + 1) % n)\n"
-                "        dist.recv(arriving, group=group, group_src=(rank - 1) % n)"
+                "    for step in range(n - 1):  # reduce": "    def send_recv(leaving, dst, arriving, src, group):\n"
+                "        dist.send(leaving, group=group, group_dst=dst)\n"
+                "        dist.recv(arriving, group=group, group_src=src)\n\n"
+                "    for step in range(n - 1):  # reduce"
             },
         ),
     ),
