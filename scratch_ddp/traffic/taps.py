@@ -157,11 +157,6 @@ def _watched_operators() -> Iterator[None]:
         _thread.watched = False
 
 
-def in_acall_on() -> bool:
-    """Is this thread inside a call that has been seen? What happens there is the library's doing."""
-    return _thread.inside
-
-
 def in_a_call() -> bool:
     """Is this thread inside a call that has been seen? What happens there is the library's doing."""
     return _thread.inside
