@@ -15,7 +15,7 @@ NUMBER = 8  # bytes of a float64
 
 
 def sharded_optimizer(params, make):
-    """Return (own, step, zero_grad): ZeRO-1 for a list of parameters, the same one with equal values on every rank.
+    """Return (own, step, zero_grad): ZeRO-1 for a list of parameters that has the same values on every rank.
 
     Parameter i belongs to rank i % n; every rank owns at least one. `make` turns a list of parameters into an ordinary
     optimizer: own is one that has state for what this rank owns only. step() updates all parameters on every rank, as
