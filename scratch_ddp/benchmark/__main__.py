@@ -3,12 +3,13 @@
 import argparse
 import sys
 
-from scratch_ddp.benchmark import cells, collectives_command, ddp, link, rings, zero
+from scratch_ddp.benchmark import cells, collectives_command, ddp, fsdp, link, rings, zero
 
 COMMANDS = {
     "cells": (cells, "rank cells: start, round trip, Stop, deaths, ends"),
     "collectives": (collectives_command, "times and bandwidths of collectives"),
     "ddp": (ddp, "steps of the data-parallel strategies beside torch's"),
+    "fsdp": (fsdp, "the sharded model beside torch's fully_shard: steps, memory, what a network hides"),
     "link": (link, "the simulated link: its exactness, a published table on it, hidden communication"),
     "rings": (rings, "our collectives beside gloo's own"),
     "zero": (zero, "the sharded optimizer: state a rank, bits, steps beside torch's"),

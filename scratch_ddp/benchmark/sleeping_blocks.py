@@ -11,12 +11,12 @@ from scratch_ddp.link.sleep import now, sleep_until
 class SleepingBlocks(nn.Module):
     """`count` blocks that share `nbytes` of float32 parameters, and seconds of `forward` and `backward`, evenly.
 
-    `model()` returns a loss; each gradient is all ones. One scalar belongs to no block.
+    `model()` returns a loss; each gradient is all ones. One number belongs to no block.
     """
 
     def __init__(self, count: int, nbytes: int, forward: float, backward: float):
         super().__init__()
-        self.scale = nn.Parameter(torch.zeros(()))
+        self.scale = nn.Parameter(torch.zeros(1))
         self.blocks = nn.ModuleList(
             _Block(nbytes // count // 4, forward / count, backward / count) for _ in range(count)
         )
@@ -26,7 +26,7 @@ class SleepingBlocks(nn.Module):
         x = self.scale * 1.0
         for block in self.blocks:
             x = block(x)
-        return x
+        return x.sum()
 
 
 class _Block(nn.Module):
