@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.agreement import message_device
-from scratch_ddp.ddp.replicas import broadcast_from_first, buffers_of
+from scratch_ddp.replicas import broadcast_from_first, buffers_of
 
 
 class Buffers:

@@ -97,7 +97,7 @@ def step_figures(samples: Mapping[str, Sequence[Sample]], ranks: int, backend: s
 
 
 def on_the_link(rounds: int) -> list[Figure]:
-    """A rank of two whose blocks sleep for 0.6 s a step; an all-reduce of all gradients would take 0.3 s."""
+    """A rank of two whose blocks sleep for 0.6 s a step; an all-reduce of all gradients would take half of that."""
     count, nbytes = 12, 12 * 2**16  # small, so that copying it takes no time beside the link's
     group = lone_rank(2, Link(1e-4, 0.3 / nbytes))
     make = partial(SleepingBlocks, count, nbytes, 0.2, 0.4)

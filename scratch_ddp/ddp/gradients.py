@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from scratch_ddp.ddp.replicas import modules_of
+from scratch_ddp.replicas import modules_of
 
 
 class Wrapped(NamedTuple):

@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.agreement import raise_everywhere
 from scratch_ddp.ddp.base import ReplicatedModule
-from scratch_ddp.ddp.replicas import difference, named_tensors, same_bits
+from scratch_ddp.replicas import difference, named_tensors, same_bits
 from scratch_ddp.traffic import set_up
 
 

@@ -8,7 +8,6 @@ from torch import nn
 
 from scratch_ddp.agreement import gather_rows, message_device
 from scratch_ddp.buffers import Buffers
-from scratch_ddp.ddp.replicas import broadcast_from_first, named_tensors
 from scratch_ddp.fsdp.full import spread_rows_of
 from scratch_ddp.fsdp.initialisation import Init, initialise, replace_meta
 from scratch_ddp.fsdp.partition import Named, Partition
@@ -16,6 +15,7 @@ from scratch_ddp.fsdp.parts import Parts
 from scratch_ddp.fsdp.replicated import Replicated
 from scratch_ddp.fsdp.shards import Shards
 from scratch_ddp.fsdp.unit import Unit
+from scratch_ddp.replicas import broadcast_from_first, named_tensors
 from scratch_ddp.traffic import set_up
 
 
@@ -67,16 +67,3 @@ def _alike(named: Named, compute_dtype: torch.dtype | None) -> Iterator[tuple[Na
         groups.setdefault((parameter.dtype, parameter.device), {})[name] = parameter
     for (dtype, _), alike in groups.items():
         yield alike, compute_dtype if compute_dtype is not None and dtype.is_floating_point else dtype
-
-
-def why_not(model: nn.Module, group: dist.ProcessGroup | None) -> str | None:
-    """Say why this rank's model can't be sharded over the group, or return None if it can."""
-    backends = dist.get_backend_config(group)
-    for name, tensor in named_tensors(model):
-        if nn.parameter.is_lazy(tensor):
-            return f"{name!r} has no shape yet: run one forward of the lazy module first"
-        if tensor.layout != torch.strided:
-            return f"{name!r} is sparse; only dense parameters and buffers can be sharded"
-        if not tensor.is_meta and f"{tensor.device.type}:" not in backends:
-            return f"{name!r} is on {tensor.device.type}, but the backend is {backends!r}: move the model first"
-    return None

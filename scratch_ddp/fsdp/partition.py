@@ -59,8 +59,6 @@ def _find_holders(
 
 
 def _check_wrappable(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     for name, parameter in model.named_parameters():
         if name_of(parameter) is not None:
             raise ValueError(f"{name!r} is sharded already: the model, or a part of it, is wrapped in FSDP")

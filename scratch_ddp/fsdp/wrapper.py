@@ -9,8 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.agreement import check_same_lines, message_device, raise_everywhere
-from scratch_ddp.ddp.replicas import describe
-from scratch_ddp.fsdp.assembly import assemble, why_not
+from scratch_ddp.fsdp.assembly import assemble
 from scratch_ddp.fsdp.checks import Checks
 from scratch_ddp.fsdp.clipping import total_norm
 from scratch_ddp.fsdp.freed import unmark
@@ -23,6 +22,7 @@ from scratch_ddp.fsdp.roll_call import OTHERS, RollCall
 from scratch_ddp.fsdp.saving import Saving
 from scratch_ddp.fsdp.synchronisation import Synchronisation, flags_of
 from scratch_ddp.protocol import SyncSwitch, process_group
+from scratch_ddp.replicas import describe, why_not
 
 
 class FSDP(Saving, SyncSwitch, nn.Module):
@@ -161,10 +161,9 @@ class FSDP(Saving, SyncSwitch, nn.Module):
 
     def _agree_on_plan(self, model, units, replicated, compute_dtype, free_after_forward, prefetch) -> Partition:
         """Check the constructor's arguments; raises on every rank what is wrong on any."""
-        plan = problem = None
+        plan, problem = None, why_not(model, self.group, with_values=False) or _why_not_set(compute_dtype, prefetch)
         try:
-            plan = partition(model, units, replicated)
-            problem = why_not(model, self.group) or _why_not_set(compute_dtype, prefetch)
+            plan = problem or partition(model, units, replicated)
         except (TypeError, ValueError) as error:
             problem = str(error)
         raise_everywhere(problem, self.group)

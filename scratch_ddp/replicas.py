@@ -32,19 +32,22 @@ def buffers_of(model: nn.Module) -> list[torch.Tensor]:
     return list(buffers.values())
 
 
-def why_not(model: object, group: dist.ProcessGroup | None = None) -> str | None:
-    """Say why this rank's model can't be replicated over the group, or return None if it can."""
+def why_not(model: object, group: dist.ProcessGroup | None = None, with_values: bool = True) -> str | None:
+    """Say why this rank's model can't be spread over the group, or return None if it can.
+
+    `with_values` False: it may be on the meta device, in whole or in part.
+    """
     if not isinstance(model, nn.Module):
         return f"the model must be a torch.nn.Module, not {type(model).__name__}"
     backends = dist.get_backend_config(group)
     for name, tensor in named_tensors(model):
         if nn.parameter.is_lazy(tensor):
             return f"{name!r} has no shape yet: run one forward of the lazy module first"
-        if tensor.is_meta:
+        if tensor.is_meta and with_values:
             return f"{name!r} is on the meta device and has no values: give it some first (model.to_empty, then init)"
         if tensor.layout != torch.strided:
-            return f"{name!r} is sparse; only dense parameters and buffers can be replicated"
-        if f"{tensor.device.type}:" not in backends:
+            return f"{name!r} is sparse; only dense parameters and buffers can be spread over ranks"
+        if not tensor.is_meta and f"{tensor.device.type}:" not in backends:
             return f"{name!r} is on {tensor.device.type}, but the backend is {backends!r}: move the model first"
     return None
 
