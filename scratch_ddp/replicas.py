@@ -99,3 +99,12 @@ def broadcast_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGro
             dist.broadcast(flat, group=group, group_src=0)
         for tensor, values in zip(members, flat.split([tensor.numel() for tensor in members]), strict=True):
             tensor.copy_(values.view_as(tensor))
+
+
+def complete_gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """Return the gradient, zeros if there was none, laid out in memory as the parameter is, alike on every rank."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    elif parameter.grad.stride() != parameter.stride():
+        parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
+    return parameter.grad

@@ -25,9 +25,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.agreement import check_same_lines, message_device, raise_everywhere
 from scratch_ddp.buffers import Buffers
-from scratch_ddp.ddp.gradients import complete_gradient, in_their_places, wrapped
+from scratch_ddp.ddp.gradients import in_their_places, wrapped
 from scratch_ddp.protocol import SyncSwitch, process_group
-from scratch_ddp.replicas import broadcast_from_first, buffers_of, check_same_structure, why_not
+from scratch_ddp.replicas import broadcast_from_first, buffers_of, check_same_structure, complete_gradient, why_not
 from scratch_ddp.traffic import set_up
 
 hooked_modules: "weakref.WeakSet[ReplicatedModule]" = weakref.WeakSet()  # those with hooks on their parameters

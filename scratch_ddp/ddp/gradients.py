@@ -50,15 +50,6 @@ def in_their_places(model: nn.Module) -> list[nn.Parameter | None]:
     return [each for module in modules_of(model) for each in module._parameters.values()]
 
 
-def complete_gradient(parameter: nn.Parameter) -> torch.Tensor:
-    """Return the gradient, zeros if there was none, laid out in memory as the parameter is, alike on every rank."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    elif parameter.grad.stride() != parameter.stride():
-        parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
-    return parameter.grad
-
-
 def _changed(name: str, *then_and_now: object) -> str:
     then, now = (tuple(each) if isinstance(each, torch.Size) else each for each in then_and_now)
     return f"{name!r} was {then} when the model was wrapped and is {now} now: wrap it again"

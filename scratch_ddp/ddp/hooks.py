@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.ddp.base import ReplicatedModule, hooked_modules
-from scratch_ddp.ddp.gradients import complete_gradient
 from scratch_ddp.ddp.messages import Message, Step
+from scratch_ddp.replicas import complete_gradient
 
 INTERRUPTED = "backward did not reach its end, so not all gradients are complete: repeat the step"
 FORGOTTEN = (

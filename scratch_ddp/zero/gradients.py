@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.agreement import message_device, raise_everywhere
-from scratch_ddp.ddp.gradients import complete_gradient
+from scratch_ddp.replicas import complete_gradient
 from scratch_ddp.traffic import set_up
 from scratch_ddp.zero.checks import REDUCED
 from scratch_ddp.zero.messages import flat, messages_of, spread
