@@ -4,6 +4,7 @@ from torch import nn
 
 from scratch_ddp.fsdp.parts import Parts
 from scratch_ddp.protocol import SyncSwitch
+from scratch_ddp.replicas import modules_of
 
 
 class Checks:
@@ -11,7 +12,7 @@ class Checks:
 
     def __init__(self, model: nn.Module, parts: Parts, switch: SyncSwitch):
         self.model, self.parts, self.switch = model, parts, switch
-        self._parameters = list(map(id, model.parameters()))
+        self._parameters = self._in_their_places()
         self._changes_before = 0
 
     def settle(self) -> None:
@@ -21,7 +22,7 @@ class Checks:
 
     def problem(self) -> str | None:
         """Say what keeps this rank from a pass, or return None."""
-        if list(map(id, self.model.parameters())) != self._parameters:
+        if self._in_their_places() != self._parameters:
             return "parameters were added, removed, replaced or tied after the model was wrapped: wrap it again"
         parts = self.parts
         each = [parts.buffers, *parts.shards, *parts.gradients, parts.replicated]
@@ -48,3 +49,6 @@ class Checks:
         """How many times the shards, or replicated parameters, were changed in place."""
         parts = sum(shards.part._version for shards in self.parts.shards)
         return parts + sum(master._version for master in self.parts.replicated.masters.values())
+
+    def _in_their_places(self) -> list[int]:
+        return [id(each) for module in modules_of(self.model) for each in module._parameters.values()]

@@ -1,8 +1,10 @@
 """The core of sharded training, second half: whole gradients become this rank's rows of the mean over the ranks.
 
-reduce()  start the reduce-scatter of the gradients that backward has left, and drop them
-finish()  wait for it
-give()    hand the rows to the shards, as their `.grad`
+    reduce()  start the reduce-scatter of the gradients that backward has left, and drop them
+    finish()  wait for it
+    give()    hand the rows to the shards, as their `.grad`
+
+Between passes a rank has no whole gradient, unless it accumulates micro-batches under `no_sync`.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
 Before a unit's backward means: the gradient of one of its outputs is known. After it: the gradients of all its inputs
 are known, so nothing in it is left to compute. A unit none of whose inputs needs a gradient is through when the whole
-backward pass is.
+backward pass is. A unit's outputs are found in tuples, lists, mappings and dataclasses, however nested.
 """
 
 import dataclasses

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from scratch_ddp.fsdp.freed import name_of
@@ -62,6 +63,8 @@ def _check_wrappable(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if name_of(parameter) is not None:
             raise ValueError(f"{name!r} is sharded already: the model, or a part of it, is wrapped in FSDP")
+        if type(parameter.data) is not torch.Tensor:
+            raise ValueError(f"{name!r} is a {type(parameter.data).__name__}; only plain tensors can be sharded")
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise ValueError(f"{name!r} has hooks, of another wrapper perhaps: call its remove_hooks() first")
 

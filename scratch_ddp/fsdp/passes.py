@@ -41,13 +41,14 @@ class Passes:
         self.graph = 0  # which graphs of autograd are still good: not those from before passes were started over
 
     def begin_forward(self) -> None:
+        """Have the root here, and the first units on their way. All is gathered anew, since shards may have changed."""
         if self.now == "backward":  # the whole model is recomputed, for activation checkpointing
             return
         self.checks.settle()
         self.meet(FORWARD if torch.is_grad_enabled() else EVALUATION)
         self.replicated.collect()
         self.replicated.refresh()
-        for unit in [self.root, *self.units]:  # what is left from a pass without backward may be out of date
+        for unit in [self.root, *self.units]:
             unit.free()
         self.now, self._used = "forward", []
         self._turns += torch.is_grad_enabled()
@@ -58,16 +59,44 @@ class Passes:
         self.root.use()
 
     def before_forward(self, unit: Unit) -> None:
+        """Have the unit here, and the next ones on their way."""
         if not self.now:
             self.meet(ALONE)
             self._turns += 1
             self._changes = self.checks.changes()
-        elif self.now == "backward":  # computed again, for activation checkpointing
-            return self._take_turn(unit, self.schedule.gather)
-        else:
+        elif self.now == "forward":
             self.schedule.before(unit)
             self._gather_again(unit)
             self._used += [unit] * (unit not in self._used)
+        else:  # computed again in backward, for activation checkpointing
+            self._take_turn(unit, self.schedule.gather)
+        unit.use()
+
+    def after_forward(self, unit: Unit) -> None:
+        """Free the unit. Where it was computed again in backward, its backward follows at once."""
+        if self.now != "backward" and not self._keeps(unit):
+            unit.free()
+
+    def end_forward(self) -> None:
+        """Gather what only other ranks have used, and free all that is not kept for backward."""
+        if self.now != "forward":
+            return
+        self.schedule.finish()
+        for unit in [self.root, *self.units]:
+            unit.use() if self._keeps(unit) else unit.free()
+        self.now = ""
+
+    def before_backward(self, unit: Unit, graph: int | None = None) -> None:
+        """Have the unit here again; the first call begins a backward pass."""
+        if graph not in (None, self.graph):
+            raise RuntimeError(f"this loss is from before an interruption ({INTERRUPTED}): run the forward pass again")
+        if self.now == "forward":  # torch.autograd.grad inside the model's forward
+            self._gather_again(unit)
+        elif not self.now:
+            self.meet(BACKWARD)
+            self._begin_backward()
+        if self.now == "backward" and unit is not self.root:
+            self._take_turn(unit, self.schedule.before)
         unit.use()
 
     def _gather_again(self, unit: Unit) -> None:
@@ -78,41 +107,17 @@ class Passes:
             self._turns += 1  # it will have as many turns in backward
             unit.gather()
 
-    def after_forward(self, unit: Unit) -> None:
-        """In a backward pass, where it is computed again for activation checkpointing, its backward follows at once."""
-        if self.now != "backward" and not self._keeps(unit):
-            unit.free()
-
-    def end_forward(self) -> None:
-        if self.now != "forward":
-            return
-        self.schedule.finish()
-        for unit in [self.root, *self.units]:
-            unit.use() if self._keeps(unit) else unit.free()
-        self.now = ""
-
-    def before_backward(self, unit: Unit, graph: int | None = None) -> None:
-        if graph not in (None, self.graph):
-            raise RuntimeError(f"this loss is from before an interruption ({INTERRUPTED}): run the forward pass again")
-        if self.now == "forward":  # torch.autograd.grad inside the model's forward
-            self._gather_again(unit)
-            return unit.use()
-        if not self.now:
-            self.meet(BACKWARD)
-            self._begin_backward()
-        if unit is not self.root:
-            self._take_turn(unit, self.schedule.before)
-
     def _take_turn(self, unit: Unit, advance: Callable[[Unit], None]) -> None:
+        """Gather a unit in the backward pass by advancing in the schedule; begin another pass where it is over."""
         advance(unit)
         if not unit.is_coming:  # its turn is over, and it has another one: for another forward pass
             self._end_pass()
             self.meet(BACKWARD)
             self._begin_backward(callback=False)
             self.schedule.before(unit)
-        unit.use()
 
     def after_backward(self, unit: Unit) -> None:
+        """Free the unit, and let its gradients travel."""
         if self.now == "backward":
             unit.free()
             self.schedule.after(unit)

@@ -23,7 +23,11 @@ _DOINGS = (BACKWARD, SYNC, FORWARD, EVALUATION, ALONE, AGAIN, OTHERS)
 
 
 class RollCall:
-    """Ranks of a group that speak before they act. Each call costs one all-reduce of 8 bytes a number."""
+    """Ranks of a group that speak before they act. Each call costs one all-reduce of 8 bytes a number.
+
+    The message goes through main memory where the group has a backend for it, as one that
+    `dist.init_process_group()` makes without naming a backend has; through NCCL it waits for the GPU's work.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None, length: int):
         """`length`: the most numbers that any call exchanges, since all messages have the same size."""

@@ -89,7 +89,7 @@ class Shards:
         for i, (parameter, shard) in enumerate(zip(self.parameters, self.shards, strict=True)):
             mine = self.rows[i].shard(self.part, self.rank)
             if shard.data_ptr() != mine.data_ptr() and shard.shape == mine.shape and shard.dtype == mine.dtype:
-                mine.copy_(shard.detach())
+                mine.data.copy_(shard.detach())
                 shard.data = mine
             if parameter.requires_grad != shard.requires_grad:  # the one that was changed has its say
                 wanted = not self.trained[i]
