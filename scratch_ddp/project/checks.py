@@ -7,11 +7,14 @@ import time
 from scratch_ddp.project.lessons import ROOT
 
 PYTEST = [sys.executable, "-m", "pytest"]
+SOLVED = "tests/test_lessons_solved.py"
 CHECKS = {
     "ruff check": [sys.executable, "-m", "ruff", "check", "."],
     "ruff format": [sys.executable, "-m", "ruff", "format", "--check", "."],
-    "tests": [*PYTEST, "tests"],
-    "lessons (strict nbval)": [*PYTEST, "--nbval", "notebooks"],
+    "tests": [*PYTEST, "tests", f"--ignore={SOLVED}"],
+    # Much of a lesson's time is waiting, so some of them run at once; each has its own kernel.
+    "lessons (strict nbval)": [*PYTEST, "-n2", "--dist=loadfile", "--nbval", "notebooks"],
+    "lessons, with answers": [*PYTEST, "-n3", "--dist=worksteal", SOLVED],
 }
 
 
