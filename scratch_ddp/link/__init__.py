@@ -7,9 +7,9 @@ for them uses no processor.
 
 from scratch_ddp.link.group import LinkedGroup
 from scratch_ddp.link.linked import linked_group
-from scratch_ddp.link.links import Link, preset
+from scratch_ddp.link.links import Link
 from scratch_ddp.link.lone import lone_rank
 from scratch_ddp.link.nic import Transfer
-from scratch_ddp.link.presets import PRESETS
+from scratch_ddp.link.presets import PRESETS, preset
 
 __all__ = ["PRESETS", "Link", "LinkedGroup", "Transfer", "linked_group", "lone_rank", "preset"]

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from scratch_ddp.cost.wire import ring_bytes, ring_rounds
 from scratch_ddp.link.alarm import Alarm
 from scratch_ddp.link.board import Board
-from scratch_ddp.link.links import Link, as_link
+from scratch_ddp.link.links import Link
 from scratch_ddp.link.nic import Nic, Transfer
+from scratch_ddp.link.presets import as_link
 from scratch_ddp.link.registration import unregister
 from scratch_ddp.link.sleep import now
 from scratch_ddp.link.work import LinkedWork

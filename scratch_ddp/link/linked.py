@@ -8,7 +8,8 @@ import torch.distributed as dist
 from scratch_ddp.agreement import raise_everywhere
 from scratch_ddp.link.board import shared_board
 from scratch_ddp.link.group import LinkedGroup
-from scratch_ddp.link.links import Link, as_link
+from scratch_ddp.link.links import Link
+from scratch_ddp.link.presets import as_link
 from scratch_ddp.link.registration import register
 
 

@@ -35,25 +35,3 @@ class Link:
         speed = f"{1e-9 / self.beta:.3g} GB/s" if self.beta else "any number of bytes at once"
         round_ = f", {self.per_round * 1e6:g} µs a round" if self.per_round else ""
         return f"{self.name or 'link'}: {self.alpha * 1e6:g} µs a call{round_}, {speed}"
-
-
-def as_link(link: "Link | str | None") -> Link | None:
-    """Return the link that is meant by a link, a preset's name, or None.
-
-    Raises ValueError, listing the presets, for a name that is none, and TypeError for anything else.
-    """
-    if link is None or isinstance(link, Link):
-        return link
-    if isinstance(link, str):
-        return preset(link)
-    raise TypeError(f"a Link, the name of a preset or None is needed, not {type(link).__name__}")
-
-
-def preset(name: str) -> Link:
-    """Return the preset of that name. Raises ValueError, listing those there are, if there is none."""
-    from scratch_ddp.link.presets import PRESETS
-
-    try:
-        return PRESETS[name]
-    except KeyError:
-        raise ValueError(f"there is no link {name!r}; there are {', '.join(map(repr, PRESETS))}") from None

@@ -5,7 +5,8 @@ import torch.distributed as dist
 
 from scratch_ddp.link.alone import Alone
 from scratch_ddp.link.group import LinkedGroup
-from scratch_ddp.link.links import Link, as_link
+from scratch_ddp.link.links import Link
+from scratch_ddp.link.presets import as_link
 from scratch_ddp.link.registration import free_name, make_default, register
 
 BACKEND = "lone"

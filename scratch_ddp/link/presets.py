@@ -40,3 +40,23 @@ _LINKS = [
 ]
 
 PRESETS: dict[str, Link] = {link.name: link for link in _LINKS}
+
+
+def as_link(link: Link | str | None) -> Link | None:
+    """Return the link that is meant by a link, a preset's name, or None.
+
+    Raises ValueError, listing the presets, for a name that is none, and TypeError for anything else.
+    """
+    if link is None or isinstance(link, Link):
+        return link
+    if isinstance(link, str):
+        return preset(link)
+    raise TypeError(f"a Link, the name of a preset or None is needed, not {type(link).__name__}")
+
+
+def preset(name: str) -> Link:
+    """Return the preset of that name. Raises ValueError, listing those there are, if there is none."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise ValueError(f"there is no link {name!r}; there are {', '.join(map(repr, PRESETS))}") from None
