@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from scratch_ddp.benchmark import step_options
 from scratch_ddp.benchmark.llama import build_llama, make_batch
 from scratch_ddp.benchmark.ranks import run_ranks
 from scratch_ddp.benchmark.report import Figure, machine, markdown
@@ -83,21 +84,17 @@ def figures(samples: Mapping[str, Sequence[Sample]]) -> list[Figure]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=40, help="steps of each strategy that are timed (default 40)")
-    parser.add_argument("--ranks", type=int, default=2, help="ranks (default 2)")
-    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="gloo on CPUs, nccl on GPUs")
+    step_options.add_arguments(parser, rounds=40)
+    step_options.add_backend(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.rounds < 1 or options.ranks < 1:
-        print("--rounds and --ranks must be at least 1", file=sys.stderr)
-        return 2
-    if options.backend == "nccl" and torch.cuda.device_count() < options.ranks:
-        print(f"--backend nccl: {torch.cuda.device_count()} GPUs for {options.ranks} ranks", file=sys.stderr)
+    if problem := step_options.problem(options):
+        print(problem, file=sys.stderr)
         return 2
     device_type = "cuda" if options.backend == "nccl" else "cpu"
     print(f"Steps on a Llama of 16 M parameters, {options.ranks} ranks, {options.backend}, {machine()}.\n", flush=True)
-    _import_early()
+    step_options.import_early()
     timeout = 60 + 30.0 * options.rounds
     samples, *_ = run_ranks(
         options.ranks, measure, options.rounds, {}, device_type, backend=options.backend, timeout=timeout
@@ -105,9 +102,3 @@ def main(options: argparse.Namespace) -> int:
     rows = figures(samples)
     print(table(samples), markdown(rows), sep="\n\n")
     return 0 if all(row.holds for row in rows) else 1
-
-
-def _import_early() -> None:
-    """What is imported at first use takes seconds: once here, not in every rank."""
-    import torch._dynamo  # noqa: F401
-    from transformers import LlamaForCausalLM  # noqa: F401

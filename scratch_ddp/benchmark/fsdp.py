@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from scratch_ddp.benchmark import step_options
 from scratch_ddp.benchmark.llama import build_llama, make_batch
 from scratch_ddp.benchmark.ranks import run_ranks
 from scratch_ddp.benchmark.report import Figure, machine, markdown
@@ -169,22 +170,18 @@ def memory_figures(ranks: int, backend: str, device_type: str) -> list[Figure]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=20, help="steps of each kind that are timed (default 20)")
-    parser.add_argument("--ranks", type=int, default=2, help="ranks (default 2)")
-    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="gloo on CPUs, nccl on GPUs")
+    step_options.add_arguments(parser, rounds=20)
+    step_options.add_backend(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.rounds < 1 or options.ranks < 1:
-        print("--rounds and --ranks must be at least 1", file=sys.stderr)
+    if problem := step_options.problem(options):
+        print(problem, file=sys.stderr)
         return 2
     device_type = "cuda" if options.backend == "nccl" else "cpu"
-    if device_type == "cuda" and torch.cuda.device_count() < options.ranks:
-        print(f"--backend nccl: {torch.cuda.device_count()} GPUs for {options.ranks} ranks", file=sys.stderr)
-        return 2
     print(f"A sharded model, {options.ranks} ranks, {options.backend}, {machine()}.\n", flush=True)
     torch.set_num_threads(1)
-    _import_early()
+    step_options.import_early()
     timeout = 60 + 30.0 * options.rounds
     arguments = (options.rounds, device_type)
     samples, *_ = run_ranks(options.ranks, measure_steps, *arguments, backend=options.backend, timeout=timeout)
@@ -193,9 +190,3 @@ def main(options: argparse.Namespace) -> int:
     figures += on_the_link(min(options.rounds, 7))
     print(table(samples), markdown(figures), sep="\n\n")
     return 0 if all(figure.holds for figure in figures) else 1
-
-
-def _import_early() -> None:
-    """What is imported at first use takes seconds: once here, not in every rank."""
-    import torch._dynamo  # noqa: F401
-    from transformers import LlamaForCausalLM  # noqa: F401

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import AdamW, Optimizer
 
+from scratch_ddp.benchmark import step_options
 from scratch_ddp.benchmark.llama import build_llama
 from scratch_ddp.benchmark.ranks import run_ranks
 from scratch_ddp.benchmark.report import Figure, machine, markdown
@@ -80,17 +81,15 @@ def step_figures(samples: dict[str, list[Sample]]) -> list[Figure]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=20, help="steps of each optimizer that are timed (default 20)")
-    parser.add_argument("--ranks", type=int, default=2, help="ranks for the times (default 2)")
+    step_options.add_arguments(parser, rounds=20)
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.rounds < 1 or options.ranks < 1:
-        print("--rounds and --ranks must be at least 1", file=sys.stderr)
+    if problem := step_options.problem(options):
+        print(problem, file=sys.stderr)
         return 2
     print(f"AdamW on a Llama of 16 M parameters, gloo, {machine()}.\n", flush=True)
-    import torch._dynamo  # noqa: F401  imported at first use otherwise, which takes seconds in every rank
-    from transformers import LlamaForCausalLM  # noqa: F401
+    step_options.import_early()
 
     rows = []
     for n in (2, 3, 4):
