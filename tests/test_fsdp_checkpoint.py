@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import batches, build
-from fsdp_cases import CASES
+from fsdp_cases import CASES, message_of
 from ranks import RankFailed, run_ranks
 
 from scratch_ddp.fsdp import FSDP
@@ -67,14 +67,6 @@ def test_saved_on_two_ranks_and_loaded_on_three(tmp_path, kind):
             for name, tensor in loaded.items():
                 assert torch.equal(tensor, now[name])
                 torch.testing.assert_close(trained_on[name], later[name], rtol=0, atol=1e-12)
-
-
-def message_of(do) -> str:
-    try:
-        do()
-    except (ValueError, OSError) as error:
-        return str(error)
-    return "nothing was raised"
 
 
 def on_first_rank(do) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import batches
+from fsdp_cases import message_of
 from ranks import run_ranks
 from torch import nn
 
@@ -93,14 +94,6 @@ def llama_from_meta() -> float:
 
 def test_a_language_model_from_the_meta_device_learns():
     assert all(ratio < 0.95 for ratio in run_ranks(2, llama_from_meta))
-
-
-def message_of(do) -> str:
-    try:
-        do()
-    except ValueError as error:
-        return str(error)
-    return "nothing was raised"
 
 
 def refused() -> list[str]:

@@ -7,20 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import batches, mlp
+from fsdp_cases import message_of
 from ranks import run_ranks
 from torch import nn
 
 from scratch_ddp.ddp import FlatDDP
 from scratch_ddp.fsdp import FSDP
-
-
-def message_of(do) -> str:
-    """What is said where `do` raises; it must."""
-    try:
-        do()
-    except (ValueError, TypeError, RuntimeError) as error:
-        return str(error)
-    return "nothing was raised"
 
 
 def model() -> nn.Module:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from ddp_cases import CASES, batches, build, gathered
 from fsdp_cases import CASES as ALL_CASES
+from fsdp_cases import message_of
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -53,14 +54,6 @@ def there_and_back() -> None:
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_full_state_dict_is_the_plain_models(world_size):
     run_ranks(world_size, there_and_back)
-
-
-def message_of(do) -> str:
-    try:
-        do()
-    except (ValueError, OSError) as error:
-        return str(error)
-    return "nothing was raised"
 
 
 def files(folder) -> list[str]:
