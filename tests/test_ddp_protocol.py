@@ -12,6 +12,7 @@ from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistribut
 from scratch_ddp.ddp.bucketed import Bucket, share_out
 from scratch_ddp.ddp.messages import Step
 from scratch_ddp.ddp.overlapped import OneGradient
+from scratch_ddp.fsdp import FSDP
 from scratch_ddp.traffic import traffic
 
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
@@ -184,6 +185,25 @@ TAUGHT = {
     ],
     "bucketed": [BucketedDDP.__init__, BucketedDDP.make_messages, Bucket, share_out],
 }
+
+
+def nothing_to_train(strategy) -> None:
+    """A step of a model that has buffers and no parameters, and of one whose parameters are all frozen."""
+    frozen = torch.nn.Linear(6, 2).requires_grad_(False)
+    for model in (torch.nn.BatchNorm1d(6, affine=False), frozen):
+        wrapped = strategy(model.double())
+        with traffic() as counted:
+            wrapped((dist.get_rank() + ONES).requires_grad_()).sum().backward()
+            wrapped.sync_gradients()
+        assert counted.payload_bytes <= 2 * 8 * 6 + 8  # of the buffers, two of which have six elements
+        for buffer in model.buffers():
+            assert torch.equal(*gathered(buffer))
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, FSDP], ids=lambda strategy: strategy.__name__)
+def test_a_model_with_nothing_to_train(strategy):
+    run_ranks(2, nothing_to_train, strategy)
 
 
 @pytest.mark.parametrize("taught", TAUGHT.values(), ids=TAUGHT)

@@ -37,7 +37,8 @@ class ReplicatedModule(SyncSwitch, nn.Module):
     """A model of which every rank of `group` holds a replica. The base of the strategies, not one itself.
 
     `group` is a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. Hooks that another
-    strategy has put on the model are removed: the newest wrapper is the one that works from hooks.
+    strategy has put on the model are removed: the newest wrapper is the one that works from hooks. A model without
+    parameters, or with none to train, is wrapped too: its buffers are kept equal, and no gradient travels.
     A strategy passes its `settings` in words, and the `problem` that it has with them, if any. Raises ValueError on
     every rank if any rank has a problem, or if the ranks' models differ in names, shapes or dtypes, or in what they
     are wrapped in. Costs three small exchanges.

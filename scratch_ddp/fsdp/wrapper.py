@@ -41,7 +41,8 @@ class FSDP(Saving, SyncSwitch, nn.Module):
     `parameters()` are the shards, under the model's own names: parameter of shape (d, …) on n ranks: ⌈d/n⌉ rows a rank,
     the last ranks fewer or none; a scalar is one row. An optimizer made from them, after wrapping, updates the model;
     one that looks at more than single elements (Adafactor, Muon, LBFGS) computes something else than on whole tensors.
-    Values start as the first rank's. Raises ValueError on every rank if one rank can't be wrapped, or ranks differ.
+    Values start as the first rank's. A model without parameters is wrapped too, and no unit travels.
+    Raises ValueError on every rank if one rank can't be wrapped, or ranks differ.
     Cost: a pass gathers each unit with one all-gather, n-1 n-ths of its bytes sent by a rank, once in forward and once
     in backward; one reduce-scatter of as many bytes for its gradients; and a small all-reduce before each pass.
     """
