@@ -15,11 +15,12 @@ NUMBER = 8  # bytes of a float64
 
 
 def sharded_optimizer(params, make):
-    """Return (own, step, zero_grad): ZeRO-1 for a list of parameters that has the same values on every rank.
+    """Return (own, step, zero_grad): ZeRO-1 for a list of parameters, of equal values on all ranks.
 
-    Parameter i belongs to rank i % n; every rank owns at least one. `make` turns a list of parameters into an ordinary
-    optimizer: own is one that has state for what this rank owns only. step() updates all parameters on every rank, as
-    make(params).step() would; all ranks have the same gradients then. zero_grad() sets the gradients to None.
+    Parameter i belongs to rank i % n; every rank owns at least one. `make` turns a list of
+    parameters into an ordinary optimizer: own is one that has state for what this rank owns
+    only. step() updates all parameters on every rank, as make(params).step() would; all ranks
+    have the same gradients then. zero_grad() sets the gradients to None.
     Cost: one broadcast a parameter at each step.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -41,7 +42,7 @@ def sharded_optimizer(params, make):
 
 
 def reduce_to_owners(params):
-    """Leave in .grad the mean over the ranks on the parameter's owner, and None on all other ranks: ZeRO-2.
+    """Leave in .grad the mean over the ranks on the parameter's owner, None elsewhere: ZeRO-2.
 
     Parameter i belongs to rank i % n. Every rank has a gradient of its own for every parameter.
     Cost: one reduce a parameter.

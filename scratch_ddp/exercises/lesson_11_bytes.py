@@ -6,10 +6,10 @@ from scratch_ddp.exercises.trial import Trial
 
 
 def bytes_held(parameters, n, stage):
-    """Return the bytes that one of n ranks holds of weights, gradients and optimizer state together, an integer.
+    """Return the bytes that one of n ranks holds of weights, gradients and optimizer state together.
 
-    All in float32, under AdamW, which keeps two numbers for each parameter. stage 0 is DDP, 1, 2 and 3 are ZeRO's.
-    n divides the number of parameters.
+    An integer. All in float32, under AdamW, which keeps two numbers for each parameter. stage 0
+    is DDP, 1, 2 and 3 are ZeRO's. n divides the number of parameters.
     """
     # Which of the three does each stage share out?
     # answer: begin
