@@ -15,8 +15,8 @@ from scratch_ddp.benchmark.timing import Spread
 from scratch_ddp.traffic import traffic
 
 
-def row(operation="all_reduce", ranks=2, size=2**20, seconds=1e-3):
-    return Row(operation, "gloo", "cpu", ranks, size, size, Spread(seconds, seconds, seconds), samples=3, calls=1)
+def row(operation="all_reduce", ranks=2, size=2**20, seconds=1e-3, backend="gloo"):
+    return Row(operation, backend, "cpu", ranks, size, size, Spread(seconds, seconds, seconds), samples=3, calls=1)
 
 
 def test_every_operation_at_every_size_and_number_of_ranks():
@@ -178,9 +178,12 @@ def test_series_fits_table_and_json(tmp_path):
     assert len(found.of("all_reduce", ranks=4)) == 3 and found.of(backend="nccl").rows == ()
     with pytest.raises(ValueError, match="choose one"):
         found.fit()
-    lines = str(found).splitlines()
-    assert len(lines) == 9 and len(set(map(len, lines))) == 1
+    above, empty, *lines = str(found).splitlines()
+    assert (above, empty) == ("gloo:", "") and len(lines) == 9 and len(set(map(len, lines))) == 1
     assert "2 MB" not in lines[2] and "1 KiB" in lines[2]
+    assert str(found.of("all_reduce")).startswith("all_reduce, gloo:\n\n| ranks |")
+    several = str(Results((*line, row("broadcast"), row(backend="nccl"))))
+    assert several.startswith("| operation  | ranks | backend |") and several.count("| nccl") == 1
     found.save(tmp_path / "found.json", {"cores": 2})
     read = json.loads((tmp_path / "found.json").read_text())
     assert read["cores"] == 2 and len(read["rows"]) == 7 and read["rows"][0]["algbw"] == line[0].algbw

@@ -32,7 +32,8 @@ def run(tmp_path, monkeypatch, capfd):
 
 
 def sizes_in(table):
-    return re.findall(r"^\| all_reduce +\| +(\d) \| gloo +\| +(\d+ \w+) ", table, re.MULTILINE)
+    assert "\nall_reduce, gloo:\n" in table
+    return re.findall(r"^\| +(\d) \| +(\d+ \w+) ", table, re.MULTILINE)
 
 
 @pytest.mark.parametrize("rendezvous", ["file", "tcp"])

@@ -1,7 +1,7 @@
 """What a benchmark of collectives found: times, three kinds of bandwidth, a table, JSON."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,18 @@ UNITS = (
     "1 GB/s = 10^9 bytes a second, 1 GiB/s = 2^30. algbw = S/t, busbw = factor·S/t as in nccl-tests; "
     "2·S/t is what the write-up published, in GiB/s, though it says GB/s."
 )
+HEAD = (
+    "operation",
+    "ranks",
+    "backend",
+    "size",
+    "time, ms",
+    "calls",
+    "algbw, GB/s",
+    "busbw, GB/s",
+    "2·S/t, GB/s (GiB/s)",
+)
+WORDS = (HEAD.index("operation"), HEAD.index("backend"))
 
 
 @dataclass(frozen=True)
@@ -110,23 +122,15 @@ class Results:
         return found, missing
 
     def table(self) -> str:
-        """A table of Markdown that is readable as text."""
-        head = (
-            "operation",
-            "ranks",
-            "backend",
-            "size",
-            "time, ms",
-            "calls",
-            "algbw, GB/s",
-            "busbw, GB/s",
-            "2·S/t, GB/s (GiB/s)",
-        )
-        rows = [head, *map(_cells, self.rows)]
+        """A table of Markdown that is readable as text. An operation or backend that is every row's stands above it."""
+        rows = [HEAD, *map(_cells, self.rows)]
+        above = [i for i in WORDS if len({row[i] for row in rows[1:]}) == 1]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [" | ".join(_padded(row, widths)) for row in rows]
-        lines.insert(1, "-|-".join("-" * width for width in widths))
-        return "\n".join(f"| {line} |" if i != 1 else f"|-{line}-|" for i, line in enumerate(lines))
+        shown = [i for i in range(len(HEAD)) if i not in above]
+        lines = [" | ".join(_padded(row[i], widths[i], i in WORDS) for i in shown) for row in rows]
+        lines.insert(1, "-|-".join("-" * widths[i] for i in shown))
+        table = "\n".join(f"| {line} |" if i != 1 else f"|-{line}-|" for i, line in enumerate(lines))
+        return f"{', '.join(rows[1][i] for i in above)}:\n\n{table}" if above else table
 
     def save(self, path: Path | str, about: dict[str, Any] | None = None) -> None:
         """Write all as JSON: seconds, bytes, bytes a second; `about` is added as it is."""
@@ -159,10 +163,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _padded(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+def _padded(cell: str, width: int, is_word: bool) -> str:
     """Words to the left, numbers to the right."""
-    words = (0, 2)
-    return [
-        cell.ljust(width) if i in words else cell.rjust(width)
-        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
+    return cell.ljust(width) if is_word else cell.rjust(width)
