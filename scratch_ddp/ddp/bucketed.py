@@ -52,7 +52,7 @@ class Bucket:
         self._views[parameter].zero_()
 
     def mean(self, parameter: nn.Parameter) -> torch.Tensor:
-        return self._views[parameter].detach()  # the same memory at each step, whatever is done to the tensor object
+        return self._views[parameter].detach()  # so that `.grad.data = …` leaves the view alone
 
 
 def share_out(parameters: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:

@@ -30,7 +30,8 @@ class FSDP(Saving, SyncSwitch, nn.Module):
 
     `group`: a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group.
     `units`: the modules to be gathered one at a time, or their names or types; by default the elements of the model's
-    lists of modules. All other parameters are the root's: gathered first, freed when backward is over.
+    outermost `nn.ModuleList`s and `nn.Sequential`s. All other parameters are the root's: gathered first, freed when
+    backward is over.
     `compute_dtype`: units are gathered and computed, and gradients averaged, in this dtype (torch.bfloat16); shards,
     their gradients and optimizer state keep the model's. Floating-point inputs are converted.
     `replicated`: modules, types or names of parameters to be kept whole on every rank.
