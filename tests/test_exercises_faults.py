@@ -1,12 +1,14 @@
 """Answers that raise, hang, flood, or spoil the process group: told in a clear line, and the next cell works."""
 
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
 from exercise_answers import examined, on_ranks, run_cell
 from ranks import RankFailed, run_ranks
 
-from scratch_ddp.exercises import check, examine, reveal, solution, trial
+from scratch_ddp.exercises import attempt, check, examine, reveal, solution, trial
 from scratch_ddp.exercises.exercise import all_exercises
 
 HEAD = "def tree_broadcast(tensor, src=0, group=None):\n"
@@ -99,6 +101,16 @@ def test_a_process_group_that_was_destroyed_all_the_same_is_made_anew(backend):
 
     lines, works = on_ranks(3, on_rank, backend=backend)
     assert works and "made anew" in lines[-1]
+
+
+def test_a_time_limit_may_strike_where_no_line_is(monkeypatch):
+    def answer():
+        raise attempt.TimeIsUp
+
+    frames = attempt.traceback.walk_tb
+    monkeypatch.setattr(attempt.traceback, "walk_tb", lambda where: [*frames(where), (sys._getframe(), None)])
+    _, outcome = attempt.attempt(answer, (), seconds=60)
+    assert (outcome.how, outcome.code) == ("unfinished", "raise attempt.TimeIsUp")
 
 
 def test_a_flood_is_cut_short_and_told():

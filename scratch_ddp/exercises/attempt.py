@@ -113,6 +113,8 @@ def _place(where: TracebackType | None, function: Callable) -> tuple[int | None,
     own = getattr(getattr(function, "__code__", None), "co_filename", None)
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(where)]
     for file, line in reversed(frames):
+        if line is None:  # a signal came between two lines
+            continue
         if file == own or (linecache.getline(file, line) and not os.path.exists(file)):
             return line, linecache.getline(file, line).strip()[:SHOWN_WIDTH]
     return None, ""

@@ -12,9 +12,9 @@ CHECKS = {
     "ruff check": [sys.executable, "-m", "ruff", "check", "."],
     "ruff format": [sys.executable, "-m", "ruff", "format", "--check", "."],
     "tests": [*PYTEST, "tests", f"--ignore={SOLVED}"],
-    # Much of a lesson's time is waiting, so some of them run at once; each has its own kernel.
+    # Much of a lesson's time is waiting, so two of them run at once; each has its own kernel.
     "lessons (strict nbval)": [*PYTEST, "-n2", "--dist=loadfile", "--nbval", "notebooks"],
-    "lessons, with answers": [*PYTEST, "-n3", "--dist=worksteal", SOLVED],
+    "lessons, with answers": [*PYTEST, "-n2", "--dist=worksteal", SOLVED],
 }
 
 
