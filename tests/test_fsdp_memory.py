@@ -46,7 +46,7 @@ def test_between_steps_a_rank_holds_its_share(world_size):
     """And at the peak parameters and gradients in shards, and a few units: one whole and its gradients, messages."""
     for kept, peak in run_ranks(world_size, measure, FSDP):
         assert kept == pytest.approx(1 / world_size, abs=0.02)
-        assert 2 / world_size < peak < 2 / world_size + 7 / BLOCKS
+        assert 2 / world_size < peak < 2 / world_size + 8 / BLOCKS
     for kept, _ in run_ranks(world_size, measure, FSDP, torch.optim.Adam):
         assert kept == pytest.approx(3 / world_size, abs=0.02)
 
@@ -115,7 +115,7 @@ def saving() -> float:
 
 def test_only_the_first_rank_holds_a_full_state_dict():
     first, *others = run_ranks(3, saving)
-    assert 1 < first < 1 + 4 / BLOCKS and all(other < 4 / BLOCKS for other in others)
+    assert 1 < first < 1 + 4 / BLOCKS and all(other < 5 / BLOCKS for other in others)
 
 
 def freed_in_turn() -> list[int]:
