@@ -1,18 +1,21 @@
 """What can't be sharded, or must not be done with a sharded model, is refused in a sentence, on every rank alike."""
 
 import copy
+import functools
 import pickle
 
+import fsdp_cases
 import pytest
 import torch
 import torch.distributed as dist
 from ddp_cases import batches, mlp
-from fsdp_cases import message_of
 from ranks import run_ranks
 from torch import nn
 
 from scratch_ddp.ddp import FlatDDP
 from scratch_ddp.fsdp import FSDP
+
+message_of = functools.partial(fsdp_cases.message_of, errors=(ValueError, TypeError, RuntimeError))
 
 
 def model() -> nn.Module:

@@ -1,7 +1,7 @@
 """The exchange over gloo, whose own reduce-scatter sends twice the bytes.
 
-Its `allgather_coalesced` would save the all-gather a copy. But its thread makes views of tensors that others use
-meanwhile, and once in some ten thousand calls that corrupts memory and ends the process (torch 2.13).
+Its `allgather_coalesced` would save the all-gather a copy. But now and then it ends the process with corrupted memory,
+where its thread makes views of what it was given (seen with torch 2.13; how, is not known).
 """
 
 import torch
