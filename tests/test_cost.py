@@ -88,7 +88,7 @@ def test_buckets_close_when_they_are_full():
     assert whole.step == cost.flat(tens, wire).step
 
 
-@pytest.mark.parametrize("sizes", [(0, 1), (-1, 1), (math.nan, 1), (math.inf, 1), (25, 0), (25, -1)])
+@pytest.mark.parametrize("sizes", [(0, 1), (-1, 1), (math.nan, 1), ("25", 1), (25, 0), (25, -1), (25, math.nan)])
 def test_buckets_that_hold_nothing(sizes):
     with pytest.raises(ValueError, match="_mb must be"):
         cost.bucketed(EVEN, Wire(0, 0, 2), *sizes)

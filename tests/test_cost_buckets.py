@@ -90,3 +90,11 @@ def test_the_search_beats_every_size_of_a_random_model():
         _, forecast = best_bucket(backward, wire)
         steps = [bucketed(backward, wire, 2.0**k).step for k in range(-8, 10)]
         assert forecast.step <= 1.005 * min(steps)
+
+
+def test_a_bucket_without_end():
+    """As with BucketedDDP(model, math.inf): all that follows the first bucket travels at once."""
+    backward, wire = Backward.in_proportion([MB] * 10, 1.0), Wire(1e-3, 1e-9, 2)
+    assert bucketed(backward, wire, math.inf) == bucketed(backward, wire, 100)
+    assert [each.nbytes // MB for each in bucketed(backward, wire, math.inf).messages] == [1, 9]
+    assert [each.nbytes // MB for each in bucketed(backward, wire, math.inf, first_mb=math.inf).messages] == [10]

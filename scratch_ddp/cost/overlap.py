@@ -1,15 +1,18 @@
 """Forecast of a training step: the backward's timeline, and messages that queue for one wire.
 
 A message is on the wire for α + β·bytes, begins when it was posted and the wire is free, and so the step is the
-compute and what sticks out behind it. What a strategy costs in copies and calls on the processor is left out.
+compute and what sticks out behind it. What a strategy costs in copies and calls on the processor is left out, and so is
+the small message of each step in which ranks tell each other which gradients they have (a byte for each parameter and
+buffer). Nothing hides it, so it adds about α.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from numbers import Real
 
 from scratch_ddp.cost.backward import Backward
-from scratch_ddp.cost.wire import MB, Wire, refuse_unless_finite
+from scratch_ddp.cost.wire import MB, Wire
 
 FIRST_BUCKET_MB = 1.0  # as in torch's DDP: the wire has something to do early
 
@@ -66,13 +69,13 @@ def per_parameter(backward: Backward, wire: Wire) -> Forecast:
 def bucketed(backward: Backward, wire: Wire, bucket_mb: float = 25.0, first_mb: float = FIRST_BUCKET_MB) -> Forecast:
     """One all-reduce for each bucket of `bucket_mb` (of 2²⁰ bytes), posted when its last gradient is ready.
 
-    Buckets are filled as `bucket_plan` says. One larger than the model is a flat one. Raises ValueError unless both
-    sizes are finite and more than 0.
+    Buckets are filled as `bucket_plan` says, the first with `first_mb` or `bucket_mb`, whichever is less. With a
+    `bucket_mb` larger than the model, `math.inf` for one, all that follows the first bucket is one bucket, as in
+    `BucketedDDP`. Raises ValueError unless both sizes are numbers and more than 0.
     """
     for name, size in (("bucket_mb", bucket_mb), ("first_mb", first_mb)):
-        refuse_unless_finite(**{name: size})
-        if size == 0:
-            raise ValueError(f"{name} must be more than 0")
+        if not isinstance(size, Real) or not size > 0:  # nan is not
+            raise ValueError(f"{name} must be a number of 2²⁰ bytes, more than 0, not {size!r}")
     return grouped(backward, wire, bucket_plan(backward.nbytes, bucket_mb * MB, min(first_mb, bucket_mb) * MB))
 
 
