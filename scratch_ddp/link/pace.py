@@ -2,6 +2,7 @@
 
 import torch
 
+from scratch_ddp.cost.wire import refuse_unless_finite
 from scratch_ddp.link.sleep import now, sleep_until
 
 
@@ -11,10 +12,9 @@ def take_time(tensor: torch.Tensor, forward: float, backward: float) -> torch.Te
     Around a layer's output it makes the layer take that long (beside its own computing), on any machine, and leaves the
     processor to others meanwhile: `take_time(layer(x), 5e-3, 10e-3)`. Values and gradients are not changed. In backward
     the time passes before the layer's own gradients are computed. Time is that of the link's clock (see `sleep`): what
-    one sleep was too long, the next is shorter. Raises ValueError for a time below 0.
+    one sleep was too long, the next is shorter. Raises ValueError for a time that is negative, infinite or NaN.
     """
-    if not (forward >= 0 and backward >= 0):
-        raise ValueError(f"a layer takes 0 seconds or more, not {forward!r} and {backward!r}")
+    refuse_unless_finite(forward=forward, backward=backward)
     return _TakesTime.apply(tensor, forward, backward)
 
 
