@@ -39,7 +39,7 @@ def sizes_in(table):
 @pytest.mark.parametrize("rendezvous", ["file", "tcp"])
 def test_on_ranks_of_its_own(tmp_path, run, rendezvous):
     files = ["--json", "found.json", "--charts", "new/charts", "--save"]
-    status, printed, said = run(*QUICK, "--ranks", "3", "2", "--rendezvous", rendezvous, *files)
+    status, printed, said = run(*QUICK, "--ranks", "3", "2", "3", "--rendezvous", rendezvous, *files)
     assert status == 0 and not said, said  # no bar where stderr is no terminal
     assert sizes_in(printed) == [(n, size) for n in "32" for size in ("1 KiB", "64 KiB", "1 MiB")]
     assert "1 MiB = 2^20 bytes" in printed and "though it says GB/s" in printed

@@ -1,4 +1,4 @@
-"""What the benchmarks of training steps refuse before any rank is started."""
+"""What the benchmarks of training steps refuse before any rank is started (numbers: test_benchmark_option_types)."""
 
 import sys
 
@@ -6,15 +6,6 @@ import pytest
 import torch
 
 from scratch_ddp.benchmark.__main__ import main
-
-
-@pytest.mark.parametrize("command", ["ddp", "fsdp", "zero"])
-@pytest.mark.parametrize("option", ["--rounds", "--ranks"])
-def test_fewer_than_one(monkeypatch, capsys, command, option):
-    monkeypatch.setattr(sys, "argv", ["benchmark", command, option, "0"])
-    assert main() == 2
-    printed, said = capsys.readouterr()
-    assert said == "--rounds and --ranks must be at least 1\n" and not printed
 
 
 @pytest.mark.parametrize("command", ["ddp", "fsdp"])

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from scratch_ddp.benchmark.collectives import SIZES, measure
 from scratch_ddp.benchmark.fit import save_machine
 from scratch_ddp.benchmark.operations import OPERATIONS
+from scratch_ddp.benchmark.option_types import count, seconds
 from scratch_ddp.benchmark.ranks import RankFailed, run_ranks
 from scratch_ddp.benchmark.report import machine
 from scratch_ddp.benchmark.results import UNITS, Results
@@ -28,14 +29,14 @@ HOURS = 3600.0  # a limit for ranks that hang, not for a long measurement
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--ranks", type=int, nargs="+", help="default: 2 4 6; under torchrun all it has started")
+    parser.add_argument("--ranks", type=count, nargs="+", help="default: 2 4 6; under torchrun all it has started")
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
     parser.add_argument(
         "--operations", nargs="+", default=["all_reduce"], metavar="NAME", help=f"all, or of: {', '.join(OPERATIONS)}"
     )
     parser.add_argument("--backend", choices=("gloo", "nccl"), nargs="+", help="default: gloo, and NCCL where it can")
     parser.add_argument("--rendezvous", choices=("file", "tcp"), help="how ranks find each other (default: file)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each row, about (default: 1)")
+    parser.add_argument("--seconds", type=seconds, default=1.0, help="for each row, about (default: 1)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     parser.add_argument("--charts", type=Path, metavar="FOLDER", help="draw times and bandwidths there, as PNG")
     parser.add_argument("--save", action="store_true", help="keep α and β in this_machine.json here, for later lessons")
@@ -66,6 +67,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.operations == ["all"]:
         options.operations = list(OPERATIONS)
     options.sizes = [parse_size(size) for size in options.sizes]
+    options.ranks = options.ranks and list(dict.fromkeys(options.ranks))
     if not _is_first():
         return
     if options.json and not options.json.parent.is_dir():

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.benchmark.operations import OPERATIONS, Workspace, memory
+from scratch_ddp.benchmark.option_types import seconds
 from scratch_ddp.benchmark.ranks import run_ranks
 from scratch_ddp.benchmark.report import Figure, machine, markdown
 from scratch_ddp.benchmark.room import Place, free_memory, refuse_what_does_not_fit
@@ -60,7 +61,7 @@ def figures(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[Figure]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each size, about (default: 20)")
+    parser.add_argument("--seconds", type=seconds, default=20.0, help="for each size, about (default: 20)")
 
 
 def main(options: argparse.Namespace) -> int:

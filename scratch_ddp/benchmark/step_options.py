@@ -4,11 +4,13 @@ import argparse
 
 import torch
 
+from scratch_ddp.benchmark.option_types import count
+
 
 def add_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
     """Add --rounds, with its default, and --ranks."""
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"steps of each kind that are timed ({rounds})")
-    parser.add_argument("--ranks", type=int, default=2, help="ranks (2)")
+    parser.add_argument("--rounds", type=count, default=rounds, help=f"steps of each kind that are timed ({rounds})")
+    parser.add_argument("--ranks", type=count, default=2, help="ranks (2)")
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +20,6 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
 
 def problem(options: argparse.Namespace) -> str | None:
     """Say why these options can't be run here, or return None."""
-    if options.rounds < 1 or options.ranks < 1:
-        return "--rounds and --ranks must be at least 1"
     if getattr(options, "backend", "gloo") == "nccl" and torch.cuda.device_count() < options.ranks:
         return f"--backend nccl: {torch.cuda.device_count()} GPUs for {options.ranks} ranks"
     return None
