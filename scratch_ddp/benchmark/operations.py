@@ -85,72 +85,87 @@ def _operation(
 
 
 def _twice_all_but_own(n: int) -> float:
+    """An all-reduce: each rank sends all n-th parts but one, twice over."""
     return 2 * (n - 1) / n
 
 
 def _all_but_own(n: int) -> float:
+    """Every n-th part but the own is sent or received."""
     return (n - 1) / n
 
 
 def _once(n: int) -> float:
+    """The whole, once over each link."""
     return 1.0
 
 
 @_operation(_twice_all_but_own, in_parts=False)
 def all_reduce(space: Workspace, root: int) -> None:
+    """torch's all_reduce of S bytes, in place."""
     dist.all_reduce(space.whole, group=space.group)
 
 
 @_operation(_twice_all_but_own, extra=lambda n: 1 / n + 0.1, in_parts=False)
 def ring_all_reduce(space: Workspace, root: int) -> None:
+    """Our ring over the same S bytes, in place."""
     ours.ring_all_reduce(space.whole, space.group)
 
 
 @_operation(_once, in_parts=False)
 def broadcast(space: Workspace, root: int) -> None:
+    """torch's broadcast of S bytes from the root."""
     dist.broadcast(space.whole, group=space.group, group_src=root)
 
 
 @_operation(_once, in_parts=False)
 def tree_broadcast(space: Workspace, root: int) -> None:
+    """Our tree from the root, S bytes."""
     ours.tree_broadcast(space.whole, dist.get_global_rank(space.group, root), space.group)
 
 
 @_operation(_once, in_parts=False)
 def reduce(space: Workspace, root: int) -> None:
+    """torch's reduce of S bytes to the root."""
     dist.reduce(space.whole, group=space.group, group_dst=root)
 
 
 @_operation(_all_but_own, extra=lambda n: 1.1)
 def all_gather(space: Workspace, root: int) -> None:
+    """torch's all-gather: S/n bytes of each rank into one tensor of S bytes on every rank."""
     _all_gather(space.even(), space.part, group=space.group)
 
 
 @_operation(_all_but_own)
 def direct_all_gather(space: Workspace, root: int) -> None:
+    """Ours: S/n bytes of each rank into n tensors, S bytes in all, on every rank."""
     ours.all_gather(space.parts, space.part, space.group)
 
 
 @_operation(_all_but_own, extra=lambda n: 1.1)
 def reduce_scatter(space: Workspace, root: int) -> None:
+    """torch's reduce-scatter: one tensor of S bytes on every rank, S/n bytes of the sum to each."""
     _reduce_scatter(space.part, space.even(), group=space.group)
 
 
 @_operation(_all_but_own, extra=lambda n: 1.1)
 def direct_reduce_scatter(space: Workspace, root: int) -> None:
+    """Ours: n tensors, S bytes in all, on every rank, S/n bytes of the sum to each."""
     ours.reduce_scatter(space.part, space.parts, space.group)
 
 
 @_operation(_all_but_own, extra=lambda n: 1.1)
 def gather(space: Workspace, root: int) -> None:
+    """torch's gather: S/n bytes of each rank to the root, which holds S bytes then."""
     dist.gather(space.part, space.parts_at(root), group=space.group, group_dst=root)
 
 
 @_operation(_all_but_own)
 def scatter(space: Workspace, root: int) -> None:
+    """torch's scatter: S/n bytes to each rank of the root's S bytes."""
     dist.scatter(space.part, space.parts_at(root), group=space.group, group_src=root)
 
 
 @_operation(_all_but_own, second=True)
 def all_to_all(space: Workspace, root: int) -> None:
+    """torch's all-to-all: S bytes on every rank, S/n bytes of them to each."""
     dist.all_to_all_single(space.even(space.second), space.even(), group=space.group)

@@ -105,7 +105,9 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         `presence` has a number from 0 (none) to 255 for each parameter of the model. Buffers that changed on any rank
         (BatchNorm's statistics) take the first rank's values, as in torch's DDP. Raises ValueError on every rank if
         any rank has a `problem`, unless every rank says that it has `given_up` the step. Costs one all-reduce of a byte
-        for each parameter and buffer; a broadcast a dtype for buffers.
+        for each parameter and buffer; a broadcast a dtype for buffers. The answer is read on the
+        processor: over NCCL, whose messages go one after the other, the processor waits here for all that are under way
+        and starts no more work on the GPU meanwhile.
         """
         changed = [False] * self._buffer_count if problem else self._buffers_of_all.changed()
         with set_up():

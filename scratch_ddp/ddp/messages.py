@@ -4,7 +4,6 @@ Collectives are paired by their order, so every rank must start the same message
 it has. That order is the list's: a message that is full waits until the one in front of it has started.
 """
 
-import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -92,5 +91,7 @@ class Step:
 
 def _carrier(group: dist.ProcessGroup | None) -> object:
     """What does a group's work. Rank cells put another in its place when they renew the group."""
-    with contextlib.suppress(RuntimeError):  # a group that has none
+    try:
         return (group or dist.group.WORLD)._get_backend(message_device(group))
+    except RuntimeError:  # a group without a backend, as a lone rank has: it is never renewed
+        return None

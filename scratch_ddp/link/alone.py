@@ -66,78 +66,95 @@ class Alone:
         self._rank, self._size = rank, size
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Done:
+        """Reduce each tensor with `size` − 1 copies of itself, in place."""
         for tensor in tensors:
             repeat_(tensor, opts.reduceOp if opts else dist.ReduceOp.SUM, self._size)
         return Done(tensors)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Done:
+        """As `allreduce` if this rank is the root, else nothing."""
         return self.allreduce(tensors, opts) if opts.rootRank == self._rank else Done(tensors)
 
     def broadcast(self, tensors: list[torch.Tensor], *_: Any) -> Done:
+        """Nothing: the root holds the same tensors."""
         return Done(tensors)
 
     def barrier(self, *_: Any, **__: Any) -> Done:
+        """Nothing: nobody is waited for."""
         return Done([])
 
     def send(self, tensors: list[torch.Tensor], *_: Any) -> Done:
+        """Nothing: nobody takes the tensors."""
         return Done(tensors)
 
     def recv(self, tensors: list[torch.Tensor], source: int, *_: Any) -> Done:
+        """Nothing: the tensors stay as they are."""
         return Done(tensors, source)
 
     def recv_anysource(self, tensors: list[torch.Tensor], *_: Any) -> Done:
+        """As `recv`, from the next rank."""
         return Done(tensors, (self._rank + 1) % self._size)
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], *_: Any) -> Done:
+        """Copy each input into every place of its list of outputs."""
         for copies, tensor in zip(outputs, inputs, strict=True):
             for copy in copies:
                 copy.copy_(tensor)
         return Done(outputs)
 
     def allgather_coalesced(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], *_: Any) -> Done:
-        for copies in outputs:  # one list a rank
+        """Copy all inputs into each list of outputs, one list a rank."""
+        for copies in outputs:
             for copy, tensor in zip(copies, inputs, strict=True):
                 copy.copy_(tensor)
         return Done(outputs)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, *_: Any) -> Done:
+        """Fill the output with `size` copies of the tensor."""
         for copy in output.view(self._size, -1):
             if copy.data_ptr() != tensor.data_ptr():  # it may be a part of the output
                 copy.copy_(tensor.view(-1))
         return Done([output])
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Done:
+        """As `allgather` if this rank is the root, else nothing."""
         return self.allgather(outputs, inputs) if opts.rootRank == self._rank else Done(inputs)
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Done:
+        """Take this rank's part if it is the root; else the output stays as it is."""
         if opts.rootRank == self._rank:
             outputs[0].copy_(inputs[0][self._rank])
         return Done(outputs)
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Done:
+        """Reduce `size` copies of this rank's part of each list into its output."""
         for output, parts in zip(outputs, inputs, strict=True):
             repeat_(output.copy_(parts[self._rank]), opts.reduceOp, self._size)
         return Done(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Done:
+        """The same for one tensor that is cut into `size` parts."""
         output.view(-1).copy_(tensor.view(self._size, -1)[self._rank])
         repeat_(output, opts.reduceOp, self._size)
         return Done([output])
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], *_: Any) -> Done:
-        for output in outputs:  # every peer sends what this rank would send to itself
+        """Copy this rank's own part into every output: that is what its equals would send."""
+        for output in outputs:
             output.copy_(inputs[self._rank])
         return Done(outputs)
 
     def all_to_all_single(
         self, output: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int], *_: Any
     ) -> Done:
+        """The same for one tensor each way, cut as the sizes say, or evenly."""
         outputs = output.split(out_sizes) if out_sizes else output.chunk(self._size)
         inputs = tensor.split(sizes) if sizes else tensor.chunk(self._size)
         self.alltoall(list(outputs), list(inputs))
         return Done([output])
 
     def all_gather_single_coalesced(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], *_: Any) -> Done:
+        """Several `all_gather_single` in one call."""
         for output, tensor in zip(outputs, inputs, strict=True):
             self.all_gather_single(output, tensor)
         return Done(outputs)
@@ -145,6 +162,7 @@ class Alone:
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any
     ) -> Done:
+        """Several `reduce_scatter_single` in one call."""
         for output, tensor in zip(outputs, inputs, strict=True):
             self.reduce_scatter_single(output, tensor, opts)
         return Done(outputs)

@@ -14,10 +14,8 @@ from scratch_ddp.profiling.intervals import Interval, without
 from scratch_ddp.profiling.timeline import COMPUTING, Span
 
 _JOINED = 3e-3  # seconds: a shorter pause between two operations of one kind is Python's, or another program's
-_UNDECIDED, _CALL = (
-    "operation",
-    "call",
-)  # kinds until it is known what comes next; a collective is called: not computing
+_UNDECIDED = "operation"  # its kind until it is known what comes next
+_CALL = "call"  # of a collective: not computing
 _BYTES = {
     **dict.fromkeys(("double", "long int", "c10::complex<float>"), 8),
     **dict.fromkeys(("float", "int"), 4),
