@@ -1,19 +1,27 @@
 """Timing in turns: order, warm-up, the slowest rank."""
 
 import time
+from functools import partial
 
 import pytest
+import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
 from scratch_ddp.benchmark.timing import Sample, interleaved, ratio
 
 
-def test_every_variant_once_a_round_and_another_first_each_time():
-    order = []
-    samples = interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=4, warm_up=1)
-    assert order == ["b", "a", "a", "b", "b", "a", "a", "b", "b", "a"]
-    assert {name: len(taken) for name, taken in samples.items()} == {"a": 4, "b": 4}
+def test_every_variant_once_a_round_in_another_order_each_time_and_the_same_one_on_every_rank():
+    def order_and_samples():
+        order = []
+        samples = interleaved({name: partial(order.append, name) for name in "abc"}, rounds=30, warm_up=1)
+        return "".join(order), {name: len(taken) for name, taken in samples.items()}
+
+    (order, samples), other = run_ranks(2, order_and_samples)
+    rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
+    assert len(rounds) == 31 and {"".join(sorted(each)) for each in rounds} == {"abc"}
+    assert len(set(rounds)) == 6  # all orders turn up
+    assert samples == dict.fromkeys("abc", 30) and other == (order, samples)
 
 
 @pytest.mark.parametrize("rendezvous", ["file", "tcp"])
@@ -38,3 +46,14 @@ def test_ratios_are_taken_round_by_round():
 def test_nothing_to_time():
     with pytest.raises(ValueError, match="0 variants"):
         interleaved({})
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_a_gpu_is_waited_for_only_where_it_is_in_use(monkeypatch, in_use):
+    """Ranks that compute on the CPU of a machine with GPUs must not take one into use in what is timed."""
+    waited = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(True))
+    interleaved({"nothing": list}, rounds=2, warm_up=0)
+    assert waited == [True] * 2 * in_use

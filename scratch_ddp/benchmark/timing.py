@@ -1,5 +1,6 @@
 """Times of several variants of the same work, taken in turns, so that what else the machine does meets all alike."""
 
+import random
 import resource
 import statistics
 import time
@@ -41,16 +42,16 @@ def interleaved(
     """Run every variant once a round and return its samples, one a round, by the variant's name.
 
     Call it on every rank of `group` with the same variants; without a process group, this process is timed alone. The
-    ranks begin each run together (a barrier, not timed), and a GPU's work is waited for. Each round begins with
-    another variant. The first `warm_up` rounds are not kept. One all-reduce at the end.
+    ranks begin each run together (a barrier, not timed), and a GPU's work is waited for. Each round has an order of its
+    own: what ran before leaves its data in the caches, so no variant may always follow the same one. The first `warm_up`
+    rounds are not kept. One all-reduce at the end.
     """
     names = list(variants)
     if not names or rounds < 1:
         raise ValueError(f"nothing to time: {len(names)} variants, {rounds} rounds")
     taken = torch.zeros(rounds, len(names), 2, dtype=torch.float64)
     for turn in range(-warm_up, rounds):
-        for step in range(len(names)):
-            which = (step + turn) % len(names)
+        for which in random.Random(turn + warm_up).sample(range(len(names)), len(names)):  # the same on every rank
             sample = _timed(variants[names[which]], group)
             if turn >= 0:
                 taken[turn, which] = sample
@@ -81,8 +82,8 @@ def _timed(run: Callable[[], object], group: dist.ProcessGroup | None) -> torch.
         dist.barrier(group=group)
     began, used = time.perf_counter(), _cpu_seconds()
     run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # a GPU is told what to do, and goes on while Python does
+    if torch.cuda.is_initialized():  # else nothing runs on a GPU, and to ask one would take it into use
+        torch.cuda.synchronize()  # it is told what to do, and goes on while Python does
     return torch.tensor([time.perf_counter() - began, _cpu_seconds() - used], dtype=torch.float64)
 
 
