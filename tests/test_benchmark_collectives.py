@@ -51,6 +51,7 @@ def test_an_operation_does_what_its_name_says(name):
         expected = {
             "all_reduce": (space.whole, total),
             "ring_all_reduce": (space.whole, total),
+            "unchecked_ring_all_reduce": (space.whole, total),
             "broadcast": (space.whole, everyone[1]),
             "tree_broadcast": (space.whole, everyone[1]),
             "reduce": (space.whole, total if rank == 1 else space.whole),

@@ -43,8 +43,8 @@ def interleaved(
 
     Call it on every rank of `group` with the same variants; without a process group, this process is timed alone. The
     ranks begin each run together (a barrier, not timed), and a GPU's work is waited for. Each round has an order of its
-    own: what ran before leaves its data in the caches, so no variant may always follow the same one. The first `warm_up`
-    rounds are not kept. One all-reduce at the end.
+    own: what ran before leaves its data in the caches, so no variant may always follow the same one. The first
+    `warm_up` rounds are not kept. One all-reduce at the end.
     """
     names = list(variants)
     if not names or rounds < 1:

@@ -2,13 +2,14 @@
 
 Tensors may have any size (also none, or fewer elements than ranks), dtype and strides; groups any number of ranks.
 `src` and `dst` are global ranks. Wrong arguments, and ranks that ask for different things, raise on every rank alike;
-that check costs one small all-reduce more than the costs stated, counted by `traffic` as set-up. Memory that a call
-takes for what arrives is kept for the next call, up to `kept_memory.MOST` bytes.
+that check costs one small all-reduce more than the costs stated, counted by `traffic` as set-up; inside `unchecked()`
+it is left out. Memory that a call takes for what arrives is kept for the next call, up to `kept_memory.MOST` bytes.
 
 In the costs, n is the number of ranks in the group, S the bytes of `tensor` (of one tensor of a list), and depth the
 longest chain of messages each of which waits for the one before.
 """
 
+from scratch_ddp.collectives.checked import unchecked
 from scratch_ddp.collectives.direct import all_gather, all_to_all, gather, reduce_scatter, scatter
 from scratch_ddp.collectives.rings import (
     false_ring_all_reduce,
@@ -34,4 +35,5 @@ __all__ = [
     "send_recv",
     "star_broadcast",
     "tree_broadcast",
+    "unchecked",
 ]
