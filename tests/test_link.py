@@ -10,6 +10,7 @@ import torch.distributed as dist
 from ranks import RankFailed, run_ranks
 
 from scratch_ddp.link import PRESETS, Link, linked_group, lone_rank, preset
+from scratch_ddp.link import linked as linked_module
 
 
 @pytest.fixture
@@ -124,6 +125,26 @@ def test_what_is_refused():
         assert messages[1].startswith("ranks 0, 1, 2: a Link, the name of a preset or None is needed, not float")
         assert messages[2] == "this group is on a link already: set its .link"
         assert messages[3].startswith("a process group or None is needed, not str")
+
+
+def test_beside_nccl_the_data_moves_over_gloo():
+    """NCCL lets ranks go on before the data is there. Here the default group only says that it is NCCL."""
+
+    def beside():
+        world = dist.distributed_c10d._world
+        world.pg_backend_config[dist.group.WORLD] = "cpu:gloo,cuda:nccl"
+        world.pg_map[dist.group.WORLD] = (dist.Backend("nccl"), world.pg_map[dist.group.WORLD][1])
+        linked, x = linked_group(Link(0.001, 0)), torch.ones(1)
+        dist.all_reduce(x, group=linked)
+        return x.item(), dist.get_backend(linked), linked._device_types[0].type
+
+    assert run_ranks(2, beside) == [(2, "gloo", "cpu")] * 2
+
+
+@pytest.mark.parametrize("config, expected", [("cuda:nccl", "gloo"), ("cpu:watched,cuda:watched", "watched")])
+def test_over_which_backend(config, expected, monkeypatch):
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    assert linked_module._backend_on_cpu(None) == expected
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -33,6 +33,7 @@ class LinkedGroup(dist.ProcessGroup):
         self.below, self._own_rank, self._own_size = below, rank, size
         self._link, self._board = link, board
         self._nic, self._alarm = Nic(), Alarm()
+        self._free: Callable[[Any], None] | None = None
         self._generation, self._name = 0, ""
         self.adopt_backends()
 
@@ -78,8 +79,14 @@ class LinkedGroup(dist.ProcessGroup):
             self.below.shutdown()
             unregister(self.below)
 
+    def follow(self, group: dist.ProcessGroup | None) -> None:
+        """Let a Stop end waits here as in `group`, and start over with it. Only the groups of rank cells do either."""
+        if hasattr(group, "wrappers"):
+            group.wrappers.add(self)
+            self._free = group.free_when_interrupted
+
     def start_over(self) -> None:
-        """The group below was renewed: what was under way has been given up, and its backend is another."""
+        """The group that this one follows was renewed: what was under way is given up, a backend below is another."""
         self._nic.clear_queue()
         self._alarm.ring_now()
         if self._board is not None:
@@ -115,7 +122,7 @@ class LinkedGroup(dist.ProcessGroup):
         if transfer is None or below is None:
             return below
         settle = functools.partial(self._settle, call, transfer, places)
-        return LinkedWork(below, transfer, settle, self._alarm, getattr(self.below, "free_when_interrupted", None))
+        return LinkedWork(below, transfer, settle, self._nic.clear_queue, self._alarm, self._free)
 
     def _say_ready(self, call: Call, transfer: Transfer | None) -> list[int] | None:
         """Tell the peers from when on this rank's wire is free for the call, before they can be through with it."""

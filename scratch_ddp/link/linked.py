@@ -16,8 +16,10 @@ from scratch_ddp.link.registration import register
 def linked_group(link: Link | str | None, group: dist.ProcessGroup | None = None) -> LinkedGroup:
     """Return a process group of the same ranks as `group` (default: all), whose operations take time on `link`.
 
-    `link` is a Link, a preset's name, or None for none to begin with. The data moves over a group of its own with the
-    backend of `group` (gloo, NCCL, the group of rank cells). Pass the new group wherever torch takes one:
+    `link` is a Link, a preset's name, or None for none to begin with. The data moves over a group of its own, with what
+    `group` uses for tensors in main memory: gloo, or the group of rank cells. Beside NCCL too it is gloo, which copies
+    a GPU's tensors to main memory and back: NCCL lets a rank go on before the data is there, so that nobody could say
+    when a transfer had ended. Pass the new group wherever torch takes one:
 
         slow = linked_group("Ethernet 10 Gb")
         dist.all_reduce(tensor, group=slow)
@@ -53,20 +55,25 @@ def linked_group(link: Link | str | None, group: dist.ProcessGroup | None = None
     world = dist.distributed_c10d._world
     backend, store = world.pg_map[below]
     register(linked, f"{below.group_name} on a link", ranks, backend, world.pg_backend_config[below], store)
-    if hasattr(below, "wrappers"):  # rank cells renew their groups after a Stop, and then those around them start over
-        below.wrappers.add(linked)
+    linked.follow(below)
     return linked
 
 
 def _twin(group: dist.ProcessGroup | None, ranks: list[int]) -> dist.ProcessGroup:
-    """A group of the same ranks with the same backend and time limit."""
+    """A group of the same ranks with the same time limit, over what carries tensors of main memory."""
     whole_world = len(ranks) == dist.get_world_size()
     return dist.new_group(
         ranks,
         timeout=_timeout(group or dist.group.WORLD),
-        backend=dist.get_backend(group),
+        backend=_backend_on_cpu(group),
         use_local_synchronization=not whole_world,
     )
+
+
+def _backend_on_cpu(group: dist.ProcessGroup | None) -> str:
+    """What the group uses for tensors in main memory; gloo where it has nothing for them, as with NCCL alone."""
+    of_device = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))  # "cpu:gloo,cuda:nccl"
+    return of_device.get("cpu", "gloo")
 
 
 def _timeout(group: dist.ProcessGroup) -> datetime.timedelta | None:

@@ -20,6 +20,9 @@ def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> Linked
     `linked_group`. Without a default group it becomes the default one, until `dist.destroy_process_group()`; with one
     it is a further group, whose absent ranks have numbers that nobody else has.
 
+    An interrupt ends a wait at once and frees the link. torch's DDP waits in C++, where only a rank cell's Stop reaches
+    it; elsewhere Python sees the interrupt when that wait is over.
+
     No communication. Raises ValueError for a world size below 1, a rank outside of it, an unknown preset.
     """
     found = as_link(link)
@@ -35,6 +38,8 @@ def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> Linked
     register(group, free_name("lone rank"), _numbers(world_size, rank, own_number), BACKEND, config, dist.HashStore())
     if is_first:
         make_default(group)
+    else:
+        group.follow(dist.group.WORLD)
     return group
 
 

@@ -47,17 +47,17 @@ class Nic:
                 del self.transfers[: _KEPT // 2]
         return transfer
 
-    def put_off(self, transfer: Transfer, until: float) -> None:
-        """Let a transfer begin no earlier than `until`: the moment at which the last of its ranks was ready."""
+    def put_off(self, transfer: Transfer, ready: float) -> None:
+        """Let a transfer begin no earlier than `ready`: the moment at which the last of its ranks was."""
         with self._lock:
-            started, seconds = max(transfer.started, until), transfer.ended - transfer.started
+            started, seconds = max(transfer.started, ready), transfer.ended - transfer.started
             if transfer.call in ("send", "recv"):  # messages that were all put off still go one after the other
-                since, until = self._settled.get(transfer.call, (0.0, 0.0))
-                if started < until and started + seconds > since:
-                    started = until
+                taken_from, taken_until = self._settled.get(transfer.call, (0.0, 0.0))
+                if started < taken_until and started + seconds > taken_from:
+                    started = taken_until
                 else:
-                    since = started
-                self._settled[transfer.call] = since, started + seconds
+                    taken_from = started
+                self._settled[transfer.call] = taken_from, started + seconds
             transfer.started, transfer.ended = started, started + seconds
             self._keep_taken(_directions(transfer.call), transfer.ended)
 
@@ -71,9 +71,10 @@ class Nic:
                     self._free[direction] = transfer.started
 
     def clear_queue(self) -> None:
-        """Free the wire: what was under way has been given up."""
+        """Free the wire from now on: what was under way has been given up."""
         with self._lock:
             self._free = dict.fromkeys(self._free, 0.0)
+            self._settled.clear()
 
     @property
     def busy_seconds(self) -> float:

@@ -17,7 +17,8 @@ class LinkedWork(dist.Work):
     """`wait` sleeps; a thread takes part only where somebody asks for a future, as torch's DDP does.
 
     `below`: the work of the group below; `settle`: called once that is through, learns from the peers when the
-    transfer really began; `free`: told of the future, by whoever can end waits that hang in C++.
+    transfer really began; `give_up`: called where an exception ends the sleep, as an interrupt does; `free`: told of
+    the future, by whoever can end waits that hang in C++.
     """
 
     def __init__(
@@ -25,11 +26,13 @@ class LinkedWork(dist.Work):
         below: dist.Work,
         transfer: Transfer,
         settle: Callable[[dist.Work], None],
+        give_up: Callable[[], None],
         alarm: Alarm,
         free: Callable[[torch.futures.Future], None] | None,
     ):
         super().__init__()
-        self._below, self._transfer, self._settle, self._alarm, self._free = below, transfer, settle, alarm, free
+        self._below, self._transfer, self._settle, self._give_up = below, transfer, settle, give_up
+        self._alarm, self._free = alarm, free
         self._lock = threading.Lock()
         self._future: torch.futures.Future | None = None
 
@@ -38,14 +41,22 @@ class LinkedWork(dist.Work):
         __tracebackhide__ = True  # in a rank cell learners see their own line, not this one
         if not timeout:  # torch passes 0 for "no limit of its own"
             self._below.wait()
-            sleep_until(self._end())
+            self._sleep_until(self._end())
             return True
         limit = now() + timeout.total_seconds()
         self._below.wait(timeout)
-        sleep_until(min(self._end(), limit))
+        self._sleep_until(min(self._end(), limit))
         if self._end() > limit:
             raise RuntimeError(f"{self._transfer.call}: not through after {timeout.total_seconds():g} s")
         return True
+
+    def _sleep_until(self, moment: float) -> None:
+        __tracebackhide__ = True
+        try:
+            sleep_until(moment)
+        except BaseException:
+            self._give_up()
+            raise
 
     def is_completed(self) -> bool:
         return self._below.is_completed() and now() >= self._end()
@@ -86,6 +97,7 @@ class LinkedWork(dist.Work):
             if error is not None:
                 self._future.set_exception(error)
             else:
+                self._below.wait()  # it is through; on a GPU, lets the stream wait for the copy back from main memory
                 self._future.set_result(value)
         except RuntimeError:
             if not self._future.done():  # else somebody has ended the wait in the meantime
