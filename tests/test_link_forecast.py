@@ -66,17 +66,22 @@ def test_the_published_steps_are_forecast():
     link = published_step.link(timeline.total_bytes)
     steps = {name: 1e3 * each.step for name, each in published_step.forecasts(timeline, link.wire(2)).items()}
     assert steps["naive"] == pytest.approx(1406.7) and steps["flat"] == pytest.approx(1365.2)  # what was fitted
-    assert in_order(steps).holds and within(steps)[0].holds
+    assert in_order(steps).holds and all(row.holds for row in within(steps))
     others = [name for name in steps if name != "100 MB"]
     assert all(steps[name] == pytest.approx(published_step.PUBLISHED[name], rel=0.03) for name in others)
 
 
 def test_verdicts_can_be_bad():
     steps = dict(published_step.PUBLISHED)
-    assert in_order(steps).holds and within(steps)[0].holds
-    assert not within(steps | {"10 MB": 1.11 * steps["10 MB"]})[0].holds
-    assert not in_order(steps | {"flat": 1.03 * steps["naive"]}).holds
+    assert in_order(steps).holds and all(row.holds for row in within(steps))
+    assert [row.holds for row in within(steps | {"10 MB": 1.11 * steps["10 MB"]})] == [True, False]
+    assert [row.holds for row in within(steps | {"flat": 0.89 * steps["flat"]})] == [False, True]
+    assert not in_order(steps | {"flat": 1.001 * steps["naive"]}).holds
     assert not in_order(steps | {"per parameter": 1.03 * steps["100 MB"]}).holds
+    barely_quicker = in_order(steps | {"100 MB": 0.999 * steps["10 MB"]})
+    assert not barely_quicker.holds and barely_quicker.measured.endswith(", -0.1%")
+    assert in_order(steps | {"flat": 0.99 * steps["1000 MB"]}).holds  # tied in the published table as well
+    assert not in_order(steps | {"flat": 0.97 * steps["1000 MB"]}).holds
 
 
 @pytest.fixture
