@@ -105,6 +105,7 @@ class LinkedGroup(dist.ProcessGroup):
         self._generation += 1
 
     def _run(self, method: str, args: tuple, kwargs: dict[str, Any]) -> dist.Work:
+        posted = now()  # first of all: what follows takes time of its own
         operate = getattr(self.below, method)
         if self._own_size == 1:
             return operate(*args, **kwargs)  # nothing leaves the rank
@@ -112,7 +113,7 @@ class LinkedGroup(dist.ProcessGroup):
         link, transfer = self._link, None
         if link is not None:
             nbytes = link_bytes(call, args)
-            transfer = self._nic.book(call.name, nbytes, link.seconds(nbytes, _rounds(call)))
+            transfer = self._nic.book(call.name, nbytes, posted, link.seconds(nbytes, _rounds(call)))
         places = self._say_ready(call, transfer)
         try:
             below = operate(*args, **kwargs)

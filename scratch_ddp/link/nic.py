@@ -4,8 +4,6 @@ import contextlib
 import threading
 from dataclasses import dataclass
 
-from scratch_ddp.link.sleep import now
-
 _KEPT = 200_000  # transfers that are remembered, at most; the older half is forgotten beyond
 
 
@@ -34,10 +32,9 @@ class Nic:
         self._settled: dict[str, tuple[float, float]] = {}  # from when to when sends and receives last took the wire
         self._lock = threading.Lock()
 
-    def book(self, call: str, nbytes: int, seconds: float) -> Transfer:
-        """Queue a transfer that takes the wire for `seconds`."""
+    def book(self, call: str, nbytes: int, posted: float, seconds: float) -> Transfer:
+        """Queue a transfer that was asked for at `posted` and takes the wire for `seconds`."""
         with self._lock:
-            posted = now()
             directions = _directions(call)
             started = max(posted, *(self._free[direction] for direction in directions))
             transfer = Transfer(call, nbytes, posted, started, started + seconds)
