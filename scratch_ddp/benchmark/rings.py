@@ -23,7 +23,7 @@ SIZES = ("8MiB", "64MiB", "256MiB")
 
 @dataclass(frozen=True)
 class Pair:
-    """Ours, torch's, and how many times as long ours may take from `least` bytes on."""
+    """Ours, torch's, and how many times as much CPU time ours may take from `least` bytes on."""
 
     ours: str
     theirs: str
@@ -47,16 +47,15 @@ def compare(size: int, rounds: int) -> dict[str, list[Sample]]:
 
 
 def figures(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[Figure]:
-    """A row for each pair: medians over the rounds of wall time, which is judged, and of CPU time."""
+    """A row for each pair: medians over the rounds of CPU time, which is judged, and of wall time."""
     rows = []
     for pair in PAIRS:
-        wall, cpu = (ratio(samples[pair.ours], samples[pair.theirs], figure) for figure in ("wall", "cpu"))
+        cpu, wall = (ratio(samples[pair.ours], samples[pair.theirs], figure) for figure in ("cpu", "wall"))
         judged = size >= pair.least
         what = f"our {pair.ours} / gloo's {pair.theirs}, {format_size(size)}, {len(samples[pair.ours])} rounds"
-        text = f"{wall} of the time, {cpu} of the CPU time"
-        rows.append(
-            Figure(what, f"≤ {pair.must:.2f}" if judged else "said", text, not judged or wall.median <= pair.must)
-        )
+        must = f"≤ {pair.must:.2f}" if judged else "said"
+        text = f"{cpu} of the CPU time, {wall} of the time"
+        rows.append(Figure(what, must, text, not judged or cpu.median <= pair.must))
     return rows
 
 

@@ -17,11 +17,11 @@ def exchange(
         operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=i) for i, tensor in leaving.items()]
         operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=i) for i, tensor in arriving.items()]
         return dist.batch_isend_irecv(operations) if operations else []
-    # Receives first: what is sent to a rank that waits for it already goes straight to its place. And from the group
-    # itself: dist.isend and dist.irecv would check once more what is known, a quarter of a small message's time.
-    receives = [group.recv([tensor], i, 0) for i, tensor in arriving.items()]
+    # Sends first: gloo keeps what is sent until its receiver has asked for it, and a thread of gloo's own then sends it;
+    # where the receiver has asked already, this thread would have to. And from the group itself: dist.isend and
+    # dist.irecv would check once more what is known, a quarter of a small message's time.
     sends = [group.send([tensor], i, 0) for i, tensor in leaving.items()]
-    return sends + receives  # a send is mostly through first: who waits in this order wakes up less often
+    return sends + [group.recv([tensor], i, 0) for i, tensor in arriving.items()]
 
 
 def wait(under_way: list[dist.Work]) -> None:
