@@ -41,7 +41,7 @@ class Exactness:
         exact, idle = abs(self.ratios.median - 1) <= _OFF, self.share < _SHARE
         return [
             Figure(f"a transfer / (α + bytes·β), {what}", f"1 ± {_OFF:g}", text, exact),
-            Figure(f"share of a core while waiting, {what}", f"< {_SHARE:.0%}", f"{self.share:.1%}", idle),
+            Figure(f"share of a core while waiting, {what}", f"< {100 * _SHARE:.0f} %", f"{self.share:.1%}", idle),
         ]
 
 

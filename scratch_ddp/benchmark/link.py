@@ -104,7 +104,7 @@ def in_order(medians: dict[str, float]) -> Figure:
         must += f"{_spoken(slow)} {'≳' if tied else '>'} "
         measured.append(f"{lead:+.1%}")
         holds = holds and (lead >= -_TIED if tied else lead > 0)
-    must += f"{_spoken(_SLOWEST_FIRST[-1])} (≳: tied there, −{_TIED:.0%} will do)"
+    must += f"{_spoken(_SLOWEST_FIRST[-1])} (≳: tied there, −{100 * _TIED:.0f} % will do)"
     return Figure("published table: order of its groups", must, "each to the next: " + ", ".join(measured), holds)
 
 
