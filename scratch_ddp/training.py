@@ -4,9 +4,7 @@ A plain model is trained by this process alone; one that a strategy has wrapped 
 """
 
 import contextlib
-import os
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -18,6 +16,7 @@ from tqdm import tqdm
 from scratch_ddp.agreement import gather_rows
 from scratch_ddp.data import Batch
 from scratch_ddp.evaluation import Score, evaluate
+from scratch_ddp.progress import shows_progress
 from scratch_ddp.sharding import Batches
 from scratch_ddp.traffic import set_up
 
@@ -179,11 +178,3 @@ def warm_up_then_fall(step: int, steps: int, warmup: float) -> float:
     """The share of the full learning rate at a step: a line up over the first `warmup` of the steps, then down to 0."""
     rising = max(1, round(warmup * steps))
     return min((step + 1) / rising, (steps - step) / max(1, steps - rising))
-
-
-def shows_progress(rank: int, wanted: bool | None) -> bool:
-    """On the first rank, if `wanted`; by default as SCRATCH_DDP_PROGRESS says (0, 1), else if stderr is a terminal."""
-    if wanted is None:
-        said = os.environ.get("SCRATCH_DDP_PROGRESS")
-        wanted = said == "1" if said else sys.stderr.isatty()
-    return rank == 0 and wanted

@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> int:
     except UsageError as error:
         return complain(error)
     write_settings()
+    os.environ.setdefault("SCRATCH_DDP_PROGRESS", "1")  # kernels inherit it, and their ranks
     print(f"Your copies of the lessons are in {COPIES}. End the lab with Ctrl-C.", flush=True)
     os.execv(command[0], command)
 
