@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kernel import Kernel
 
-from scratch_ddp.benchmark.cells import busy_cores
+from scratch_ddp.benchmark.busy import busy_cores
 from scratch_ddp.benchmark.sockets import listening_addresses, listening_beyond_loopback
 
 

@@ -1,7 +1,6 @@
 """Rank cells, measured as a learner meets them: through a kernel, from the outside."""
 
 import argparse
-import contextlib
 import os
 import signal
 import statistics
@@ -9,29 +8,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+from scratch_ddp.benchmark.busy import busy_cores
 from scratch_ddp.benchmark.group import watched_group
 from scratch_ddp.benchmark.kernel import Kernel, wait_until_gone
+from scratch_ddp.benchmark.option_types import count
 from scratch_ddp.benchmark.report import Figure, machine, markdown, spread
 from scratch_ddp.benchmark.sockets import listening_beyond_loopback
 
 _ONE_SLEEPS = "import time\nif rank != 2:\n    dist.all_reduce(torch.ones(1))\nelse:\n    time.sleep(60)"
 _DEADLOCK = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"
-
-
-@contextlib.contextmanager
-def busy_cores() -> Iterator[None]:
-    """Keep every core of this machine busy."""
-    command = [sys.executable, "-c", "while True: pass"]
-    spinning = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
 
 
 def first_cells(runs: int) -> Figure:
@@ -166,26 +154,9 @@ def sockets() -> Figure:
     return Figure("sockets of ranks open beyond loopback", "none", ", ".join(found) or "none", not found)
 
 
-def lessons(runs: int) -> Figure:
-    """Strict nbval of lessons 00 to 02; every second run with all cores busy."""
-    paths = sorted(str(path) for path in Path("notebooks").glob("0[0-2]_*.ipynb"))
-    took, passed = [], 0
-    for run in range(runs):
-        with busy_cores() if run % 2 else contextlib.nullcontext():
-            began = time.monotonic()
-            ended = subprocess.run([sys.executable, "-m", "pytest", "-q", "--nbval", *paths], stdout=subprocess.DEVNULL)
-            took.append(time.monotonic() - began)
-            passed += ended.returncode == 0
-        print(f"nbval {passed} of {run + 1}, {took[-1]:.0f} s", file=sys.stderr, flush=True)
-    text = f"{passed} of {runs}, {spread(took)}"
-    what = "strict nbval, lessons 00–02, half of the runs with all cores busy"
-    return Figure(what, "all, < 180 s", text, passed == runs and max(took) < 180)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs", type=int, default=5, help="runs of each measurement (default 5)")
-    parser.add_argument("--first-cells", type=int, default=20, help="kernels started for the first row (default 20)")
-    parser.add_argument("--lessons", type=int, default=0, metavar="RUNS", help="also run nbval over lessons 00-02")
+    parser.add_argument("--runs", type=count, default=5, help="runs of each measurement (default 5)")
+    parser.add_argument("--first-cells", type=count, default=20, help="kernels started for the first row (default 20)")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -200,7 +171,5 @@ def main(options: argparse.Namespace) -> int:
         sockets(),
         *watched_group(),
     ]
-    if options.lessons:
-        figures.append(lessons(options.lessons))
     print(markdown(figures))
     return 0 if all(figure.holds for figure in figures) else 1

@@ -20,6 +20,7 @@ from scratch_ddp.benchmark.room import places, refuse_what_does_not_fit
 from scratch_ddp.benchmark.sizes import format_size, parse_size
 from scratch_ddp.benchmark.timing import Sample, interleaved, spread_of
 from scratch_ddp.collectives.checked import agree, member_group
+from scratch_ddp.progress import shows_progress
 
 SIZES = ("1KiB", "10KiB", "100KiB", "1MiB", "10MiB", "100MiB", "1GiB")
 SAMPLE = 0.002  # seconds: shorter calls are timed several at once, or beginning together would weigh too much
@@ -95,7 +96,7 @@ class _Plan:
 
     def run(self) -> list[Row]:
         rows: list[Row] = []
-        hidden = True if self.group.rank() else None  # None: unless stderr is a terminal
+        hidden = not shows_progress(self.group.rank())
         steps = [(n, size) for n in self.ranks for size in self.sizes]
         with tqdm(total=len(steps), disable=hidden, leave=False, unit="size") as progress:
             for n in self.ranks:
@@ -128,7 +129,7 @@ def _counts(ranks: Sequence[int] | None, group: dist.ProcessGroup) -> list[int]:
         raise ValueError(f"{max(counts)} ranks asked for, and there are {group.size()}")
     if min(counts) < group.size() and group is not dist.group.WORLD:
         raise ValueError("fewer ranks than the group has can be taken of the default group only: leave `group` out")
-    return counts
+    return list(dict.fromkeys(counts))
 
 
 def _backend(group: dist.ProcessGroup, device: torch.device) -> str:

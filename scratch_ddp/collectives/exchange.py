@@ -17,7 +17,7 @@ def exchange(
         operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=i) for i, tensor in leaving.items()]
         operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=i) for i, tensor in arriving.items()]
         return dist.batch_isend_irecv(operations) if operations else []
-    # Sends first: gloo keeps what is sent until its receiver has asked for it, and a thread of gloo's own then sends it;
+    # Sends first: gloo keeps what is sent until its receiver has asked for it, and then a thread of its own sends it;
     # where the receiver has asked already, this thread would have to. And from the group itself: dist.isend and
     # dist.irecv would check once more what is known, a quarter of a small message's time.
     sends = [group.send([tensor], i, 0) for i, tensor in leaving.items()]

@@ -1,0 +1,65 @@
+"""The lessons, run again and again: do their saved outputs hold, and how long does it take?"""
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from scratch_ddp.benchmark.busy import busy_cores
+from scratch_ddp.benchmark.option_types import count
+from scratch_ddp.benchmark.report import Figure, machine, markdown, spread
+
+LIMITS = {"00-02": 180, "03-06": 240, "07-09": 240, "10-11": 180}  # seconds that a run of these lessons may take
+FOLDER = Path("notebooks")
+
+
+def chapters(which: str, folder: Path = FOLDER) -> list[Path]:
+    """The notebooks of "07-09". Raises ValueError if there are none here."""
+    first, last = which.split("-")
+    found = sorted(path for path in folder.glob("[0-9][0-9]_*.ipynb") if first <= path.name[:2] <= last)
+    if not found:
+        raise ValueError(
+            f"there are no lessons {which} in {folder.absolute().name}/ here: call it in the clone's folder"
+        )
+    return found
+
+
+def run_again(which: str, runs: int, busy: bool, folder: Path = FOLDER) -> Figure:
+    """Strict nbval of some lessons, `runs` times; with `busy`, every second time with all cores busy."""
+    command = [sys.executable, "-m", "pytest", "-q", "--nbval", *map(str, chapters(which, folder))]
+    took, passed = [], 0
+    for run in range(runs):
+        with busy_cores() if busy and run % 2 else contextlib.nullcontext():
+            began = time.monotonic()
+            ended = subprocess.run(command, stdout=subprocess.DEVNULL)
+            took.append(time.monotonic() - began)
+        passed += ended.returncode == 0
+        print(f"{which}: {passed} of {run + 1}, {took[-1]:.0f} s", file=sys.stderr, flush=True)
+    what = f"strict nbval of lessons {which}" + (", half of the runs with all cores busy" if busy else "")
+    holds = passed == runs and max(took) < LIMITS[which]
+    return Figure(what, f"all, < {LIMITS[which]} s", f"{passed} of {runs}, {spread(took)}", holds)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("which", nargs="*", metavar="LESSONS", help=f"of {', '.join(LIMITS)}; default: all")
+    parser.add_argument("--runs", type=count, default=2, help="of each (default 2)")
+    parser.add_argument("--busy", action="store_true", help="keep all cores busy in every second run")
+
+
+def main(options: argparse.Namespace) -> int:
+    which: Sequence[str] = options.which or list(LIMITS)
+    try:
+        if unknown := [each for each in which if each not in LIMITS]:
+            raise ValueError(f"{unknown[0]!r} is none of {', '.join(LIMITS)}")
+        for each in which:
+            chapters(each)
+    except ValueError as error:
+        print(f"lessons: {error}", file=sys.stderr)
+        return 2
+    print(f"Lessons on {machine()}.\n", flush=True)
+    figures = [run_again(each, options.runs, options.busy) for each in which]
+    print(markdown(figures))
+    return 0 if all(figure.holds for figure in figures) else 1
