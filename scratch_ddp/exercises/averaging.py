@@ -1,5 +1,6 @@
 """What exercises on averaging share: a model, what its gradients must be, a step that is watched."""
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,10 +13,13 @@ from scratch_ddp.traffic.taps import listening
 
 
 class Watched:
-    """How many collectives have been started and waited for: now, and when backward returned."""
+    """How many collectives have been started and waited for: now, and when backward returned.
 
-    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]]):
-        self.buckets = buckets
+    `in_order`: a bucket is to be started when those before it in the list are complete as well.
+    """
+
+    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]], in_order: bool = False):
+        self.buckets, self.in_order = buckets, in_order
         self.calls, self.waits = 0, 0
         self.in_backward = 0, 0
         self.late = False  # a bucket had all its gradients, and had not been started
@@ -30,7 +34,8 @@ class Watched:
     def arrived(self, parameter: nn.Parameter) -> None:
         """To be called by a hook that was registered after the answer's own."""
         self._arrived.add(parameter)
-        self.late |= self.calls < sum(self._arrived.issuperset(bucket) for bucket in self.buckets)
+        complete = [self._arrived.issuperset(bucket) for bucket in self.buckets]
+        self.late |= self.calls < sum(itertools.takewhile(bool, complete) if self.in_order else complete)
 
     def step(self, loss: Callable[[], torch.Tensor], finish: Callable[[], None]) -> None:
         """Backward, then `finish()`."""

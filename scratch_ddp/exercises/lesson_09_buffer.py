@@ -19,7 +19,7 @@ def average_through_buffer(parameters):
     Return a function `average`, to be called after backward: it leaves the means over the
     ranks in `.grad`, as views of that tensor. It must not matter how gradients were cleared,
     or whether they were. All parameters are used, and have one dtype.
-    Cost: one all-reduce a call. After the first call, `average()` allocates less than 1 KB.
+    Cost: one all-reduce a call. After the first call, `average()` allocates less than 1 KiB.
     """
     # Where is a gradient when average() is called, after zero_grad() and without it?
     # answer: begin
