@@ -64,3 +64,11 @@ def test_moving_the_data_is_not_waiting():
     measured = exactness(0.01, [mine], without)
     assert measured.share == pytest.approx(0.05) and measured.figures("")[1].holds
     assert not exactness(0.01, [mine], waits(0.001, cpu=0.0)).figures("")[1].holds
+
+
+def test_a_link_is_not_judged_by_messages_that_take_longer_without_it():
+    slow = [waits(0.003, 0.003, 0.003, 0.003)]
+    row, _ = exactness(0.001, slow, waits(0.0002, 0.0003, 0.003, 0.004)).figures("")
+    assert row.holds and row.must.startswith("said")
+    row, _ = exactness(0.001, slow, waits(0.0002, 0.0003, 0.0004, 0.003)).figures("")
+    assert not row.holds and row.must == "1 ± 0.03"

@@ -30,17 +30,22 @@ class Wait(NamedTuple):
 
 @dataclass
 class Exactness:
-    """Transfers of one length: how many times the stated seconds they took, and the share of a core used waiting."""
+    """Transfers of one length: how many times the stated seconds they took, and the share of a core used waiting.
+
+    `late`: at least a quarter of the messages take longer than stated even without a link, which can't speed them up.
+    """
 
     ratios: Spread
     share: float
+    late: bool = False
 
     def figures(self, what: str) -> list[Figure]:
         """Both as rows of the table."""
         text = f"{self.ratios.median:.4f} [{self.ratios.low:.4f}–{self.ratios.high:.4f}]"
         exact, idle = abs(self.ratios.median - 1) <= _OFF, self.share < _SHARE
+        must = "said: a quarter of the messages take longer without a link" if self.late else f"1 ± {_OFF:g}"
         return [
-            Figure(f"a transfer / (α + bytes·β), {what}", f"1 ± {_OFF:g}", text, exact),
+            Figure(f"a transfer / (α + bytes·β), {what}", must, text, exact or self.late),
             Figure(f"share of a core while waiting, {what}", f"< {100 * _SHARE:.0f} %", f"{self.share:.1%}", idle),
         ]
 
@@ -55,7 +60,8 @@ def exactness(stated: float, ranks: Sequence[Sequence[Wait]], without: Sequence[
     ratios = [(each.ended - at) / stated for each, at in zip(mine, began, strict=True)]
     cpu, moving = (median(each.cpu for each in some) for some in (mine, without))
     waited = median(each.ended - each.posted for each in mine)
-    return Exactness(spread_of(ratios), max(0.0, cpu - moving) / waited)
+    late = spread_of([each.ended - each.began for each in without]).high > stated
+    return Exactness(spread_of(ratios), max(0.0, cpu - moving) / waited, late)
 
 
 def waits(group: LinkedGroup, transfers: int) -> dict[float, list[Wait]]:
