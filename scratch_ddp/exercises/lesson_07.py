@@ -17,7 +17,7 @@ def time_calls(operation, repeats, clock, device):
     The time of a call is that of the slowest rank, so the list is the same on every rank.
     The ranks begin each of these calls together. One call comes before them and is not in
     the list, since the first call is slower than others. clock() returns this rank's time
-    in seconds; it may differ from other ranks' by any amount. device: of your tensors.
+    in seconds; it may differ from other ranks' by any amount. device: where tensors go.
     Cost: at most one dist.barrier for each call of operation, and one dist.all_reduce.
     """
     # How do ranks begin together? Whose time counts, and how do the others get to know it?
