@@ -5,6 +5,7 @@ The command around it is in `collectives_command`.
 
 import contextlib
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -97,8 +98,9 @@ class _Plan:
     def run(self) -> list[Row]:
         rows: list[Row] = []
         hidden = not shows_progress(self.group.rank())
+        stays = not sys.stderr.isatty()  # in a cell it would leave an empty stripe behind
         steps = [(n, size) for n in self.ranks for size in self.sizes]
-        with tqdm(total=len(steps), disable=hidden, leave=False, unit="size") as progress:
+        with tqdm(total=len(steps), disable=hidden, leave=stays, unit="size") as progress:
             for n in self.ranks:
                 with _first_ranks(n, self.group) as members:
                     for size in self.sizes:
