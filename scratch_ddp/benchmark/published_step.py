@@ -1,8 +1,8 @@
 """A published training step on two T4: its table, the model behind it, and a link and a timeline that fit it.
 
 The model is called a "medium" GPT (batch 32, context 64), and its numbers of calls are given: 1700, 980, 150 and 20 in
-ten steps with buckets of 1, 10, 100 and 1000 MB. A decoder of 24 layers, width 1024 (MLP 4096, three matrices) and 10,000 tokens has just these buckets
-under the rule of torch's DDP, 219 parameters and 1.69 GB of gradients.
+ten steps with buckets of 1, 10, 100 and 1000 MB. A decoder of 24 layers, width 1024 (MLP 4096, three matrices) and
+10,000 tokens has just these buckets under the rule of torch's DDP, 219 parameters and 1.69 GB of gradients.
 
 When its gradients were ready is not published. Two rows say the same about it: with 1000 MB nothing is hidden, though
 the first bucket holds 62 % of the bytes, and with a message a parameter 37 % of the communication sticks out. So 38 %
