@@ -1,7 +1,6 @@
 """The lessons' own row, and the command without a name, which runs them all."""
 
 import sys
-from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -47,17 +46,16 @@ def test_refusals(asked, complaint, tmp_path, monkeypatch, capsys):
     assert complaint in capsys.readouterr().err
 
 
-def test_without_a_name_all_are_run_and_one_that_fails_is_not_forgotten(monkeypatch, capsys):
+@pytest.mark.parametrize("failed", [1, -9])
+def test_without_a_name_all_are_run_and_one_that_fails_is_not_forgotten(monkeypatch, capsys, failed):
     ran = []
 
-    def stand_in(name, status):
-        def main(options):
-            ran.append(options.what)
-            return status
+    def call(command_line):
+        ran.append(command_line[1:])
+        return failed if command_line[-1] == "ddp" else 0
 
-        return SimpleNamespace(add_arguments=lambda parser: None, main=main), name
-
-    monkeypatch.setattr(command, "COMMANDS", {"a": stand_in("a", 0), "b": stand_in("b", 1), "c": stand_in("c", 0)})
+    monkeypatch.setattr(command.subprocess, "call", call)
     monkeypatch.setattr(sys, "argv", ["benchmark"])
     assert command.main() == 1
-    assert ran == ["a", "b", "c"] and "## b" in capsys.readouterr().out
+    assert ran == [["-m", "scratch_ddp.benchmark", name] for name in command.COMMANDS] and len(ran) == 8
+    assert "## zero" in capsys.readouterr().out

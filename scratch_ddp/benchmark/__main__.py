@@ -1,6 +1,7 @@
 """`python -m scratch_ddp.benchmark WHAT`: measure, and print a table for the README. Without WHAT: all of them."""
 
 import argparse
+import subprocess
 import sys
 
 from scratch_ddp.benchmark import cells, collectives_command, ddp, fsdp, lessons, link, rings, zero
@@ -22,14 +23,17 @@ def main() -> int:
     commands = parser.add_subparsers(dest="what")
     for name, (module, what) in COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=what))
-    asked = sys.argv[1:]
-    ended = 0
-    for arguments in [asked] if asked else [[name] for name in COMMANDS]:
-        options = parser.parse_args(arguments)
-        if not asked:
-            print(f"\n## {options.what}\n", flush=True)
-        ended = max(ended, COMMANDS[options.what][0].main(options))
-    return ended
+    options = parser.parse_args()
+    if options.what is None:
+        ended = [_in_its_own_process(name) for name in COMMANDS]
+        return int(any(ended))
+    return COMMANDS[options.what][0].main(options)
+
+
+def _in_its_own_process(name: str) -> int:
+    """Run a command and return its exit status. Ranks are forked, so no other may have computed in their parent."""
+    print(f"\n## {name}\n", flush=True)
+    return subprocess.call([sys.executable, "-m", "scratch_ddp.benchmark", name])
 
 
 if __name__ == "__main__":
