@@ -1,190 +1,176 @@
-"""How long do collectives take? In a rank cell or a script, on every rank: `measure(["1KiB", "1MiB"], ["all_reduce"])`.
+"""`python -m scratch_ddp.benchmark collectives`: time collectives, on ranks of its own or on torchrun's.
 
-The command around it is in `collectives_command`.
+python -m scratch_ddp.benchmark collectives --ranks 2 4 6 --sizes 1KiB 1MiB 100MiB
+torchrun --nproc-per-node 2 -m scratch_ddp.benchmark collectives --json found.json
 """
 
-import contextlib
-import math
+import argparse
+import os
+import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
-from scratch_ddp.agreement import message_device, raise_everywhere
-from scratch_ddp.benchmark.operations import FLOAT, OPERATIONS, Operation, Workspace, memory
-from scratch_ddp.benchmark.results import Results, Row
-from scratch_ddp.benchmark.room import places, refuse_what_does_not_fit
-from scratch_ddp.benchmark.sizes import format_size, parse_size
-from scratch_ddp.benchmark.timing import Sample, interleaved, spread_of
-from scratch_ddp.collectives.checked import agree, member_group
-from scratch_ddp.progress import shows_progress
+from scratch_ddp.benchmark.collectives import SIZES, measure
+from scratch_ddp.benchmark.fit import save_machine
+from scratch_ddp.benchmark.operations import OPERATIONS
+from scratch_ddp.benchmark.option_types import count, seconds
+from scratch_ddp.benchmark.ranks import RankFailed, run_ranks
+from scratch_ddp.benchmark.report import machine
+from scratch_ddp.benchmark.results import UNITS, Results
+from scratch_ddp.benchmark.sizes import parse_size
 
-SIZES = ("1KiB", "10KiB", "100KiB", "1MiB", "10MiB", "100MiB", "1GiB")
-SAMPLE = 0.002  # seconds: shorter calls are timed several at once, or beginning together would weigh too much
-LEAST, MOST = 3, 50  # samples of a row
+RANKS = (2, 4, 6)
+HOURS = 3600.0  # a limit for ranks that hang, not for a long measurement
 
 
-def measure(
-    sizes: Iterable[int | str] = SIZES,
-    operations: Sequence[str] = ("all_reduce",),
-    ranks: Sequence[int] | None = None,
-    seconds: float = 1.0,
-    device: torch.device | str | None = None,
-    group: dist.ProcessGroup | None = None,
-) -> Results:
-    """Time `operations` (names of `operations.OPERATIONS`) on float32 tensors of each size, and return all rows.
-
-    Collective: every rank of `group` calls it with the same arguments, and gets the same rows. `sizes`: bytes, or texts
-    such as "10MiB". `ranks`: numbers of ranks, each of which is tried with the first so many; by default all.
-    `seconds`: about how long each row may take; there are at least three samples however long they take. `device`:
-    by default the GPU where the backend wants one, else the CPU.
-
-    Operations of one size take turns, after a warm-up; ranks begin each sample together; a sample's time is that of the
-    slowest rank. The root of a broadcast and the like goes round from call to call, so that no rank runs ahead.
-
-    Raises ValueError or TypeError, on every rank alike and before anything is timed: for wrong arguments, for ranks
-    that disagree, for what does not fit in memory (and says what would). RuntimeError if memory is refused later.
-    """
-    __tracebackhide__ = True
-    plan = _Plan(sizes, operations, ranks, seconds, device, member_group(group))
-    agree("measure", plan.check, plan.group)
-    plan.refuse_what_does_not_fit()
-    return Results(tuple(plan.run()))
-
-
-@dataclass
-class _Plan:
-    """The arguments of `measure`, which `check` replaces by what they mean."""
-
-    sizes: Iterable[int | str]
-    operations: Sequence[str | Operation]
-    ranks: Sequence[int] | None
-    seconds: float
-    device: torch.device | str | None
-    group: dist.ProcessGroup
-
-    def check(self) -> dict:
-        """Return what must be the same on every rank. Raises TypeError or ValueError."""
-        if isinstance(self.sizes, str) or isinstance(self.operations, str):
-            raise TypeError('sizes and operations are lists, such as ["1MiB"] and ["all_reduce"]')
-        self.sizes = list(dict.fromkeys(parse_size(size) for size in self.sizes))
-        self.operations = list(dict.fromkeys(self.operations))
-        self.ranks = _counts(self.ranks, self.group)
-        if unknown := [name for name in self.operations if name not in OPERATIONS]:
-            raise ValueError(f"no operation is called {unknown[0]!r}; there are {', '.join(OPERATIONS)}")
-        facts = {"sizes": self.sizes, "operations": self.operations, "ranks": self.ranks, "seconds": self.seconds}
-        self.operations = [OPERATIONS[name] for name in self.operations]
-        if not self.sizes or not self.operations:
-            raise ValueError(f"nothing to measure: {len(self.sizes)} sizes, {len(self.operations)} operations")
-        if min(self.sizes) < (least := FLOAT * max(self.ranks)):
-            raise ValueError(
-                f"{min(self.sizes)} bytes are too few: {max(self.ranks)} ranks need {least}, a float32 each"
-            )
-        if not (self.seconds > 0 and math.isfinite(self.seconds)):
-            raise ValueError(f"seconds must be positive and finite, not {self.seconds}")
-        self.device = torch.device(self.device) if self.device else message_device(self.group)
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device: torch finds no GPU here; leave it out to measure on the CPU")
-        return facts | {"device": self.device.type, "backend": _backend(self.group, self.device)}
-
-    def refuse_what_does_not_fit(self) -> None:
-        where = places(self.device, self.group)
-        refuse_what_does_not_fit(self.sizes, self.ranks, where, partial(memory, self.operations))
-
-    def run(self) -> list[Row]:
-        rows: list[Row] = []
-        hidden = not shows_progress(self.group.rank())
-        stays = not sys.stderr.isatty()  # in a cell it would leave an empty stripe behind
-        steps = [(n, size) for n in self.ranks for size in self.sizes]
-        with tqdm(total=len(steps), disable=hidden, leave=stays, unit="size") as progress:
-            for n in self.ranks:
-                with _first_ranks(n, self.group) as members:
-                    for size in self.sizes:
-                        progress.set_description(f"{n} ranks, {format_size(size)}")
-                        rows += self._rows(size, members)
-                        progress.update()
-        shared = [rows]
-        dist.broadcast_object_list(shared, dist.get_global_rank(self.group, 0), group=self.group)
-        return shared[0]
-
-    def _rows(self, size: int, members: dist.ProcessGroup | None) -> list[Row]:
-        """Nothing on a rank that is not among the members; it takes part in the check all the same."""
-        space, problem = None, None
-        try:
-            if members is not None:
-                space = Workspace(size, members, self.device, any(each.second for each in self.operations))
-        except (RuntimeError, MemoryError) as error:
-            problem = f"{format_size(size)} could not be allocated: {error}"
-        raise_everywhere(problem, self.group, RuntimeError)
-        return _timed(space, size, self.operations, self.seconds) if space else []
-
-
-def _counts(ranks: Sequence[int] | None, group: dist.ProcessGroup) -> list[int]:
-    counts = [group.size()] if ranks is None else list(ranks)
-    if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 2 for n in counts):
-        raise ValueError(f"ranks must be numbers of ranks, 2 or more each, not {counts}")
-    if max(counts) > group.size():
-        raise ValueError(f"{max(counts)} ranks asked for, and there are {group.size()}")
-    if min(counts) < group.size() and group is not dist.group.WORLD:
-        raise ValueError("fewer ranks than the group has can be taken of the default group only: leave `group` out")
-    return list(dict.fromkeys(counts))
-
-
-def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
-    """The backend that carries tensors of this device. Raises ValueError if the group has none."""
-    backends = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
-    if device.type not in backends:
-        raise ValueError(f"device: the group ({dist.get_backend_config(group)}) carries no tensors of {device}")
-    return backends[device.type]
-
-
-@contextlib.contextmanager
-def _first_ranks(n: int, group: dist.ProcessGroup) -> Iterator[dist.ProcessGroup | None]:
-    """A group of the first n ranks, None elsewhere, for the time of the block."""
-    if n == group.size():
-        yield group
-        return
-    members = dist.new_group(list(range(n)), backend=dist.get_backend(group))
-    if group.rank() >= n:
-        yield None
-        return
-    try:
-        yield members
-    finally:
-        dist.destroy_process_group(members)
-
-
-def _timed(space: Workspace, size: int, operations: Sequence[Operation], seconds: float) -> list[Row]:
-    def several(operation: Operation, calls: int) -> None:
-        for turn in range(calls):
-            operation.run(space, turn % space.n)
-
-    def take(calls: dict[str, int], **how: int) -> dict[str, list[Sample]]:
-        variants = {each.name: partial(several, each, calls[each.name]) for each in operations}
-        return interleaved(variants, group=space.group, **how)
-
-    calls = dict.fromkeys((each.name for each in operations), 1)
-    probe = take(calls, rounds=1, warm_up=1)
-    if sum(samples[0].wall for samples in probe.values()) < seconds / 4:
-        probe = take(calls, rounds=3, warm_up=0)
-    # The fastest says how many calls make a sample long enough, the middle one how many samples there is time for.
-    calls = {name: math.ceil(min(SAMPLE / min(_walls(probe[name])), 1000)) for name in calls}
-    turn = sum(calls[name] * spread_of(_walls(probe[name])).median for name in calls)
-    samples = take(
-        calls, rounds=min(max(int(seconds * len(calls) / turn), LEAST), MOST), warm_up=int(turn < seconds / 5)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--ranks", type=count, nargs="+", help="default: 2 4 6; under torchrun all it has started")
+    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
+    parser.add_argument(
+        "--operations", nargs="+", default=["all_reduce"], metavar="NAME", help=f"all, or of: {', '.join(OPERATIONS)}"
     )
-    where = {"backend": _backend(space.group, space.whole.device), "device": space.whole.device.type, "ranks": space.n}
-    rows = []
-    for each in operations:
-        spread = spread_of([wall / calls[each.name] for wall in _walls(samples[each.name])])
-        counted = {"samples": len(samples[each.name]), "calls": calls[each.name]}
-        rows.append(Row(each.name, size=size, nbytes=each.nbytes(size, space.n), seconds=spread, **where, **counted))
-    return rows
+    parser.add_argument("--backend", choices=("gloo", "nccl"), nargs="+", help="default: gloo, and NCCL where it can")
+    parser.add_argument("--rendezvous", choices=("file", "tcp"), help="how ranks find each other (default: file)")
+    parser.add_argument("--seconds", type=seconds, default=1.0, help="for each row, about (default: 1)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
+    parser.add_argument("--charts", type=Path, metavar="FOLDER", help="draw times and bandwidths there, as PNG")
+    parser.add_argument("--save", action="store_true", help="keep α and β in this_machine.json here, for later lessons")
 
 
-def _walls(samples: Sequence[Sample]) -> list[float]:
-    return [sample.wall for sample in samples]
+def main(options: argparse.Namespace) -> int:
+    try:
+        _check(options)
+        found = _under_torchrun(options) if "TORCHELASTIC_RUN_ID" in os.environ else _on_own_ranks(options)
+    except (ValueError, TypeError) as error:
+        if _is_first():  # under torchrun all ranks raise alike
+            print(f"collectives: {error}", file=sys.stderr)
+        return 2
+    except RankFailed as error:
+        print(f"collectives: {error}", file=sys.stderr)
+        return 1
+    if found is not None:
+        _report(found, options)
+    return 0
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what would fail only after the measurement, or on every rank with a traceback."""
+    if options.operations == ["all"]:
+        options.operations = list(OPERATIONS)
+    options.sizes = [parse_size(size) for size in options.sizes]
+    options.ranks = options.ranks and list(dict.fromkeys(options.ranks))
+    if not _is_first():
+        return
+    if options.json and not options.json.parent.is_dir():
+        raise ValueError(f"--json {options.json}: there is no folder {options.json.parent}")
+    if options.charts:
+        if options.charts.exists() and not options.charts.is_dir():
+            raise ValueError(f"--charts {options.charts}: that is a file, a folder is needed")
+        options.charts.mkdir(parents=True, exist_ok=True)
+
+
+def _on_own_ranks(options: argparse.Namespace) -> Results:
+    ranks = options.ranks or list(RANKS)
+    print(f"Collectives on {machine()}, torch {torch.__version__}.", flush=True)
+    found = Results(())
+    for backend, counts in _backends(options.backend, ranks, torch.cuda.device_count()).items():
+        # Each rank answers with the results, or with why there are none: all the same.
+        answer = run_ranks(
+            max(counts),
+            _answer,
+            options,
+            counts,
+            backend=backend,
+            rendezvous=options.rendezvous or "file",
+            timeout=HOURS,
+        )[0]
+        if isinstance(answer, str):
+            raise ValueError(answer)
+        found += answer
+    return found
+
+
+def _backends(wanted: list[str] | None, ranks: list[int], gpus: int) -> dict[str, list[int]]:
+    """The numbers of ranks for each backend. NCCL wants a GPU for each rank: refused, or left out and said."""
+    if min(ranks) < 2:
+        raise ValueError(f"--ranks {min(ranks)}: a collective is between 2 ranks or more")
+    possible = [n for n in ranks if n <= gpus]
+    lacking = [n for n in ranks if n > gpus]
+    if wanted and "nccl" in wanted and lacking:
+        raise ValueError(
+            f"--backend nccl: {max(ranks)} ranks need a GPU each, and there are {gpus}. "
+            + (f"Write --ranks {' '.join(map(str, possible))}, or" if possible else "Write")
+            + " --backend gloo, which runs on the CPU."
+        )
+    if wanted:
+        return dict.fromkeys(wanted, ranks)
+    if lacking:
+        print(f"No NCCL for {lacking} ranks: it wants a GPU for each, and there are {gpus}.")
+    return {"gloo": ranks} | ({"nccl": possible} if possible else {})
+
+
+def _answer(options: argparse.Namespace, counts: list[int] | None) -> Results | str:
+    try:
+        return measure(options.sizes, options.operations, counts, options.seconds)
+    except (ValueError, TypeError) as error:
+        return str(error)
+
+
+def _under_torchrun(options: argparse.Namespace) -> Results | None:
+    """Results on rank 0, None elsewhere. Every rank raises alike."""
+    if options.rendezvous:
+        raise ValueError("--rendezvous: torchrun's ranks have found each other already")
+    local_ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    backend = (options.backend or ["nccl" if gpus >= local_ranks else "gloo"])[0]
+    if len(options.backend or ()) > 1:
+        raise ValueError("--backend: one at a time under torchrun")
+    if backend == "nccl":
+        if gpus < local_ranks:
+            raise ValueError(f"--backend nccl: {local_ranks} ranks on this machine need a GPU each, and it has {gpus}")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    try:
+        answer = _answer(options, options.ranks)
+        if isinstance(answer, str):
+            raise ValueError(answer)
+        return answer if dist.get_rank() == 0 else None
+    finally:
+        dist.destroy_process_group()
+
+
+def _report(found: Results, options: argparse.Namespace) -> None:
+    fits, missing = found.fits()
+    print(f"\n{found}\n\n{UNITS}\n\nT = α + β·S by least squares of relative residuals:")
+    for name, each in {**fits, **missing}.items():
+        print(f"  {name}: {each}")
+    if options.json:
+        about: dict[str, Any] = {
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        found.save(options.json, about)
+    if options.charts:
+        _draw(found, options.charts)
+    if options.save and fits:
+        print(f"Kept in {save_machine(fits)}.")
+
+
+def _draw(found: Results, folder: Path) -> None:
+    from scratch_ddp.plots.bandwidth import bandwidth_chart, time_chart  # takes a moment: only where it is asked for
+
+    fits, _ = found.fits()
+    time_chart(found, fits).savefig(folder / "time.png", dpi=150)
+    bandwidth_chart(found).savefig(folder / "bandwidth.png", dpi=150)
+    print(f"Charts: {folder / 'time.png'}, {folder / 'bandwidth.png'}.")
