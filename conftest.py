@@ -6,7 +6,7 @@ def pytest_configure(config):
         return
     import nbval.plugin
 
-    from scratch_ddp.project.outputs import clean_outputs
+    from scratch_ddp.commands.outputs import clean_outputs
 
     merge = nbval.plugin.coalesce_streams
     # nbval's own loop over backspaces never runs, so a line that was wiped out would count as a difference.

@@ -1,21 +1,21 @@
 """The project's commands: `python3 -m scratch_ddp lab`, `python3 -m scratch_ddp test`, and a teacher's tools.
 
 Any Python 3.11 or newer will do: the first run makes a virtual environment and goes on inside it. So this module and
-`project.environment` use the standard library only, and nothing that an older Python could not even read.
+`commands.environment` use the standard library only, and nothing that an older Python could not even read.
 """
 
 import importlib
 import sys
 
-from scratch_ddp.project import environment
+from scratch_ddp.commands import environment
 
-COMMANDS = {  # name: (module of scratch_ddp.project with `main(arguments) -> exit status`, what it does)
+COMMANDS = {  # name: (module of scratch_ddp.commands with `main(arguments) -> exit status`, what it does)
     "lab": ("lab", "open JupyterLab on your own copies of the lessons (further arguments go to JupyterLab)"),
     "copy": ("copies", "make a fresh copy of a lesson"),
     "refresh": ("refresh", "run lessons again and save their outputs as they are committed"),
-    "grade": ("grading", "run a notebook and say which of its exercises hold"),
+    "grade": ("grade", "run a notebook and say which of its exercises hold"),
     "test": (
-        "checks",
+        "test",
         "run every check: ruff, the tests, all cells of all lessons (arguments: that pytest call only)",
     ),
 }
@@ -40,7 +40,7 @@ def main(arguments) -> int:
     except environment.SetupFailed as failure:
         print(f"\n{failure}", file=sys.stderr)
         return 1
-    return importlib.import_module("scratch_ddp.project." + COMMANDS[command][0]).main(rest)
+    return importlib.import_module("scratch_ddp.commands." + COMMANDS[command][0]).main(rest)
 
 
 if __name__ == "__main__":

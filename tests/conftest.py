@@ -1,10 +1,5 @@
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))  # so that tests find their helpers (`from ranks import run_ranks`)
 
 # Ranks are forked from the test process: it must not have started a pool of threads before.
 torch.set_num_threads(1)
@@ -12,7 +7,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def _shared_kernel():
-    from kernel import Kernel
+    from tests.kernel import Kernel
 
     with Kernel(cluster=4) as kernel:
         yield kernel

@@ -1,4 +1,4 @@
-"""The kernel driver of the benchmark, for tests (`from kernel import Kernel`)."""
+"""The kernel driver of the benchmark, for tests (`from tests.kernel import Kernel`)."""
 
 from scratch_ddp.benchmark.kernel import Kernel, Result, alive, wait_until_gone
 

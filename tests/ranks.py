@@ -1,5 +1,5 @@
-"""The ranks that benchmarks run on, for tests (`from ranks import run_ranks`)."""
+"""The ranks that benchmarks run on, for tests (`from tests.ranks import run_ranks`)."""
 
-from scratch_ddp.benchmark.ranks import RankFailed, run_ranks
+from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 
 __all__ = ["RankFailed", "run_ranks"]

@@ -2,10 +2,10 @@ import os
 
 import pytest
 import torch.distributed as dist
-from ranks import run_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from scratch_ddp.mesh import cache_mesh, get
+from tests.ranks import run_ranks
 
 
 def error(function, *args):

@@ -4,7 +4,8 @@ import argparse
 import subprocess
 import sys
 
-from scratch_ddp.benchmark import cells, collectives_command, ddp, fsdp, lessons, link, rings, zero
+from scratch_ddp.benchmark import cells, ddp, fsdp, lessons, link, rings, zero
+from scratch_ddp.benchmark import collectives as collectives_command
 
 COMMANDS = {
     "cells": (cells, "rank cells: start, round trip, Stop, deaths, ends"),

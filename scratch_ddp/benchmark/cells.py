@@ -1,6 +1,8 @@
 """Rank cells, measured as a learner meets them: through a kernel, from the outside."""
 
 import argparse
+import ipaddress
+import json
 import os
 import signal
 import statistics
@@ -8,15 +10,102 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from scratch_ddp.benchmark.busy import busy_cores
-from scratch_ddp.benchmark.group import watched_group
 from scratch_ddp.benchmark.kernel import Kernel, wait_until_gone
-from scratch_ddp.benchmark.option_types import count
-from scratch_ddp.benchmark.report import Figure, machine, markdown, spread
-from scratch_ddp.benchmark.sockets import listening_beyond_loopback
+from scratch_ddp.benchmark.lessons import busy_cores
+from scratch_ddp.benchmark.options import count
+from scratch_ddp.instruments.timing import Figure, machine, markdown, spread
+
+# FOLDED: Which sockets a process listens on, read from /proc (Linux).
+
+_LISTENING = "0A"
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def listening_addresses(pid: int) -> set[Address]:
+    """The addresses on which a process accepts TCP connections or receives UDP."""
+    sockets, addresses = _socket_inodes(pid), set()
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in sockets and (fields[3] == _LISTENING or table.startswith("udp")):
+                addresses.add(_address(fields[1].split(":")[0]))
+    return addresses
+
+
+def listening_beyond_loopback(pids: Iterable[int]) -> list[str]:
+    """ "process 12 listens on 0.0.0.0" for every address of the processes that other machines can reach."""
+    return [
+        f"process {pid} listens on {address}"
+        for pid in pids
+        for address in listening_addresses(pid)
+        if not address.is_loopback
+    ]
+
+
+def _socket_inodes(pid: int) -> set[str]:
+    inodes = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(file)
+        except OSError:  # closed meanwhile
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    return inodes
+
+
+def _address(text: str) -> Address:
+    """/proc writes an address as 32-bit words in the machine's byte order (little-endian here)."""
+    words = [bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+# FOLDED: What the interruptible process group of rank cells costs, beside plain gloo.
+
+_MEASURE = """
+import json
+import statistics
+import time
+
+plain = dist.new_group(backend="gloo")
+
+
+def seconds_a_call(group, tensor, calls):
+    dist.barrier(group=plain)
+    began = time.perf_counter()
+    for _ in range(calls):
+        dist.all_reduce(tensor, group=group)
+    return (time.perf_counter() - began) / calls
+
+
+found = {}
+for size, calls in ((4, 200), (2**20, 40), (2**23, 10)):
+    tensor = torch.zeros(size // 4)
+    pairs = [(seconds_a_call(None, tensor, calls), seconds_a_call(plain, tensor, calls)) for _ in range(7)]
+    found[size] = [statistics.median(watched / other for watched, other in pairs), *map(statistics.median, zip(*pairs))]
+if rank == 0:
+    print(json.dumps(found))
+"""
+
+
+def watched_group() -> list[Figure]:
+    """all_reduce in the group of rank cells and in a plain one, interleaved in one run, 2 ranks."""
+    with Kernel(cluster=2) as kernel:
+        result = kernel.run(_MEASURE, timeout=120)
+        assert not result.error, result.traceback
+        found = json.loads(result.text().split("   ←")[0])
+    figures = []
+    for size, (ratio, watched, plain) in found.items():
+        small = int(size) < 2**20
+        what = f"all_reduce of {int(size):,} bytes / plain gloo's, 2 ranks"
+        text = f"{ratio:.2f} × ({watched * 1e3:.2f} ms against {plain * 1e3:.2f} ms)"
+        figures.append(Figure(what, "said" if small else "≤ 1.2", text, small or ratio <= 1.2))
+    return figures
+
 
 _ONE_SLEEPS = "import time\nif rank != 2:\n    dist.all_reduce(torch.ones(1))\nelse:\n    time.sleep(60)"
 _DEADLOCK = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.benchmark.collectives import SIZES, measure
-from scratch_ddp.benchmark.fit import save_machine
-from scratch_ddp.benchmark.operations import OPERATIONS
-from scratch_ddp.benchmark.option_types import count, seconds
-from scratch_ddp.benchmark.ranks import RankFailed, run_ranks
-from scratch_ddp.benchmark.report import machine
-from scratch_ddp.benchmark.results import UNITS, Results
-from scratch_ddp.benchmark.sizes import parse_size
+from scratch_ddp.benchmark.options import count, seconds
+from scratch_ddp.instruments.bandwidth.fit import save_machine
+from scratch_ddp.instruments.bandwidth.measure import SIZES, measure
+from scratch_ddp.instruments.bandwidth.operations import OPERATIONS
+from scratch_ddp.instruments.bandwidth.results import UNITS, Results
+from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
+from scratch_ddp.instruments.sizes import parse_size
+from scratch_ddp.instruments.timing import machine
 
 RANKS = (2, 4, 6)
 HOURS = 3600.0  # a limit for ranks that hang, not for a long measurement
@@ -168,7 +168,10 @@ def _report(found: Results, options: argparse.Namespace) -> None:
 
 
 def _draw(found: Results, folder: Path) -> None:
-    from scratch_ddp.plots.bandwidth import bandwidth_chart, time_chart  # takes a moment: only where it is asked for
+    from scratch_ddp.course.plots.bandwidth import (  # takes a moment: only where it is asked for
+        bandwidth_chart,
+        time_chart,
+    )
 
     fits, _ = found.fits()
     time_chart(found, fits).savefig(folder / "time.png", dpi=150)

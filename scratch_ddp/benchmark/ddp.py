@@ -13,12 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp.benchmark import step_options
-from scratch_ddp.benchmark.llama import build_llama, make_batch
-from scratch_ddp.benchmark.ranks import run_ranks
-from scratch_ddp.benchmark.report import Figure, machine, markdown
-from scratch_ddp.benchmark.timing import Sample, interleaved, ratio
+from scratch_ddp.benchmark import options as step_options
+from scratch_ddp.benchmark.options import build_llama, make_batch
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
+from scratch_ddp.instruments.forked_ranks import run_ranks
+from scratch_ddp.instruments.timing import Figure, Sample, interleaved, machine, markdown, ratio
 
 REFERENCE, BEST, OURS = "torch DDP", "torch DDP at its best", "BucketedDDP"
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {

@@ -13,15 +13,14 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp.benchmark import step_options
-from scratch_ddp.benchmark.llama import build_llama, make_batch
-from scratch_ddp.benchmark.ranks import run_ranks
-from scratch_ddp.benchmark.report import Figure, machine, markdown
-from scratch_ddp.benchmark.sleeping_blocks import SleepingBlocks
-from scratch_ddp.benchmark.timing import Sample, interleaved, ratio
+from scratch_ddp.benchmark import options as step_options
+from scratch_ddp.benchmark.options import build_llama, make_batch
+from scratch_ddp.course.lessons.sleeping_model import SleepingBlocks
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.link import Link, lone_rank
-from scratch_ddp.memory import memory_use
+from scratch_ddp.instruments.forked_ranks import run_ranks
+from scratch_ddp.instruments.memory import memory_use
+from scratch_ddp.instruments.network import Link, lone_rank
+from scratch_ddp.instruments.timing import Figure, Sample, interleaved, machine, markdown, ratio
 
 LARGER = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 12, "num_attention_heads": 8}
 LARGER["num_key_value_heads"] = 4  # 43 M parameters, 20 % of them outside of the blocks

@@ -2,15 +2,31 @@
 
 import argparse
 import contextlib
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scratch_ddp.benchmark.busy import busy_cores
-from scratch_ddp.benchmark.option_types import count
-from scratch_ddp.benchmark.report import Figure, machine, markdown, spread
+from scratch_ddp.benchmark.options import count
+from scratch_ddp.instruments.timing import Figure, machine, markdown, spread
+
+# FOLDED: A machine that is busy with something else, so that it can be seen what still holds there.
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """Keep every core of this machine busy."""
+    command = [sys.executable, "-c", "while True: pass"]
+    spinning = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
 
 LIMITS = {"00-02": 180, "03-06": 240, "07-09": 240, "10-11": 180}  # seconds that a run of these lessons may take
 FOLDER = Path("notebooks")

@@ -9,13 +9,12 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.benchmark.operations import OPERATIONS, Workspace, memory
-from scratch_ddp.benchmark.option_types import seconds
-from scratch_ddp.benchmark.ranks import run_ranks
-from scratch_ddp.benchmark.report import Figure, machine, markdown
-from scratch_ddp.benchmark.room import Place, free_memory, refuse_what_does_not_fit
-from scratch_ddp.benchmark.sizes import UNITS, format_size, parse_size
-from scratch_ddp.benchmark.timing import Sample, interleaved, ratio
+from scratch_ddp.benchmark.options import seconds
+from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, Workspace, memory
+from scratch_ddp.instruments.bandwidth.room import Place, free_memory, refuse_what_does_not_fit
+from scratch_ddp.instruments.forked_ranks import run_ranks
+from scratch_ddp.instruments.sizes import UNITS, format_size, parse_size
+from scratch_ddp.instruments.timing import Figure, Sample, interleaved, machine, markdown, ratio
 
 RANKS = 2
 SIZES = ("8MiB", "64MiB", "256MiB")

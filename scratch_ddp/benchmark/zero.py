@@ -9,11 +9,10 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import AdamW, Optimizer
 
-from scratch_ddp.benchmark import step_options
-from scratch_ddp.benchmark.llama import build_llama
-from scratch_ddp.benchmark.ranks import run_ranks
-from scratch_ddp.benchmark.report import Figure, machine, markdown
-from scratch_ddp.benchmark.timing import Sample, interleaved, ratio
+from scratch_ddp.benchmark import options as step_options
+from scratch_ddp.benchmark.options import build_llama
+from scratch_ddp.instruments.forked_ranks import run_ranks
+from scratch_ddp.instruments.timing import Figure, Sample, interleaved, machine, markdown, ratio
 from scratch_ddp.zero import ShardedOptimizer
 
 OURS, TORCHS, PLAIN = "ShardedOptimizer", "ZeroRedundancyOptimizer", "AdamW"

@@ -12,11 +12,11 @@ def load_ipython_extension(shell: Any) -> None:
         return
     import nbdistributed
 
-    from scratch_ddp.cells.magics import RankMagics
+    from scratch_ddp.cells.kernel.magics import RankMagics
 
     theirs = shell.magics_manager.registry.get("DistributedMagic")
     if theirs is not None and theirs._process_manager is not None:
-        from scratch_ddp.cells.reports import ClusterError
+        from scratch_ddp.cells.kernel.reports import ClusterError
 
         raise ClusterError("nbdistributed's own ranks are running: %dist_shutdown first, or restart the kernel.")
     _loaded = RankMagics(shell)

@@ -21,8 +21,15 @@ import tempfile
 import traceback
 from typing import Any
 
-from scratch_ddp.cells.processes import adopt_orphans, die_with_parent, end_children, end_family, end_group, end_orphans
-from scratch_ddp.cells.wire import Link
+from scratch_ddp.cells.channel import Link
+from scratch_ddp.cells.processes import (
+    adopt_orphans,
+    die_with_parent,
+    end_children,
+    end_family,
+    end_group,
+    end_orphans,
+)
 
 _LOOK_FOR_KERNEL = 0.25  # seconds between two looks whether the kernel still lives
 
@@ -37,7 +44,7 @@ def main(descriptor: str, kernel: str, folder: str) -> None:
     try:
         link = Link(socket.socket(fileno=int(descriptor)))
         if can_fork():
-            import scratch_ddp.cells.worker  # noqa: F401  (with torch and IPython: what every rank needs)
+            import scratch_ddp.cells.rank.worker  # noqa: F401  (with torch and IPython: what every rank needs)
         with contextlib.suppress(OSError):
             link.send({"type": "launcher ready", "gpu_count": count_gpus()})
         Launcher(link, int(kernel)).serve()
@@ -185,6 +192,6 @@ def become_rank(config: dict[str, Any], sock: int, out: int, err: int) -> None:
     os.dup2(null, 0)
     for file in (out, err, null):
         os.close(file)
-    from scratch_ddp.cells.worker import run_rank
+    from scratch_ddp.cells.rank.worker import run_rank
 
     run_rank(Link(socket.socket(fileno=sock)), config)

@@ -11,14 +11,14 @@ longest chain of messages each of which waits for the one before.
 
 from scratch_ddp.collectives.checked import unchecked
 from scratch_ddp.collectives.direct import all_gather, all_to_all, gather, reduce_scatter, scatter
-from scratch_ddp.collectives.rings import (
+from scratch_ddp.collectives.ring import (
     false_ring_all_reduce,
     ring_all_gather,
     ring_all_reduce,
     ring_reduce_scatter,
     send_recv,
 )
-from scratch_ddp.collectives.trees import broadcast, reduce, star_broadcast, tree_broadcast
+from scratch_ddp.collectives.tree import broadcast, reduce, star_broadcast, tree_broadcast
 
 __all__ = [
     "all_gather",

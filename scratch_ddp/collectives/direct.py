@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.collectives.checked import collective
-from scratch_ddp.collectives.exchange import exchange, wait
+from scratch_ddp.collectives.ring import exchange, wait
 
 Tensors = list[torch.Tensor]
 

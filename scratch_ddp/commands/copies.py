@@ -12,9 +12,9 @@ from pathlib import Path
 
 import nbformat
 
-from scratch_ddp.project.lessons import COPIES, NOTEBOOKS, UsageError, complain, find_lesson, lesson_paths
-from scratch_ddp.project.outputs import clear_outputs, to_text
-from scratch_ddp.project.refresh import replace
+from scratch_ddp.commands.lessons import COPIES, NOTEBOOKS, UsageError, complain, find_lesson, lesson_paths
+from scratch_ddp.commands.outputs import clear_outputs, to_text
+from scratch_ddp.commands.refresh import replace
 
 AS_COPIED = ".as_copied.json"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from scratch_ddp.project.execution import ANSI_COLOUR, CellFailed, run
-from scratch_ddp.project.lessons import NOTEBOOKS, UsageError, complain, lesson_paths
-from scratch_ddp.project.outputs import clean_outputs, clear_outputs
+from scratch_ddp.commands.execution import ANSI_COLOUR, CellFailed, run
+from scratch_ddp.commands.lessons import NOTEBOOKS, UsageError, complain, lesson_paths
+from scratch_ddp.commands.outputs import clean_outputs, clear_outputs
 
 SAID_BY = re.compile(r"\s+← ranks? [\d–, ]+$")  # the rank cells' label at the end of a line
 CHECK = re.compile(r"^check\(\s*([A-Za-z_]\w*)", re.MULTILINE)

@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from scratch_ddp.project.copies import make_copies
-from scratch_ddp.project.lessons import COPIES, NOTEBOOKS, UsageError, complain, lesson_paths
+from scratch_ddp.commands.copies import make_copies
+from scratch_ddp.commands.lessons import COPIES, NOTEBOOKS, UsageError, complain, lesson_paths
 
 SETTINGS = {  # JupyterLab's own names
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},

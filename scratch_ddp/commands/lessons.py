@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from scratch_ddp.project.environment import ROOT
+from scratch_ddp.commands.environment import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 COPIES = ROOT / "my_lessons"  # beside the originals, so that ../assets/… is the same folder for both

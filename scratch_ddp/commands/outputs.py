@@ -12,7 +12,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from scratch_ddp.project.environment import ROOT
+from scratch_ddp.commands.environment import ROOT
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 CELL_NOISE = ("ExecuteTime", "collapsed", "execution", "pycharm", "scrolled", "trusted", "vscode")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import nbformat
 
-from scratch_ddp.project.execution import CellFailed, run
-from scratch_ddp.project.lessons import UsageError, complain, find_lesson, lesson_paths
-from scratch_ddp.project.outputs import clean_notebook, clear_outputs, to_text
+from scratch_ddp.commands.execution import CellFailed, run
+from scratch_ddp.commands.lessons import UsageError, complain, find_lesson, lesson_paths
+from scratch_ddp.commands.outputs import clean_notebook, clear_outputs, to_text
 
 
 def refresh(path: Path) -> bool:

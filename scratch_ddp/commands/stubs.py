@@ -1,6 +1,6 @@
 """Exercises in notebooks: a cell tagged `exercise:NAME` holds the stub of exercise NAME, and nothing else.
 
-python3 -m scratch_ddp.exercises.notebooks [NOTEBOOK …] writes the stubs into these cells as the references have them
+python3 -m scratch_ddp.commands.stubs [NOTEBOOK …] writes the stubs into these cells as the references have them
 now (without a name: into all lessons).
 """
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from scratch_ddp.exercises.exercise import all_exercises
-from scratch_ddp.project.lessons import lesson_paths
-from scratch_ddp.project.outputs import to_text
+from scratch_ddp.commands.lessons import lesson_paths
+from scratch_ddp.commands.outputs import to_text
+from scratch_ddp.course.exercise import all_exercises
 
 TAG = "exercise:"
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 
-from scratch_ddp.project.lessons import ROOT
+from scratch_ddp.commands.lessons import ROOT
 
 PYTEST = [sys.executable, "-m", "pytest"]
 SOLVED = "tests/test_lessons_solved.py"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.traffic import set_up
+from scratch_ddp.common.accounting import set_up
 
 
 def message_device(group: dist.ProcessGroup | None = None) -> torch.device:

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
-from scratch_ddp.agreement import raise_everywhere
+from scratch_ddp.common.agreement import raise_everywhere
 
 PACKED = "packed"  # what is no tensor, as bytes: torch.distributed.checkpoint would take lists and dicts apart
 

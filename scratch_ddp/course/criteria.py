@@ -2,14 +2,17 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
 
-from scratch_ddp.exercises.trial import Trial
-from scratch_ddp.exercises.wording import difference
-from scratch_ddp.traffic.calls import Call
-from scratch_ddp.traffic.taps import listening
+from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.verdict import difference
+from scratch_ddp.instruments.memory.ledger import MemoryLedger
+from scratch_ddp.instruments.traffic.calls import Call
+from scratch_ddp.instruments.traffic.intercept import listening
 
 
 class Watched:
@@ -86,3 +89,28 @@ def examine_means(trial: Trial, model: nn.Module, batches: list[list[torch.Tenso
     gradients = [parameter.grad for parameter in parameters]
     trial.criterion("value", difference(gradients, expected, 1e-12), "the gradients")
     trial.agreement(gradients)
+
+
+# FOLDED: Criterion M: how much an answer holds at once.
+
+
+def call_within(trial: Trial, budget: int, *args: Any, case: str = "", note: str = "") -> Any:
+    """Call the answer as `Trial.call` does, and return its result; state whether it keeps to `budget`.
+
+    budget: elements of float64 that it may hold at once on this rank beside the tensors in `args`, after any of its
+    operations (not what a library needs inside one). `note` stands behind the figures where it is exceeded.
+    """
+    ledger = MemoryLedger(SimpleNamespace(given=args), torch.float64)
+    with ledger("before"):
+        pass
+    given = ledger.moments[0].elements()
+
+    def watched(answer, *args):
+        with ledger("call"):
+            return answer(*args)
+
+    result = trial.call(*args, case=case, using=watched)
+    held = ledger.peak() - given
+    complaint = f"holds {held:,} elements at once, budget {budget:,}{f' ({note})' if note else ''}"
+    trial.criterion("memory", complaint if held > budget else "")
+    return result

@@ -7,8 +7,8 @@ something else by the next cell. The ledger of each rank is compared with the ot
 from collections import Counter
 from typing import Any
 
-from scratch_ddp.exercises.wording import ranks, times
-from scratch_ddp.traffic.calls import Call
+from scratch_ddp.course.verdict import ranks, times
+from scratch_ddp.instruments.traffic.calls import Call
 
 
 class Ledger:

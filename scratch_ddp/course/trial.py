@@ -12,14 +12,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from scratch_ddp.agreement import message_device
-from scratch_ddp.exercises.attempt import Outcome, attempt
-from scratch_ddp.exercises.ledger import Ledger, left_over
-from scratch_ddp.exercises.meeting import Meeting, RanksMissing
-from scratch_ddp.exercises.verdict import Verdict, fault, merge, prints
-from scratch_ddp.exercises.wording import difference, ranks, times
-from scratch_ddp.traffic import Totals, traffic
-from scratch_ddp.traffic.taps import listening
+from scratch_ddp.common.agreement import message_device
+from scratch_ddp.course.attempt import Outcome, attempt
+from scratch_ddp.course.leftovers import Ledger, left_over
+from scratch_ddp.course.meeting import Meeting, RanksMissing
+from scratch_ddp.course.verdict import Verdict, difference, fault, merge, prints, ranks, times
+from scratch_ddp.instruments.traffic import Totals, traffic
+from scratch_ddp.instruments.traffic.intercept import listening
 
 GRACE = 5.0  # seconds that a rank may be behind the others
 

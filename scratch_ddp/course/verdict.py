@@ -1,9 +1,83 @@
 """What all ranks together say of an answer, line by line."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scratch_ddp.exercises.wording import ranks
+import torch
+
+# FOLDED: How ranks, numbers and values are put into words.
+
+_SHOWN = 8  # elements of a tensor
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """`Rank 2`, `Ranks 0 and 3`, `Ranks 0, 1 and 3`."""
+    *others, last = sorted(numbers)
+    return f"Ranks {', '.join(map(str, others))} and {last}" if others else f"Rank {last}"
+
+
+def times(number: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number:,} times")
+
+
+def shown(value: Any) -> str:
+    """A value as it may stand in a line: tensors as their numbers, long ones cut."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().flatten()
+        numbers = ", ".join(f"{number:g}" for number in flat[:_SHOWN].tolist())
+        return f"[{numbers}{', …' if len(flat) > _SHOWN else ''}]"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
+    """In what `actual` differs from `expected`, or "" if it does not.
+
+    Tensors are compared by shape, dtype and every element (within `tolerance`, relative to the largest expected
+    one), lists entry by entry, other values with ==.
+    """
+    if type(actual) is not type(expected):
+        return f"is {_kind(actual)}, should be {_kind(expected)}"
+    if isinstance(expected, list) and any(isinstance(entry, torch.Tensor) for entry in expected):
+        return _difference_of_lists(actual, expected, tolerance)
+    if not isinstance(expected, torch.Tensor):
+        return "" if actual == expected else f"is {shown(actual)}, should be {shown(expected)}"
+    for what in ("shape", "dtype"):
+        if getattr(actual, what) != getattr(expected, what):
+            return f"has {what} {_plain(getattr(actual, what))}, should have {_plain(getattr(expected, what))}"
+    if not expected.numel():
+        return ""
+    near = (actual - expected).abs() <= tolerance * expected.abs().max() if tolerance else actual == expected
+    wrong = ~near.flatten()  # NaN is never near
+    if not wrong.any():
+        return ""
+    first = int(wrong.nonzero()[0])
+    if len(wrong) > _SHOWN:
+        values = f"{actual.flatten()[first]:g}, should be {expected.flatten()[first]:g}"
+        return f"is wrong in {int(wrong.sum())} of {len(wrong)} elements: element {first} is {values}"
+    return f"is {shown(actual)}, should be {shown(expected)}"
+
+
+def _difference_of_lists(actual: list, expected: list, tolerance: float) -> str:
+    if len(actual) != len(expected):
+        return f"has {len(actual)} entries, should have {len(expected)}"
+    for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        if text := difference(one, other, tolerance):
+            return f"at entry {i} {text}"
+    return ""
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _plain(value: Any) -> str:
+    return str(tuple(value)) if isinstance(value, torch.Size) else str(value).removeprefix("torch.")
+
 
 NOT_WRITTEN = "not written yet"
 

@@ -7,8 +7,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.cost import FIRST_BUCKET_MB, MB, bucket_plan
-from scratch_ddp.ddp.hooks import HookedModule
+from scratch_ddp.common.tensors import MB
+from scratch_ddp.ddp.reducer import HookedModule
+
+FIRST_BUCKET_MB = 1.0  # as in torch's DDP: the wire has something to do early
 
 
 class BucketedDDP(HookedModule):
@@ -55,8 +57,25 @@ class Bucket:
         return self._views[parameter].detach()  # so that `.grad.data = …` leaves the view alone
 
 
+def bucket_plan(nbytes: Sequence[int], limit: float, first: float) -> list[list[int]]:
+    """Put gradients, given by their bytes in the order of arrival, into buckets; returns their positions.
+
+    The rule of torch's DDP: a bucket is closed by the gradient with which it reaches `limit` bytes (the first bucket:
+    `first` bytes), so a gradient is never cut and a bucket may be larger than the limit.
+    """
+    buckets: list[list[int]] = [[]]
+    held = 0
+    for position, size in enumerate(nbytes):
+        buckets[-1].append(position)
+        held += size
+        if held >= (first if len(buckets) == 1 else limit):
+            buckets.append([])
+            held = 0
+    return [bucket for bucket in buckets if bucket]
+
+
 def share_out(parameters: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
-    """Group parameters in their order, each group of one dtype and device, by the rule of `cost.bucket_plan`.
+    """Group parameters in their order, each group of one dtype and device, by the rule of `bucket_plan`.
 
     Groups come in the order in which their last parameters do.
     """

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from scratch_ddp.ddp.hooks import HookedModule
-from scratch_ddp.replicas import complete_gradient
+from scratch_ddp.common.replicas import complete_gradient
+from scratch_ddp.ddp.reducer import HookedModule
 
 
 class OverlappedDDP(HookedModule):

@@ -4,10 +4,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.agreement import raise_everywhere
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.common.agreement import raise_everywhere
+from scratch_ddp.common.replicas import difference, named_tensors, same_bits
 from scratch_ddp.ddp.base import ReplicatedModule
-from scratch_ddp.replicas import difference, named_tensors, same_bits
-from scratch_ddp.traffic import set_up
 
 
 class SimpleDistributedDataParallelism(ReplicatedModule):

@@ -4,7 +4,7 @@ Read `shards` and `gradients` first: what is gathered, used, freed and reduced. 
 `hooks` where in the model, `wrapper` holds it together; the rest is what real models need.
 """
 
+from scratch_ddp.fsdp.module import FSDP
 from scratch_ddp.fsdp.scaler import ShardedGradScaler
-from scratch_ddp.fsdp.wrapper import FSDP
 
 __all__ = ["FSDP", "ShardedGradScaler"]

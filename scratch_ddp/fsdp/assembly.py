@@ -6,17 +6,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.agreement import gather_rows, message_device
-from scratch_ddp.buffers import Buffers
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.common.agreement import gather_rows, message_device
+from scratch_ddp.common.replicas import Buffers, broadcast_from_first, named_tensors
 from scratch_ddp.fsdp.full import spread_rows_of
-from scratch_ddp.fsdp.initialisation import Init, initialise, replace_meta
-from scratch_ddp.fsdp.partition import Named, Partition
+from scratch_ddp.fsdp.meta_init import Init, initialise, replace_meta
 from scratch_ddp.fsdp.parts import Parts
+from scratch_ddp.fsdp.plan import Named, Partition
 from scratch_ddp.fsdp.replicated import Replicated
 from scratch_ddp.fsdp.shards import Shards
-from scratch_ddp.fsdp.unit import Unit
-from scratch_ddp.replicas import broadcast_from_first, named_tensors
-from scratch_ddp.traffic import set_up
+from scratch_ddp.fsdp.units import Unit
 
 
 def assemble(

@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp import checkpoint
-from scratch_ddp.agreement import check_same_lines, raise_everywhere
+from scratch_ddp.common import checkpoint
+from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
 from scratch_ddp.fsdp import optimizer_state
+from scratch_ddp.fsdp.desync import OTHERS
 from scratch_ddp.fsdp.parts import Parts
-from scratch_ddp.fsdp.passes import Passes
-from scratch_ddp.fsdp.roll_call import OTHERS
+from scratch_ddp.fsdp.runtime import Passes
 from scratch_ddp.fsdp.sharded_state import Whole, load_sharded_state, sharded_state
-from scratch_ddp.fsdp.state import load_whole_state, whole_state, why_not_this_models, write_whole_state
+from scratch_ddp.fsdp.state_dict import load_whole_state, whole_state, why_not_this_models, write_whole_state
 
 PREFIX = "model."
 

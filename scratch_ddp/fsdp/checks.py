@@ -2,9 +2,9 @@
 
 from torch import nn
 
+from scratch_ddp.common.replicas import modules_of
+from scratch_ddp.common.wrapper import SyncSwitch
 from scratch_ddp.fsdp.parts import Parts
-from scratch_ddp.protocol import SyncSwitch
-from scratch_ddp.replicas import modules_of
 
 
 class Checks:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.agreement import check_same_lines, gather_texts, message_device, rank_numbers, who_said_what
-from scratch_ddp.traffic import set_up
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.common.agreement import check_same_lines, gather_texts, message_device, rank_numbers, who_said_what
 
 # What a rank may be about to do. The first two go together: a rank whose loss does not depend on the model has no
 # backward pass, and takes part in the others' when it synchronises.

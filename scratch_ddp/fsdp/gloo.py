@@ -7,8 +7,8 @@ where its thread makes views of what it was given (seen with torch 2.13; how, is
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.fsdp.exchange import Exchange, UnderWay
-from scratch_ddp.traffic import counted_as
+from scratch_ddp.common.accounting import counted_as
+from scratch_ddp.fsdp.comm import Exchange, UnderWay
 
 
 def exchange_for(group: dist.ProcessGroup | None, device: torch.device) -> Exchange:

@@ -9,7 +9,7 @@ Between passes a rank has no whole gradient, unless it accumulates micro-batches
 
 import torch
 
-from scratch_ddp.fsdp.exchange import UnderWay
+from scratch_ddp.fsdp.comm import UnderWay
 from scratch_ddp.fsdp.layout import Rows, lay_out
 from scratch_ddp.fsdp.shards import Shards
 

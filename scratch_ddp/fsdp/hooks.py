@@ -15,8 +15,8 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.hooks import RemovableHandle
 
-from scratch_ddp.fsdp.passes import Passes
-from scratch_ddp.fsdp.unit import Unit
+from scratch_ddp.fsdp.runtime import Passes
+from scratch_ddp.fsdp.units import Unit
 
 
 def install(passes: Passes, compute_dtype: torch.dtype | None) -> list[RemovableHandle]:

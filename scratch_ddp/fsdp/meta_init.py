@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.agreement import check_same_lines, raise_everywhere
-from scratch_ddp.fsdp.freed import readable, refuse_reading
+from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
+from scratch_ddp.fsdp.freed_parameter import readable, refuse_reading
 from scratch_ddp.fsdp.shards import Shards
 
 Init = Callable[[nn.Module], object]

@@ -8,21 +8,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.agreement import check_same_lines, message_device, raise_everywhere
+from scratch_ddp.common.agreement import check_same_lines, message_device, raise_everywhere
+from scratch_ddp.common.clip_grad import total_norm
+from scratch_ddp.common.replicas import describe, why_not
+from scratch_ddp.common.wrapper import SyncSwitch, process_group
 from scratch_ddp.fsdp.assembly import assemble
+from scratch_ddp.fsdp.checkpoint import Saving
 from scratch_ddp.fsdp.checks import Checks
-from scratch_ddp.fsdp.clipping import total_norm
-from scratch_ddp.fsdp.freed import unmark
+from scratch_ddp.fsdp.desync import OTHERS, RollCall
+from scratch_ddp.fsdp.freed_parameter import unmark
 from scratch_ddp.fsdp.full import gather_rows_of
 from scratch_ddp.fsdp.hooks import install
-from scratch_ddp.fsdp.initialisation import Init
-from scratch_ddp.fsdp.partition import Partition, Spec, partition
-from scratch_ddp.fsdp.passes import NUMBERS, Passes
-from scratch_ddp.fsdp.roll_call import OTHERS, RollCall
-from scratch_ddp.fsdp.saving import Saving
+from scratch_ddp.fsdp.meta_init import Init
+from scratch_ddp.fsdp.plan import Partition, Spec, partition
+from scratch_ddp.fsdp.runtime import NUMBERS, Passes
 from scratch_ddp.fsdp.synchronisation import Synchronisation, flags_of
-from scratch_ddp.protocol import SyncSwitch, process_group
-from scratch_ddp.replicas import describe, why_not
 
 
 class FSDP(Saving, SyncSwitch, nn.Module):

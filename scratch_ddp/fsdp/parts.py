@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from scratch_ddp.buffers import Buffers
+from scratch_ddp.common.replicas import Buffers
 from scratch_ddp.fsdp.gradients import Gradients
 from scratch_ddp.fsdp.replicated import Replicated
 from scratch_ddp.fsdp.shards import Shards
-from scratch_ddp.fsdp.unit import Unit
+from scratch_ddp.fsdp.units import Unit
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from scratch_ddp.fsdp.freed import name_of
+from scratch_ddp.fsdp.freed_parameter import name_of
 
 Spec = Iterable[nn.Module | type | str] | None
 Named = dict[str, nn.Parameter]

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.fsdp.freed import mark
+from scratch_ddp.fsdp.freed_parameter import mark
 from scratch_ddp.fsdp.gradients import why_not_averaged
 
 

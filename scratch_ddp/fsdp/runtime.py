@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from scratch_ddp.agreement import raise_everywhere
+from scratch_ddp.common.agreement import raise_everywhere
 from scratch_ddp.fsdp.checks import Checks
+from scratch_ddp.fsdp.desync import AGAIN, ALONE, BACKWARD, EVALUATION, FORWARD, OTHERS, SYNC, RollCall, digest
 from scratch_ddp.fsdp.parts import Parts
-from scratch_ddp.fsdp.roll_call import AGAIN, ALONE, BACKWARD, EVALUATION, FORWARD, OTHERS, SYNC, RollCall, digest
 from scratch_ddp.fsdp.schedule import Schedule
-from scratch_ddp.fsdp.unit import Unit
+from scratch_ddp.fsdp.units import Unit
 
 INTERRUPTED = "the last forward or backward pass was interrupted; all gradients since the last step are dropped"
 NUMBERS = 5  # that the ranks exchange at every meeting, beside the flags of some

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.agreement import message_device
+from scratch_ddp.common.agreement import message_device
 
 
 class ShardedGradScaler(torch.amp.GradScaler):

@@ -7,7 +7,7 @@ all of it, also through what it does not use itself.
 
 from collections.abc import Collection, Sequence
 
-from scratch_ddp.fsdp.unit import Unit
+from scratch_ddp.fsdp.units import Unit
 
 
 class Schedule:

@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from scratch_ddp.agreement import raise_everywhere
+from scratch_ddp.common.agreement import raise_everywhere
 from scratch_ddp.fsdp.parts import Parts
-from scratch_ddp.fsdp.state import entries
+from scratch_ddp.fsdp.state_dict import entries
 
 
 class Whole:

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.fsdp.exchange import UnderWay
-from scratch_ddp.fsdp.freed import mark, readable, refuse_reading
+from scratch_ddp.fsdp.comm import UnderWay
+from scratch_ddp.fsdp.freed_parameter import mark, readable, refuse_reading
 from scratch_ddp.fsdp.gloo import exchange_for
 from scratch_ddp.fsdp.layout import lay_out
 

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.agreement import raise_everywhere
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.common.agreement import raise_everywhere
+from scratch_ddp.common.replicas import broadcast_from_first
 from scratch_ddp.fsdp.full import gather_rows_of, spread_rows_of
 from scratch_ddp.fsdp.parts import Parts
-from scratch_ddp.replicas import broadcast_from_first
-from scratch_ddp.traffic import set_up
 
 State = dict[str, torch.Tensor]
 Fact = tuple[torch.Size, torch.dtype]

@@ -1,8 +1,8 @@
 """The end of a step's backward passes: every rank gets its rows of the mean, of all gradients that any rank has."""
 
+from scratch_ddp.common.accounting import set_up
 from scratch_ddp.fsdp.parts import Parts
-from scratch_ddp.fsdp.passes import Passes
-from scratch_ddp.traffic import set_up
+from scratch_ddp.fsdp.runtime import Passes
 
 
 class Synchronisation:

@@ -1,16 +1,17 @@
 """Times of several variants of the same work, taken in turns, so that what else the machine does meets all alike."""
 
+import os
 import random
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.agreement import message_device
+from scratch_ddp.common.agreement import message_device
 
 
 @dataclass(frozen=True)
@@ -90,3 +91,40 @@ def _timed(run: Callable[[], object], group: dist.ProcessGroup | None) -> torch.
 def _cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+# FOLDED: A table of what was measured beside what it must be.
+
+
+@dataclass
+class Figure:
+    """One row: what was measured, the target, the result in words, and whether it meets the target."""
+
+    what: str
+    must: str
+    measured: str
+    holds: bool
+
+
+def machine() -> str:
+    """ "2 cores, load 0.3 at the start": where a measurement ran, and how busy it was in the minute before."""
+    return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start"
+
+
+def markdown(figures: Iterable[Figure]) -> str:
+    """The rows as a table of Markdown."""
+    rows = ["| what | must | measured | |", "|---|---|---|---|"]
+    rows += [f"| {row.what} | {row.must} | {row.measured} | {'✓' if row.holds else '✗'} |" for row in figures]
+    return "\n".join(rows)
+
+
+def spread(seconds: Sequence[float], unit: str = "s") -> str:
+    """ "1.02 s (0.98–1.30)": median, smallest and largest."""
+    scale = {"s": 1.0, "ms": 1e3}[unit]
+    values = sorted(scale * second for second in seconds)
+    return f"{statistics.median(values):.3g} {unit} ({values[0]:.3g}–{values[-1]:.3g})"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, and no exponent for what is larger: "0.00324", "12.4", "2,090"."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{float(f'{value:.3g}'):,.0f}"

@@ -1,7 +1,7 @@
 """Train on sentence pairs, in one process or on many, with the same lines.
 
-    python -m scratch_ddp.train
-    torchrun --nproc-per-node 2 -m scratch_ddp.train --strategy bucketed
+    python -m scratch_ddp.training
+    torchrun --nproc-per-node 2 -m scratch_ddp.training --strategy bucketed
 
 Both see the same global batches, and so the same losses.
 """
@@ -15,12 +15,11 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.data import load_pairs, sentences, tokenise
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
-from scratch_ddp.evaluation import evaluate
-from scratch_ddp.models import load_model
-from scratch_ddp.sharding import KINDS, Batches
-from scratch_ddp.training import seed_everything, train
+from scratch_ddp.training.data import KINDS, Batches, load_pairs, sentences, tokenise
+from scratch_ddp.training.evaluate import evaluate
+from scratch_ddp.training.loop import seed_everything, train
+from scratch_ddp.training.models import load_model
 
 STRATEGIES = {
     "simple": SimpleDistributedDataParallelism,
@@ -33,7 +32,7 @@ STRATEGIES = {
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="scratch_ddp.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="scratch_ddp.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--strategy", choices=STRATEGIES, default="simple", help="with more than one rank")
     parser.add_argument("--data", help="hub, built-in, or a folder (default: SCRATCH_DDP_DATA, else what works)")

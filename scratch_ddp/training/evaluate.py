@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.agreement import message_device
-from scratch_ddp.sharding import Batches
-from scratch_ddp.traffic import set_up
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.common.agreement import message_device
+from scratch_ddp.training.data import Batches
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from scratch_ddp.agreement import gather_rows
-from scratch_ddp.data import Batch
-from scratch_ddp.evaluation import Score, evaluate
-from scratch_ddp.progress import shows_progress
-from scratch_ddp.sharding import Batches
-from scratch_ddp.traffic import set_up
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.common.agreement import gather_rows
+from scratch_ddp.common.progress import shows_progress
+from scratch_ddp.training.data import Batch, Batches
+from scratch_ddp.training.evaluate import Score, evaluate
 
 LossSum = Callable[[nn.Module, Batch], torch.Tensor]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.data import sentences
-from scratch_ddp.pairs import make_pairs
-from scratch_ddp.sources import HubFiles, first_rank_first, say, settle
+from scratch_ddp.training.data import sentences
+from scratch_ddp.training.pairs import make_pairs
+from scratch_ddp.training.sources import HubFiles, first_rank_first, say, settle
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # ranks share the cores, and may be forked
 

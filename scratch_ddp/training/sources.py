@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from scratch_ddp.agreement import gather_texts, raise_everywhere
-from scratch_ddp.traffic import set_up
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.common.agreement import gather_texts, raise_everywhere
 
 T = TypeVar("T")
 PATIENCE = 2.5  # seconds that the hub has to answer

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from scratch_ddp import checkpoint
-from scratch_ddp.agreement import message_device
+from scratch_ddp.common import checkpoint
+from scratch_ddp.common.agreement import message_device
 
 State = dict[int, dict[str, Any]]  # by the parameter's number: as in state_dict()["state"]
 PREFIX = "state."  # of the tensors' names in a folder: state.3.exp_avg

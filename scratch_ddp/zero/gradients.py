@@ -3,12 +3,12 @@
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.agreement import message_device, raise_everywhere
-from scratch_ddp.replicas import complete_gradient
-from scratch_ddp.traffic import set_up
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.common.agreement import message_device, raise_everywhere
+from scratch_ddp.common.replicas import complete_gradient
 from scratch_ddp.zero.checks import REDUCED
-from scratch_ddp.zero.messages import flat, messages_of, spread
 from scratch_ddp.zero.optimizer import ShardedOptimizer
+from scratch_ddp.zero.owners import flat, messages_of, spread
 
 
 @torch.no_grad()

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from scratch_ddp.agreement import check_same_lines, raise_everywhere
-from scratch_ddp.protocol import process_group
-from scratch_ddp.zero import checks, saving
-from scratch_ddp.zero.messages import broadcast_shares
-from scratch_ddp.zero.partition import Owners
-from scratch_ddp.zero.presence import Presence
+from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
+from scratch_ddp.common.wrapper import process_group
+from scratch_ddp.zero import checkpoint as saving
+from scratch_ddp.zero import checks
+from scratch_ddp.zero.checks import Presence
+from scratch_ddp.zero.owners import Owners, broadcast_shares
 
 
 class ShardedOptimizer(Optimizer):

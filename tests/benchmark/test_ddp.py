@@ -1,12 +1,12 @@
 """The benchmark of strategies: all of them are timed, and judged by CPU seconds."""
 
 import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
-from ranks import run_ranks
 from transformers import LlamaForCausalLM  # noqa: F401  as above
 
 from scratch_ddp.benchmark.ddp import BEST, OURS, REFERENCE, WRAPPERS, figures, measure, table
-from scratch_ddp.benchmark.llama import VOCABULARY, build_llama, make_batch
-from scratch_ddp.benchmark.timing import Sample
+from scratch_ddp.benchmark.options import VOCABULARY, build_llama, make_batch
+from scratch_ddp.instruments.timing import Sample
+from tests.ranks import run_ranks
 
 TINY = {"hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 3, "num_key_value_heads": 1}
 

@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 import torch.distributed as dist
 
-from scratch_ddp.benchmark import link, published_step
+from scratch_ddp.benchmark import link
 from scratch_ddp.benchmark.__main__ import main
-from scratch_ddp.benchmark.exactness import Wait, exactness
+from scratch_ddp.benchmark.link import Wait, exactness
+from scratch_ddp.course.lessons import published_step
 
 STRATEGIES = ["OverlappedDDP", "BucketedDDP", "torch DDP"]
 

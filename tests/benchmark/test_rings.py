@@ -7,7 +7,7 @@ import pytest
 from scratch_ddp.benchmark import rings
 from scratch_ddp.benchmark.__main__ import main
 from scratch_ddp.benchmark.rings import PAIRS, figures
-from scratch_ddp.benchmark.timing import Sample
+from scratch_ddp.instruments.timing import Sample
 
 
 def samples(factor):

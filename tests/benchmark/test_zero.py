@@ -1,11 +1,11 @@
 """The benchmark of the sharded optimizer judges what it measures."""
 
 import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
-from ranks import run_ranks
 from transformers import LlamaForCausalLM  # noqa: F401
 
-from scratch_ddp.benchmark.timing import Sample
 from scratch_ddp.benchmark.zero import MAKERS, OURS, PLAIN, TORCHS, measure, shares, state_figures, step_figures
+from scratch_ddp.instruments.timing import Sample
+from tests.ranks import run_ranks
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 

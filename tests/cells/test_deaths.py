@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from kernel import Kernel, alive, wait_until_gone
+
+from tests.kernel import Kernel, alive, wait_until_gone
 
 FAMILY = """
 import os, subprocess, sys

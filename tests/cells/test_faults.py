@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from cell_cases import assert_next_works, plain, stopped
+
+from tests.cells.cases import assert_next_works, plain, stopped
 
 # Ranks that raise
 

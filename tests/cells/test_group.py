@@ -8,11 +8,12 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from group_cases import COLLECTIVES, run_cases
-from group_users import USERS
-from ranks import RankFailed, run_ranks
 
-from scratch_ddp.cells import watched_group, watched_work
+from scratch_ddp.cells.rank import interruptible_group as watched_group
+from scratch_ddp.cells.rank import interruptible_work as watched_work
+from tests.cells.group_cases import COLLECTIVES, run_cases
+from tests.cells.group_users import USERS
+from tests.ranks import RankFailed, run_ranks
 
 CASES = [*COLLECTIVES, *USERS]
 

@@ -1,8 +1,7 @@
 """Ranks that have called different things and wait for each other: told apart, in one group and in several."""
 
-from cell_cases import assert_next_works, stopped
-
-from scratch_ddp.cells.reports import Whereabouts, describe_mismatch
+from scratch_ddp.cells.kernel.reports import Whereabouts, describe_mismatch
+from tests.cells.cases import assert_next_works, stopped
 
 
 def test_different_collectives_in_one_place_are_told_apart(four_ranks):

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from kernel import Kernel
 
-from scratch_ddp.benchmark.busy import busy_cores
-from scratch_ddp.benchmark.sockets import listening_addresses, listening_beyond_loopback
+from scratch_ddp.benchmark.cells import listening_addresses, listening_beyond_loopback
+from scratch_ddp.benchmark.lessons import busy_cores
+from tests.kernel import Kernel
 
 
 @pytest.fixture(scope="module")
@@ -165,5 +165,5 @@ def test_nothing_listens_beyond_this_machine(four_ranks):
 def test_nothing_is_unpickled():
     import scratch_ddp.cells
 
-    for module in Path(scratch_ddp.cells.__file__).parent.glob("*.py"):
+    for module in Path(scratch_ddp.cells.__file__).parent.rglob("*.py"):
         assert not re.search(r"\b(pickle|marshal|torch\.load|multiprocessing)\b", module.read_text()), module.name

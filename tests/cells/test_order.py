@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratch_ddp.cells.output_streams import CellOutput
-from scratch_ddp.cells.placement import PlacementError, crowding, place
-from scratch_ddp.cells.presenter import Presenter, Screen
-from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_ranks
-from scratch_ddp.cells.transcript import ERR, OUT, Transcript, without_marks
+from scratch_ddp.cells.kernel.placement import PlacementError, crowding, place
+from scratch_ddp.cells.kernel.presenter import ERR, OUT, Presenter, Screen, Transcript, without_marks
+from scratch_ddp.cells.kernel.rank_lists import RankListError, name_ranks, parse_ranks
+from scratch_ddp.cells.rank.output_streams import CellOutput
 
 MARK = b"0123456789abcdef"
 
@@ -32,7 +31,7 @@ class Tape(CellOutput):
 
 @pytest.fixture(autouse=True)
 def _tape_instead_of_pipes(monkeypatch):
-    from scratch_ddp.cells import output_streams
+    from scratch_ddp.cells.rank import output_streams
 
     monkeypatch.setattr(output_streams, "_write_all", lambda file, data: Tape.current.write_all(file, data))
 

@@ -4,7 +4,8 @@ import re
 import time
 
 import pytest
-from kernel import Result
+
+from tests.kernel import Result
 
 TO_ONE_RANK = "%%rank [1]\n"
 

@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
-from scratch_ddp.cells import watched_group
+from scratch_ddp.cells.rank import interruptible_group as watched_group
+from tests.ranks import run_ranks
 
 
 def on_watched_ranks(world_size, function):

@@ -5,11 +5,11 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
 from scratch_ddp import collectives as ours
 from scratch_ddp.collectives import kept_memory
 from scratch_ddp.collectives.kept_memory import KeptMemory
+from tests.ranks import run_ranks
 
 DTYPES = [torch.float32, torch.bool, torch.int16, torch.complex128, torch.bfloat16, torch.float8_e4m3fn]
 

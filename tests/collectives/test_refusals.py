@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
 from scratch_ddp import collectives as ours
+from tests.ranks import run_ranks
 
 
 def refused(function, *args, **kwargs):

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
 from scratch_ddp import collectives as ours
 from scratch_ddp.collectives import unchecked
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.traffic import traffic
+from tests.ranks import run_ranks
 
 
 def compared(function, *args):

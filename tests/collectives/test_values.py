@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from ranks import run_ranks
 
 from scratch_ddp import collectives as ours
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.traffic import traffic
+from tests.ranks import run_ranks
 
 SUMMABLE = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
 MOVABLE = SUMMABLE + [torch.bool, torch.int16, torch.complex64, torch.float8_e4m3fn]

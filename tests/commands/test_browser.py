@@ -8,12 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jupyterlab import CHROMIUM, CHROMIUM_OPTIONS, Notebook, serve
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from scratch_ddp.project.copies import copy_fresh
-from scratch_ddp.project.lessons import ROOT, find_lesson
-from scratch_ddp.project.outputs import KERNELSPEC, to_text
+from scratch_ddp.commands.copies import copy_fresh
+from scratch_ddp.commands.lessons import ROOT, find_lesson
+from scratch_ddp.commands.outputs import KERNELSPEC, to_text
+from tests.commands.jupyterlab import CHROMIUM, CHROMIUM_OPTIONS, Notebook, serve
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH (Debian: apt install chromium)")
 

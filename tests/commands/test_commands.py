@@ -10,13 +10,15 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from notebook_files import save
 
 from scratch_ddp.__main__ import COMMANDS
 from scratch_ddp.__main__ import main as run_command
-from scratch_ddp.project import checks, copies, environment, grading, lab, lessons, outputs
-from scratch_ddp.project.environment import CREATE, INSTALL, READY, SetupFailed
-from scratch_ddp.project.lessons import UsageError
+from scratch_ddp.commands import copies, environment, lab, lessons, outputs
+from scratch_ddp.commands import grade as grading
+from scratch_ddp.commands import test as checks
+from scratch_ddp.commands.environment import CREATE, INSTALL, READY, SetupFailed
+from scratch_ddp.commands.lessons import UsageError
+from tests.notebooks.files import save
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ import json
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from notebook_files import save, stream
 
-from scratch_ddp.project import grading, outputs
-from scratch_ddp.project.grading import FAILS, HOLDS, MISSING, NOT_REACHED, NOT_WRITTEN
+from scratch_ddp.commands import grade as grading
+from scratch_ddp.commands import outputs
+from scratch_ddp.commands.grade import FAILS, HOLDS, MISSING, NOT_REACHED, NOT_WRITTEN
+from tests.notebooks.files import save, stream
 
 
 def check_cell(source: str, *said, **more):

@@ -7,10 +7,10 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from notebook_files import save, stream
 
-from scratch_ddp.project import outputs, refresh
-from scratch_ddp.project.execution import CellFailed
+from scratch_ddp.commands import outputs, refresh
+from scratch_ddp.commands.execution import CellFailed
+from tests.notebooks.files import save, stream
 
 
 def test_streams_are_merged_only_where_they_follow_one_another():

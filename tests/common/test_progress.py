@@ -3,10 +3,9 @@
 import contextlib
 import io
 
-from ranks import run_ranks
-
-from scratch_ddp.benchmark.collectives import measure
-from scratch_ddp.progress import shows_progress
+from scratch_ddp.common.progress import shows_progress
+from scratch_ddp.instruments.bandwidth.measure import measure
+from tests.ranks import run_ranks
 
 
 def test_by_default_where_a_terminal_is_or_the_environment_says(monkeypatch):

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
 import torch.distributed as dist
-from ranks import run_ranks
 
-import scratch_ddp.cells.watched_group  # noqa: F401  (registers the backend)
-from scratch_ddp.exercises import Verdict, examine
+import scratch_ddp.cells.rank.interruptible_group  # noqa: F401  (registers the backend)
+from scratch_ddp.course import Verdict, examine
+from tests.ranks import run_ranks
 
 _cells = itertools.count()
 

@@ -3,9 +3,9 @@
 import ast
 
 import pytest
-from exercise_answers import examined, on_ranks
 
-from scratch_ddp.exercises.exercise import all_exercises
+from scratch_ddp.course.exercise import all_exercises
+from tests.course.answers import examined, on_ranks
 
 EXERCISES = all_exercises()
 NAMES = list(EXERCISES)

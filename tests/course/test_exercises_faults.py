@@ -5,11 +5,11 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from exercise_answers import examined, on_ranks, run_cell
-from ranks import RankFailed, run_ranks
 
-from scratch_ddp.exercises import attempt, check, examine, reveal, solution, trial
-from scratch_ddp.exercises.exercise import all_exercises
+from scratch_ddp.course import attempt, check, examine, reveal, solution, trial
+from scratch_ddp.course.exercise import all_exercises
+from tests.course.answers import examined, on_ranks, run_cell
+from tests.ranks import RankFailed, run_ranks
 
 HEAD = "def tree_broadcast(tensor, src=0, group=None):\n"
 RIGHT = HEAD + "    dist.broadcast(tensor, src)"  # as far as its value goes

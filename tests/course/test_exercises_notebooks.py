@@ -4,12 +4,12 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from scratch_ddp.exercises import notebooks
-from scratch_ddp.exercises.exercise import all_exercises
-from scratch_ddp.project.execution import run
-from scratch_ddp.project.grading import exercises_of
-from scratch_ddp.project.lessons import lesson_paths
-from scratch_ddp.project.outputs import to_text
+from scratch_ddp.commands import stubs as notebooks
+from scratch_ddp.commands.execution import run
+from scratch_ddp.commands.grade import exercises_of
+from scratch_ddp.commands.lessons import lesson_paths
+from scratch_ddp.commands.outputs import to_text
+from scratch_ddp.course.exercise import all_exercises
 
 LESSONS = {path.stem: nbformat.read(path, as_version=4) for path in lesson_paths()}
 WITH_EXERCISES = [name for name, lesson in LESSONS.items() if notebooks.exercise_cells(lesson)]
@@ -50,14 +50,14 @@ def test_the_command_rewrites_the_stubs_of_a_notebook(tmp_path, capsys):
 def test_the_stubs_in_the_lessons_are_the_generated_ones_and_each_is_checked(name):
     lesson = LESSONS[name]
     for exercise, cell in notebooks.exercise_cells(lesson).items():
-        assert cell.source == all_exercises()[exercise].stub_cell(), "run python3 -m scratch_ddp.exercises.notebooks"
+        assert cell.source == all_exercises()[exercise].stub_cell(), "run python3 -m scratch_ddp.commands.stubs"
     checked = {exercise.name for exercise in exercises_of(lesson)}
     assert checked == set(notebooks.exercise_cells(lesson))
 
 
 def test_in_a_real_rank_cell_a_hang_is_told_once_and_the_next_cell_works(tmp_path):
     never_sent = "def reduce(tensor, dst=0, group=None):\n    dist.recv(tensor, (rank + 1) % 2)"
-    cells = ["%load_ext scratch_ddp", "%dist_init -n 2", "from scratch_ddp.exercises import check", never_sent]
+    cells = ["%load_ext scratch_ddp", "%dist_init -n 2", "from scratch_ddp.course import check", never_sent]
     cells += ["check(reduce, seconds=1)", "total = torch.ones(1)\ndist.all_reduce(total)\ntotal", "%dist_shutdown"]
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
     run(notebook, tmp_path, cell_timeout=60)

@@ -3,12 +3,13 @@
 import functools
 
 import pytest
-from exercise_answers import define, on_ranks
-from ranks import RankFailed
 
-from scratch_ddp.exercises import examine, source
-from scratch_ddp.exercises.exercise import Exercise, WrongAnswer, all_exercises
-from scratch_ddp.exercises.trial import Trial
+from scratch_ddp.course import examine
+from scratch_ddp.course import exercise as source
+from scratch_ddp.course.exercise import Exercise, WrongAnswer, all_exercises
+from scratch_ddp.course.trial import Trial
+from tests.course.answers import define, on_ranks
+from tests.ranks import RankFailed
 
 
 def logged(function):

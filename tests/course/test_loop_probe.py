@@ -4,11 +4,11 @@ import contextlib
 
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 
-from scratch_ddp.traffic import traffic
-from scratch_ddp.watched_loop import Tried, apart, try_out
+from scratch_ddp.course.lessons.loop_probe import Tried, apart, try_out
+from scratch_ddp.instruments.traffic import traffic
+from tests.ranks import run_ranks
 
 
 def model() -> nn.Module:

@@ -3,10 +3,10 @@
 import matplotlib.pyplot as plt
 import pytest
 
-from scratch_ddp.benchmark.fit import AlphaBeta
-from scratch_ddp.benchmark.results import Results, Row
-from scratch_ddp.benchmark.timing import Spread
-from scratch_ddp.plots import bandwidth_chart, time_chart
+from scratch_ddp.course.plots import bandwidth_chart, time_chart
+from scratch_ddp.instruments.bandwidth.fit import AlphaBeta
+from scratch_ddp.instruments.bandwidth.results import Results, Row
+from scratch_ddp.instruments.timing import Spread
 
 SIZES = (2**10, 2**16, 2**20)
 

@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
-from scratch_ddp.traffic import Counted
+from scratch_ddp.instruments.traffic import Counted
 
 STRATEGIES = [SimpleDistributedDataParallelism, FlatDDP, OverlappedDDP, BucketedDDP]
 HOOKED = {  # those that work from gradient hooks; buckets so small that each has a few gradients at most

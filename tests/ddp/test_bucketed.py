@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
 import torch.distributed as dist
-from ddp_cases import started
-from ranks import run_ranks
 from torch import nn
 
-from scratch_ddp.cost import FIRST_BUCKET_MB, MB
+from scratch_ddp.common.tensors import MB
 from scratch_ddp.ddp import BucketedDDP
-from scratch_ddp.ddp.bucketed import share_out
-from scratch_ddp.memory import memory_use
+from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, share_out
+from scratch_ddp.instruments.memory import memory_use
+from tests.ddp.cases import started
+from tests.ranks import run_ranks
 
 
 def parameters(sizes, dtypes=(torch.float32,)) -> list[nn.Parameter]:

@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import CASES, ROWS, STRATEGIES, batches, bits, build, gathered, mlp, one_process_step, shard
-from ranks import run_ranks
 from torch.nn.parallel import DistributedDataParallel
+
+from tests.ddp.cases import CASES, ROWS, STRATEGIES, batches, bits, build, gathered, mlp, one_process_step, shard
+from tests.ranks import run_ranks
 
 STEPS = 4
 everywhere = pytest.mark.parametrize("world_size", [2, 4])

@@ -5,12 +5,12 @@ import functools
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import HOOKED, bits, gathered
-from ranks import run_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from scratch_ddp.ddp import SimpleDistributedDataParallelism
+from tests.ddp.cases import HOOKED, bits, gathered
+from tests.ranks import run_ranks
 
 hooked = pytest.mark.parametrize("strategy", HOOKED.values(), ids=HOOKED)
 

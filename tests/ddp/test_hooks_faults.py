@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import HOOKED
-from ranks import RankFailed, run_ranks
 from torch import nn
 
 from scratch_ddp.ddp import BucketedDDP, FlatDDP
-from scratch_ddp.ddp.gradients import Wrapped
+from scratch_ddp.ddp.base import Wrapped
+from tests.ddp.cases import HOOKED
+from tests.ranks import RankFailed, run_ranks
 
 hooked = pytest.mark.parametrize("strategy", HOOKED.values(), ids=HOOKED)
 

@@ -7,12 +7,12 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import gathered, started
-from ranks import run_ranks
 from torch import nn
 
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.traffic import traffic
+from tests.ddp.cases import gathered, started
+from tests.ranks import run_ranks
 
 A_BUCKET_EACH = functools.partial(BucketedDDP, bucket_mb=1e-6)
 hooked = pytest.mark.parametrize("strategy", [OverlappedDDP, A_BUCKET_EACH], ids=["OverlappedDDP", "BucketedDDP"])

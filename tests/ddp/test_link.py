@@ -5,12 +5,12 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import HOOKED, mlp
-from ranks import run_ranks
 from torch import nn
 
-import scratch_ddp.cells.watched_group  # noqa: F401  registers the backend of rank cells
-from scratch_ddp.link import Link, linked_group, lone_rank
+import scratch_ddp.cells.rank.interruptible_group  # noqa: F401  registers the backend of rank cells
+from scratch_ddp.instruments.network import Link, linked_group, lone_rank
+from tests.ddp.cases import HOOKED, mlp
+from tests.ranks import run_ranks
 
 hooked = pytest.mark.parametrize("strategy", HOOKED.values(), ids=HOOKED)
 

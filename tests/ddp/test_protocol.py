@@ -5,15 +5,15 @@ import inspect
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import CASES, STRATEGIES, build, calls, gathered, mlp
-from ranks import run_ranks
 
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.ddp.bucketed import Bucket, share_out
-from scratch_ddp.ddp.messages import Step
 from scratch_ddp.ddp.overlapped import OneGradient
+from scratch_ddp.ddp.reducer import Step
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.traffic import traffic
+from tests.ddp.cases import CASES, STRATEGIES, build, calls, gathered, mlp
+from tests.ranks import run_ranks
 
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
 ONES = torch.ones(4, 6, dtype=torch.float64)

@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import STRATEGIES, mlp
-from ranks import RankFailed, run_ranks
 from torch import nn
 
 from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
+from tests.ddp.cases import STRATEGIES, mlp
+from tests.ranks import RankFailed, run_ranks
 
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
 

@@ -7,7 +7,7 @@ import pytest
 _SET_UP = """
 import time
 from scratch_ddp.ddp import BucketedDDP, OverlappedDDP
-from scratch_ddp.link import Link, linked_group
+from scratch_ddp.instruments.network import Link, linked_group
 
 torch.manual_seed(0)
 layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(4)))

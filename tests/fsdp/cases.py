@@ -4,13 +4,13 @@ import dataclasses
 
 import torch
 import torch.distributed as dist
-from ddp_cases import CASES as REPLICATED_CASES
-from ddp_cases import Case, build
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from scratch_ddp.fsdp import FSDP
+from tests.ddp.cases import CASES as REPLICATED_CASES
+from tests.ddp.cases import Case, build
 
 
 class Tiny(nn.Module):

@@ -71,7 +71,7 @@ step()
 assert model.load({str(tmp_path / "saved")!r}, optimizer) == 5
 after = model.gather_full_params()
 assert all(torch.equal(before[name], after[name]) for name in before)
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.traffic import traffic
 with traffic() as counted:
     step()
 print(counted.calls)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import batches, build
-from fsdp_cases import CASES, message_of
-from ranks import RankFailed, run_ranks
 
 from scratch_ddp.fsdp import FSDP
+from tests.ddp.cases import batches, build
+from tests.fsdp.cases import CASES, message_of
+from tests.ranks import RankFailed, run_ranks
 
 OPTIMIZERS = {
     "Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),

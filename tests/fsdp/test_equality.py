@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import ROWS, batches, build, one_process_step, shard
-from fsdp_cases import CASES, assert_equal
-from ranks import run_ranks
 
 from scratch_ddp.fsdp import FSDP
+from tests.ddp.cases import ROWS, batches, build, one_process_step, shard
+from tests.fsdp.cases import CASES, assert_equal
+from tests.ranks import run_ranks
 
 STEPS = 3
 OPTIMIZERS = {

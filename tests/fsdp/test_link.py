@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import CASES, batches, build, one_process_step, shard
-from fsdp_cases import assert_equal
-from ranks import run_ranks
 
-from scratch_ddp.benchmark.sleeping_blocks import SleepingBlocks
+from scratch_ddp.course.lessons.sleeping_model import SleepingBlocks
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.link import Link, linked_group, lone_rank
+from scratch_ddp.instruments.network import Link, linked_group, lone_rank
+from tests.ddp.cases import CASES, batches, build, one_process_step, shard
+from tests.fsdp.cases import assert_equal
+from tests.ranks import run_ranks
 
 
 def on_a_link() -> None:

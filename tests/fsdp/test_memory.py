@@ -5,12 +5,12 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.memory import memory_use
+from scratch_ddp.instruments.memory import memory_use
+from tests.ranks import run_ranks
 
 WIDTH, BLOCKS = 256, 16
 BLOCK = 4 * WIDTH * WIDTH  # bytes: 256 KiB

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import batches
-from fsdp_cases import message_of
-from ranks import run_ranks
 from torch import nn
 
-from scratch_ddp.benchmark.llama import build_llama, make_batch
+from scratch_ddp.benchmark.options import build_llama, make_batch
 from scratch_ddp.fsdp import FSDP
+from tests.ddp.cases import batches
+from tests.fsdp.cases import message_of
+from tests.ranks import run_ranks
 
 SMALL = {
     "hidden_size": 32,

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import CASES, batches, build, one_process_step, shard
-from fsdp_cases import Chain, assert_equal
-from ranks import run_ranks
 from torch import nn
 
 from scratch_ddp.fsdp import FSDP
+from tests.ddp.cases import CASES, batches, build, one_process_step, shard
+from tests.fsdp.cases import Chain, assert_equal
+from tests.ranks import run_ranks
 
 MLP = CASES["mlp"]
 X = torch.ones(2, 6, dtype=torch.float64)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import batches, gathered, shard
-from ranks import run_ranks
 from torch import nn
 
 from scratch_ddp.fsdp import FSDP, ShardedGradScaler
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.traffic import traffic
+from tests.ddp.cases import batches, gathered, shard
+from tests.ranks import run_ranks
 
 
 def model() -> nn.Module:

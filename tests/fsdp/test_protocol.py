@@ -5,12 +5,12 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import CASES, batches, build, gathered, one_process_step, shard
-from fsdp_cases import assert_equal
-from ranks import run_ranks
 
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.traffic import traffic
+from tests.ddp.cases import CASES, batches, build, gathered, one_process_step, shard
+from tests.fsdp.cases import assert_equal
+from tests.ranks import run_ranks
 
 MLP = CASES["mlp"]
 

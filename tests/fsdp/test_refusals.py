@@ -4,16 +4,16 @@ import copy
 import functools
 import pickle
 
-import fsdp_cases
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import batches, mlp
-from ranks import run_ranks
 from torch import nn
 
 from scratch_ddp.ddp import FlatDDP
 from scratch_ddp.fsdp import FSDP
+from tests.ddp.cases import batches, mlp
+from tests.fsdp import cases as fsdp_cases
+from tests.ranks import run_ranks
 
 message_of = functools.partial(fsdp_cases.message_of, errors=(ValueError, TypeError, RuntimeError))
 

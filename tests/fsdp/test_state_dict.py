@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ddp_cases import CASES, batches, build, gathered
-from fsdp_cases import CASES as ALL_CASES
-from fsdp_cases import message_of
-from ranks import run_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from scratch_ddp.fsdp import FSDP
+from tests.ddp.cases import CASES, batches, build, gathered
+from tests.fsdp.cases import CASES as ALL_CASES
+from tests.fsdp.cases import message_of
+from tests.ranks import run_ranks
 
 NAMES = ["mlp", "tied", "BatchNorm", "several dtypes", "tiny parameters", "transposed", "empty parameter"]
 

@@ -5,14 +5,14 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import batches, build, shard
-from fsdp_cases import CASES
-from ranks import run_ranks
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.traffic import traffic
+from tests.ddp.cases import batches, build, shard
+from tests.fsdp.cases import CASES
+from tests.ranks import run_ranks
 
 
 def sharded_by_torch(model: torch.nn.Module, **settings) -> torch.nn.Module:

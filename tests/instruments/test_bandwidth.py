@@ -5,14 +5,15 @@ import time
 
 import pytest
 import torch.distributed as dist
-from ranks import run_ranks
 
-from scratch_ddp.benchmark import collectives, room
-from scratch_ddp.benchmark.collectives import measure
-from scratch_ddp.benchmark.operations import OPERATIONS, Operation
-from scratch_ddp.benchmark.results import Results, Row
-from scratch_ddp.benchmark.timing import Spread
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.bandwidth import measure as collectives
+from scratch_ddp.instruments.bandwidth import room
+from scratch_ddp.instruments.bandwidth.measure import measure
+from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, Operation
+from scratch_ddp.instruments.bandwidth.results import Results, Row
+from scratch_ddp.instruments.timing import Spread
+from scratch_ddp.instruments.traffic import traffic
+from tests.ranks import run_ranks
 
 
 def row(operation="all_reduce", ranks=2, size=2**20, seconds=1e-3, backend="gloo"):

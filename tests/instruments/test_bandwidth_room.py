@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from ranks import run_ranks
 
-from scratch_ddp.benchmark import room
-from scratch_ddp.benchmark.operations import OPERATIONS, memory
-from scratch_ddp.benchmark.report import three_digits
-from scratch_ddp.benchmark.room import Place, free_memory, places, refuse_what_does_not_fit
-from scratch_ddp.benchmark.sizes import UNITS, format_size, parse_size
+from scratch_ddp.instruments.bandwidth import room
+from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, memory
+from scratch_ddp.instruments.bandwidth.room import Place, free_memory, places, refuse_what_does_not_fit
+from scratch_ddp.instruments.sizes import UNITS, format_size, parse_size
+from scratch_ddp.instruments.timing import three_digits
+from tests.ranks import run_ranks
 
 MIB, GIB = UNITS["MiB"], UNITS["GiB"]
 

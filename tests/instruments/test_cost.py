@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp import cost
-from scratch_ddp.cost import MB, Backward, Wire
+from scratch_ddp.common.tensors import MB
+from scratch_ddp.instruments import cost
+from scratch_ddp.instruments.cost import Backward, Wire
 
 EVEN = Backward(ready=(1, 2, 3, 4), nbytes=(10, 10, 10, 10), seconds=5, forward=2)
 

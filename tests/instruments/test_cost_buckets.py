@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from scratch_ddp.cost import MB, Backward, Wire, best_bucket, best_bucket_bytes, bucketed, exposed_seconds
+from scratch_ddp.common.tensors import MB
+from scratch_ddp.instruments.cost import Backward, Wire, best_bucket, best_bucket_bytes, bucketed, exposed_seconds
 
 CASES = [
     # alpha, seconds on the wire for all bytes, backward

@@ -4,15 +4,23 @@ import pytest
 import torch
 import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from scratch_ddp.cost import memory
-from scratch_ddp.cost.memory import BF16_COMPUTE, FP32, MIXED, STAGES, bytes_sent, measured_states, model_states
 from scratch_ddp.ddp import FlatDDP
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.cost import memory
+from scratch_ddp.instruments.cost.memory import (
+    BF16_COMPUTE,
+    FP32,
+    MIXED,
+    STAGES,
+    bytes_sent,
+    measured_states,
+    model_states,
+)
+from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.zero import ShardedOptimizer, reduce_gradients
+from tests.ranks import run_ranks
 
 
 def test_the_figures_of_the_paper():

@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankFailed, run_ranks
 
+from scratch_ddp.benchmark.cells import listening_beyond_loopback
 from scratch_ddp.benchmark.kernel import alive
-from scratch_ddp.benchmark.sockets import listening_beyond_loopback
+from tests.ranks import RankFailed, run_ranks
 
 
 @pytest.mark.parametrize("rendezvous", ["file", "tcp"])

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 import torch
-from ranks import RankFailed, run_ranks
 from torch import nn
 
-from scratch_ddp.memory import memory_use, process_limit
-from scratch_ddp.recorder import _quietly
+from scratch_ddp.instruments.memory import memory_use, process_limit
+from scratch_ddp.instruments.profiler import _quietly
+from tests.ranks import RankFailed, run_ranks
 
 MEGA = 1_000_000
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
-import scratch_ddp.cells.watched_group  # noqa: F401  (registers the backend)
-from scratch_ddp.residency import Held, MemoryLedger
+import scratch_ddp.cells.rank.interruptible_group  # noqa: F401  (registers the backend)
+from scratch_ddp.instruments.memory.ledger import Held, MemoryLedger
+from tests.ranks import run_ranks
 
 KINDS = {"own": "w1 w2", "borrowed": "W1", "gradients": "G g1"}
 

@@ -7,10 +7,10 @@ import tempfile
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankFailed, run_ranks
 
-from scratch_ddp.link import PRESETS, Link, linked_group, lone_rank, preset
-from scratch_ddp.link import linked as linked_module
+from scratch_ddp.instruments.network import PRESETS, Link, linked_group, lone_rank, preset
+from scratch_ddp.instruments.network import linked as linked_module
+from tests.ranks import RankFailed, run_ranks
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-from group_cases import COLLECTIVES, run_cases
-from group_users import USERS
-from ranks import run_ranks
 
-from scratch_ddp.link import Link, linked_group
+from scratch_ddp.instruments.network import Link, linked_group
+from tests.cells.group_cases import COLLECTIVES, run_cases
+from tests.cells.group_users import USERS
+from tests.ranks import run_ranks
 
 CASES = [case for case in [*COLLECTIVES, *USERS] if case.__name__ not in ("sub_groups", "plain_gloo_sub_group")]
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 _SET_UP = """
-from scratch_ddp.link import Link, linked_group, lone_rank
+from scratch_ddp.instruments.network import Link, linked_group, lone_rank
 group = {group}
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group)
 model(torch.ones(1, 2)).sum().backward()

@@ -8,13 +8,14 @@ import torch._dynamo  # noqa: F401  torch's DDP imports it at its first forward
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp import cost
-from scratch_ddp.benchmark import published_step
 from scratch_ddp.benchmark.link import in_order, step, within
-from scratch_ddp.benchmark.sleeping_model import SleepingModel, scaled
-from scratch_ddp.cost import MB, Backward
+from scratch_ddp.common.tensors import MB
+from scratch_ddp.course.lessons import published_step
+from scratch_ddp.course.lessons.sleeping_model import SleepingModel, scaled
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
-from scratch_ddp.link import Link, lone_rank
+from scratch_ddp.instruments import cost
+from scratch_ddp.instruments.cost import Backward
+from scratch_ddp.instruments.network import Link, lone_rank
 
 TIMELINE = Backward((0.01, 0.03, 0.03, 0.06), (400, 40_000, 4, 80_000), 0.08, 0.04)
 

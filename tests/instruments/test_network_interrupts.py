@@ -9,9 +9,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
-from scratch_ddp.link import Link, linked_group, lone_rank
+from scratch_ddp.instruments.network import Link, linked_group, lone_rank
+from tests.ranks import run_ranks
 
 
 def all_reduce(group):

@@ -6,11 +6,11 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
 from scratch_ddp.collectives import ring_all_reduce
-from scratch_ddp.link import Link, linked_group, lone_rank
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.network import Link, linked_group, lone_rank
+from scratch_ddp.instruments.traffic import traffic
+from tests.ranks import run_ranks
 
 ALPHA, BETA = 0.004, 1e-7
 COST = ALPHA + BETA * 40_000  # of a message of 10,000 elements

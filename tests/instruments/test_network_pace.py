@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from scratch_ddp.link.pace import take_time
-from scratch_ddp.link.sleep import now
+from scratch_ddp.instruments.network.clock import now, take_time
 
 
 def test_time_passes_and_nothing_changes():

@@ -9,11 +9,11 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
-from scratch_ddp.link import Link, linked_group, lone_rank
-from scratch_ddp.link.alarm import Alarm
-from scratch_ddp.link.sleep import now, sleep_until
+from scratch_ddp.instruments.network import Link, linked_group, lone_rank
+from scratch_ddp.instruments.network.clock import now, sleep_until
+from scratch_ddp.instruments.network.work import Alarm
+from tests.ranks import run_ranks
 
 ALPHA, BETA = 0.004, 1e-7
 X = 10_000  # elements of 4 bytes: 4 ms for all of them

@@ -8,16 +8,16 @@ import pytest
 import torch
 import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import scratch_ddp.cells.watched_group  # noqa: F401  registers the backend of rank cells
+import scratch_ddp.cells.rank.interruptible_group  # noqa: F401  registers the backend of rank cells
 from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
-from scratch_ddp.link import Link, linked_group, lone_rank
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.network import Link, linked_group, lone_rank
+from scratch_ddp.instruments.traffic import traffic
+from tests.ranks import run_ranks
 
 QUICK = Link(1e-4, 1e-9)
 

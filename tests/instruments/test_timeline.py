@@ -5,14 +5,14 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankFailed, run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp.cells import watched_group
+from scratch_ddp.cells.rank import interruptible_group as watched_group
 from scratch_ddp.ddp import FlatDDP, OverlappedDDP
-from scratch_ddp.link import Link, linked_group, lone_rank
-from scratch_ddp.profiling import timeline
+from scratch_ddp.instruments.network import Link, linked_group, lone_rank
+from scratch_ddp.instruments.timeline import timeline
+from tests.ranks import RankFailed, run_ranks
 
 LINK = Link(alpha=1e-3, beta=2e-8)
 PARAMETERS = 8  # of the model

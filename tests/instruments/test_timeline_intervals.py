@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from scratch_ddp.profiling import exposed_seconds
-from scratch_ddp.profiling.intervals import seconds, union, without
+from scratch_ddp.instruments.timeline import exposed_seconds
+from scratch_ddp.instruments.timeline.spans import seconds, union, without
 
 
 def test_exposed_communication_by_hand():

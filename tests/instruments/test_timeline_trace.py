@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from matplotlib import pyplot as plt
-from ranks import RankFailed, run_ranks
 from torch.autograd import DeviceType
 
-from scratch_ddp.plots import timeline_chart
-from scratch_ddp.profiling import Span, Timeline, timeline, write_trace
-from scratch_ddp.profiling.phases import gpu_spans
-from scratch_ddp.profiling.trace import lanes
+from scratch_ddp.course.plots import timeline_chart
+from scratch_ddp.instruments.timeline import Span, Timeline, timeline, write_trace
+from scratch_ddp.instruments.timeline.phases import gpu_spans
+from scratch_ddp.instruments.timeline.spans import lanes
+from tests.ranks import RankFailed, run_ranks
 
 TIMELINES = [
     Timeline(

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
-from scratch_ddp.benchmark.timing import Sample, interleaved, ratio
+from scratch_ddp.instruments.timing import Sample, interleaved, ratio
+from tests.ranks import run_ranks
 
 
 def test_every_variant_once_a_round_in_another_order_each_time_and_the_same_one_on_every_rank():

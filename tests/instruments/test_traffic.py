@@ -4,12 +4,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from ranks import run_ranks
 from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
-from traffic_cases import PythonGroup, count, every_collective, wire
 
-from scratch_ddp.traffic import Counts, ring_bytes, ring_rounds, set_up, traffic
-from scratch_ddp.traffic.calls import METHODS
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.instruments.traffic import Counts, ring_bytes, ring_rounds, traffic
+from scratch_ddp.instruments.traffic.calls import METHODS
+from tests.instruments.traffic_cases import PythonGroup, count, every_collective, wire
+from tests.ranks import run_ranks
 
 
 def test_torchs_collectives_by_the_rings_formula():

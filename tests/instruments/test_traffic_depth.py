@@ -2,11 +2,11 @@
 
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from traffic_cases import count
 
-from scratch_ddp.traffic import traffic
-from scratch_ddp.traffic.rounds import Message, Start, Wait, depth
+from scratch_ddp.instruments.traffic import traffic
+from scratch_ddp.instruments.traffic.rounds import Message, Start, Wait, depth
+from tests.instruments.traffic_cases import count
+from tests.ranks import run_ranks
 
 
 def test_depth_of_what_waits_and_what_does_not():

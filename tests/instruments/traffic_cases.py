@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import all_reduce as imported_earlier
 
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.traffic import traffic
 
 
 class PythonGroup(dist.ProcessGroup):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from scratch_ddp.project import outputs
+from scratch_ddp.commands import outputs
 
 
 def save(path: Path, *sources: str, tags: dict[int, str] | None = None) -> Path:

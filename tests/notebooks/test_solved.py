@@ -3,11 +3,11 @@
 import nbformat
 import pytest
 
-from scratch_ddp.exercises import notebooks
-from scratch_ddp.project.execution import run
-from scratch_ddp.project.grading import HOLDS, exercises_of
-from scratch_ddp.project.lessons import lesson_paths
-from scratch_ddp.project.outputs import clear_outputs
+from scratch_ddp.commands import stubs as notebooks
+from scratch_ddp.commands.execution import run
+from scratch_ddp.commands.grade import HOLDS, exercises_of
+from scratch_ddp.commands.lessons import lesson_paths
+from scratch_ddp.commands.outputs import clear_outputs
 
 
 def with_exercises():

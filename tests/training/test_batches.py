@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scratch_ddp.data import Item, collate, sentences, tokenise
-from scratch_ddp.models import build_tokenizer
-from scratch_ddp.pairs import make_pairs
-from scratch_ddp.sharding import Batches, shard
+from scratch_ddp.training.data import Batches, Item, collate, sentences, shard, tokenise
+from scratch_ddp.training.models import build_tokenizer
+from scratch_ddp.training.pairs import make_pairs
 
 
 @given(st.integers(0, 60), st.integers(1, 9), st.sampled_from(["interleaved", "contiguous"]))

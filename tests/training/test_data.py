@@ -10,13 +10,13 @@ from pathlib import Path
 import datasets
 import pytest
 import torch.distributed as dist
-from hub import in_a_fresh_process, serve_hub
-from ranks import run_ranks
 
-from scratch_ddp.data import load_pairs, sentences, tokenise
-from scratch_ddp.models import build_tokenizer
-from scratch_ddp.pairs import make_pairs
-from scratch_ddp.sources import answers
+from scratch_ddp.training.data import load_pairs, sentences, tokenise
+from scratch_ddp.training.models import build_tokenizer
+from scratch_ddp.training.pairs import make_pairs
+from scratch_ddp.training.sources import answers
+from tests.ranks import run_ranks
+from tests.training.hub import in_a_fresh_process, serve_hub
 
 SMALL = {"train": 12, "validation": 4, "test": 4}
 
@@ -168,7 +168,7 @@ def test_one_line_on_rank_0(folder):
     assert printed[0].count("\n") == 1 and printed[1] == ""
 
 
-LOAD = "from scratch_ddp.data import load_pairs; load_pairs()"
+LOAD = "from scratch_ddp.training.data import load_pairs; load_pairs()"
 
 
 def test_the_hub_is_taken_when_it_answers_then_the_cache(tmp_path):
@@ -191,7 +191,7 @@ def test_a_download_that_fails_is_said_in_one_line(tmp_path):
 
 
 def test_a_hub_that_is_wanted_and_does_not_answer(tmp_path):
-    code = "from scratch_ddp.data import load_pairs\ntry: load_pairs('hub')\nexcept ValueError as e: print(e)"
+    code = "from scratch_ddp.training.data import load_pairs\ntry: load_pairs('hub')\nexcept ValueError as e: print(e)"
     ran = in_a_fresh_process(code, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
     assert ran.stdout.startswith("the hub did not answer within 2.5 s, and nyu-mll/glue is not cached"), ran.stderr
     assert ran.stderr == ""

@@ -3,14 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from training_cases import PAIRS, TINY
 
-from scratch_ddp.data import tokenise
-from scratch_ddp.evaluation import Score, evaluate, score
-from scratch_ddp.models import build_small
-from scratch_ddp.sharding import Batches
-from scratch_ddp.training import seed_everything
+from scratch_ddp.training.data import Batches, tokenise
+from scratch_ddp.training.evaluate import Score, evaluate, score
+from scratch_ddp.training.loop import seed_everything
+from scratch_ddp.training.models import build_small
+from tests.ranks import run_ranks
+from tests.training.cases import PAIRS, TINY
 
 
 def evaluate_shares(items: int, size: int) -> Score:

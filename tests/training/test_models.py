@@ -7,13 +7,13 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from hub import in_a_fresh_process, serve_hub
-from ranks import run_ranks
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
-from scratch_ddp.data import collate, tokenise
-from scratch_ddp.models import SMOLLM2, SMOLLM2_360M, build_small, build_tokenizer, load_model
-from scratch_ddp.pairs import make_pairs
+from scratch_ddp.training.data import collate, tokenise
+from scratch_ddp.training.models import SMOLLM2, SMOLLM2_360M, build_small, build_tokenizer, load_model
+from scratch_ddp.training.pairs import make_pairs
+from tests.ranks import run_ranks
+from tests.training.hub import in_a_fresh_process, serve_hub
 
 
 def test_the_small_sibling_has_smollm2s_architecture(capsys):
@@ -48,7 +48,7 @@ def test_the_same_seed_gives_the_same_model():
 
 
 def test_the_tokenizer_is_the_same_in_every_process():
-    code = "from scratch_ddp.models import build_tokenizer as b; print(b().backend_tokenizer.to_str())"
+    code = "from scratch_ddp.training.models import build_tokenizer as b; print(b().backend_tokenizer.to_str())"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.stdout == build_tokenizer().backend_tokenizer.to_str() + "\n", ran.stderr
 
@@ -123,7 +123,7 @@ def test_an_unknown_head():
 
 
 def test_the_hub_then_the_cache(tmp_path, saved):
-    code = "from scratch_ddp.models import load_model; load_model(); load_model('hub')"
+    code = "from scratch_ddp.training.models import load_model; load_model(); load_model('hub')"
     with serve_hub(saved) as address:
         ran = in_a_fresh_process(code, tmp_path, HF_ENDPOINT=address)
     assert ran.stdout.splitlines() == [

@@ -10,18 +10,12 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import STRATEGIES, bits, calls, gathered
-from ranks import run_ranks
 from torch.nn.parallel import DistributedDataParallel
-from training_cases import PAIRS, TINY
 
-from scratch_ddp.data import load_pairs, sentences, tokenise
 from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
-from scratch_ddp.models import build_small
-from scratch_ddp.pairs import make_pairs
-from scratch_ddp.sharding import Batches
-from scratch_ddp.traffic import traffic
-from scratch_ddp.training import (
+from scratch_ddp.instruments.traffic import traffic
+from scratch_ddp.training.data import Batches, load_pairs, sentences, tokenise
+from scratch_ddp.training.loop import (
     accumulate,
     check_ranks,
     global_mean,
@@ -31,6 +25,11 @@ from scratch_ddp.training import (
     warm_up_then_fall,
     windows,
 )
+from scratch_ddp.training.models import build_small
+from scratch_ddp.training.pairs import make_pairs
+from tests.ddp.cases import STRATEGIES, bits, calls, gathered
+from tests.ranks import run_ranks
+from tests.training.cases import PAIRS, TINY
 
 
 def run(strategy, dtype, items, batch_size, epochs=1, accumulation=1, sizes=None, together=True) -> dict:
@@ -198,7 +197,7 @@ def test_the_same_lines_under_python_and_torchrun():
     }
     arguments = [
         "-m",
-        "scratch_ddp.train",
+        "scratch_ddp.training",
         "--data",
         "built-in",
         "--model",

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch.optim import SGD, Adagrad, AdamW
-from zero_cases import everything, give_gradients, same, two_groups
 
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.zero import ShardedOptimizer
+from tests.ranks import run_ranks
+from tests.zero.cases import everything, give_gradients, same, two_groups
 
 CASES = {"AdamW": (AdamW, {"lr": 0.1}), "Adagrad": (Adagrad, {"lr": 0.1}), "SGD": (SGD, {"lr": 0.1, "momentum": 0.9})}
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
-from zero_cases import OPTIMIZERS, everything, give_gradients, same, twin, two_groups
 
 from scratch_ddp.zero import ShardedOptimizer
+from tests.ranks import run_ranks
+from tests.zero.cases import OPTIMIZERS, everything, give_gradients, same, twin, two_groups
 
 FORMS = {"parameters": nn.Module.parameters, "groups": two_groups, "named": nn.Module.named_parameters}
 

@@ -3,16 +3,16 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import CASES, batches, build, shard
-from ranks import run_ranks
-from test_zero_refusals import refused_everywhere
 from torch import nn
 from torch.optim import SGD, AdamW
-from zero_cases import everything, give_gradients, same
 
 from scratch_ddp.ddp import FlatDDP
-from scratch_ddp.traffic import traffic
+from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.zero import ShardedOptimizer, clip_grad_norm_, reduce_gradients
+from tests.ddp.cases import CASES, batches, build, shard
+from tests.ranks import run_ranks
+from tests.zero.cases import everything, give_gradients, same
+from tests.zero.test_refusals import refused_everywhere
 
 PLAIN = [name for name in CASES if name != "BatchNorm"]  # its buffers are a wrapper's business
 

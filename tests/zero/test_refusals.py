@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
 from torch.optim import LBFGS, SGD, AdamW
-from zero_cases import everything
 
 from scratch_ddp.ddp import FlatDDP
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.zero import ShardedOptimizer
+from tests.ranks import run_ranks
+from tests.zero.cases import everything
 
 
 def message_of(function, kind: str) -> str | None:

@@ -3,20 +3,19 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ddp_cases import STRATEGIES, batches, mlp, shard
-from ranks import run_ranks
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
-from zero_cases import everything, give_gradients, same, twin
 
-import scratch_ddp.cells.watched_group  # noqa: F401  (registers the backend of rank cells)
-from scratch_ddp.link import Link, linked_group
-from scratch_ddp.traffic import ring_bytes, traffic
+import scratch_ddp.cells.rank.interruptible_group  # noqa: F401  (registers the backend of rank cells)
+from scratch_ddp.instruments.network import Link, linked_group
+from scratch_ddp.instruments.traffic import ring_bytes, traffic
 from scratch_ddp.zero import ShardedOptimizer
-from scratch_ddp.zero.messages import LARGE
-from scratch_ddp.zero.partition import share_out
+from scratch_ddp.zero.owners import LARGE, share_out
+from tests.ddp.cases import STRATEGIES, batches, mlp, shard
+from tests.ranks import run_ranks
+from tests.zero.cases import everything, give_gradients, same, twin
 
 
 def trained(strategy: type, sharded: bool) -> list[torch.Tensor]:

@@ -5,11 +5,11 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 
-from scratch_ddp.cells.placement import Placement
-from scratch_ddp.cells.rank_lists import name_ranks
-from scratch_ddp.cells.rank_process import LauncherProcess, RankProcess, base_config, config_of
-from scratch_ddp.cells.reader import Event, Pipe
-from scratch_ddp.cells.reports import ClusterError, describe_death
+from scratch_ddp.cells.kernel.placement import Placement
+from scratch_ddp.cells.kernel.rank_lists import name_ranks
+from scratch_ddp.cells.kernel.rank_process import LauncherProcess, RankProcess, base_config, config_of
+from scratch_ddp.cells.kernel.reader import Event, Pipe
+from scratch_ddp.cells.kernel.reports import ClusterError, describe_death
 
 _START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
 _RENEW_LIMIT = 6.0  # seconds in which ranks that stand idle must have renewed their process groups

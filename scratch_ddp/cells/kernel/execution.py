@@ -9,13 +9,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from scratch_ddp.cells.cluster import Cluster
-from scratch_ddp.cells.last_call import read_calls
-from scratch_ddp.cells.presenter import Presenter, Screen
-from scratch_ddp.cells.rank_lists import name_ranks
-from scratch_ddp.cells.rank_process import RankProcess
-from scratch_ddp.cells.reader import Event, Pipe
-from scratch_ddp.cells.reports import (
+from scratch_ddp.cells.kernel.cluster import Cluster
+from scratch_ddp.cells.kernel.presenter import Presenter, Screen, without_marks
+from scratch_ddp.cells.kernel.rank_lists import name_ranks
+from scratch_ddp.cells.kernel.rank_process import RankProcess
+from scratch_ddp.cells.kernel.reader import Event, Pipe
+from scratch_ddp.cells.kernel.reports import (
     RankError,
     RankInterrupt,
     Whereabouts,
@@ -26,7 +25,7 @@ from scratch_ddp.cells.reports import (
     explain_sizes,
     is_consequence,
 )
-from scratch_ddp.cells.transcript import without_marks
+from scratch_ddp.cells.last_call import read_calls
 
 _ASK_AFTER = 1.0  # seconds until ranks are asked where they are, and between two questions
 _SAY_AFTER = 4.0  # seconds of waiting after which a line says where everybody is

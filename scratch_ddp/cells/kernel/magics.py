@@ -4,21 +4,61 @@ import atexit
 import queue
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from nbdistributed.magic import DistributedMagic
 
-from scratch_ddp.cells.cluster import Cluster
-from scratch_ddp.cells.execution import Execution, show_late
-from scratch_ddp.cells.placement import PlacementError, crowding, place
-from scratch_ddp.cells.presenter import Screen
-from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_ranks
-from scratch_ddp.cells.rank_process import LauncherProcess
-from scratch_ddp.cells.reader import Event, Reader
-from scratch_ddp.cells.reports import ClusterError
-from scratch_ddp.cells.routing import Routing
+from scratch_ddp.cells.kernel.cluster import Cluster
+from scratch_ddp.cells.kernel.execution import Execution, show_late
+from scratch_ddp.cells.kernel.placement import PlacementError, crowding, place
+from scratch_ddp.cells.kernel.presenter import Screen
+from scratch_ddp.cells.kernel.rank_lists import RankListError, name_ranks, parse_ranks
+from scratch_ddp.cells.kernel.rank_process import LauncherProcess
+from scratch_ddp.cells.kernel.reader import Event, Reader
+from scratch_ddp.cells.kernel.reports import ClusterError
+
+# FOLDED: Where a cell runs: in the kernel if it begins with a magic, else on the ranks.
+
+
+class Routing:
+    """An input transformer: a plain cell becomes a cell for every rank, `%%rank[0]` becomes `%%rank [0]`."""
+
+    def __init__(self, shell: Any, to_ranks: Callable[[], bool]):
+        self._to_ranks = to_ranks  # whether plain cells are for the ranks
+        self._under_way = 0  # cells; more than one where a magic such as %%capture runs its body as a cell
+        shell.input_transformers_cleanup.append(self.transform)
+        shell.events.register("pre_execute", self._begin)
+        shell.events.register("post_execute", self._end)
+
+    def _begin(self) -> None:
+        self._under_way += 1
+
+    def _end(self) -> None:
+        self._under_way = max(0, self._under_way - 1)
+
+    def transform(self, lines: list[str]) -> list[str]:
+        first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
+        if first is None:
+            return lines
+        if lines[first].startswith("%%"):
+            head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
+            ours = re.match(r"%%(rank|distributed)\b", head)
+            return [head, *_body(lines, first)] if ours else lines
+        if self._to_ranks() and not self._under_way and not lines[first].lstrip().startswith("%"):
+            return ["%%distributed\n", *lines]
+        return lines
+
+
+def _body(lines: list[str], head: int) -> list[str]:
+    """What a rank runs. The lines above it become comments, so that line 3 of a message is line 3 of the cell."""
+    body = lines[head + 1 :]
+    if next((line for line in body if line.strip()), "").startswith("%%"):
+        return body  # a magic of the rank's own, such as %%capture, has to stand first
+    return [line if line.startswith("#") else f"# {line.strip()}\n" for line in lines[: head + 1]] + body
+
 
 _NO_CLUSTER = "no ranks are running. %dist_init -n 4 starts four."
 _LOCAL = ("localhost", "127.0.0.1", "::1")

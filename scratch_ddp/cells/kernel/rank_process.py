@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scratch_ddp.cells.channel import Link, link_pair
+from scratch_ddp.cells.kernel.reader import Pipe, Reader
 from scratch_ddp.cells.processes import end_group
-from scratch_ddp.cells.reader import Pipe, Reader
-from scratch_ddp.cells.wire import Link, link_pair
 
 _SIGNAL_MEANING = {
     signal.SIGKILL: "somebody ended it, or the machine ran out of memory",
@@ -94,7 +94,7 @@ class LauncherProcess:
         self.gpu_count: int | None = None  # known when it is ready
         self._started: list[RankProcess] = []
         self._closing = False
-        package = str(Path(__file__).parents[2])
+        package = str(Path(__file__).parents[3])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = "import sys; from scratch_ddp.cells.launcher import main; main(*sys.argv[1:])"
         with (self.root / "launcher.log").open("wb") as log:

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from scratch_ddp.cells.wire import Link
+from scratch_ddp.cells.channel import Link
 
 _CHUNK = 1 << 16
 

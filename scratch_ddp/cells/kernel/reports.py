@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from scratch_ddp.cells.kernel.rank_lists import name_ranks
+from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.last_call import read_last_call, spoken
-from scratch_ddp.cells.rank_lists import name_ranks
-from scratch_ddp.cells.rank_process import RankProcess
 
 
 class _SpokenError:

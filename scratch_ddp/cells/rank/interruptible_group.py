@@ -18,9 +18,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.cells import watched_work
-from scratch_ddp.cells.watched_torch import make_interruptible
-from scratch_ddp.cells.watched_work import WatchedWork, WorkOfSeveral, describe_tensor, run_in_helper
+from scratch_ddp.cells.rank import interruptible_work as watched_work
+from scratch_ddp.cells.rank.interruptible_work import (
+    WatchedWork,
+    WorkOfSeveral,
+    describe_tensor,
+    make_interruptible,
+    run_in_helper,
+)
 
 BACKEND = "watched"
 _OPERATIONS = (

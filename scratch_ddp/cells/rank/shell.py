@@ -16,7 +16,7 @@ from traitlets.config import Config
 
 Send = Callable[[dict[str, Any]], None]  # takes {"data": …, "metadata": …}
 
-_OWN_FOLDER = str(Path(__file__).parent)
+_OWN_FOLDER = str(Path(__file__).parents[1])
 
 
 class _Publisher(DisplayPublisher):

@@ -14,11 +14,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.cells import output_streams, watched_group, watched_work
+from scratch_ddp.cells.channel import Link
 from scratch_ddp.cells.last_call import LastCalls
-from scratch_ddp.cells.shell import RankShell, make_shell
-from scratch_ddp.cells.watched_torch import ranks_of
-from scratch_ddp.cells.wire import Link
+from scratch_ddp.cells.rank import (
+    interruptible_group as watched_group,
+)
+from scratch_ddp.cells.rank import (
+    interruptible_work as watched_work,
+)
+from scratch_ddp.cells.rank import (
+    output_streams,
+)
+from scratch_ddp.cells.rank.interruptible_work import ranks_of
+from scratch_ddp.cells.rank.shell import RankShell, make_shell
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -155,7 +163,7 @@ class Rank:
         if error is None:
             return None
         text = "\n".join(self.shell.failure or [])
-        places = [*sys.path, Path(__file__).parents[2]]  # an editable install is not on the path
+        places = [*sys.path, Path(__file__).parents[3]]  # an editable install is not on the path
         for folder in sorted({str(Path(place).resolve()) for place in places}, key=len, reverse=True):
             text = text.replace(f"{folder}/", "")  # a file's name in its package says more, and is the same everywhere
         lines = text.split("\n")

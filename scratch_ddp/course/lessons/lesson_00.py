@@ -3,8 +3,8 @@
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
-from scratch_ddp.exercises.trial import Trial
+from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.trial import Trial
 
 
 def print_together(text):

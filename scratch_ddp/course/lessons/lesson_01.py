@@ -3,8 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
-from scratch_ddp.exercises.trial import Trial
+from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.trial import Trial
 
 FLOAT, INTEGER = 4, 8  # bytes
 

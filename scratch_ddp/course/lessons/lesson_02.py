@@ -3,10 +3,10 @@
 import torch
 
 from scratch_ddp.collectives import reduce, ring_all_reduce, tree_broadcast
-from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
-from scratch_ddp.exercises.trial import Trial
-from scratch_ddp.exercises.wording import ranks, times
-from scratch_ddp.traffic import Totals
+from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.verdict import ranks, times
+from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
 FLOAT = 4  # bytes

@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
-from scratch_ddp.exercises.trial import Trial
-from scratch_ddp.traffic import ring_bytes
+from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.trial import Trial
+from scratch_ddp.instruments.traffic import ring_bytes
 
 COUNT = 8  # bytes of one int64
 

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.verdict import difference
 from scratch_ddp.ddp import SimpleDistributedDataParallelism
-from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
-from scratch_ddp.exercises.trial import Trial
-from scratch_ddp.exercises.wording import difference
 
 
 def no_sync(model):

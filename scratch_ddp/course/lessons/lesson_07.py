@@ -5,10 +5,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
-from scratch_ddp.exercises.trial import Trial
-from scratch_ddp.link import Link, lone_rank
-from scratch_ddp.traffic import set_up, traffic
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.trial import Trial
+from scratch_ddp.instruments.network import Link, lone_rank
+from scratch_ddp.instruments.traffic import traffic
 
 
 def time_calls(operation, repeats, clock, device):

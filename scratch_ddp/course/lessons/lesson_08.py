@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import torch.distributed as dist
 
-from scratch_ddp.exercises.averaging import Watched, everyones_inputs, examine_means, three_layers
-from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
-from scratch_ddp.exercises.trial import Trial
+from scratch_ddp.course.criteria import Watched, everyones_inputs, examine_means, three_layers
+from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.trial import Trial
 
 
 def average_when_ready(model):

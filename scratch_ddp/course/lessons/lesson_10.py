@@ -3,10 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.exercises.exercise import Exercise, WrongAnswer
-from scratch_ddp.exercises.memory import call_within
-from scratch_ddp.exercises.trial import Trial
-from scratch_ddp.traffic import ring_bytes
+from scratch_ddp.course.criteria import call_within
+from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.trial import Trial
+from scratch_ddp.instruments.traffic import ring_bytes
 
 ELEMENT = 8  # bytes of a float64
 

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from scratch_ddp.common.accounting import set_up
 from scratch_ddp.ddp import SimpleDistributedDataParallelism
-from scratch_ddp.traffic import set_up, traffic
+from scratch_ddp.instruments.traffic import traffic
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer, Sequence, int], None]  # (model, optimizer, batches, n)
 

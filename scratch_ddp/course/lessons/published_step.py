@@ -12,9 +12,9 @@ naive and the flat step. So four rows are `FITTED`; the remaining three are fore
 
 from itertools import accumulate
 
-from scratch_ddp.cost import Backward, Forecast, bucketed, flat, naive, per_parameter
-from scratch_ddp.cost.wire import Wire
-from scratch_ddp.link import Link
+from scratch_ddp.instruments.cost import Backward, Forecast, bucketed, flat, naive, per_parameter
+from scratch_ddp.instruments.cost.wire import Wire
+from scratch_ddp.instruments.network import Link
 
 PUBLISHED = {  # milliseconds of a step
     "naive": 1406.7,

@@ -3,18 +3,17 @@
 One module for each kind of picture; every function returns a matplotlib Figure.
 """
 
-from scratch_ddp.plots.bandwidth import bandwidth_chart, time_chart
-from scratch_ddp.plots.bucket_sweep import Sweep, bucket_sweep
-from scratch_ddp.plots.curves import step_curves
-from scratch_ddp.plots.disagreement import disagreement_saw
-from scratch_ddp.plots.gradients import gradient_arrows
-from scratch_ddp.plots.holdings import holdings_atlas
-from scratch_ddp.plots.memory_curves import memory_curves
-from scratch_ddp.plots.memory_strip import memory_strips
-from scratch_ddp.plots.messages import message_ladder
-from scratch_ddp.plots.residuals import losses_and_residuals
-from scratch_ddp.plots.rings import Frame, ring_frames
-from scratch_ddp.plots.timeline import timeline_chart
+from scratch_ddp.course.plots.bandwidth import bandwidth_chart, time_chart
+from scratch_ddp.course.plots.bucket_sweep import Sweep, bucket_sweep
+from scratch_ddp.course.plots.curves import losses_and_residuals, step_curves
+from scratch_ddp.course.plots.disagreement import disagreement_saw
+from scratch_ddp.course.plots.gradients import gradient_arrows
+from scratch_ddp.course.plots.holdings import holdings_atlas
+from scratch_ddp.course.plots.memory_curves import memory_curves
+from scratch_ddp.course.plots.memory_strip import memory_strips
+from scratch_ddp.course.plots.messages import message_ladder
+from scratch_ddp.course.plots.rings import Frame, ring_frames
+from scratch_ddp.course.plots.timeline import timeline_chart
 
 __all__ = [
     "bandwidth_chart",

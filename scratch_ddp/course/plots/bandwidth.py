@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from scratch_ddp.benchmark.fit import AlphaBeta
-from scratch_ddp.benchmark.results import Results
-from scratch_ddp.benchmark.sizes import format_size
-from scratch_ddp.plots.colors import QUIET, rank_color
+from scratch_ddp.course.plots.colors import QUIET, rank_color
+from scratch_ddp.instruments.bandwidth.fit import AlphaBeta
+from scratch_ddp.instruments.bandwidth.results import Results
+from scratch_ddp.instruments.sizes import format_size
 
 BANDWIDTHS = {"algbw": "algbw: S/t", "busbw": "busbw: {} · S/t", "published": "as published: 2 · S/t"}
 GREY = "#666666"

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from scratch_ddp.plots.colors import QUIET, rank_color
+from scratch_ddp.course.plots.colors import QUIET, rank_color
 
 GREY = "#666666"
 _SIDE = 2.1  # how far, as a ratio of sizes, the two ends stand beside the sizes

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scratch_ddp.plots.colors import QUIET, rank_color
+from scratch_ddp.course.plots.colors import QUIET, rank_color
 
 
 def step_curves(
@@ -37,3 +38,43 @@ def step_curves(
             panel.set_ylim(*limits)
     axes[0, 0].set_ylabel(what, fontsize=9)
     return figure
+
+
+# FOLDED: Runs that should be the same run: their losses one upon another, and below by how much they differ.
+
+_EXACT = 1e-17  # below it, the logarithmic axis ends and 0 can be shown
+_DECADES = range(-16, 1, 4)
+
+
+def losses_and_residuals(losses: dict[str, Sequence[float]], residuals: dict[str, Sequence[float]]) -> Figure:
+    """Above the `losses`, below the `residuals`: a number a step for each name, from step 0 on.
+
+    Each loss is drawn thinner than the one before, so that those which lie upon one another are all seen. Residuals
+    are not negative; their axis is logarithmic down to 1e-17 and has a place for 0. A name has one colour in both.
+    """
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(7.6, 4.7), sharex=True, height_ratios=[3, 2], layout="constrained"
+    )
+    colors = {name: rank_color(number) for number, name in enumerate(dict.fromkeys([*losses, *residuals]))}
+    for number, (name, values) in enumerate(losses.items()):
+        width = 1.3 + 6.7 * (len(losses) - 1 - number) / max(len(losses) - 1, 1)
+        above.plot(values, lw=width, color=colors[name], label=name, solid_capstyle="butt")
+    for name, values in residuals.items():
+        below.plot(values, ".", ms=6, color=colors[name], label=name, clip_on=False)
+    above.set_ylabel("loss", fontsize=9)
+    below.set_ylabel("difference from\none process", fontsize=9)
+    below.set_xlabel("step", fontsize=9)
+    _use_decades(below)
+    for panel in (above, below):
+        panel.tick_params(labelsize=8)
+        panel.spines[:].set_color(QUIET)
+        panel.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _use_decades(panel: Axes) -> None:
+    panel.set_yscale("symlog", linthresh=_EXACT, linscale=0.5)
+    panel.set_ylim(0, 1)
+    panel.set_yticks([0, *(10.0**power for power in _DECADES)], ["0", *(f"1e{power}" for power in _DECADES[:-1]), "1"])
+    panel.minorticks_off()
+    panel.grid(axis="y", color=QUIET, lw=0.5)

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scratch_ddp.plots.colors import QUIET, SENT_COLOR, SUM_COLOR
+from scratch_ddp.course.plots.colors import QUIET, SENT_COLOR, SUM_COLOR
 
 Event = tuple[str, float]
 

@@ -7,7 +7,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scratch_ddp.plots.colors import QUIET, SUM_COLOR, rank_color
+from scratch_ddp.course.plots.colors import QUIET, SUM_COLOR, rank_color
 
 _BIG_BATCH = "#f2c14e"
 _GRID = 80  # points a side at which the loss is drawn

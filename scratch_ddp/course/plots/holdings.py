@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from scratch_ddp.plots.colors import SUM_COLOR, rank_color
+from scratch_ddp.course.plots.colors import SUM_COLOR, rank_color
 
 _EMPTY, _UNDEFINED = "white", "#dddddd"
 

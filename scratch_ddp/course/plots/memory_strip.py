@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from scratch_ddp.plots.colors import QUIET, SENT_COLOR, SUM_COLOR, rank_color
-from scratch_ddp.residency import Held, Moment
+from scratch_ddp.course.plots.colors import QUIET, SENT_COLOR, SUM_COLOR, rank_color
+from scratch_ddp.instruments.memory.ledger import Held, Moment
 
 # In squares; the y axis points down.
 SIDE = 4  # elements in a row

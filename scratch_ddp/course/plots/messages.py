@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scratch_ddp.plots.colors import QUIET, SUM_COLOR, rank_color
-from scratch_ddp.traffic import Message
+from scratch_ddp.course.plots.colors import QUIET, SUM_COLOR, rank_color
+from scratch_ddp.instruments.traffic import Message
 
 
 def message_ladder(

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from scratch_ddp.plots.colors import QUIET, SENT_COLOR, SUM_COLOR, rank_color
+from scratch_ddp.course.plots.colors import QUIET, SENT_COLOR, SUM_COLOR, rank_color
 
 WIDTH, GAP = 10, 0.16  # inches: of a figure, between its panels
 GREY = "#666666"

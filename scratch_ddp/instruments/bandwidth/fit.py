@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from scratch_ddp.benchmark.report import three_digits
+from scratch_ddp.instruments.timing import three_digits
 
 FILE = "this_machine.json"
 

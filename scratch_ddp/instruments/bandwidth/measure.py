@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from scratch_ddp.agreement import message_device, raise_everywhere
-from scratch_ddp.benchmark.operations import FLOAT, OPERATIONS, Operation, Workspace, memory
-from scratch_ddp.benchmark.results import Results, Row
-from scratch_ddp.benchmark.room import places, refuse_what_does_not_fit
-from scratch_ddp.benchmark.sizes import format_size, parse_size
-from scratch_ddp.benchmark.timing import Sample, interleaved, spread_of
 from scratch_ddp.collectives.checked import agree, member_group
-from scratch_ddp.progress import shows_progress
+from scratch_ddp.common.agreement import message_device, raise_everywhere
+from scratch_ddp.common.progress import shows_progress
+from scratch_ddp.instruments.bandwidth.operations import FLOAT, OPERATIONS, Operation, Workspace, memory
+from scratch_ddp.instruments.bandwidth.results import Results, Row
+from scratch_ddp.instruments.bandwidth.room import places, refuse_what_does_not_fit
+from scratch_ddp.instruments.sizes import format_size, parse_size
+from scratch_ddp.instruments.timing import Sample, interleaved, spread_of
 
 SIZES = ("1KiB", "10KiB", "100KiB", "1MiB", "10MiB", "100MiB", "1GiB")
 SAMPLE = 0.002  # seconds: shorter calls are timed several at once, or beginning together would weigh too much

@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scratch_ddp.benchmark.fit import AlphaBeta, fit, key
-from scratch_ddp.benchmark.operations import OPERATIONS
-from scratch_ddp.benchmark.report import three_digits
-from scratch_ddp.benchmark.sizes import format_size
-from scratch_ddp.benchmark.timing import Spread
+from scratch_ddp.instruments.bandwidth.fit import AlphaBeta, fit, key
+from scratch_ddp.instruments.bandwidth.operations import OPERATIONS
+from scratch_ddp.instruments.sizes import format_size
+from scratch_ddp.instruments.timing import Spread, three_digits
 
 UNITS = (
     "Sizes: 1 MiB = 2^20 bytes, 1 MB = 10^6. Times: median [quartiles] over the samples, of the slowest rank. "

@@ -12,8 +12,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.agreement import gather_rows
-from scratch_ddp.benchmark.sizes import about, format_size
+from scratch_ddp.common.agreement import gather_rows
+from scratch_ddp.instruments.sizes import about, format_size
 
 USABLE = 0.9  # of what is free: the ranks themselves grow a little, and so do others
 _CGROUPS = Path("/sys/fs/cgroup")

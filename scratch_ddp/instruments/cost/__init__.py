@@ -1,8 +1,8 @@
 """What training costs, by formula: bytes and seconds of communication, and bytes of memory."""
 
-from scratch_ddp.cost.backward import Backward
-from scratch_ddp.cost.buckets import best_bucket, best_bucket_bytes, exposed_seconds
-from scratch_ddp.cost.memory import (
+from scratch_ddp.common.tensors import MB
+from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, bucket_plan
+from scratch_ddp.instruments.cost.memory import (
     BF16_COMPUTE,
     FP32,
     MIXED,
@@ -14,18 +14,20 @@ from scratch_ddp.cost.memory import (
     model_states,
     states_table,
 )
-from scratch_ddp.cost.overlap import (
-    FIRST_BUCKET_MB,
+from scratch_ddp.instruments.cost.overlap import (
+    Backward,
     Forecast,
     Message,
-    bucket_plan,
+    best_bucket,
+    best_bucket_bytes,
     bucketed,
+    exposed_seconds,
     flat,
     grouped,
     naive,
     per_parameter,
 )
-from scratch_ddp.cost.wire import MB, Wire, ring_bytes, ring_rounds, transfer_seconds
+from scratch_ddp.instruments.cost.wire import Wire, ring_bytes, ring_rounds, transfer_seconds
 
 __all__ = [
     "FIRST_BUCKET_MB",

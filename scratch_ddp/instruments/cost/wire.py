@@ -9,8 +9,6 @@ import math
 from dataclasses import dataclass
 from numbers import Real
 
-MB = 2**20  # bytes, as torch's bucket_cap_mb counts them
-
 
 def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = None) -> int:
     """Bytes that `rank` (of `n`, in the group) sends when the collective `call` runs on a ring.

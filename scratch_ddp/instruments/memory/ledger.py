@@ -3,7 +3,7 @@
 Nothing is taken on trust. A dispatch mode sees every tensor that an operation reads or makes inside a block; the ledger
 keeps a weak reference to its storage. What is held at the end of a block are the storages that are still alive, at the
 size that they have then. Names only say what a storage is called; what has no name is listed as "unnamed".
-For the bytes of a whole process see `scratch_ddp.memory`.
+For the bytes of a whole process see `instruments.memory`.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scratch_ddp.traffic import traffic
-from scratch_ddp.traffic.taps import in_a_call
+from scratch_ddp.instruments.traffic import traffic
+from scratch_ddp.instruments.traffic.intercept import in_a_call
 
 OTHER, UNNAMED = "other", "unnamed"
 LETTING_GO = 20  # milliseconds that a library's threads get for it

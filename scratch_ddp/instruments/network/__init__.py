@@ -5,11 +5,9 @@ both, a collective or message takes α + bytes·β seconds, transfers queue at e
 for them uses no processor.
 """
 
-from scratch_ddp.link.group import LinkedGroup
-from scratch_ddp.link.linked import linked_group
-from scratch_ddp.link.links import Link
-from scratch_ddp.link.lone import lone_rank
-from scratch_ddp.link.nic import Transfer
-from scratch_ddp.link.presets import PRESETS, preset
+from scratch_ddp.instruments.network.link import PRESETS, Link, preset
+from scratch_ddp.instruments.network.linked import LinkedGroup, linked_group
+from scratch_ddp.instruments.network.lone import lone_rank
+from scratch_ddp.instruments.network.nic import Transfer
 
 __all__ = ["PRESETS", "Link", "LinkedGroup", "Transfer", "linked_group", "lone_rank", "preset"]

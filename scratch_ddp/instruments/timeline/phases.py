@@ -10,8 +10,7 @@ from typing import Any
 
 from torch.autograd import DeviceType
 
-from scratch_ddp.profiling.intervals import Interval, without
-from scratch_ddp.profiling.timeline import COMPUTING, Span
+from scratch_ddp.instruments.timeline.spans import COMPUTING, Interval, Span, without
 
 _JOINED = 3e-3  # seconds: a shorter pause between two operations of one kind is Python's, or another program's
 _UNDECIDED = "operation"  # its kind until it is known what comes next

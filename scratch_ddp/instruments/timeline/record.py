@@ -1,22 +1,65 @@
 """`timeline`: record what this rank computes and communicates, by torch's profiler and the simulated link."""
 
 import contextlib
+import functools
 import itertools
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 
-from scratch_ddp.profiling.intervals import Interval
-from scratch_ddp.profiling.phases import collective_spans, compute_spans, gpu_spans, operation_spans
-from scratch_ddp.profiling.timeline import Span, Timeline
-from scratch_ddp.profiling.waits import noting_waits
-from scratch_ddp.recorder import recording
+from scratch_ddp.instruments.profiler import recording
+from scratch_ddp.instruments.timeline.phases import collective_spans, compute_spans, gpu_spans, operation_spans
+from scratch_ddp.instruments.timeline.spans import Interval, Span, Timeline
 
-_MARK = "scratch_ddp.profiling"
+# FOLDED: When this rank's main thread stood still and waited for a collective or a message.
+#
+# torch's profiler does not record it. Seen is waiting in Python, in `Work.wait()` of any process group, to which every
+# synchronous call comes as well; not what torch's DistributedDataParallel waits for inside C++.
+
+
+@contextlib.contextmanager
+def noting_waits() -> Iterator[list[Interval]]:
+    """Note each wait of the thread that opens the block, in seconds of time.monotonic."""
+    waits: list[Interval] = []
+    thread = threading.get_ident()
+    originals = [(cls, vars(cls)["wait"]) for cls in _with_subclasses(dist.Work) if "wait" in vars(cls)]
+    for cls, original in originals:
+        cls.wait = _noted(original, waits, thread)
+    try:
+        yield waits
+    finally:
+        for cls, original in originals:
+            cls.wait = original
+
+
+def _noted(original: Any, waits: list[Interval], thread: int) -> Callable[..., bool]:
+    @functools.wraps(original)
+    def wait(work: dist.Work, *args: Any, **kwargs: Any) -> bool:
+        __tracebackhide__ = True
+        began = time.monotonic()
+        try:
+            return original.__get__(work, type(work))(*args, **kwargs)
+        finally:
+            if threading.get_ident() == thread:
+                while waits and waits[-1][0] >= began:
+                    waits.pop()  # one group's wait inside another's
+                waits.append((began, time.monotonic()))
+
+    return wait
+
+
+def _with_subclasses(cls: type) -> Iterator[type]:
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _with_subclasses(subclass)
+
+
+_MARK = "scratch_ddp.instruments.timeline"
 _FINISHING = 0.02  # seconds: a thread of gloo notes the end of its work a moment after those who waited for it go on
 
 

@@ -1,18 +1,18 @@
 """Count what the ranks send each other while some code runs: calls, messages, bytes, depth."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
-from scratch_ddp.cost.wire import ring_bytes, ring_rounds
-from scratch_ddp.traffic.calls import Call
-from scratch_ddp.traffic.rounds import Message, Start, Wait, depth, messages
-from scratch_ddp.traffic.taps import counted_as, listening
+from scratch_ddp.common.accounting import is_set_up, set_up
+from scratch_ddp.instruments.cost.wire import ring_bytes, ring_rounds
+from scratch_ddp.instruments.traffic.calls import Call
+from scratch_ddp.instruments.traffic.intercept import listening
+from scratch_ddp.instruments.traffic.rounds import Message, Start, Wait, depth, messages
 
-__all__ = ["Counted", "Counts", "Message", "Totals", "counted_as", "ring_bytes", "ring_rounds", "set_up", "traffic"]
+__all__ = ["Counted", "Counts", "Message", "Totals", "ring_bytes", "ring_rounds", "traffic"]
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Totals:
 
     per_rank: list[Counts]  # in the order of the ranks in the group
     log: list[Message]  # the point-to-point messages, round by round
-    depth: int  # longest chain of messages each of which waited for the one before (see `scratch_ddp.traffic.rounds`)
+    depth: int  # longest chain of messages each of which waited for the one before (see `instruments.traffic.rounds`)
 
     @property
     def messages(self) -> int:
@@ -100,7 +100,7 @@ class Counted(Counts):
         return Totals([counts for counts, _ in reports], messages(logs), depth(logs))
 
     def started(self, call: Call) -> None:
-        if _thread.set_up:
+        if is_set_up():
             self.setup.add(call)
         else:
             self.add(call)
@@ -128,23 +128,6 @@ def _exchange(call: Call) -> tuple[tuple, int, int]:
     here, there = call.members[call.rank], None if call.peer is None else call.members[call.peer]
     ends = (here, there) if call.name == "send" else (there, here)
     return ("message", *ends, call.members, call.tag), 2, 1
-
-
-class _Thread(threading.local):
-    set_up = 0
-
-
-_thread = _Thread()
-
-
-@contextlib.contextmanager
-def set_up() -> Iterator[None]:
-    """Mark what this thread sends inside as set-up (checks, who is present): `traffic` counts it under `.setup`."""
-    _thread.set_up += 1
-    try:
-        yield
-    finally:
-        _thread.set_up -= 1
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scratch_ddp.traffic.calls import METHODS, Call, call_on, read_method
+from scratch_ddp.common import accounting
+from scratch_ddp.instruments.traffic.calls import METHODS, Call, call_on, read_method
 
 FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
@@ -46,6 +47,7 @@ def listening(listener: Listener) -> Iterator[None]:
     with _lock:
         if not _listeners:
             _replace_methods()
+            accounting.counters.append(_tell_of_whole)
         _listeners[key] = listener
     try:
         with _watched_operators():
@@ -54,18 +56,15 @@ def listening(listener: Listener) -> Iterator[None]:
         with _lock:
             del _listeners[key]
             if not _listeners:
+                accounting.counters.remove(_tell_of_whole)
                 _restore_methods()
 
 
-@contextlib.contextmanager
-def counted_as(name: str, payload: int, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Let what this thread calls inside count as one call `name` of `payload` bytes: a collective made of others."""
-    with _inside():
-        yield
-    if _listeners:
-        call = Call(name, payload, tuple(dist.get_process_group_ranks(group)), dist.get_rank(group))
-        _tell("started", call)
-        _tell("waited", call)
+def _tell_of_whole(name: str, payload: int, group: dist.ProcessGroup | None) -> None:
+    """Tell of a call that stands for others (`accounting.counted_as`)."""
+    call = Call(name, payload, tuple(dist.get_process_group_ranks(group)), dist.get_rank(group))
+    _tell("started", call)
+    _tell("waited", call)
 
 
 def _replace_methods() -> None:
@@ -97,7 +96,7 @@ def _with_subclasses(cls: type) -> Iterator[type]:
 def _seen_method(method: str, original: Any) -> Callable:
     def call_and_tell(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         run = original.__get__(group, type(group))
-        if _thread.inside:
+        if in_a_call():
             return run(*args, **kwargs)
         with _inside():
             work = run(*args, **kwargs)
@@ -133,7 +132,7 @@ class _Operators(TorchDispatchMode):
         return False  # or torch imports its compiler, which takes seconds, at the first operation
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = None if _thread.inside else _collective(func)
+        name = None if in_a_call() else _collective(func)
         if name is None:
             return func(*args, **(kwargs or {}))
         with _inside():
@@ -159,7 +158,7 @@ def _watched_operators() -> Iterator[None]:
 
 def in_a_call() -> bool:
     """Is this thread inside a call that has been seen? What happens there is the library's doing."""
-    return _thread.inside
+    return _thread.inside or accounting.is_counted_as_another()
 
 
 @contextlib.contextmanager
