@@ -8,7 +8,6 @@ of three integers, counted by `traffic` as set-up. Only if they differ is it gat
 import contextlib
 import contextvars
 import functools
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch.distributed as dist
 
 from scratch_ddp.collectives.kept_memory import KeptMemory
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import message_device, who_said_what
+from scratch_ddp.common.agreement import compare, digest, who_said_what
 
 # FOLDED: The arguments of a collective: are they right on this rank, and in memory that can be sent from?
 
@@ -152,8 +151,6 @@ def _show(value: Any) -> str:
 
 
 _compared = contextvars.ContextVar("whether ranks compare what they ask for", default=True)
-_LARGEST = dist.AllreduceOptions()
-_LARGEST.reduceOp = dist.ReduceOp.MAX
 
 
 def collective(writes: str, reads: str | None = None, root: str | None = None, sums: bool = False) -> Callable:
@@ -230,15 +227,12 @@ def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGro
         facts |= check()
     except Exception as raised:  # whatever it is, this rank must not raise it alone
         error = (isinstance(raised, TypeError), str(raised))
-    digest = int.from_bytes(hashlib.blake2b(repr(facts).encode(), digest_size=7).digest(), "big")
-    # The largest digest and the smallest (as the largest negative) are the same if and only if all are.
-    vote = torch.tensor([digest, -digest, error is not None], device=message_device(group))
+    said = {"facts": digest([repr(facts)])}
+    votes = compare(group, same=said, numbers={"failed": error is not None})
+    if not votes.different and not votes.largest["failed"]:
+        return
+    reports = [None] * dist.get_world_size(group)
     with set_up():
-        group.allreduce([vote], _LARGEST).wait()  # not dist.all_reduce, whose own checks take as long again
-        largest, minus_smallest, failed = vote.tolist()
-        if largest == -minus_smallest and not failed:
-            return
-        reports = [None] * dist.get_world_size(group)
         dist.all_gather_object(reports, (facts, error), group=group)
     by_rank = dict(zip(dist.get_process_group_ranks(group), reports, strict=True))
     called = " / ".join(sorted({facts["call"] for facts, _ in reports}))
