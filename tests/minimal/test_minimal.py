@@ -1,0 +1,250 @@
+"""The classes to read: they train as one process does, with the gradients of the robust classes, and stay readable."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import scratch_ddp
+from scratch_ddp import ddp, fsdp, minimal, zero
+from scratch_ddp.instruments.traffic import traffic
+from scratch_ddp.minimal import ddp as minimal_ddp
+from scratch_ddp.minimal import fsdp as minimal_fsdp
+from scratch_ddp.minimal import zero as minimal_zero
+from tests.ranks import RankFailed, run_ranks
+
+STRATEGIES = ["SimpleDistributedDataParallelism", "FlatDDP", "OverlappedDDP", "BucketedDDP"]
+FOLDER = Path(minimal.__file__).parent
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Language(nn.Module):
+    """An embedding whose input needs no gradient, some blocks, and a head: 11 words, sizes that 3 ranks don't divide."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.embedding = nn.Embedding(11, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, words):
+        x = self.embedding(words)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def build():
+    torch.manual_seed(0)
+    return Language().double()
+
+
+def loss_of(model, step, share=slice(None)):
+    generator = torch.Generator().manual_seed(step)
+    words = torch.randint(0, 11, (12, 4), generator=generator)[share]
+    labels = torch.randint(0, 5, (12, 4), generator=generator)[share]
+    return nn.functional.cross_entropy(model(words).flatten(0, 1), labels.flatten())
+
+
+def my_share():
+    return slice(dist.get_rank(), None, dist.get_world_size())
+
+
+def one_process(steps=5):
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def wrapped(kind, source):
+    """The model, what to call after backward, and its optimizer, from the minimal module or from the robust one."""
+    model = build()
+    readable = source == "minimal"
+    if kind in STRATEGIES:
+        strategy = getattr(minimal_ddp if readable else ddp, kind)(model)
+        return strategy, strategy.sync_gradients, torch.optim.AdamW(strategy.parameters(), lr=0.01)
+    if kind == "FSDP":
+        sharded = minimal_fsdp.FSDP(model, model.blocks) if readable else fsdp.FSDP(model, units=model.blocks)
+        sync = (lambda: None) if readable else sharded.sync_gradients
+        return sharded, sync, torch.optim.AdamW(sharded.parameters(), lr=0.01)
+    module = minimal_zero if readable else zero
+    optimizer = module.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    if kind == "ZeRO-2":
+        return model, lambda: module.reduce_gradients(optimizer), optimizer
+    strategy = minimal_ddp.FlatDDP(model) if readable else ddp.FlatDDP(model)
+    return strategy, strategy.sync_gradients, optimizer
+
+
+def gradients(kind, source, model, optimizer):
+    """The whole mean gradients, wherever the ranks keep them; of ZeRO-2 what is not here is zeros."""
+    if kind == "FSDP" and source == "minimal":
+        found = {}
+        for unit in [model.root, *model.units]:
+            parts = [torch.empty_like(unit.shard) for _ in range(unit.n)]
+            dist.all_gather(parts, unit.shard.grad)
+            found |= zip(
+                unit.parameters, torch.cat(parts).split([*unit.sizes, unit.gap])[: len(unit.sizes)], strict=True
+            )
+        return [found[parameter].view(parameter.shape) for parameter in model.module.parameters()]
+    if kind == "FSDP":
+        return list(model.gather_full_grads().values())
+    grads = [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in model.parameters()]
+    if kind == "ZeRO-2":
+        for gradient in grads:
+            dist.all_reduce(gradient)
+    return grads
+
+
+def train(kind, source, steps=5):
+    model, sync, optimizer = wrapped(kind, source)
+    history = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step, my_share()).backward()
+        sync()
+        history.append(gradients(kind, source, model, optimizer))
+        optimizer.step()
+    if kind != "FSDP":
+        return history, [parameter.detach() for parameter in model.parameters()]
+    if source == "robust":
+        return history, list(model.gather_full_params().values())
+    for unit in [model.root, *model.units]:
+        unit.gather()
+    return history, [parameter.detach().clone() for parameter in model.module.parameters()]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("kind", [*STRATEGIES, "ZeRO-1", "ZeRO-2", "FSDP"])
+def test_minimal_and_robust_have_the_same_gradients_and_train_as_one_process(kind, world_size):
+    def both():
+        return train(kind, "minimal"), train(kind, "robust")
+
+    alone = one_process()
+    for (readable, after), (robust, _) in run_ranks(world_size, both):
+        for mine, theirs in zip(readable, robust, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(after, alone, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_accumulation_under_no_sync(kind):
+    def twice():
+        model, sync, _ = wrapped(kind, "minimal")
+        with traffic() as silent, model.no_sync():
+            loss_of(model, 0, my_share()).backward()
+            sync()
+        loss_of(model, 1, my_share()).backward()
+        sync()
+        return sum(silent.calls.values()), [parameter.grad for parameter in model.parameters()]
+
+    model = build()
+    for step in range(2):
+        loss_of(model, step).backward()
+    for calls, mine in run_ranks(2, twice):
+        assert calls == 0
+        torch.testing.assert_close(mine, [parameter.grad for parameter in model.parameters()], rtol=1e-9, atol=1e-15)
+
+
+def test_replicas_that_differ_are_refused_on_every_rank():
+    def refused():
+        model = nn.Linear(2, 2)
+        torch.nn.init.constant_(model.weight, 1.0)
+        torch.nn.init.constant_(model.bias, float(dist.get_rank() == 2))
+        minimal_ddp.SimpleDistributedDataParallelism(model)
+
+    with pytest.raises(RankFailed) as failed:
+        run_ranks(3, refused)
+    assert len(failed.value.failures) == 3
+    assert all("ValueError" in text and "{2: 'bias'}" in text for text in failed.value.failures.values())
+
+
+def test_what_travels():
+    def counted():
+        found = {}
+        for kind in [*STRATEGIES, "ZeRO-1", "ZeRO-2", "FSDP"]:
+            model, sync, optimizer = wrapped(kind, "minimal")
+            with traffic() as step:
+                loss_of(model, 0, my_share()).backward()
+                sync()
+                optimizer.step()
+            found[kind] = step.calls
+        return found
+
+    n = len(list(build().parameters()))
+    for found in run_ranks(2, counted):
+        assert found["SimpleDistributedDataParallelism"] == found["OverlappedDDP"] == {"all_reduce": n}
+        assert found["FlatDDP"] == found["BucketedDDP"] == {"all_reduce": 1}
+        assert found["ZeRO-1"] == {"all_reduce": 1, "broadcast": n}
+        assert found["ZeRO-2"] == {"reduce": n, "broadcast": n}
+        assert found["FSDP"] == {"all_gather": 3 + 1 + 3, "reduce_scatter": 4}  # the root is gathered once
+
+
+def test_buckets_start_in_their_order_whichever_is_full_first():
+    def started():
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)).double()
+        buckets = minimal_ddp.BucketedDDP(model, bucket_mb=1e-6)
+        later, sooner = buckets.buckets[1], buckets.buckets[0]
+        for bucket, expected in ((later, 0), (sooner, 2)):
+            (parameter,) = bucket.views
+            parameter.grad = torch.full_like(parameter, 2.0 * dist.get_rank())
+            buckets.gradient_is_ready(bucket, parameter)
+            assert len(buckets.under_way) == expected
+        buckets.sync_gradients()
+        return all(torch.equal(each.grad, torch.ones_like(each)) for each in model.parameters())
+
+    assert run_ranks(2, started) == [True, True]
+
+
+def test_state_and_parameters_are_shared_out():
+    def held():
+        model, _, optimizer = wrapped("ZeRO-1", "minimal")
+        states = sum(len(state) > 0 for state in optimizer.state.values())
+        loss_of(model, 0, my_share()).backward()
+        optimizer.step()
+        states = sum(each.numel() for each in optimizer.mine)
+        sharded, _, _ = wrapped("FSDP", "minimal")
+        stored = [unit.whole.untyped_storage().size() for unit in [sharded.root, *sharded.units]]
+        return states, sum(each.numel() for each in sharded.parameters()), sum(stored)
+
+    elements = sum(each.numel() for each in build().parameters())
+    largest = max(each.numel() for each in build().parameters())
+    owned, shards, stored = zip(*run_ranks(2, held), strict=True)
+    assert sum(owned) == elements and abs(owned[0] - owned[1]) <= largest
+    assert all(elements / 2 <= each <= elements / 2 + 4 for each in shards) and stored == (0, 0)
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+
+
+@pytest.mark.parametrize("name, most", [("ddp", 200), ("zero", 150), ("fsdp", 150)])
+def test_one_file_is_all_there_is_to_read(name, most):
+    path = FOLDER / f"{name}.py"
+    assert len(path.read_text().splitlines()) <= most
+    own = {"torch", "contextlib", "collections", "typing"}
+    assert {module.split(".")[0] for module in imports_of(path)} <= own
+
+
+def test_the_robust_classes_do_not_import_them():
+    for path in Path(scratch_ddp.__file__).parent.rglob("*.py"):
+        if path.parent.name in ("ddp", "zero", "fsdp", "common", "collectives"):
+            assert not any("minimal" in module for module in imports_of(path)), path
