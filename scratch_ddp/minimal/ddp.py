@@ -85,9 +85,7 @@ class SimpleDistributedDataParallelism(DataParallel):
         dist.all_gather_object(found, different, group=group)
         if any(found):
             ranks = {rank: name for rank, name in enumerate(found) if name}
-            raise ValueError(
-                f"other values than on rank 0, by rank: {ranks}; set the same seed before building the model"
-            )
+            raise ValueError(f"not equal to rank 0's, by rank: {ranks}; set the same seed before building the model")
 
     def sync_gradients(self) -> None:
         """Replace each gradient by its mean. One all-reduce per parameter."""

@@ -69,7 +69,7 @@ class Unit:
         self.whole.untyped_storage().resize_(0)
 
     def reduce_gradients(self) -> None:
-        """Leave this rank's part of the mean gradient in `shard.grad`. One reduce-scatter; as many bytes as `gather`."""
+        """Leave this rank's part of the mean in `shard.grad`. One reduce-scatter; a rank sends as much as in `gather`."""
         gradients = self.flatten(parameter.grad for parameter in self.parameters) / self.n
         mine = torch.empty_like(self.shard)
         reduce_scatter(mine, gradients, group=self.group)
@@ -82,7 +82,7 @@ class Unit:
 
 
 class FSDP(nn.Module):
-    """A model of which one unit at a time is whole. What belongs to no unit is the root's, gathered for a whole pass."""
+    """A model of which one unit at a time is whole. What is in no unit is the root's, gathered for a whole pass."""
 
     def __init__(self, model: nn.Module, units: Iterable[nn.Module], group: dist.ProcessGroup | None = None):
         super().__init__()

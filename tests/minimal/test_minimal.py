@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class Language(nn.Module):
-    """An embedding whose input needs no gradient, some blocks, and a head: 11 words, sizes that 3 ranks don't divide."""
+    """An embedding, whose input needs no gradient, some blocks, and a head. 3 ranks don't divide the sizes."""
 
     def __init__(self, width=6):
         super().__init__()
@@ -97,9 +97,7 @@ def gradients(kind, source, model, optimizer):
         for unit in [model.root, *model.units]:
             parts = [torch.empty_like(unit.shard) for _ in range(unit.n)]
             dist.all_gather(parts, unit.shard.grad)
-            found |= zip(
-                unit.parameters, torch.cat(parts).split([*unit.sizes, unit.gap])[: len(unit.sizes)], strict=True
-            )
+            found |= zip(unit.parameters, torch.cat(parts).split([*unit.sizes, unit.gap]), strict=False)
         return [found[parameter].view(parameter.shape) for parameter in model.module.parameters()]
     if kind == "FSDP":
         return list(model.gather_full_grads().values())
@@ -213,10 +211,9 @@ def test_buckets_start_in_their_order_whichever_is_full_first():
 def test_state_and_parameters_are_shared_out():
     def held():
         model, _, optimizer = wrapped("ZeRO-1", "minimal")
-        states = sum(len(state) > 0 for state in optimizer.state.values())
         loss_of(model, 0, my_share()).backward()
         optimizer.step()
-        states = sum(each.numel() for each in optimizer.mine)
+        states = sum(state["exp_avg"].numel() for state in optimizer.state.values())
         sharded, _, _ = wrapped("FSDP", "minimal")
         stored = [unit.whole.untyped_storage().size() for unit in [sharded.root, *sharded.units]]
         return states, sum(each.numel() for each in sharded.parameters()), sum(stored)
