@@ -69,7 +69,7 @@ class Unit:
         self.whole.untyped_storage().resize_(0)
 
     def reduce_gradients(self) -> None:
-        """Leave this rank's part of the mean in `shard.grad`. One reduce-scatter; a rank sends as much as in `gather`."""
+        """Leave this rank's part of the mean in `shard.grad`. One reduce-scatter, with as many bytes as `gather`."""
         gradients = self.flatten(parameter.grad for parameter in self.parameters) / self.n
         mine = torch.empty_like(self.shard)
         reduce_scatter(mine, gradients, group=self.group)
