@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from scratch_ddp.collectives.kept_memory import KeptMemory
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import compare, digest, who_said_what
+from scratch_ddp.common.agreement import compare, digest, texts_by_rank
 
 # FOLDED: The arguments of a collective: are they right on this rank, and in memory that can be sent from?
 
@@ -239,7 +239,7 @@ def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGro
     errors = {rank: error for rank, (_, error) in by_rank.items() if error is not None}
     if errors:
         kind = TypeError if all(is_type_error for is_type_error, _ in errors.values()) else ValueError
-        raise kind(f"{called}: {'; '.join(who_said_what({rank: text for rank, (_, text) in errors.items()}))}")
+        raise kind(f"{called}: {'; '.join(texts_by_rank({rank: text for rank, (_, text) in errors.items()}))}")
     facts_of = {rank: facts for rank, (facts, _) in by_rank.items()}
     raise ValueError(f"{called}: the ranks disagree. {_differences(facts_of)}")
 
@@ -252,5 +252,5 @@ def _differences(facts: dict[int, dict[str, Any]]) -> str:
     for name in names:
         said = {rank: each[name] for rank, each in facts.items()}
         if len(set(map(repr, said.values()))) > 1:
-            lines.append(f"{name}: {'; '.join(who_said_what(said))}")
+            lines.append(f"{name}: {'; '.join(texts_by_rank(said))}")
     return "; ".join(lines)
