@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import check_same_lines, message_device
+from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.tensors import bytes_of, copy_back, flatten, group_alike
 
 
@@ -87,14 +87,6 @@ def describe(model: nn.Module) -> list[str]:
         dtype = str(tensor.dtype).removeprefix("torch.")
         lines.append(f"{kind} {name!r}: {dtype} {tuple(tensor.shape)}{strides}{frozen}")
     return lines
-
-
-def check_same_structure(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Raise ValueError on every rank unless all ranks have the same names, shapes and dtypes in the same order.
-
-    Costs one all-reduce of 16 bytes; the descriptions themselves travel only where they differ.
-    """
-    check_same_lines(describe(model), "the ranks wrap different models; build the same one everywhere", group)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

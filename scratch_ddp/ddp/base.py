@@ -28,8 +28,8 @@ from scratch_ddp.common.replicas import (
     Buffers,
     RegisteredParameters,
     broadcast_from_first,
-    check_same_structure,
     complete_gradient,
+    describe,
     gradient_problem,
     model_problem,
 )
@@ -62,7 +62,8 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         raise_everywhere(problem or model_problem(model, self.group), self.group)
         strategy = f"{type(self).__name__}({settings})"
         check_same_lines([strategy], "the ranks wrap their models differently; do the same everywhere", self.group)
-        check_same_structure(model, self.group)
+        complaint = "the ranks wrap different models; build the same one everywhere"
+        check_same_lines(describe(model), complaint, self.group)
         self.module = model
         self.hook_handles: list[torch.utils.hooks.RemovableHandle] = []
         self._wrapped = [
