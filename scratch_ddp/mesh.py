@@ -1,4 +1,4 @@
-"""Who am I, and in which group? `get` answers for all ranks, or for one dimension of a device mesh."""
+"""This rank's number, its group and the group's size: `get` looks them up among all ranks or in a device mesh."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ WHAT = ("ws", "pg", "rank", "grank", "lrank")
 class cache_mesh:
     """A decorator that remembers a device mesh for a function `f(what, mesh)`.
 
-    Afterwards `f(what)` uses the mesh that `f.register_mesh(mesh)` stored, `f(what, mesh)` the one given.
+    Then `f(what)` uses the mesh that `f.register_mesh(mesh)` has stored, and `f(what, mesh)` uses `mesh`.
     """
 
     def __init__(self, function: Callable[[str, DeviceMesh | None], Any]):
@@ -23,7 +23,7 @@ class cache_mesh:
         self.mesh: DeviceMesh | None = None
 
     def register_mesh(self, mesh: DeviceMesh | None) -> "cache_mesh":
-        """Store `mesh` for later calls (None forgets it) and return this object. TypeError if it is no mesh."""
+        """Store `mesh` for later calls and return this object; None forgets the mesh. TypeError if it is no mesh."""
         _check_is_mesh(mesh)
         self.mesh = mesh
         return self
@@ -34,7 +34,7 @@ class cache_mesh:
 
 @cache_mesh
 def get(what: str, dm: DeviceMesh | None = None) -> int | dist.ProcessGroup:
-    """Look up one fact about this rank, in the mesh `dm`, else in the registered mesh, else among all ranks.
+    """Look up one fact about this rank: in the mesh `dm`, else in the registered mesh, else among all ranks.
 
     "ws"     number of ranks in the mesh (without one: of all ranks)
     "pg"     the mesh's process group (without one: the default group)
@@ -43,8 +43,8 @@ def get(what: str, dm: DeviceMesh | None = None) -> int | dist.ProcessGroup:
     "lrank"  with a mesh the rank in it, else LOCAL_RANK: the rank on this machine
 
     Dimensions of size 1 are ignored. A mesh with several others is ambiguous: pass `mesh["name"]`.
-    Raises ValueError for any other `what`, an ambiguous mesh and a mesh that this rank is not in, TypeError for
-    something that is no mesh, RuntimeError if there is no process group yet or LOCAL_RANK is not set.
+    Raises ValueError for any other `what`, an ambiguous mesh and a mesh that this rank is not in, TypeError if `dm` is
+    no mesh, RuntimeError if there is no process group yet or LOCAL_RANK is not set.
     """
     if what not in WHAT:
         raise ValueError(f"get() knows {', '.join(map(repr, WHAT))}; got {what!r}")
@@ -68,7 +68,7 @@ def _only_group(mesh: DeviceMesh) -> dist.ProcessGroup:
     members = mesh.mesh.flatten().tolist()
     if dist.get_rank() not in members:
         raise ValueError(f"rank {dist.get_rank()} is not in this mesh, which holds the ranks {members}")
-    # (1, 4) is one row of four ranks. If every dimension has size 1, any will do: each holds this rank alone.
+    # A mesh of shape (1, 4) is one row of four ranks. If all dimensions have size 1, each holds this rank alone.
     several = [dim for dim in range(mesh.ndim) if mesh.size(dim) > 1] or [mesh.ndim - 1]
     if len(several) > 1:
         names = mesh.mesh_dim_names

@@ -1,9 +1,9 @@
-"""Collectives from send and receive only, in torch.distributed's argument order.
+"""Collectives made of send and receive only, in torch.distributed's argument order.
 
-Tensors may have any size (also none, or fewer elements than ranks), dtype and strides; groups any number of ranks.
-`src` and `dst` are global ranks. Wrong arguments, and ranks that ask for different things, raise on every rank alike;
-that check costs one small all-reduce more than the costs stated, counted by `traffic` as set-up; inside `unchecked()`
-it is left out. Memory that a call takes for what arrives is kept for the next call, up to `kept_memory.MOST` bytes.
+Tensors may have any size (also no elements, or fewer than ranks), dtype and strides; groups any number of ranks. `src`
+and `dst` are global ranks. Wrong arguments, and ranks that ask for different things, raise the same error on every
+rank. That check costs one small all-reduce besides the costs stated, counted as set-up; `unchecked()` leaves it out.
+Memory that a call receives into is kept for the next call, up to `scratch.MOST` bytes.
 
 In the costs, n is the number of ranks in the group, S the bytes of `tensor` (of one tensor of a list), and depth the
 longest chain of messages each of which waits for the one before.
@@ -11,13 +11,8 @@ longest chain of messages each of which waits for the one before.
 
 from scratch_ddp.collectives.checked import unchecked
 from scratch_ddp.collectives.direct import all_gather, all_to_all, gather, reduce_scatter, scatter
-from scratch_ddp.collectives.ring import (
-    false_ring_all_reduce,
-    ring_all_gather,
-    ring_all_reduce,
-    ring_reduce_scatter,
-    send_recv,
-)
+from scratch_ddp.collectives.exchange import send_recv
+from scratch_ddp.collectives.ring import false_ring_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from scratch_ddp.collectives.tree import broadcast, reduce, star_broadcast, tree_broadcast
 
 __all__ = [

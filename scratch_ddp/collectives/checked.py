@@ -1,8 +1,8 @@
-"""What stands before every collective here: do all ranks ask for the same thing, and can it be done?
+"""What comes before and after every collective: do all ranks ask for the same thing, and can it be done?
 
-A rank whose argument is wrong must not raise alone, or the others wait for it for ever; and ranks that send each other
-different sizes are ended by gloo. So the ranks first compare a digest of what they are about to do, in one all-reduce
-of three integers, counted by `traffic` as set-up. Only if they differ is it gathered who said what.
+A rank whose argument is wrong must not raise alone, or the others wait for it for ever; and gloo ends ranks that send
+each other different sizes. So the ranks first compare a digest of what they are about to do, in one all-reduce of
+three integers, counted as set-up. Only where they differ do they gather what each of them asked for.
 """
 
 import contextlib
@@ -16,16 +16,118 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.collectives.kept_memory import KeptMemory
+from scratch_ddp.collectives.scratch import scratch_memory
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import compare, digest, who_said_what
+from scratch_ddp.common.agreement import compare, digest, texts_by_rank
 
-# FOLDED: The arguments of a collective: are they right on this rank, and in memory that can be sent from?
+_compared = contextvars.ContextVar("whether ranks compare what they ask for", default=True)
+
+
+def collective(writes: str, reads: str | None = None, root: str | None = None, sums: bool = False) -> Callable:
+    """Decorate a collective written for contiguous tensors that all ranks agree on, so that it takes any tensors.
+
+    `writes` and `reads` name the arguments with the result and the input, each a tensor or (`..._list`) one for each
+    rank; `root` names the source or destination: on all other ranks lists must be None; `sums`: it adds the tensors up.
+
+    Before the call: every rank raises TypeError or ValueError, with the same text, if any rank's arguments are wrong or
+    the ranks disagree. Around the call: tensors that can't be sent as they are are replaced by copies, and the results
+    copied back; autograd is off; what it takes with `scratch_like` is kept for the next call.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True  # IPython then shows the caller's line, not these
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            group = bound.arguments["group"] = member_group(bound.arguments["group"])
+            asked = _Arguments(bound.arguments, group, writes, reads, root, sums)
+            if _compared.get():
+                agree(function.__name__, asked.check, group)
+            else:
+                asked.check()
+            with torch.no_grad(), _staged(asked) as arguments, scratch_memory():
+                result = function(**arguments)
+            return None if result is None else asked.values[writes]
+
+        return checked
+
+    return decorate
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Inside, this thread's calls don't compare what the ranks ask for, which saves one small all-reduce per call.
+
+    For a loop that is known to be right; every rank must enter and leave it. As with torch's own collectives, a rank
+    whose argument is wrong raises alone, and ranks that ask for different things wait for each other until the group's
+    timeout, or are ended by gloo.
+    """
+    before = _compared.set(False)
+    try:
+        yield
+    finally:
+        _compared.reset(before)
+
+
+def member_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group itself, or the default group for None. Raises if this rank is not in it, or there is none."""
+    if not dist.is_initialized():
+        raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() first")
+    if group is None:
+        return dist.group.WORLD
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"rank {dist.get_rank()} is not in the group it passes: only the group's ranks may call")
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group must be a ProcessGroup or None, not {type(group).__name__} (of a mesh: .get_group())")
+    return group
+
+
+def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGroup) -> None:
+    """Raise on every rank of `group` alike unless `check()` passes and returns the same facts on all of them.
+
+    `call` is what messages call it. Raises TypeError if all checks that failed did, else ValueError; the text names the
+    ranks. Costs one all-reduce of 24 bytes, counted as set-up.
+    """
+    __tracebackhide__ = True
+    error, facts = None, {"call": call}
+    try:
+        facts |= check()
+    except Exception as raised:  # whatever it is, this rank must not raise it alone
+        error = (isinstance(raised, TypeError), str(raised))
+    found = compare(group, same={"facts": digest([repr(facts)])}, numbers={"failed": error is not None})
+    if not found.different and not found.largest["failed"]:
+        return
+    reports = [None] * dist.get_world_size(group)
+    with set_up():
+        dist.all_gather_object(reports, (facts, error), group=group)
+    by_rank = dict(zip(dist.get_process_group_ranks(group), reports, strict=True))
+    called = " / ".join(sorted({facts["call"] for facts, _ in reports}))
+    errors = {rank: error for rank, (_, error) in by_rank.items() if error is not None}
+    if errors:
+        kind = TypeError if all(is_type_error for is_type_error, _ in errors.values()) else ValueError
+        raise kind(f"{called}: {'; '.join(texts_by_rank({rank: text for rank, (_, text) in errors.items()}))}")
+    facts_of = {rank: facts for rank, (facts, _) in by_rank.items()}
+    raise ValueError(f"{called}: the ranks disagree. {_differences(facts_of)}")
+
+
+def _differences(facts: dict[int, dict[str, Any]]) -> str:
+    # Different calls have different facts, so then only the calls are compared.
+    different_calls = len({each["call"] for each in facts.values()}) > 1
+    names = ["call"] if different_calls else list(next(iter(facts.values())))
+    lines = []
+    for name in names:
+        values = {rank: each[name] for rank, each in facts.items()}
+        if len(set(map(repr, values.values()))) > 1:
+            lines.append(f"{name}: {'; '.join(texts_by_rank(values))}")
+    return "; ".join(lines)
 
 
 @dataclass
-class Arguments:
-    """One rank's arguments of a call, and which of them are what (see `collective`)."""
+class _Arguments:
+    """One rank's arguments of a call, and the role of each (see `collective`)."""
 
     values: dict[str, Any]
     group: dist.ProcessGroup
@@ -35,7 +137,7 @@ class Arguments:
     sums: bool
 
     def check(self) -> dict[str, Any]:
-        """Return what has to be the same on every rank. Raises TypeError or ValueError if it can't be done."""
+        """Return what has to be the same on every rank. Raises TypeError or ValueError if the call can't be made."""
         facts = {}
         if self.root:
             facts[self.root] = self.check_root()
@@ -63,7 +165,7 @@ class Arguments:
         return at
 
     def named_tensors(self, name: str) -> list[tuple[str, Any]]:
-        """[("tensor", …)], or of a list one entry a rank, or nothing for a list that only the root has."""
+        """[("tensor", …)], or one entry per tensor of a list, or none for a list that only the root has."""
         value, n = self.values[name], dist.get_world_size(self.group)
         if not name.endswith("_list"):
             return [(name, value)]
@@ -78,7 +180,7 @@ class Arguments:
         return [(f"{name}[{i}]", tensor) for i, tensor in enumerate(value)]
 
     def check_results(self) -> None:
-        """Refuse results that can't be written, or that would overwrite each other or an input still to be sent."""
+        """Refuse results that can't be written, or that would overwrite each other or an input that is not yet sent."""
         results = self.named_tensors(self.writes)
         owner: dict[int, int] = {}  # address -> which of the results lies there
         for i, (name, tensor) in enumerate(results):
@@ -113,12 +215,12 @@ def _check_summable(dtype: torch.dtype) -> None:
 
 
 @contextlib.contextmanager
-def staged(asked: Arguments) -> Iterator[dict[str, Any]]:
-    """Yield the arguments with every tensor contiguous and where it can be sent from; then copy the results back."""
+def _staged(asked: _Arguments) -> Iterator[dict[str, Any]]:
+    """Yield the arguments with every tensor contiguous and on a device it can be sent from; then copy results back."""
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def stage(tensor: torch.Tensor, is_result: bool) -> torch.Tensor:
-        ready = tensor.detach().resolve_conj().resolve_neg()  # the numbers themselves, not a view that negates them
+        ready = tensor.detach().resolve_conj().resolve_neg()  # the numbers themselves, not a lazily negated view
         ready = ready.to(_transport(tensor.device, asked.group)).contiguous()
         if is_result and ready.data_ptr() != tensor.data_ptr():
             copies.append((tensor, ready))
@@ -137,7 +239,7 @@ def staged(asked: Arguments) -> Iterator[dict[str, Any]]:
 
 
 def _transport(device: torch.device, group: dist.ProcessGroup) -> torch.device:
-    """Where tensors of `device` are sent from: there, or from the CPU, since gloo's send takes CPU memory only."""
+    """Where tensors of `device` are sent from: from there, or from the CPU, as gloo's send takes CPU memory only."""
     backends = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
     if device.type == "cpu" and "cpu" in backends or backends.get(device.type) in ("nccl", "xccl"):
         return device
@@ -148,109 +250,3 @@ def _transport(device: torch.device, group: dist.ProcessGroup) -> torch.device:
 
 def _show(value: Any) -> str:
     return str(tuple(value)) if isinstance(value, torch.Size) else str(value).removeprefix("torch.")
-
-
-_compared = contextvars.ContextVar("whether ranks compare what they ask for", default=True)
-
-
-def collective(writes: str, reads: str | None = None, root: str | None = None, sums: bool = False) -> Callable:
-    """Decorate a collective written for contiguous tensors that all ranks agree on, so that it takes any.
-
-    `writes` and `reads` name the arguments with the result and the input, each a tensor or (`..._list`) one for each
-    rank; `root` names the source or destination, outside which lists must be None; `sums`: it adds the tensors up.
-
-    Before the call: every rank raises TypeError or ValueError, with the same text, if any rank's arguments are
-    wrong or the ranks disagree. Around the call: tensors that point-to-point can't take are replaced by copies,
-    and the results copied back; autograd is off; what it takes with torch.empty_like is kept for the next call.
-    """
-
-    def decorate(function: Callable) -> Callable:
-        signature = inspect.signature(function)
-
-        @functools.wraps(function)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True  # IPython then shows the caller's line, not these
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            group = bound.arguments["group"] = member_group(bound.arguments["group"])
-            asked = Arguments(bound.arguments, group, writes, reads, root, sums)
-            if _compared.get():
-                agree(function.__name__, asked.check, group)
-            else:
-                asked.check()
-            with torch.no_grad(), staged(asked) as arguments, KeptMemory():
-                result = function(**arguments)
-            return None if result is None else asked.values[writes]
-
-        return checked
-
-    return decorate
-
-
-@contextlib.contextmanager
-def unchecked() -> Iterator[None]:
-    """Inside, this thread's calls don't compare what the ranks ask for, which saves a small all-reduce a call.
-
-    For a loop that is known to be right; all ranks go in and out alike. As with torch's own collectives, a rank whose
-    argument is wrong raises alone, and ranks that ask for different things wait for each other until the group's time
-    is up, or are ended by gloo.
-    """
-    before = _compared.set(False)
-    try:
-        yield
-    finally:
-        _compared.reset(before)
-
-
-def member_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group itself, or the default group for None. Raises if this rank is not in it, or there is none."""
-    if not dist.is_initialized():
-        raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group() first")
-    if group is None:
-        return dist.group.WORLD
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(f"rank {dist.get_rank()} is not in the group it passes: only the group's ranks may call")
-    if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"group must be a ProcessGroup or None, not {type(group).__name__} (of a mesh: .get_group())")
-    return group
-
-
-def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGroup) -> None:
-    """Raise on every rank of `group` alike unless `check()` passes and returns the same facts on all of them.
-
-    Raises TypeError if a rank's check did (and no other failed otherwise), else ValueError; the text names the ranks.
-    Cost: one all-reduce of 24 bytes, counted as set-up.
-    """
-    __tracebackhide__ = True
-    error, facts = None, {"call": call}
-    try:
-        facts |= check()
-    except Exception as raised:  # whatever it is, this rank must not raise it alone
-        error = (isinstance(raised, TypeError), str(raised))
-    said = {"facts": digest([repr(facts)])}
-    votes = compare(group, same=said, numbers={"failed": error is not None})
-    if not votes.different and not votes.largest["failed"]:
-        return
-    reports = [None] * dist.get_world_size(group)
-    with set_up():
-        dist.all_gather_object(reports, (facts, error), group=group)
-    by_rank = dict(zip(dist.get_process_group_ranks(group), reports, strict=True))
-    called = " / ".join(sorted({facts["call"] for facts, _ in reports}))
-    errors = {rank: error for rank, (_, error) in by_rank.items() if error is not None}
-    if errors:
-        kind = TypeError if all(is_type_error for is_type_error, _ in errors.values()) else ValueError
-        raise kind(f"{called}: {'; '.join(who_said_what({rank: text for rank, (_, text) in errors.items()}))}")
-    facts_of = {rank: facts for rank, (facts, _) in by_rank.items()}
-    raise ValueError(f"{called}: the ranks disagree. {_differences(facts_of)}")
-
-
-def _differences(facts: dict[int, dict[str, Any]]) -> str:
-    # Other calls have other facts: then the calls are all there is to say.
-    different_calls = len({each["call"] for each in facts.values()}) > 1
-    names = ["call"] if different_calls else list(next(iter(facts.values())))
-    lines = []
-    for name in names:
-        said = {rank: each[name] for rank, each in facts.items()}
-        if len(set(map(repr, said.values()))) > 1:
-            lines.append(f"{name}: {'; '.join(who_said_what(said))}")
-    return "; ".join(lines)

@@ -1,10 +1,11 @@
-"""Every rank has something else for every other: all messages at once, each straight to where it belongs."""
+"""Collectives in which each message goes straight to the rank that it is for, all of them at the same time."""
 
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.collectives.checked import collective
-from scratch_ddp.collectives.ring import exchange, wait
+from scratch_ddp.collectives.exchange import exchange, wait
+from scratch_ddp.collectives.scratch import scratch_like
 
 Tensors = list[torch.Tensor]
 
@@ -52,7 +53,7 @@ def all_gather(tensor_list: Tensors, tensor: torch.Tensor, group: dist.ProcessGr
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     others = _others(rank, n)
     if any(_overlap(tensor, tensor_list[other]) for other in others):
-        tensor = tensor.clone()  # it is another place of the list, which is received into
+        tensor = tensor.clone()  # it lies in another place of the list, which is received into
     under_way = exchange(dict.fromkeys(others, tensor), {other: tensor_list[other] for other in others}, group)
     if tensor.data_ptr() != tensor_list[rank].data_ptr():
         tensor_list[rank].copy_(tensor)
@@ -66,11 +67,11 @@ def reduce_scatter(output: torch.Tensor, input_list: Tensors, group: dist.Proces
     Cost: n·(n-1) messages, (n-1)·S bytes sent by each rank. Depth 1. Memory: (n-1)·S beside the arguments.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    arriving = {other: torch.empty_like(output) for other in _others(rank, n)}
+    arriving = {other: scratch_like(output) for other in _others(rank, n)}
     wait(exchange({other: input_list[other] for other in arriving}, arriving, group))
     total = input_list[rank]
     for part in arriving.values():
-        total = torch.add(total, part, out=output)  # the first time it reads the input, and so saves a copy
+        total = torch.add(total, part, out=output)  # at first it reads the input, which saves a copy
     if n == 1:
         output.copy_(total)
 
@@ -96,5 +97,5 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _others(rank: int, n: int) -> list[int]:
-    """The other ranks, starting behind this one, so that not all ranks turn to rank 0 first."""
+    """The other ranks, starting behind this one, so that not all ranks begin with rank 0."""
     return [(rank + step) % n for step in range(1, n)]

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.collectives.checked import collective
+from scratch_ddp.collectives.scratch import scratch_like
 
 
 @collective(writes="tensor", root="src")
@@ -56,9 +57,6 @@ def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None =
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     root = dist.get_group_rank(group or dist.group.WORLD, dst)
-    # In each round half of those that hold a sum send it on and are done.
-    # What may the others write into?
-    # answer: begin
     place = (rank - root) % n  # dst stands at place 0
     total = tensor
     reach = 1  # places that are multiples of reach hold the sum of the reach places from theirs on
@@ -66,10 +64,9 @@ def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None =
         if place % (2 * reach) == reach:
             dist.send(total, group=group, group_dst=(rank - reach) % n)
         elif place + reach < n:
-            arriving = torch.empty_like(tensor)
+            arriving = scratch_like(tensor)
             dist.recv(arriving, group=group, group_src=(rank + reach) % n)
             total = arriving.add_(total)  # not into `tensor`: it belongs to the caller
         reach *= 2
     if rank == root:
         tensor.copy_(total)
-    # answer: end

@@ -1,6 +1,6 @@
-"""What communication is for: the core says it here, and instruments that count communication read it.
+"""What traffic is for: the core marks it here, and the instruments that count communication read the marks.
 
-The core knows nothing of who counts. Without a counter a mark costs next to nothing.
+The core does not know who counts. While nobody counts, a mark costs next to nothing.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def is_set_up() -> bool:
 
 @contextlib.contextmanager
 def counted_as(name: str, payload: int, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Count what this thread calls inside as one call `name` of `payload` bytes: a collective made of others."""
+    """Count this thread's calls inside as one call `name` of `payload` bytes: a collective made of others."""
     _marks.counted_as += 1
     try:
         yield

@@ -1,7 +1,7 @@
-"""Checkpoints in a folder: each rank writes its own shards, and any number of ranks reads them.
+"""Checkpoints in a folder: each rank writes its own shards, and any number of ranks can read them.
 
-What is in a folder is complete. A checkpoint is written beside it, and takes its place at the end; so whatever ends a
-save, the checkpoint of before is there.
+The folder always holds a complete checkpoint. A new one is written beside it and takes its place at the end, so a save
+that is interrupted leaves the old one intact.
 """
 
 import io
@@ -19,16 +19,16 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from scratch_ddp.common.agreement import raise_everywhere
 
-PACKED = "packed"  # what is no tensor, as bytes: torch.distributed.checkpoint would take lists and dicts apart
+PACKED = "packed"  # all that is not a tensor, as bytes: torch.distributed.checkpoint would take lists and dicts apart
 
 
 def write(
     folder: str | os.PathLike, state: dict[str, torch.Tensor], others: Any, group: dist.ProcessGroup | None
 ) -> None:
-    """Write tensors to a folder, and what else the first rank has that torch.save takes. Every rank calls it.
+    """Write tensors to a folder, and the first rank's `others`: anything that torch.save takes. Every rank calls it.
 
-    What is not a DTensor is the same on every rank, and written by one of them. Raises OSError on every rank if it
-    can't be written; what the folder held is then as before.
+    A tensor that is no DTensor is the same on every rank, and one of them writes it. Raises OSError on every rank if
+    the folder can't be written; it then still holds what it held before.
     """
     folder = Path(folder)
     partial = folder.with_name(folder.name + ".partial")
@@ -44,7 +44,7 @@ def write(
 
 
 def read_metadata(folder: str | os.PathLike, group: dist.ProcessGroup | None) -> tuple[Path, Metadata]:
-    """Return where a checkpoint is, and what it holds. Raises ValueError on every rank if it is not all there."""
+    """Return where a checkpoint is, and its metadata. Raises ValueError on every rank if it is incomplete."""
     metadata = problem = None
     folder = _found(Path(folder))
     try:
@@ -59,17 +59,17 @@ def read_metadata(folder: str | os.PathLike, group: dist.ProcessGroup | None) ->
 
 
 def read(folder: Path, state: dict[str, torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Fill the tensors of `state`, of DTensors this rank's rows. ValueError on every rank if it fails."""
+    """Fill the tensors of `state`; of a DTensor, this rank's rows. Raises ValueError on every rank if it fails."""
     problem = None
     try:
         dcp.load(state, checkpoint_id=folder, process_group=group)
     except (Exception, CheckpointException) as error:
-        problem = f"{folder} can't be read, and what was loaded is of no use now: {_cause(error)}"
+        problem = f"{folder} can't be read; what has been loaded of it is unusable: {_cause(error)}"
     raise_everywhere(problem, group)
 
 
 def read_others(folder: Path, metadata: Metadata, group: dist.ProcessGroup | None) -> Any:
-    """Return what was no tensor."""
+    """Return the `others` that were written: everything that is not a tensor."""
     packed = torch.empty(metadata.state_dict_metadata[PACKED].size, dtype=torch.uint8)
     read(folder, {PACKED: packed}, group)
     return torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
@@ -92,18 +92,18 @@ def _on_first_rank(do: Callable[[], None], group: dist.ProcessGroup | None) -> N
 
 
 def _prepare(folder: Path, partial: Path) -> None:
-    """Make room for a new checkpoint. Nothing but checkpoints is ever removed."""
+    """Make an empty folder for the new checkpoint. Only checkpoints are ever removed."""
     for place in (folder, partial, _before(folder)):
         if place.exists() and not (place.is_dir() and all(_is_ours(each) for each in place.iterdir())):
             raise FileExistsError(
-                f"{place} is there and is no checkpoint: choose a folder that is used for nothing else"
+                f"{place} exists and is not a checkpoint: choose a folder that is used for nothing else"
             )
-    shutil.rmtree(partial, ignore_errors=True)  # of a save that was interrupted
+    shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted save
     partial.mkdir(parents=True)
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:
-    """Let the new checkpoint take the place of the old one. In between, the old one is still there beside it."""
+    """Replace the old checkpoint by the new one. In between, the old one still exists beside it."""
     before = _before(folder)
     if folder.exists():
         shutil.rmtree(before, ignore_errors=True)
@@ -117,7 +117,7 @@ def _before(folder: Path) -> Path:
 
 
 def _found(folder: Path) -> Path:
-    """The checkpoint, or the one of before, if a save was interrupted just as it was replaced."""
+    """The checkpoint, or the old one if a save was interrupted while replacing it."""
     return folder if folder.exists() or not _before(folder).exists() else _before(folder)
 
 
@@ -126,7 +126,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _missing(folder: Path, metadata: Metadata) -> str | None:
-    """Say what the metadata tells of and the files have not, or return None."""
+    """Say what the metadata lists and the files lack, or return None."""
     ends: dict[str, int] = {}
     for place in metadata.storage_data.values():
         ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
@@ -140,7 +140,7 @@ def _missing(folder: Path, metadata: Metadata) -> str | None:
 
 
 def _cause(error: BaseException) -> str:
-    """What a failure comes down to, without the tracebacks of all ranks."""
+    """The first cause of a failure in one line, without the tracebacks of all ranks."""
     failures = getattr(error, "failures", None)
     first = next(iter(failures.values()))[0] if failures else error
     return f"{type(first).__name__}: {first}".splitlines()[0]

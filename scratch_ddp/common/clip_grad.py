@@ -1,4 +1,7 @@
-"""The norm of gradients of which each rank holds rows."""
+"""Gradient clipping where a rank does not hold every gradient: the norm over all ranks' gradients, then the scaling.
+
+torch.nn.utils.clip_grad_norm_ would scale each rank's gradients by the norm of what that rank holds.
+"""
 
 from collections.abc import Iterable
 
@@ -13,10 +16,10 @@ def total_norm(
     device: torch.device,
     group: dist.ProcessGroup | None,
 ) -> torch.Tensor:
-    """Return the norm over all elements of all gradients, float64, the same on every rank.
+    """Return the norm over all elements of all gradients, a float64 scalar on `device`, the same on every rank.
 
-    A p-norm is (Σ |g|ᵖ)^(1/p): the ranks' sums of |g|ᵖ add up, where their norms don't. What is replicated counts on
-    the first rank alone. Costs one all-reduce of one number.
+    A p-norm is (Σ |g|ᵖ)^(1/p): the ranks' sums of |g|ᵖ add up, but their norms don't. Each rank passes its own
+    `sharded` gradients; the `replicated` ones are counted on the first rank only. One all-reduce of one number.
     """
     mine = [*sharded, *(replicated if dist.get_rank(group) == 0 else ())]
     norms = [
@@ -33,3 +36,10 @@ def total_norm(
         return total
     dist.all_reduce(total, group=group)
     return total ** (1 / norm_type)
+
+
+def clip_to_norm(gradients: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
+    """Scale the gradients, whose norm is `norm`, in place so that it is at most `max_norm`. No communication."""
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0).item()
+    for gradient in gradients:
+        gradient.mul_(scale)

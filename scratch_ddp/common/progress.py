@@ -5,11 +5,11 @@ import sys
 
 
 def shows_progress(rank: int, wanted: bool | None = None) -> bool:
-    """On the first rank, if `wanted`; by default as SCRATCH_DDP_PROGRESS says (0, 1), else if stderr is a terminal.
+    """True on the first rank if bars are `wanted`; by default as SCRATCH_DDP_PROGRESS says (0, 1), else on a terminal.
 
-    `python -m scratch_ddp lab` sets it to 1: a learner's cells show bars, while saved outputs have none.
+    `python -m scratch_ddp lab` sets it to 1: a learner's cells show bars, but saved outputs have none.
     """
     if wanted is None:
-        said = os.environ.get("SCRATCH_DDP_PROGRESS")
-        wanted = said == "1" if said else sys.stderr.isatty()
+        setting = os.environ.get("SCRATCH_DDP_PROGRESS")
+        wanted = setting == "1" if setting else sys.stderr.isatty()
     return rank == 0 and wanted

@@ -1,4 +1,4 @@
-"""What the ranks' models are and hold: comparing replicas, and making them equal."""
+"""Replicas of a model: what they consist of, what can't be replicated, whether they are equal, making them equal."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,7 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_same_lines, message_device
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.common.agreement import message_device
+from scratch_ddp.common.tensors import bytes_of, copy_back, flatten, group_alike
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -16,7 +18,7 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules of the model, each once, in an order of its own. Far quicker than `model.modules()`."""
+    """All modules of the model, each once, always in the same order. Much faster than `model.modules()`."""
     found = {id(model): model}
     ahead = [model]
     while ahead:
@@ -32,28 +34,51 @@ def buffers_of(model: nn.Module) -> list[torch.Tensor]:
     return list(buffers.values())
 
 
-def why_not(model: object, group: dist.ProcessGroup | None = None, with_values: bool = True) -> str | None:
-    """Say why this rank's model can't be spread over the group, or return None if it can.
+# What can't be replicated. Each function returns a sentence for the error message, or None if nothing is wrong.
+
+
+def model_problem(model: object, group: dist.ProcessGroup | None = None, with_values: bool = True) -> str | None:
+    """What keeps this rank's model from being spread over the group.
 
     `with_values` False: it may be on the meta device, in whole or in part.
     """
     if not isinstance(model, nn.Module):
         return f"the model must be a torch.nn.Module, not {type(model).__name__}"
     backends = dist.get_backend_config(group)
-    for name, tensor in named_tensors(model):
-        if nn.parameter.is_lazy(tensor):
-            return f"{name!r} has no shape yet: run one forward of the lazy module first"
-        if tensor.is_meta and with_values:
-            return f"{name!r} is on the meta device and has no values: give it some first (model.to_empty, then init)"
-        if tensor.layout != torch.strided:
-            return f"{name!r} is sparse; only dense parameters and buffers can be spread over ranks"
-        if not tensor.is_meta and f"{tensor.device.type}:" not in backends:
-            return f"{name!r} is on {tensor.device.type}, but the backend is {backends!r}: move the model first"
+    problems = (tensor_problem(repr(name), each, backends, with_values) for name, each in named_tensors(model))
+    return next(filter(None, problems), None)
+
+
+def tensor_problem(name: str, tensor: torch.Tensor, backends: str, with_values: bool = True) -> str | None:
+    """What keeps a tensor from being sent to other ranks. `name`: what the message calls it. `backends`: the group's.
+
+    `with_values` False: it may be on the meta device.
+    """
+    if nn.parameter.is_lazy(tensor):
+        return f"{name} has no shape yet: run one forward of the lazy module first"
+    if tensor.is_meta and with_values:
+        return f"{name} is on the meta device and has no values: allocate and initialise it first (model.to_empty)"
+    if tensor.layout != torch.strided:
+        return f"{name} is sparse; only dense parameters and buffers can be sent to other ranks"
+    if not tensor.is_meta and f"{tensor.device.type}:" not in backends:
+        return f"{name} is on {tensor.device.type}, but the backend is {backends!r}: move the model first"
     return None
 
 
+def gradient_problem(name: str, gradient: torch.Tensor) -> str | None:
+    """What keeps a gradient from being averaged over the ranks. `name`: what the message calls its parameter."""
+    if gradient.layout != torch.strided:
+        return f"the gradient of {name} is sparse; only dense gradients can be averaged (sparse=False)"
+    if gradient.requires_grad:
+        return f"the gradient of {name} has a graph of its own: no double backward through a mean over ranks"
+    return None
+
+
+# Are the replicas equal?
+
+
 def describe(model: nn.Module) -> list[str]:
-    """A line for each parameter and buffer with all that must be the same on every rank, values apart."""
+    """A line for each parameter and buffer with all that must be the same on every rank, except the values."""
     lines = []
     for name, tensor in named_tensors(model):
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
@@ -64,21 +89,9 @@ def describe(model: nn.Module) -> list[str]:
     return lines
 
 
-def check_same_structure(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Raise ValueError on every rank unless all ranks have the same names, shapes and dtypes in the same order.
-
-    Costs one all-gather of 32 bytes a rank; the descriptions themselves travel only where they differ.
-    """
-    check_same_lines(describe(model), "the ranks wrap different models; build the same one everywhere", group)
-
-
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if both hold the same bytes: the same NaN is equal, 0.0 and -0.0 are not."""
-    return torch.equal(_bytes(a), _bytes(b))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    return torch.equal(bytes_of(a), bytes_of(b))
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> str:
@@ -88,21 +101,21 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> str:
     return f"by up to {largest:.3g}" if largest else "in bits alone (0.0 against -0.0)"
 
 
+# Keeping them equal.
+
+
 def broadcast_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Give every rank the first rank's values, in place: one broadcast for all tensors of one dtype and device."""
-    alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        alike.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
-    for members in alike.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in members])
+    """Give every rank the first rank's values, in place. One broadcast per dtype and device, counted as set-up."""
+    for alike in group_alike(tensor.detach() for tensor in tensors):
+        flat = flatten(alike)
         if flat.numel():
-            dist.broadcast(flat, group=group, group_src=0)
-        for tensor, values in zip(members, flat.split([tensor.numel() for tensor in members]), strict=True):
-            tensor.copy_(values.view_as(tensor))
+            with set_up():
+                dist.broadcast(flat, group=group, group_src=0)
+            copy_back(flat, alike)
 
 
 def complete_gradient(parameter: nn.Parameter) -> torch.Tensor:
-    """Return the gradient, zeros if there was none, laid out in memory as the parameter is, alike on every rank."""
+    """Return the gradient, or zeros if there was none, with the parameter's strides, which every rank shares."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     elif parameter.grad.stride() != parameter.stride():
@@ -110,22 +123,40 @@ def complete_gradient(parameter: nn.Parameter) -> torch.Tensor:
     return parameter.grad
 
 
-# FOLDED: Buffers of replicas, such as BatchNorm's statistics, kept equal: the first rank's values win.
+class RegisteredParameters:
+    """The parameter under each name of each module when the model was wrapped; a tied one several times."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self._when_wrapped = self._now()
+
+    def problem(self) -> str | None:
+        """Say that they are no longer the same, or return None."""
+        if [id(each) for each in self._now()] != [id(each) for each in self._when_wrapped]:
+            return "parameters were added, removed, replaced or tied after the model was wrapped: wrap it again"
+        return None
+
+    def _now(self) -> list[nn.Parameter | None]:
+        return [each for module in modules_of(self.model) for each in module._parameters.values()]
 
 
 class Buffers:
-    """Remembers a model's buffers, to see which have changed since the ranks were last equal."""
+    """A model's buffers, such as BatchNorm's statistics, kept equal over the ranks: the first rank's values count.
+
+    It remembers the values that all ranks had last, and so knows which have changed since.
+    """
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None):
         self.model, self.group = model, group
         self.remember()
+        self.count = len(self._last)
 
     def remember(self) -> None:
-        """Take the values that the buffers have now for those of all ranks."""
+        """Take the present values for those of all ranks."""
         self._last = [buffer.detach().clone() for buffer in buffers_of(self.model)]
 
     def problem(self) -> str | None:
-        """Say whether the buffers are no longer those that were remembered, or return None."""
+        """Say that they are no longer the buffers that were remembered, or return None."""
         if [buffer.shape for buffer in buffers_of(self.model)] != [buffer.shape for buffer in self._last]:
             return "buffers were added, removed or resized after the model was wrapped: wrap it again"
         return None
@@ -137,7 +168,7 @@ class Buffers:
         return torch.stack(different).tolist() if different else []
 
     def copy_from_first(self, which: Sequence[int]) -> None:
-        """Give every rank the first rank's values of the buffers that are marked. One broadcast a dtype, if any is."""
+        """Give every rank the first rank's values of the marked buffers. One broadcast per dtype, if any is marked."""
         if any(which):
             broadcast_from_first(itertools.compress(buffers_of(self.model), which), self.group)
             self.remember()

@@ -1,6 +1,6 @@
-"""Tensors that can travel together: of one dtype, on one device."""
+"""Tensors on their way: which of them can share a message, and how they become one message and are separate again."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -13,3 +13,30 @@ def group_alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     return list(groups.values())
+
+
+def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All elements of tensors of one dtype and device, in one dimension: a copy; of one contiguous tensor a view."""
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        return tensors[0].view(-1)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of what `flatten` made of such tensors, each with the shape of its tensor."""
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def copy_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Put the elements of `flat` back into the tensors that `flatten` made it of."""
+    if flat.data_ptr() == tensors[0].data_ptr():  # a view: they are there already
+        torch.autograd.graph.increment_version(tensors[0])  # so that autograd knows of it, as of copy_
+        return
+    for tensor, part in zip(tensors, unflatten(flat, tensors), strict=True):
+        tensor.copy_(part)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes, uint8 in one dimension: a view, or a copy where its memory is not contiguous."""
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)

@@ -1,4 +1,4 @@
-"""What every wrapper of a model has in common: the group of ranks it works in, and the switch for synchronisation."""
+"""What all wrappers of a model have in common: the switch for synchronisation, and the group of ranks they work in."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 class SyncSwitch:
-    """Says whether gradients are synchronised. A wrapper inherits from it beside `torch.nn.Module`."""
+    """The switch that says whether gradients are synchronised. A wrapper inherits from it and `torch.nn.Module`."""
 
     _do_sync = True
 
@@ -27,19 +27,21 @@ class SyncSwitch:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate without communication: forward, backward and `sync_gradients` of a micro-batch stand inside."""
+        """Accumulate without communication. Run a micro-batch's forward, backward and `sync_gradients` inside."""
         before = self.do_sync
         self.disable_grad_sync()
         try:
             yield
-        finally:  # after an exception too, and to "off" again where blocks are nested
+        finally:  # also after an exception; an inner block leaves the switch off
             self._do_sync = before
 
 
 def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
-    """Return the process group meant by a group, a one-dimensional mesh, or None (the default group, which stays None).
+    """Return the process group meant by a group, a one-dimensional mesh, or None.
 
-    None is kept, since the default group can be rebuilt under a living model. Dimensions of size 1 don't count.
+    None means the default group and stays None, since rank cells can replace the default group while a model uses it.
+    Dimensions of size 1 don't count. Raises ValueError if the mesh has several others, or if this rank is not in the
+    group, RuntimeError if there is no process group yet.
     """
     if not dist.is_initialized():
         raise RuntimeError("there is no process group yet: run under torchrun and call dist.init_process_group() first")

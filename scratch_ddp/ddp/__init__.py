@@ -1,4 +1,4 @@
-"""Data-parallel strategies behind one protocol (see `base`): each wraps a model and averages its gradients."""
+"""Data-parallel strategies with one protocol (see `base`): each wraps a model and averages its gradients."""
 
 from scratch_ddp.ddp.base import ReplicatedModule
 from scratch_ddp.ddp.bucketed import BucketedDDP

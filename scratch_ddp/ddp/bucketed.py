@@ -7,36 +7,36 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.common.tensors import MB
+from scratch_ddp.common.tensors import MB, group_alike
 from scratch_ddp.ddp.reducer import HookedModule
 
-FIRST_BUCKET_MB = 1.0  # as in torch's DDP: the wire has something to do early
+FIRST_BUCKET_MB = 1.0  # as in torch's DDP: communication starts early
 
 
 class BucketedDDP(HookedModule):
     """A model that starts as the first rank's on every rank, its gradients averaged in buckets while backward goes on.
 
-    A bucket holds gradients of one dtype and device, in the reverse order of registration. It is closed by the one with
-    which it reaches `bucket_mb` · 2²⁰ bytes, as in torch's DDP; the first already at 1 MB, so that something is under
-    way soon. Buckets are allocated once; after `sync_gradients()` the gradients are views of them.
+    A bucket holds gradients of one dtype and device, in the reverse order of registration. It is closed by the gradient
+    with which it reaches `bucket_mb` · 2²⁰ bytes, as in torch's DDP; the first one at 1 MB already, so that
+    communication starts early. Buckets are allocated once; after `sync_gradients()` the gradients are views of them.
     `group` as for `ReplicatedModule`, which also says what is checked; `HookedModule` says what happens to gradients.
     Raises ValueError on every rank if `bucket_mb` is not a positive number, or not the same number everywhere.
 
-    Costs one broadcast a dtype when it is built, and at each step one asynchronous all-reduce a bucket, beside one
+    Costs one broadcast per dtype when it is built. Each step costs one asynchronous all-reduce per bucket, and one
     small exchange of which parameters have a gradient. A bucket travels whole, with zeros where no rank has a gradient.
     """
 
     def __init__(self, model: nn.Module, bucket_mb: float = 25.0, group: dist.ProcessGroup | DeviceMesh | None = None):
         self.bucket_mb = bucket_mb
-        super().__init__(model, group, settings=f"bucket_mb={bucket_mb!r}", problem=_why_not_size(bucket_mb))
+        super().__init__(model, group, settings=f"bucket_mb={bucket_mb!r}", problem=_bucket_mb_problem(bucket_mb))
 
-    def make_messages(self, parameters: list[nn.Parameter]) -> list["Bucket"]:
+    def make_buckets(self, parameters: list[nn.Parameter]) -> list["FlatBucket"]:
         """A bucket for each group of parameters."""
-        return [Bucket(group) for group in share_out(parameters, self.bucket_mb)]
+        return [FlatBucket(group) for group in bucket_groups(parameters, self.bucket_mb)]
 
 
-class Bucket:
-    """Room for some parameters' gradients, one after the other in one tensor that is there for good."""
+class FlatBucket:
+    """A bucket in which gradients lie one after the other in one tensor, which is allocated once."""
 
     def __init__(self, parameters: list[nn.Parameter]):
         self.parameters = parameters
@@ -50,11 +50,28 @@ class Bucket:
 
     def put_zeros(self, parameter: nn.Parameter) -> None:
         if parameter.grad is not None and not parameter.requires_grad:
-            parameter.grad = parameter.grad.clone()  # a frozen layer keeps what it had, which may be in this bucket
+            parameter.grad = (
+                parameter.grad.clone()
+            )  # a frozen parameter keeps its gradient, which may be in this bucket
         self._views[parameter].zero_()
 
     def mean(self, parameter: nn.Parameter) -> torch.Tensor:
         return self._views[parameter].detach()  # so that `.grad.data = …` leaves the view alone
+
+
+def bucket_groups(parameters: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
+    """Group parameters in their order, each group of one dtype and device, by the rule of `bucket_plan`.
+
+    Groups are in the order of their last parameters, in which they become full.
+    """
+    position = {parameter: place for place, parameter in enumerate(parameters)}
+    limit, first = bucket_mb * MB, min(bucket_mb, FIRST_BUCKET_MB) * MB
+    groups = [
+        [alike[place] for place in bucket]
+        for alike in group_alike(parameters)
+        for bucket in bucket_plan([each.nbytes for each in alike], limit, first)
+    ]
+    return sorted(groups, key=lambda group: position[group[-1]])
 
 
 def bucket_plan(nbytes: Sequence[int], limit: float, first: float) -> list[list[int]]:
@@ -74,31 +91,13 @@ def bucket_plan(nbytes: Sequence[int], limit: float, first: float) -> list[list[
     return [bucket for bucket in buckets if bucket]
 
 
-def share_out(parameters: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
-    """Group parameters in their order, each group of one dtype and device, by the rule of `bucket_plan`.
-
-    Groups come in the order in which their last parameters do.
-    """
-    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-    for parameter in parameters:
-        kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    position = {parameter: place for place, parameter in enumerate(parameters)}
-    limit, first = bucket_mb * MB, min(bucket_mb, FIRST_BUCKET_MB) * MB
-    groups = [
-        [alike[place] for place in bucket]
-        for alike in kinds.values()
-        for bucket in bucket_plan([each.nbytes for each in alike], limit, first)
-    ]
-    return sorted(groups, key=lambda group: position[group[-1]])
-
-
 def _laid_out_as(parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
-    """A view of `part` with the parameter's shape, and its strides, which may be those of a transposed tensor."""
+    """A view of `part` with the parameter's shape and strides, which may be those of a transposed tensor."""
     strides = torch.empty_like(parameter, device="meta").stride()
     return part.as_strided(parameter.shape, strides)
 
 
-def _why_not_size(bucket_mb: object) -> str | None:
+def _bucket_mb_problem(bucket_mb: object) -> str | None:
     if isinstance(bucket_mb, (int, float)) and not isinstance(bucket_mb, bool) and bucket_mb > 0:  # nan is not
         return None
     return f"bucket_mb must be a positive number (of 2²⁰ bytes), not {bucket_mb!r}"

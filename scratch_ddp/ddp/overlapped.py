@@ -1,4 +1,4 @@
-"""Data parallelism that hides messages behind backward: an all-reduce a parameter, as soon as its gradient is there."""
+"""Data parallelism that hides communication behind backward: one all-reduce per parameter, from its hook."""
 
 import torch
 from torch import nn
@@ -11,22 +11,22 @@ class OverlappedDDP(HookedModule):
     """A model that starts as the first rank's on every rank, each gradient averaged while backward goes on.
 
     `group` as for `ReplicatedModule`, which also says what is checked; `HookedModule` says what happens to gradients.
-    Costs one broadcast a dtype when it is built, and at each step one asynchronous all-reduce a parameter that was not
-    frozen when the model was wrapped (zeros travel for one without a gradient), started in the reverse order of
-    registration, beside one small exchange of which parameters have a gradient. No buffers: they travel as they are.
+    Costs one broadcast per dtype when it is built. Each step costs one asynchronous all-reduce per parameter that was
+    not frozen when the model was wrapped (of zeros for one without a gradient), started in the reverse order of
+    registration, and one small exchange of which parameters have a gradient. Gradients travel in their own memory.
     """
 
-    def make_messages(self, parameters: list[nn.Parameter]) -> list["OneGradient"]:
-        """A message for each parameter."""
+    def make_buckets(self, parameters: list[nn.Parameter]) -> list["OneGradient"]:
+        """A bucket for each parameter."""
         return [OneGradient(parameter) for parameter in parameters]
 
 
 class OneGradient:
-    """A message of one gradient, reduced where autograd has put it."""
+    """A bucket of one gradient, reduced in the memory where autograd has put it."""
 
     def __init__(self, parameter: nn.Parameter):
         self.parameters = [parameter]
-        self._like = torch.empty_like(parameter, device="meta")  # as it is now, whatever becomes of it
+        self._like = torch.empty_like(parameter, device="meta")  # as the parameter is now, also if it changes later
         self._device = parameter.device
         self.tensor: torch.Tensor | None = None
 

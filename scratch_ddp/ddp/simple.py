@@ -1,4 +1,4 @@
-"""Data parallelism in its simplest form: equal replicas, and after each backward one all-reduce a parameter."""
+"""Data parallelism in its simplest form: equal replicas, and after each backward one all-reduce per parameter."""
 
 import torch.distributed as dist
 from torch import nn
@@ -14,8 +14,8 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
     """A model whose replicas were verified equal, and whose gradients `sync_gradients()` averages over the ranks.
 
     Raises ValueError on every rank, naming the first tensor that differs, where a replica is not the first rank's.
-    Costs a broadcast a tensor when it is built, and one all-reduce a parameter with a gradient at each
-    `sync_gradients()` (beside one small exchange of which parameters have one). `no_sync()` is in the base class.
+    Costs one broadcast per tensor when it is built. Each `sync_gradients()` costs one all-reduce per parameter that has
+    a gradient, and one small exchange of which parameters have one. `no_sync()` is in the base class.
     """
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | DeviceMesh | None = None):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import check_same_lines, gather_texts, message_device, rank_numbers, who_said_what
+from scratch_ddp.common.agreement import check_same_lines, gather_texts, message_device, rank_numbers, texts_by_rank
 
 # What a rank may be about to do. The first two go together: a rank whose loss does not depend on the model has no
 # backward pass, and takes part in the others' when it synchronises.
@@ -54,7 +54,7 @@ class RollCall:
 
     def _refuse(self, doing: str) -> None:
         texts = gather_texts(doing, self.group)
-        said = who_said_what(dict(zip(rank_numbers(self.group), texts, strict=True)))
+        said = texts_by_rank(dict(zip(rank_numbers(self.group), texts, strict=True)))
         said = [line.replace(":", "", 1) for line in said]
         raise RuntimeError(
             f"the ranks are out of step: {', '.join(said)}; every rank must do the same in the same order"

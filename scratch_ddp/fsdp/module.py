@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import check_same_lines, message_device, raise_everywhere
 from scratch_ddp.common.clip_grad import total_norm
-from scratch_ddp.common.replicas import describe, why_not
+from scratch_ddp.common.replicas import describe, model_problem
 from scratch_ddp.common.wrapper import SyncSwitch, process_group
 from scratch_ddp.fsdp.assembly import assemble
 from scratch_ddp.fsdp.checkpoint import Saving
@@ -163,7 +163,8 @@ class FSDP(Saving, SyncSwitch, nn.Module):
 
     def _agree_on_plan(self, model, units, replicated, compute_dtype, free_after_forward, prefetch) -> Partition:
         """Check the constructor's arguments; raises on every rank what is wrong on any."""
-        plan, problem = None, why_not(model, self.group, with_values=False) or _why_not_set(compute_dtype, prefetch)
+        problem = model_problem(model, self.group, with_values=False) or _why_not_set(compute_dtype, prefetch)
+        plan = None
         try:
             plan = problem or partition(model, units, replicated)
         except (TypeError, ValueError) as error:

@@ -1,6 +1,6 @@
-"""ZeRO: optimizer state, and gradients too, shared out over the ranks that replicate a model."""
+"""ZeRO: ranks that replicate a model share its optimizer state among them, and its gradients too."""
 
-from scratch_ddp.zero.gradients import clip_grad_norm_, reduce_gradients
 from scratch_ddp.zero.optimizer import ShardedOptimizer
+from scratch_ddp.zero.reduce import clip_grad_norm_, reduce_gradients
 
 __all__ = ["ShardedOptimizer", "clip_grad_norm_", "reduce_gradients"]

@@ -1,7 +1,7 @@
-"""Optimizer state on its way out of a sharded optimizer and back: whole on one rank, or each rank's share in a folder.
+"""Saving and loading a sharded optimizer's state: whole on one rank, or each rank's share in a folder.
 
-Parameters have the numbers that they have in the plain optimizer's state dict. So what was saved by any number of ranks
-is loaded by any other, and the whole state by a plain optimizer too.
+Parameters have their numbers in the plain optimizer's state dict. So any number of ranks can load what any other number
+has saved, and a plain optimizer can load the whole state.
 """
 
 from collections.abc import Container, Mapping
@@ -22,8 +22,8 @@ GROUPS = "param_groups"
 
 
 @dataclass
-class _Follows:
-    """Stands for a tensor that comes in a message of its own."""
+class _SentNext:
+    """Stands for a tensor that is sent in a message of its own."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -32,18 +32,20 @@ class _Follows:
 def gather_state(mine: State, to: int, group: dist.ProcessGroup | None) -> State:
     """Return, on rank `to` of the group, the state of all ranks in main memory; an empty one elsewhere.
 
-    Costs one gather of a description, then one message for each tensor that `to` does not own. One tensor at a time,
-    so that `to` needs memory for the whole and nobody for more.
+    Costs one gather of a description, then one message for each tensor that `to` does not own. One tensor is sent at a
+    time, so `to` needs memory for the whole state, and the others for no more than they have.
     """
     me, device = dist.get_rank(group), message_device(group)
     described = {
-        number: {key: _Follows(value.shape, value.dtype) if _travels(value) else value for key, value in entry.items()}
+        number: {
+            key: _SentNext(value.shape, value.dtype) if _is_sent_alone(value) else value for key, value in entry.items()
+        }
         for number, entry in mine.items()
     }
     everyones: list = [None] * dist.get_world_size(group)
     dist.gather_object(described, everyones if me == to else None, group=group, group_dst=to)
     if me != to:
-        for value in (value for entry in mine.values() for value in entry.values() if _travels(value)):
+        for value in (value for entry in mine.values() for value in entry.values() if _is_sent_alone(value)):
             dist.send(value.to(device).contiguous(), group=group, group_dst=to)
         return {}
     whole: State = {number: {key: _to_cpu(value) for key, value in entry.items()} for number, entry in mine.items()}
@@ -54,12 +56,12 @@ def gather_state(mine: State, to: int, group: dist.ProcessGroup | None) -> State
     return dict(sorted(whole.items()))
 
 
-def _travels(value: Any) -> bool:
+def _is_sent_alone(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.layout == torch.strided
 
 
 def _receive(value: Any, source: int, device: torch.device, group: dist.ProcessGroup | None) -> Any:
-    if not isinstance(value, _Follows):
+    if not isinstance(value, _SentNext):
         return _to_cpu(value)
     tensor = torch.empty(value.shape, dtype=value.dtype, device=device)
     dist.recv(tensor, group=group, group_src=source)
@@ -71,9 +73,9 @@ def _to_cpu(value: Any) -> Any:
 
 
 def check_fits(state_dict: Mapping[str, Any], groups: list[dict[str, Any]], needed: Mapping[int, torch.Tensor]) -> None:
-    """Raise ValueError unless a state dict is of an optimizer with these groups and has what the rank needs of it.
+    """Raise ValueError unless a state dict is of an optimizer with these groups and has the state this rank needs.
 
-    `needed`: by number, the parameters whose state is to be taken.
+    `needed`: the parameters whose state is to be loaded, by number.
     """
     if not (isinstance(state_dict, Mapping) and {"state", "param_groups"} <= state_dict.keys()):
         raise ValueError("this is no optimizer's state dict: it has no 'state' and 'param_groups'")
@@ -88,7 +90,7 @@ def check_fits(state_dict: Mapping[str, Any], groups: list[dict[str, Any]], need
     if "share" in state_dict and (missing := sorted(needed.keys() - set(state_dict["share"]["parameters"]))):
         raise ValueError(
             f"this is a share of rank {state_dict['share']['rank']}, which lacks the state of parameters {missing}: "
-            "load the whole state (gather_full_state_dict), or what save() has written"
+            "load the whole state (gather_full_state_dict), or a folder that save() has written"
         )
     for number, parameter in needed.items():
         for key, value in state_dict["state"].get(number, {}).items():
@@ -98,7 +100,7 @@ def check_fits(state_dict: Mapping[str, Any], groups: list[dict[str, Any]], need
 
 
 def _fits(state: torch.Size, parameter: torch.Size) -> bool:
-    """State is as large as its parameter, or smaller where it holds a number for several elements."""
+    """State has its parameter's shape, or a smaller one where one number serves several elements."""
     try:
         return torch.broadcast_shapes(state, parameter) == parameter
     except RuntimeError:
@@ -106,14 +108,14 @@ def _fits(state: torch.Size, parameter: torch.Size) -> bool:
 
 
 def save(state_dict: dict[str, Any], folder: str | Path, group: dist.ProcessGroup | None) -> None:
-    """Write every rank's share of the state to the folder. Collective."""
+    """Write every rank's share of the state to the folder. Every rank calls it."""
     entries = ((number, key, value) for number, entry in state_dict["state"].items() for key, value in entry.items())
     tensors = {f"{PREFIX}{number}.{key}": value for number, key, value in entries}
     checkpoint.write(folder, tensors, {GROUPS: state_dict[GROUPS]}, group)
 
 
 def load(folder: str | Path, numbers: Container[int], group: dist.ProcessGroup | None) -> dict[str, Any]:
-    """Read groups, and the state of the parameters with these numbers, whichever rank has saved it. Collective."""
+    """Read groups, and the state of the parameters with these numbers, whoever saved it. Every rank calls it."""
     place, metadata = checkpoint.read_metadata(folder, group)
     room: dict[str, Any] = {}
     for name, saved in metadata.state_dict_metadata.items():

@@ -1,4 +1,8 @@
-"""What a sharded optimizer refuses, and how it finds out that ranks disagree. Each check says the same on all ranks."""
+"""What a sharded optimizer checks, so that a mistake on any rank is the same error on every rank.
+
+At construction, and when a group of parameters is added: the optimizer class, the parameters and their values.
+At each step, in `Presence`: which parameters have gradients, the options, and that gradients were averaged.
+"""
 
 import hashlib
 import inspect
@@ -9,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import check_same_lines, gather_rows, message_device, raise_everywhere, rank_numbers
-from scratch_ddp.zero import checks
+from scratch_ddp.common.agreement import check_same_lines, compare, gather_rows, raise_everywhere, rank_numbers
+from scratch_ddp.common.replicas import gradient_problem, tensor_problem
+from scratch_ddp.common.tensors import bytes_of
 from scratch_ddp.zero.owners import Owners
 
 Groups = Sequence[Mapping[str, Any]]  # as in Optimizer.param_groups
@@ -18,7 +23,10 @@ REDUCED = "_reduced"  # an attribute of gradients that are means over the ranks,
 NO_OPTIONS = ("params", "param_names")  # all other entries of a group are options
 
 
-def why_not_class(optimizer_cls: object, sharded: type) -> str | None:
+# At construction.
+
+
+def class_problem(optimizer_cls: object, sharded: type) -> str | None:
     """Say why an optimizer class can't work on a share of the parameters, or return None if it can."""
     if isinstance(optimizer_cls, torch.optim.Optimizer):
         name = type(optimizer_cls).__name__
@@ -50,17 +58,7 @@ def read_groups(params: Any) -> list[dict[str, Any]]:
     return [torch.optim.Optimizer([group], {}).param_groups[0] for group in groups]
 
 
-def named_parameters(groups: Groups) -> list[tuple[str, torch.Tensor]]:
-    """Each parameter with what messages call it: its name where `named_parameters()` was given, else its place."""
-    pairs = []
-    for number, group in enumerate(groups):
-        places = [f"parameter {place} of group {number}" for place in range(len(group["params"]))]
-        names = [repr(name) for name in group.get("param_names", ())] or places
-        pairs += zip(names, group["params"], strict=True)
-    return pairs
-
-
-def why_not_parameters(groups: Groups, known: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> str | None:
+def parameters_problem(groups: Groups, known: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> str | None:
     """Say which of the parameters can't be updated by its owner and sent to the others, or return None."""
     backends = dist.get_backend_config(group)
     seen = set(known)
@@ -70,14 +68,8 @@ def why_not_parameters(groups: Groups, known: Iterable[torch.Tensor], group: dis
         seen.add(parameter)
         if hasattr(parameter, "placements"):
             return f"{name} is a DTensor, so sharded already: give it to an ordinary optimizer"
-        if torch.nn.parameter.is_lazy(parameter):
-            return f"{name} has no shape yet: run one forward of the lazy module first"
-        if parameter.is_meta:
-            return f"{name} is on the meta device and has no values: give it some first (model.to_empty, then init)"
-        if parameter.layout != torch.strided:
-            return f"{name} is sparse; only dense parameters can be sent to the other ranks"
-        if f"{parameter.device.type}:" not in backends:
-            return f"{name} is on {parameter.device.type}, but the backend is {backends!r}: move the model first"
+        if problem := tensor_problem(name, parameter, backends):
+            return problem
     return None
 
 
@@ -93,28 +85,13 @@ def describe(groups: Groups) -> list[str]:
     return lines
 
 
-def options_text(group: Mapping[str, Any]) -> str:
-    """A group's options in one line; those that only this process can name (functions, objects) by their type."""
-    options = {name: value for name, value in group.items() if name not in NO_OPTIONS}
-    return ", ".join(f"{name}={_plain(value)}" for name, value in sorted(options.items()))
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return str(value.tolist())
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(_plain, value))})"
-    return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
-
-
 def check_same_values(groups: Groups, group: dist.ProcessGroup | None) -> None:
     """Raise ValueError on every rank, naming the first parameter, unless all ranks hold the first rank's bits.
 
-    Reads each parameter once; costs one all-gather of 32 bytes a parameter.
+    Reads each parameter once; costs one all-gather of 32 bytes per parameter.
     """
     pairs = named_parameters(groups)
-    with set_up():
-        rows = gather_rows(digests(parameter for _, parameter in pairs), group)
+    rows = _gather_digests((parameter for _, parameter in pairs), group)
     different = (rows[dist.get_rank(group)] != rows[0]).any(dim=1).tolist()
     problem = next((name for (name, _), differs in zip(pairs, different, strict=True) if differs), None)
     if problem:
@@ -125,100 +102,116 @@ def check_same_values(groups: Groups, group: dist.ProcessGroup | None) -> None:
     raise_everywhere(problem, group)
 
 
-def digests(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
-    """The SHA-256 of each tensor's bytes, zeros for None: uint8 (number of tensors, 32), in main memory."""
-    rows = [bytes(32) if tensor is None else hashlib.sha256(_bytes(tensor)).digest() for tensor in tensors]
-    return torch.tensor(list(b"".join(rows)), dtype=torch.uint8).view(-1, 32)
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
-
-
-# FOLDED: Which parameters get a step: agreed upon by all ranks, who also learn there whether they disagree.
+# At each step.
 
 
 class Presence:
-    """Asks before each step who has which gradients; before the first one, also whether they are the same."""
+    """Before each step, which parameters have a gradient; the ranks also learn there whether they disagree."""
 
-    def __init__(self, groups: checks.Groups, owners: Owners, group: dist.ProcessGroup | None):
+    def __init__(self, groups: Groups, owners: Owners, group: dist.ProcessGroup | None):
         self.group, self.groups, self.owners = group, groups, owners
-        self.named = checks.named_parameters(groups)
+        self.named = named_parameters(groups)
         self._kinds = [(parameter.dtype, tuple(parameter.shape)) for _, parameter in self.named]
-        self._compared = False
+        self._compared = False  # gradients have been, at the first step
 
     def with_gradient(self) -> list[torch.Tensor]:
         """Return the parameters that have a gradient on their owner: the same list on every rank.
 
-        Raises ValueError on every rank if a gradient is sparse, if a parameter has become another one, if a rank has a
-        gradient that its owner lacks, if ranks have other options, or if at the first step they have other gradients.
-        Costs one all-reduce of two bytes a parameter and 65 more; at the first step an all-gather of 32 bytes each.
+        Raises ValueError on every rank if a gradient is sparse, if a parameter's dtype or shape has changed, if a rank
+        has a gradient that its owner lacks, if ranks have different options, or if at the first step they have
+        different gradients. Costs one all-reduce of two bytes per parameter and 65 more; at the first step also an
+        all-gather of 32 bytes per parameter.
         """
-        me = dist.get_rank(self.group)
-        problem = self.refusal()
+        me, problem = dist.get_rank(self.group), self.problem()
         here = [parameter.grad is not None for _, parameter in self.named]
         at_owner = [has and self.owners.of(p) == me for has, (_, p) in zip(here, self.named, strict=True)]
-        options = hashlib.sha256("\n".join(map(checks.options_text, self.groups)).encode()).digest()
-        complement = [255 - byte for byte in options]  # the largest options and the smallest, in one maximum
-        refused, anywhere, at_owner, most, least = self._maximum([bool(problem)], here, at_owner, options, complement)
-        if refused[0]:
+        options = hashlib.sha256("\n".join(map(options_text, self.groups)).encode()).digest()
+        found = compare(
+            self.group,
+            same=dict(enumerate(options)),  # byte by byte
+            numbers={"refused": problem is not None},
+            flags=[*here, *at_owner],
+            dtype=torch.uint8,
+        )
+        anywhere, at_owner = found.flags[: len(here)], found.flags[len(here) :]
+        if found.largest["refused"]:
             raise_everywhere(problem, self.group)
         if anywhere != at_owner:
-            raise_everywhere(self._missing(here, at_owner), self.group)
-        if any(a + b != 255 for a, b in zip(most, least, strict=True)):
+            raise_everywhere(self._missing_at_owner(here, at_owner), self.group)
+        if found.different:
             self._refuse_options()
         if not self._compared:
-            raise_everywhere(self._other_gradient(here), self.group)
+            raise_everywhere(self._different_at_owner(here), self.group)
             self._compared = True
         return [parameter for (_, parameter), present in zip(self.named, at_owner, strict=True) if present]
 
-    def refusal(self) -> str | None:
+    def problem(self) -> str | None:
         """Say which parameter this rank can't step with or send, or return None."""
-        for (name, parameter), then in zip(self.named, self._kinds, strict=True):
+        for (name, parameter), before in zip(self.named, self._kinds, strict=True):
             now = (parameter.dtype, tuple(parameter.shape))
-            if now != then:
-                return (
-                    f"{name} was {then[0]} {then[1]} when the optimizer was made and is {now[0]} {now[1]}: make it anew"
-                )
+            if now != before:
+                was = f"{before[0]} {before[1]} when the optimizer was made"
+                return f"{name} was {was} and is {now[0]} {now[1]}: make it anew"
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
-                return f"the gradient of {name} is sparse; only dense ones can be averaged"
+                return gradient_problem(name, parameter.grad)
         return None
 
-    def _maximum(self, *parts: Iterable[int]) -> list[list[int]]:
-        """The largest value over the ranks, place by place. One all-reduce."""
-        parts = [list(part) for part in parts]
-        with set_up():
-            message = torch.tensor(sum(parts, []), dtype=torch.uint8, device=message_device(self.group))
-            dist.all_reduce(message, dist.ReduceOp.MAX, group=self.group)
-        return [part.tolist() for part in message.split([len(part) for part in parts])]
-
-    def _missing(self, here: Sequence[bool], at_owner: Sequence[int]) -> str | None:
-        """What this rank has to say where it has a gradient and the owner has none."""
+    def _missing_at_owner(self, here: Sequence[bool], at_owner: Sequence[int]) -> str | None:
+        """Say which gradient this rank has and its owner has not."""
         for (name, parameter), mine, owners in zip(self.named, here, at_owner, strict=True):
             if mine and not owners:
-                return (
-                    f"{name} has a gradient here, but none on {self._owner(parameter)}, which updates it: "
-                    "average the gradients before step(), as sync_gradients() does"
-                )
+                return self._not_averaged(f"{name} has a gradient here, but none on", parameter)
         return None
 
-    def _refuse_options(self) -> None:
-        lines = [f"group {number}: {checks.options_text(group)}" for number, group in enumerate(self.groups)]
-        complaint = "the ranks step with different options; give schedulers the same numbers on every rank"
-        check_same_lines(lines, complaint, self.group)
-
-    def _other_gradient(self, here: Sequence[bool]) -> str | None:
+    def _different_at_owner(self, here: Sequence[bool]) -> str | None:
         """Say which gradient differs from its owner's, where both ranks have one. One all-gather."""
-        with set_up():
-            rows = gather_rows(checks.digests(parameter.grad for _, parameter in self.named), self.group)
+        rows = _gather_digests((parameter.grad for _, parameter in self.named), self.group)
         mine = rows[dist.get_rank(self.group)]
         for place, (name, parameter) in enumerate(self.named):
             if here[place] and not torch.equal(mine[place], rows[self.owners.of(parameter)][place]):
-                return (
-                    f"{name} has another gradient than on {self._owner(parameter)}, which updates it: "
-                    "average the gradients before step(), as sync_gradients() does"
-                )
+                return self._not_averaged(f"{name} has another gradient than on", parameter)
         return None
 
-    def _owner(self, parameter: torch.Tensor) -> str:
-        return f"rank {rank_numbers(self.group)[self.owners.of(parameter)]}"
+    def _not_averaged(self, finding: str, parameter: torch.Tensor) -> str:
+        owner = rank_numbers(self.group)[self.owners.of(parameter)]
+        advice = "average the gradients before step(), as sync_gradients() does"
+        return f"{finding} rank {owner}, which updates it: {advice}"
+
+    def _refuse_options(self) -> None:
+        lines = [f"group {number}: {options_text(group)}" for number, group in enumerate(self.groups)]
+        complaint = "the ranks step with different options; give schedulers the same numbers on every rank"
+        check_same_lines(lines, complaint, self.group)
+
+
+# For both.
+
+
+def named_parameters(groups: Groups) -> list[tuple[str, torch.Tensor]]:
+    """Each parameter with what messages call it: its name where `named_parameters()` was given, else its place."""
+    pairs = []
+    for number, group in enumerate(groups):
+        places = [f"parameter {place} of group {number}" for place in range(len(group["params"]))]
+        names = [repr(name) for name in group.get("param_names", ())] or places
+        pairs += zip(names, group["params"], strict=True)
+    return pairs
+
+
+def options_text(group: Mapping[str, Any]) -> str:
+    """A group's options in one line; those that mean something in this process only (functions, objects) by type."""
+    options = {name: value for name, value in group.items() if name not in NO_OPTIONS}
+    return ", ".join(f"{name}={_value_text(value)}" for name, value in sorted(options.items()))
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return str(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_value_text, value))})"
+    return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+
+
+def _gather_digests(tensors: Iterable[torch.Tensor | None], group: dist.ProcessGroup | None) -> list[torch.Tensor]:
+    """From each rank the SHA-256 of each tensor's bytes, zeros for None: uint8 (number of tensors, 32)."""
+    digests = [bytes(32) if each is None else hashlib.sha256(bytes_of(each).cpu().numpy()).digest() for each in tensors]
+    with set_up():
+        return gather_rows(torch.tensor(list(b"".join(digests)), dtype=torch.uint8).view(-1, 32), group)

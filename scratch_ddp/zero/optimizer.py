@@ -1,8 +1,10 @@
-"""ZeRO-1: every rank has all parameters and gradients, and optimizer state for a share of them only.
+"""ZeRO-1: every rank has all parameters and gradients, but optimizer state for a share of the parameters only.
 
-Each parameter has one owner. In a step every rank updates what it owns, with an ordinary optimizer that knows nothing
-else, and then sends it to the others. Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations
-Toward Training Trillion Parameter Models", SC 2020, section 5.1.
+Each parameter has one owner. In a step every rank updates what it owns, with an ordinary optimizer that knows of
+nothing else, and then sends it to the others.
+
+Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models", SC 2020, section 5.1.
 """
 
 from collections.abc import Callable
@@ -23,22 +25,24 @@ from scratch_ddp.zero.owners import Owners, broadcast_shares
 
 
 class ShardedOptimizer(Optimizer):
-    """`optimizer_cls(params, **options)`, its state shared out over the ranks: the same updates, to the last bit.
+    """`optimizer_cls(params, **options)` with its state shared out over the ranks: the same updates, to the last bit.
 
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
     Every rank gives the same parameters, with equal values. Before each `step()` every rank has the same mean gradients
     (`sync_gradients()`, torch's DDP), or their owners alone have them (`reduce_gradients`). `group` is a process group,
     a dimension of a mesh, or None for the default group. `param_groups` has all parameters, so that schedulers and
-    `zero_grad` work on all of them; `state` has what this rank owns: 1/n of the whole to within the largest parameter.
+    `zero_grad` work on all of them. `state` has what this rank owns: 1/n of the whole, give or take the largest
+    parameter.
 
-    All ranks call constructor, `step`, `add_param_group` and `load_state_dict` together. What can't be sharded, and
-    ranks that disagree, raise ValueError (an unfit class TypeError) on every rank, naming rank and parameter; give
-    `model.named_parameters()` to see names.
+    All ranks call the constructor, `step`, `add_param_group` and `load_state_dict` together. What can't be sharded, and
+    ranks that disagree, raise ValueError (an unfit class TypeError) on every rank, with the rank and the parameter in
+    the message; pass `model.named_parameters()` to see names there.
 
     Cost of a step: broadcasts of the updated parameters, one for each parameter of 1 MB or more and one for all smaller
-    ones of an owner and dtype; on a ring a rank sends (n - 1)/n of their bytes. Beside them one all-reduce of a few
-    bytes a parameter; at the first step an all-gather of 32 bytes a parameter, to see that gradients were averaged.
+    ones of an owner and dtype; on a ring a rank sends (n - 1)/n of their bytes. Besides, one all-reduce of two bytes
+    per parameter and 65 more; at the first step also an all-gather of 32 bytes per parameter, to check that gradients
+    were averaged.
     """
 
     def __init__(
@@ -50,10 +54,10 @@ class ShardedOptimizer(Optimizer):
     ):
         self.group = process_group(group)
         self.owners = Owners(dist.get_world_size(self.group))
-        raise_everywhere(checks.why_not_class(optimizer_cls, ShardedOptimizer), self.group, TypeError)
+        raise_everywhere(checks.class_problem(optimizer_cls, ShardedOptimizer), self.group, TypeError)
         groups = self._read(params, options)
         self.owners.add(parameter for each in groups for parameter in each["params"])
-        self.own = self._together(lambda: optimizer_cls([self._share_of(each) for each in groups], **options))
+        self.own = self._call_together(lambda: optimizer_cls([self._share_of(each) for each in groups], **options))
         self._set_up = False
         super().__init__(groups, dict(self.own.defaults))
         self._set_up = True
@@ -70,25 +74,25 @@ class ShardedOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         updated = self.presence.with_gradient()
-        self._hand_options(self.param_groups, self.own.param_groups)
+        self._copy_options(self.param_groups, self.own.param_groups)
         self.own.step()
-        self._hand_options(self.own.param_groups, self.param_groups)
+        self._copy_options(self.own.param_groups, self.param_groups)
         broadcast_shares(self.owners.shares_of(updated), self.group)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear every gradient, not only those of this rank's share: what stays would be averaged into the next."""
+        """Clear every gradient, not only this rank's share: any other would be averaged into the next step's."""
         super().zero_grad(set_to_none)
         for _, parameter in self.presence.named:
-            if hasattr(parameter.grad, checks.REDUCED):  # kept, and full of zeros
+            if hasattr(parameter.grad, checks.REDUCED):  # with set_to_none=False it is kept, full of zeros
                 delattr(parameter.grad, checks.REDUCED)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, as in torch's optimizers; those that were there keep their owners."""
+        """Add a group of parameters, as in torch's optimizers; all other parameters keep their owners."""
         if self._set_up:
             (param_group,) = self._read([param_group], {})
             self.owners.add(param_group["params"])
-            self._together(lambda: self.own.add_param_group(self._share_of(param_group)))
+            self._call_together(lambda: self.own.add_param_group(self._share_of(param_group)))
         super().add_param_group(param_group)
         self.presence = Presence(self.param_groups, self.owners, self.group)
 
@@ -109,56 +113,56 @@ class ShardedOptimizer(Optimizer):
         return {**mine, "state": whole} if dist.get_rank(self.group) == to else None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take this rank's share of a whole state dict (the plain optimizer's too), or its own share as it was saved.
+        """Take this rank's share of a whole state dict (also the plain optimizer's), or the share that it saved itself.
 
-        Every rank calls it. Raises ValueError on all if one lacks something or was given another model's state.
+        Every rank calls it. Raises ValueError on every rank if a state dict lacks something or is another model's.
         """
-        self._together(lambda: saving.check_fits(state_dict, self.param_groups, self._numbers()))
+        self._call_together(lambda: saving.check_fits(state_dict, self.param_groups, self._numbers()))
         numbers = self._numbers()
         mine = {number: entry for number, entry in state_dict["state"].items() if number in numbers}
         super().load_state_dict({"state": mine, "param_groups": state_dict["param_groups"]})
-        self._hand_options(self.param_groups, self.own.param_groups)
+        self._copy_options(self.param_groups, self.own.param_groups)
         self.own.__setstate__({"state": self.state, "param_groups": self.own.param_groups})  # older versions' state
-        self._hand_options(self.own.param_groups, self.param_groups)
+        self._copy_options(self.own.param_groups, self.param_groups)
         self.presence = Presence(self.param_groups, self.owners, self.group)
 
     def save(self, folder: str | Path) -> None:
         """Write every rank's share to a folder on a file system that all ranks share. Every rank calls it.
 
-        A checkpoint that is there is replaced when the new one is complete. Raises OSError on every rank where it can't
+        An older checkpoint is replaced when the new one is complete. Raises OSError on every rank if the folder can't
         be written.
         """
         saving.save(super().state_dict(), folder, self.group)
 
     def load(self, folder: str | Path) -> None:
-        """Read what any number of ranks has saved; each rank reads only what it owns. Every rank calls it.
+        """Read what any number of ranks have saved; each rank reads only what it owns. Every rank calls it.
 
         Raises ValueError on every rank if the folder is incomplete or holds another model's state.
         """
         self.load_state_dict(saving.load(folder, self._numbers(), self.group))
 
     def _numbers(self) -> dict[int, torch.Tensor]:
-        """What this rank owns, by the numbers that parameters have in a state dict."""
+        """The parameters that this rank owns, by their numbers in a state dict."""
         everything = [parameter for each in self.param_groups for parameter in each["params"]]
         return {number: parameter for number, parameter in enumerate(everything) if self.owns(parameter)}
 
     def _read(self, params: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
-        """The parameters as groups: the same ones with the same values on every rank, or all raise."""
+        """The parameters as groups. Raises on every rank unless they and their values are the same everywhere."""
 
         def read() -> list[dict[str, Any]]:
             groups = checks.read_groups(params)
-            if problem := checks.why_not_parameters(groups, self.owners, self.group):
+            if problem := checks.parameters_problem(groups, self.owners, self.group):
                 raise ValueError(problem)
             return groups
 
-        groups = self._together(read)
+        groups = self._call_together(read)
         lines = [f"options {checks.options_text(options)}", *checks.describe(groups)]
         check_same_lines(lines, "the ranks give the optimizer different parameters or options", self.group)
         checks.check_same_values(groups, self.group)
         return groups
 
-    def _together(self, attempt: Callable[[], Any]) -> Any:
-        """Return what `attempt` returns; what it raises on one rank, all ranks raise."""
+    def _call_together(self, attempt: Callable[[], Any]) -> Any:
+        """Return what `attempt` returns. If it raises on one rank, all ranks raise."""
         result, problem = None, None
         try:
             result = attempt()
@@ -168,12 +172,12 @@ class ShardedOptimizer(Optimizer):
         return result
 
     def _share_of(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The group as this rank's own optimizer has it; without parameters where others own them all."""
+        """The group as this rank's own optimizer has it, with no parameters if other ranks own them all."""
         share = {name: value for name, value in group.items() if name != "param_names"}
         return {**share, "params": [parameter for parameter in group["params"] if self.owns(parameter)]}
 
     @staticmethod
-    def _hand_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
-        """Give one optimizer the other's learning rates and other options, group by group."""
+    def _copy_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
+        """Copy learning rates and other options from one optimizer's groups to the other's."""
         for from_group, to_group in zip(source, target, strict=True):
             to_group.update((name, value) for name, value in from_group.items() if name not in checks.NO_OPTIONS)

@@ -1,4 +1,7 @@
-"""Which rank owns which parameter: every parameter has one owner, and the ranks own about the same number of bytes."""
+"""Which rank owns which parameter, and how updated parameters travel from their owners to all ranks.
+
+Every parameter has one owner, and the ranks own about the same number of bytes.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,26 +9,17 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
+from scratch_ddp.common.tensors import copy_back, flatten, group_alike
 
-def share_out(sizes: Sequence[int], loads: list[int]) -> list[int]:
-    """Return for each item the rank that gets it: the largest first, each to the rank with the least so far.
-
-    `loads` says what each rank has already, and is added to. Depends on nothing but its arguments, so every rank
-    computes the same. From equal loads no two ranks end further apart than the largest item: when a rank gets an item,
-    it has the least. (Graham's rule, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969.)
-    """
-    owners = [0] * len(sizes)
-    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
-        owners[item] = loads.index(min(loads))
-        loads[owners[item]] += sizes[item]
-    return owners
+LARGE = 1 << 20  # bytes from which a tensor travels alone, without being copied
+IN_FLIGHT = 2  # messages that are under way while the next is prepared
 
 
 class Owners:
     """The owner of each parameter, among the ranks 0 to n - 1 of a group.
 
-    Frozen parameters have no optimizer state. They are shared out apart, so that they don't spoil the balance of the
-    others, and so that they are balanced too should they be trained later.
+    Frozen parameters have no optimizer state. They are shared out separately, so that they don't disturb the balance of
+    the others, and are balanced themselves should they be trained later.
     """
 
     def __init__(self, world_size: int):
@@ -55,21 +49,18 @@ class Owners:
         return iter(self._of)
 
 
-# FOLDED: How updated parameters travel: from their owners to everyone, in few messages and with little memory beside them.
+def share_out(sizes: Sequence[int], loads: list[int]) -> list[int]:
+    """Return for each item the rank that gets it: the largest first, each to the rank with the least so far.
 
-LARGE = 1 << 20  # bytes from which a tensor travels alone, without being copied
-IN_FLIGHT = 2  # messages that are under way while the next is prepared
-
-
-def messages_of(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Split what one rank sends into messages: each large contiguous tensor alone, small ones of a dtype together."""
-    alone, together = [], {}
-    for tensor in tensors:
-        if tensor.numel() * tensor.element_size() >= LARGE and tensor.is_contiguous():
-            alone.append([tensor])
-        elif tensor.numel():
-            together.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return [*alone, *together.values()]
+    `loads` says what each rank has already, and is added to. The result depends on the arguments alone, so every rank
+    computes the same. From equal loads no two ranks end further apart than the largest item: when a rank gets an item,
+    it has the least. (Graham's rule, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969.)
+    """
+    owners = [0] * len(sizes)
+    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
+        owners[item] = loads.index(min(loads))
+        loads[owners[item]] += sizes[item]
+    return owners
 
 
 @torch.no_grad()
@@ -77,34 +68,31 @@ def broadcast_shares(shares: list[list[torch.Tensor]], group: dist.ProcessGroup 
     """Give every rank the values that rank r of the group has in the tensors of `shares[r]`, in place.
 
     Cost: a broadcast for each tensor of 1 MB or more, and for each rank and dtype one for all smaller ones. On a ring
-    a rank sends (n - 1)/n of all bytes if the shares are equal. Memory for the time: some messages of small tensors.
+    a rank sends (n - 1)/n of all bytes if the shares are equal. Memory while it runs: a few messages of small tensors.
     """
     under_way: deque[tuple[dist.Work, torch.Tensor, list[torch.Tensor]]] = deque()
     for owner, tensors in enumerate(shares):
-        for message in messages_of(tensor.detach() for tensor in tensors):
-            tensor = flat(message)
-            work = dist.broadcast(tensor, group=group, group_src=owner, async_op=True)
-            under_way.append((work, tensor, message))
+        for message in split_into_messages(tensor.detach() for tensor in tensors):
+            flat = flatten(message)
+            work = dist.broadcast(flat, group=group, group_src=owner, async_op=True)
+            under_way.append((work, flat, message))
             if len(under_way) > IN_FLIGHT:
                 _finish(*under_way.popleft())
     while under_way:
         _finish(*under_way.popleft())
 
 
-def _finish(work: dist.Work, values: torch.Tensor, message: list[torch.Tensor]) -> None:
+def _finish(work: dist.Work, flat: torch.Tensor, message: list[torch.Tensor]) -> None:
     work.wait()
-    spread(values, message)
+    copy_back(flat, message)
 
 
-def flat(message: list[torch.Tensor]) -> torch.Tensor:
-    """A message's elements in one dimension, copied; a contiguous tensor that travels alone is its own message."""
-    if len(message) == 1 and message[0].is_contiguous():
-        return message[0]
-    return torch.cat([tensor.reshape(-1) for tensor in message])
-
-
-def spread(values: torch.Tensor, message: list[torch.Tensor]) -> None:
-    """Put what `flat` made of a message back into its tensors."""
-    if values is not message[0]:
-        for tensor, part in zip(message, values.split([tensor.numel() for tensor in message]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+def split_into_messages(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Split what one rank sends into messages: each large contiguous tensor alone, small ones of a dtype together."""
+    alone, together = [], []
+    for tensor in tensors:
+        if tensor.numel() * tensor.element_size() >= LARGE and tensor.is_contiguous():
+            alone.append([tensor])
+        elif tensor.numel():
+            together.append(tensor)
+    return [*alone, *group_alike(together)]

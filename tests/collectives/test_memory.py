@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp import collectives as ours
-from scratch_ddp.collectives import kept_memory
-from scratch_ddp.collectives.kept_memory import KeptMemory
+from scratch_ddp.collectives import scratch
+from scratch_ddp.collectives.scratch import scratch_like, scratch_memory
 from tests.ranks import run_ranks
 
 DTYPES = [torch.float32, torch.bool, torch.int16, torch.complex128, torch.bfloat16, torch.float8_e4m3fn]
@@ -16,12 +16,12 @@ DTYPES = [torch.float32, torch.bool, torch.int16, torch.complex128, torch.bfloat
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
-    kept_memory._thread.block = torch.empty(0, dtype=torch.uint8)
+    scratch._pool.block = torch.empty(0, dtype=torch.uint8)
 
 
 def taken(*likes):
-    with KeptMemory():
-        return [torch.empty_like(like) for like in likes]
+    with scratch_memory():
+        return [scratch_like(like) for like in likes]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -39,8 +39,8 @@ def test_the_same_memory_again_and_apart_within_a_block(dtype):
 def test_a_block_in_a_block_takes_other_memory():
     like = torch.empty(100)
     taken(like, like)
-    with KeptMemory():
-        outer = torch.empty_like(like)
+    with scratch_memory():
+        outer = scratch_like(like)
         (inner,) = taken(like)
         (again,) = taken(like)
         assert outer.data_ptr() != inner.data_ptr() == again.data_ptr()
@@ -50,9 +50,9 @@ def test_what_is_not_kept():
     like = torch.empty(100)
     (first,) = taken(like)
     taken(like)
-    with KeptMemory():
+    with scratch_memory():
         assert torch.empty_like(like, dtype=torch.float64).dtype == torch.float64
-        assert torch.empty_like(like.view(10, 10).t()).stride() == (1, 10)
+        assert scratch_like(like.view(10, 10).t()).stride() == (1, 10)
         assert torch.zeros_like(like).equal(torch.zeros(100))
     elsewhere = []
     thread = threading.Thread(target=lambda: elsewhere.extend([*taken(like), *taken(like)]))
@@ -62,19 +62,19 @@ def test_what_is_not_kept():
 
 
 def test_no_more_is_kept_than_is_said(monkeypatch):
-    monkeypatch.setattr(kept_memory, "MOST", 1000)
+    monkeypatch.setattr(scratch, "MOST", 1000)
     taken(torch.empty(1000, dtype=torch.uint8))
-    assert len(kept_memory._thread.block) == 0
+    assert len(scratch._pool.block) == 0
     taken(torch.empty(900, dtype=torch.uint8))
-    assert 900 <= len(kept_memory._thread.block) <= 1000
+    assert 900 <= len(scratch._pool.block) <= 1000
 
 
 def test_after_an_error_nothing_is_used_again():
     like = torch.empty(100)
     taken(like)
     (before,) = taken(like)
-    with pytest.raises(KeyboardInterrupt), KeptMemory():
-        torch.empty_like(like)
+    with pytest.raises(KeyboardInterrupt), scratch_memory():
+        scratch_like(like)
         raise KeyboardInterrupt  # a receive may still be writing
     taken(like)
     assert taken(like)[0].data_ptr() != before.data_ptr()

@@ -12,7 +12,7 @@ from torch import nn
 
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.ddp import BucketedDDP
-from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, share_out
+from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, bucket_groups
 from scratch_ddp.instruments.memory import memory_use
 from tests.ddp.cases import started
 from tests.ranks import run_ranks
@@ -32,14 +32,14 @@ def megabytes(groups) -> list[list[float]]:
 
 
 def test_a_small_bucket_comes_first():
-    groups = share_out(parameters([0.5, 0.5, 0.5, 10, 10, 4, 1, 30, 1, 1]), 25)
+    groups = bucket_groups(parameters([0.5, 0.5, 0.5, 10, 10, 4, 1, 30, 1, 1]), 25)
     assert megabytes(groups) == [[0.5, 0.5], [0.5, 10, 10, 4, 1], [30], [1, 1]]
 
 
 @pytest.mark.parametrize("bucket_mb", [100, math.inf])
 def test_a_bucket_larger_than_the_model(bucket_mb):
-    assert len(share_out(parameters([0.25, 0.5]), bucket_mb)) == 1
-    assert megabytes(share_out(parameters([1, 2, 3, 4]), bucket_mb)) == [[1], [2, 3, 4]]  # but for the first MB
+    assert len(bucket_groups(parameters([0.25, 0.5]), bucket_mb)) == 1
+    assert megabytes(bucket_groups(parameters([1, 2, 3, 4]), bucket_mb)) == [[1], [2, 3, 4]]  # but for the first MB
 
 
 def test_groups_hold_what_they_should():
@@ -49,7 +49,7 @@ def test_groups_hold_what_they_should():
         dtypes = [torch.float32, torch.float16, torch.float64][: draw.randint(1, 3)]
         given = parameters([draw.uniform(0.01, 4) for _ in range(draw.randint(0, 40))], dtypes)
         place = {parameter: number for number, parameter in enumerate(given)}
-        groups = share_out(given, bucket_mb)
+        groups = bucket_groups(given, bucket_mb)
         assert sorted(place[each] for group in groups for each in group) == list(range(len(given)))
         places = [[place[each] for each in group] for group in groups]
         assert all(one == sorted(one) for one in places), "in the order given"
@@ -112,7 +112,7 @@ def test_sizes_that_are_refused_on_every_rank():
 def where_gradients_are() -> list:
     model = mlp()
     wrapped, optimizer = BucketedDDP(model, 0.05), torch.optim.SGD(model.parameters(), lr=0.1)
-    buckets = [message.tensor for message in wrapped.messages]
+    buckets = [bucket.tensor for bucket in wrapped.buckets]
     homes = []
     for set_to_none in (True, False, True, None, None):
         wrapped(torch.ones(1, 64)).sum().backward()
@@ -151,7 +151,7 @@ def allocated(how: str) -> tuple[list, int]:
             with memory_use() as used:
                 a_step(model, synchronise=model is wrapped)
         found.append(used.allocated_bytes)
-    return found, sum(message.tensor.nbytes for message in wrapped.messages)
+    return found, sum(bucket.tensor.nbytes for bucket in wrapped.buckets)
 
 
 @pytest.mark.parametrize("how", ["usual", "accumulated", "unused layer", "zeroed in place"])

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.ddp import BucketedDDP, FlatDDP
-from scratch_ddp.ddp.base import Wrapped
+from scratch_ddp.ddp.base import WrappedParameter
 from tests.ddp.cases import HOOKED
 from tests.ranks import RankFailed, run_ranks
 
@@ -139,9 +139,10 @@ def test_after_a_refusal_the_next_step_is_right(strategy):
 
 def test_a_parameter_that_was_moved():
     weight = nn.Parameter(torch.ones(2))
-    as_wrapped = Wrapped("0.weight", weight, weight.dtype, weight.shape, torch.device("cuda", 0))
-    assert as_wrapped.moved() == "'0.weight' was on cuda:0 when the model was wrapped and is on cpu now: wrap it again"
-    assert as_wrapped._replace(device=weight.device).moved() is None
+    as_wrapped = WrappedParameter("0.weight", weight, weight.dtype, weight.shape, torch.device("cuda", 0))
+    problem = as_wrapped.device_problem()
+    assert problem == "'0.weight' was on cuda:0 when the model was wrapped and is on cpu now: wrap it again"
+    assert as_wrapped._replace(device=weight.device).device_problem() is None
 
 
 def test_ranks_that_wrap_differently():

@@ -215,7 +215,7 @@ def test_a_model_without_parameters(strategy):
 
 
 def test_what_a_step_costs():
-    """A message a parameter, or a bucket; and one exchange of bytes apart."""
+    """A message per parameter, or per bucket; besides, one exchange of bytes, counted apart."""
 
     def count(strategy):
         wrapped = strategy(Heads())

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
-from scratch_ddp.ddp.bucketed import Bucket, share_out
+from scratch_ddp.ddp.bucketed import FlatBucket, bucket_groups
 from scratch_ddp.ddp.overlapped import OneGradient
-from scratch_ddp.ddp.reducer import Step
+from scratch_ddp.ddp.reducer import Reduction
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.traffic import traffic
 from tests.ddp.cases import CASES, STRATEGIES, build, calls, gathered, mlp
@@ -180,10 +180,10 @@ TAUGHT = {
     ],
     "flat": [FlatDDP],
     "overlapped": [
-        *(OneGradient.put, OverlappedDDP.make_messages, OverlappedDDP.gradient_arrived, OverlappedDDP.sync_gradients),
-        *(Step.take, Step._put, Step._start_next),
+        *(OneGradient.put, OverlappedDDP.make_buckets, OverlappedDDP.gradient_arrived, OverlappedDDP.sync_gradients),
+        *(Reduction.add, Reduction._put, Reduction._start_next),
     ],
-    "bucketed": [BucketedDDP.__init__, BucketedDDP.make_messages, Bucket, share_out],
+    "bucketed": [BucketedDDP.__init__, BucketedDDP.make_buckets, FlatBucket, bucket_groups],
 }
 
 

@@ -36,7 +36,7 @@ step()
 print(same, all(torch.equal(a.grad, b) for a, b in zip(layers.parameters(), expected)))
 """
 MODELS = {
-    "a message a parameter": "OverlappedDDP(layers)",
+    "a message per parameter": "OverlappedDDP(layers)",
     "buckets": "BucketedDDP(layers, bucket_mb=300 / 2**20)",
     "buckets on a link": "BucketedDDP(layers, bucket_mb=300 / 2**20, group=linked_group(Link(0.001, 0)))",
 }

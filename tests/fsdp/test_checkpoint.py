@@ -120,7 +120,7 @@ def test_checkpoints_that_can_not_be_loaded(tmp_path):
         assert "of another optimizer: it has groups of [8] parameters, this one has [3]" in said["optimizer"]
         assert "holds a parameter of shape (2,) that is none of the parameters() here" in said["foreign"]
         assert "was saved without an optimizer" in said["no optimizer"]
-        assert "is there and is no checkpoint" in said["not ours"]
+        assert "exists and is not a checkpoint" in said["not ours"]
         assert all(text.startswith(("rank 0: ", "ranks 0, 1: ")) for text in said.values())
 
 

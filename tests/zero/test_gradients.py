@@ -101,7 +101,7 @@ def bits_of_both() -> bool:
 
 
 FAULTS = {
-    "sparse": "rank 1: the gradient of '0.weight' is sparse; only dense ones can be averaged",
+    "sparse": "rank 1: the gradient of '0.weight' is sparse; only dense gradients can be averaged",
     "twice": "rank 0: the gradient of '0.weight' is a mean already, with more added to it: step and clear it before",
 }
 

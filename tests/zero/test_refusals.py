@@ -134,7 +134,7 @@ def test_unfit_or_different_parameters():
 
 
 STEPS = {
-    "sparse": "rank 1: the gradient of '0.weight' is sparse; only dense ones can be averaged",
+    "sparse": "rank 1: the gradient of '0.weight' is sparse; only dense gradients can be averaged",
     "not averaged": "rank 1: '0.weight' has another gradient than on rank 0, which updates it: average the gradients",
     "only here": "has a gradient here, but none on rank 0, which updates it: average the gradients before step()",
     "another rate": "the ranks step with different options; give schedulers the same numbers on every rank\n"

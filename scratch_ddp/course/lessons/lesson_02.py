@@ -1,8 +1,13 @@
-"""Lesson 02, inside all-reduce: everything from send and receive. The references are the package's own functions."""
+"""Lesson 02, inside all-reduce: everything from send and receive.
+
+`tree_broadcast` is the package's own function. Its `reduce` and `ring_all_reduce` keep the memory that they receive
+into; the references here allocate it, as a learner does.
+"""
 
 import torch
+import torch.distributed as dist
 
-from scratch_ddp.collectives import reduce, ring_all_reduce, tree_broadcast
+from scratch_ddp.collectives import send_recv, tree_broadcast
 from scratch_ddp.course.exercise import Exercise, WrongAnswer
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.verdict import ranks, times
@@ -10,6 +15,56 @@ from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
 FLOAT = 4  # bytes
+
+
+def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Leave the sum of all ranks' tensors in `tensor` on rank dst. The others keep theirs.
+
+    Cost: n-1 messages, at most one sent by a rank: S bytes. Depth ⌈log2 n⌉.
+    Memory: 2·S at most beside `tensor`.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group or dist.group.WORLD, dst)
+    # In each round half of those that hold a sum send it on and are done.
+    # What may the others write into?
+    # answer: begin
+    place = (rank - root) % n  # dst stands at place 0
+    total = tensor
+    reach = 1  # places that are multiples of reach hold the sum of the reach places from theirs on
+    while reach < n and place % reach == 0:
+        if place % (2 * reach) == reach:
+            dist.send(total, group=group, group_dst=(rank - reach) % n)
+        elif place + reach < n:
+            arriving = torch.empty_like(tensor)
+            dist.recv(arriving, group=group, group_src=(rank + reach) % n)
+            total = arriving.add_(total)  # not into `tensor`: it belongs to the caller
+        reach *= 2
+    if rank == root:
+        tensor.copy_(total)
+    # answer: end
+
+
+def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Sum `tensor` over the ranks, in place, and return it. All ranks get the same bits.
+
+    Cost: 2(n-1) messages and 2(n-1)/n·S bytes sent by each rank, which no algorithm can do
+    with fewer (Patarasuk and Yuan 2009). Depth 2(n-1). Memory: S/n beside `tensor`.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    # Cut the tensor into n chunks. First each chunk's sum is to be complete on one rank,
+    # then it goes to all.
+    # answer: begin
+    chunks = tensor.view(-1).tensor_split(n)
+    buffer = torch.empty_like(chunks[0])  # the first chunks are the largest
+    left, right = (rank - 1) % n, (rank + 1) % n
+    for step in range(n - 1):  # reduce-scatter: a sum travels round and takes up every rank's part
+        mine = chunks[(rank - step - 1) % n]
+        send_recv(chunks[(rank - step) % n], right, buffer[: mine.numel()], left, group)
+        mine += buffer[: mine.numel()]
+    for step in range(n - 1):  # all-gather: the complete chunk travels round and every rank keeps it
+        send_recv(chunks[(rank + 1 - step) % n], right, chunks[(rank - step) % n], left, group)
+    # answer: end
+    return tensor
 
 
 def rounds_of_a_tree(n: int) -> int:
