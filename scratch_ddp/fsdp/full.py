@@ -23,7 +23,9 @@ def gather_rows_of(
         for rows, tensor in zip(shards.rows, mine, strict=True):
             if tensor is not None:
                 rows.shard(part, shards.rank).copy_(tensor.detach())
-        shards.exchange.all_gather(part, shards.rows, wholes).wait()
+        message = shards.comm.all_gather(part).wait()
+        for rows, whole in zip(shards.rows, wholes, strict=True):
+            rows.read(message, whole)
     each = zip(shards.names, shards.rows, wholes, mine, strict=True)
     return {name: None if tensor is None else rows.values(whole).clone() for name, rows, whole, tensor in each if keep}
 

@@ -9,7 +9,7 @@ Between passes a rank has no whole gradient, unless it accumulates micro-batches
 
 import torch
 
-from scratch_ddp.fsdp.comm import UnderWay
+from scratch_ddp.fsdp.comm import Pending
 from scratch_ddp.fsdp.layout import Rows, lay_out
 from scratch_ddp.fsdp.shards import Shards
 
@@ -25,7 +25,7 @@ class Gradients:
         self.refused: str | None = None  # a gradient that can't be averaged
         self.mean: torch.Tensor | None = None  # this rank's rows of all of them, flat
         self._size = 0
-        self._under_way: UnderWay | None = None
+        self._under_way: Pending | None = None
         self.settle()
 
     def settle(self) -> None:
@@ -41,7 +41,7 @@ class Gradients:
         self.finish()
         message = self._message()
         if message.numel():
-            self._under_way = self.shards.exchange.reduce_scatter(message)
+            self._under_way = self.shards.comm.reduce_scatter(message)
         else:
             self.mean = message[0]
 

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.fsdp.comm import UnderWay
+from scratch_ddp.fsdp.comm import Comm, Pending
 from scratch_ddp.fsdp.freed_parameter import mark, readable, refuse_reading
-from scratch_ddp.fsdp.gloo import exchange_for
 from scratch_ddp.fsdp.layout import lay_out
 
 
@@ -29,8 +28,8 @@ class Shards:
         self, parameters: dict[str, nn.Parameter], group: dist.ProcessGroup | None, compute_dtype: torch.dtype
     ):
         self.names, self.parameters = list(parameters), list(parameters.values())
-        self.exchange = exchange_for(group, next(iter(parameters.values())).device)
-        self.group, self.rank, self.world_size = group, self.exchange.rank, self.exchange.world_size
+        self.comm = Comm(group, next(iter(parameters.values())).device)
+        self.group, self.rank, self.world_size = group, self.comm.rank, self.comm.world_size
         self.dtype, self.compute_dtype = self.parameters[0].dtype, compute_dtype
         self.rows, size = lay_out((parameter.shape for parameter in self.parameters), self.world_size)
         self.part = torch.zeros(size, dtype=self.dtype, device=self.parameters[0].device)
@@ -39,7 +38,7 @@ class Shards:
             for rows, parameter in zip(self.rows, self.parameters, strict=True)
         ]
         self.trained = [parameter.requires_grad for parameter in self.parameters]
-        self.arrival: UnderWay | None = None  # while an all-gather is under way
+        self.arrival: Pending | None = None  # while an all-gather is under way
         self.is_here = True  # until `attach`, the model has its values where it always had them
 
     def attach(self) -> None:
@@ -56,8 +55,7 @@ class Shards:
     def gather(self) -> None:
         """Start to gather the whole parameters, unless they are here or on their way. One all-gather."""
         if not self.is_here and self.arrival is None and self.part.numel():
-            part = self.part.to(self.compute_dtype)
-            self.arrival = self.exchange.all_gather(part, self.rows, self.wholes, self._allocate)
+            self.arrival = self.comm.all_gather(self.part.to(self.compute_dtype))
 
     def use(self) -> None:
         """Wait until the whole parameters are here."""
@@ -77,12 +75,12 @@ class Shards:
 
     def _await_arrival(self) -> None:
         if self.arrival is not None:
-            self.arrival.wait()
+            message = self.arrival.wait()
+            # The same storage as ever, so that what autograd has saved of the parameters has its values again too.
+            self.whole.untyped_storage().resize_(self.whole.numel() * self.whole.element_size())
+            for rows, whole in zip(self.rows, self.wholes, strict=True):
+                rows.read(message, whole)
             self.arrival = None
-
-    def _allocate(self) -> None:
-        # The same storage as ever, so that what autograd has saved of the parameters has its values again too.
-        self.whole.untyped_storage().resize_(self.whole.numel() * self.whole.element_size())
 
     def settle(self) -> None:
         """Take over what the caller may change between passes: a shard's `.data`, and what is trained."""
