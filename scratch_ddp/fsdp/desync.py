@@ -43,7 +43,7 @@ class Intent:
     action: Action
     details: Sequence[str]  # lines that have to be the same on every rank
     order: Sequence[str]  # names of units, as the last forward pass came to them
-    turns: int  # how often a unit may come up in the backward pass to come
+    turns: int  # how often a unit may come up in the next backward
     has_problem: bool  # it can't act, and will raise
     was_interrupted: bool  # in its last pass
     flags: Sequence[int]  # of one length, whatever the action: messages of different sizes would end the process

@@ -44,8 +44,8 @@ class FSDP(SyncSwitch, nn.Module):
 
     `parameters()` are the shards, under the model's own names: of a parameter of shape (d, …), ⌈d/n⌉ rows on each of n
     ranks, the last ranks fewer or none; a scalar is one row. An optimizer made from them, after wrapping, updates the
-    model; one that looks at more than single elements (Adafactor, Muon, LBFGS) computes something else than on whole
-    tensors. Values start as the first rank's. A model without parameters can be wrapped too.
+    model. One whose update of an element depends on others (Adafactor, Muon, LBFGS) computes something else than it
+    would on whole tensors. Values start as the first rank's. A model without parameters can be wrapped too.
     Raises ValueError on every rank if one rank's model can't be wrapped, or if ranks differ.
     Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes, once in forward and
     once in backward; one reduce-scatter of as many bytes for its gradients; and a small all-reduce before each pass.

@@ -30,7 +30,7 @@ INTERRUPTED = "the last forward or backward pass was interrupted; all gradients 
 
 
 class Phase(enum.Enum):
-    """Where a rank is. What is found in another phase than IDLE when a pass begins was interrupted."""
+    """What a rank is doing. If it is not IDLE when a pass begins, it was interrupted."""
 
     IDLE = enum.auto()
     FORWARD = enum.auto()
@@ -41,9 +41,9 @@ class Phase(enum.Enum):
 class Runtime:
     """Leads the units of a model through its passes.
 
-    In a pass each unit has one turn: it is gathered, computes and is freed. A unit that comes up more often, in several
-    forward passes before their backward or twice in one, needs a backward pass for each of its turns; autograd may run
-    all of them in one `backward()`.
+    In a pass each unit has one turn: it is gathered, computes and is freed. A unit that comes up more often, because
+    several forward passes precede their backward or because one calls it twice, needs several backward passes, even
+    where autograd runs all of them in one `backward()`. Gradients are then reduced in `sync_gradients`.
 
     `prefetch`: how many units ahead of their turn are gathered. `free_after_forward`: False keeps units for backward.
     `do_sync()`: whether gradients are synchronised at the moment.
@@ -54,10 +54,10 @@ class Runtime:
         self.root, *self.units = model.units  # the others in the order of their first use, as far as it is known
         self.phase = Phase.IDLE
         self.schedule = Schedule([])
-        self.restarts = 0  # since the model was wrapped; backward through a graph from before a restart is refused
+        self.restarts = 0  # after interruptions; backward through a graph from before one is refused
         self._used: list[Unit] = []  # the units of the last forward pass, in the order of their first turn
-        self._turns = 0  # how often a unit may come up in the backward pass to come
-        self._several_turns = False  # on any rank
+        self._turns = 0  # how often a unit may come up in the next backward
+        self._several_turns = False  # more than one, on any rank
         self._changes = 0  # of the masters, before the last forward pass
 
     # Forward
@@ -85,7 +85,8 @@ class Runtime:
         if self.phase is Phase.FORWARD:
             self.schedule.before(unit)
             self._gather_again(unit)
-            self._used += [unit] * (unit not in self._used)
+            if unit not in self._used:
+                self._used.append(unit)
         elif self.phase is Phase.BACKWARD:  # it is recomputed, for activation checkpointing
             self._take_turn(unit, self.schedule.gather)
         else:  # it is called by itself
@@ -166,7 +167,7 @@ class Runtime:
             self.schedule.before(unit)
 
     def _end_backward(self) -> None:
-        """Called by autograd when its whole backward is over."""
+        """End the last pass, when autograd has computed all gradients."""
         self._end_pass()
         self._turns = 0
 
@@ -249,7 +250,7 @@ class Runtime:
                 f"parameters changed in place {self.model.changes_since_load()} times (where ranks differ, a step of "
                 "the optimizer was interrupted, and a checkpoint must be loaded)"
             )
-        if action in (Action.BACKWARD, Action.SYNC):
+        if action in (Action.BACKWARD, Action.SYNC):  # a backward pass gathers the other units
             details += [unit.name for unit in self.model.units if unit.is_gathered]
         return details
 
@@ -269,15 +270,18 @@ class Runtime:
         self.restarts += 1
 
 
-# Hooks
-#
-# Before a unit's backward means: the gradient of one of its outputs is known. After it: the gradients of all its inputs
-# are known, so that nothing in it is left to compute. A unit none of whose inputs needs a gradient has finished when
-# the whole backward pass has. A unit's outputs are found in tuples, lists, mappings and dataclasses, however nested.
-
-
 def install_hooks(runtime: Runtime, compute_dtype: torch.dtype | None) -> list[RemovableHandle]:
-    """Hook the runtime into the root's module and the units'; return the handles that remove the hooks."""
+    """Let the model call the runtime; return the handles that remove the hooks again.
+
+        the root's module    begin_forward, end_forward
+        a unit's module      before_forward, after_forward
+        outputs of either    before_backward, once the gradient of one of them is known
+        a unit's inputs      after_backward, once the gradients of all of them are known
+        a parameter          schedule.free_reduced, once its gradient is known
+
+    A unit none of whose inputs needs a gradient has computed when the whole backward pass is over. Outputs are found in
+    tuples, lists, mappings and dataclasses, however nested.
+    """
     handles = []
     for unit in runtime.model.units:
         before = functools.partial(_before_forward, runtime, unit, compute_dtype)
@@ -298,9 +302,7 @@ def _before_forward(
     else:
         runtime.before_forward(unit)
     if compute_dtype is not None:
-        args, kwargs = _map_tensors(
-            (args, kwargs), lambda each: each.to(compute_dtype) if each.is_floating_point() else each
-        )
+        args, kwargs = _map_tensors((args, kwargs), functools.partial(_cast, dtype=compute_dtype))
     if unit is not runtime.root and torch.is_grad_enabled():
         args, kwargs = _watch_inputs(args, kwargs, lambda _: runtime.after_backward(unit))
     return args, kwargs
@@ -334,6 +336,10 @@ def _watch_inputs(args: tuple, kwargs: dict, after: Callable[[Any], None]) -> tu
     if watched:
         register_multi_grad_hook(watched, after)
     return args, kwargs
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

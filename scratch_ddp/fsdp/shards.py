@@ -23,7 +23,7 @@ class Rows:
     """One parameter, cut on dim 0: rank r has rows r·chunk to (r+1)·chunk, the last ranks fewer or none.
 
     torch.chunk, fully_shard and DTensor's Shard(0) cut in the same way. A scalar counts as one row of one element.
-    Shards of a parameter differ in size where its rows can't be divided evenly; a message's rows can't: gaps fill them.
+    Ranks may hold different numbers of rows, but their parts of a message have one size: gaps fill them up.
     """
 
     shape: torch.Size  # of the whole parameter

@@ -29,7 +29,7 @@ from scratch_ddp.fsdp.shards import Shards
 class Unit:
     """A module with the parameters that belong to it alone, or the whole model with those that belong to no other unit.
 
-    It has one `Shards` per dtype; its methods do to all of them, or to all of their gradients, what theirs do to one.
+    It has one `Shards` per dtype. Its methods call those of the same names of all its `Shards` or `Gradients`.
     """
 
     def __init__(self, name: str, module: nn.Module, shards: list[Shards]):
@@ -88,15 +88,18 @@ class Unit:
 
 
 class SyncWork(NamedTuple):
-    """What the ranks have to synchronise: what any of them has told the others of."""
+    """What the ranks have to synchronise, since any of them has it."""
 
     unreduced: list[Gradients]  # with whole gradients
     present: set[str]  # masters that have had a gradient since the last step
-    changed_buffers: list[int]  # a flag for each buffer: it is no longer the first rank's
+    changed_buffers: list[int]  # a flag for each buffer: it may differ from the first rank's
 
 
 class ShardedModel:
-    """The units, the root first, the replicated parameters and the buffers of a model. No communication."""
+    """The units of a model, the root first, its replicated parameters and its buffers. No communication.
+
+    Masters are the parameters that an optimizer works on: this rank's rows, and replicated parameters whole.
+    """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None, units: list[Unit], replicated: Replicated):
         self.module, self.group, self.units, self.replicated = module, group, units, replicated
@@ -107,11 +110,11 @@ class ShardedModel:
         # Every name of a parameter, also where it is tied to another, and the first name of the same parameter.
         self.first_names = {name: names[each] for name, each in module.named_parameters(remove_duplicate=False)}
         self.flag_count = len(self.flags())
-        self._parameters = self._in_their_places()
+        self._parameters = self._parameter_ids()
         self._changes_at_load = 0
 
     def masters(self) -> dict[str, nn.Parameter]:
-        """What an optimizer works on: the shards, and replicated parameters whole, by their first names."""
+        """The masters by their first names."""
         masters = dict(self.replicated.masters)
         for shards in self.shards:
             masters |= shards.masters
@@ -124,7 +127,7 @@ class ShardedModel:
 
     def problem(self) -> str | None:
         """Say what keeps this rank from a pass, or return None."""
-        if self._in_their_places() != self._parameters:
+        if self._parameter_ids() != self._parameters:
             return "parameters were added, removed, replaced or tied after the model was wrapped: wrap it again"
         parts = [self.buffers, *self.shards, *self.gradients, self.replicated]
         return next(filter(None, (part.problem() for part in parts)), None)
@@ -142,7 +145,7 @@ class ShardedModel:
         return self.changes() - self._changes_at_load
 
     def mark_loaded(self) -> None:
-        """Note that the masters were loaded: the ranks' belong together again, whatever happened before."""
+        """Note that all ranks have loaded their masters, whatever happened to them before."""
         self._changes_at_load = self.changes()
 
     def flags(self) -> list[int]:
@@ -152,12 +155,12 @@ class ShardedModel:
         return [*map(int, (*unreduced, *(name in present for name in self.masters()), *self.buffers.changed()))]
 
     def read_flags(self, flags: Iterable[int]) -> SyncWork:
-        """Return what flags mean of which each is the largest of any rank."""
+        """Return what the ranks' flags mean together; each of `flags` is the largest of any rank."""
         flags = iter(flags)
         unreduced = list(itertools.compress(self.gradients, flags))  # takes as many flags as there are gradients
         return SyncWork(unreduced, set(itertools.compress(self.masters(), flags)), list(flags))
 
-    def _in_their_places(self) -> list[int]:
+    def _parameter_ids(self) -> list[int]:
         return [id(each) for module in modules_of(self.module) for each in module._parameters.values()]
 
 
