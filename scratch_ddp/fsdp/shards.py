@@ -59,7 +59,7 @@ class Rows:
         for place, rows in self._pairs(message, whole.reshape(-1)):
             torch.mul(rows, scale, out=place) if scale != 1.0 else place.copy_(rows)
         if self.chunk * message.shape[0] != self.count:
-            for rank, part in enumerate(message):  # gaps are sent too: let them be zeros
+            for rank, part in enumerate(message):  # gaps are sent too, as zeros
                 part[self.offset + len(self.of_rank(rank)) * self.width : self.offset + self.size].zero_()
 
     def read(self, message: torch.Tensor) -> torch.Tensor:
@@ -172,12 +172,13 @@ class Shards:
         return None
 
     def gather_full(self, mine: Mapping[str, torch.Tensor | None], keep: bool = True) -> dict[str, torch.Tensor | None]:
-        """Return whole tensors, by the parameters' names, of which each rank passes its rows; None where it is None.
+        """Return whole tensors by the parameters' names, put together from every rank's rows.
 
-        `mine`: for each parameter a tensor of its master's shape and dtype, or None, alike on all ranks. A rank with
-        `keep` False gets an empty dict. One all-gather, and memory for all of them twice.
+        `mine`: for each parameter a tensor of its master's shape and dtype, this rank's rows, or None on all ranks, for
+        which the result has None too. A rank with `keep` False gets an empty dict. One all-gather, and memory for all
+        of them twice.
         """
-        message = self.part.new_empty(self.world_size, 0)
+        message = self.part.new_empty(self.world_size, 0)  # of tensors without elements
         if self.part.numel() and any(tensor is not None for tensor in mine.values()):
             part = torch.zeros_like(self.part)
             for name, tensor in mine.items():
