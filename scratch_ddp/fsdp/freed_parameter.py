@@ -93,7 +93,7 @@ def _refuse_whole_parameters(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for parameter in group["params"]:
             if (name := name_of(parameter)) is not None:
                 raise ValueError(
-                    f"the optimizer was made from the unsharded parameter {name!r}, which has no values and no "
+                    f"the optimizer was made from the whole parameter {name!r}, which has no values and no "
                     "gradient between passes: make it from the parameters() of the FSDP, after wrapping the model"
                 )
 

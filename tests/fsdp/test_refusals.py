@@ -139,10 +139,10 @@ def optimizers() -> list[str]:
     return [message_of(before.step), message_of(late.step)]
 
 
-def test_an_optimizer_made_from_the_unsharded_parameters():
+def test_an_optimizer_made_from_whole_parameters():
     for messages in run_ranks(2, optimizers):
         for message in messages:
-            assert "made from the unsharded parameter '0.weight'" in message and "after wrapping the model" in message
+            assert "made from the whole parameter '0.weight'" in message and "after wrapping the model" in message
 
 
 def changes_after_wrapping() -> list[str]:
