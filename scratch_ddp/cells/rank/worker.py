@@ -1,4 +1,4 @@
-"""A rank: its main thread runs the cells that the kernel sends; a second thread reads the kernel's messages meanwhile."""
+"""A rank: its main thread runs the cells that the kernel sends; a second thread reads the kernel's messages."""
 
 import contextlib
 import faulthandler
@@ -168,7 +168,12 @@ class Rank:
             print(text if text is not None else f"<{', '.join(display['data'])}>")
             return
         pipes = output_streams.current_pipes()
-        self.channel.send({"type": "display", "cell": pipes.cell, "segment": pipes.begin_display(), **display})
+        # An interrupt waits until the message is sent: the kernel could not read what follows half a message.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self.channel.send({"type": "display", "cell": pipes.cell, "segment": pipes.begin_display(), **display})
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     # Process groups after an interrupt
 
