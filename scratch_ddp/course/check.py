@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from scratch_ddp.course import exercise as source
 from scratch_ddp.course.exercise import Exercise, exercise_of
-from scratch_ddp.course.meeting import Meeting, RanksMissing, make_anew, renew, watched_default_group
+from scratch_ddp.course.meeting import Meeting, RanksMissing, interruptible_default_group, make_anew, renew
 from scratch_ddp.course.trial import GRACE, AnswerFailed, Trial
 from scratch_ddp.course.verdict import Verdict, ranks
 
@@ -65,7 +65,7 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
         still = "has" if len(unwritten) == 1 else "have"
         return Verdict({"written": f"{ranks(unwritten)} still {still} the stub: run your cell on every rank."})
     backend = dist.get_backend()
-    with watched_default_group():
+    with interruptible_default_group():
         trial = Trial(function, meeting, seconds)
         with contextlib.suppress(AnswerFailed):
             exercise.examine(trial)

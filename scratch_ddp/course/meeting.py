@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from scratch_ddp.cells.rank import interruptible_group as watched_group
+from scratch_ddp.cells.rank import interruptible_group
 
 _consumed: dict[int, str] = {}  # by rank: the last arrival that a meeting of this process has used
 
@@ -90,17 +90,17 @@ _twins: "weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]" = weak
 
 
 @contextlib.contextmanager
-def watched_default_group() -> Iterator[None]:
+def interruptible_default_group() -> Iterator[None]:
     """Inside, the default group is one that a signal can interrupt. Collective.
 
     Groups and meshes made before stay what they are: in those, plain gloo or NCCL is not bounded.
     """
     default = dist.group.WORLD
-    if dist.get_backend() == watched_group.BACKEND:
+    if dist.get_backend() == interruptible_group.BACKEND:
         yield
         return
     if default not in _twins:
-        _twins[default] = dist.new_group(backend=watched_group.BACKEND)
+        _twins[default] = dist.new_group(backend=interruptible_group.BACKEND)
     dist.distributed_c10d._update_default_pg(_twins[default])
     try:
         yield
@@ -110,9 +110,9 @@ def watched_default_group() -> Iterator[None]:
 
 
 def renew(seconds: float) -> str:
-    """Make the watched groups usable after an answer spoiled them. Collective, over the store; returns what failed."""
+    """Make groups usable again after an answer spoiled them. Collective, over the store; returns what failed."""
     try:
-        watched_group.renew_groups(seconds)
+        interruptible_group.renew_groups(seconds)
     except TimeoutError as error:
         return f"The process group is still spoiled: {error}."
     return ""

@@ -1,4 +1,4 @@
-"""The magics: their options, their mistakes, what they say, and what a stranger can reach."""
+"""The magics: options, mistakes, messages, and what other machines can reach."""
 
 import os
 import re
@@ -130,7 +130,7 @@ def test_where_plain_cells_run(four_ranks):
     [
         *[
             ("[9]", "there is no rank 9"),
-            ("[0,0]", "rank 0 stands twice"),
+            ("[0,0]", "rank 0 is listed twice"),
             ("[a]", "'a'"),
             ("", "empty"),
             ("[0", "brackets"),

@@ -1,4 +1,4 @@
-"""What ranks say, as it arrives in the notebook: complete, in one order, once where all say the same, and labelled."""
+"""What ranks write, as it arrives in the notebook: complete, in order, labelled, and once where all write the same."""
 
 import re
 import time
@@ -11,7 +11,7 @@ TO_ONE_RANK = "%%rank [1]\n"
 
 
 def shown(result: Result) -> list[tuple[str, str]]:
-    """The outputs with pieces of one stream joined, as a saved notebook has them."""
+    """The outputs, with neighbouring texts of one stream joined, as a saved notebook has them."""
     told: list[tuple[str, str]] = []
     for out in result.outputs:
         if out["type"] == "stream" and told and told[-1][0] == out["name"]:

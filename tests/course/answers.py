@@ -38,7 +38,7 @@ def examined(source: str, name: str, seconds: float = 5.0) -> Verdict:
     return examine(run_cell(source)[name], seconds)
 
 
-def on_ranks(n: int, function: Callable[..., Any], *args: Any, backend: str = "watched", **options: Any) -> Any:
+def on_ranks(n: int, function: Callable[..., Any], *args: Any, backend: str = "interruptible", **options: Any) -> Any:
     """Run function(*args) on n ranks; it must return the same on all of them, and that is returned."""
     first, *others = run_ranks(n, function, *args, backend=backend, **options)
     assert all(other == first for other in others), [first, *others]

@@ -40,7 +40,7 @@ def one_layer():
     return [str(moment) for moment in ledger.moments], [moment.peak for moment in ledger.moments], ledger.sent
 
 
-@pytest.mark.parametrize("backend", ["watched", "gloo"])
+@pytest.mark.parametrize("backend", ["interruptible", "gloo"])
 def test_a_layer_on_four_ranks(backend):
     """The same on every rank and backend: what gloo copies on its own is not counted, nor what it lets go of late."""
     lines, peaks, sent = run_ranks(4, one_layer, backend=backend)[0]
@@ -53,7 +53,7 @@ def test_a_layer_on_four_ranks(backend):
     assert peaks == [24, 40, 40, 28] and sent == 24
 
 
-@pytest.mark.parametrize("backend", ["watched", "gloo"])
+@pytest.mark.parametrize("backend", ["interruptible", "gloo"])
 def test_what_is_freed_is_gone_at_once_fifty_times(backend):
     def ranks():
         m = SimpleNamespace(w1=weight(1))

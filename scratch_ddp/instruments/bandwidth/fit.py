@@ -99,7 +99,7 @@ def load_machine(
     Raises ValueError if the file is there and can't be read.
     """
     found = _read(Path(folder) / FILE)
-    backends = [backend] if backend else ["gloo", "watched", "nccl"]
+    backends = [backend] if backend else ["gloo", "interruptible", "nccl"]
     return next((found[key(operation, each, ranks)] for each in backends if key(operation, each, ranks) in found), None)
 
 
