@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from scratch_ddp.course.plots.colors import QUIET, SENT_COLOR
+from scratch_ddp.instruments.intervals import Interval, without
 from scratch_ddp.instruments.timeline import Timeline
-from scratch_ddp.instruments.timeline.spans import Interval, without
 
 _COMPUTING = {"forward": "#9ecae1", "backward": "#4e79a7", "optimizer": "#59a14f", "other": "#b9a38f"}
 _HIDDEN = "#f2b5b5"  # communication beside computing; what nothing hides has the full colour
