@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from scratch_ddp.course.plots.colors import QUIET, rank_color
-from scratch_ddp.instruments.bandwidth.fit import AlphaBeta
+from scratch_ddp.instruments.bandwidth.alpha_beta import AlphaBeta
 from scratch_ddp.instruments.bandwidth.results import Results
 from scratch_ddp.instruments.sizes import format_size
 

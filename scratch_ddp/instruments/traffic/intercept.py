@@ -125,12 +125,16 @@ def _reported_wait(_: str, original: Any) -> Callable:
     return wait_and_report
 
 
-class _Operators(TorchDispatchMode):
-    """Reports the collectives that C++ calls on plain groups. Their waits are in C++ too: they count as waited for."""
+class LightMode(TorchDispatchMode):
+    """A dispatch mode at whose first operation torch does not import its compiler, which takes seconds."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch imports its compiler, which takes seconds, at the first operation
+        return False
+
+
+class _Operators(LightMode):
+    """Reports the collectives that C++ calls on plain groups. Their waits are in C++ too: they count as waited for."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = None if in_a_call() else _collective(func)
