@@ -1,6 +1,7 @@
 """A step is forecast, and then takes as long: the sleeping model, the published table, the strategies on a link."""
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch._dynamo  # noqa: F401  torch's DDP imports it at its first forward
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp.benchmark.link import in_order, step, within
+from scratch_ddp.benchmark.link import in_order, within
+from scratch_ddp.benchmark.steps import step
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.course.lessons import published_step
 from scratch_ddp.course.lessons.sleeping_model import SleepingModel, scaled
@@ -108,7 +110,7 @@ STRATEGIES = {
 def test_a_step_is_as_forecast(name, slow):
     wrap, forecast = STRATEGIES[name]
     planned = forecast(TIMELINE, slow.link.wire(2))
-    run = step(wrap(SleepingModel(TIMELINE)))
+    run = partial(step, wrap(SleepingModel(TIMELINE)))
     run()  # torch's DDP finds out in which order gradients arrive
     off = []
     for _ in range(3):
