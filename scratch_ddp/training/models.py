@@ -1,4 +1,4 @@
-"""Language models that tell whether two sentences say the same: SmolLM2 from the hub, or its small sibling built in."""
+"""Models that tell whether two sentences say the same: SmolLM2 from the hub, or a small built-in one like it."""
 
 import os
 from collections.abc import Iterable
@@ -12,13 +12,13 @@ from scratch_ddp.training.data import sentences
 from scratch_ddp.training.pairs import make_pairs
 from scratch_ddp.training.sources import HubFiles, first_rank_first, say, settle
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # ranks share the cores, and may be forked
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # ranks share the cores and may be forked
 
 SMOLLM2 = HubFiles(
     "HuggingFaceTB/SmolLM2-360M-Instruct",
     ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
 )
-SMALL = {  # SmolLM2's architecture (Llama) with few of everything
+SMALL = {  # SmolLM2's architecture (Llama) with small sizes
     "hidden_size": 96,
     "intermediate_size": 256,
     "num_hidden_layers": 2,
@@ -48,13 +48,13 @@ def load_model(
 ) -> tuple[torch.nn.Module, Any]:
     """Return (model, tokenizer): SmolLM2-360M-Instruct, or the same architecture small, with random weights.
 
-    `source`, or else the environment variable SCRATCH_DDP_MODEL, says where from: "hub", "built-in", or a folder with
-    a saved transformers model. Without either, the hub if it answers within seconds or the files are cached (724 MB,
-    downloaded once by rank 0), else built in. One line says which.
+    `source`, or else the environment variable SCRATCH_DDP_MODEL, is "hub", "built-in", or a folder with a saved
+    transformers model. Without either, the hub is taken if it answers within seconds or its files are cached (724 MB,
+    downloaded once by rank 0), else the built-in model. A printed line says which.
     `head` "classifier" scores two classes; "language model" scores the next token, its weights tied to the embedding.
-    The built-in tokenizer is made from `texts`, or from the built-in pairs. `sizes` change the built-in architecture,
-    under the names of transformers' LlamaConfig. New weights come from torch's random numbers: set the seed before, the
-    same on every rank. Every rank of the group calls it; what fails on one raises ValueError on all.
+    The built-in tokenizer is built from `texts`, or from the built-in pairs. `sizes` change the built-in architecture,
+    with the names of transformers' LlamaConfig. New weights come from torch's random numbers: set the same seed on
+    every rank before. Every rank of the group calls it; a failure on one rank raises ValueError on all.
     """
     if head not in HEADS:
         raise ValueError(f"head: {head!r}; allowed are {', '.join(HEADS)}")
@@ -94,7 +94,7 @@ def build_small(
 
 
 def build_tokenizer(texts: Iterable[str] | None = None, vocabulary: int = 2048) -> Any:
-    """Return a byte-level BPE tokenizer made from `texts`, always the same one; it can write any text."""
+    """Return a byte-level BPE tokenizer built from `texts`. It is deterministic, and can encode any text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -119,7 +119,7 @@ def _read(place: str, head: str, dtype: torch.dtype) -> tuple[torch.nn.Module, A
 
     folder = SMOLLM2.fetch() if place == "hub" else Path(place).expanduser()
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # the classifier's head is new, which is what we want
+    logging.set_verbosity_error()  # it would warn that the classifier's head is new, which is intended
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if tokenizer.pad_token_id is None:
