@@ -9,12 +9,12 @@ from scratch_ddp.benchmark import cells, collectives, ddp, fsdp, lessons, link, 
 COMMANDS = {
     "cells": (cells, "rank cells: start, round trip, Stop, killed ranks, shutdown"),
     "collectives": (collectives, "times and bandwidths of collectives"),
-    "ddp": (ddp, "steps of the data-parallel strategies beside torch's"),
-    "fsdp": (fsdp, "the sharded model beside torch's fully_shard: steps, memory, what a network hides"),
+    "ddp": (ddp, "steps of the data-parallel strategies against torch's"),
+    "fsdp": (fsdp, "the sharded model against torch's fully_shard: steps, memory, hidden communication"),
     "lessons": (lessons, "strict nbval of the lessons, repeatedly"),
     "link": (link, "the simulated link: its exactness, a published table on it, hidden communication"),
-    "rings": (rings, "our collectives beside gloo's own"),
-    "zero": (zero, "the sharded optimizer: state per rank, bits, steps beside torch's"),
+    "rings": (rings, "our collectives against gloo's own"),
+    "zero": (zero, "the sharded optimizer: state per rank, weights, steps against torch's"),
 }
 
 

@@ -42,7 +42,7 @@ class TableRow:
 def cpu_row(
     what: str, samples: Sequence[Sample], reference: Sequence[Sample], must: str, most: float | None = None
 ) -> TableRow:
-    """A row of CPU time in units of the reference's, which must be at most `most` if given, and of wall time beside."""
+    """CPU time in units of the reference's, which must be at most `most` if that is given; wall time likewise."""
     cpu, wall = (ratio(samples, reference, figure) for figure in ("cpu", "wall"))
     return TableRow(what, must, f"{cpu} of the CPU time, {wall} of the time", most is None or cpu.median <= most)
 

@@ -1,4 +1,4 @@
-"""Steps of the data-parallel strategies beside torch's DistributedDataParallel: CPU and wall seconds, in turns."""
+"""Steps of the data-parallel strategies against torch's DistributedDataParallel: CPU and wall seconds, in turns."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +30,9 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Target:
-    """How many times the CPU seconds of `beside` a step of BucketedDDP may take, and the aim."""
+    """How many times the CPU seconds of `reference` a step of BucketedDDP may take, and the aim."""
 
-    beside: str
+    reference: str
     must: float
     aim: float
 
@@ -50,12 +50,12 @@ def measure(rounds: int, sizes: Mapping[str, Any], device_type: str = "cpu") -> 
 
 
 def rows(samples: Mapping[str, Sequence[Sample]]) -> list[TableRow]:
-    """BucketedDDP beside torch's: CPU seconds are judged, wall seconds reported."""
+    """BucketedDDP against torch's class: CPU seconds are judged, wall seconds reported."""
     return [
         cpu_row(
-            f"{OURS} / {target.beside}, a step, {len(samples[OURS])} rounds",
+            f"{OURS} / {target.reference}, a step, {len(samples[OURS])} rounds",
             samples[OURS],
-            samples[target.beside],
+            samples[target.reference],
             f"≤ {target.must:.2f} (aim {target.aim:.2f})",
             target.must,
         )

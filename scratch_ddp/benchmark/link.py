@@ -150,7 +150,7 @@ def torchs(timeline: Backward) -> Variants:
 
 
 def published_table(rounds: int) -> tuple[str, list[TableRow]]:
-    """The published steps beside their forecasts and the times measured on the link, in one process."""
+    """The published steps, their forecasts, and the times measured on the link in one process."""
     timeline = scaled(published_step.timeline(), _SCALE)
     link = published_step.link(timeline.total_bytes)
     lone_rank(2, link)

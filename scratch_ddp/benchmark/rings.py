@@ -1,4 +1,4 @@
-"""Our collectives beside gloo's own, on 2 ranks: how many times as much time do they take?"""
+"""Our collectives against gloo's own, on 2 ranks: how many times as much time do they take?"""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""ShardedOptimizer: the state that a rank holds, its bits beside AdamW's, its step beside torch's own."""
+"""ShardedOptimizer: the state that a rank holds, its weights against AdamW's, its step against torch's own class."""
 
 import argparse
 from functools import partial
@@ -68,7 +68,7 @@ def state_rows(reports: list[tuple[int, int, int, bool]]) -> list[TableRow]:
 
 
 def step_rows(samples: dict[str, list[Sample]]) -> list[TableRow]:
-    """A step of ours beside torch's, judged by CPU seconds, and beside the plain optimizer's, which is reported."""
+    """A step of ours against torch's, judged by CPU seconds, and against the plain optimizer's, which is reported."""
     return [
         cpu_row(f"{OURS} / {TORCHS}, a step", samples[OURS], samples[TORCHS], f"≤ {AT_MOST:.2f}", AT_MOST),
         cpu_row(f"{OURS} / {PLAIN}, a step", samples[OURS], samples[PLAIN], REPORTED),

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.training.pairs import make_pairs
-from scratch_ddp.training.sources import HubFiles, first_rank_first, say, settle
+from scratch_ddp.training.sources import HubFiles, choose_for_all, first_rank_first, print_once
 
 SPLITS = ("train", "validation", "test")
 MRPC = HubFiles("nyu-mll/glue", tuple(f"mrpc/{split}-00000-of-00001.parquet" for split in SPLITS), "dataset")
@@ -32,9 +32,9 @@ def load_pairs(source: str | None = None, group: dist.ProcessGroup | None = None
     Every rank of the group calls it: rank 0 decides and downloads while the others wait. Raises ValueError on every
     rank if a file is missing or corrupt, a column is missing, a split is empty, or a label is neither 0 nor 1.
     """
-    place, why = settle(source, "SCRATCH_DDP_DATA", MRPC, group)
+    place, why = choose_for_all(source, "SCRATCH_DDP_DATA", MRPC, group)
     pairs = _built_in() if place == "built-in" else first_rank_first(lambda: _read(place), group)
-    say(f"pairs: {place} ({why}); " + ", ".join(f"{len(rows)} {split}" for split, rows in pairs.items()), group)
+    print_once(f"pairs: {place} ({why}); " + ", ".join(f"{len(rows)} {split}" for split, rows in pairs.items()), group)
     return pairs
 
 

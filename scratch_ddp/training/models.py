@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from scratch_ddp.training.data import sentences
 from scratch_ddp.training.pairs import make_pairs
-from scratch_ddp.training.sources import HubFiles, first_rank_first, say, settle
+from scratch_ddp.training.sources import HubFiles, choose_for_all, first_rank_first, print_once
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # ranks share the cores and may be forked
 
@@ -58,13 +58,14 @@ def load_model(
     """
     if head not in HEADS:
         raise ValueError(f"head: {head!r}; allowed are {', '.join(HEADS)}")
-    place, why = settle(source, "SCRATCH_DDP_MODEL", SMOLLM2, group)
+    place, why = choose_for_all(source, "SCRATCH_DDP_MODEL", SMOLLM2, group)
     if place == "built-in":
         model, tokenizer = build_small(head, texts, dtype, **sizes)
     else:
         model, tokenizer = first_rank_first(lambda: _read(place, head, dtype), group)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    say(f"model: {SMOLLM2.repository if place == 'hub' else place} ({why}); {parameters / 1e6:.1f} M parameters", group)
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    name = SMOLLM2.repository if place == "hub" else place
+    print_once(f"model: {name} ({why}); {millions:.1f} M parameters", group)
     return model, tokenizer
 
 

@@ -115,7 +115,9 @@ def choose(source: str | None, variable: str, hub: HubFiles) -> tuple[str, str]:
     return "hub", "downloaded once"
 
 
-def settle(source: str | None, variable: str, hub: HubFiles, group: dist.ProcessGroup | None = None) -> tuple[str, str]:
+def choose_for_all(
+    source: str | None, variable: str, hub: HubFiles, group: dist.ProcessGroup | None = None
+) -> tuple[str, str]:
     """`choose` on rank 0, and return its answer on every rank. Raises ValueError on every rank if that fails.
 
     Costs one all-reduce of 1 byte and two small all-gathers; nothing if the argument is "built-in".
@@ -153,7 +155,7 @@ def _attempt(function: Callable[[], T]) -> tuple[T | None, str | None]:
         return None, f"{type(error).__name__}: {error}"
 
 
-def say(line: str, group: dist.ProcessGroup | None = None) -> None:
+def print_once(line: str, group: dist.ProcessGroup | None = None) -> None:
     """Print a line on rank 0 alone."""
     if not dist.is_initialized() or dist.get_rank(group) == 0:
         print(line)

@@ -15,6 +15,7 @@ from scratch_ddp.common.tensors import MB
 from scratch_ddp.course.lessons import published_step
 from scratch_ddp.course.lessons.sleeping_model import SleepingModel, scaled
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
+from scratch_ddp.ddp.bucketed import bucket_plan
 from scratch_ddp.instruments import cost
 from scratch_ddp.instruments.cost import Backward
 from scratch_ddp.instruments.network import Link, lone_rank
@@ -61,7 +62,7 @@ def test_the_published_model_has_the_published_calls():
     nbytes = published_step.gradient_bytes()
     assert len(nbytes) == 219 and 1.4e9 < sum(nbytes) < 2e9
     for name, size in published_step.BUCKETS_MB.items():
-        assert len(cost.bucket_plan(nbytes, size * MB, size * MB)) == published_step.CALLS[name]
+        assert len(bucket_plan(nbytes, size * MB, size * MB)) == published_step.CALLS[name]
 
 
 def test_the_published_steps_are_forecast():
@@ -116,10 +117,10 @@ def test_a_step_is_as_forecast(name, slow):
     for _ in range(3):
         slow.transfers.clear()
         run()
-        sizes = [message.nbytes for message in planned.messages]
+        sizes = [message.nbytes for message in planned.all_reduces]
         gradients = [each for each in slow.transfers if each.nbytes in sizes]
         assert sorted(each.nbytes for each in gradients) == sorted(sizes)
         assert sum(each.ended - each.started for each in gradients) == pytest.approx(planned.communication)
-        began = gradients[0].posted - planned.messages[0].posted - TIMELINE.forward
+        began = gradients[0].posted - planned.all_reduces[0].posted - TIMELINE.forward
         off.append((gradients[-1].ended - began) / planned.step - 1)
     assert min(map(abs, off)) < 0.1, off

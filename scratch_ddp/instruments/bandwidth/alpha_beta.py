@@ -61,7 +61,7 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
     if len(sizes) != len(seconds):
         raise ValueError(f"{len(sizes)} sizes, but {len(seconds)} times")
     if len(set(sizes)) < 3:
-        raise ValueError(f"a line through {len(set(sizes))} sizes says nothing about the next one: measure 3 or more")
+        raise ValueError(f"{len(set(sizes))} sizes are too few for a line: measure 3 or more")
     for what, values in (("size", sizes), ("time", seconds)):
         if wrong := [value for value in values if not (value > 0 and math.isfinite(value))]:
             raise ValueError(f"a {what} must be positive and finite, not {wrong[0]}")

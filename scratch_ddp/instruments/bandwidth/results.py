@@ -13,7 +13,7 @@ from scratch_ddp.instruments.timing import Spread
 
 LEGEND = (
     "Sizes: 1 MiB = 2^20 bytes, 1 MB = 10^6. Times: median [quartiles] over the samples, of the slowest rank. "
-    "1 GB/s = 10^9 bytes a second, 1 GiB/s = 2^30. algbw = S/t, busbw = factor·S/t as in nccl-tests; "
+    "1 GB/s = 10^9 bytes per second, 1 GiB/s = 2^30. algbw = S/t, busbw = factor·S/t as in nccl-tests; "
     "2·S/t is what the write-up published, in GiB/s, though it says GB/s."
 )
 HEAD = (
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def algbw(self) -> float:
-        """S/t, "algorithm bandwidth": how fast the operation is, whatever bytes it has to move."""
+        """S/t, "algorithm bandwidth": how fast the operation is, regardless of the bytes it moves."""
         return self.nbytes / self.seconds.median
 
     @property

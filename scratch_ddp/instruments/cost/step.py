@@ -43,7 +43,7 @@ class Backward:
         if len(self.ready) != len(self.nbytes):
             raise ValueError(f"{len(self.ready)} gradients are ready, but {len(self.nbytes)} sizes are given")
         if any(later < earlier for earlier, later in pairwise(self.ready)):
-            raise ValueError("the gradients must stand in the order in which they are ready")
+            raise ValueError("gradients must be given in the order in which they are ready")
         if self.ready and self.ready[-1] > self.seconds:
             raise ValueError(f"a gradient is ready after {self.ready[-1]:g} s of a backward of {self.seconds:g} s")
 

@@ -81,7 +81,7 @@ class MemoryLedger:
         self._kinds = {name: kind for kind, text in kinds.items() for name in text.split()}
         if len(self._kinds) < len(self._order):
             twice = sorted({name for name in self._order if self._order.count(name) > 1})
-            raise ValueError(f"each name has one kind, but {', '.join(twice)} stands in two places")
+            raise ValueError(f"each name has one kind, but {', '.join(twice)} is given twice")
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._peak, self._block = 0, ""
 
