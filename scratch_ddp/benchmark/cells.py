@@ -207,13 +207,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     print(f"Rank cells on {machine()}.\n", flush=True)
     rows = [first_cells(options.first_cells), round_trips(2, 0.005), round_trips(4, 0.010), *starts(options.runs)]
-    rows += [
-        stops(options.runs),
-        *deaths(options.runs),
-        ends(options.runs),
-        floods(),
-        saved_size(),
-        sockets(),
-        *rank_cell_group(),
-    ]
-    return report(rows)
+    rows += [stops(options.runs), *deaths(options.runs), ends(options.runs)]
+    return report([*rows, floods(), saved_size(), sockets(), *rank_cell_group()])

@@ -9,7 +9,6 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -87,20 +86,13 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _on_own_ranks(options: argparse.Namespace) -> Results:
-    ranks = options.ranks or list(RANKS)
+    ranks, rendezvous = options.ranks or list(RANKS), options.rendezvous or "file"
     print(f"Collectives on {machine()}, torch {torch.__version__}.", flush=True)
     found = Results(())
     for backend, counts in _backends(options.backend, ranks, torch.cuda.device_count()).items():
         # All ranks answer alike: with the results, or with the error.
-        answer = run_ranks(
-            max(counts),
-            _answer,
-            options,
-            counts,
-            backend=backend,
-            rendezvous=options.rendezvous or "file",
-            timeout=TIMEOUT,
-        )[0]
+        how = {"backend": backend, "rendezvous": rendezvous, "timeout": TIMEOUT}
+        answer = run_ranks(max(counts), _answer, options, counts, **how)[0]
         if isinstance(answer, str):
             raise ValueError(answer)
         found += answer
@@ -163,12 +155,8 @@ def _report(found: Results, options: argparse.Namespace) -> None:
     for name, each in {**fits, **missing}.items():
         print(f"  {name}: {each}")
     if options.json:
-        about: dict[str, Any] = {
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-        found.save(options.json, about)
+        versions = {"torch": torch.__version__, "python": platform.python_version()}
+        found.save(options.json, {"cores": os.cpu_count(), **versions})
     if options.charts:
         _draw(found, options.charts)
     if options.save and fits:

@@ -125,13 +125,8 @@ def _rank_main(rank, world_size, function, args, backend, timeout, meet, there, 
         torch.cuda.set_device(rank)
     printed = io.StringIO()
     try:
-        dist.init_process_group(
-            backend,
-            store=_store(meet, rank, world_size),
-            rank=rank,
-            world_size=world_size,
-            timeout=datetime.timedelta(seconds=timeout),
-        )
+        store, limit = _store(meet, rank, world_size), datetime.timedelta(seconds=timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
         with contextlib.redirect_stdout(printed) if capture else contextlib.nullcontext():
             result = function(*args)
         there.send_bytes(pickle.dumps((True, (result, printed.getvalue()) if capture else result)))

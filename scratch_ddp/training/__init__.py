@@ -8,28 +8,10 @@
     train(model, batches)
 """
 
-from scratch_ddp.training.data import Batch, Batches, Item, load_pairs, sentences, shard, tokenise
-from scratch_ddp.training.evaluation import Score, evaluate, score
-from scratch_ddp.training.loop import History, global_mean, pair_loss_sum, seed_everything, train
+from scratch_ddp.training.data import Batches, load_pairs, sentences, shard, tokenise
+from scratch_ddp.training.evaluation import evaluate, score
+from scratch_ddp.training.loop import seed_everything, train
 from scratch_ddp.training.models import SMOLLM2_360M, build_small, load_model
 
-__all__ = [
-    "SMOLLM2_360M",
-    "Batch",
-    "Batches",
-    "History",
-    "Item",
-    "Score",
-    "build_small",
-    "evaluate",
-    "global_mean",
-    "load_model",
-    "load_pairs",
-    "pair_loss_sum",
-    "score",
-    "seed_everything",
-    "sentences",
-    "shard",
-    "tokenise",
-    "train",
-]
+__all__ = ["SMOLLM2_360M", "Batches", "build_small", "evaluate", "load_model", "load_pairs"]
+__all__ += ["score", "seed_everything", "sentences", "shard", "tokenise", "train"]

@@ -84,10 +84,8 @@ def main() -> None:
             model = STRATEGIES[options.strategy](model)
 
         def share(split: str, seed: int | None = None) -> Batches:
-            items = tokenise(pairs[split], tokenizer, options.max_length)
-            return Batches(
-                items, options.batch_size, tokenizer.pad_token_id, rank, world_size, kind=options.shards, seed=seed
-            )
+            items, pad = tokenise(pairs[split], tokenizer, options.max_length), tokenizer.pad_token_id
+            return Batches(items, options.batch_size, pad, rank, world_size, options.shards, seed)
 
         report = print if rank == 0 else None
         began = time.perf_counter()

@@ -29,30 +29,7 @@ from scratch_ddp.instruments.cost.step import (
 )
 from scratch_ddp.instruments.cost.wire import Wire, ring_bytes, ring_rounds, transfer_seconds
 
-__all__ = [
-    "BF16_COMPUTE",
-    "FP32",
-    "MIXED",
-    "STAGES",
-    "AllReduce",
-    "Backward",
-    "Forecast",
-    "ModelStates",
-    "Precision",
-    "Wire",
-    "best_bucket",
-    "best_bucket_bytes",
-    "bucketed",
-    "bytes_sent",
-    "exposed_by_formula",
-    "flat",
-    "grouped",
-    "measured_states",
-    "model_states",
-    "naive",
-    "per_parameter",
-    "ring_bytes",
-    "ring_rounds",
-    "states_table",
-    "transfer_seconds",
-]
+__all__ = ["BF16_COMPUTE", "FP32", "MIXED", "STAGES", "AllReduce", "Backward", "Forecast", "ModelStates"]
+__all__ += ["Precision", "Wire", "best_bucket", "best_bucket_bytes", "bucketed", "bytes_sent"]
+__all__ += ["exposed_by_formula", "flat", "grouped", "measured_states", "model_states", "naive"]
+__all__ += ["per_parameter", "ring_bytes", "ring_rounds", "states_table", "transfer_seconds"]
