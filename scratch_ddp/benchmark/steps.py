@@ -87,8 +87,9 @@ def make_batch(
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **batch: torch.Tensor) -> None:
     """Forward, backward, synchronisation, and the optimizer's step if there is one."""
-    output = model(**batch)
-    getattr(output, "loss", output).backward()
+    loss = model(**batch)
+    loss = getattr(loss, "loss", loss)  # the rest of the output must not take memory during backward
+    loss.backward()
     getattr(model, "sync_gradients", lambda: None)()  # torch's wrappers don't have it
     if optimizer is not None:
         optimizer.step()
