@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scratch_ddp.common import accounting
 from scratch_ddp.instruments.traffic.calls import METHODS, Call, call_on, read_method
 
-FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+_FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 
 class Listener(Protocol):
@@ -185,7 +185,7 @@ def _collective(func: Any) -> str | None:
     if space == "c10d" and (found := METHODS.get(operator.removesuffix("_"))):
         return found[0]
     if space == "_c10d_functional":
-        return next((name for name in FUNCTIONAL if operator.startswith(name)), None)
+        return next((name for name in _FUNCTIONAL if operator.startswith(name)), None)
     return None
 
 
