@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scratch_ddp.benchmark.cells import listening_addresses, listening_beyond_loopback
-from scratch_ddp.benchmark.lessons import busy_cores
+from scratch_ddp.benchmark.processes import busy_cores, listening_addresses, listening_beyond_loopback
 from tests.kernel import Kernel
 
 

@@ -164,7 +164,7 @@ def applied(text: str) -> str:
 
 def test_only_who_looks_on_is_told_that_it_takes_a_while(four_ranks):
     code = "import time\nprint('a')\ntime.sleep(6 if rank == 3 else 0)"
-    watched = four_ranks.run(code, looked_on=True).text()
+    watched = four_ranks.run(code, attended=True).text()
     assert "rank 3 is in line 3" in watched
     assert applied(watched) == "a   ← ranks 0–3\n"
 

@@ -124,7 +124,7 @@ def test_lists_have_one_name_and_elements_have_one_size():
 
 
 def test_misuse_is_refused_in_words():
-    with pytest.raises(ValueError, match="each name has one kind, but w1 stands in two places"):
+    with pytest.raises(ValueError, match="each name has one kind, but w1 is given twice"):
         MemoryLedger(SimpleNamespace(), own="w1", borrowed="W1 w1")
     ledger = MemoryLedger(SimpleNamespace(), own="w1")
     with pytest.raises(ValueError, match="no kind is called owned; there are own, other"):

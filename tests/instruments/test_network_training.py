@@ -74,7 +74,7 @@ def on_ranks(strategy, link):
 def alarm_is_over():
     """The thread that futures need goes when they have come."""
     deadline = time.monotonic() + 5
-    while any(thread.name == "rings-at-transfers-ends" for thread in threading.enumerate()):
+    while any(thread.name == "transfer-alarm" for thread in threading.enumerate()):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
