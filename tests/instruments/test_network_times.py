@@ -93,7 +93,7 @@ def test_a_change_of_link_leaves_what_is_under_way(pair):
 
 def test_a_limit_of_time(pair):
     work = dist.all_reduce(torch.ones(100 * X), async_op=True)
-    with pytest.raises(RuntimeError, match="all_reduce: has not ended after 0.05 s"):
+    with pytest.raises(RuntimeError, match="all_reduce: not finished after 0.05 s"):
         work.wait(datetime.timedelta(seconds=0.05))
     assert work.wait(datetime.timedelta(seconds=10))
 

@@ -89,7 +89,7 @@ class LinkedWork(dist.Work):
         self._below.wait(timeout)
         self._sleep_until(min(self._end(), limit))
         if self._end() > limit:
-            raise RuntimeError(f"{self._transfer.call}: has not ended after {timeout.total_seconds():g} s")
+            raise RuntimeError(f"{self._transfer.call}: not finished after {timeout.total_seconds():g} s")
         return True
 
     def _sleep_until(self, moment: float) -> None:
