@@ -1,1 +1,1 @@
-"""Measurements: `python -m scratch_ddp.benchmark --help`, and what notebooks take from it."""
+"""The benchmarks: `python -m scratch_ddp.benchmark --help`. They print the README's tables; nothing imports them."""

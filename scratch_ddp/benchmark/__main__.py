@@ -1,21 +1,20 @@
-"""`python -m scratch_ddp.benchmark WHAT`: measure, and print a table for the README. Without WHAT: all of them."""
+"""`python -m scratch_ddp.benchmark WHAT`: measure, and print a table for the README. Without WHAT, print all tables."""
 
 import argparse
 import subprocess
 import sys
 
-from scratch_ddp.benchmark import cells, ddp, fsdp, lessons, link, rings, zero
-from scratch_ddp.benchmark import collectives as collectives_command
+from scratch_ddp.benchmark import cells, collectives, ddp, fsdp, lessons, link, rings, zero
 
 COMMANDS = {
-    "cells": (cells, "rank cells: start, round trip, Stop, deaths, ends"),
-    "collectives": (collectives_command, "times and bandwidths of collectives"),
-    "ddp": (ddp, "steps of the data-parallel strategies beside torch's"),
-    "fsdp": (fsdp, "the sharded model beside torch's fully_shard: steps, memory, what a network hides"),
-    "lessons": (lessons, "strict nbval of the lessons, again and again"),
+    "cells": (cells, "rank cells: start, round trip, Stop, killed ranks, shutdown"),
+    "collectives": (collectives, "times and bandwidths of collectives"),
+    "ddp": (ddp, "steps of the data-parallel strategies against torch's"),
+    "fsdp": (fsdp, "the sharded model against torch's fully_shard: steps, memory, hidden communication"),
+    "lessons": (lessons, "strict nbval of the lessons, repeatedly"),
     "link": (link, "the simulated link: its exactness, a published table on it, hidden communication"),
-    "rings": (rings, "our collectives beside gloo's own"),
-    "zero": (zero, "the sharded optimizer: state a rank, bits, steps beside torch's"),
+    "rings": (rings, "our collectives against gloo's own"),
+    "zero": (zero, "the sharded optimizer: state per rank, weights, steps against torch's"),
 }
 
 
@@ -32,7 +31,7 @@ def main() -> int:
 
 
 def _in_its_own_process(name: str) -> int:
-    """Run a command and return its exit status. Ranks are forked, so no other may have computed in their parent."""
+    """Run a command and return its exit status. Ranks are forked, so their parent must not have run another command."""
     print(f"\n## {name}\n", flush=True)
     return subprocess.call([sys.executable, "-m", "scratch_ddp.benchmark", name])
 

@@ -1,4 +1,4 @@
-"""`python -m scratch_ddp.benchmark collectives`: time collectives, on ranks of its own or on torchrun's.
+"""`python -m scratch_ddp.benchmark collectives`: time collectives on ranks of its own, or on those of torchrun.
 
 python -m scratch_ddp.benchmark collectives --ranks 2 4 6 --sizes 1KiB 1MiB 100MiB
 torchrun --nproc-per-node 2 -m scratch_ddp.benchmark collectives --json found.json
@@ -9,37 +9,44 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.benchmark.options import count, seconds
-from scratch_ddp.instruments.bandwidth.fit import save_machine
-from scratch_ddp.instruments.bandwidth.measure import SIZES, measure
-from scratch_ddp.instruments.bandwidth.operations import OPERATIONS
-from scratch_ddp.instruments.bandwidth.results import UNITS, Results
+from scratch_ddp.benchmark.command import positive_count, positive_seconds
+from scratch_ddp.instruments.bandwidth import OPERATIONS, SIZES, Results, measure, save_machine
+from scratch_ddp.instruments.bandwidth.results import LEGEND
 from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 from scratch_ddp.instruments.sizes import parse_size
 from scratch_ddp.instruments.timing import machine
 
 RANKS = (2, 4, 6)
-HOURS = 3600.0  # a limit for ranks that hang, not for a long measurement
+TIMEOUT = 3600.0  # seconds: for ranks that hang, longer than any measurement
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--ranks", type=count, nargs="+", help="default: 2 4 6; under torchrun all it has started")
+    parser.add_argument(
+        "--ranks", type=positive_count, nargs="+", help="default: 2 4 6; under torchrun, all of its ranks"
+    )
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
     parser.add_argument(
-        "--operations", nargs="+", default=["all_reduce"], metavar="NAME", help=f"all, or of: {', '.join(OPERATIONS)}"
+        "--operations",
+        nargs="+",
+        default=["all_reduce"],
+        metavar="NAME",
+        help=f"all, or any of: {', '.join(OPERATIONS)}",
     )
-    parser.add_argument("--backend", choices=("gloo", "nccl"), nargs="+", help="default: gloo, and NCCL where it can")
+    parser.add_argument(
+        "--backend", choices=("gloo", "nccl"), nargs="+", help="default: gloo, and NCCL if there are enough GPUs"
+    )
     parser.add_argument("--rendezvous", choices=("file", "tcp"), help="how ranks find each other (default: file)")
-    parser.add_argument("--seconds", type=seconds, default=1.0, help="for each row, about (default: 1)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
-    parser.add_argument("--charts", type=Path, metavar="FOLDER", help="draw times and bandwidths there, as PNG")
-    parser.add_argument("--save", action="store_true", help="keep α and β in this_machine.json here, for later lessons")
+    parser.add_argument("--seconds", type=positive_seconds, default=1.0, help="time per row, about (default: 1)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all results there")
+    parser.add_argument(
+        "--charts", type=Path, metavar="FOLDER", help="write charts of times and bandwidths there, as PNG"
+    )
+    parser.add_argument("--save", action="store_true", help="save α and β in ./this_machine.json, for later lessons")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -63,7 +70,7 @@ def _is_first() -> bool:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse what would fail only after the measurement, or on every rank with a traceback."""
+    """Parse the options, and refuse what would fail after the measurement, or on every rank with a traceback."""
     if options.operations == ["all"]:
         options.operations = list(OPERATIONS)
     options.sizes = [parse_size(size) for size in options.sizes]
@@ -79,20 +86,13 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _on_own_ranks(options: argparse.Namespace) -> Results:
-    ranks = options.ranks or list(RANKS)
+    ranks, rendezvous = options.ranks or list(RANKS), options.rendezvous or "file"
     print(f"Collectives on {machine()}, torch {torch.__version__}.", flush=True)
     found = Results(())
     for backend, counts in _backends(options.backend, ranks, torch.cuda.device_count()).items():
-        # Each rank answers with the results, or with why there are none: all the same.
-        answer = run_ranks(
-            max(counts),
-            _answer,
-            options,
-            counts,
-            backend=backend,
-            rendezvous=options.rendezvous or "file",
-            timeout=HOURS,
-        )[0]
+        # All ranks answer alike: with the results, or with the error.
+        how = {"backend": backend, "rendezvous": rendezvous, "timeout": TIMEOUT}
+        answer = run_ranks(max(counts), _answer, options, counts, **how)[0]
         if isinstance(answer, str):
             raise ValueError(answer)
         found += answer
@@ -100,7 +100,7 @@ def _on_own_ranks(options: argparse.Namespace) -> Results:
 
 
 def _backends(wanted: list[str] | None, ranks: list[int], gpus: int) -> dict[str, list[int]]:
-    """The numbers of ranks for each backend. NCCL wants a GPU for each rank: refused, or left out and said."""
+    """The numbers of ranks for each backend. Where NCCL lacks GPUs, refuse it if it is wanted, or leave it out."""
     if min(ranks) < 2:
         raise ValueError(f"--ranks {min(ranks)}: a collective is between 2 ranks or more")
     possible = [n for n in ranks if n <= gpus]
@@ -126,7 +126,7 @@ def _answer(options: argparse.Namespace, counts: list[int] | None) -> Results | 
 
 
 def _under_torchrun(options: argparse.Namespace) -> Results | None:
-    """Results on rank 0, None elsewhere. Every rank raises alike."""
+    """Return the results on rank 0, None on the others. All ranks raise the same errors."""
     if options.rendezvous:
         raise ValueError("--rendezvous: torchrun's ranks have found each other already")
     local_ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
@@ -151,16 +151,12 @@ def _under_torchrun(options: argparse.Namespace) -> Results | None:
 
 def _report(found: Results, options: argparse.Namespace) -> None:
     fits, missing = found.fits()
-    print(f"\n{found}\n\n{UNITS}\n\nT = α + β·S by least squares of relative residuals:")
+    print(f"\n{found}\n\n{LEGEND}\n\nT = α + β·S by least squares of relative residuals:")
     for name, each in {**fits, **missing}.items():
         print(f"  {name}: {each}")
     if options.json:
-        about: dict[str, Any] = {
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-        found.save(options.json, about)
+        versions = {"torch": torch.__version__, "python": platform.python_version()}
+        found.save(options.json, {"cores": os.cpu_count(), **versions})
     if options.charts:
         _draw(found, options.charts)
     if options.save and fits:
@@ -168,10 +164,7 @@ def _report(found: Results, options: argparse.Namespace) -> None:
 
 
 def _draw(found: Results, folder: Path) -> None:
-    from scratch_ddp.course.plots.bandwidth import (  # takes a moment: only where it is asked for
-        bandwidth_chart,
-        time_chart,
-    )
+    from scratch_ddp.course.plots import bandwidth_chart, time_chart  # matplotlib takes a second to import
 
     fits, _ = found.fits()
     time_chart(found, fits).savefig(folder / "time.png", dpi=150)

@@ -1,8 +1,6 @@
-"""Steps of the data-parallel strategies beside torch's DistributedDataParallel: CPU and wall seconds, in turns."""
+"""Steps of the data-parallel strategies against torch's DistributedDataParallel: CPU and wall seconds, in turns."""
 
 import argparse
-import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp.benchmark import options as step_options
-from scratch_ddp.benchmark.options import build_llama, make_batch
+from scratch_ddp.benchmark import steps
+from scratch_ddp.benchmark.command import TableRow, cpu_row
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
-from scratch_ddp.instruments.forked_ranks import run_ranks
-from scratch_ddp.instruments.timing import Figure, Sample, interleaved, machine, markdown, ratio
+from scratch_ddp.instruments.timing import Sample, interleaved
 
 REFERENCE, BEST, OURS = "torch DDP", "torch DDP at its best", "BucketedDDP"
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
@@ -33,9 +30,9 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Target:
-    """How many times the CPU seconds of `beside` a step of BucketedDDP may take, and what is aimed at."""
+    """How many times the CPU seconds of `reference` a step of BucketedDDP may take, and the aim."""
 
-    beside: str
+    reference: str
     must: float
     aim: float
 
@@ -43,61 +40,37 @@ class Target:
 TARGETS = (Target(REFERENCE, 1.00, 0.95), Target(BEST, 1.08, 1.00))
 
 
-def steps(sizes: Mapping[str, Any], device: torch.device) -> dict[str, Callable[[], None]]:
-    """For each strategy a step of its own replica: forward, backward, synchronisation; no optimizer. Collective."""
-    batch = {name: each.to(device) for name, each in make_batch(dist.get_rank()).items()}
-
-    def step(model: nn.Module) -> None:
-        model(**batch).loss.backward()
-        getattr(model, "sync_gradients", lambda: None)()  # torch's has no need of it
-        model.zero_grad()
-
-    return {name: partial(step, wrap(build_llama(**sizes).to(device))) for name, wrap in WRAPPERS.items()}
-
-
 def measure(rounds: int, sizes: Mapping[str, Any], device_type: str = "cpu") -> dict[str, list[Sample]]:
-    """On each rank: seconds of all strategies' steps. The same on every rank: the slowest one's."""
+    """On each rank: seconds of a step of every strategy's own replica. Collective; those of the slowest rank."""
     device = torch.device(device_type, torch.cuda.current_device()) if device_type == "cuda" else torch.device("cpu")
-    return interleaved(steps(sizes, device), rounds=rounds, warm_up=3)
+    batch = steps.make_batch(dist.get_rank(), device)
+    models = {name: wrap(steps.build_llama(**sizes).to(device)) for name, wrap in WRAPPERS.items()}
+    variants = {name: partial(steps.step, model, **batch) for name, model in models.items()}
+    return interleaved(variants, rounds=rounds, warm_up=3)
 
 
-def table(samples: Mapping[str, Sequence[Sample]]) -> str:
-    """All strategies as Markdown: medians, and their ratios to torch DDP with the quartiles."""
-    rows = ["| strategy | CPU / torch DDP | wall / torch DDP | CPU ms | wall ms |", "|---|---|---|---|---|"]
-    for name, each in samples.items():
-        ratios = [str(ratio(each, samples[REFERENCE], figure)) for figure in ("cpu", "wall")]
-        medians = [f"{1e3 * statistics.median(getattr(one, figure) for one in each):.0f}" for figure in ("cpu", "wall")]
-        rows.append(f"| {' | '.join([name, *ratios, *medians])} |")
-    return "\n".join(rows)
-
-
-def figures(samples: Mapping[str, Sequence[Sample]]) -> list[Figure]:
-    """BucketedDDP beside torch's: CPU seconds are judged, wall seconds said."""
-    rows = []
-    for target in TARGETS:
-        cpu, wall = (ratio(samples[OURS], samples[target.beside], figure) for figure in ("cpu", "wall"))
-        what = f"{OURS} / {target.beside}, a step, {len(samples[OURS])} rounds"
-        must = f"≤ {target.must:.2f} (aim {target.aim:.2f})"
-        rows.append(Figure(what, must, f"{cpu} of the CPU time, {wall} of the time", cpu.median <= target.must))
-    return rows
+def rows(samples: Mapping[str, Sequence[Sample]]) -> list[TableRow]:
+    """BucketedDDP against torch's class: CPU seconds are judged, wall seconds reported."""
+    return [
+        cpu_row(
+            f"{OURS} / {target.reference}, a step, {len(samples[OURS])} rounds",
+            samples[OURS],
+            samples[target.reference],
+            f"≤ {target.must:.2f} (aim {target.aim:.2f})",
+            target.must,
+        )
+        for target in TARGETS
+    ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    step_options.add_arguments(parser, rounds=40)
-    step_options.add_backend(parser)
+    steps.add_arguments(parser, rounds=40)
 
 
 def main(options: argparse.Namespace) -> int:
-    if problem := step_options.problem(options):
-        print(problem, file=sys.stderr)
-        return 2
-    device_type = "cuda" if options.backend == "nccl" else "cpu"
-    print(f"Steps on a Llama of 16 M parameters, {options.ranks} ranks, {options.backend}, {machine()}.\n", flush=True)
-    step_options.import_early()
-    timeout = 60 + 30.0 * options.rounds
-    samples, *_ = run_ranks(
-        options.ranks, measure, options.rounds, {}, device_type, backend=options.backend, timeout=timeout
-    )
-    rows = figures(samples)
-    print(table(samples), markdown(rows), sep="\n\n")
-    return 0 if all(row.holds for row in rows) else 1
+    return steps.run(options, "Steps on a Llama of 16 M parameters", _measure)
+
+
+def _measure(options: argparse.Namespace, device_type: str) -> tuple[list[TableRow], str]:
+    samples = steps.sample_on_ranks(options, measure, {}, device_type)
+    return rows(samples), steps.times_table(samples, REFERENCE)

@@ -1,4 +1,4 @@
-"""Drive a real kernel as a frontend does: run cells, collect their output, press Stop, restart, kill."""
+"""Drive a real kernel as a frontend does: run cells, collect their output, interrupt, restart, kill."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from jupyter_client.manager import KernelManager
 
 @dataclass
 class Result:
-    """What one cell left behind: messages in the order of their arrival."""
+    """The outputs of one cell, in the order in which they arrived."""
 
     outputs: list[dict[str, Any]] = field(default_factory=list)
     status: str = ""
@@ -39,7 +39,7 @@ class Result:
 
 
 class Kernel:
-    """A kernel of this very Python. `with Kernel() as kernel: kernel.run("1 + 1")`."""
+    """A kernel of this Python, with `cluster` ranks. `with Kernel() as kernel: kernel.run("1 + 1")`."""
 
     def __init__(self, cluster: int = 0, options: str = "", env: dict[str, str] | None = None):
         self.manager = KernelManager(kernel_cmd=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
@@ -69,12 +69,12 @@ class Kernel:
     def pid(self) -> int:
         return self.manager.provisioner.pid
 
-    def start(self, code: str, looked_on: bool = False) -> str:
-        """Begin a cell and return its message id. `looked_on`: as a frontend with a person in front of it."""
-        return self.client.execute(code, allow_stdin=looked_on)
+    def start(self, code: str, attended: bool = False) -> str:
+        """Start a cell and return its message id. `attended`: as a frontend that a person looks at."""
+        return self.client.execute(code, allow_stdin=attended)
 
     def finish(self, message_id: str, timeout: float = 60) -> Result:
-        """Wait for a cell's end and collect its output. Raises TimeoutError."""
+        """Wait until a cell has ended, and return its output. Raises TimeoutError."""
         result, began = Result(), time.monotonic()
         while True:
             left = began + timeout - time.monotonic()
@@ -90,17 +90,17 @@ class Kernel:
             if kind in ("stream", "display_data", "execute_result", "error", "update_display_data", "clear_output"):
                 result.outputs.append({"type": kind, **content})
         reply = self.client.get_shell_msg(timeout=10)
-        while reply["parent_header"].get("msg_id") != message_id:  # an answer to the greeting at the start
+        while reply["parent_header"].get("msg_id") != message_id:  # a reply to the messages at the start
             reply = self.client.get_shell_msg(timeout=10)
         result.status = reply["content"]["status"]
         result.seconds = time.monotonic() - began
         return result
 
-    def run(self, code: str, timeout: float = 60, looked_on: bool = False) -> Result:
-        return self.finish(self.start(code, looked_on), timeout)
+    def run(self, code: str, timeout: float = 60, attended: bool = False) -> Result:
+        return self.finish(self.start(code, attended), timeout)
 
     def interrupt(self) -> None:
-        """What the Stop button does."""
+        """Interrupt, as the Stop button does."""
         self.manager.interrupt_kernel()
 
     def restart(self) -> None:
@@ -112,23 +112,5 @@ class Kernel:
         os.kill(self.pid, signal.SIGKILL)
 
     def pids(self) -> list[int]:
-        """The ranks' processes."""
+        """The process ids of the ranks."""
         return [int(line.split()[0]) for line in self.run("import os; print(os.getpid())").text().splitlines()]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process exists and is more than an entry that waits to be collected."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until_gone(pids: list[int], limit: float) -> float:
-    """Seconds until none of the processes exists; raises AssertionError after `limit`."""
-    began = time.monotonic()
-    while left := [pid for pid in pids if alive(pid)]:
-        assert time.monotonic() - began < limit, f"still there after {limit} s: {left}"
-        time.sleep(0.02)
-    return time.monotonic() - began

@@ -1,32 +1,16 @@
-"""The lessons, run again and again: do their saved outputs hold, and how long does it take?"""
+"""The lessons, run repeatedly: do their saved outputs hold, and how long does a run take?"""
 
 import argparse
 import contextlib
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from scratch_ddp.benchmark.options import count
-from scratch_ddp.instruments.timing import Figure, machine, markdown, spread
-
-# FOLDED: A machine that is busy with something else, so that it can be seen what still holds there.
-
-
-@contextlib.contextmanager
-def busy_cores() -> Iterator[None]:
-    """Keep every core of this machine busy."""
-    command = [sys.executable, "-c", "while True: pass"]
-    spinning = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
-
+from scratch_ddp.benchmark.command import TableRow, median_and_range, positive_count, report
+from scratch_ddp.benchmark.processes import busy_cores
+from scratch_ddp.instruments.timing import machine
 
 LIMITS = {"00-02": 180, "03-06": 240, "07-09": 240, "10-11": 180}  # seconds that a run of these lessons may take
 FOLDER = Path("notebooks")
@@ -37,14 +21,12 @@ def chapters(which: str, folder: Path = FOLDER) -> list[Path]:
     first, last = which.split("-")
     found = sorted(path for path in folder.glob("[0-9][0-9]_*.ipynb") if first <= path.name[:2] <= last)
     if not found:
-        raise ValueError(
-            f"there are no lessons {which} in {folder.absolute().name}/ here: call it in the clone's folder"
-        )
+        raise ValueError(f"there are no lessons {which} in {folder.absolute().name}/: run it in the clone's folder")
     return found
 
 
-def run_again(which: str, runs: int, busy: bool, folder: Path = FOLDER) -> Figure:
-    """Strict nbval of some lessons, `runs` times; with `busy`, every second time with all cores busy."""
+def run_repeatedly(which: str, runs: int, busy: bool, folder: Path = FOLDER) -> TableRow:
+    """Strict nbval of some lessons, `runs` times; with `busy`, every second run with all cores busy."""
     command = [sys.executable, "-m", "pytest", "-q", "--nbval", *map(str, chapters(which, folder))]
     took, passed = [], 0
     for run in range(runs):
@@ -56,12 +38,12 @@ def run_again(which: str, runs: int, busy: bool, folder: Path = FOLDER) -> Figur
         print(f"{which}: {passed} of {run + 1}, {took[-1]:.0f} s", file=sys.stderr, flush=True)
     what = f"strict nbval of lessons {which}" + (", half of the runs with all cores busy" if busy else "")
     holds = passed == runs and max(took) < LIMITS[which]
-    return Figure(what, f"all, < {LIMITS[which]} s", f"{passed} of {runs}, {spread(took)}", holds)
+    return TableRow(what, f"all, < {LIMITS[which]} s", f"{passed} of {runs}, {median_and_range(took)}", holds)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("which", nargs="*", metavar="LESSONS", help=f"of {', '.join(LIMITS)}; default: all")
-    parser.add_argument("--runs", type=count, default=2, help="of each (default 2)")
+    parser.add_argument("which", nargs="*", metavar="LESSONS", help=f"any of {', '.join(LIMITS)}; default: all")
+    parser.add_argument("--runs", type=positive_count, default=2, help="runs of each group of lessons (default: 2)")
     parser.add_argument("--busy", action="store_true", help="keep all cores busy in every second run")
 
 
@@ -76,6 +58,4 @@ def main(options: argparse.Namespace) -> int:
         print(f"lessons: {error}", file=sys.stderr)
         return 2
     print(f"Lessons on {machine()}.\n", flush=True)
-    figures = [run_again(each, options.runs, options.busy) for each in which]
-    print(markdown(figures))
-    return 0 if all(figure.holds for figure in figures) else 1
+    return report([run_repeatedly(each, options.runs, options.busy) for each in which])

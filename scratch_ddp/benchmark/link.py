@@ -1,10 +1,13 @@
-"""The simulated link, measured: its own exactness, a published table of strategies on it, and how much is hidden."""
+"""The simulated link, measured: its exactness, a published table of strategies on it, and hidden communication.
+
+Exactness is measured by transfers of stated lengths, and the processor time that waiting for them takes.
+"""
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -15,7 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp.benchmark.options import count
+from scratch_ddp.benchmark.command import REPORTED, TableRow, positive_count, report
+from scratch_ddp.benchmark.steps import step
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.course.lessons import published_step
 from scratch_ddp.course.lessons.sleeping_model import SleepingModel, scaled
@@ -23,27 +27,25 @@ from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistribut
 from scratch_ddp.instruments.cost import Backward, bucketed
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.network import Link, LinkedGroup, linked_group, lone_rank
-from scratch_ddp.instruments.timing import Figure, Spread, interleaved, machine, markdown, spread_of
-
-# FOLDED: How exact the simulated link is: transfers of stated lengths, and the processor that waiting for them takes.
+from scratch_ddp.instruments.timing import Spread, interleaved, machine, spread_of
 
 LENGTHS = (0.001, 0.005, 0.02, 0.05)  # seconds
-_BYTES = 4000  # few, so that moving them takes no time beside the link's
-_OFF, _SHARE = 0.03, 0.10  # at most: off the stated length, of a core while waiting
+_BYTES = 4000  # few, so that moving them takes little time compared with the link
+_OFF, _SHARE = 0.03, 0.10  # limits: relative error of a length, share of a core while waiting
 
 
-class Wait(NamedTuple):
-    """One transfer on one rank: when it was called, when that call returned, when the wait ended; CPU of the wait."""
+class TimedTransfer(NamedTuple):
+    """One transfer on one rank: when it was called, when the call returned, when the wait ended; CPU of the wait."""
 
     began: float
     posted: float
     ended: float
-    cpu: float  # seconds of the process, those of gloo's threads included
+    cpu: float  # seconds of the process, including gloo's threads
 
 
 @dataclass
 class Exactness:
-    """Transfers of one length: how many times the stated seconds they took, and the share of a core used waiting.
+    """Transfers of one length: their seconds in units of the stated length, and the share of a core used waiting.
 
     `late`: at least a quarter of the messages take longer than stated even without a link, which can't speed them up.
     """
@@ -52,22 +54,22 @@ class Exactness:
     share: float
     late: bool = False
 
-    def figures(self, what: str) -> list[Figure]:
+    def rows(self, what: str) -> list[TableRow]:
         """Both as rows of the table."""
         text = f"{self.ratios.median:.4f} [{self.ratios.low:.4f}–{self.ratios.high:.4f}]"
         exact, idle = abs(self.ratios.median - 1) <= _OFF, self.share < _SHARE
-        must = "said: a quarter of the messages take longer without a link" if self.late else f"1 ± {_OFF:g}"
+        must = f"{REPORTED}: a quarter of the messages take longer without a link" if self.late else f"1 ± {_OFF:g}"
         return [
-            Figure(f"a transfer / (α + bytes·β), {what}", must, text, exact or self.late),
-            Figure(f"share of a core while waiting, {what}", f"< {100 * _SHARE:.0f} %", f"{self.share:.1%}", idle),
+            TableRow(f"a transfer / (α + bytes·β), {what}", must, text, exact or self.late),
+            TableRow(f"share of a core while waiting, {what}", f"< {100 * _SHARE:.0f} %", f"{self.share:.1%}", idle),
         ]
 
 
-def exactness(stated: float, ranks: Sequence[Sequence[Wait]], without: Sequence[Wait]) -> Exactness:
-    """Judge the transfers of all `ranks` by the first one's waits, by medians.
+def exactness(stated: float, ranks: Sequence[Sequence[TimedTransfer]], without: Sequence[TimedTransfer]) -> Exactness:
+    """Judge the transfers by medians over the first of the `ranks`.
 
-    A transfer begins when its last rank calls it. The processor's time that the same calls take `without` a link is
-    that of moving the data, not of waiting.
+    A transfer begins when its last rank calls it. The processor time of the same calls `without` a link is spent on
+    moving the data, not on waiting.
     """
     mine, began = ranks[0], [max(each.began for each in together) for together in zip(*ranks, strict=True)]
     ratios = [(each.ended - at) / stated for each, at in zip(mine, began, strict=True)]
@@ -77,68 +79,53 @@ def exactness(stated: float, ranks: Sequence[Sequence[Wait]], without: Sequence[
     return Exactness(spread_of(ratios), max(0.0, cpu - moving) / waited, late)
 
 
-def waits(group: LinkedGroup, transfers: int) -> dict[float, list[Wait]]:
-    """On each rank: transfers of each length, one after the other; those without a link as length 0."""
+def time_transfers(group: LinkedGroup, transfers: int) -> dict[float, list[TimedTransfer]]:
+    """On each rank: transfers of each length, one after the other; length 0 stands for no link."""
     tensor, found = torch.zeros(_BYTES // 4), {}
     for stated in (0.0, *LENGTHS):
-        # Two ranks send what they sum.
-        group.link = Link(0.0002, (stated - 0.0002) / tensor.nbytes) if stated else None
+        group.link = Link(0.0002, (stated - 0.0002) / tensor.nbytes) if stated else None  # each of two ranks sends all
         dist.barrier(group=group)
-        found[stated] = [_wait(tensor, group) for _ in range(transfers)]
+        found[stated] = [_time_transfer(tensor, group) for _ in range(transfers)]
     return found
 
 
-def _wait(tensor: torch.Tensor, group: LinkedGroup) -> Wait:
+def _time_transfer(tensor: torch.Tensor, group: LinkedGroup) -> TimedTransfer:
     began = time.perf_counter()
     work = dist.all_reduce(tensor, group=group, async_op=True)
     posted, busy = time.perf_counter(), time.process_time()
     work.wait()
-    return Wait(began, posted, time.perf_counter(), time.process_time() - busy)
+    return TimedTransfer(began, posted, time.perf_counter(), time.process_time() - busy)
 
 
-def _on_ranks(transfers: int) -> dict[float, list[Wait]]:
-    return waits(linked_group(None), transfers)
+def exactness_rows(transfers: int) -> list[TableRow]:
+    """The rows on the link itself, for both modes and each length."""
 
+    def on_ranks() -> dict[float, list[TimedTransfer]]:
+        return time_transfers(linked_group(None), transfers)
 
-def exactness_figures(transfers: int) -> list[Figure]:
-    """The rows on the link itself: both modes, each length by itself."""
-    found = {"two ranks over gloo": run_ranks(2, _on_ranks, transfers, timeout=60 + transfers)}
-    found["one process"] = [waits(lone_rank(2, None), transfers)]
+    found = {"two ranks over gloo": run_ranks(2, on_ranks, timeout=60 + transfers)}
+    found["one process"] = [time_transfers(lone_rank(2, None), transfers)]
     dist.destroy_process_group()
-    return [
-        row
-        for where, ranks in found.items()
-        for stated in LENGTHS
-        for row in exactness(stated, [each[stated] for each in ranks], ranks[0][0.0]).figures(
-            f"{1e3 * stated:g} ms, {where}"
-        )
-    ]
+    rows = []
+    for where, ranks in found.items():
+        for stated in LENGTHS:
+            judged = exactness(stated, [each[stated] for each in ranks], ranks[0][0.0])
+            rows += judged.rows(f"{1e3 * stated:g} ms, {where}")
+    return rows
 
 
-_SCALE = 1 / 128  # of the published model: what a process holds and copies must not take time of its own
+_SCALE = 1 / 128  # of the published model, so that holding and copying it takes little time
 _SLOWEST_FIRST = [["naive"], ["flat"], ["1000 MB"], ["100 MB"], ["per parameter", "1 MB", "10 MB"]]
-_TIED = 0.02  # of a step: neighbours that were published this close together need not come in their order
+_TIED = 0.02  # of a step: rows that were published this close together need not come in their order
 _ON_TOP = "hooks on top"
 _LEGEND = f"""\
 (fitted): the link and the timeline were made so that these rows come out; the others are forecasts.
-step / (compute + last transfer): 1 where all communication but the last message is hidden. What the hooks do (copy a
-gradient into its message, start it) runs beside the compute, as where a GPU computes. Rows with "{_ON_TOP}" are steps
-whose hooks make the backward longer by what they take, as where the processor itself computes: they show that work,
-not how much communication is hidden, and so are only said, as are torch's."""
+step / (compute + last transfer): 1 if all communication but the last message is hidden. The hooks (which copy a
+gradient into its message and start it) run beside the compute, as if a GPU computed. Rows with "{_ON_TOP}" are steps
+whose hooks make the backward longer, as if the processor itself computed. They show the time of the hooks, not how much
+communication is hidden, and so are only reported, as are torch's."""
 
 Variants = dict[str, Callable[[], object]]
-
-
-def step(model: nn.Module) -> Callable[[], None]:
-    """A training step without the optimizer."""
-
-    def run() -> None:
-        model.zero_grad()
-        model().backward()
-        if hasattr(model, "sync_gradients"):
-            model.sync_gradients()
-
-    return run
 
 
 def ours(timeline: Backward) -> Variants:
@@ -150,29 +137,28 @@ def ours(timeline: Backward) -> Variants:
     }
     for name, size in published_step.BUCKETS_MB.items():
         wrap[name] = lambda model, size=size: BucketedDDP(model, size * _SCALE)
-    return {name: step(make(SleepingModel(timeline, gpu=True))) for name, make in wrap.items()}
+    return {name: partial(step, make(SleepingModel(timeline, gpu=True))) for name, make in wrap.items()}
 
 
 def torchs(timeline: Backward) -> Variants:
-    """Steps of torch's DDP with the same sizes of buckets."""
-    sizes = {name: size * _SCALE for name, size in published_step.BUCKETS_MB.items()}
-    return {
-        f"torch DDP, {name}": step(DistributedDataParallel(SleepingModel(timeline, gpu=True), bucket_cap_mb=size))
-        for name, size in sizes.items()
-    }
+    """Steps of torch's DDP with the same bucket sizes."""
+    found = {}
+    for name, size in published_step.BUCKETS_MB.items():
+        model = DistributedDataParallel(SleepingModel(timeline, gpu=True), bucket_cap_mb=size * _SCALE)
+        found[f"torch DDP, {name}"] = partial(step, model)
+    return found
 
 
-def published_table(rounds: int) -> tuple[str, list[Figure]]:
-    """The published steps beside their forecasts and what is measured on the link, in one process."""
+def published_table(rounds: int) -> tuple[str, list[TableRow]]:
+    """The published steps, their forecasts, and the times measured on the link in one process."""
     timeline = scaled(published_step.timeline(), _SCALE)
     link = published_step.link(timeline.total_bytes)
     lone_rank(2, link)
     forecasts = published_step.forecasts(timeline, link.wire(2), _SCALE)
-    for name, size in published_step.BUCKETS_MB.items():  # torch's first bucket is small only where no size is given
+    for name, size in published_step.BUCKETS_MB.items():  # torch's first bucket is small only without a size
         forecasts[f"torch DDP, {name}"] = bucketed(timeline, link.wire(2), size * _SCALE, first_mb=size * _SCALE)
-    samples = interleaved(
-        {"compute": step(SleepingModel(timeline, gpu=True)), **ours(timeline), **torchs(timeline)}, rounds, warm_up=2
-    )
+    compute = partial(step, SleepingModel(timeline, gpu=True))
+    samples = interleaved({"compute": compute, **ours(timeline), **torchs(timeline)}, rounds, warm_up=2)
     dist.destroy_process_group()
     rows = ["| | published ms | forecast | measured | off the published |", "|---|---|---|---|---|"]
     medians = {}
@@ -189,44 +175,44 @@ def published_table(rounds: int) -> tuple[str, list[Figure]]:
     return "\n".join(rows), [in_order(medians), *within(medians)]
 
 
-def in_order(medians: dict[str, float]) -> Figure:
-    """Whether the groups of the published table come in its order; a group tied there may be a little quicker."""
+def in_order(medians: dict[str, float]) -> TableRow:
+    """Whether the groups of the published table come in its order. A group tied there may be a little quicker."""
     must, measured, holds = "", [], True
     for slow, quick in pairwise(_SLOWEST_FIRST):
         tied = _lead(published_step.PUBLISHED, slow, quick) <= _TIED
         lead = _lead(medians, slow, quick)
-        must += f"{_spoken(slow)} {'≳' if tied else '>'} "
+        must += f"{_in_braces(slow)} {'≳' if tied else '>'} "
         measured.append(f"{lead:+.1%}")
         holds = holds and (lead >= -_TIED if tied else lead > 0)
-    must += f"{_spoken(_SLOWEST_FIRST[-1])} (≳: tied there, −{100 * _TIED:.0f} % will do)"
-    return Figure("published table: order of its groups", must, "each to the next: " + ", ".join(measured), holds)
+    must += f"{_in_braces(_SLOWEST_FIRST[-1])} (≳: tied there, −{100 * _TIED:.0f} % is enough)"
+    return TableRow("published table: order of its groups", must, "each to the next: " + ", ".join(measured), holds)
 
 
 def _lead(times: dict[str, float], slow: list[str], quick: list[str]) -> float:
-    """By how much the quickest of the slow group is slower than the slowest of the quick one."""
+    """How much slower the quickest of the slow group is than the slowest of the quick group."""
     return min(times[name] for name in slow) / max(times[name] for name in quick) - 1
 
 
-def _spoken(group: list[str]) -> str:
+def _in_braces(group: list[str]) -> str:
     return "{" + ", ".join(group) + "}"
 
 
-def within(medians: dict[str, float]) -> list[Figure]:
-    """How far the worst row is off, of those that were fitted and of those that are forecasts."""
+def within(medians: dict[str, float]) -> list[TableRow]:
+    """The error of the worst row, of those that were fitted and of those that are forecasts."""
     off = {name: medians[name] / published - 1 for name, published in published_step.PUBLISHED.items()}
-    figures = []
+    rows = []
     for kind in ("fitted", "forecast"):
-        rows = [name for name in off if (name in published_step.FITTED) == (kind == "fitted")]
-        worst = max(rows, key=lambda name: abs(off[name]))
-        what = f"published table: ms of the {len(rows)} {kind} rows"
-        figures.append(Figure(what, "within 10 %", f"{off[worst]:+.1%} at worst ({worst})", abs(off[worst]) <= 0.10))
-    return figures
+        names = [name for name in off if (name in published_step.FITTED) == (kind == "fitted")]
+        worst = max(names, key=lambda name: abs(off[name]))
+        what = f"published table: ms of the {len(names)} {kind} rows"
+        rows.append(TableRow(what, "within 10 %", f"{off[worst]:+.1%} at worst ({worst})", abs(off[worst]) <= 0.10))
+    return rows
 
 
-def hidden(rounds: int, backward: float = 0.6) -> list[Figure]:
-    """What an overlapped step takes beyond its compute and the last transfer, where all else can be hidden.
+def hidden(rounds: int, backward: float = 0.6) -> list[TableRow]:
+    """An overlapped step in units of its compute plus the last transfer, where all else can be hidden.
 
-    `backward`: its seconds; a forward takes half of them, the gradients are on the wire for three quarters.
+    `backward`: its seconds; a forward takes half of them, and the gradients are on the wire for three quarters.
     """
     timeline = Backward.in_proportion(48 * [MB // 16], backward, backward / 2)
     group = lone_rank(2, Link(1e-4, 0.75 * backward / timeline.total_bytes))
@@ -238,40 +224,39 @@ def hidden(rounds: int, backward: float = 0.6) -> list[Figure]:
         f"BucketedDDP, {_ON_TOP}": BucketedDDP(SleepingModel(timeline), 0.25),
         f"torch DDP, {_ON_TOP}": DistributedDataParallel(SleepingModel(timeline), bucket_cap_mb=0.25),
     }
-    variants = {name: step(model) for name, model in wrapped.items()}
+    variants = {name: partial(step, model) for name, model in wrapped.items()}
     last = {name: last_transfer(run, group) for name, run in variants.items()}
-    samples = interleaved({"compute": step(SleepingModel(timeline, gpu=True)), **variants}, rounds)
+    samples = interleaved({"compute": partial(step, SleepingModel(timeline, gpu=True)), **variants}, rounds)
     dist.destroy_process_group()
-    figures = []
+    rows = []
     for name, seconds in last.items():
         pairs = zip(samples[name], samples["compute"], strict=True)
-        ratio = statistics.median(each.wall / (compute.wall + seconds) for each, compute in pairs)
-        said = name.startswith("torch") or name.endswith(_ON_TOP)
-        figure = Figure(f"step / (compute + last transfer), {name}", "said", f"{ratio:.3f}", True)
-        figures.append(figure if said else replace(figure, must="≤ 1.03", holds=ratio <= 1.03))
-    return figures
+        found = median(each.wall / (compute.wall + seconds) for each, compute in pairs)
+        reported = name.startswith("torch") or name.endswith(_ON_TOP)
+        target = REPORTED if reported else "≤ 1.03"
+        what = f"step / (compute + last transfer), {name}"
+        rows.append(TableRow(what, target, f"{found:.3f}", reported or found <= 1.03))
+    return rows
 
 
 def last_transfer(run: Callable[[], object], group: LinkedGroup) -> float:
-    """Seconds that the last gradients of a step are on the wire."""
-    run()  # torch's DDP makes its buckets in the first step
+    """Seconds for which the last gradients of a step are on the wire."""
+    run()  # torch's DDP rebuilds its buckets in the first step
     group.transfers.clear()
     run()
     largest = max(each.nbytes for each in group.transfers)
-    gradients = [each for each in group.transfers if 4 * each.nbytes >= largest]  # without what ranks agree on
+    gradients = [each for each in group.transfers if 4 * each.nbytes >= largest]  # without the small messages of checks
     return gradients[-1].ended - gradients[-1].started
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=count, default=5, help="steps of each strategy that count (default 5)")
-    parser.add_argument("--transfers", type=count, default=20, help="transfers of each length (default 20)")
+    parser.add_argument("--rounds", type=positive_count, default=5, help="timed steps of each strategy (default: 5)")
+    parser.add_argument("--transfers", type=positive_count, default=20, help="transfers of each length (default: 20)")
 
 
 def main(options: argparse.Namespace) -> int:
     print(f"The simulated link on {machine()}.\n", flush=True)
     torch.set_num_threads(1)
-    figures = exactness_figures(options.transfers)
-    table, about_it = published_table(options.rounds)
-    figures += [*about_it, *hidden(options.rounds)]
-    print(f"{table}\n\n{markdown(figures)}\n\n{_LEGEND}")
-    return 0 if all(figure.holds for figure in figures) else 1
+    on_the_link = exactness_rows(options.transfers)
+    table, rows = published_table(options.rounds)
+    return report([*on_the_link, *rows, *hidden(options.rounds)], before=table, after=_LEGEND)

@@ -1,4 +1,4 @@
-"""Our collectives beside gloo's own, on 2 ranks: how many times as long do they take?"""
+"""Our collectives against gloo's own, on 2 ranks: how many times as much time do they take?"""
 
 import argparse
 import sys
@@ -9,12 +9,12 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.benchmark.options import seconds
-from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, Workspace, memory
-from scratch_ddp.instruments.bandwidth.room import Place, free_memory, refuse_what_does_not_fit
+from scratch_ddp.benchmark.command import REPORTED, TableRow, cpu_row, positive_seconds, report
+from scratch_ddp.instruments.bandwidth.free_memory import Place, check_fits, free_memory
+from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, Workspace, memory_needed
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.sizes import UNITS, format_size, parse_size
-from scratch_ddp.instruments.timing import Figure, Sample, interleaved, machine, markdown, ratio
+from scratch_ddp.instruments.timing import Sample, interleaved, machine
 
 RANKS = 2
 SIZES = ("8MiB", "64MiB", "256MiB")
@@ -22,7 +22,7 @@ SIZES = ("8MiB", "64MiB", "256MiB")
 
 @dataclass(frozen=True)
 class Pair:
-    """Ours, torch's, and how many times as much CPU time ours may take from `least` bytes on."""
+    """Ours, torch's, and how many times torch's CPU time ours may take from `least` bytes on."""
 
     ours: str
     theirs: str
@@ -39,28 +39,25 @@ PAIRS = (
 
 
 def compare(size: int, rounds: int) -> dict[str, list[Sample]]:
-    """On each rank: times of all operations at one size (bytes), in turns. Every rank calls it alike."""
+    """On each rank: times of all operations at one size in bytes, in turns. Collective."""
     space = Workspace(size, dist.group.WORLD, torch.device("cpu"), second=False)
     names = dict.fromkeys(name for pair in PAIRS for name in (pair.ours, pair.theirs))
     return interleaved({name: partial(OPERATIONS[name].run, space, 0) for name in names}, rounds=rounds, warm_up=3)
 
 
-def figures(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[Figure]:
-    """A row for each pair: medians over the rounds of CPU time, which is judged, and of wall time."""
-    rows = []
+def rows(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[TableRow]:
+    """A row for each pair: CPU time, which is judged from a size on, and wall time."""
+    found = []
     for pair in PAIRS:
-        cpu, wall = (ratio(samples[pair.ours], samples[pair.theirs], figure) for figure in ("cpu", "wall"))
-        judged = size >= pair.least
         what = f"our {pair.ours} / gloo's {pair.theirs}, {format_size(size)}, {len(samples[pair.ours])} rounds"
-        must = f"≤ {pair.must:.2f}" if judged else "said"
-        text = f"{cpu} of the CPU time, {wall} of the time"
-        rows.append(Figure(what, must, text, not judged or cpu.median <= pair.must))
-    return rows
+        target = (f"≤ {pair.must:.2f}", pair.must) if size >= pair.least else (REPORTED, None)
+        found.append(cpu_row(what, samples[pair.ours], samples[pair.theirs], *target))
+    return found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
-    parser.add_argument("--seconds", type=seconds, default=20.0, help="for each size, about (default: 20)")
+    parser.add_argument("--seconds", type=positive_seconds, default=20.0, help="time per size, about (default: 20)")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -68,19 +65,16 @@ def main(options: argparse.Namespace) -> int:
     try:
         sizes = [parse_size(size) for size in options.sizes]
         here = Place(0, free_memory())
-        refuse_what_does_not_fit(sizes, [RANKS], [here] * RANKS, partial(memory, operations))
+        check_fits(sizes, [RANKS], [here] * RANKS, partial(memory_needed, operations))
     except ValueError as error:
         print(f"rings: {error}", file=sys.stderr)
         return 2
-    print(
-        f"Collectives of {RANKS} ranks on {machine()}, torch {torch.__version__}. Median [quartiles] of ratios.\n",
-        flush=True,
-    )
+    where = f"{machine()}, torch {torch.__version__}"
+    print(f"Collectives of {RANKS} ranks on {where}. Median [quartiles] of ratios.\n", flush=True)
     found = []
     for size in sizes:
         once = run_ranks(RANKS, compare, size, 1, timeout=600)[0]
         turn = sum(taken.wall for samples in once.values() for taken in samples)
         rounds = min(max(round(options.seconds / turn), 5), 400)
-        found += figures(size, run_ranks(RANKS, compare, size, rounds, timeout=600 + 10 * options.seconds)[0])
-    print(markdown(found))
-    return 0 if all(figure.holds for figure in found) else 1
+        found += rows(size, run_ranks(RANKS, compare, size, rounds, timeout=600 + 10 * options.seconds)[0])
+    return report(found)

@@ -1,7 +1,6 @@
-"""ShardedOptimizer: the state that a rank holds, its bits beside AdamW's, its step beside torch's own."""
+"""ShardedOptimizer: the state that a rank holds, its weights against AdamW's, its step against torch's own class."""
 
 import argparse
-import sys
 from functools import partial
 
 import torch
@@ -9,10 +8,10 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import AdamW, Optimizer
 
-from scratch_ddp.benchmark import options as step_options
-from scratch_ddp.benchmark.options import build_llama
+from scratch_ddp.benchmark import steps
+from scratch_ddp.benchmark.command import REPORTED, TableRow, cpu_row
 from scratch_ddp.instruments.forked_ranks import run_ranks
-from scratch_ddp.instruments.timing import Figure, Sample, interleaved, machine, markdown, ratio
+from scratch_ddp.instruments.timing import Sample, interleaved
 from scratch_ddp.zero import ShardedOptimizer
 
 OURS, TORCHS, PLAIN = "ShardedOptimizer", "ZeroRedundancyOptimizer", "AdamW"
@@ -26,7 +25,7 @@ AT_MOST = 1.10  # of the CPU seconds of torch's step
 
 def build(sizes: dict[str, int]) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
     """For each optimizer a model of its own with the same random gradients. Collective."""
-    models = {name: build_llama(**sizes) for name in MAKERS}
+    models = {name: steps.build_llama(**sizes) for name in MAKERS}
     for model in models.values():
         generator = torch.Generator().manual_seed(0)
         for parameter in model.parameters():
@@ -41,7 +40,7 @@ def measure(rounds: int, sizes: dict[str, int]) -> dict[str, list[Sample]]:
 
 
 def shares(sizes: dict[str, int]) -> tuple[int, int, int, bool]:
-    """On each rank after two steps: elements of state here and in all, those of the largest parameter, equal bits."""
+    """On each rank after two steps: elements of state here, in all, of the largest parameter; are the bits equal?"""
     models, optimizers = build(sizes)
     for _ in range(2):
         optimizers[OURS].step()
@@ -56,43 +55,34 @@ def _elements(optimizer: Optimizer) -> int:
     return sum(value.numel() for entry in optimizer.state.values() for value in entry.values() if value.dim())
 
 
-def state_figures(reports: list[tuple[int, int, int, bool]]) -> list[Figure]:
+def state_rows(reports: list[tuple[int, int, int, bool]]) -> list[TableRow]:
     """How far a rank's state is from 1/n of the whole, and whether the weights are those of one process."""
     n, (_, whole, largest, _) = len(reports), reports[0]
     furthest = max(abs(mine - whole / n) for mine, *_ in reports)
-    said = f"{furthest / largest:.3f} of it; {max(mine for mine, *_ in reports) / whole:.4f} of the state at most"
+    measured = f"{furthest / largest:.3f} of it; {max(mine for mine, *_ in reports) / whole:.4f} of the state at most"
     same = all(equal for *_, equal in reports)
     return [
-        Figure(f"state a rank, {n} ranks: distance from 1/n", "≤ the largest parameter's", said, furthest <= largest),
-        Figure(f"weights after two steps, {n} ranks", "the bits of AdamW", "the same" if same else "others", same),
+        TableRow(f"state per rank, {n} ranks: off 1/n", "≤ the largest parameter's", measured, furthest <= largest),
+        TableRow(f"weights after two steps, {n} ranks", "the bits of AdamW", "the same" if same else "others", same),
     ]
 
 
-def step_figures(samples: dict[str, list[Sample]]) -> list[Figure]:
-    """A step of ours beside torch's, judged by CPU seconds, and beside the plain optimizer's, which is only said."""
-    rows = []
-    for beside, most in ((TORCHS, AT_MOST), (PLAIN, None)):
-        cpu, wall = (ratio(samples[OURS], samples[beside], figure) for figure in ("cpu", "wall"))
-        measured = f"{cpu} of the CPU time, {wall} of the time"
-        must, holds = (f"≤ {most:.2f}", cpu.median <= most) if most else ("", True)
-        rows.append(Figure(f"{OURS} / {beside}, a step", must, measured, holds))
-    return rows
+def step_rows(samples: dict[str, list[Sample]]) -> list[TableRow]:
+    """A step of ours against torch's, judged by CPU seconds, and against the plain optimizer's, which is reported."""
+    return [
+        cpu_row(f"{OURS} / {TORCHS}, a step", samples[OURS], samples[TORCHS], f"≤ {AT_MOST:.2f}", AT_MOST),
+        cpu_row(f"{OURS} / {PLAIN}, a step", samples[OURS], samples[PLAIN], REPORTED),
+    ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    step_options.add_arguments(parser, rounds=20)
+    steps.add_arguments(parser, rounds=20, on_gpus=False)
 
 
 def main(options: argparse.Namespace) -> int:
-    if problem := step_options.problem(options):
-        print(problem, file=sys.stderr)
-        return 2
-    print(f"AdamW on a Llama of 16 M parameters, gloo, {machine()}.\n", flush=True)
-    step_options.import_early()
+    return steps.run(options, "AdamW on a Llama of 16 M parameters", _measure)
 
-    rows = []
-    for n in (2, 3, 4):
-        rows += state_figures(run_ranks(n, shares, {}, timeout=120))
-    rows += step_figures(run_ranks(options.ranks, measure, options.rounds, {}, timeout=60 + 10.0 * options.rounds)[0])
-    print(markdown(rows))
-    return 0 if all(row.holds for row in rows) else 1
+
+def _measure(options: argparse.Namespace, _: str) -> tuple[list[TableRow], str]:
+    states = [row for n in (2, 3, 4) for row in state_rows(run_ranks(n, shares, {}, timeout=120))]
+    return [*states, *step_rows(steps.sample_on_ranks(options, measure, {}))], ""

@@ -1,7 +1,7 @@
 """Messages between the kernel, the launcher and the ranks: JSON over Unix socket pairs.
 
-A socket pair has no address: nobody can connect to it, so there is nothing to authenticate and nothing to unpickle.
-When a process ends, its peers read end-of-file at once, which is how everybody learns of everybody's death.
+A socket pair has no address. Nobody else can connect to it, so it needs no password, and nothing is unpickled.
+When a process ends, the other end of its channel reads end-of-file at once. That is how every death is noticed.
 """
 
 import array
@@ -16,26 +16,26 @@ from typing import Any
 
 _LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 16
-_MOST_FILES = 8  # open files that one message may carry
+_MAX_FILES = 8  # file descriptors in one message
 
 
-class Link:
-    """One end of a socket pair. A message is a dict; open files may travel with it (as file descriptors)."""
+class Channel:
+    """One end of a socket pair. A message is a dict; file descriptors may travel with it."""
 
     def __init__(self, sock: socket.socket):
         self.socket = sock
-        self.files: deque[int] = deque()  # descriptors that arrived, in the order of the messages that carry them
+        self._files: deque[int] = deque()  # descriptors that have arrived, in the order of their messages
         self._received = bytearray()
-        self._sending = threading.Lock()  # a rank's main thread and its control thread both send
+        self._send_lock = threading.Lock()  # a rank's main thread and its control thread both send
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
     def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
-        """Send a message. Raises OSError (BrokenPipeError) if the other end is gone."""
+        """Send a message. If the other end is closed it is lost; `receive` tells of that."""
         body = json.dumps(message).encode()
         frame = _LENGTH.pack(len(body)) + body
-        with self._sending:
+        with self._send_lock, contextlib.suppress(OSError):
             if files:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
                 sent = self.socket.sendmsg([frame], [rights])
@@ -43,14 +43,14 @@ class Link:
             self.socket.sendall(frame)
 
     def receive(self) -> list[dict[str, Any]]:
-        """Wait for bytes and return the messages that are complete by now. Raises EOFError when the peer is gone."""
+        """Wait for bytes and return the messages that are complete. Raises EOFError when the other end is closed."""
         try:
-            data, files, _, _ = socket.recv_fds(self.socket, _CHUNK, _MOST_FILES)
+            data, files, _, _ = socket.recv_fds(self.socket, _CHUNK, _MAX_FILES)
         except ConnectionResetError:
             data, files = b"", []
         if not data:
-            raise EOFError("the other end of the link is gone")
-        self.files.extend(files)
+            raise EOFError("the other end of the channel is closed")
+        self._files.extend(files)
         self._received += data
         messages = []
         while len(self._received) >= _LENGTH.size:
@@ -63,11 +63,11 @@ class Link:
         return messages
 
     def take_files(self, count: int) -> list[int]:
-        """The next `count` descriptors that arrived; the caller owns them now."""
-        return [self.files.popleft() for _ in range(count)]
+        """The next `count` descriptors that have arrived. The caller must close them."""
+        return [self._files.popleft() for _ in range(count)]
 
-    def close_for_good(self) -> None:
-        """End the connection itself: the peer reads end-of-file even if a child of this process holds a copy."""
+    def shut_down(self) -> None:
+        """End the connection: the other end reads end-of-file even if a child of this process holds a copy of ours."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
@@ -76,7 +76,7 @@ class Link:
             self.socket.close()
 
 
-def link_pair() -> tuple[Link, socket.socket]:
-    """A link for this process, and the bare socket that becomes the other process's end."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    return Link(here), there
+def channel_pair() -> tuple[Channel, socket.socket]:
+    """A channel for this process, and the bare socket that becomes the other process's end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return Channel(ours), theirs

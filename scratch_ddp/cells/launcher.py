@@ -1,11 +1,11 @@
-"""The process that starts ranks, learns of their ends, and ends them when the kernel is gone.
+"""The process that starts ranks, reports their deaths, and ends them when the kernel is gone.
 
-It imports torch once; every rank is a fork of it, so a cluster starts in a fraction of a second. It never runs a
-learner's code, starts no thread and never touches a GPU, which is what makes forking it safe. Where forking after an
+It imports torch once, and every rank is a fork of it, so a cluster starts in a fraction of a second. Forking is safe
+because the launcher never runs a learner's code, starts no thread and never touches a GPU. Where forking after an
 import is not safe (macOS), each rank is a fresh Python that imports torch itself.
 
-The ranks are its children: no other process can take one's number until the launcher has collected its exit status,
-so a signal never reaches a stranger. One that dies takes its ranks with it.
+The ranks are its children. The number of a child is not reused before the launcher has collected its exit status, so
+a signal never reaches a process of anybody else. A launcher that dies takes its ranks with it.
 """
 
 import contextlib
@@ -21,61 +21,54 @@ import tempfile
 import traceback
 from typing import Any
 
-from scratch_ddp.cells.channel import Link
+from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.processes import (
-    adopt_orphans,
+    become_subreaper,
     die_with_parent,
-    end_children,
-    end_family,
-    end_group,
-    end_orphans,
+    kill_descendants,
+    kill_family,
+    kill_group,
+    kill_orphans,
 )
 
-_LOOK_FOR_KERNEL = 0.25  # seconds between two looks whether the kernel still lives
+_CHECK_KERNEL_EVERY = 0.25  # seconds
 
 
 def main(descriptor: str, kernel: str, folder: str) -> None:
     """Serve the kernel (process `kernel`) at the other end of the socket `descriptor` until it is gone.
 
-    `folder` holds what the ranks share (rendezvous files); it goes with the launcher.
+    `folder` holds the files that the ranks share. It is deleted at the end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    adopt_orphans()
+    become_subreaper()
     try:
-        link = Link(socket.socket(fileno=int(descriptor)))
+        channel = Channel(socket.socket(fileno=int(descriptor)))
         if can_fork():
             import scratch_ddp.cells.rank.worker  # noqa: F401  (with torch and IPython: what every rank needs)
-        with contextlib.suppress(OSError):
-            link.send({"type": "launcher ready", "gpu_count": count_gpus()})
-        Launcher(link, int(kernel)).serve()
+        channel.send({"type": "launcher ready", "gpu_count": count_gpus()})
+        Launcher(channel, int(kernel)).serve()
         shutil.rmtree(folder, ignore_errors=True)
     except BaseException:
         traceback.print_exc()  # into the folder's log, which the kernel shows
         sys.stderr.flush()
     finally:
-        os._exit(0)  # an orderly end of a process that has imported torch takes a while
+        os._exit(0)  # the usual exit of a process that has imported torch takes a while
 
 
 def count_gpus() -> int:
-    """How many GPUs torch can use: asked in a child, since a process that has touched CUDA can't be forked."""
-    if not sys.platform.startswith("linux"):
+    """How many GPUs torch can use. A child process counts them: a process that has touched CUDA can't be forked."""
+    if sys.platform != "linux":
         return 0
-    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    if "torch" in sys.modules:
-        import torch
+    if not can_fork():
+        command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+        return int(subprocess.run(command, capture_output=True, text=True).stdout or 0)
+    import torch
 
-        if torch.version.cuda is None and torch.version.hip is None:
-            return 0
-        read_end, write_end = os.pipe()
-        if os.fork() == 0:
-            os.write(write_end, str(torch.cuda.device_count()).encode())
-            os._exit(0)
-        os.close(write_end)
-        with open(read_end) as pipe:
-            count = pipe.read()
-        os.wait()
-        return int(count or 0)
-    return int(subprocess.run(command, capture_output=True, text=True).stdout or 0)
+    if torch.version.cuda is None and torch.version.hip is None:
+        return 0
+    if (child := os.fork()) == 0:
+        os._exit(torch.cuda.device_count())
+    return max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def can_fork() -> bool:
@@ -86,44 +79,44 @@ def can_fork() -> bool:
 class Launcher:
     """Starts ranks on request and reports how they end."""
 
-    def __init__(self, link: Link, kernel: int):
-        self.link, self.kernel = link, kernel
-        self.children: set[int] = set()
-        self.wake, wakened = socket.socketpair()
+    def __init__(self, channel: Channel, kernel: int):
+        self.channel, self.kernel = channel, kernel
+        self.ranks: set[int] = set()  # their process numbers
+        self.wake, waker = socket.socketpair()  # readable when a child has ended
         self.wake.setblocking(False)
-        wakened.setblocking(False)
+        waker.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakened.fileno(), warn_on_full_buffer=False)
-        self._wakened = wakened  # kept open
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        self._waker = waker  # kept open
 
     def serve(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self.link, selectors.EVENT_READ)
+            selector.register(self.channel, selectors.EVENT_READ)
             selector.register(self.wake, selectors.EVENT_READ)
             try:
                 while os.getppid() == self.kernel:
-                    for key, _ in selector.select(_LOOK_FOR_KERNEL):
+                    for key, _ in selector.select(_CHECK_KERNEL_EVERY):
                         if key.fileobj is self.wake:
                             self.wake.recv(4096)
                         else:
-                            for message in self.link.receive():
-                                self.obey(message)
+                            for message in self.channel.receive():
+                                self.handle(message)
                     self.collect()
             except (EOFError, OSError):
                 pass  # the kernel has closed its end, or is gone
             finally:
                 self.end_all()
 
-    def obey(self, message: dict[str, Any]) -> None:
+    def handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "start":
-            files = self.link.take_files(3)
+            files = self.channel.take_files(3)
             pid = self._fork(message, files) if can_fork() else self._spawn(message, files)
             for file in files:
                 os.close(file)
-            self.children.add(pid)
-            self.link.send({"type": "started", "rank": message["config"]["rank"], "pid": pid})
-        elif message["type"] == "end" and message["pid"] in self.children:
-            end_family(message["pid"])
+            self.ranks.add(pid)
+            self.channel.send({"type": "started", "rank": message["config"]["rank"], "pid": pid})
+        elif message["type"] == "end" and message["pid"] in self.ranks:
+            kill_family(message["pid"])
 
     def _fork(self, message: dict[str, Any], files: list[int]) -> int:
         pid = os.fork()
@@ -132,23 +125,23 @@ class Launcher:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self.link.close()
+            self.channel.close()
             self.wake.close()
-            self._wakened.close()
+            self._waker.close()
             become_rank(message["config"], *files)
         finally:
             os._exit(1)
 
     def _spawn(self, message: dict[str, Any], files: list[int]) -> int:
-        """A fresh Python. It reads its configuration from a file, since anybody may see a process's arguments."""
+        """A fresh Python. It reads its configuration from a file, because everybody can see a process's arguments."""
         command = "import sys; from scratch_ddp.cells.launcher import spawned; spawned(*map(int, sys.argv[1:]))"
         with tempfile.TemporaryFile() as config:
             config.write(json.dumps(message["config"]).encode())
             config.flush()
-            handed = [config.fileno(), *files]
-            for file in handed:
+            inherited = [config.fileno(), *files]
+            for file in inherited:
                 os.set_inheritable(file, True)
-            arguments = [sys.executable, "-c", command, *map(str, handed)]
+            arguments = [sys.executable, "-c", command, *map(str, inherited)]
             environment = message["config"]["environment"] | {"PYTHONPATH": os.environ["PYTHONPATH"]}
             return os.posix_spawn(sys.executable, arguments, environment)
 
@@ -158,18 +151,18 @@ class Launcher:
         with contextlib.suppress(ChildProcessError):  # no children
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
-                if pid in self.children:
+                if pid in self.ranks:
                     ranks_ended = True
-                    self.children.discard(pid)
-                    end_group(pid)
-                    self.link.send({"type": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+                    self.ranks.discard(pid)
+                    kill_group(pid)
+                    self.channel.send({"type": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
         if ranks_ended:
-            end_orphans(self.children)
+            kill_orphans(self.ranks)
 
     def end_all(self) -> None:
-        for pid in self.children:
-            end_family(pid)
-        end_children()
+        for pid in self.ranks:
+            kill_family(pid)
+        kill_descendants()
 
 
 def spawned(config: int, *files: int) -> None:
@@ -183,7 +176,7 @@ def spawned(config: int, *files: int) -> None:
 
 
 def become_rank(config: dict[str, Any], sock: int, out: int, err: int) -> None:
-    """Turn this fresh process into a rank: its own session, its output to the kernel, no standard input."""
+    """Turn this new process into a rank: a session of its own, output to the kernel, no standard input."""
     os.setsid()
     die_with_parent()
     os.dup2(out, 1)
@@ -194,4 +187,4 @@ def become_rank(config: dict[str, Any], sock: int, out: int, err: int) -> None:
         os.close(file)
     from scratch_ddp.cells.rank.worker import run_rank
 
-    run_rank(Link(socket.socket(fileno=sock)), config)
+    run_rank(Channel(socket.socket(fileno=sock)), config)

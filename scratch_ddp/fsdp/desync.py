@@ -1,66 +1,96 @@
-"""Before the ranks exchange large messages they tell each other what they are about to do.
+"""Ranks that would do different things find out before they exchange large messages, and all of them raise.
 
-A pass begins with one small all-reduce. If one rank begins a forward pass and another has none, all of them raise
-before anything is lost, where otherwise they would wait for ever, or take each other's parameters for their own.
+Before it acts, every rank says in one small all-reduce what it is about to do. Without that, a rank that begins a
+forward pass while another one saves the model would wait for ever, or take the other's message for its own parameters.
 """
 
-import hashlib
+import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import check_same_lines, gather_texts, message_device, rank_numbers, texts_by_rank
-
-# What a rank may be about to do. The first two go together: a rank whose loss does not depend on the model has no
-# backward pass, and takes part in the others' when it synchronises.
-BACKWARD, SYNC = "begins a backward pass", "calls sync_gradients()"
-FORWARD, EVALUATION = "begins a forward pass", "begins a forward pass under no_grad"
-ALONE, AGAIN = "calls a unit outside of the model's forward", "calls a unit again in the same forward pass"
-OTHERS = "calls another method of FSDP"
-_DOINGS = (BACKWARD, SYNC, FORWARD, EVALUATION, ALONE, AGAIN, OTHERS)
+from scratch_ddp.common.agreement import check_same_lines, compare, digest, gather_texts, rank_numbers, texts_by_rank
 
 
-class RollCall:
-    """Ranks of a group that speak before they act. Each call costs one all-reduce of 8 bytes a number.
+class Action(enum.Enum):
+    """What a rank may be about to do."""
 
-    The message goes through main memory where the group has a backend for it, as one that
-    `dist.init_process_group()` makes without naming a backend has; through NCCL it waits for the GPU's work.
-    """
+    BACKWARD = "begins a backward pass"
+    SYNC = "calls sync_gradients()"
+    FORWARD = "begins a forward pass"
+    EVALUATION = "begins a forward pass under no_grad"
+    UNIT_ALONE = "calls a unit outside of the model's forward"
+    UNIT_AGAIN = "calls a unit again in the same forward pass"
+    METHOD = "calls another method of FSDP"
 
-    def __init__(self, group: dist.ProcessGroup | None, length: int):
-        """`length`: the most numbers that any call exchanges, since all messages have the same size."""
-        self.group, self.length = group, length
+    @property
+    def number(self) -> int:
+        """Equal for actions that go together.
 
-    def __call__(self, doing: str, lines: Sequence[str] = (), numbers: Sequence[int] = ()) -> tuple[str, list[int]]:
-        """Return what the ranks do (BACKWARD if any does and the others synchronise), and the largest of each number.
-
-        Raises RuntimeError on every rank where they are about to do different things, ValueError where their `lines`,
-        which describe it, differ.
+        A rank whose loss does not depend on the model has no backward pass: it takes part in the others' when it
+        synchronises.
         """
-        mine, said = _DOINGS.index(doing), digest(lines)
-        row = [mine, -mine, said, -said, *numbers]
-        row += [0] * (4 + self.length - len(row))
-        with set_up():
-            message = torch.tensor(row, dtype=torch.int64, device=message_device(self.group))
-            dist.all_reduce(message, dist.ReduceOp.MAX, group=self.group)
-            largest, smallest, said_largest, said_smallest, *numbers_of_all = message.tolist()
-            if largest != -smallest and not max(largest, -smallest) <= 1:
-                self._refuse(doing)
-            if said_largest != -said_smallest:
-                check_same_lines(lines, "the ranks do not go together", self.group)
-        return _DOINGS[-smallest], numbers_of_all
-
-    def _refuse(self, doing: str) -> None:
-        texts = gather_texts(doing, self.group)
-        said = texts_by_rank(dict(zip(rank_numbers(self.group), texts, strict=True)))
-        said = [line.replace(":", "", 1) for line in said]
-        raise RuntimeError(
-            f"the ranks are out of step: {', '.join(said)}; every rank must do the same in the same order"
-        )
+        return list(Action).index(Action.SYNC if self is Action.BACKWARD else self)
 
 
-def digest(lines: Sequence[str]) -> int:
-    """A number that stands for the lines."""
-    return int.from_bytes(hashlib.sha256("\n".join(lines).encode()).digest()[:7], "big")
+@dataclass
+class Intent:
+    """What a rank says before it acts."""
+
+    action: Action
+    details: Sequence[str]  # lines that have to be the same on every rank
+    order: Sequence[str]  # names of units, as the last forward pass came to them
+    turns: int  # how often a unit may come up in the next backward
+    has_problem: bool  # it can't act, and will raise
+    was_interrupted: bool  # in its last pass
+    flags: Sequence[int]  # of one length, whatever the action: messages of different sizes would end the process
+
+
+class Agreed(NamedTuple):
+    """What all ranks have said, the same on every rank."""
+
+    action: Action  # BACKWARD if any rank begins a backward pass while others synchronise
+    same_order: bool
+    turns: int  # the most of any rank
+    has_problem: bool  # on any rank
+    was_interrupted: bool  # on any rank
+    flags: list[int]  # the largest of any rank, each
+
+
+def agree(mine: Intent, group: dist.ProcessGroup | None) -> Agreed:
+    """Compare what the ranks are about to do.
+
+    Raises RuntimeError on every rank where actions do not go together, ValueError where their details differ. Costs
+    one all-reduce of 80 bytes and 8 per flag, see `compare`.
+    """
+    same = {"action": mine.action.number, "details": digest(mine.details), "order": digest(mine.order)}
+    numbers = {
+        "backward": mine.action is Action.BACKWARD,
+        "turns": mine.turns,
+        "problem": mine.has_problem,
+        "interrupted": mine.was_interrupted,
+    }
+    largest, different, flags = compare(group, same, numbers, mine.flags)
+    if "action" in different:
+        raise RuntimeError(_out_of_step(mine.action, group))
+    if "details" in different:
+        check_same_lines(mine.details, "the ranks are about to do different things", group)
+    return Agreed(
+        Action.BACKWARD if largest["backward"] else mine.action,
+        "order" not in different,
+        largest["turns"],
+        bool(largest["problem"]),
+        bool(largest["interrupted"]),
+        flags,
+    )
+
+
+def _out_of_step(mine: Action, group: dist.ProcessGroup | None) -> str:
+    with set_up():
+        texts = gather_texts(mine.value, group)
+    said = texts_by_rank(dict(zip(rank_numbers(group), texts, strict=True)))
+    said = ", ".join(line.replace(":", "", 1) for line in said)
+    return f"the ranks are out of step: {said}; every rank must do the same in the same order"

@@ -1,7 +1,7 @@
-"""A parameter whose values are not in memory. Reading it raises and says so; without care it would crash the process.
+"""A parameter whose values are not in memory. Reading it raises an error; without care it would crash the process.
 
-The parameter stays the same object all the time, so that ties, hooks and autograd's graph hold on to it. Only its class
-changes, and the size of the memory behind it.
+The parameter remains the same object, so that ties, hooks and autograd's graph keep hold of it. Only its class changes,
+and the size of the memory behind it.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 _NAME = "_sharded_under_the_name"
 _CLASS = "_class_with_values"
 _T = torch.Tensor
-# What can be said without the values. Not `is_leaf`: optimizers ask for it, and must not be made from such a parameter.
+# What can be told without the values. Not `is_leaf`: optimizers ask for it, and must not be made from such a parameter.
 _ALLOWED = {
     *(getattr(_T, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "is_meta", "nbytes")),
     *(getattr(_T, name).__get__ for name in ("requires_grad", "grad", "is_cuda", "is_cpu", "itemsize")),
@@ -25,7 +25,7 @@ _ALLOWED = {
 
 
 class FreedParameter(nn.Parameter):
-    """A parameter between two uses: it has its shape and dtype, and no values."""
+    """A parameter while it is freed: it has a shape and a dtype, and no values."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -33,16 +33,16 @@ class FreedParameter(nn.Parameter):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         name = next(name_of(each) for each in _tensors([*args, *(kwargs or {}).values()]) if isinstance(each, cls))
-        raise RuntimeError(_why(name))
+        raise RuntimeError(_is_freed(name))
 
     def __repr__(self) -> str:
-        return f"<{_why(name_of(self))}>"
+        return f"<{_is_freed(name_of(self))}>"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise RuntimeError(_why(name_of(self)))
+        raise RuntimeError(_is_freed(name_of(self)))
 
 
-def _why(name: str) -> str:
+def _is_freed(name: str) -> str:
     return (
         f"parameter {name!r} is freed: its values are gathered only while its unit computes. Call the wrapped model or "
         "a whole unit, read values from gather_full_params(), save with full_state_dict() or save(), move or convert a "
@@ -63,28 +63,28 @@ def name_of(parameter: nn.Parameter) -> str | None:
     return getattr(parameter, _NAME, None)
 
 
-def mark(parameter: nn.Parameter, name: str) -> None:
-    """Remember that a parameter is sharded, under which name, and what class it has while its values are there."""
+def mark_sharded(parameter: nn.Parameter, name: str) -> None:
+    """Remember that a parameter is sharded, under which name, and which class it has while it has values."""
     if name_of(parameter) is not None:
-        readable(parameter)
+        allow_reading(parameter)
     setattr(parameter, _NAME, name)
     setattr(parameter, _CLASS, type(parameter))
 
 
 def unmark(parameter: nn.Parameter) -> None:
     """Make it an ordinary parameter again."""
-    readable(parameter)
+    allow_reading(parameter)
     delattr(parameter, _NAME)
     delattr(parameter, _CLASS)
 
 
 def refuse_reading(parameter: nn.Parameter) -> None:
-    """From now on the parameter raises when its values are asked for. Autograd, in C++, is not stopped by it."""
+    """From now on the parameter raises when its values are read. Autograd, in C++, is not stopped by it."""
     parameter.__class__ = FreedParameter
 
 
-def readable(parameter: nn.Parameter) -> None:
-    """Undo `refuse_reading`, since the values are there."""
+def allow_reading(parameter: nn.Parameter) -> None:
+    """Undo `refuse_reading`: the parameter has its values."""
     parameter.__class__ = getattr(parameter, _CLASS)
 
 
@@ -93,7 +93,7 @@ def _refuse_whole_parameters(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for parameter in group["params"]:
             if (name := name_of(parameter)) is not None:
                 raise ValueError(
-                    f"the optimizer was made from the unsharded parameter {name!r}, which has no values and no "
+                    f"the optimizer was made from the whole parameter {name!r}, which has no values and no "
                     "gradient between passes: make it from the parameters() of the FSDP, after wrapping the model"
                 )
 

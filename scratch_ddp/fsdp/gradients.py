@@ -1,132 +1,187 @@
-"""The core of sharded training, second half: whole gradients become this rank's rows of the mean over the ranks.
+"""The second half of sharded training: whole gradients become this rank's rows of their mean over the ranks.
 
-    reduce()  start the reduce-scatter of the gradients that backward has left, and drop them
-    finish()  wait for it
-    give()    hand the rows to the shards, as their `.grad`
+    reduce()           start the reduce-scatter of the gradients that backward has left, and drop them
+    wait_for_reduce()  wait for it
+    accumulate()       add the rows to the masters' `.grad`
 
-Between passes a rank has no whole gradient, unless it accumulates micro-batches under `no_sync`.
+Between passes a rank has no whole gradients, unless it accumulates micro-batches under `no_sync`. Parameters that are
+not sharded are `Replicated`: their gradients are averaged as in data parallelism.
 """
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
-from scratch_ddp.fsdp.comm import UnderWay
-from scratch_ddp.fsdp.layout import Rows, lay_out
-from scratch_ddp.fsdp.shards import Shards
+from scratch_ddp.common.replicas import gradient_problem
+from scratch_ddp.common.tensors import group_alike
+from scratch_ddp.fsdp.comm import Pending
+from scratch_ddp.fsdp.freed_parameter import mark_sharded
+from scratch_ddp.fsdp.shards import Rows, Shards, lay_out
 
 
 class Gradients:
-    """The gradients of the parameters of a `Shards`. Messages have the compute dtype, what is kept has the shards'."""
+    """The gradients of the parameters of a `Shards`. Messages have its compute dtype, what is kept has its dtype."""
 
     def __init__(self, shards: Shards):
         self.shards = shards
-        self.places: dict[int, Rows] = {}  # where a message has the rows of each parameter that is trained
-        self.kept: dict[int, torch.Tensor] = {}  # whole gradients of micro-batches that were not synchronised
-        self.seen: set[int] = set()  # the parameters that had a gradient here since the last `give`
-        self.refused: str | None = None  # a gradient that can't be averaged
-        self.mean: torch.Tensor | None = None  # this rank's rows of all of them, flat
-        self._size = 0
-        self._under_way: UnderWay | None = None
-        self.settle()
+        self._rows: dict[str, Rows] = {}  # of each parameter that is trained, in the message
+        self._part_size = 0
+        self._kept: dict[str, torch.Tensor] = {}  # whole gradients of micro-batches that were not synchronised
+        self._seen: set[str] = set()  # the parameters that have had a gradient here since the last `accumulate`
+        self._refused: str | None = None  # which gradient can't be averaged, and why
+        self._mean: torch.Tensor | None = None  # this rank's rows of all of them, flat
+        self._pending: Pending | None = None
+        self.adopt_changes()
 
-    def settle(self) -> None:
-        """Lay out the messages, for the parameters that are trained now: the same ones on every rank, or none fits."""
-        trained = [i for i, is_trained in enumerate(self.shards.trained) if is_trained]
-        if list(self.places) != trained:
-            shapes = (self.shards.parameters[i].shape for i in trained)
-            rows, self._size = lay_out(shapes, self.shards.world_size)
-            self.places = dict(zip(trained, rows, strict=True))
+    def adopt_changes(self) -> None:
+        """Lay out the messages for the parameters that are trained now, which are the same ones on every rank."""
+        shards = self.shards
+        trained = {name: each.shape for name, each in shards.parameters.items() if name in shards.trained}
+        if list(self._rows) != list(trained):
+            self._rows, self._part_size = lay_out(trained, shards.world_size)
 
     def reduce(self) -> None:
         """Start to average the whole gradients, and drop them. One reduce-scatter, of the same size every time."""
-        self.finish()
+        self.wait_for_reduce()
         message = self._message()
         if message.numel():
-            self._under_way = self.shards.exchange.reduce_scatter(message)
+            self._pending = self.shards.comm.reduce_scatter(message)
         else:
-            self.mean = message[0]
+            self._mean = message[0]
 
-    def is_through(self) -> bool:
-        """True if no reduce-scatter is under way that would have to be waited for."""
-        return self._under_way is None or self._under_way.is_completed()
+    @property
+    def is_reduced(self) -> bool:
+        """True if `wait_for_reduce` would not have to wait."""
+        return self._pending is None or self._pending.is_completed()
 
-    def finish(self) -> None:
-        """Wait for the reduce-scatter, if one is under way."""
-        if self._under_way is not None:
-            mean, self._under_way = self._under_way.wait().to(self.shards.dtype), None
-            self.mean = mean if self.mean is None else self.mean.add_(mean)
+    def wait_for_reduce(self) -> None:
+        """Wait for the reduce-scatter, if one has been started."""
+        if self._pending is not None:
+            mean, self._pending = self._pending.wait().to(self.shards.dtype), None
+            self._mean = mean if self._mean is None else self._mean.add_(mean)
 
-    def give(self, present: set[int]) -> None:
-        """Add the rows of the mean to the shards' gradients, of those parameters that had a gradient on any rank."""
-        self.finish()
-        shards = self.shards
-        for i, place in self.places.items():
-            if i in present and self.mean is not None:
-                shard, rows = shards.shards[i], place.shard(self.mean, shards.rank)
-                shard.grad = rows if shard.grad is None else shard.grad.add_(rows)
-        self.mean = None
-        self.seen.clear()
+    def accumulate(self, present: set[str]) -> None:
+        """Add this rank's rows of the mean to `.grad` of the masters that are `present`: had a gradient on any rank."""
+        self.wait_for_reduce()
+        for name, rows in self._rows.items():
+            if name in present and self._mean is not None:
+                master, mean = self.shards.masters[name], rows.shard(self._mean, self.shards.rank)
+                master.grad = mean if master.grad is None else master.grad.add_(mean)
+        self._mean = None
+        self._seen.clear()
 
     def keep(self) -> None:
-        """Keep the whole gradients for later, in the shards' dtype: a sum in half precision would lose too much."""
+        """Keep whole gradients for later in the shards' own dtype: a sum in half precision would lose too much."""
         if self.shards.compute_dtype != self.shards.dtype:
-            for i in self.places:
-                gradient = self._take(i)
-                if gradient is not None:
-                    self.kept[i] = gradient.to(self.shards.dtype)
+            for name in self._rows:
+                if (gradient := self._take(name)) is not None:
+                    self._kept[name] = gradient.to(self.shards.dtype)
 
-    def waiting(self) -> bool:
-        """True if there are whole gradients that were not reduced."""
-        return any(i in self.kept or self.shards.parameters[i].grad is not None for i in self.places)
+    def are_unreduced(self) -> bool:
+        """True if there are whole gradients."""
+        return any(name in self._kept or self.shards.parameters[name].grad is not None for name in self._rows)
 
-    def present(self) -> list[bool]:
-        """Say for each parameter whether it has had a gradient here since the last `give`."""
-        fresh = {i for i in self.places if self.shards.parameters[i].grad is not None}
-        return [i in fresh or i in self.seen for i in range(len(self.shards.parameters))]
+    def present(self) -> set[str]:
+        """The parameters that have had a gradient here since the last `accumulate`."""
+        return self._seen | {name for name in self._rows if self.shards.parameters[name].grad is not None}
 
     def problem(self) -> str | None:
         """Say which gradient can't be averaged, or return None."""
-        for i in self.places:
-            gradient = self.shards.parameters[i].grad
+        for name in self._rows:
+            gradient = self.shards.parameters[name].grad
             if gradient is not None:
-                self.refused = self.refused or why_not_averaged(self.shards.names[i], gradient)
-        return self.refused
+                self._refused = self._refused or gradient_problem(repr(name), gradient)
+        return self._refused
 
     def drop(self) -> None:
-        """Forget everything since the last `give`."""
-        for parameter in self.shards.parameters:
+        """Forget everything since the last `accumulate`."""
+        for parameter in self.shards.parameters.values():
             parameter.grad = None
-        self.kept.clear()
-        self.seen.clear()
-        self.mean = self._under_way = self.refused = None
+        self._kept.clear()
+        self._seen.clear()
+        self._mean = self._pending = self._refused = None
 
     def _message(self) -> torch.Tensor:
         """The whole gradients, divided by the number of ranks; zeros where only other ranks may have one."""
         shards = self.shards
-        message = shards.part.new_empty(shards.world_size, self._size, dtype=shards.compute_dtype)
-        for i, place in self.places.items():
-            gradient = self._take(i)
+        message = shards.part.new_empty(shards.world_size, self._part_size, dtype=shards.compute_dtype)
+        for name, rows in self._rows.items():
+            gradient = self._take(name)
             if gradient is None:
-                message[:, place.offset : place.offset + place.size].zero_()
+                message[:, rows.offset : rows.offset + rows.size].zero_()
             else:  # divided before the sum, which could overflow in half precision
-                place.write(message, gradient, scale=1 / shards.world_size)
+                rows.write(message, gradient, scale=1 / shards.world_size)
         return message
 
-    def _take(self, i: int) -> torch.Tensor | None:
+    def _take(self, name: str) -> torch.Tensor | None:
         """This rank's whole gradient of a parameter, which is then no longer held; None if there is none."""
-        parameter, kept = self.shards.parameters[i], self.kept.pop(i, None)
+        parameter, kept = self.shards.parameters[name], self._kept.pop(name, None)
         gradient, parameter.grad = parameter.grad, None
         if gradient is not None:
-            self.seen.add(i)
-            self.refused = self.refused or why_not_averaged(self.shards.names[i], gradient)
-        if gradient is None or self.refused:
+            self._seen.add(name)
+            self._refused = self._refused or gradient_problem(repr(name), gradient)
+        if gradient is None or self._refused:
             return kept
         return gradient if kept is None else kept.add_(gradient)
 
 
-def why_not_averaged(name: str, gradient: torch.Tensor) -> str | None:
-    """Say why a gradient can't be averaged, or return None if it can."""
-    if gradient.layout != torch.strided:
-        return f"the gradient of {name!r} is sparse; only dense gradients can be averaged (sparse=False)"
-    if gradient.requires_grad:
-        return f"the gradient of {name!r} has a graph of its own: no double backward through a mean over ranks"
-    return None
+class Replicated:
+    """The parameters that are not sharded, by name. `masters` are what an optimizer works on.
+
+    Worth it for small parameters that are read often or need more precision, such as norms and routers. With a compute
+    dtype of their own, the model's parameters are copies of the masters, made for every forward pass.
+    """
+
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], group: dist.ProcessGroup | None, compute_dtype: torch.dtype | None
+    ):
+        self.group, self.world_size = group, dist.get_world_size(group)
+        self.parameters, self.masters = parameters, dict(parameters)
+        for name, parameter in parameters.items():
+            if compute_dtype not in (None, parameter.dtype) and parameter.is_floating_point():
+                self.masters[name] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+                parameter.data = parameter.data.to(compute_dtype)
+                mark_sharded(parameter, name)
+
+    def refresh(self) -> None:
+        """Give the model's parameters the masters' values."""
+        for name, parameter in self.parameters.items():
+            if self.masters[name] is not parameter:
+                parameter.data.copy_(self.masters[name].detach())
+
+    def collect(self) -> None:
+        """Add the gradients that backward has left to the masters'."""
+        for name, parameter in self.parameters.items():
+            master = self.masters[name]
+            if master is not parameter and parameter.grad is not None:
+                gradient, parameter.grad = parameter.grad.to(master.dtype), None
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+
+    def reduce(self, present: set[str]) -> None:
+        """Average the gradients of the masters that are `present`: one all-reduce per dtype."""
+        if not self.masters:
+            return
+        reduced = [master for name, master in self.masters.items() if name in present and master.numel()]
+        for masters in group_alike(reduced):
+            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in masters]
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            flat /= self.world_size
+            dist.all_reduce(flat, group=self.group)
+            for master, mean in zip(masters, flat.split([each.numel() for each in masters]), strict=True):
+                master.grad = mean.view(master.shape)
+
+    def present(self) -> set[str]:
+        """The masters that have a gradient here."""
+        return {name for name, master in self.masters.items() if master.requires_grad and master.grad is not None}
+
+    def problem(self) -> str | None:
+        """Say which gradient can't be averaged, or return None."""
+        for name, master in self.masters.items():
+            if master.grad is not None and (problem := gradient_problem(repr(name), master.grad)):
+                return problem
+        return None
+
+    def drop(self) -> None:
+        """Drop all gradients."""
+        for parameter in (*self.parameters.values(), *self.masters.values()):
+            parameter.grad = None

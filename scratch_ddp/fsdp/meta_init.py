@@ -1,8 +1,9 @@
 """First values for a model on the meta device, one module at a time: no rank ever holds more of it than its shards.
 
 Every rank draws all random numbers, of every module in the order of `model.modules()`, and keeps its own rows. So the
-values are those of one process that seeds alike, calls `model.to_empty(device=…)` and then `init(module)` in that
-order; where constructors initialise in that order too (layers of torch.nn in a row), those of building the model.
+values are those of one process that uses the same seed, calls `model.to_empty(device=…)` and then `init(module)` in
+that order. Where constructors initialise in that order too (layers of torch.nn in a row), they are also the values of
+a model that is built as usual.
 """
 
 import collections
@@ -14,18 +15,18 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
-from scratch_ddp.fsdp.freed_parameter import readable, refuse_reading
+from scratch_ddp.fsdp.freed_parameter import allow_reading, refuse_reading
 from scratch_ddp.fsdp.shards import Shards
 
 Init = Callable[[nn.Module], object]
 
 
-def replace_meta(model: nn.Module, device: torch.device) -> dict[torch.Tensor, torch.Tensor]:
-    """Put parameters and buffers on `device` in place of those on the meta device; return the new ones by the old.
+def replace_meta(model: nn.Module, device: torch.device) -> None:
+    """Put parameters and buffers on `device` in place of those on the meta device.
 
     Parameters have no memory of their own yet, the buffers' values are not set.
     """
-    replaced: dict[torch.Tensor, torch.Tensor] = {}
+    replaced: dict[torch.Tensor, torch.Tensor] = {}  # what is tied remains tied
     for module in model.modules():
         for name, tensor in list(_own_tensors(module)):
             if not tensor.is_meta:
@@ -37,7 +38,6 @@ def replace_meta(model: nn.Module, device: torch.device) -> dict[torch.Tensor, t
                 else:
                     replaced[tensor] = torch.empty_like(tensor, device=device)
             (module._parameters if isinstance(tensor, nn.Parameter) else module._buffers)[name] = replaced[tensor]
-    return replaced
 
 
 def initialise(
@@ -45,8 +45,9 @@ def initialise(
 ) -> None:
     """Give values to the `unset` parameters and buffers of the model; of sharded ones, each rank keeps its rows.
 
-    `init` is called with each module that has some of its own, by default its `reset_parameters()`. Raises ValueError
-    on every rank if a module can't be initialised, or leaves values unset, or if the ranks' random numbers differ.
+    `init` is called with each module that has some of its own; by default its `reset_parameters()` is. Raises
+    ValueError on every rank if a module can't be initialised, or leaves values unset, or if the ranks' random numbers
+    differ.
     """
     if not unset:
         return
@@ -62,14 +63,14 @@ def initialise(
 
 
 def _initialise(model: nn.Module, unset: set[torch.Tensor], shards: list[Shards], init: Init) -> None:
-    rows = {parameter: (each, i) for each in shards for i, parameter in enumerate(each.parameters)}
+    places = {parameter: (each, name) for each in shards for name, parameter in each.parameters.items()}
     uses = collections.Counter(tensor for module in model.modules() for _, tensor in _own_tensors(module))
-    without_memory: dict[nn.Parameter, torch.Tensor] = {}
+    freed: dict[nn.Parameter, torch.Tensor] = {}  # what parameters were before they were given memory
     for prefix, module in model.named_modules():
         own = {f"{prefix}.{name}".lstrip("."): tensor for name, tensor in _own_tensors(module) if tensor in unset}
         for tensor in own.values():
-            if isinstance(tensor, nn.Parameter) and tensor not in without_memory:
-                without_memory[tensor] = _give_memory(tensor, tensor in rows)
+            if isinstance(tensor, nn.Parameter) and tensor not in freed:
+                freed[tensor] = _give_memory(tensor, tensor in places)
         with torch.no_grad():
             for tensor in own.values():
                 _mark_unset(tensor)
@@ -78,25 +79,26 @@ def _initialise(model: nn.Module, unset: set[torch.Tensor], shards: list[Shards]
         for name, tensor in own.items():
             _check_set(name, tensor, module)
             uses[tensor] -= 1
-            if tensor in rows and not uses[tensor]:  # a tied parameter is initialised once more with its next module
-                _keep_rows(tensor, *rows[tensor], without_memory.pop(tensor))
+            if tensor in places and not uses[tensor]:  # a tied parameter is initialised again with its next module
+                _keep_rows(tensor, *places[tensor], freed.pop(tensor))
 
 
 def _give_memory(parameter: nn.Parameter, sharded: bool) -> torch.Tensor:
-    """Let the parameter have memory of its own; return what it was."""
+    """Give the parameter memory of its own; return what it was before."""
     if sharded:
-        readable(parameter)
+        allow_reading(parameter)
     before = parameter.data
     parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
     return before
 
 
-def _keep_rows(parameter: nn.Parameter, shards: Shards, i: int, view: torch.Tensor) -> None:
+def _keep_rows(parameter: nn.Parameter, shards: Shards, name: str, freed: torch.Tensor) -> None:
     """Copy this rank's rows into its shard, and free the parameter."""
-    mine = shards.rows[i].of_rank(shards.rank)
-    whole = parameter.detach().reshape(shards.rows[i].count, *parameter.shape[1:])
-    shards.shards[i].data.copy_(whole[mine.start : mine.stop])
-    parameter.data = view
+    rows = shards.rows[name]
+    mine = rows.of_rank(shards.rank)
+    whole = parameter.detach().reshape(rows.count, *parameter.shape[1:])
+    shards.masters[name].data.copy_(whole[mine.start : mine.stop])
+    parameter.data = freed
     refuse_reading(parameter)
 
 

@@ -1,6 +1,7 @@
-"""`FSDP`: a model whose parameters, gradients and optimizer state are shared out over the ranks."""
+"""`FSDP`: a model whose parameters, gradients and optimizer state are sharded over the ranks. All that users call."""
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -8,44 +9,46 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.common.agreement import check_same_lines, message_device, raise_everywhere
-from scratch_ddp.common.clip_grad import total_norm
-from scratch_ddp.common.replicas import describe, model_problem
+from scratch_ddp.common.agreement import message_device
+from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
 from scratch_ddp.common.wrapper import SyncSwitch, process_group
-from scratch_ddp.fsdp.assembly import assemble
-from scratch_ddp.fsdp.checkpoint import Saving
-from scratch_ddp.fsdp.checks import Checks
-from scratch_ddp.fsdp.desync import OTHERS, RollCall
+from scratch_ddp.fsdp import checkpoint
+from scratch_ddp.fsdp.desync import Action
 from scratch_ddp.fsdp.freed_parameter import unmark
-from scratch_ddp.fsdp.full import gather_rows_of
-from scratch_ddp.fsdp.hooks import install
 from scratch_ddp.fsdp.meta_init import Init
-from scratch_ddp.fsdp.plan import Partition, Spec, partition
-from scratch_ddp.fsdp.runtime import NUMBERS, Passes
-from scratch_ddp.fsdp.synchronisation import Synchronisation, flags_of
+from scratch_ddp.fsdp.plan import Spec, agree_on_plan
+from scratch_ddp.fsdp.runtime import Runtime, install_hooks
+from scratch_ddp.fsdp.state_dict import (
+    full_state,
+    load_full_state,
+    load_sharded_state,
+    sharded_state,
+    write_full_state,
+)
+from scratch_ddp.fsdp.units import shard_model
 
 
-class FSDP(Saving, SyncSwitch, nn.Module):
-    """A model of which each rank holds a share of every parameter, and gathers one unit at a time to compute with it.
+class FSDP(SyncSwitch, nn.Module):
+    """A model of which each rank holds a shard of every parameter, and gathers one unit at a time to compute with it.
 
     `group`: a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group.
     `units`: the modules to be gathered one at a time, or their names or types; by default the elements of the model's
-    outermost `nn.ModuleList`s and `nn.Sequential`s. All other parameters are the root's: gathered first, freed when
-    backward is over.
+    outermost `nn.ModuleList`s and `nn.Sequential`s. All other parameters belong to the root: gathered first, freed at
+    the end of backward.
     `compute_dtype`: units are gathered and computed, and gradients averaged, in this dtype (torch.bfloat16); shards,
     their gradients and optimizer state keep the model's. Floating-point inputs are converted.
-    `replicated`: modules, types or names of parameters to be kept whole on every rank.
+    `replicated`: modules, types or names of parameters that every rank keeps whole.
     `free_after_forward`: False keeps units between forward and backward: a third less communication, much more memory.
-    `prefetch`: how many units ahead messages travel while others compute.
-    `init(module)`: gives values to what is on the meta device (see `initialisation`), which then is on `device`.
+    `prefetch`: how many units ahead of their turn are gathered, while others compute.
+    `init(module)`: gives values to what is on the meta device (see `meta_init`), which then is on `device`.
 
-    `parameters()` are the shards, under the model's own names: parameter of shape (d, …) on n ranks: ⌈d/n⌉ rows a rank,
-    the last ranks fewer or none; a scalar is one row. An optimizer made from them, after wrapping, updates the model;
-    one that looks at more than single elements (Adafactor, Muon, LBFGS) computes something else than on whole tensors.
-    Values start as the first rank's. A model without parameters is wrapped too, and no unit travels.
-    Raises ValueError on every rank if one rank can't be wrapped, or ranks differ.
-    Cost: a pass gathers each unit with one all-gather, n-1 n-ths of its bytes sent by a rank, once in forward and once
-    in backward; one reduce-scatter of as many bytes for its gradients; and a small all-reduce before each pass.
+    `parameters()` are the shards, under the model's own names: of a parameter of shape (d, …), ⌈d/n⌉ rows on each of n
+    ranks, the last ranks fewer or none; a scalar is one row. An optimizer made from them, after wrapping, updates the
+    model. One whose update of an element depends on others (Adafactor, Muon, LBFGS) computes something else than it
+    would on whole tensors. Values start as the first rank's. A model without parameters can be wrapped too.
+    Raises ValueError on every rank if one rank's model can't be wrapped, or if ranks differ.
+    Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes, once in forward and
+    once in backward; one reduce-scatter of as many bytes for its gradients; and a small all-reduce before each pass.
     """
 
     def __init__(
@@ -63,17 +66,13 @@ class FSDP(Saving, SyncSwitch, nn.Module):
     ):
         super().__init__()
         self.group = process_group(group)
-        plan = self._agree_on_plan(model, units, replicated, compute_dtype, free_after_forward, prefetch)
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        # Every name of a parameter, also where it is tied to another, and the first name of what it means.
-        self._first_names = {name: names[each] for name, each in model.named_parameters(remove_duplicate=False)}
+        settings = {"compute_dtype": compute_dtype, "free_after_forward": free_after_forward, "prefetch": prefetch}
+        plan = agree_on_plan(model, self.group, units, replicated, settings)
         device = torch.device(device) if device is not None else None
-        self._parts = assemble(plan, model, self.group, compute_dtype, init, device)
+        self._sharded = shard_model(model, plan, self.group, compute_dtype, init, device)
+        self._runtime = Runtime(self._sharded, prefetch, free_after_forward, do_sync=lambda: self.do_sync)
+        self.hook_handles = install_hooks(self._runtime, compute_dtype)
         self.module = model
-        checks, roll_call = Checks(model, self._parts, self), RollCall(self.group, NUMBERS + len(flags_of(self._parts)))
-        self._passes = Passes(self._parts, roll_call, checks, prefetch, free_after_forward)
-        self._synchronisation = Synchronisation(self._parts, self._passes)
-        self.hook_handles = install(self._passes, compute_dtype)
 
     @property
     def world_size(self) -> int:
@@ -87,27 +86,27 @@ class FSDP(Saving, SyncSwitch, nn.Module):
     def sync_gradients(self) -> None:
         """Leave in the shards' `.grad` this rank's rows of the gradients' mean over the ranks. Call it after backward.
 
-        Does nothing under `no_sync()`. Most of it has happened during backward. Parameters that have no gradient on any
-        rank keep theirs, None at first. Buffers that have changed on any rank become the first rank's. Costs one small
-        all-reduce, and what could not be done in backward: a reduce-scatter for each unit that another forward pass
-        needed first, one all-reduce a dtype for replicated parameters.
+        Does nothing under `no_sync()`. Most of the work has been done during backward. Parameters that have no gradient
+        on any rank keep theirs, None at first. Buffers that have changed on any rank become the first rank's. Costs one
+        small all-reduce, and what could not be done in backward: a reduce-scatter for each unit that had several
+        forward passes, and one all-reduce per dtype for replicated parameters.
         """
         if self.do_sync:
-            self._synchronisation.run()
+            self._runtime.sync_gradients()
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """The shards, and replicated parameters whole, under the model's own names (no "module.") and in its order."""
-        masters = self._parts.masters()
-        for name, first in self._first_names.items():
+        masters = self._sharded.masters()
+        for name, first in self._sharded.first_names.items():
             if name == first or not remove_duplicate:
                 yield f"{prefix}.{name}".lstrip("."), masters[first]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the shards' gradients, and whole ones that have accumulated without synchronisation."""
-        for gradients in self._parts.gradients:
-            gradients.finish()
+        for gradients in self._sharded.gradients:
+            gradients.wait_for_reduce()
             gradients.drop()
         super().zero_grad(set_to_none)
 
@@ -116,73 +115,137 @@ class FSDP(Saving, SyncSwitch, nn.Module):
     ) -> torch.Tensor:
         """Scale all gradients so that their norm is at most `max_norm`; return the norm before, a float64 scalar.
 
-        As torch.nn.utils.clip_grad_norm_ on the whole gradients, the same on every rank; that function, on shards,
-        would scale each rank's rows by something else. Call it after `sync_gradients`. One all-reduce of one number.
+        Does what torch.nn.utils.clip_grad_norm_ does to whole gradients, alike on every rank. That function itself,
+        on shards, would scale each rank's rows differently. Call it after `sync_gradients`. One all-reduce of 8 bytes.
         """
-        sharded = [each.grad for shards in self._parts.shards for each in shards.shards]
-        replicated = [each.grad for each in self._parts.replicated.masters.values()]
-        norm = total_norm(_existing(sharded), _existing(replicated), norm_type, message_device(self.group), self.group)
+        sharded = _gradients(master for shards in self._sharded.shards for master in shards.masters.values())
+        replicated = _gradients(self._sharded.replicated.masters.values())
+        norm = total_norm(sharded, replicated, norm_type, message_device(self.group), self.group)
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(f"the gradients' norm of order {norm_type} is {norm.item()}: they can't be clipped")
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0).item()
-        for gradient in _existing([*sharded, *replicated]):
-            gradient.mul_(scale)
+        clip_to_norm([*sharded, *replicated], norm, max_norm)
         return norm
 
     def gather_full_params(self) -> dict[str, torch.Tensor]:
         """Return all parameters whole, on every rank, in the model's own dtype; tied ones under each of their names.
 
-        Costs one all-gather a unit, and memory for the whole model.
+        Costs one all-gather per unit, and memory for the whole model.
         """
-        return self._gather("gather_full_params()", lambda shard: shard)
+        return self._gather_full("gather_full_params()", lambda master: master)
 
     def gather_full_grads(self) -> dict[str, torch.Tensor | None]:
         """Return the shards' gradients whole, on every rank, after `sync_gradients`; None where there is none."""
-        return self._gather("gather_full_grads()", lambda shard: shard.grad)
+        return self._gather_full("gather_full_grads()", lambda master: master.grad)
+
+    def _gather_full(
+        self, method: str, of: Callable[[nn.Parameter], torch.Tensor | None]
+    ) -> dict[str, torch.Tensor | None]:
+        absent = [name for name, master in self._sharded.masters().items() if of(master) is None]
+        self._runtime.meet(Action.METHOD, method, f"without {', '.join(absent)}")
+        full = {name: of(master) for name, master in self._sharded.replicated.masters.items()}
+        full = {name: None if tensor is None else tensor.detach().clone() for name, tensor in full.items()}
+        for shards in self._sharded.shards:
+            full |= shards.gather_full({name: of(master) for name, master in shards.masters.items()})
+        return {name: full[first] for name, first in self._sharded.first_names.items()}
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the state dict of the whole model, in main memory, on the first rank; an empty one elsewhere.
+
+        It is what the plain model's `state_dict()` would be, buffers and tied names included. Every rank calls it. One
+        all-gather per unit.
+        """
+        self._runtime.meet(Action.METHOD, "full_state_dict()")
+        return full_state(self._sharded)
+
+    def load_full_state_dict(self, state: Mapping[str, torch.Tensor] | str | os.PathLike | None = None) -> None:
+        """Load the state dict of a whole model, or the file with it, that the first rank passes; others may pass None.
+
+        Every rank calls it. Raises ValueError on every rank if it can't be read, or is of another model or dtype. One
+        broadcast per unit.
+        """
+        self._runtime.meet(Action.METHOD, "load_full_state_dict()")
+        load_full_state(self._sharded, state)
+
+    def save_full_state_dict(self, path: str | os.PathLike) -> None:
+        """Let the first rank write `full_state_dict()` to a file, which replaces an older one when it is complete.
+
+        Every rank calls it. Raises OSError on every rank if it can't be written.
+        """
+        write_full_state(path, self.full_state_dict(), self.group)
+
+    def state_dict(self, *, destination: dict[str, Any] | None = None, prefix: str = "", **_: Any) -> dict[str, Any]:
+        """Return this rank's shards as DTensors, under the model's own names, and whole what is not sharded.
+
+        For torch.distributed.checkpoint, as of a model under `fully_shard`. The tensors share the model's memory. No
+        communication.
+        """
+        destination = {} if destination is None else destination
+        mine = sharded_state(self._sharded)
+        destination.update({prefix + key: value for key, value in mine.items()})
+        return destination
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what `state_dict()` returned on this rank of as many ranks. Every rank calls it.
+
+        Raises ValueError on every rank if a tensor does not fit.
+        """
+        self._runtime.meet(Action.METHOD, "load_state_dict()")
+        load_sharded_state(self._sharded, state_dict)
+
+    def save(
+        self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None, extra: Any = None
+    ) -> None:
+        """Write the model, and the optimizer's state, to a folder on a file system that all ranks share.
+
+        Every rank calls it and writes its own shards, through torch.distributed.checkpoint. `extra`: numbers, strings,
+        tensors, lists and dicts, the first rank's, that `load` returns. An older checkpoint in the folder is replaced
+        when the new one is complete: however a save ends, one of them is there. Raises OSError or ValueError on every
+        rank where it can't be done.
+        """
+        self._runtime.meet(Action.METHOD, "save()")
+        checkpoint.save(self._sharded, folder, optimizer, extra)
+
+    def load(self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """Load what `save` has written, on any number of ranks; return the `extra` of it. Every rank calls it.
+
+        Raises ValueError on every rank if the checkpoint is of another model, dtype or optimizer, or was cut short;
+        model and optimizer are then as before, unless the message says otherwise.
+        """
+        self._runtime.meet(Action.METHOD, "load()")
+        return checkpoint.load(self._sharded, folder, optimizer)
 
     def remove_hooks(self) -> None:
-        """Make the wrapped model an ordinary module again, whole on every rank. One all-gather a unit."""
-        self._passes.meet(OTHERS, ["remove_hooks()"])
+        """Make the wrapped model an ordinary module again, whole on every rank. One all-gather per unit."""
+        self._runtime.meet(Action.METHOD, "remove_hooks()")
         for handle in self.hook_handles:
             handle.remove()
         self.hook_handles.clear()
-        for unit in self._parts.units:
-            unit.use()
+        for unit in self._sharded.units:
+            unit.wait_for_gather()
             for parameter in unit.parameters():
                 unmark(parameter)
 
-    def _gather(self, what: str, of: Callable[[nn.Parameter], torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
-        masters = self._parts.masters()
-        absent = [name for name, master in masters.items() if of(master) is None]
-        self._passes.meet(OTHERS, [what, f"without {', '.join(absent)}"])
-        whole = {name: of(master) for name, master in self._parts.replicated.masters.items()}
-        whole = {name: None if tensor is None else tensor.detach().clone() for name, tensor in whole.items()}
-        for shards in self._parts.shards:
-            whole |= gather_rows_of(shards, [of(shard) for shard in shards.shards])
-        return {name: whole[first] for name, first in self._first_names.items()}
 
-    def _agree_on_plan(self, model, units, replicated, compute_dtype, free_after_forward, prefetch) -> Partition:
-        """Check the constructor's arguments; raises on every rank what is wrong on any."""
-        problem = model_problem(model, self.group, with_values=False) or _why_not_set(compute_dtype, prefetch)
-        plan = None
-        try:
-            plan = problem or partition(model, units, replicated)
-        except (TypeError, ValueError) as error:
-            problem = str(error)
-        raise_everywhere(problem, self.group)
-        settings = f"compute_dtype {compute_dtype}, free_after_forward {free_after_forward}, prefetch {prefetch}"
-        lines = [*describe(model), *plan.lines(), settings]
-        check_same_lines(lines, "the ranks wrap different models; do the same everywhere", self.group)
-        return plan
+class ShardedGradScaler(torch.amp.GradScaler):
+    """torch.amp.GradScaler for a sharded model: a gradient that overflowed on one rank makes all ranks skip the step.
+
+    A rank sees only its own rows of the gradients, and would otherwise decide alone. Used as torch's; `device` is "cpu"
+    or "cuda". Each `unscale_` (or the `step` that calls it) costs one all-reduce of one number over `group`.
+    """
+
+    def __init__(self, device: str = "cuda", group: dist.ProcessGroup | None = None, **settings: Any):
+        super().__init__(device, **settings)
+        self.group = group
+
+    def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, torch.Tensor]:
+        found = super()._unscale_grads_(*args, **kwargs)  # by device: 1 if a gradient is not finite
+        place = message_device(self.group)
+        here = [torch.zeros((), device=place), *(each.to(place).squeeze() for each in found.values())]
+        anywhere = torch.stack(here).max()
+        dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=self.group)
+        devices = list(found) or [torch.device(self._device)]  # a rank may have no gradient of its own
+        return {device: anywhere.to(device).reshape(1) for device in devices}
 
 
-def _why_not_set(compute_dtype: Any, prefetch: Any) -> str | None:
-    if compute_dtype is not None and not (isinstance(compute_dtype, torch.dtype) and compute_dtype.is_floating_point):
-        return f"compute_dtype must be a floating-point dtype or None, not {compute_dtype!r}"
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-        return f"prefetch must be a number of units, 0 or more, not {prefetch!r}"
-    return None
-
-
-def _existing(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
+def _gradients(masters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    return [master.grad for master in masters if master.grad is not None]

@@ -1,57 +1,86 @@
-"""Which parameter belongs to which unit, from what the caller said."""
+"""Which parameter is gathered with which unit: from what the caller asks for, the same on every rank."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
+from scratch_ddp.common.replicas import describe, model_problem
 from scratch_ddp.fsdp.freed_parameter import name_of
 
 Spec = Iterable[nn.Module | type | str] | None
-Named = dict[str, nn.Parameter]
 ROOT = ""  # the name of the whole model, as in named_modules()
 
 
 @dataclass
-class Partition:
-    """Modules by name, the parameters that are each unit's own, and those that are replicated; the root is a unit."""
+class Plan:
+    """The units' modules by name, the root first; the names of each unit's parameters, and of those not sharded."""
 
     modules: dict[str, nn.Module]
-    parameters: dict[str, Named]
-    replicated: Named
+    parameters: dict[str, list[str]]
+    replicated: list[str]
 
     def lines(self) -> list[str]:
         """What has to be the same on every rank."""
-        units = {f"unit {name!r}" if name else "the root": named for name, named in self.parameters.items()}
-        lines = [f"{unit} with {', '.join(named) or 'no parameters'}" for unit, named in units.items()]
+        units = {f"unit {name!r}" if name else "the root": own for name, own in self.parameters.items()}
+        lines = [f"{unit} with {', '.join(own) or 'no parameters'}" for unit, own in units.items()]
         return [*lines, f"replicated: {', '.join(self.replicated) or 'nothing'}"]
 
 
-def partition(model: nn.Module, units: Spec = None, replicated: Spec = ()) -> Partition:
+def agree_on_plan(
+    model: nn.Module, group: dist.ProcessGroup | None, units: Spec, replicated: Spec, settings: Mapping[str, Any]
+) -> Plan:
+    """Check the arguments of `FSDP`, `settings` being some of them by name; return the plan. Changes nothing.
+
+    Raises ValueError on every rank if one rank's model can't be wrapped as asked, or if the ranks differ.
+    """
+    problem = model_problem(model, group, with_values=False) or _problem_with_settings(**settings)
+    plan = None
+    try:
+        plan = problem or make_plan(model, units, replicated)
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    raise_everywhere(problem, group)
+    lines = [*describe(model), *plan.lines(), ", ".join(f"{name} {value}" for name, value in settings.items())]
+    check_same_lines(lines, "the ranks wrap different models; do the same everywhere", group)
+    return plan
+
+
+def _problem_with_settings(compute_dtype: Any, prefetch: Any, **_: Any) -> str | None:
+    if compute_dtype is not None and not (isinstance(compute_dtype, torch.dtype) and compute_dtype.is_floating_point):
+        return f"compute_dtype must be a floating-point dtype or None, not {compute_dtype!r}"
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+        return f"prefetch must be a number of units, 0 or more, not {prefetch!r}"
+    return None
+
+
+def make_plan(model: nn.Module, units: Spec = None, replicated: Spec = ()) -> Plan:
     """Return which parameters are gathered together. Raises ValueError or TypeError where it can't be done as asked.
 
-    A parameter that only one unit holds is that unit's; what no unit holds, or what is tied between units, is the
-    root's, which is gathered in the forward pass and freed when backward is over.
+    A parameter that only one unit holds belongs to that unit. One that no unit holds, or that is tied between units,
+    belongs to the root, which is gathered in the forward pass and freed at the end of backward.
     """
     _check_wrappable(model)
-    chosen = {ROOT: model} | find_units(model, units)
-    apart = set(map(id, find_replicated(model, replicated)))
+    modules = {ROOT: model} | _find_units(model, units)
+    apart = set(map(id, _find_replicated(model, replicated)))
     holders: dict[nn.Parameter, set[str]] = {}
-    _find_holders(model, ROOT, {module: name for name, module in chosen.items()}, holders)
-    parameters: dict[str, Named] = {name: {} for name in chosen}
-    kept: Named = {}
+    _find_holders(model, ROOT, {module: name for name, module in modules.items()}, holders)
+    plan = Plan(modules, {name: [] for name in modules}, [])
     for name, parameter in model.named_parameters():  # tied parameters once
-        held_by = holders[parameter]
-        unit = next(iter(held_by)) if len(held_by) == 1 else ROOT
-        (kept if id(parameter) in apart else parameters[unit])[name] = parameter
-    return Partition(chosen, parameters, kept)
+        unit, *others = holders[parameter]
+        own = plan.parameters[ROOT if others else unit]
+        (plan.replicated if id(parameter) in apart else own).append(name)
+    return plan
 
 
 def _find_holders(
     module: nn.Module, unit: str, units: dict[nn.Module, str], holders: dict[nn.Parameter, set[str]]
 ) -> None:
-    """Note for each parameter in which units it is used, whatever modules they share."""
+    """Note for each parameter in which units it is used, also through modules that units share."""
     unit = units.get(module, unit)
     for parameter in module.parameters(recurse=False):
         holders.setdefault(parameter, set()).add(unit)
@@ -69,7 +98,7 @@ def _check_wrappable(model: nn.Module) -> None:
             raise ValueError(f"{name!r} has hooks, of another wrapper perhaps: call its remove_hooks() first")
 
 
-def find_units(model: nn.Module, units: Spec) -> dict[str, nn.Module]:
+def _find_units(model: nn.Module, units: Spec) -> dict[str, nn.Module]:
     """Return the units by name, in the model's order, without those that have no parameters."""
     names = {module: name for name, module in model.named_modules()}
     if units is None:
@@ -95,8 +124,8 @@ def find_units(model: nn.Module, units: Spec) -> dict[str, nn.Module]:
     }
 
 
-def find_replicated(model: nn.Module, replicated: Spec) -> list[nn.Parameter]:
-    """Return the parameters that are meant by their own names, by modules, their names or their types."""
+def _find_replicated(model: nn.Module, replicated: Spec) -> list[nn.Parameter]:
+    """Return the parameters that are given by their own names, or by modules, their names or their types."""
     names = {module: name for name, module in model.named_modules()}
     found: list[nn.Parameter] = []
     own = dict(model.named_parameters(remove_duplicate=False))
@@ -109,7 +138,7 @@ def find_replicated(model: nn.Module, replicated: Spec) -> list[nn.Parameter]:
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost lists of modules; without such lists the model's own parts."""
+    """The elements of the outermost lists of modules; without such lists the model's own children."""
     outermost: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and not any(
@@ -138,23 +167,23 @@ def _modules(model: nn.Module, entry: nn.Module | type | str, names: dict[nn.Mod
         for module, name in names.items():
             if name == entry:
                 return [module]
-        raise ValueError(f"the model has nothing that is called {entry!r}")
+        raise ValueError(f"the model has nothing called {entry!r}")
     if isinstance(entry, nn.Module):
         if entry in names:
             return [entry]
-        raise ValueError(f"a {type(entry).__name__} that was named is no part of the model")
-    raise TypeError(f"modules are named by themselves, by their names or types, not by {entry!r}")
+        raise ValueError(f"a {type(entry).__name__} that was given is not part of the model")
+    raise TypeError(f"modules are given by themselves, by their names or types, not by {entry!r}")
 
 
 def _check_apart(names: list[str]) -> None:
     for i, name in enumerate(names):
         for other in names[i + 1 :]:
             if name == other:
-                raise ValueError(f"units overlap: {_called(name)} is given twice")
+                raise ValueError(f"units overlap: {_quoted(name)} is given twice")
             inner, outer = max(name, other, key=len), min(name, other, key=len)
             if outer == ROOT or inner.startswith(outer + "."):
-                raise ValueError(f"units overlap: {inner!r} lies inside {_called(outer)}; keep one of them")
+                raise ValueError(f"units overlap: {inner!r} lies inside {_quoted(outer)}; keep one of them")
 
 
-def _called(name: str) -> str:
+def _quoted(name: str) -> str:
     return repr(name) if name else "the whole model"

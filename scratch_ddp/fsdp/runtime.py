@@ -1,217 +1,367 @@
-"""A rank's forward and backward passes, in step with the other ranks'.
+"""What happens before and after each unit's forward and backward, in step with the other ranks.
 
-The hooks of `hooks` say where the model is; from that follows which unit is gathered, used, freed or reduced next.
+    forward         gather the root; for each unit: gather, compute, free
+    backward        gather the root; for each unit, in reverse order: gather, compute, free, reduce; reduce the root
+    sync_gradients  reduce what backward could not, and hand the means to the masters
+
+A pass begins with `Runtime.meet`, where the ranks compare what they are about to do, and with a `Schedule` of its
+collectives. Then hooks in the model call the methods of `Runtime`; `install_hooks`, below, says where.
 """
 
-import contextlib
+import dataclasses
+import enum
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils.hooks import RemovableHandle
 
 from scratch_ddp.common.agreement import raise_everywhere
-from scratch_ddp.fsdp.checks import Checks
-from scratch_ddp.fsdp.desync import AGAIN, ALONE, BACKWARD, EVALUATION, FORWARD, OTHERS, SYNC, RollCall, digest
-from scratch_ddp.fsdp.parts import Parts
+from scratch_ddp.fsdp.desync import Action, Agreed, Intent, agree
 from scratch_ddp.fsdp.schedule import Schedule
-from scratch_ddp.fsdp.units import Unit
+from scratch_ddp.fsdp.units import ShardedModel, SyncWork, Unit
 
 INTERRUPTED = "the last forward or backward pass was interrupted; all gradients since the last step are dropped"
-NUMBERS = 5  # that the ranks exchange at every meeting, beside the flags of some
 
 
-class Passes:
-    """Leads the units, the root's first, through the passes. Every pass begins with a roll call.
+class Phase(enum.Enum):
+    """What a rank is doing. If it is not IDLE when a pass begins, it was interrupted."""
 
-    `prefetch`: how many units ahead are gathered; `free_after_forward`: False leaves them there for backward.
+    IDLE = enum.auto()
+    FORWARD = enum.auto()
+    BACKWARD = enum.auto()
+    SYNC = enum.auto()
+
+
+class Runtime:
+    """Leads the units of a model through its passes.
+
+    In a pass each unit has one turn: it is gathered, computes and is freed. A unit that comes up more often, because
+    several forward passes precede their backward or because one calls it twice, needs several backward passes, even
+    where autograd runs all of them in one `backward()`. Gradients are then reduced in `sync_gradients`.
+
+    `prefetch`: how many units ahead of their turn are gathered. `free_after_forward`: False keeps units for backward.
+    `do_sync()`: whether gradients are synchronised at the moment.
     """
 
-    def __init__(
-        self, parts: Parts, roll_call: RollCall, checks: Checks, prefetch: int = 1, free_after_forward: bool = True
-    ):
-        self.root, *self.units = parts.units  # these in the order of their first use, as far as it is known
-        self.replicated, self.roll_call, self.checks = parts.replicated, roll_call, checks
-        self.prefetch, self.free_after_forward = prefetch, free_after_forward
-        self.now = ""  # "forward", "backward", "synchronisation" or nothing
+    def __init__(self, model: ShardedModel, prefetch: int, free_after_forward: bool, do_sync: Callable[[], bool]):
+        self.model, self.prefetch, self.free_after_forward, self.do_sync = model, prefetch, free_after_forward, do_sync
+        self.root, *self.units = model.units  # the others in the order of their first use, as far as it is known
+        self.phase = Phase.IDLE
         self.schedule = Schedule([])
-        self._used: list[Unit] = []  # in the last forward pass
-        self._turns = 0  # how many a unit has, at most, in the backward pass to come
-        self._several = False  # that is more than one on any rank
-        self._changes = 0  # of the shards, before the last forward pass
-        self.graph = 0  # which graphs of autograd are still good: not those from before passes were started over
+        self.restarts = 0  # after interruptions; backward through a graph from before one is refused
+        self._used: list[Unit] = []  # the units of the last forward pass, in the order of their first turn
+        self._turns = 0  # how often a unit may come up in the next backward
+        self._several_turns = False  # more than one, on any rank
+        self._changes = 0  # of the masters, before the last forward pass
+
+    # Forward
 
     def begin_forward(self) -> None:
-        """Have the root here, and the first units on their way. All is gathered anew, since shards may have changed."""
-        if self.now == "backward":  # the whole model is recomputed, for activation checkpointing
+        """Gather the root, and begin to gather the first units: all anew, since the masters may have changed."""
+        if self.phase is Phase.BACKWARD:  # the whole model is recomputed, for activation checkpointing
             return
-        self.checks.settle()
-        self.meet(FORWARD if torch.is_grad_enabled() else EVALUATION)
-        self.replicated.collect()
-        self.replicated.refresh()
-        for unit in [self.root, *self.units]:
+        self.model.adopt_changes()
+        self.meet(Action.FORWARD if torch.is_grad_enabled() else Action.EVALUATION)
+        self.model.replicated.collect()
+        self.model.replicated.refresh()
+        for unit in self.model.units:
             unit.free()
-        self.now, self._used = "forward", []
+        self.phase, self._used = Phase.FORWARD, []
         self._turns += torch.is_grad_enabled()
-        self._changes = self.checks.changes()
+        self._changes = self.model.changes()
         order = [self.root, *self.units]
         self.schedule = Schedule(order, gathered=order, prefetch=self.prefetch)
         self.schedule.before(self.root)
-        self.root.use()
+        self.root.wait_for_gather()
 
     def before_forward(self, unit: Unit) -> None:
-        """Have the unit here, and the next ones on their way."""
-        if not self.now:
-            self.meet(ALONE)
-            self._turns += 1
-            self._changes = self.checks.changes()
-        elif self.now == "forward":
+        """Gather the unit, and begin to gather the next ones."""
+        if self.phase is Phase.FORWARD:
             self.schedule.before(unit)
             self._gather_again(unit)
-            self._used += [unit] * (unit not in self._used)
-        else:  # computed again in backward, for activation checkpointing
+            if unit not in self._used:
+                self._used.append(unit)
+        elif self.phase is Phase.BACKWARD:  # it is recomputed, for activation checkpointing
             self._take_turn(unit, self.schedule.gather)
-        unit.use()
+        else:  # it is called by itself
+            self.meet(Action.UNIT_ALONE)
+            self._turns += 1
+            self._changes = self.model.changes()
+        unit.wait_for_gather()
 
     def after_forward(self, unit: Unit) -> None:
-        """Free the unit. Where it was computed again in backward, its backward follows at once."""
-        if self.now != "backward" and not self._keeps(unit):
+        """Free the unit. Where it was recomputed in backward, its backward follows at once."""
+        if self.phase is not Phase.BACKWARD and not self._keeps(unit):
             unit.free()
 
     def end_forward(self) -> None:
         """Gather what only other ranks have used, and free all that is not kept for backward."""
-        if self.now != "forward":
+        if self.phase is not Phase.FORWARD:
             return
         self.schedule.finish()
-        for unit in [self.root, *self.units]:
-            unit.use() if self._keeps(unit) else unit.free()
-        self.now = ""
+        for unit in self.model.units:
+            unit.wait_for_gather() if self._keeps(unit) else unit.free()
+        self.phase = Phase.IDLE
 
-    def before_backward(self, unit: Unit, graph: int | None = None) -> None:
-        """Have the unit here again; the first call begins a backward pass."""
-        if graph not in (None, self.graph):
-            raise RuntimeError(f"this loss is from before an interruption ({INTERRUPTED}): run the forward pass again")
-        if self.now == "forward":  # torch.autograd.grad inside the model's forward
-            self._gather_again(unit)
-        elif not self.now:
-            self.meet(BACKWARD)
-            self._begin_backward()
-        if self.now == "backward" and unit is not self.root:
-            self._take_turn(unit, self.schedule.before)
-        unit.use()
+    def _keeps(self, unit: Unit) -> bool:
+        """True if the unit stays gathered until the backward pass."""
+        if self.phase is not Phase.FORWARD or not torch.is_grad_enabled():
+            return False
+        return not self.free_after_forward or unit is self.root or unit is self.units[-1]
 
     def _gather_again(self, unit: Unit) -> None:
-        """Gather a unit whose turn in this forward pass is over. All ranks must, or none, so all are asked."""
-        if not unit.is_coming:
-            self.schedule.finish()  # or a rank that does not might still be gathering others
-            self.meet(AGAIN)
+        """Gather a unit whose turn in this forward pass is over. All ranks must, or none, so they compare."""
+        if unit.needs_gather:
+            self.schedule.finish()  # or a rank whose turn it is not might still be gathering others
+            self.meet(Action.UNIT_AGAIN)
             self._turns += 1  # it will have as many turns in backward
             unit.gather()
 
-    def _take_turn(self, unit: Unit, advance: Callable[[Unit], None]) -> None:
-        """Gather a unit in the backward pass by advancing in the schedule; begin another pass where it is over."""
-        advance(unit)
-        if not unit.is_coming:  # its turn is over, and it has another one: for another forward pass
-            self._end_pass()
-            self.meet(BACKWARD)
-            self._begin_backward(callback=False)
-            self.schedule.before(unit)
+    # Backward
+
+    def before_backward(self, unit: Unit, restarts: int) -> None:
+        """Gather the unit again; the first call begins a backward pass. `restarts`: at the time of the forward pass."""
+        if restarts != self.restarts:
+            raise RuntimeError(f"this loss is from before an interruption ({INTERRUPTED}): run the forward pass again")
+        if self.phase is Phase.FORWARD:  # torch.autograd.grad inside the model's forward
+            self._gather_again(unit)
+        elif self.phase is not Phase.BACKWARD:
+            self.meet(Action.BACKWARD)
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._begin_backward()
+        if self.phase is Phase.BACKWARD and unit is not self.root:
+            self._take_turn(unit, self.schedule.before)
+        unit.wait_for_gather()
 
     def after_backward(self, unit: Unit) -> None:
-        """Free the unit, and let its gradients travel."""
-        if self.now == "backward":
+        """Free the unit, and begin to reduce its gradients."""
+        if self.phase is Phase.BACKWARD:
             unit.free()
             self.schedule.after(unit)
-            if not self.checks.switch.do_sync:
+            if not self.do_sync():
                 unit.keep_gradients()
 
-    def synchronise(self, flags: Callable[[], list[int]]) -> list[int]:
-        """Meet the ranks at the end of their backward passes; return the largest of each of the `flags` of any rank.
-
-        As long as another rank is in a backward pass that this one does not have, take part in it.
-        """
-        while True:
-            doing, largest = self.meet(SYNC, flags=flags)
-            if doing == SYNC:
-                return largest
-            self._begin_backward(callback=False)
-            self._end_pass()
-
-    def _begin_backward(self, callback: bool = True) -> None:
-        self.now = "backward"
-        if callback:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+    def _begin_backward(self) -> None:
+        self.phase = Phase.BACKWARD
         self.root.gather()
         order = [*reversed(self.units), self.root]
-        absent = [unit for unit in order if not unit.is_here and unit is not self.root]
-        reduced = order if self.checks.switch.do_sync and not self._several else ()
-        self.schedule = Schedule(order, absent, reduced, self.prefetch)
+        gathered = [unit for unit in order if not unit.is_gathered and unit is not self.root]
+        reduced = order if self.do_sync() and not self._several_turns else ()
+        self.schedule = Schedule(order, gathered, reduced, self.prefetch)
         self.schedule.start()
-        self.root.use()
+        self.root.wait_for_gather()
+
+    def _take_turn(self, unit: Unit, advance: Callable[[Unit], None]) -> None:
+        """Gather the unit by advancing in the schedule. If its turn is over, this one belongs to another pass."""
+        advance(unit)
+        if unit.needs_gather:
+            self._end_pass()
+            self.meet(Action.BACKWARD)
+            self._begin_backward()
+            self.schedule.before(unit)
 
     def _end_backward(self) -> None:
-        """Called by autograd when it is through."""
+        """End the last pass, when autograd has computed all gradients."""
         self._end_pass()
         self._turns = 0
 
     def _end_pass(self) -> None:
         self.root.free()
         self.schedule.finish()
-        for unit in [self.root, *self.units]:
+        for unit in self.model.units:
             unit.free()
-            if not self.checks.switch.do_sync:
+            if not self.do_sync():
                 unit.keep_gradients()
-        self.now = ""
+        self.phase = Phase.IDLE
 
-    def _keeps(self, unit: Unit) -> bool:
-        """True if what is gathered in a forward pass is left there for the backward pass."""
-        if self.now != "forward" or not torch.is_grad_enabled():
-            return False
-        return not self.free_after_forward or unit is self.root or unit is self.units[-1]
+    # Synchronisation
 
-    def meet(
-        self, doing: str, lines: Sequence[str] = (), flags: Callable[[], list[int]] = list
-    ) -> tuple[str, list[int]]:
-        """Tell the ranks what this one is about to do; return what they do, and the largest of each of the flags.
+    def sync_gradients(self) -> None:
+        """Leave in every rank's masters the mean of all gradients that any rank has. See `FSDP.sync_gradients`."""
+        self.model.replicated.collect()
+        work = self._wait_for_backward_passes()
+        self.phase = Phase.SYNC
+        for gradients in work.unreduced:
+            gradients.reduce()
+        for gradients in self.model.gradients:
+            gradients.accumulate(work.present)
+        self.model.replicated.reduce(work.present)
+        self.model.buffers.copy_from_first(work.changed_buffers)
+        self.phase = Phase.IDLE
 
-        Raises ValueError or RuntimeError on every rank if any rank can't, or if they don't go together. If any rank was
-        interrupted before, all of them start over.
+    def _wait_for_backward_passes(self) -> SyncWork:
+        """Wait until all ranks synchronise, and take part in backward passes that only other ranks have."""
+        while True:
+            agreed = self.meet(Action.SYNC)
+            if agreed.action is Action.SYNC:
+                return self.model.read_flags(agreed.flags)
+            self._begin_backward()
+            self._end_pass()
+
+    # In step with the other ranks
+
+    def meet(self, action: Action, *details: str) -> Agreed:
+        """Compare with the other ranks what they are about to do. `details`: what of it has to be the same.
+
+        Raises ValueError or RuntimeError on every rank if any rank can't do it, or if they do not go together. If any
+        rank was interrupted before, all of them restart.
         """
-        wrong = self.checks.problem()
-        if doing == BACKWARD and self._changes != self.checks.changes():
-            wrong = wrong or "the parameters were changed between this forward pass and its backward pass"
-        lines = [*lines, *self.checks.lines(passes=doing != OTHERS)]
-        if doing in (BACKWARD, SYNC):
-            lines += [unit.name for unit in [self.root, *self.units] if unit.is_here]
-        order = digest([unit.name for unit in self._used])
-        numbers = [wrong is not None, bool(self.now) and doing != AGAIN, self._turns > 1, order, -order]
-        doing, numbers = self.roll_call(doing, lines, [*map(int, numbers), *([] if wrong else flags())])
-        refused, interrupted, self._several, order, other_order, *numbers = numbers
-        if refused:
-            self.start_over()
-            raise_everywhere(wrong, self.roll_call.group)
-        if interrupted:
-            self.start_over()
-            if doing in (BACKWARD, SYNC):  # of gradients that are gone
-                raise RuntimeError(INTERRUPTED)
-            with warnings.catch_warnings():
-                warnings.simplefilter("always")  # each time, not only the first
-                warnings.warn(INTERRUPTED, stacklevel=2)
-        if order == -other_order and doing in (FORWARD, EVALUATION):  # all ranks have used the units in one order
+        problem = self._problem(action)
+        intent = Intent(
+            action=action,
+            details=[*details, *self._details(action)],
+            order=[unit.name for unit in self._used],
+            turns=self._turns,
+            has_problem=problem is not None,
+            was_interrupted=self.phase is not Phase.IDLE and action is not Action.UNIT_AGAIN,
+            flags=self.model.flags() if action is Action.SYNC and not problem else [0] * self.model.flag_count,
+        )
+        agreed = agree(intent, self.model.group)
+        self._several_turns = agreed.turns > 1
+        if agreed.has_problem:
+            self.restart()
+            raise_everywhere(problem, self.model.group)
+        if agreed.was_interrupted:
+            self.restart()
+            self._tell_of_interruption(action)
+        if agreed.same_order and action in (Action.FORWARD, Action.EVALUATION):
             self.units = [*self._used, *(unit for unit in self.units if unit not in self._used)]
-        return doing, numbers
+        return agreed
 
-    def start_over(self) -> None:
+    def _problem(self, action: Action) -> str | None:
+        problem = self.model.problem()
+        if problem is None and action is Action.BACKWARD and self._changes != self.model.changes():
+            return "the parameters were changed between this forward pass and its backward pass"
+        return problem
+
+    def _details(self, action: Action) -> list[str]:
+        """What has to be the same on every rank before this action."""
+        details = [f"frozen: {', '.join(self.model.frozen()) or 'nothing'}"]
+        if action is not Action.METHOD:
+            details.append("gradients are synchronised" if self.do_sync() else "gradients are not synchronised")
+            details.append(
+                f"parameters changed in place {self.model.changes_since_load()} times (where ranks differ, a step of "
+                "the optimizer was interrupted, and a checkpoint must be loaded)"
+            )
+        if action in (Action.BACKWARD, Action.SYNC):  # a backward pass gathers the other units
+            details += [unit.name for unit in self.model.units if unit.is_gathered]
+        return details
+
+    def _tell_of_interruption(self, action: Action) -> None:
+        if action in (Action.BACKWARD, Action.SYNC):  # of gradients that are gone
+            raise RuntimeError(INTERRUPTED)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")  # each time, not only the first
+            warnings.warn(INTERRUPTED, stacklevel=3)
+
+    def restart(self) -> None:
         """Free everything and drop all gradients."""
-        for unit in [self.root, *self.units]:
+        for unit in self.model.units:
             unit.abandon()
-        for parameter in (*self.replicated.parameters.values(), *self.replicated.masters.values()):
-            parameter.grad = None
-        self.now, self._used, self._turns = "", [], 0
-        self.graph += 1
+        self.model.replicated.drop()
+        self.phase, self._used, self._turns = Phase.IDLE, [], 0
+        self.restarts += 1
 
-    @contextlib.contextmanager
-    def uninterrupted(self) -> Iterator[None]:
-        """Mark what must not be left half done: if it is, the next pass starts over."""
-        self.now = "synchronisation"
-        yield
-        self.now = ""
+
+def install_hooks(runtime: Runtime, compute_dtype: torch.dtype | None) -> list[RemovableHandle]:
+    """Let the model call the runtime; return the handles that remove the hooks again.
+
+        the root's module    begin_forward, end_forward
+        a unit's module      before_forward, after_forward
+        outputs of either    before_backward, once the gradient of one of them is known
+        a unit's inputs      after_backward, once the gradients of all of them are known
+        a parameter          schedule.free_reduced, once its gradient is known
+
+    A unit none of whose inputs needs a gradient has computed when the whole backward pass is over. Outputs are found in
+    tuples, lists, mappings and dataclasses, however nested.
+    """
+    handles = []
+    for unit in runtime.model.units:
+        before = functools.partial(_before_forward, runtime, unit, compute_dtype)
+        after = functools.partial(_after_forward, runtime, unit)
+        handles.append(unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+        # After an exception in the model, the root's forward is ended as well: other ranks may have had none.
+        handles.append(unit.module.register_forward_hook(after, always_call=unit is runtime.root))
+        for parameter in filter(lambda each: each.requires_grad, unit.parameters()):
+            handles.append(parameter.register_post_accumulate_grad_hook(lambda _: runtime.schedule.free_reduced()))
+    return handles
+
+
+def _before_forward(
+    runtime: Runtime, unit: Unit, compute_dtype: torch.dtype | None, module: nn.Module, args: tuple, kwargs: dict
+) -> tuple[tuple, dict]:
+    if unit is runtime.root:
+        runtime.begin_forward()
+    else:
+        runtime.before_forward(unit)
+    if compute_dtype is not None:
+        args, kwargs = _map_tensors((args, kwargs), functools.partial(_cast, dtype=compute_dtype))
+    if unit is not runtime.root and torch.is_grad_enabled():
+        args, kwargs = _watch_inputs(args, kwargs, lambda _: runtime.after_backward(unit))
+    return args, kwargs
+
+
+def _after_forward(runtime: Runtime, unit: Unit, module: nn.Module, args: tuple, output: Any) -> None:
+    restarts = runtime.restarts
+    for tensor in _tensors(output):
+        if tensor.requires_grad:
+            tensor.register_hook(lambda _: runtime.before_backward(unit, restarts))
+    if unit is runtime.root:
+        runtime.end_forward()
+    else:
+        runtime.after_forward(unit)
+
+
+def _watch_inputs(args: tuple, kwargs: dict, after: Callable[[Any], None]) -> tuple[tuple, dict]:
+    """Return the inputs, and have `after` called in backward once the gradients of all of them are known.
+
+    The unit gets views: of a tensor that other units use too, only this unit's part of the gradient is waited for.
+    """
+    watched: list[torch.Tensor] = []
+
+    def watch(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        watched.append(tensor.view_as(tensor))
+        return watched[-1]
+
+    args, kwargs = _map_tensors((args, kwargs), watch)
+    if watched:
+        register_multi_grad_hook(watched, after)
+    return args, kwargs
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return the same nest of tuples, lists and dicts, its tensors changed.
+
+    Other objects remain the same: a cache that the model writes to must stay the caller's own.
+    """
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_map_tensors(each, change) for each in value)
+    if type(value) is dict:
+        return {key: _map_tensors(each, change) for key, each in value.items()}
+    return value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in a nest of tuples, lists, mappings and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()))
+    elif dataclasses.is_dataclass(value):
+        yield from _tensors([getattr(value, field.name) for field in dataclasses.fields(value)])

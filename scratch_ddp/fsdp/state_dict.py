@@ -1,77 +1,70 @@
-"""State dicts of the whole model, on the first rank."""
+"""State dicts of a sharded model: of the whole model on the first rank, or of each rank's shards as DTensors.
+
+A DTensor knows the whole tensor's shape and which rows of it are here. torch.distributed.checkpoint writes and reads
+them rank by rank, and on another number of ranks reads other rows.
+"""
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import raise_everywhere
 from scratch_ddp.common.replicas import broadcast_from_first
-from scratch_ddp.fsdp.full import gather_rows_of, spread_rows_of
-from scratch_ddp.fsdp.parts import Parts
+from scratch_ddp.fsdp.units import ShardedModel
 
 State = dict[str, torch.Tensor]
-Fact = tuple[torch.Size, torch.dtype]
+Fact = tuple[torch.Size, torch.dtype]  # of a tensor
 
 
-def entries(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and persistent buffers under the names of `model.state_dict()`, in its order, tied ones each time."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        persistent = module._buffers.keys() - module._non_persistent_buffers_set
-        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-            if tensor is not None and (name in module._parameters or name in persistent):
-                yield f"{path}.{name}".lstrip("."), tensor
-
-
-def whole_state(model: nn.Module, parts: Parts, group: dist.ProcessGroup | None) -> State:
+def full_state(model: ShardedModel) -> State:
     """Return, on the first rank, the state dict of the whole model in main memory; an empty one elsewhere.
 
-    One all-gather a unit, and no more than a unit in memory on the other ranks.
+    One all-gather per unit, and no more than a unit in memory on the other ranks.
     """
-    first = dist.get_rank(group) == 0
-    whole = {name: master.detach().cpu().clone() for name, master in parts.replicated.masters.items()}
-    for shards in parts.shards:
-        gathered = gather_rows_of(shards, shards.shards, keep=first)
-        whole |= {name: tensor.cpu() for name, tensor in gathered.items()}
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    first = dist.get_rank(model.group) == 0
+    full = {name: master.detach().cpu().clone() for name, master in model.replicated.masters.items()}
+    for shards in model.shards:
+        full |= {name: tensor.cpu() for name, tensor in shards.gather_full(shards.masters, keep=first).items()}
     if not first:
         return {}
-    return {key: whole[names[each]] if each in names else each.detach().cpu().clone() for key, each in entries(model)}
+    return {key: each.detach().cpu().clone() if name is None else full[name] for key, name, each in _entries(model)}
 
 
-def load_whole_state(model: nn.Module, parts: Parts, state: Any, group: dist.ProcessGroup | None) -> None:
-    """Give every rank its rows of the first rank's `state`, a state dict of the whole model or the path of one.
+def load_full_state(model: ShardedModel, state: State | str | os.PathLike | None) -> None:
+    """Give every rank its rows of the first rank's `state`, the state dict of a whole model or the path of one.
 
-    Raises ValueError on every rank if it can't be read or is not this model's. One broadcast a unit.
+    Raises ValueError on every rank if it can't be read or is not this model's. One broadcast per unit.
     """
-    problem, first = None, dist.get_rank(group) == 0
+    problem, first = None, dist.get_rank(model.group) == 0
     if first:
         state, problem = _read(state)
-        if problem is None:
-            there = {key: (tensor.shape, tensor.dtype) for key, tensor in state.items()}
-            problem = why_not_this_models(there, facts(model, parts))
-    raise_everywhere(problem, group)
+        problem = problem or difference({key: (each.shape, each.dtype) for key, each in state.items()}, _facts(model))
+    raise_everywhere(problem, model.group)
+    replicated = model.replicated.masters
     with set_up():
-        for shards in parts.shards:
-            spread_rows_of(shards, state if first else None)
+        for shards in model.shards:
+            shards.scatter_full(state if first else None)
         if first:
-            for name, master in parts.replicated.masters.items():
+            for name, master in replicated.items():
                 master.data.copy_(state[name])
-            for key, tensor in entries(model):
-                if not isinstance(tensor, nn.Parameter):
+            for key, name, tensor in _entries(model):
+                if name is None:
                     tensor.copy_(state[key])
-        broadcast_from_first([*parts.replicated.masters.values(), *model.buffers()], group)
-    parts.buffers.remember()
+        broadcast_from_first([*replicated.values(), *model.module.buffers()], model.group)
+    model.buffers.remember()
+    model.mark_loaded()
 
 
-def write_whole_state(path: str | os.PathLike, state: State, group: dist.ProcessGroup | None) -> None:
-    """Write the first rank's state dict to a file. What was there before is replaced when the new one is complete."""
+def write_full_state(path: str | os.PathLike, state: State, group: dist.ProcessGroup | None) -> None:
+    """Write the first rank's state dict to a file. An older file is replaced when the new one is complete."""
     path, problem = Path(path), None
     if dist.get_rank(group) == 0:
         partial = path.with_name(path.name + ".partial")
@@ -88,26 +81,99 @@ def write_whole_state(path: str | os.PathLike, state: State, group: dist.Process
     raise_everywhere(problem, group, OSError)
 
 
-def why_not_this_models(there: Mapping[str, Fact], here: Mapping[str, Fact]) -> str | None:
+def sharded_state(model: ShardedModel) -> State:
+    """Return the state dict with the shards as DTensors, and the rest whole; all of it in the model's own memory.
+
+    No communication.
+    """
+    dtensors, masters = DTensors(model), model.masters()
+    return {
+        key: each.detach() if name is None else dtensors.make(name, masters[name])
+        for key, name, each in _entries(model)
+    }
+
+
+def load_sharded_state(model: ShardedModel, state: Mapping[str, Any]) -> None:
+    """Load what `sharded_state` returned on this rank. Raises ValueError on every rank where a tensor does not fit."""
+    mine = sharded_state(model)
+    raise_everywhere(_difference_of_shards(state, mine), model.group)
+    with torch.no_grad():
+        for key, tensor in mine.items():
+            _local(tensor).copy_(_local(state[key]))
+    model.mark_loaded()
+
+
+class DTensors:
+    """Makes DTensors of tensors that are shaped like the shards of a model."""
+
+    def __init__(self, model: ShardedModel):
+        self.shapes = {
+            name: rows.shape or torch.Size([1])  # a scalar counts as a row
+            for shards in model.shards
+            for name, rows in shards.rows.items()
+        }
+        kind = model.shards[0].part.device.type if model.shards else "cpu"
+        self._mesh = DeviceMesh.from_group(model.group or dist.group.WORLD, kind)
+
+    def make(self, name: str, mine: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of what belongs to the parameter `name`, as a DTensor on the same memory."""
+        shape = self.shapes.get(name)
+        if shape is None:  # not sharded
+            return mine.detach()
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(mine.detach(), self._mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+
+
+def difference(there: Mapping[str, Fact], here: Mapping[str, Fact]) -> str | None:
     """Say how what was saved differs in names, shapes or dtypes from what is here, or return None if it fits."""
+    if problem := _difference_of_names(there, here):
+        return f"the checkpoint is of another model: it {problem}"
     for key, (shape, dtype) in here.items():
-        if key not in there:
-            return f"the checkpoint is of another model: it lacks {key!r}"
         if tuple(there[key][0]) != tuple(shape):
             shapes = f"{tuple(there[key][0])} there and {tuple(shape)} here"
             return f"the checkpoint is of another model: {key!r} has the shape {shapes}"
         if there[key][1] != dtype:
             return f"the checkpoint is of another dtype: {key!r} is {there[key][1]} there and {dtype} here"
-    if unknown := next((key for key in there if key not in here), None):
-        return f"the checkpoint is of another model: it has {unknown!r}, which this one lacks"
     return None
 
 
-def facts(model: nn.Module, parts: Parts) -> dict[str, Fact]:
+def _difference_of_shards(there: Mapping[str, Any], here: State) -> str | None:
+    if problem := _difference_of_names(there, here):
+        return f"the state dict is of another model: it {problem}"
+    for key, tensor in here.items():
+        mine, other = _local(tensor), _local(there[key])
+        if (mine.shape, mine.dtype) != (other.shape, other.dtype):
+            shards = f"{other.dtype} {tuple(other.shape)}, here {mine.dtype} {tuple(mine.shape)}"
+            return f"{key!r} is {shards}; a whole model's state is loaded with load_full_state_dict()"
+    return None
+
+
+def _difference_of_names(there: Iterable[str], here: Iterable[str]) -> str | None:
+    if missing := next((key for key in here if key not in there), None):
+        return f"lacks {missing!r}"
+    if unknown := next((key for key in there if key not in here), None):
+        return f"has {unknown!r}, which this one lacks"
+    return None
+
+
+def _entries(model: ShardedModel) -> Iterator[tuple[str, str | None, torch.Tensor]]:
+    """Parameters and persistent buffers with their names in `module.state_dict()`, in its order, tied ones each time.
+
+    In between: the parameter's first name, None for a buffer.
+    """
+    for path, module in model.module.named_modules(remove_duplicate=False):
+        persistent = module._buffers.keys() - module._non_persistent_buffers_set
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and (name in module._parameters or name in persistent):
+                key = f"{path}.{name}".lstrip(".")
+                yield key, model.first_names[key] if name in module._parameters else None, tensor
+
+
+def _facts(model: ShardedModel) -> dict[str, Fact]:
     """Shapes and dtypes as they are saved: a parameter's own dtype, not the one it is computed in."""
-    masters, names = parts.masters(), {parameter: name for name, parameter in model.named_parameters()}
+    masters = model.masters()
     return {
-        key: (each.shape, masters[names[each]].dtype if each in names else each.dtype) for key, each in entries(model)
+        key: (each.shape, each.dtype if name is None else masters[name].dtype) for key, name, each in _entries(model)
     }
 
 
@@ -117,10 +183,12 @@ def _read(state: Any) -> tuple[Any, str | None]:
         try:
             state = torch.load(state, map_location="cpu", weights_only=True)
         except Exception as error:  # torch's readers raise many kinds for a file that was cut short
-            return (
-                None,
-                f"{state} can't be read; it is no state dict, or was cut short: {type(error).__name__}: {error}",
-            )
+            why = f"{type(error).__name__}: {error}"
+            return None, f"{state} can't be read; it is no state dict, or was cut short: {why}"
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         return None, f"the first rank must pass a state dict or the path of one, not {type(state).__name__}"
     return state, None
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,6 +1,6 @@
-"""Run a function on n real ranks from a benchmark or a test, and get back what each rank returned.
+"""`run_ranks`: run a function on n real ranks, for benchmarks and tests, and return what each rank returned.
 
-The ranks are forked, so a function may be a closure; the caller must not have used CUDA or many threads before.
+The ranks are forked, so the function may be a closure, and the caller must not have used CUDA or many threads before.
 Nothing outlives the call: ranks that have not answered after `timeout` seconds are killed and named.
 """
 
@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 
 class RankFailed(RuntimeError):
-    """At least one rank raised, died, or never answered. `failures` maps each such rank to its report."""
+    """At least one rank raised, died or did not answer. `failures` maps each such rank to its report."""
 
     def __init__(self, failures: dict[int, str]):
         self.failures = failures
@@ -43,16 +43,16 @@ def run_ranks(
 ) -> list[Any]:
     """Call `function(*args)` on `world_size` ranks of one process group and return [rank 0's result, rank 1's, …].
 
-    Results travel by pickle (tensors as well). With `capture`, each entry is (result, what the rank printed).
-    `rendezvous`: the ranks find each other through a "file" or through "tcp" on loopback. With the backend nccl each
-    rank has the GPU of its number.
-    Raises RankFailed, naming every rank that raised, died or did not answer within `timeout` seconds.
+    Results are pickled, including tensors. With `capture`, each entry is (result, what the rank printed).
+    `rendezvous`: the ranks find each other through a "file" or through "tcp" on loopback. With the backend nccl, each
+    rank uses the GPU of its number. Raises RankFailed, naming every rank that raised, died or did not answer within
+    `timeout` seconds.
     """
     if rendezvous not in ("file", "tcp"):
         raise ValueError(f"rendezvous must be 'file' or 'tcp', not {rendezvous!r}")
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        # Torch's own server would listen on every address of this machine.
+        # torch's own server would listen on every address of this machine.
         listener = socket.create_server(("127.0.0.1", 0)) if rendezvous == "tcp" else None
         meet = listener or f"{folder}/rendezvous"
         started = []
@@ -65,11 +65,11 @@ def run_ranks(
             there.close()
             started.append((process, here))
         if listener:
-            listener.close()  # rank 0 has it now
+            listener.close()  # rank 0 has its own copy
         try:
             results = _collect(started, time.monotonic() + timeout)
             for process, _ in started:
-                process.join(5)  # they take leave of one another; whoever is killed meanwhile makes others complain
+                process.join(5)  # they wait for one another; killing one would make the others report errors
             return results
         finally:
             for process, here in started:
@@ -87,13 +87,15 @@ def _collect(started: list, deadline: float) -> list[Any]:
         for here in wait(list(waiting), timeout=left):
             rank = waiting.pop(here)
             try:
-                ok, value = pickle.loads(here.recv_bytes())  # torch's own pickler would share memory with the dead
+                ok, value = pickle.loads(
+                    here.recv_bytes()
+                )  # torch's own pickler would share memory with an ended process
                 (results if ok else failures)[rank] = value
             except EOFError:
                 process = started[rank][0]
                 process.join()
                 failures[rank] = f"died with exit code {process.exitcode}"
-        if failures:  # the others may wait for ever for a rank that is gone: give them a moment, not the whole timeout
+        if failures:  # the others may wait for a failed rank: give them a few seconds, not the whole timeout
             deadline = min(deadline, time.monotonic() + 5)
     for rank in waiting.values():
         failures[rank] = "did not answer in time"
@@ -103,7 +105,7 @@ def _collect(started: list, deadline: float) -> list[Any]:
 
 
 def _store(meet: str | socket.socket, rank: int, world_size: int) -> dist.Store:
-    """Where the ranks meet: in a file of that name, or at rank 0, which serves what comes to the socket."""
+    """Where the ranks meet: a file of that name, or rank 0, which serves the socket."""
     if isinstance(meet, str):
         return dist.FileStore(meet, world_size)
     port = meet.getsockname()[1]
@@ -114,8 +116,8 @@ def _store(meet: str | socket.socket, rank: int, world_size: int) -> dist.Store:
 
 
 def _rank_main(rank, world_size, function, args, backend, timeout, meet, there, capture) -> None:
-    os.setsid()  # so that what the rank starts can be ended with it
-    # Loopback only, and whatever the test process's environment says about ranks is not ours.
+    os.setsid()  # so that processes started by the rank can be killed with it
+    # Loopback alone, and no variables about ranks from the calling process.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     torch.set_num_threads(1)
@@ -123,13 +125,8 @@ def _rank_main(rank, world_size, function, args, backend, timeout, meet, there, 
         torch.cuda.set_device(rank)
     printed = io.StringIO()
     try:
-        dist.init_process_group(
-            backend,
-            store=_store(meet, rank, world_size),
-            rank=rank,
-            world_size=world_size,
-            timeout=datetime.timedelta(seconds=timeout),
-        )
+        store, limit = _store(meet, rank, world_size), datetime.timedelta(seconds=timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
         with contextlib.redirect_stdout(printed) if capture else contextlib.nullcontext():
             result = function(*args)
         there.send_bytes(pickle.dumps((True, (result, printed.getvalue()) if capture else result)))
@@ -139,8 +136,8 @@ def _rank_main(rank, world_size, function, args, backend, timeout, meet, there, 
         sys.stdout.flush()
         sys.stderr.flush()
         there.close()
-        # Peers may still read from this rank's sockets: leave when all are through, or after a moment. Rank 0 is the
-        # last to go, since over TCP the store in which the others look is its own.
+        # Peers may still read from this rank's sockets: exit when all have finished, or after two seconds. Rank 0 exits
+        # last, since over TCP it serves the store.
         with contextlib.suppress(Exception):
             store = dist.distributed_c10d._get_default_store()
             for state, waits in (("finished", True), ("leaves", rank == 0)):

@@ -1,4 +1,4 @@
-"""torch's profiler on this rank: one at a time, with a clear error where one is on already, and without log lines."""
+"""torch's profiler on this rank: without its log lines, and with a clear error where one is on already."""
 
 import contextlib
 import os
@@ -19,8 +19,8 @@ _LOG_LINE = re.compile(rb"(\w+):\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ \w+\.cpp:
 def recording(**options: bool) -> Iterator[profile]:
     """Record what torch does on this thread (and on the GPU, where one is in use) until the block ends.
 
-    `options` are those of `torch.profiler.profile`. The profile can be read once the block has ended, also where it
-    ended with an exception. Raises RuntimeError if a profiler is on: torch has one a thread.
+    `options` are those of `torch.profiler.profile`. The profile can be read once the block has ended, even by an
+    exception. Raises RuntimeError if a profiler is on already: torch allows one per thread.
     """
     if torch.autograd._profiler_enabled():
         raise RuntimeError("torch's profiler is on already, and a thread has only one: end the other block first")
@@ -39,16 +39,14 @@ def recording(**options: bool) -> Iterator[profile]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep back what the profiler's library logs to file descriptor 2 (KINETO_LOG_LEVEL is read too early for us).
+    """Suppress what the profiler's library logs to file descriptor 2 (KINETO_LOG_LEVEL is read too early for us).
 
-    Its marks ("USDT:…") go always. Where no GPU is in use, its complaints go too: a torch that was built for GPUs says
-    that it finds none. Whatever else is written there meanwhile comes through afterwards.
+    Its marks ("USDT:…") are always suppressed. Where no GPU is in use, its errors are too: a torch built for GPUs
+    reports that it finds none. Anything else written there meanwhile is passed on afterwards.
     """
     sys.stderr.flush()
     with tempfile.TemporaryFile() as caught, warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Warning: Profiler clears events"
-        )  # of torch 2.11: one cycle is all we record
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # torch 2.11; we record one cycle alone
         stderr = os.dup(2)
         os.dup2(caught.fileno(), 2)
         try:
@@ -59,10 +57,10 @@ def _quietly() -> Iterator[None]:
             os.close(stderr)
             caught.seek(0)
             for line in caught:
-                if not _is_kept_back(line):
+                if not _is_suppressed(line):
                     os.write(2, line)
 
 
-def _is_kept_back(line: bytes) -> bool:
+def _is_suppressed(line: bytes) -> bool:
     logged = _LOG_LINE.match(line)
     return logged is not None and (logged[1] == b"USDT" or not torch.cuda.is_initialized())

@@ -1,4 +1,4 @@
-"""Sizes of tensors, with units that mean one thing: 1 MB is 10**6 bytes, 1 MiB is 2**20."""
+"""Sizes and other figures as text. A unit means one thing: 1 MB is 10**6 bytes, 1 MiB is 2**20."""
 
 import re
 
@@ -7,9 +7,9 @@ _UNIT_OF = {unit.lower(): factor for unit, factor in UNITS.items()}
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes: "10MiB" and "10 mib" are 10,485,760, "10MB" is 10,000,000, "4096" and 4096 are 4,096.
+    """Return bytes: "10MiB" and "10 mib" are 10,485,760, "10MB" is 10,000,000, "4096" and 4096 are 4,096.
 
-    Raises ValueError, saying what it takes, for anything else, and TypeError for what is no text or int.
+    Raises ValueError, naming the units, for any other text, and TypeError for what is neither a text nor an int.
     """
     if isinstance(text, bool) or not isinstance(text, (str, int)):
         raise TypeError(f"a size is a number of bytes or a text such as '10MiB', not {type(text).__name__}")
@@ -30,9 +30,14 @@ def format_size(size: int) -> str:
     return f"{size:,} B"
 
 
-def about(size: float) -> str:
+def format_about(size: float) -> str:
     """Rounded, in binary units: 1.5 GiB."""
     for unit in ("GiB", "MiB", "KiB"):
         if size >= UNITS[unit]:
             return f"{size / UNITS[unit]:.3g} {unit}"
     return f"{size:.0f} B"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits without an exponent for large numbers: "0.00324", "12.4", "2,090"."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{float(f'{value:.3g}'):,.0f}"

@@ -1,4 +1,4 @@
-"""Train on sentence pairs, in one process or on many, with the same lines.
+"""Train on sentence pairs, in one process or on several ranks, with the same code.
 
     python -m scratch_ddp.training
     torchrun --nproc-per-node 2 -m scratch_ddp.training --strategy bucketed
@@ -16,10 +16,8 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
-from scratch_ddp.training.data import KINDS, Batches, load_pairs, sentences, tokenise
-from scratch_ddp.training.evaluate import evaluate
-from scratch_ddp.training.loop import seed_everything, train
-from scratch_ddp.training.models import load_model
+from scratch_ddp.training import Batches, evaluate, load_model, load_pairs, seed_everything, sentences, tokenise, train
+from scratch_ddp.training.data import KINDS
 
 STRATEGIES = {
     "simple": SimpleDistributedDataParallelism,
@@ -34,22 +32,24 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scratch_ddp.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--strategy", choices=STRATEGIES, default="simple", help="with more than one rank")
+    parser.add_argument("--strategy", choices=STRATEGIES, default="simple", help="used with more than one rank")
     parser.add_argument("--data", help="hub, built-in, or a folder (default: SCRATCH_DDP_DATA, else what works)")
     parser.add_argument("--model", help="hub, built-in, or a folder (default: SCRATCH_DDP_MODEL, else what works)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU for each rank")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU per rank")
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--batch-size", type=int, default=16, help="items of a micro-batch, over all ranks")
-    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of an optimizer step")
-    parser.add_argument("--lr", type=float, help="default: 1e-3 for a small model, 2e-5 for a large one")
+    parser.add_argument("--batch-size", type=int, default=16, help="items per micro-batch, over all ranks")
+    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches per optimizer step")
+    parser.add_argument(
+        "--lr", type=float, help="learning rate (default: 1e-3 for a small model, 2e-5 for a large one)"
+    )
     parser.add_argument("--shards", choices=KINDS, default=KINDS[0])
-    parser.add_argument("--max-length", type=int, default=256, help="tokens of a pair")
+    parser.add_argument("--max-length", type=int, default=256, help="most tokens of a pair")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def choose_device(wanted: str | None) -> torch.device:
-    """A GPU of this rank's own if there is one for each rank of this machine; otherwise the CPU."""
+    """A GPU for this rank alone if there is one for each rank of this machine; otherwise the CPU."""
     local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if wanted == "cpu" or (wanted is None and torch.cuda.device_count() < local_ranks):
         return torch.device("cpu")
@@ -61,7 +61,7 @@ def choose_device(wanted: str | None) -> torch.device:
 
 @contextmanager
 def ranks(device: torch.device) -> Iterator[tuple[int, int]]:
-    """Yield (rank, world size); inside, the process group that torchrun has prepared exists."""
+    """Yield (rank, world size). Under torchrun, its process group exists inside the block."""
     if "RANK" not in os.environ:
         yield 0, 1
         return
@@ -84,10 +84,8 @@ def main() -> None:
             model = STRATEGIES[options.strategy](model)
 
         def share(split: str, seed: int | None = None) -> Batches:
-            items = tokenise(pairs[split], tokenizer, options.max_length)
-            return Batches(
-                items, options.batch_size, tokenizer.pad_token_id, rank, world_size, kind=options.shards, seed=seed
-            )
+            items, pad = tokenise(pairs[split], tokenizer, options.max_length), tokenizer.pad_token_id
+            return Batches(items, options.batch_size, pad, rank, world_size, options.shards, seed)
 
         report = print if rank == 0 else None
         began = time.perf_counter()

@@ -1,4 +1,7 @@
-"""Sentence pairs with the question "do both say the same?": loading, tokenising, and each rank's share of a batch."""
+"""Sentence pairs with the question "do both say the same?": loading, tokenising, and each rank's share of a batch.
+
+Shards lose no item. Of each global batch, every one of n ranks takes a share.
+"""
 
 import contextlib
 import logging
@@ -11,26 +14,27 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.training.pairs import make_pairs
-from scratch_ddp.training.sources import HubFiles, first_rank_first, say, settle
+from scratch_ddp.training.sources import HubFiles, choose_for_all, first_rank_first, print_once
 
 SPLITS = ("train", "validation", "test")
 MRPC = HubFiles("nyu-mll/glue", tuple(f"mrpc/{split}-00000-of-00001.parquet" for split in SPLITS), "dataset")
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 COLUMNS = ("sentence1", "sentence2", "label", "idx")
+KINDS = ("interleaved", "contiguous")  # of shards
 
 
 def load_pairs(source: str | None = None, group: dist.ProcessGroup | None = None):
     """Return a `datasets.DatasetDict` (train, validation, test) with MRPC's columns sentence1, sentence2, label, idx.
 
-    `source`, or else the environment variable SCRATCH_DDP_DATA, says where from: "hub" (GLUE's MRPC), "built-in" (our
-    own pairs), or a local folder with files train*, validation* and, if wanted, test*, in parquet, csv or json.
-    Without either, the hub if it answers within seconds or the files are cached, else built in. One line says which.
+    `source`, or else the environment variable SCRATCH_DDP_DATA, is "hub" (GLUE's MRPC), "built-in" (our own pairs), or
+    a local folder with files train*, validation* and optionally test*, in parquet, csv or json. Without either, the hub
+    is taken if it answers within seconds or its files are cached, else the built-in pairs. A printed line says which.
     Every rank of the group calls it: rank 0 decides and downloads while the others wait. Raises ValueError on every
     rank if a file is missing or corrupt, a column is missing, a split is empty, or a label is neither 0 nor 1.
     """
-    place, why = settle(source, "SCRATCH_DDP_DATA", MRPC, group)
+    place, why = choose_for_all(source, "SCRATCH_DDP_DATA", MRPC, group)
     pairs = _built_in() if place == "built-in" else first_rank_first(lambda: _read(place), group)
-    say(f"pairs: {place} ({why}); " + ", ".join(f"{len(rows)} {split}" for split, rows in pairs.items()), group)
+    print_once(f"pairs: {place} ({why}); " + ", ".join(f"{len(rows)} {split}" for split, rows in pairs.items()), group)
     return pairs
 
 
@@ -58,7 +62,7 @@ def _read(place: str):
 
 
 def _read_split(datasets: Any, place: str, split: str, files: list[str]):
-    """Read one split, in the format that the files' ending tells; apart from the others, so that an error names it."""
+    """Read one split in the format of its files' suffix; separately from the others, so that an error can name it."""
     kind = FORMATS.get(Path(files[0]).suffix)
     if kind is None:
         raise ValueError(f"split {split!r} of {place!r}: {Path(files[0]).name} is not one of {', '.join(FORMATS)}")
@@ -73,7 +77,7 @@ def _read_split(datasets: Any, place: str, split: str, files: list[str]):
 
 @contextlib.contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """Without the library's progress bars, and without its log of an error that is raised anyway."""
+    """Silence the library's progress bars, and its log of errors, which are raised anyway."""
     shown, level = datasets.utils.logging.is_progress_bar_enabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)
@@ -86,7 +90,7 @@ def _quiet(datasets: Any) -> Iterator[None]:
 
 
 def check_pairs(pairs: Any, place: str) -> Any:
-    """Return the data set, with `idx` numbered where it has none. Raises ValueError that says what is missing where."""
+    """Return the data set, with an `idx` added where it lacks one. Raises ValueError, saying what is missing where."""
     for split in SPLITS[:2]:
         if split not in pairs:
             raise ValueError(f"{place!r} has no split {split!r}: no file {split}* ({', '.join(FORMATS)})")
@@ -106,7 +110,7 @@ def check_pairs(pairs: Any, place: str) -> Any:
 
 
 def sentences(rows: Any) -> list[str]:
-    """All sentences of a split, for instance to build a tokenizer from."""
+    """All sentences of a split, from which to build a tokenizer."""
     return [*rows["sentence1"], *rows["sentence2"]]
 
 
@@ -117,10 +121,10 @@ class Item:
 
 
 def tokenise(rows: Any, tokenizer: Any, max_length: int = 256) -> list[Item]:
-    """Turn each pair into token numbers: sentence 1, separator, sentence 2, separator; at most `max_length` of them.
+    """Turn each pair into at most `max_length` token ids: sentence 1, separator, sentence 2, separator.
 
-    The separator is the tokenizer's own, or its end-of-text token. Of a pair that is too long, the longer sentence
-    loses its end first.
+    The separator is the tokenizer's own, or its end-of-text token. If a pair is too long, the longer sentence is
+    shortened at its end. Raises ValueError if the tokenizer has neither token.
     """
     separator = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     if separator is None:
@@ -137,50 +141,45 @@ def tokenise(rows: Any, tokenizer: Any, max_length: int = 256) -> list[Item]:
 
 @dataclass(frozen=True)
 class Batch:
-    """A rank's share of a global batch. Tensors have at least one row; only the first `count` rows are its own."""
+    """A rank's share of a global batch. Tensors have at least one row; the first `count` rows are the rank's own."""
 
     inputs: dict[str, torch.Tensor]  # input_ids and attention_mask: int64 (rows, longest)
     labels: torch.Tensor  # int64 (rows,)
-    count: int  # 0 where there were fewer items than ranks: the row is there to keep all ranks in step
+    count: int  # 0 if there were fewer items than ranks: then a row fills in, to keep all ranks in step
     global_count: int  # over all ranks
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
+        """Return the batch on another device."""
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
         return replace(self, inputs=inputs, labels=self.labels.to(device))
 
 
 def collate(items: Sequence[Item], pad: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Pad to the longest item on the right: ({"input_ids", "attention_mask"} of (rows, longest), labels of (rows,))."""
+    """Pad on the right to the longest item: ({"input_ids", "attention_mask"} of (rows, longest), labels of (rows,))."""
     longest = max(len(item.tokens) for item in items)
     ids = torch.tensor([item.tokens + [pad] * (longest - len(item.tokens)) for item in items])
     mask = torch.tensor([[1] * len(item.tokens) + [0] * (longest - len(item.tokens)) for item in items])
     return {"input_ids": ids, "attention_mask": mask}, torch.tensor([item.label for item in items])
 
 
-# FOLDED: Who works on which items: shards that lose nothing, and batches of which n ranks take a share each.
-
-KINDS = ("interleaved", "contiguous")
-
-
 def shard(order: Sequence[int], rank: int, world_size: int, kind: str = "interleaved") -> list[int]:
-    """Return this rank's part of `order`; every element goes to exactly one rank, and shares differ by one at most.
+    """Return this rank's part of `order`. Every element goes to exactly one rank; sizes differ by one at most.
 
     Interleaved: elements rank, rank + n, rank + 2n, … With b elements at a time, n ranks then work on the same n·b
-    elements as one process would. Contiguous: one block a rank, so that they work on other batches.
+    elements as one process would. Contiguous: one block per rank, so that their batches are different ones. Raises
+    ValueError for another `kind`.
     """
+    _check_kind(kind)
     if kind == "interleaved":
         return list(order[rank::world_size])
-    if kind == "contiguous":
-        return list(order[rank * len(order) // world_size : (rank + 1) * len(order) // world_size])
-    raise ValueError(f"kind of shard: {kind!r}; allowed are {', '.join(KINDS)}")
+    return list(order[rank * len(order) // world_size : (rank + 1) * len(order) // world_size])
 
 
 class Batches:
     """Global batches of `batch_size` items, of which this rank takes its share.
 
     Every rank has the same number of batches. The last one may be smaller, and empty on some ranks (`Batch.count` 0).
-    With `seed`, each epoch has its own order, the same on every rank; without, the order stays as it is. Raises
+    With `seed`, each epoch has its own order, the same on every rank; without, items stay in their order. Raises
     ValueError if there are fewer items than ranks, or if the ranks can't share a batch evenly. No communication.
     """
 
@@ -198,13 +197,12 @@ class Batches:
             raise ValueError(f"{len(items)} items can't be shared by {world_size} ranks: each needs one at least")
         if batch_size < 1 or batch_size % world_size:
             raise ValueError(f"a global batch of {batch_size} can't be shared evenly by {world_size} ranks")
-        if kind not in KINDS:
-            raise ValueError(f"kind of shard: {kind!r}; allowed are {', '.join(KINDS)}")
+        _check_kind(kind)
         self.items, self.batch_size, self.pad = items, batch_size, pad
         self.rank, self.world_size, self.kind, self.seed = rank, world_size, kind, seed
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Batches per epoch."""
         return -(-len(self.items) // self.batch_size)
 
     def epoch(self, number: int = 0) -> Iterator[Batch]:
@@ -222,3 +220,8 @@ class Batches:
             return list(range(len(self.items)))
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         return torch.randperm(len(self.items), generator=generator).tolist()
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"kind of shard: {kind!r}; allowed are {', '.join(KINDS)}")

@@ -1,6 +1,6 @@
-"""The training loop that all strategies share: one process and n ranks run the same lines.
+"""`train`: the loop that all strategies share, the same for one process and for n ranks.
 
-A plain model is trained by this process alone; one that a strategy has wrapped is trained by all ranks of its group.
+A plain model is trained by this process alone, a model in a strategy's wrapper by all ranks of its group.
 """
 
 import contextlib
@@ -17,19 +17,19 @@ from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import gather_rows
 from scratch_ddp.common.progress import shows_progress
 from scratch_ddp.training.data import Batch, Batches
-from scratch_ddp.training.evaluate import Score, evaluate
+from scratch_ddp.training.evaluation import Score, evaluate
 
 LossSum = Callable[[nn.Module, Batch], torch.Tensor]
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's and torch's random numbers. The same on every rank before a model is built, or replicas differ."""
+    """Seed Python's and torch's random numbers. Use the same seed on every rank before a model is built."""
     random.seed(seed)
     torch.manual_seed(seed)
 
 
 def pair_loss_sum(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """The sum of the cross-entropies of this rank's own rows, a scalar; at least float32. No communication."""
+    """Return the sum of the cross-entropies of this rank's own rows: a scalar, at least float32. No communication."""
     logits = model(**batch.inputs).logits[: batch.count]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return nn.functional.cross_entropy(logits, batch.labels[: batch.count], reduction="sum")
@@ -38,8 +38,8 @@ def pair_loss_sum(model: nn.Module, batch: Batch) -> torch.Tensor:
 def global_mean(total: torch.Tensor, count: float, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Scale a rank's sum over `count` tokens (or rows) so that the mean over the ranks is the mean over all tokens.
 
-    A mean of the ranks' own means would count a token more where its rank has fewer of them. Costs one all-reduce of
-    one number.
+    In a mean of the ranks' own means, tokens on a rank with fewer of them would count more. Costs one all-reduce of one
+    number.
     """
     everyones = torch.tensor(float(count), dtype=torch.float64, device=total.device)
     dist.all_reduce(everyones, group=group)
@@ -47,7 +47,7 @@ def global_mean(total: torch.Tensor, count: float, group: dist.ProcessGroup | No
 
 
 def windows(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    """Group micro-batches into windows of `size`, each of which becomes one optimizer step; the last may be smaller."""
+    """Group micro-batches into windows of `size`, one per optimizer step. The last one may be smaller."""
     window = []
     for batch in batches:
         window.append(batch)
@@ -61,9 +61,9 @@ def windows(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
 def accumulate(model: nn.Module, window: list[Batch], loss_sum: LossSum, world_size: int) -> torch.Tensor:
     """Leave in `.grad` the gradient of the mean loss over all rows of the window on all ranks; return this rank's part.
 
-    The mean over the ranks of what is returned is that loss. Communication: one `sync_gradients()`, at the end.
+    The mean of the returned parts over the ranks is that loss. Communication: one `sync_gradients()`, at the end.
     """
-    sync_gradients = getattr(model, "sync_gradients", lambda: None)  # a plain model, and torch's DDP, have none
+    sync_gradients = getattr(model, "sync_gradients", lambda: None)  # plain models and torch's DDP have none
     no_sync = getattr(model, "no_sync", contextlib.nullcontext)
     rows = sum(batch.global_count for batch in window)
     part = 0.0
@@ -79,14 +79,14 @@ def accumulate(model: nn.Module, window: list[Batch], loss_sum: LossSum, world_s
 
 @dataclass
 class History:
-    """What one rank saw. `losses` are its parts of each step's loss: their mean over the ranks is the loss."""
+    """A run as one rank saw it. `losses` are its parts of each step's loss: their mean over the ranks is the loss."""
 
     losses: list[float] = field(default_factory=list)
-    epoch_losses: list[float] = field(default_factory=list)  # over all ranks: the mean loss of the epoch's steps
+    epoch_losses: list[float] = field(default_factory=list)  # mean loss of the epoch's steps, over all ranks
     scores: list[Score] = field(default_factory=list)
 
     def of_all_ranks(self, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-        """Every rank's losses: float64 (steps, ranks). One all-gather; alone, without a process group, none."""
+        """Return every rank's losses: float64 (steps, ranks). Costs one all-gather; nothing without a process group."""
         mine = torch.tensor(self.losses, dtype=torch.float64)
         return torch.stack(gather_rows(mine, group) if dist.is_initialized() else [mine], dim=1)
 
@@ -108,9 +108,9 @@ def train(
     """Train with AdamW (or `optimizer`) and a learning rate that rises over `warmup` of the steps, then falls to zero.
 
     `batches` and `validation` must share their items over the same ranks as the model (`world_size` 1 for a plain
-    model). `accumulation` micro-batches make a step. After each epoch, `report` is given a line. A progress bar is
-    shown on the first rank if `progress`, by default where stderr is a terminal. Returns this rank's history.
-    Communication: what the strategy does, and after each epoch one all-reduce of one number and an evaluation.
+    model), or ValueError is raised. `accumulation` micro-batches make a step. After each epoch, `report` gets a line. A
+    progress bar is shown on the first rank if `progress`, by default where stderr is a terminal. Returns this rank's
+    history. Communication: that of the strategy, and after each epoch one all-reduce of one number and an evaluation.
     """
     check_ranks(model, batches, validation)
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
@@ -141,7 +141,7 @@ def train(
 def train_epoch(
     model: nn.Module, batches: Batches, epoch: int, accumulation: int, loss_sum: LossSum, step: Callable[[], None]
 ) -> torch.Tensor:
-    """Go through the items once, with a `step()` after each window; return this rank's part of each step's loss."""
+    """Train on all items once, with a `step()` after each window; return this rank's part of each step's loss."""
     device = next(model.parameters()).device
     model.train()
     parts = []
@@ -152,7 +152,7 @@ def train_epoch(
 
 
 def mean_over_ranks(value: torch.Tensor, model: nn.Module, world_size: int) -> float:
-    """The mean of a scalar over the ranks that train the model. One all-reduce of one number; alone, none."""
+    """The mean of a scalar over the ranks that train the model. Costs one all-reduce of one number, if not alone."""
     value = value.double() / world_size
     if world_size > 1:
         with set_up():
@@ -174,6 +174,6 @@ def check_ranks(model: nn.Module, *shares: Batches | None) -> None:
 
 
 def warm_up_then_fall(step: int, steps: int, warmup: float) -> float:
-    """The share of the full learning rate at a step: a line up over the first `warmup` of the steps, then down to 0."""
+    """The factor of the learning rate: linearly up over the first `warmup` of the steps, then linearly down to 0."""
     rising = max(1, round(warmup * steps))
     return min((step + 1) / rising, (steps - step) / max(1, steps - rising))

@@ -1,4 +1,4 @@
-"""Language models that tell whether two sentences say the same: SmolLM2 from the hub, or its small sibling built in."""
+"""Models that tell whether two sentences say the same: SmolLM2 from the hub, or a small built-in one like it."""
 
 import os
 from collections.abc import Iterable
@@ -10,15 +10,15 @@ import torch.distributed as dist
 
 from scratch_ddp.training.data import sentences
 from scratch_ddp.training.pairs import make_pairs
-from scratch_ddp.training.sources import HubFiles, first_rank_first, say, settle
+from scratch_ddp.training.sources import HubFiles, choose_for_all, first_rank_first, print_once
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # ranks share the cores, and may be forked
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # ranks share the cores and may be forked
 
 SMOLLM2 = HubFiles(
     "HuggingFaceTB/SmolLM2-360M-Instruct",
     ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
 )
-SMALL = {  # SmolLM2's architecture (Llama) with few of everything
+SMALL = {  # SmolLM2's architecture (Llama) with small sizes
     "hidden_size": 96,
     "intermediate_size": 256,
     "num_hidden_layers": 2,
@@ -48,23 +48,24 @@ def load_model(
 ) -> tuple[torch.nn.Module, Any]:
     """Return (model, tokenizer): SmolLM2-360M-Instruct, or the same architecture small, with random weights.
 
-    `source`, or else the environment variable SCRATCH_DDP_MODEL, says where from: "hub", "built-in", or a folder with
-    a saved transformers model. Without either, the hub if it answers within seconds or the files are cached (724 MB,
-    downloaded once by rank 0), else built in. One line says which.
+    `source`, or else the environment variable SCRATCH_DDP_MODEL, is "hub", "built-in", or a folder with a saved
+    transformers model. Without either, the hub is taken if it answers within seconds or its files are cached (724 MB,
+    downloaded once by rank 0), else the built-in model. A printed line says which.
     `head` "classifier" scores two classes; "language model" scores the next token, its weights tied to the embedding.
-    The built-in tokenizer is made from `texts`, or from the built-in pairs. `sizes` change the built-in architecture,
-    under the names of transformers' LlamaConfig. New weights come from torch's random numbers: set the seed before, the
-    same on every rank. Every rank of the group calls it; what fails on one raises ValueError on all.
+    The built-in tokenizer is built from `texts`, or from the built-in pairs. `sizes` change the built-in architecture,
+    with the names of transformers' LlamaConfig. New weights come from torch's random numbers: set the same seed on
+    every rank before. Every rank of the group calls it; a failure on one rank raises ValueError on all.
     """
     if head not in HEADS:
         raise ValueError(f"head: {head!r}; allowed are {', '.join(HEADS)}")
-    place, why = settle(source, "SCRATCH_DDP_MODEL", SMOLLM2, group)
+    place, why = choose_for_all(source, "SCRATCH_DDP_MODEL", SMOLLM2, group)
     if place == "built-in":
         model, tokenizer = build_small(head, texts, dtype, **sizes)
     else:
         model, tokenizer = first_rank_first(lambda: _read(place, head, dtype), group)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    say(f"model: {SMOLLM2.repository if place == 'hub' else place} ({why}); {parameters / 1e6:.1f} M parameters", group)
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    name = SMOLLM2.repository if place == "hub" else place
+    print_once(f"model: {name} ({why}); {millions:.1f} M parameters", group)
     return model, tokenizer
 
 
@@ -94,7 +95,7 @@ def build_small(
 
 
 def build_tokenizer(texts: Iterable[str] | None = None, vocabulary: int = 2048) -> Any:
-    """Return a byte-level BPE tokenizer made from `texts`, always the same one; it can write any text."""
+    """Return a byte-level BPE tokenizer built from `texts`. It is deterministic, and can encode any text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -119,7 +120,7 @@ def _read(place: str, head: str, dtype: torch.dtype) -> tuple[torch.nn.Module, A
 
     folder = SMOLLM2.fetch() if place == "hub" else Path(place).expanduser()
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # the classifier's head is new, which is what we want
+    logging.set_verbosity_error()  # it would warn that the classifier's head is new, which is intended
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if tokenizer.pad_token_id is None:

@@ -1,7 +1,7 @@
-"""Sentence pairs of our own, made by a small grammar: for machines without the hub, and for tests.
+"""Built-in sentence pairs, made by a small grammar, for machines without access to the hub and for tests.
 
-Each pair tells of one decision of a company. A paraphrase tells the same in other words and another order; a near miss
-tells almost the same: with a negation more or less, the other direction, or another thing. Most words agree in both.
+Each pair is about one decision of a company. A paraphrase says the same in other words and another order. A near miss
+says almost the same: negated, in the other direction, or about another thing. Most words are the same in both.
 """
 
 import random
@@ -14,7 +14,7 @@ TIMES = ("on Monday", "on Tuesday", "on Thursday", "on Friday", "last week", "th
 THINGS = ("prices", "wages", "fees", "rents", "budgets", "tariffs")
 AMOUNTS = ("two", "three", "five", "seven", "nine", "twelve")
 VERBS = {True: {"raised": "raise", "increased": "increase"}, False: {"cut": "cut", "lowered": "lower"}}
-NEAR_MISSES = ("negated",) * 5 + ("upward",) * 4 + ("thing",)  # as often as listed
+NEAR_MISSES = ("negated",) * 5 + ("upward",) * 4 + ("thing",)  # each as often as it stands here
 SIZES = {"train": 800, "validation": 200, "test": 200}
 
 
@@ -30,13 +30,13 @@ class Decision:
 
 
 class Grammar:
-    """Draws decisions and words them. The same seed gives the same sentences on every platform."""
+    """Draws random decisions and puts them into words. The same seed gives the same sentences on every platform."""
 
     def __init__(self, seed: int):
         self._random = random.Random(seed)
 
     def pick(self, choices: Sequence):
-        return choices[int(self._random.random() * len(choices))]  # random() is the one draw Python promises to keep
+        return choices[int(self._random.random() * len(choices))]  # Python guarantees the sequence of random() alone
 
     def decision(self) -> Decision:
         slots = [self.pick(words) for words in (COMPANIES, PLACES, TIMES, THINGS, AMOUNTS)]
@@ -50,7 +50,7 @@ class Grammar:
         return replace(decision, **{what: not getattr(decision, what)})
 
     def sentence(self, d: Decision) -> str:
-        """One of sixteen wordings: two verbs, four forms, the time at the beginning or at the end."""
+        """One of sixteen wordings: two verbs, four forms, the time at the start or at the end."""
         past = self.pick(tuple(VERBS[d.upward]))
         present = VERBS[d.upward][past]
         no = "not " if d.negated else ""
@@ -68,9 +68,9 @@ class Grammar:
 
 
 def make_pairs(sizes: dict[str, int] | None = None, seed: int = 0) -> dict[str, dict[str, list]]:
-    """Return {split: {"sentence1": […], "sentence2": […], "label": […], "idx": […]}}, half of each split paraphrases.
+    """Return {split: {"sentence1": […], "sentence2": […], "label": […], "idx": […]}}. Half of a split are paraphrases.
 
-    No pair occurs twice, in whatever split. The same arguments give the same pairs.
+    No pair occurs twice in all splits together. The same arguments give the same pairs.
     """
     grammar, seen = Grammar(seed), set()
     splits = {}

@@ -1,4 +1,4 @@
-"""Where data and models come from: the hub, a local folder, or built in; decided on rank 0, the same on every rank."""
+"""Where data and models come from: the hub, a local folder, or the package. Rank 0 decides for all ranks."""
 
 import contextlib
 import json
@@ -23,27 +23,27 @@ PATIENCE = 2.5  # seconds that the hub has to answer
 
 @dataclass(frozen=True)
 class HubFiles:
-    """Files of one repository of the Hugging Face hub, all in one folder of it."""
+    """Files of one repository on the Hugging Face hub, all in the same folder."""
 
     repository: str
     files: tuple[str, ...]
     kind: str = "model"  # or "dataset"
 
     def url(self) -> str:
-        """The address of the first file."""
+        """The URL of the first file."""
         from huggingface_hub import hf_hub_url
 
         return hf_hub_url(self.repository, self.files[0], repo_type=self.kind)
 
     def are_cached(self) -> bool:
-        """True if every file is on this machine already."""
+        """Whether all files are on this machine already."""
         from huggingface_hub import try_to_load_from_cache
 
         found = [try_to_load_from_cache(self.repository, name, repo_type=self.kind) for name in self.files]
         return all(isinstance(path, str) for path in found)
 
     def fetch(self) -> Path:
-        """Download what is missing, and return the files' folder. Raises ValueError if they don't come."""
+        """Download missing files, and return their folder. Raises ValueError if that fails."""
         from huggingface_hub import hf_hub_download
 
         offline = self.are_cached()
@@ -62,7 +62,7 @@ class HubFiles:
 
 @contextlib.contextmanager
 def quiet_hub() -> Iterator[None]:
-    """Keep the hub client's retry warnings to itself, and its progress bars unless someone watches a terminal."""
+    """Silence the hub client's retry warnings, and its progress bars unless stderr is a terminal."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     logger, bars = logging.getLogger("huggingface_hub"), not are_progress_bars_disabled()
@@ -79,7 +79,7 @@ def quiet_hub() -> Iterator[None]:
 
 
 def answers(url: str, seconds: float = PATIENCE) -> bool:
-    """Ask for one byte of a file; False if it does not come in time, for whatever reason."""
+    """Whether a request for one byte of a file succeeds within `seconds`."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     replies = []
@@ -89,17 +89,17 @@ def answers(url: str, seconds: float = PATIENCE) -> bool:
         with contextlib.suppress(Exception), urllib.request.urlopen(request, timeout=seconds) as reply:
             replies.append(reply.read(1))
 
-    thread = threading.Thread(target=ask, daemon=True)  # looking up a name has no time limit of its own
+    thread = threading.Thread(target=ask, daemon=True)  # a name lookup has no timeout of its own
     thread.start()
     thread.join(seconds)
     return bool(replies)
 
 
 def choose(source: str | None, variable: str, hub: HubFiles) -> tuple[str, str]:
-    """Return ("hub", "built-in" or a folder, why), from the argument, else the environment variable, else what works.
+    """Return ("hub", "built-in" or a folder, why), by the argument, else the environment variable, else what works.
 
-    Left alone, it takes the hub's files if they are here already or the hub answers within seconds; if it answers and
-    the download fails all the same, it takes what is built in.
+    Without either, the hub's files are taken if they are cached or the hub answers within seconds. If the download
+    fails all the same, the choice is "built-in". Raises ValueError for a source that is none of the three.
     """
     wanted, why = source or os.environ.get(variable), f"as {'asked' if source else variable + ' says'}"
     if wanted:
@@ -115,10 +115,12 @@ def choose(source: str | None, variable: str, hub: HubFiles) -> tuple[str, str]:
     return "hub", "downloaded once"
 
 
-def settle(source: str | None, variable: str, hub: HubFiles, group: dist.ProcessGroup | None = None) -> tuple[str, str]:
-    """`choose` on rank 0, and the same answer on every rank; what fails there raises ValueError on every rank.
+def choose_for_all(
+    source: str | None, variable: str, hub: HubFiles, group: dist.ProcessGroup | None = None
+) -> tuple[str, str]:
+    """`choose` on rank 0, and return its answer on every rank. Raises ValueError on every rank if that fails.
 
-    Costs an all-reduce of 1 byte and two small all-gathers; nothing if the source is "built-in" by argument.
+    Costs one all-reduce of 1 byte and two small all-gathers; nothing if the argument is "built-in".
     """
     if source == "built-in" or not dist.is_initialized():
         return choose(source, variable, hub)
@@ -132,7 +134,7 @@ def settle(source: str | None, variable: str, hub: HubFiles, group: dist.Process
 
 
 def first_rank_first(load: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Call `load()` on rank 0, then on the others, which find its files in the cache. One failure fails every rank."""
+    """Call `load()` on rank 0, then on the others, which find its files cached. A failure is raised on all ranks."""
     if not dist.is_initialized():
         return load()
     loaded, problem = None, None
@@ -144,7 +146,7 @@ def first_rank_first(load: Callable[[], T], group: dist.ProcessGroup | None = No
 
 
 def _attempt(function: Callable[[], T]) -> tuple[T | None, str | None]:
-    """Return (result, None), or (None, what went wrong)."""
+    """Return (result, None), or (None, the error's message)."""
     try:
         return function(), None
     except ValueError as error:
@@ -153,7 +155,7 @@ def _attempt(function: Callable[[], T]) -> tuple[T | None, str | None]:
         return None, f"{type(error).__name__}: {error}"
 
 
-def say(line: str, group: dist.ProcessGroup | None = None) -> None:
+def print_once(line: str, group: dist.ProcessGroup | None = None) -> None:
     """Print a line on rank 0 alone."""
     if not dist.is_initialized() or dist.get_rank(group) == 0:
         print(line)

@@ -11,7 +11,7 @@ import pytest
 
 from scratch_ddp.benchmark import collectives as collectives_command
 from scratch_ddp.benchmark.__main__ import main
-from scratch_ddp.instruments.bandwidth.fit import load_machine
+from scratch_ddp.instruments.bandwidth import load_machine
 
 COMMAND = ["-m", "scratch_ddp.benchmark", "collectives"]
 QUICK = ["--sizes", "1KiB", "64KiB", "1MiB", "--seconds", "0.02"]

@@ -3,8 +3,8 @@
 import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
 from transformers import LlamaForCausalLM  # noqa: F401  as above
 
-from scratch_ddp.benchmark.ddp import BEST, OURS, REFERENCE, WRAPPERS, figures, measure, table
-from scratch_ddp.benchmark.options import VOCABULARY, build_llama, make_batch
+from scratch_ddp.benchmark.ddp import BEST, OURS, REFERENCE, WRAPPERS, measure, rows
+from scratch_ddp.benchmark.steps import VOCABULARY, build_llama, make_batch, times_table
 from scratch_ddp.instruments.timing import Sample
 from tests.ranks import run_ranks
 
@@ -17,14 +17,14 @@ def test_every_strategy_is_timed():
     assert all(
         len(samples) == 2 and all(each.cpu > 0 and each.wall > 0 for each in samples) for samples in first.values()
     )
-    assert len(table(first).splitlines()) == 2 + len(WRAPPERS)
+    assert len(times_table(first, REFERENCE).splitlines()) == 2 + len(WRAPPERS)
 
 
 def test_cpu_seconds_are_judged():
     samples = {REFERENCE: [Sample(1, 1)] * 3, BEST: [Sample(1, 0.9)] * 3}
     for ours, holds in ((0.96, [True, True]), (0.98, [True, False]), (1.01, [False, False])):
-        rows = figures(samples | {OURS: [Sample(wall=5, cpu=ours)] * 3})
-        assert [row.holds for row in rows] == holds
+        judged = rows(samples | {OURS: [Sample(wall=5, cpu=ours)] * 3})
+        assert [row.holds for row in judged] == holds
 
 
 def test_the_model_is_the_same_on_every_rank_and_the_batches_are_not():

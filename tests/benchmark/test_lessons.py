@@ -7,7 +7,7 @@ import pytest
 
 from scratch_ddp.benchmark import __main__ as command
 from scratch_ddp.benchmark import lessons
-from scratch_ddp.benchmark.lessons import chapters, run_again
+from scratch_ddp.benchmark.lessons import chapters, run_repeatedly
 
 
 def notebook(folder, name, saved):
@@ -19,17 +19,17 @@ def notebook(folder, name, saved):
 
 def test_passes_are_counted_and_a_wrong_output_is_none(tmp_path):
     notebook(tmp_path, "10_right.ipynb", "1\n")
-    right = run_again("10-11", runs=2, busy=True, folder=tmp_path)
+    right = run_repeatedly("10-11", runs=2, busy=True, folder=tmp_path)
     assert right.holds and right.measured.startswith("2 of 2, ") and "cores busy" in right.what
     notebook(tmp_path, "11_wrong.ipynb", "2\n")
-    wrong = run_again("10-11", runs=1, busy=False, folder=tmp_path)
+    wrong = run_repeatedly("10-11", runs=1, busy=False, folder=tmp_path)
     assert not wrong.holds and wrong.measured.startswith("0 of 1, ") and "busy" not in wrong.what
 
 
 def test_too_slow_is_not_right(tmp_path, monkeypatch):
     notebook(tmp_path, "10_right.ipynb", "1\n")
     monkeypatch.setitem(lessons.LIMITS, "10-11", 0.1)
-    assert not run_again("10-11", runs=1, busy=False, folder=tmp_path).holds
+    assert not run_repeatedly("10-11", runs=1, busy=False, folder=tmp_path).holds
 
 
 def test_which_lessons(tmp_path):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from scratch_ddp.benchmark import link
 from scratch_ddp.benchmark.__main__ import main
-from scratch_ddp.benchmark.link import Wait, exactness
+from scratch_ddp.benchmark.link import TimedTransfer, exactness
 from scratch_ddp.course.lessons import published_step
 
 STRATEGIES = ["OverlappedDDP", "BucketedDDP", "torch DDP"]
@@ -29,7 +29,7 @@ def test_what_it_prints(quick, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert status == ("| ✗ |" in printed) and not dist.is_initialized()
     lengths = re.findall(
-        r"^\| a transfer / \(α \+ bytes·β\), (\d+ ms), (.*?) \| (?:1 ± 0.03|said)", printed, re.MULTILINE
+        r"^\| a transfer / \(α \+ bytes·β\), (\d+ ms), (.*?) \| (?:1 ± 0.03|reported)", printed, re.MULTILINE
     )
     modes = ["two ranks over gloo", "one process"]
     assert lengths == [(length, mode) for mode in modes for length in ("1 ms", "5 ms", "20 ms", "50 ms")]
@@ -40,19 +40,19 @@ def test_what_it_prints(quick, monkeypatch, capsys):
         f"torch DDP, {size} MB" for size in (1, 10, 100, 1000)
     ]
     rows = re.findall(r"^\| step / \(compute \+ last transfer\), (.*?) \| (.*?) \|", printed, re.MULTILINE)
-    beside = list(zip(STRATEGIES, ["≤ 1.03", "≤ 1.03", "said"], strict=True))
-    assert rows == [*beside, *[(f"{name}, hooks on top", "said") for name in STRATEGIES]]
+    beside = list(zip(STRATEGIES, ["≤ 1.03", "≤ 1.03", "reported"], strict=True))
+    assert rows == [*beside, *[(f"{name}, hooks on top", "reported") for name in STRATEGIES]]
     assert "(fitted): the link and the timeline were made" in printed and 'Rows with "hooks on top" are' in printed
 
 
 def waits(*seconds, cpu=0.0):
     """Of transfers that were called a second apart, and took so long on this rank."""
-    return [Wait(at, at, at + each, cpu) for at, each in enumerate(seconds)]
+    return [TimedTransfer(at, at, at + each, cpu) for at, each in enumerate(seconds)]
 
 
 @pytest.mark.parametrize(("took", "holds"), [(0.00102, True), (0.00104, False), (0.00096, False)])
 def test_each_length_is_judged_by_itself(took, holds):
-    row, _ = exactness(0.001, [waits(took, took, 0.002)], waits(0)).figures("1 ms, one process")
+    row, _ = exactness(0.001, [waits(took, took, 0.002)], waits(0)).rows("1 ms, one process")
     assert row.what == "a transfer / (α + bytes·β), 1 ms, one process" and row.holds == holds
     assert row.measured == f"{1000 * took:.4f} [{1000 * took:.4f}–{500 * took + 1:.4f}]"
 
@@ -65,13 +65,13 @@ def test_a_transfer_begins_with_its_last_rank():
 def test_moving_the_data_is_not_waiting():
     mine, without = waits(0.01, 0.01, cpu=0.0035), waits(0.001, cpu=0.003)
     measured = exactness(0.01, [mine], without)
-    assert measured.share == pytest.approx(0.05) and measured.figures("")[1].holds
-    assert not exactness(0.01, [mine], waits(0.001, cpu=0.0)).figures("")[1].holds
+    assert measured.share == pytest.approx(0.05) and measured.rows("")[1].holds
+    assert not exactness(0.01, [mine], waits(0.001, cpu=0.0)).rows("")[1].holds
 
 
 def test_a_link_is_not_judged_by_messages_that_take_longer_without_it():
     slow = [waits(0.003, 0.003, 0.003, 0.003)]
-    row, _ = exactness(0.001, slow, waits(0.0002, 0.0003, 0.003, 0.004)).figures("")
-    assert row.holds and row.must.startswith("said")
-    row, _ = exactness(0.001, slow, waits(0.0002, 0.0003, 0.0004, 0.0004, 0.003)).figures("")
+    row, _ = exactness(0.001, slow, waits(0.0002, 0.0003, 0.003, 0.004)).rows("")
+    assert row.holds and row.must.startswith("reported")
+    row, _ = exactness(0.001, slow, waits(0.0002, 0.0003, 0.0004, 0.0004, 0.003)).rows("")
     assert not row.holds and row.must == "1 ± 0.03"

@@ -6,7 +6,7 @@ import pytest
 
 from scratch_ddp.benchmark import rings
 from scratch_ddp.benchmark.__main__ import main
-from scratch_ddp.benchmark.rings import PAIRS, figures
+from scratch_ddp.benchmark.rings import PAIRS, rows
 from scratch_ddp.instruments.timing import Sample
 
 
@@ -20,12 +20,12 @@ def samples(factor):
 
 
 def test_cpu_time_is_judged_from_a_size_on():
-    large = figures(64 * 10**6, samples(0.45))
+    large = rows(64 * 10**6, samples(0.45))
     assert [row.holds for row in large] == [True, True, True, False]
     assert [row.must for row in large] == ["≤ 1.20", "≤ 1.20", "≤ 0.50", "≤ 0.40"]
     assert "0.45 [0.45–0.45] of the CPU time, 2 [2–2] of the time" in large[0].measured
-    small = figures(8 * 10**6, samples(1.3))
-    assert [(row.must, row.holds) for row in small] == [("≤ 1.20", False)] * 2 + [("said", True)] * 2
+    small = rows(8 * 10**6, samples(1.3))
+    assert [(row.must, row.holds) for row in small] == [("≤ 1.20", False)] * 2 + [("reported", True)] * 2
 
 
 @pytest.mark.parametrize("slow", [False, True])

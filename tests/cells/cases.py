@@ -1,7 +1,14 @@
-"""What tests of rank cells share: pressing Stop in a cell, and seeing that the next one works."""
+"""What tests of rank cells share: ranks in an interruptible group, Stop in a cell, and that the next cell works."""
 
 import re
 import threading
+
+from scratch_ddp.cells.rank import interruptible_group
+from tests.ranks import run_ranks
+
+
+def on_interruptible_ranks(world_size, function, *args, timeout=30):
+    return run_ranks(world_size, function, *args, backend=interruptible_group.BACKEND, timeout=timeout)
 
 
 def plain(text: str) -> str:

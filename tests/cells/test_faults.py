@@ -143,6 +143,13 @@ def test_stop_ends_work_that_waits_for_nobody(four_ranks, code):
     assert four_ranks.run("assert kept").status == "ok"
 
 
+def test_stop_while_something_large_is_displayed_keeps_the_variables(four_ranks):
+    four_ranks.run("kept = 1\nfrom IPython.display import HTML\nlarge = HTML('x' * 3_000_000)")
+    for _ in range(3):
+        assert "All variables are kept" in stopped(four_ranks, "while rank == 1:\n    display(large)").message
+    assert four_ranks.run("assert kept").status == "ok"
+
+
 def test_ranks_that_will_not_stop_are_replaced(four_ranks):
     four_ranks.run("kept = 1\npair = dist.new_group([0, 2])\nother = dist.new_group([0, 1])")
     locked = "import ctypes\nif rank == 2:\n    ctypes.PyDLL(None).sleep(60)\ndist.barrier()"

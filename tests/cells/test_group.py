@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.cells.rank import interruptible_group as watched_group
-from scratch_ddp.cells.rank import interruptible_work as watched_work
+from scratch_ddp.cells.rank import interruptible_group, interruptible_work
+from tests.cells.cases import on_interruptible_ranks
 from tests.cells.group_cases import COLLECTIVES, run_cases
 from tests.cells.group_users import USERS
 from tests.ranks import RankFailed, run_ranks
@@ -18,22 +18,20 @@ from tests.ranks import RankFailed, run_ranks
 CASES = [*COLLECTIVES, *USERS]
 
 
-def on_watched_ranks(world_size, function, *args, timeout=30):
-    return run_ranks(world_size, function, *args, backend=watched_group.BACKEND, timeout=timeout)
-
-
 @pytest.fixture(scope="module")
 def both():
     """{backend: [what rank 0 got in each case, rank 1, …]}"""
-    backends = ("gloo", watched_group.BACKEND)
+    backends = ("gloo", interruptible_group.BACKEND)
     return {backend: run_ranks(4, run_cases, CASES, backend=backend, timeout=100) for backend in backends}
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in CASES])
 def test_gives_what_plain_gloo_gives(both, case):
-    for rank, (plain, watched) in enumerate(zip(both["gloo"], both[watched_group.BACKEND], strict=True)):
+    for rank, (plain, interruptible) in enumerate(zip(both["gloo"], both[interruptible_group.BACKEND], strict=True)):
         assert not isinstance(plain[case], str), f"the case itself is wrong: {plain[case]}"
-        assert _same(plain[case], watched[case]), f"rank {rank}: gloo gave {plain[case]}, watched {watched[case]}"
+        assert _same(plain[case], interruptible[case]), (
+            f"rank {rank}: gloo gave {plain[case]}, not {interruptible[case]}"
+        )
 
 
 def _same(one, other):
@@ -44,13 +42,13 @@ def _same(one, other):
     return one == other
 
 
-def test_is_watched_in_every_kind_of_group():
+def test_is_interruptible_in_every_kind_of_group():
     def kinds():
         mesh = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
         groups = [dist.group.WORLD, dist.new_group([0, 1]), mesh["a"].get_group(), mesh["b"].get_group()]
         return [type(group).__name__ for group in groups], dist.get_backend()
 
-    assert on_watched_ranks(2, kinds) == [(["WatchedGroup"] * 4, "watched")] * 2
+    assert on_interruptible_ranks(2, kinds) == [(["InterruptibleGroup"] * 4, "interruptible")] * 2
 
 
 def test_wait_with_a_time_limit_raises_and_names_the_operation():
@@ -58,7 +56,7 @@ def test_wait_with_a_time_limit_raises_and_names_the_operation():
         tensor = torch.ones(2)
         if dist.get_rank() == 0:
             work = dist.all_reduce(tensor, async_op=True)
-            with pytest.raises(RuntimeError, match="all_reduce: not through after 0.2 s"):
+            with pytest.raises(RuntimeError, match="all_reduce: not finished after 0.2 s"):
                 work.wait(datetime.timedelta(seconds=0.2))
             dist.barrier(group=other)
             work.wait()
@@ -72,7 +70,7 @@ def test_wait_with_a_time_limit_raises_and_names_the_operation():
         other = dist.new_group([0, 1])
         return impatient()
 
-    assert on_watched_ranks(2, with_group) == [[2, 2]] * 2
+    assert on_interruptible_ranks(2, with_group) == [[2, 2]] * 2
 
 
 def test_a_peer_that_dies_is_gloos_error_in_the_waiting_rank():
@@ -84,7 +82,7 @@ def test_a_peer_that_dies_is_gloos_error_in_the_waiting_rank():
         raise ValueError("rank 0 went on")
 
     with pytest.raises(RankFailed) as failed:
-        on_watched_ranks(2, outlive)
+        on_interruptible_ranks(2, outlive)
     assert "rank 0 went on" in failed.value.failures[0]
 
 
@@ -95,23 +93,23 @@ def test_errors_of_gloo_arrive_at_the_call():
         dist.barrier()
         return str(raised.value)
 
-    for watched, plain in zip(on_watched_ranks(2, mistakes), run_ranks(2, mistakes), strict=True):
-        assert watched.split("\n")[0] == plain.split("\n")[0]
+    for interruptible, plain in zip(on_interruptible_ranks(2, mistakes), run_ranks(2, mistakes), strict=True):
+        assert interruptible.split("\n")[0] == plain.split("\n")[0]
 
 
 def test_the_main_thread_says_what_it_waits_in():
     def watch_it():
         seen = []
         if dist.get_rank() == 0:
-            reader = threading.Thread(target=lambda: (time.sleep(0.3), seen.append(watched_work.waiting_in())))
+            reader = threading.Thread(target=lambda: (time.sleep(0.3), seen.append(interruptible_work.waiting_in())))
             reader.start()
             dist.all_reduce(torch.ones(4, dtype=torch.float64))
             reader.join()
-            return seen[0], watched_work.waiting_in()
+            return seen[0], interruptible_work.waiting_in()
         time.sleep(0.8)
         dist.all_reduce(torch.ones(4, dtype=torch.float64))
 
-    call, afterwards = on_watched_ranks(2, watch_it)[0]
+    call, afterwards = on_interruptible_ranks(2, watch_it)[0]
     assert (call["operation"], call["given"]) == ("all_reduce", "4 × float64")
     assert afterwards is None
 
@@ -132,4 +130,4 @@ def test_threads_may_use_groups_of_their_own_at_once():
             thread.join()
         return [tensor[0].item() for tensor in tensors]
 
-    assert on_watched_ranks(2, both_at_once) == [[1, 2, 3, 4]] * 2
+    assert on_interruptible_ranks(2, both_at_once) == [[1, 2, 3, 4]] * 2

@@ -1,6 +1,6 @@
 """Ranks that have called different things and wait for each other: told apart, in one group and in several."""
 
-from scratch_ddp.cells.kernel.reports import Whereabouts, describe_mismatch
+from scratch_ddp.cells.kernel.reports import RankState, describe_mismatch
 from tests.cells.cases import assert_next_works, stopped
 
 
@@ -41,8 +41,8 @@ def test_a_rank_that_has_called_what_another_waits_in_will_be_with_it():
     """Rank 0 waits for all ranks; rank 1 is still in the pair's barrier, which rank 0 has called without waiting."""
     of_all = {"operation": "all_reduce", "group": "0", "number": 7, "given": "2 × float32", "peer": "", "ranks": [0, 1]}
     of_pair = {"operation": "barrier", "group": "3", "number": 2, "given": "", "peer": "", "ranks": [0, 1]}
-    waits = Whereabouts("runs", 4, of_all, {("3", 2): "barrier", ("0", 7): "all_reduce of 2 × float32"})
-    comes = Whereabouts("runs", 3, of_pair, {("3", 2): "barrier"})
+    waits = RankState("running", 4, of_all, {("3", 2): "barrier", ("0", 7): "all_reduce of 2 × float32"})
+    comes = RankState("running", 3, of_pair, {("3", 2): "barrier"})
     assert describe_mismatch({0: waits, 1: comes}) == ""
     del waits.calls["3", 2]
     assert describe_mismatch({0: waits, 1: comes}).startswith(

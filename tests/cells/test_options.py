@@ -1,4 +1,4 @@
-"""The magics: their options, their mistakes, what they say, and what a stranger can reach."""
+"""The magics: options, mistakes, messages, and what other machines can reach."""
 
 import os
 import re
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scratch_ddp.benchmark.cells import listening_addresses, listening_beyond_loopback
-from scratch_ddp.benchmark.lessons import busy_cores
+from scratch_ddp.benchmark.processes import busy_cores, listening_addresses, listening_beyond_loopback
 from tests.kernel import Kernel
 
 
@@ -130,7 +129,7 @@ def test_where_plain_cells_run(four_ranks):
     [
         *[
             ("[9]", "there is no rank 9"),
-            ("[0,0]", "rank 0 stands twice"),
+            ("[0,0]", "rank 0 is listed twice"),
             ("[a]", "'a'"),
             ("", "empty"),
             ("[0", "brackets"),

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratch_ddp.cells.kernel.placement import PlacementError, crowding, place
-from scratch_ddp.cells.kernel.presenter import ERR, OUT, Presenter, Screen, Transcript, without_marks
+from scratch_ddp.cells.kernel.output import ERR, OUT, CellOutput, NotebookOutput, RankOutput, without_marks
+from scratch_ddp.cells.kernel.placement import PlacementError, overload_warning, place
 from scratch_ddp.cells.kernel.rank_lists import RankListError, name_ranks, parse_ranks
-from scratch_ddp.cells.rank.output_streams import CellOutput
+from scratch_ddp.cells.rank.output_streams import CellPipes
 
 MARK = b"0123456789abcdef"
 
 
-class Tape(CellOutput):
+class Tape(CellPipes):
     """A rank's output whose pipes are two strings of bytes."""
 
     def __init__(self):
@@ -42,22 +42,22 @@ def record(said):
     places = {}
     for kind, what in said:
         if kind == "display":
-            places[tape.place_display()] = {"data": {"text/html": what}, "metadata": {}}
+            places[tape.begin_display()] = {"data": {"text/html": what}, "metadata": {}}
         else:
             tape.write(OUT if kind == "stdout" else ERR, what.encode())
     return tape.pipes, places
 
 
-def joined(pieces):
-    """Pieces of one stream that follow each other, as one."""
+def joined(items):
+    """Texts of one stream that follow each other, as one."""
     told = []
-    for piece in pieces:
-        if piece.text is None:
-            told.append(("display", piece.display["data"]["text/html"]))
-        elif told and told[-1][0] == piece.stream:
-            told[-1] = (piece.stream, told[-1][1] + piece.text)
+    for item in items:
+        if item.stream == "display":
+            told.append(("display", item.content["data"]["text/html"]))
+        elif told and told[-1][0] == item.stream:
+            told[-1] = (item.stream, told[-1][1] + item.content)
         else:
-            told.append((piece.stream, piece.text))
+            told.append((item.stream, item.content))
     return told
 
 
@@ -68,7 +68,7 @@ sayings = st.lists(st.tuples(st.sampled_from(["stdout", "stderr", "display"]), t
 @given(sayings, st.data())
 def test_any_chunking_of_the_pipes_gives_what_was_said_in_its_order(said, data):
     pipes, places = record(said)
-    transcript = Transcript(MARK)
+    output = RankOutput(MARK)
     got = []
     to_place = sorted(places)
     left = {stream: bytes(pipe) for stream, pipe in pipes.items()}
@@ -77,14 +77,14 @@ def test_any_chunking_of_the_pipes_gives_what_was_said_in_its_order(said, data):
         chosen = data.draw(st.sampled_from(choices))
         if chosen == "display":
             place_ = to_place.pop(0)
-            transcript.place(place_, places[place_])
+            output.add_display(place_, places[place_])
         else:
             size = data.draw(st.integers(1, len(left[chosen])))
-            transcript.read(chosen, left[chosen][:size])
+            output.read(chosen, left[chosen][:size])
             left[chosen] = left[chosen][size:]
-        got += transcript.pieces()
-    transcript.close()
-    got += transcript.pieces()
+        got += output.take()
+    output.close()
+    got += output.take()
     expected = []
     for kind, text in said:
         if kind != "display" and expected and expected[-1][0] == kind:
@@ -96,24 +96,24 @@ def test_any_chunking_of_the_pipes_gives_what_was_said_in_its_order(said, data):
 
 def test_text_shows_before_the_cell_ends():
     pipes, _ = record([("stdout", "step 1\n")])
-    transcript = Transcript(MARK)
-    transcript.read(OUT, bytes(pipes[OUT]))
-    assert joined(transcript.pieces()) == [("stdout", "step 1\n")]
+    output = RankOutput(MARK)
+    output.read(OUT, bytes(pipes[OUT]))
+    assert joined(output.take()) == [("stdout", "step 1\n")]
 
 
 def test_what_a_child_process_writes_to_the_other_stream_comes_in_the_same_segment():
-    transcript = Transcript(MARK)
-    transcript.read(ERR, b"child's error\n")  # past Python: no mark
-    transcript.read(OUT, b"printed\n")
-    transcript.close()
-    assert joined(transcript.pieces()) == [("stdout", "printed\n"), ("stderr", "child's error\n")]
+    output = RankOutput(MARK)
+    output.read(ERR, b"child's error\n")  # past Python: no mark
+    output.read(OUT, b"printed\n")
+    output.close()
+    assert joined(output.take()) == [("stdout", "printed\n"), ("stderr", "child's error\n")]
 
 
 def test_bytes_that_are_no_text_and_marks_that_are_none_do_not_get_lost():
-    transcript = Transcript(MARK)
-    transcript.read(OUT, b"a\0b\xff c\0" + MARK[:5])
-    transcript.close()
-    assert joined(transcript.pieces()) == [("stdout", "a\0b� c\0" + MARK[:5].decode())]
+    output = RankOutput(MARK)
+    output.read(OUT, b"a\0b\xff c\0" + MARK[:5])
+    output.close()
+    assert joined(output.take()) == [("stdout", "a\0b� c\0" + MARK[:5].decode())]
     assert without_marks(b"a\0b\0" + MARK + b" 7 2\0c", MARK) == "a\0bc"
 
 
@@ -121,16 +121,16 @@ def present(monkeypatch, *ranks):
     """The text on the screen after ranks have said their parts ((rank, text), … or (rank, None) for its end)."""
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
-    presenter = Presenter(sorted({rank for rank, _ in ranks}), MARK, Screen(transient=False))
+    cell = CellOutput(sorted({rank for rank, _ in ranks}), MARK, NotebookOutput(attended=False))
     seen = []
     for rank, text in ranks:
         if text is None:
-            presenter.close(rank)
+            cell.close(rank)
         else:
-            presenter.transcripts[rank].read(OUT, text.encode())
-        presenter.update()
+            cell.of_rank[rank].read(OUT, text.encode())
+        cell.update()
         seen.append(out.getvalue())
-    presenter.finish()
+    cell.finish()
     return out.getvalue(), seen
 
 
@@ -152,12 +152,12 @@ def test_blocks_of_equal_ranks_need_not_be_neighbours(monkeypatch):
 
 
 def test_a_passing_line_is_taken_away_by_backspaces_and_never_shown_to_nobody(monkeypatch):
-    for transient, expected in ((True, " wait" + "\b" * 5 + "done\n"), (False, "done\n")):
+    for attended, expected in ((True, " wait" + "\b" * 5 + "done\n"), (False, "done\n")):
         out = io.StringIO()
         monkeypatch.setattr(sys, "stdout", out)
-        screen = Screen(transient)
-        screen.pass_by(" wait")
-        screen.note("done")
+        notebook = NotebookOutput(attended)
+        notebook.show_passing(" wait")
+        notebook.note("done")
         assert out.getvalue() == expected
 
 
@@ -172,8 +172,8 @@ def test_rank_lists(text, ranks):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        *[("", "empty"), ("[]", "empty"), ("[9]", "no rank 9"), ("[0,0]", "rank 0 stands twice"), ("[a]", "'a'")],
-        *[("[2-0]", "backwards"), ("[0", "unbalanced"), ("[0-1,1]", "rank 1 stands twice"), ("[-1]", "'-1'")],
+        *[("", "empty"), ("[]", "empty"), ("[9]", "no rank 9"), ("[0,0]", "rank 0 is listed twice"), ("[a]", "'a'")],
+        *[("[2-0]", "backwards"), ("[0", "unbalanced"), ("[0-1,1]", "rank 1 is listed twice"), ("[-1]", "'-1'")],
     ],
 )
 def test_rank_lists_that_can_not_be_meant(text, why):
@@ -192,12 +192,12 @@ def test_names_of_ranks_can_be_read_back(ranks):
 @pytest.mark.parametrize(
     ("arguments", "backend", "gpus", "why"),
     [
-        ((2, 0, None, None, None), "watched", [None, None], "on the CPU (there is no GPU here), over gloo"),
-        ((2, 4, None, "cpu", None), "watched", [None, None], "on the CPU (--device cpu), over gloo"),
+        ((2, 0, None, None, None), "interruptible", [None, None], "on the CPU (there is no GPU here), over gloo"),
+        ((2, 4, None, "cpu", None), "interruptible", [None, None], "on the CPU (--device cpu), over gloo"),
         ((2, 4, None, None, None), "nccl", [0, 1], "rank 0 on GPU 0, rank 1 on GPU 1, over nccl"),
         ((2, 4, "3,1", None, None), "nccl", [3, 1], "rank 0 on GPU 3, rank 1 on GPU 1, over nccl"),
         ((2, 4, None, None, "gloo"), "gloo", [0, 1], "rank 0 on GPU 0, rank 1 on GPU 1, over gloo"),
-        ((3, 2, None, None, None), "watched", [0, 1, 0], "2 GPU(s) shared in turn by 3 ranks"),
+        ((3, 2, None, None, None), "interruptible", [0, 1, 0], "2 GPU(s) shared in turn by 3 ranks"),
         ((1, 0, None, None, "gloo"), "gloo", [None], "over gloo"),
     ],
 )
@@ -213,7 +213,7 @@ def test_placement(arguments, backend, gpus, why):
         ((2, 0, "0", None, None), "--gpu-ids 0: torch finds no GPU"),
         ((2, 2, "0,5", None, None), "there is no GPU 5. This machine has 2"),
         ((2, 2, "0,x", None, None), "not a list of numbers"),
-        ((2, 2, "0,0", None, None), "a GPU stands twice"),
+        ((2, 2, "0,0", None, None), "a GPU is listed twice"),
         ((2, 2, "0", "cpu", None), "contradict each other"),
         ((2, 0, None, "cuda", None), "torch finds no GPU here"),
         ((2, 0, None, None, "nccl"), "needs a GPU for each rank"),
@@ -229,5 +229,5 @@ def test_placements_that_can_not_be(arguments, why):
 
 
 def test_too_many_ranks_are_a_warning_with_the_reason():
-    assert crowding(1) is None
-    assert "share" in crowding(10_000) or "GiB" in crowding(10_000)
+    assert overload_warning(1) is None
+    assert "share" in overload_warning(10_000) or "GiB" in overload_warning(10_000)

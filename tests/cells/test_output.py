@@ -1,4 +1,4 @@
-"""What ranks say, as it arrives in the notebook: complete, in one order, once where all say the same, and labelled."""
+"""What ranks write, as it arrives in the notebook: complete, in order, labelled, and once where all write the same."""
 
 import re
 import time
@@ -11,7 +11,7 @@ TO_ONE_RANK = "%%rank [1]\n"
 
 
 def shown(result: Result) -> list[tuple[str, str]]:
-    """The outputs with pieces of one stream joined, as a saved notebook has them."""
+    """The outputs, with neighbouring texts of one stream joined, as a saved notebook has them."""
     told: list[tuple[str, str]] = []
     for out in result.outputs:
         if out["type"] == "stream" and told and told[-1][0] == out["name"]:
@@ -164,7 +164,7 @@ def applied(text: str) -> str:
 
 def test_only_who_looks_on_is_told_that_it_takes_a_while(four_ranks):
     code = "import time\nprint('a')\ntime.sleep(6 if rank == 3 else 0)"
-    watched = four_ranks.run(code, looked_on=True).text()
+    watched = four_ranks.run(code, attended=True).text()
     assert "rank 3 is in line 3" in watched
     assert applied(watched) == "a   ← ranks 0–3\n"
 

@@ -1,4 +1,4 @@
-"""Renewal of watched process groups after operations that never ended: the same groups go on, or refuse clearly."""
+"""Renewal of process groups after operations that never ended: the same groups go on, or refuse clearly."""
 
 import threading
 import time
@@ -7,12 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.cells.rank import interruptible_group as watched_group
-from tests.ranks import run_ranks
-
-
-def on_watched_ranks(world_size, function):
-    return run_ranks(world_size, function, backend=watched_group.BACKEND, timeout=30)
+from scratch_ddp.cells.rank import interruptible_group
+from tests.cells.cases import on_interruptible_ranks
 
 
 def _ones_everywhere(*groups):
@@ -38,13 +34,13 @@ def test_renewal_frees_the_default_group_and_every_other():
             stuck += [dist.irecv(torch.ones(2), src=1, group=group) for group in (None, pair)]
             time.sleep(0.1)
             assert not any(work.is_completed() for work in stuck)
-        assert watched_group.renew_groups(timeout=10) == []
+        assert interruptible_group.renew_groups(timeout=10) == []
         sums = _ones_everywhere(*groups)
         if rank < 2:
             sums += _ones_everywhere(pair)
         return sums, _ones_everywhere(mesh.get_group()), dist.get_rank(both)
 
-    assert on_watched_ranks(3, abandoned) == [
+    assert on_interruptible_ranks(3, abandoned) == [
         ([3, 3, 3, 2], [3], 0),
         ([3, 3, 3, 2], [3], 1),
         ([3, 3, 3], [3], 2),
@@ -70,10 +66,10 @@ def test_renewed_groups_serve_functional_collectives_and_a_wrapped_model():
             results.append((model.module.weight.grad[0, 0].item(), gathered.tolist()))
             if dist.get_rank() == 0:
                 dist.all_reduce(torch.ones(1), async_op=True)
-            watched_group.renew_groups(timeout=10)
+            interruptible_group.renew_groups(timeout=10)
         return results
 
-    assert on_watched_ranks(2, after_renewal) == [[(0.5, [0, 1])] * 3] * 2
+    assert on_interruptible_ranks(2, after_renewal) == [[(0.5, [0, 1])] * 3] * 2
 
 
 def test_thirty_renewals():
@@ -83,11 +79,11 @@ def test_thirty_renewals():
         for round_ in range(30):
             if round_ % 3 == 0 and dist.get_rank() == 0:
                 dist.all_reduce(torch.ones(1), group=group, async_op=True)
-            watched_group.renew_groups(timeout=10)
+            interruptible_group.renew_groups(timeout=10)
             sums += _ones_everywhere(dist.group.WORLD, group)
         return set(sums), threading.active_count()
 
-    for sums, threads in on_watched_ranks(2, renew_often):
+    for sums, threads in on_interruptible_ranks(2, renew_often):
         assert sums == {2}
         assert threads < 20  # the helpers that are stuck, and a few more
 
@@ -97,13 +93,13 @@ def test_a_group_that_one_rank_has_lost_refuses_clearly():
         group = dist.new_group([0, 1])
         if dist.get_rank() == 1:
             group.retire()  # as if rank 1 had been replaced and had never known it
-        retired = watched_group.renew_groups(timeout=10)
+        retired = interruptible_group.renew_groups(timeout=10)
         assert _ones_everywhere(dist.group.WORLD) == [2]
         with pytest.raises(RuntimeError, match="made before a rank was replaced.*make the group"):
             dist.all_reduce(torch.ones(1), group=group)
         return len(retired)
 
-    assert on_watched_ranks(2, lose_it) == [1, 0]
+    assert on_interruptible_ranks(2, lose_it) == [1, 0]
 
 
 def test_groups_of_one_name_and_other_members_are_not_joined():
@@ -115,10 +111,10 @@ def test_groups_of_one_name_and_other_members_are_not_joined():
         odd = dist.new_group([0, 1]) if rank < 2 else None
         dist.barrier()  # made at once they would mix up already in torch's own store
         odd = odd or dist.new_group([2])
-        retired = watched_group.renew_groups(timeout=10)
+        retired = interruptible_group.renew_groups(timeout=10)
         return retired, _ones_everywhere(dist.group.WORLD, alike, odd)
 
-    assert on_watched_ranks(3, made_unevenly) == [([], [3, 3, 2]), ([], [3, 3, 2]), ([], [3, 3, 1])]
+    assert on_interruptible_ranks(3, made_unevenly) == [([], [3, 3, 2]), ([], [3, 3, 2]), ([], [3, 3, 1])]
 
 
 def test_a_group_of_which_a_rank_has_another_notion_is_retired():
@@ -129,21 +125,21 @@ def test_a_group_of_which_a_rank_has_another_notion_is_retired():
         abandoned = threading.Thread(target=lambda: dist.new_group([0, 1, 2]), daemon=True)
         abandoned.start()  # rank 2 counts it as the group that the others have made
         time.sleep(0.3)
-        retired = watched_group.renew_groups(timeout=10)
+        retired = interruptible_group.renew_groups(timeout=10)
         kept = rank == 2 or not retired  # rank 2's is retired if its thread had come to make it by then
         return kept, _ones_everywhere(dist.group.WORLD), odd is None or _ones_everywhere(odd)
 
-    assert on_watched_ranks(3, made_unevenly) == [(True, [3], [2]), (True, [3], [2]), (True, [3], True)]
+    assert on_interruptible_ranks(3, made_unevenly) == [(True, [3], [2]), (True, [3], [2]), (True, [3], True)]
 
 
 def test_a_destroyed_group_is_no_longer_renewed():
     def destroy_one():
         gone, kept = dist.new_group([0, 1]), dist.new_group([0, 1])
         dist.destroy_process_group(gone)
-        assert watched_group.renew_groups(timeout=10) == []
+        assert interruptible_group.renew_groups(timeout=10) == []
         return _ones_everywhere(dist.group.WORLD, kept)
 
-    assert on_watched_ranks(2, destroy_one) == [[2, 2]] * 2
+    assert on_interruptible_ranks(2, destroy_one) == [[2, 2]] * 2
 
 
 def test_renewal_names_the_ranks_that_did_not_come():
@@ -152,6 +148,6 @@ def test_renewal_names_the_ranks_that_did_not_come():
             time.sleep(2)
             return None
         with pytest.raises(TimeoutError, match=r"ranks \[1\] did not renew their process groups within 0.5 s"):
-            watched_group.renew_groups(timeout=0.5)
+            interruptible_group.renew_groups(timeout=0.5)
 
-    on_watched_ranks(2, alone)
+    on_interruptible_ranks(2, alone)

@@ -4,7 +4,7 @@ import contextlib
 import io
 
 from scratch_ddp.common.progress import shows_progress
-from scratch_ddp.instruments.bandwidth.measure import measure
+from scratch_ddp.instruments.bandwidth import measure
 from tests.ranks import run_ranks
 
 

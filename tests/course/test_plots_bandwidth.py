@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from scratch_ddp.course.plots import bandwidth_chart, time_chart
-from scratch_ddp.instruments.bandwidth.fit import AlphaBeta
+from scratch_ddp.instruments.bandwidth.alpha_beta import AlphaBeta
 from scratch_ddp.instruments.bandwidth.results import Results, Row
 from scratch_ddp.instruments.timing import Spread
 

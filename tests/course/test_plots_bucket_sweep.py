@@ -5,7 +5,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from scratch_ddp.course.plots import Sweep, bucket_sweep
-from scratch_ddp.course.plots.colors import rank_color
+from scratch_ddp.course.plots.style import rank_color
 
 matplotlib.use("Agg")
 SLOW = Sweep(buckets={1: 1.7, 10: 1.5, 100: 1.6}, per_parameter=1.8, flat=2.0, compute=0.9, best=(10, 1.5))

@@ -8,7 +8,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from scratch_ddp.course.plots import memory_curves
-from scratch_ddp.course.plots.colors import SENT_COLOR
+from scratch_ddp.course.plots.style import SENT_COLOR
 
 CURVES = {"DDP": [(0.0, 0), (0.1, 40_000_000), (0.2, 90_000_000), (0.5, 0)], "FSDP": [(0.0, 0), (2.0, 50_000_000)]}
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from scratch_ddp.course.plots import memory_strips
-from scratch_ddp.course.plots.colors import QUIET, SENT_COLOR, SUM_COLOR, rank_color
+from scratch_ddp.course.plots.style import QUIET, SENT_COLOR, SUM_COLOR, rank_color
 from scratch_ddp.instruments.memory.ledger import Held, Moment
 
 OWN, BORROWED = Held("w1", "own", 8), Held("W1", "borrowed", 16)

@@ -34,7 +34,7 @@ def with_and_without_a_link(strategy) -> bool:
     return len(group.transfers) > 9 and all(torch.equal(a, b) for a, b in zip(plain, linked, strict=True))
 
 
-@pytest.mark.parametrize("backend", ["gloo", "watched"])
+@pytest.mark.parametrize("backend", ["gloo", "interruptible"])
 @hooked
 def test_the_same_weights(strategy, backend):
     assert run_ranks(2, with_and_without_a_link, strategy, backend=backend) == [True, True]

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.benchmark.options import build_llama, make_batch
+from scratch_ddp.benchmark.steps import build_llama, make_batch
 from scratch_ddp.fsdp import FSDP
 from tests.ddp.cases import batches
 from tests.fsdp.cases import message_of

@@ -29,16 +29,16 @@ UNWRAPPABLE = {
     "units overlap: '1.0' lies inside '1'": lambda: FSDP(model(), units=["1", "1.0"]),
     "units overlap: '0' is given twice": lambda: FSDP(model(), units=["0", "0"]),
     "units overlap: '0' lies inside the whole model": lambda: (lambda m: FSDP(m, units=[m, m[0]]))(model()),
-    "has nothing that is called 'nine'": lambda: FSDP(model(), units=["nine"]),
+    "has nothing called 'nine'": lambda: FSDP(model(), units=["nine"]),
     "no module of the model is a Conv2d": lambda: FSDP(model(), units=[nn.Conv2d]),
-    "a Linear that was named is no part of the model": lambda: FSDP(model(), units=[nn.Linear(2, 2)]),
-    "modules are named by themselves, by their names or types, not by 3": lambda: FSDP(model(), units=[3]),
+    "a Linear that was given is not part of the model": lambda: FSDP(model(), units=[nn.Linear(2, 2)]),
+    "modules are given by themselves, by their names or types, not by 3": lambda: FSDP(model(), units=[3]),
     "units must be a list: [0]": lambda: FSDP(model(), units="0"),
     "units must be a list of modules, names or module types, not 7": lambda: FSDP(model(), units=7),
     "unit 'blocks' is a ModuleList, which is never called": lambda: FSDP(
         nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(2, 2)])}), units=["blocks"]
     ),
-    "has nothing that is called '0.wight'": lambda: FSDP(model(), replicated=["0.wight"]),
+    "has nothing called '0.wight'": lambda: FSDP(model(), replicated=["0.wight"]),
     "compute_dtype must be a floating-point dtype or None, not torch.int32": lambda: FSDP(
         model(), None, None, torch.int32
     ),
@@ -139,10 +139,10 @@ def optimizers() -> list[str]:
     return [message_of(before.step), message_of(late.step)]
 
 
-def test_an_optimizer_made_from_the_unsharded_parameters():
+def test_an_optimizer_made_from_whole_parameters():
     for messages in run_ranks(2, optimizers):
         for message in messages:
-            assert "made from the unsharded parameter '0.weight'" in message and "after wrapping the model" in message
+            assert "made from the whole parameter '0.weight'" in message and "after wrapping the model" in message
 
 
 def changes_after_wrapping() -> list[str]:

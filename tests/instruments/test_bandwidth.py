@@ -6,9 +6,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-from scratch_ddp.instruments.bandwidth import measure as collectives
-from scratch_ddp.instruments.bandwidth import room
-from scratch_ddp.instruments.bandwidth.measure import measure
+from scratch_ddp.instruments.bandwidth import free_memory as memory_module
+from scratch_ddp.instruments.bandwidth import measure, measurement
 from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, Operation
 from scratch_ddp.instruments.bandwidth.results import Results, Row
 from scratch_ddp.instruments.timing import Spread
@@ -42,7 +41,7 @@ def test_an_operation_does_what_its_name_says(name):
 
     def ranks():
         rank, n = dist.get_rank(), 3
-        space = collectives.Workspace(4 * 9, dist.group.WORLD, "cpu", second=True)
+        space = measurement.Workspace(4 * 9, dist.group.WORLD, "cpu", second=True)
         whole = space.whole.copy_(10.0 * rank + space.whole.new_tensor(range(9))).clone()
         part = space.part.copy_(whole[:3] + 0.5).clone()
         everyone = [whole - 10 * rank + 10 * other for other in range(n)]
@@ -128,16 +127,16 @@ def test_what_one_rank_finds_wrong_all_ranks_raise(monkeypatch):
         with pytest.raises(TypeError, match="rank 1: sizes and operations are lists"):
             measure([1024], operations="all_reduce" if mine else ["all_reduce"])
         if mine == 1:
-            monkeypatch.setattr(room, "free_memory", lambda: 1000)
+            monkeypatch.setattr(memory_module, "free_memory", lambda: 1000)
         with pytest.raises(ValueError, match="The largest that fits is about"):
             measure([1024])
 
         def refuse(*_):
             raise RuntimeError("can't allocate memory")
 
-        monkeypatch.setattr(room, "free_memory", lambda: 10**9)
+        monkeypatch.setattr(memory_module, "free_memory", lambda: 10**9)
         if mine == 0:
-            monkeypatch.setattr(collectives, "Workspace", refuse)
+            monkeypatch.setattr(measurement, "Workspace", refuse)
         with pytest.raises(RuntimeError, match="rank 0: 1 KiB could not be allocated"):
             measure([1024], ranks=[2])
 

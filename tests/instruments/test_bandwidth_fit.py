@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from scratch_ddp.instruments.bandwidth.fit import FILE, AlphaBeta, fit, key, load_machine, save_machine
+from scratch_ddp.instruments.bandwidth.alpha_beta import FILE, AlphaBeta, fit, key, load_machine, save_machine
 
 SIZES = [2**10, 2**14, 2**17, 2**20, 2**24, 2**27]
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.tensors import MB
+from scratch_ddp.ddp.bucketed import bucket_plan
 from scratch_ddp.instruments import cost
 from scratch_ddp.instruments.cost import Backward, Wire
 
@@ -16,7 +17,7 @@ EVEN = Backward(ready=(1, 2, 3, 4), nbytes=(10, 10, 10, 10), seconds=5, forward=
 
 
 def spans(forecast):
-    return [(message.started, message.ended) for message in forecast.messages]
+    return [(each.started, each.ended) for each in forecast.all_reduces]
 
 
 def test_alpha_and_beta():
@@ -76,7 +77,7 @@ def test_messages_queue_for_the_wire():
     late = cost.per_parameter(EVEN, slow)
     assert spans(late) == [(1, 2.5), (2.5, 4), (4, 5.5), (5.5, 7)]
     assert (late.exposed, late.hidden, late.step) == (2, 4, 9)
-    assert [message.posted for message in late.messages] == [1, 2, 3, 4]
+    assert [each.posted for each in late.all_reduces] == [1, 2, 3, 4]
 
 
 def test_buckets_close_when_they_are_full():
@@ -109,7 +110,7 @@ def test_buckets_are_those_of_torchs_ddp():
         elements = [chance.randint(1, 400) for _ in range(chance.randint(1, 40))]
         limit, first = chance.randint(4, 3000), chance.randint(4, 1000)
         theirs, _ = dist._compute_bucket_assignment_by_size([torch.empty(n) for n in elements], [first, limit])
-        assert cost.bucket_plan([4 * n for n in elements], limit, first) == theirs
+        assert bucket_plan([4 * n for n in elements], limit, first) == theirs
 
 
 def test_a_measured_backward():
@@ -131,7 +132,7 @@ def test_groups_of_ones_own():
     wire = Wire(0, 1 / MB, 2)
     assert spans(cost.grouped(tens, wire, [[0, 1], [2, 3]])) == [(2, 4), (4, 6)]
     late_first = cost.grouped(tens, wire, [[3], [0, 1, 2]])  # the second is full at 3, and posted after the first
-    assert [message.posted for message in late_first.messages] == [4, 4] and late_first.exposed == 4
+    assert [each.posted for each in late_first.all_reduces] == [4, 4] and late_first.exposed == 4
     for plan in ([[0, 1], [2]], [[0, 1], [1, 2, 3]], [[0, 1, 2, 3, 4]]):
         with pytest.raises(ValueError, match="each of 4 gradients once"):
             cost.grouped(tens, wire, plan)

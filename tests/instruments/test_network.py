@@ -141,7 +141,9 @@ def test_beside_nccl_the_data_moves_over_gloo():
     assert run_ranks(2, beside) == [(2, "gloo", "cpu")] * 2
 
 
-@pytest.mark.parametrize("config, expected", [("cuda:nccl", "gloo"), ("cpu:watched,cuda:watched", "watched")])
+@pytest.mark.parametrize(
+    "config, expected", [("cuda:nccl", "gloo"), ("cpu:interruptible,cuda:interruptible", "interruptible")]
+)
 def test_over_which_backend(config, expected, monkeypatch):
     monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
     assert linked_module._backend_on_cpu(None) == expected

@@ -90,5 +90,5 @@ def test_stops_leave_no_thread_behind(ranks, request):
         kernel.interrupt()
         assert "All variables are kept" in kernel.finish(running).message
     assert not kernel.run(_AFTER).error
-    count = "import threading\nprint(sum(each.name == 'rings-at-transfers-ends' for each in threading.enumerate()))"
+    count = "import threading\nprint(sum(each.name == 'transfer-alarm' for each in threading.enumerate()))"
     assert kernel.run(count).text().startswith("0   ← ranks 0–3")

@@ -1,6 +1,7 @@
 """A step is forecast, and then takes as long: the sleeping model, the published table, the strategies on a link."""
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -8,11 +9,13 @@ import torch._dynamo  # noqa: F401  torch's DDP imports it at its first forward
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp.benchmark.link import in_order, step, within
+from scratch_ddp.benchmark.link import in_order, within
+from scratch_ddp.benchmark.steps import step
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.course.lessons import published_step
 from scratch_ddp.course.lessons.sleeping_model import SleepingModel, scaled
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
+from scratch_ddp.ddp.bucketed import bucket_plan
 from scratch_ddp.instruments import cost
 from scratch_ddp.instruments.cost import Backward
 from scratch_ddp.instruments.network import Link, lone_rank
@@ -59,7 +62,7 @@ def test_the_published_model_has_the_published_calls():
     nbytes = published_step.gradient_bytes()
     assert len(nbytes) == 219 and 1.4e9 < sum(nbytes) < 2e9
     for name, size in published_step.BUCKETS_MB.items():
-        assert len(cost.bucket_plan(nbytes, size * MB, size * MB)) == published_step.CALLS[name]
+        assert len(bucket_plan(nbytes, size * MB, size * MB)) == published_step.CALLS[name]
 
 
 def test_the_published_steps_are_forecast():
@@ -108,16 +111,16 @@ STRATEGIES = {
 def test_a_step_is_as_forecast(name, slow):
     wrap, forecast = STRATEGIES[name]
     planned = forecast(TIMELINE, slow.link.wire(2))
-    run = step(wrap(SleepingModel(TIMELINE)))
+    run = partial(step, wrap(SleepingModel(TIMELINE)))
     run()  # torch's DDP finds out in which order gradients arrive
     off = []
     for _ in range(3):
         slow.transfers.clear()
         run()
-        sizes = [message.nbytes for message in planned.messages]
+        sizes = [message.nbytes for message in planned.all_reduces]
         gradients = [each for each in slow.transfers if each.nbytes in sizes]
         assert sorted(each.nbytes for each in gradients) == sorted(sizes)
         assert sum(each.ended - each.started for each in gradients) == pytest.approx(planned.communication)
-        began = gradients[0].posted - planned.messages[0].posted - TIMELINE.forward
+        began = gradients[0].posted - planned.all_reduces[0].posted - TIMELINE.forward
         off.append((gradients[-1].ended - began) / planned.step - 1)
     assert min(map(abs, off)) < 0.1, off

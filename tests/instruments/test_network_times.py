@@ -93,14 +93,14 @@ def test_a_change_of_link_leaves_what_is_under_way(pair):
 
 def test_a_limit_of_time(pair):
     work = dist.all_reduce(torch.ones(100 * X), async_op=True)
-    with pytest.raises(RuntimeError, match="all_reduce: not through after 0.05 s"):
+    with pytest.raises(RuntimeError, match="all_reduce: has not ended after 0.05 s"):
         work.wait(datetime.timedelta(seconds=0.05))
     assert work.wait(datetime.timedelta(seconds=10))
 
 
 def the_thread_goes():
     deadline = time.monotonic() + 5
-    while any(thread.name == "rings-at-transfers-ends" for thread in threading.enumerate()):
+    while any(thread.name == "transfer-alarm" for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "the thread is still there"
         time.sleep(0.01)
 
@@ -108,7 +108,7 @@ def the_thread_goes():
 def test_a_future_comes_in_time_and_its_thread_goes(pair):
     x = torch.ones(X)
     futures = [dist.all_reduce(x, async_op=True).get_future() for _ in range(2)]
-    assert any(thread.name == "rings-at-transfers-ends" for thread in threading.enumerate())
+    assert any(thread.name == "transfer-alarm" for thread in threading.enumerate())
     value = futures[1].wait()
     assert time.monotonic() >= pair.transfers[1].ended and value[0] is not None and futures[0].done()
     assert value[0].data_ptr() == x.data_ptr()

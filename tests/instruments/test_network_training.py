@@ -74,7 +74,7 @@ def on_ranks(strategy, link):
 def alarm_is_over():
     """The thread that futures need goes when they have come."""
     deadline = time.monotonic() + 5
-    while any(thread.name == "rings-at-transfers-ends" for thread in threading.enumerate()):
+    while any(thread.name == "transfer-alarm" for thread in threading.enumerate()):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
@@ -86,7 +86,7 @@ def without_a_link():
     return {strategy: run_ranks(2, on_ranks, strategy, None) for strategy in STRATEGIES}
 
 
-@pytest.mark.parametrize("backend", ["gloo", "watched"])
+@pytest.mark.parametrize("backend", ["gloo", "interruptible"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
 def test_with_peers(strategy, backend, without_a_link):
     for plain, linked in zip(
@@ -173,7 +173,7 @@ def test_a_rank_that_was_replaced():
             dist.all_reduce(torch.ones(1), group=group)
         return len(group.transfers)
 
-    assert run_ranks(2, retired, backend="watched") == [0, 0]
+    assert run_ranks(2, retired, backend="interruptible") == [0, 0]
 
 
 def test_an_error_reaches_torchs_ddp():

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp.cells.rank import interruptible_group as watched_group
+from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.ddp import FlatDDP, OverlappedDDP
 from scratch_ddp.instruments.network import Link, linked_group, lone_rank
 from scratch_ddp.instruments.timeline import timeline
@@ -51,11 +51,11 @@ def _torchs(model, group):
     return DistributedDataParallel(model, process_group=group)
 
 
-def _watched():
-    return dist.new_group(backend=watched_group.BACKEND)
+def _interruptible():
+    return dist.new_group(backend=interruptible_group.BACKEND)
 
 
-@pytest.mark.parametrize("new_group", [lambda: None, _watched], ids=["gloo", "watched"])
+@pytest.mark.parametrize("new_group", [lambda: None, _interruptible], ids=["gloo", "interruptible"])
 def test_phases_follow_one_another_on_every_rank(new_group):
     results = run_ranks(2, lambda: _step(FlatDDP, new_group()))
     for seen_by_all, mine in results:

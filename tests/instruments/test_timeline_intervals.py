@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from scratch_ddp.instruments.intervals import total_seconds, union, without
 from scratch_ddp.instruments.timeline import exposed_seconds
-from scratch_ddp.instruments.timeline.spans import seconds, union, without
 
 
 def test_exposed_communication_by_hand():
@@ -37,6 +37,6 @@ def test_against_ticks(seed):
     def ticks(intervals):
         return {tick for start, end in intervals for tick in range(start, end)}
 
-    assert seconds(communication) == len(ticks(communication))
+    assert total_seconds(communication) == len(ticks(communication))
     assert exposed_seconds(compute, communication) == len(ticks(communication) - ticks(compute))
     assert ticks(without(communication, compute)) == ticks(communication) - ticks(compute)

@@ -36,7 +36,7 @@ def trained(strategy: type, sharded: bool) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("backend", ["gloo", "watched"])
+@pytest.mark.parametrize("backend", ["gloo", "interruptible"])
 def test_with_every_strategy(backend):
     def each_pair():
         return [

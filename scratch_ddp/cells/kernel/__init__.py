@@ -1,0 +1,1 @@
+"""Runs in the notebook's kernel. Nothing here imports `rank/`, and torch is not imported."""

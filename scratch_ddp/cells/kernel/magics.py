@@ -1,9 +1,12 @@
-"""nbdistributed's magics, with cells that tell the truth. Same names, same options; see `%dist_init?`."""
+"""nbdistributed's magics with these rank cells behind them (same names, same options; see `%dist_init?`).
+
+A plain cell becomes the magic `%%distributed` before IPython runs it (`PlainCells`), so every cell for ranks comes
+through `RankMagics`.
+"""
 
 import atexit
 import queue
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,60 +15,20 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from nbdistributed.magic import DistributedMagic
 
 from scratch_ddp.cells.kernel.cluster import Cluster
-from scratch_ddp.cells.kernel.execution import Execution, show_late
-from scratch_ddp.cells.kernel.placement import PlacementError, crowding, place
-from scratch_ddp.cells.kernel.presenter import Screen
-from scratch_ddp.cells.kernel.rank_lists import RankListError, name_ranks, parse_ranks
+from scratch_ddp.cells.kernel.execution import Execution
+from scratch_ddp.cells.kernel.output import NotebookOutput
+from scratch_ddp.cells.kernel.placement import PlacementError, overload_warning, place
+from scratch_ddp.cells.kernel.rank_lists import RankListError, name_ranks, parse_cell_line
 from scratch_ddp.cells.kernel.rank_process import LauncherProcess
 from scratch_ddp.cells.kernel.reader import Event, Reader
 from scratch_ddp.cells.kernel.reports import ClusterError
-
-# FOLDED: Where a cell runs: in the kernel if it begins with a magic, else on the ranks.
-
-
-class Routing:
-    """An input transformer: a plain cell becomes a cell for every rank, `%%rank[0]` becomes `%%rank [0]`."""
-
-    def __init__(self, shell: Any, to_ranks: Callable[[], bool]):
-        self._to_ranks = to_ranks  # whether plain cells are for the ranks
-        self._under_way = 0  # cells; more than one where a magic such as %%capture runs its body as a cell
-        shell.input_transformers_cleanup.append(self.transform)
-        shell.events.register("pre_execute", self._begin)
-        shell.events.register("post_execute", self._end)
-
-    def _begin(self) -> None:
-        self._under_way += 1
-
-    def _end(self) -> None:
-        self._under_way = max(0, self._under_way - 1)
-
-    def transform(self, lines: list[str]) -> list[str]:
-        first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
-        if first is None:
-            return lines
-        if lines[first].startswith("%%"):
-            head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
-            ours = re.match(r"%%(rank|distributed)\b", head)
-            return [head, *_body(lines, first)] if ours else lines
-        if self._to_ranks() and not self._under_way and not lines[first].lstrip().startswith("%"):
-            return ["%%distributed\n", *lines]
-        return lines
-
-
-def _body(lines: list[str], head: int) -> list[str]:
-    """What a rank runs. The lines above it become comments, so that line 3 of a message is line 3 of the cell."""
-    body = lines[head + 1 :]
-    if next((line for line in body if line.strip()), "").startswith("%%"):
-        return body  # a magic of the rank's own, such as %%capture, has to stand first
-    return [line if line.startswith("#") else f"# {line.strip()}\n" for line in lines[: head + 1]] + body
-
 
 _NO_CLUSTER = "no ranks are running. %dist_init -n 4 starts four."
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class RankMagics(DistributedMagic):
-    """Undecorated: it inherits nbdistributed's table of magics (@magics_class would empty it); its names lead here."""
+    """The magics. Not decorated by @magics_class: that would empty nbdistributed's table, whose names lead here."""
 
     def __init__(self, shell: Any):
         super().__init__(shell)
@@ -77,7 +40,7 @@ class RankMagics(DistributedMagic):
         self.cells: dict[int, int] = {}  # our number of a cell → the notebook's
         atexit.register(self.close)
         self._end_with_kernel(getattr(shell, "kernel", None))
-        Routing(shell, lambda: self.automatic)
+        PlainCells(shell, lambda: self.automatic)
 
     # Clusters
 
@@ -94,48 +57,32 @@ class RankMagics(DistributedMagic):
         if options.master_addr not in _LOCAL:
             raise ClusterError(f"-a {options.master_addr}: the ranks of a notebook run on this machine. Leave it out.")
         if self.cluster is not None:
-            self.cluster.settle()
+            self.cluster.catch_up()
             if not self.cluster.dead:
                 raise ClusterError(
                     f"{self.cluster.world_size} ranks are running already. %dist_shutdown ends them; then start anew."
                 )
             self._end_cluster()
-        gpu_count = self._await_launcher()
+        if not self.launcher.alive:
+            self.launcher.close()
+            self.launcher = LauncherProcess(self.reader)
+        gpu_count = self.launcher.await_ready(self.events)
         try:
             placement = place(world_size, gpu_count, options.gpu_ids, options.device, options.backend)
         except PlacementError as error:
             raise ClusterError(str(error)) from None
-        if warning := crowding(world_size):
+        if warning := overload_warning(world_size):
             print(f"Warning: {warning}.")
         self.cluster = Cluster(self.launcher, self.events, placement)
         self.automatic = True
         print(f"{name_ranks(range(world_size)).capitalize()} ready, {placement.why}.")
 
-    def _await_launcher(self) -> int:
-        """The number of GPUs, once the launcher has imported what ranks need."""
-        if not self.launcher.alive:
-            self.launcher.close()
-            self.launcher = LauncherProcess(self.reader)
-        until = time.monotonic() + 120
-        while self.launcher.gpu_count is None:
-            try:
-                event = self.events.get(timeout=0.2)
-            except queue.Empty:
-                if not self.launcher.alive:
-                    raise ClusterError(f"the launcher of ranks did not start:\n{self.launcher.log()}") from None
-                if time.monotonic() > until:
-                    raise ClusterError("the launcher of ranks has not answered for two minutes.") from None
-                continue
-            if event.kind == "message" and event.value["type"] == "launcher ready":
-                self.launcher.gpu_count = event.value["gpu_count"]
-        return self.launcher.gpu_count
-
     def dist_shutdown(self, line: str = "") -> None:
         """End the ranks and all that they have started."""
         if self.cluster is None:
             raise ClusterError(_NO_CLUSTER)
-        self.cluster.settle()
-        show_late(self.cluster, self.cells, Screen(transient=False))
+        self.cluster.catch_up()
+        self._show_late(NotebookOutput(attended=False))
         count = self.cluster.world_size
         self._end_cluster()
         print(f"{name_ranks(range(count)).capitalize()} ended.")
@@ -149,10 +96,10 @@ class RankMagics(DistributedMagic):
 
     def _end_cluster(self) -> None:
         cluster, self.cluster, self.automatic = self.cluster, None, False
-        cluster.shutdown()
+        cluster.shut_down()
 
     def _end_with_kernel(self, kernel: Any) -> None:
-        """End the ranks when the kernel is told to end, which it may take seconds to do."""
+        """End the ranks when the kernel is told to end, which may take it seconds."""
         if kernel is None:
             return
         shut_down = kernel.do_shutdown
@@ -172,43 +119,46 @@ class RankMagics(DistributedMagic):
     def distributed(self, line: str, cell: str) -> None:
         """Run the cell on every rank."""
         self._need_cluster()
-        ranks, stop_after = _cell_options(f"[0-{self.cluster.world_size - 1}] {line}", self.cluster.world_size)
-        self._run(ranks, cell, stop_after)
+        self._run(f"[0-{self.cluster.world_size - 1}] {line}", cell)
 
     def rank(self, line: str, cell: str) -> None:
         """Run the cell on some ranks: %%rank [0], %%rank [0,2], %%rank [0-2]."""
         self._need_cluster()
-        ranks, stop_after = _cell_options(line, self.cluster.world_size)
-        self._run(ranks, cell, stop_after)
+        self._run(line, cell)
+
+    def sync(self, line: str = "") -> None:
+        """A barrier: returns when every rank has reached it."""
+        self.distributed("", "dist.barrier()")
 
     def _need_cluster(self) -> None:
         if self.cluster is None:
             raise ClusterError(_NO_CLUSTER)
-        self.cluster.settle()
+        self.cluster.catch_up()
         if self.cluster.dead:
             how = "; ".join(self.cluster.dead.values())
             raise ClusterError(f"{how}. The cluster can't go on: %dist_init starts a new one.")
 
-    def _run(self, ranks: list[int], code: str, stop_after: float | None = None) -> None:
+    def _run(self, line: str, code: str) -> None:
+        try:
+            ranks, stop_after = parse_cell_line(line, self.cluster.world_size)
+        except RankListError as error:
+            raise ClusterError(str(error)) from None
         cell = len(self.cells) + 1
         self.cells[cell] = number = self._number_in_brackets()
-        kernel = getattr(self.shell, "kernel", None)
-        somebody_looks_on = bool(getattr(kernel, "_allow_stdin", False))
-        execution = Execution(self.cluster, ranks, code, cell, number, somebody_looks_on)
-        show_late(self.cluster, self.cells, execution.screen)
+        # A frontend with a person in front of it can ask for input.
+        notebook = NotebookOutput(attended=bool(getattr(getattr(self.shell, "kernel", None), "_allow_stdin", False)))
+        self._show_late(notebook)
         try:
-            execution.run(stop_after)
+            Execution(self.cluster, ranks, code, cell, number, notebook).run(stop_after)
         finally:
-            show_late(self.cluster, self.cells, execution.screen)
+            self._show_late(notebook)
 
     def _number_in_brackets(self) -> int:
         """The running cell's. Some versions of IPython count on when a cell begins, others when it has ended."""
         return len(self.shell.history_manager.input_hist_parsed) - 1
 
-    def sync(self, line: str = "") -> None:
-        """A barrier: returns when every rank has reached it."""
-        self._need_cluster()
-        self._run(list(range(self.cluster.world_size)), "dist.barrier()")
+    def _show_late(self, notebook: NotebookOutput) -> None:
+        notebook.note_late(self.cluster.late, self.cluster.mark, self.cells)
 
     # Information and settings
 
@@ -217,11 +167,11 @@ class RankMagics(DistributedMagic):
         if self.cluster is None:
             print("No ranks are running.")
             return
-        self.cluster.settle()
+        self.cluster.catch_up()
         for rank in self.cluster.ranks:
             state = "ready" if rank.alive else self.cluster.dead[rank.rank].split(" ", 2)[2]
             print(f"rank {rank.rank}   process {rank.pid}   {rank.device}   {state}")
-        print(f"Plain cells run {'on every rank' if self.automatic else 'in the kernel'}.")
+        self._print_mode()
 
     def dist_debug(self, line: str = "") -> None:
         """What a report of a fault should hold."""
@@ -246,15 +196,18 @@ class RankMagics(DistributedMagic):
             self._need_cluster()
         if options.enable or options.disable:
             self.automatic = options.enable
+        self._print_mode()
+
+    def _print_mode(self) -> None:
         print(f"Plain cells run {'on every rank' if self.automatic else 'in the kernel'}.")
 
-    def _not_here(self, line: str = "") -> None:
+    def _not_supported(self, line: str = "") -> None:
         """Kept so that notebooks which call it learn why nothing happens."""
         print("Not part of these rank cells: variables live in the ranks, and the notebook holds its own history.")
 
-    dist_sync_ide = timeline_save = timeline_debug = timeline_clear = _not_here
+    dist_sync_ide = timeline_save = timeline_debug = timeline_clear = _not_supported
 
-    # nbdistributed's hooks into the notebook: its history as JavaScript in every output, copies of variables
+    # Left out: nbdistributed's history as JavaScript in every output, and its copies of variables
 
     def _register_timeline_handlers(self) -> None:
         pass
@@ -279,15 +232,41 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _cell_options(line: str, world_size: int) -> tuple[list[int], float | None]:
-    """The ranks, and the seconds after which the cell stops itself (`--stop-after 3`: for a cell that shall hang)."""
-    found = re.search(r"--stop-after[ =](\S+)", line)
-    listed = line.replace(found[0], "") if found else line
-    try:
-        ranks = parse_ranks(listed, world_size)
-        stop_after = float(found[1]) if found else None
-    except RankListError as error:
-        raise ClusterError(str(error)) from None
-    except ValueError:
-        raise ClusterError(f"--stop-after {found[1]}: not a number of seconds.") from None
-    return ranks, stop_after
+class PlainCells:
+    """An input transformer: a plain cell becomes `%%distributed`, and `%%rank[0]` becomes `%%rank [0]`.
+
+    A cell that begins with a magic of another kind runs in the kernel.
+    """
+
+    def __init__(self, shell: Any, to_ranks: Callable[[], bool]):
+        self._to_ranks = to_ranks  # whether plain cells are for the ranks
+        self._running = 0  # cells; more than one where a magic such as %%capture runs its body as a cell
+        shell.input_transformers_cleanup.append(self.transform)
+        shell.events.register("pre_execute", self._begin)
+        shell.events.register("post_execute", self._end)
+
+    def _begin(self) -> None:
+        self._running += 1
+
+    def _end(self) -> None:
+        self._running = max(0, self._running - 1)
+
+    def transform(self, lines: list[str]) -> list[str]:
+        first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
+        if first is None:
+            return lines
+        if lines[first].startswith("%%"):
+            head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
+            ours = re.match(r"%%(rank|distributed)\b", head)
+            return [head, *_body(lines, first)] if ours else lines
+        if self._to_ranks() and not self._running and not lines[first].lstrip().startswith("%"):
+            return ["%%distributed\n", *lines]
+        return lines
+
+
+def _body(lines: list[str], head: int) -> list[str]:
+    """What a rank runs. The lines above it become comments, so that line 3 of a message is line 3 of the cell."""
+    body = lines[head + 1 :]
+    if next((line for line in body if line.strip()), "").startswith("%%"):
+        return body  # a magic of the rank's own, such as %%capture, has to stand first
+    return [line if line.startswith("#") else f"# {line.strip()}\n" for line in lines[: head + 1]] + body

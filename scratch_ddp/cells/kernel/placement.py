@@ -3,16 +3,18 @@
 import os
 from dataclasses import dataclass
 
-WATCHED = "watched"  # watched_group.BACKEND, whose module imports torch; the kernel need not
+import psutil
+
+INTERRUPTIBLE = "interruptible"  # `interruptible_group.BACKEND`, whose module imports torch; the kernel does not
 
 
 class PlacementError(ValueError):
-    """An option of %dist_init that this machine can't follow; the message says what would be right."""
+    """An option of %dist_init that this machine can't fulfil; the message says what would be right."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """`gpus[rank]` is the rank's GPU, None for the CPU; `why` says all of it in a line."""
+    """`gpus[rank]` is the rank's GPU, None for the CPU; `why` says it in one line, with the reason."""
 
     backend: str
     gpus: list[int | None]
@@ -21,7 +23,7 @@ class Placement:
 
 def place(world_size: int, gpu_count: int, gpu_ids: str | None, device: str | None, backend: str | None) -> Placement:
     """Choose for `world_size` ranks on a machine with `gpu_count` GPUs. Raises PlacementError."""
-    if backend not in (None, WATCHED, "gloo", "nccl"):
+    if backend not in (None, INTERRUPTIBLE, "gloo", "nccl"):
         raise PlacementError(f"--backend {backend}: there is no such backend. Write --backend gloo or --backend nccl.")
     if device not in (None, "cpu", "cuda"):
         raise PlacementError(f"--device {device}: there is no such device. Write --device cpu or --device cuda.")
@@ -34,7 +36,7 @@ def place(world_size: int, gpu_count: int, gpu_ids: str | None, device: str | No
         if backend == "nccl":
             raise PlacementError("--backend nccl needs a GPU for each rank. Leave it out: on the CPU ranks use gloo.")
         reason = "there is no GPU here" if not gpu_count else "--device cpu"
-        return Placement(backend or WATCHED, [None] * world_size, f"on the CPU ({reason}), over gloo")
+        return Placement(backend or INTERRUPTIBLE, [None] * world_size, f"on the CPU ({reason}), over gloo")
     gpus = [listed[rank % len(listed)] for rank in range(world_size)]
     if len(listed) >= world_size:
         chosen = backend or "nccl"
@@ -46,7 +48,7 @@ def place(world_size: int, gpu_count: int, gpu_ids: str | None, device: str | No
             f"Start {len(listed)} rank(s), or leave --backend out to use gloo."
         )
     shared = f"{len(listed)} GPU(s) shared in turn by {world_size} ranks"
-    return Placement(backend or WATCHED, gpus, f"{shared}, over gloo (NCCL refuses two ranks on one GPU)")
+    return Placement(backend or INTERRUPTIBLE, gpus, f"{shared}, over gloo (NCCL refuses two ranks on one GPU)")
 
 
 def _listed_gpus(gpu_ids: str | None, gpu_count: int) -> list[int]:
@@ -66,14 +68,14 @@ def _listed_gpus(gpu_ids: str | None, gpu_count: int) -> list[int]:
             f"--gpu-ids {gpu_ids}: there is no GPU {unknown[0]}. This machine has {gpu_count}, numbered from 0."
         )
     if len(set(listed)) < len(listed):
-        raise PlacementError(f"--gpu-ids {gpu_ids}: a GPU stands twice. Name each once; ranks take them in turn.")
+        raise PlacementError(f"--gpu-ids {gpu_ids}: a GPU is listed twice. Name each once; ranks take them in turn.")
     return listed
 
 
-def crowding(world_size: int) -> str | None:
-    """Why so many ranks are a bad idea on this machine, or None. They are started all the same."""
+def overload_warning(world_size: int) -> str | None:
+    """Why so many ranks are too much for this machine, or None. They are started all the same."""
     cores = os.cpu_count() or 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    memory = psutil.virtual_memory().total / 2**30
     needed = 0.25 * world_size  # GiB: a rank's own memory once it has run torch
     if needed > 0.5 * memory:
         return (

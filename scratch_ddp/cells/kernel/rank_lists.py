@@ -1,11 +1,21 @@
-"""Lists of ranks, as a learner writes them (`[0]`, `[0,2]`, `[0-2]`) and as messages name them ("ranks 0–2")."""
+"""Lists of ranks: as a learner writes them (`%%rank [0,2]`, `[0-2]`) and as messages name them ("ranks 0–2")."""
 
 import re
 from collections.abc import Iterable
 
 
 class RankListError(ValueError):
-    """A list of ranks that can't be meant; the message says what would be right."""
+    """The line of a cell magic that can't be read; the message says what would be right."""
+
+
+def parse_cell_line(line: str, world_size: int) -> tuple[list[int], float | None]:
+    """The ranks, and the seconds after which the cell is stopped (`--stop-after 3`). Raises RankListError."""
+    found = re.search(r"--stop-after[ =](\S+)", line)
+    ranks = parse_ranks(line.replace(found[0], "") if found else line, world_size)
+    try:
+        return ranks, float(found[1]) if found else None
+    except ValueError:
+        raise RankListError(f"--stop-after {found[1]}: not a number of seconds.") from None
 
 
 def parse_ranks(text: str, world_size: int) -> list[int]:
@@ -31,7 +41,8 @@ def parse_ranks(text: str, world_size: int) -> list[int]:
         ranks += range(first, last + 1)
     twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if twice:
-        raise RankListError(f"{name_ranks(twice)} stands twice in {text.strip()!r}. {right}")
+        are = "is" if len(twice) == 1 else "are"
+        raise RankListError(f"{name_ranks(twice)} {are} listed twice in {text.strip()!r}. {right}")
     return sorted(ranks)
 
 

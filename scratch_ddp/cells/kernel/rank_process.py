@@ -1,67 +1,75 @@
-"""A rank as the kernel sees it, and the launcher that starts it."""
+"""A rank as the kernel sees it, and the launcher process that starts it."""
 
 import contextlib
-import json
 import os
+import queue
 import re
-import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scratch_ddp.cells.channel import Link, link_pair
-from scratch_ddp.cells.kernel.reader import Pipe, Reader
-from scratch_ddp.cells.processes import end_group
+from scratch_ddp.cells.channel import Channel, channel_pair
+from scratch_ddp.cells.flight_recorder import read_calls
+from scratch_ddp.cells.kernel.reader import Event, Reader
+from scratch_ddp.cells.kernel.reports import ClusterError
+from scratch_ddp.cells.processes import kill_group
 
 _SIGNAL_MEANING = {
     signal.SIGKILL: "somebody ended it, or the machine ran out of memory",
-    signal.SIGSEGV: "native code reached for memory that is not its own",
-    signal.SIGABRT: "native code gave up",
-    signal.SIGBUS: "native code reached for memory that does not exist",
+    signal.SIGSEGV: "native code accessed memory that is not its own",
+    signal.SIGABRT: "native code aborted",
+    signal.SIGBUS: "native code accessed memory that does not exist",
 }
+_LAUNCHER_START_LIMIT = 120.0  # seconds
 
 
 @dataclass(eq=False)
 class RankProcess:
-    """One rank: its process, its link, and how it ended if it has."""
+    """One rank: its process, its channel, and how it ended if it has."""
 
     rank: int
     folder: Path
-    link: Link
+    channel: Channel
     pid: int | None = None
     device: str = ""
     status: int | None = None  # exit code; -n for signal n
-    gone: bool = False  # its end of the link is closed
+    gone: bool = False  # its end of the channel is closed
     launcher_lost: bool = False  # nobody is left to learn its exit code
     renewed: dict[str, Any] | None = None  # its answer, once it has fresh process groups
-    last_words: list[str] = field(default_factory=list)
-    words_of_cell: int = 0
+    cell: int = 0  # the last that it was given
+    last_lines: list[str] = field(default_factory=list)  # of its output in that cell
 
     @property
     def alive(self) -> bool:
         return self.status is None and not self.gone
 
-    def send(self, message: dict[str, Any], files: tuple[int, ...] = ()) -> None:
-        """Send a message; one that is dead does not get it, and its death is reported by other means."""
-        with contextlib.suppress(OSError):
-            self.link.send(message, files)
-
     def on_gone(self) -> None:
-        """The reader's word that the link is closed; the kernel learns it by an event."""
+        """Called by the reader's thread when the channel is closed. The kernel's main thread gets an event."""
 
-    def remember_words(self, cell: int, text: str) -> None:
-        """Keep the last lines that it said in its last cell, in case it dies."""
-        if cell != self.words_of_cell:
-            self.words_of_cell, self.last_words = cell, []
-        text = re.sub("\0[^\0]*\0", "", text)  # the marks between streams
-        lines = ("".join(self.last_words[-1:]) + text).split("\n")
-        self.last_words = (self.last_words[:-1] + lines)[-8:]
+    def begin_cell(self, cell: int) -> None:
+        self.cell, self.last_lines = cell, []
+
+    def remember_output(self, cell: int, text: str) -> None:
+        """Keep the last lines of its output in its last cell, in case it dies."""
+        if cell == self.cell:
+            text = re.sub("\0[^\0]*\0", "", text)  # marks (see `output`)
+            lines = ("".join(self.last_lines[-1:]) + text).split("\n")
+            self.last_lines = (self.last_lines[:-1] + lines)[-8:]
+
+    def describe_death(self) -> str:
+        """How it ended, in which line of the cell, and what it had called last."""
+        text = f"rank {self.rank} {self.how_it_ended()}"
+        if line := self._line_of_crash():
+            text += f" in line {line} of the cell"
+        if called := self.last_call():
+            text += f"; its last call: {called}"
+        return text
 
     def how_it_ended(self) -> str:
         """ "was ended by SIGKILL (…)", "left with exit code 3"."""
@@ -73,15 +81,20 @@ class RankProcess:
         meaning = _SIGNAL_MEANING.get(number)
         return f"was ended by {number.name}" + (f" ({meaning})" if meaning else "")
 
-    def line_of_crash(self) -> int | None:
-        """The line of the cell in which native code died, from what Python's faulthandler wrote."""
+    def calls(self) -> dict[tuple[str, int], str]:
+        """The collectives and messages that it called last in its last cell (see `read_calls`)."""
+        return read_calls(self.folder, self.rank, self.cell)
+
+    def last_call(self) -> str:
+        """The last of them; empty if there was none."""
+        return next(reversed(self.calls().values()), "")
+
+    def _line_of_crash(self) -> int | None:
+        """The line of the cell in which native code crashed, from what Python's faulthandler wrote."""
         path = self.folder / f"crash of rank {self.rank}"
-        for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-            if "ipython-input" in line or "<ipython" in line or "ipykernel_" in line:
-                words = line.split(", line ")
-                if len(words) == 2 and words[1].split()[0].isdigit():
-                    return int(words[1].split()[0])
-        return None
+        text = path.read_text(errors="replace") if path.exists() else ""
+        found = re.search(r'(?:<ipython|ipython-input|ipykernel_).*", line (\d+)', text)
+        return int(found[1]) if found else None
 
 
 class LauncherProcess:
@@ -90,7 +103,7 @@ class LauncherProcess:
     def __init__(self, reader: Reader):
         self.reader = reader
         self.root = Path(tempfile.mkdtemp(prefix="scratch-ddp-"))  # readable by this user only
-        self.link, its_end = link_pair()
+        self.channel, launchers_end = channel_pair()
         self.gpu_count: int | None = None  # known when it is ready
         self._started: list[RankProcess] = []
         self._closing = False
@@ -99,101 +112,72 @@ class LauncherProcess:
         command = "import sys; from scratch_ddp.cells.launcher import main; main(*sys.argv[1:])"
         with (self.root / "launcher.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", command, str(its_end.fileno()), str(os.getpid()), str(self.root)],
-                pass_fds=[its_end.fileno()],
+                [sys.executable, "-c", command, str(launchers_end.fileno()), str(os.getpid()), str(self.root)],
+                pass_fds=[launchers_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"PYTHONPATH": path, "MPLBACKEND": "module://matplotlib_inline.backend_inline"},
                 start_new_session=True,
             )
-        its_end.close()
-        reader.add_link(self.link, self)
+        launchers_end.close()
+        reader.add_channel(self.channel, self)
 
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def log(self) -> str:
+    def await_ready(self, events: "queue.SimpleQueue[Event]") -> int:
+        """Wait until it has imported what ranks need. Returns the number of GPUs. Raises ClusterError."""
+        until = time.monotonic() + _LAUNCHER_START_LIMIT
+        while self.gpu_count is None:
+            try:
+                event = events.get(timeout=0.2)
+            except queue.Empty:
+                if not self.alive:
+                    raise ClusterError(f"the launcher of ranks did not start:\n{self._log()}") from None
+                if time.monotonic() > until:
+                    raise ClusterError("the launcher of ranks has not answered for two minutes.") from None
+                continue
+            if event.kind == "message" and event.value["type"] == "launcher ready":
+                self.gpu_count = event.value["gpu_count"]
+        return self.gpu_count
+
+    def _log(self) -> str:
         return (self.root / "launcher.log").read_text(errors="replace")
 
     def start(self, config: dict[str, Any], folder: Path) -> RankProcess:
-        """Start a rank. Its "hello" comes by its own link, its pid by the launcher's."""
-        link, its_end = link_pair()
-        rank = RankProcess(config["rank"], folder, link)
-        out, err = self.open_pipes(rank, cell=0)
-        self._send({"type": "start", "config": config}, (its_end.fileno(), out, err))
+        """Start a rank. It says that it is ready through its own channel; its pid comes through the launcher's."""
+        channel, ranks_end = channel_pair()
+        rank = RankProcess(config["rank"], folder, channel)
+        out, err = self.reader.open_pipes(rank, cell=0)
+        self.channel.send({"type": "start", "config": config}, (ranks_end.fileno(), out, err))
         for file in (out, err):
             os.close(file)
-        its_end.close()
-        self.reader.add_link(link, rank)
+        ranks_end.close()
+        self.reader.add_channel(channel, rank)
         self._started = [*(one for one in self._started if one.alive), rank]
         return rank
 
-    def open_pipes(self, rank: RankProcess, cell: int) -> tuple[int, int]:
-        """Two new pipes that the reader reads; returns their write ends."""
-        ends = []
-        for stream in (1, 2):
-            read_end, write_end = os.pipe()
-            self.reader.add_pipe(read_end, Pipe(rank, cell, stream))
-            ends.append(write_end)
-        return ends[0], ends[1]
-
     def end(self, rank: RankProcess) -> None:
-        """SIGKILL, through the launcher, which alone knows that the number is still this rank's."""
+        """SIGKILL for a rank, through the launcher: only its parent knows that the number is still this rank's."""
         if rank.pid is not None and rank.status is None:
-            self._send({"type": "end", "pid": rank.pid})
+            self.channel.send({"type": "end", "pid": rank.pid})
 
     def close(self) -> None:
         """End the launcher and with it every rank. Returns when it is gone."""
         self._closing = True
-        self.link.close_for_good()
+        self.channel.shut_down()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(2)
         shutil.rmtree(self.root, ignore_errors=True)
 
     def on_gone(self) -> None:
-        """The reader's word that the launcher is gone. If nobody asked it to go, do what it can't do any more."""
+        """Called by the reader's thread when the launcher is gone. Unless that was asked for, do its work."""
         if self._closing:
             return
         for rank in self._started:
             rank.launcher_lost = True
             if rank.pid is not None and rank.status is None:
-                end_group(rank.pid)  # the rank has died with the launcher, what it had started has not
+                kill_group(rank.pid)  # the rank has died with the launcher, but not what it had started
         shutil.rmtree(self.root, ignore_errors=True)
-
-    def _send(self, message: dict[str, Any], files: tuple[int, ...] = ()) -> None:
-        with contextlib.suppress(OSError):
-            self.link.send(message, files)
-
-
-def base_config(folder: Path, world_size: int, backend: str) -> dict[str, Any]:
-    """What all ranks of a cluster are told alike; the environment, directory and path are the kernel's of now."""
-    environment = dict(os.environ) | {
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "GLOO_SOCKET_IFNAME": _loopback(),
-        "NCCL_SOCKET_IFNAME": _loopback(),
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-    }
-    return {
-        "world_size": world_size,
-        "backend": backend,
-        "folder": str(folder),
-        "mark": secrets.token_hex(8),
-        "environment": environment,
-        "directory": os.getcwd(),
-        "path": sys.path,
-        "generation": 0,
-    }
-
-
-def _loopback() -> str:
-    """The name of the loopback interface: gloo would otherwise listen where the host's name points to."""
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), "lo")
-
-
-def config_of(base: dict[str, Any], rank: int, gpu: int | None) -> dict[str, Any]:
-    environment = base["environment"] | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    return json.loads(json.dumps(base | {"rank": rank, "gpu_id": gpu, "environment": environment}))

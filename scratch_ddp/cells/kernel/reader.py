@@ -1,4 +1,4 @@
-"""The kernel's thread that reads what ranks and launcher send at all times, so that no rank blocks on a full pipe."""
+"""The kernel's thread that reads what ranks and launcher send, at all times, so that no rank blocks on a full pipe."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from scratch_ddp.cells.channel import Link
+from scratch_ddp.cells.channel import Channel
 
 _CHUNK = 1 << 16
 
@@ -24,7 +24,7 @@ class Pipe:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that arrived: `kind` is "message", "text" or "gone"; `source` is what `add_…` was given."""
+    """Something that has arrived: `kind` is "message" or "text" (its `value`), or "gone"; `source` is where from."""
 
     kind: str
     source: Any
@@ -32,27 +32,34 @@ class Event:
 
 
 class Reader:
-    """Puts events into `events`, in an order in which a rank's text comes before its word that the cell is done."""
+    """Puts events into `events`. All of a rank's text in a cell comes before its message that the cell is done."""
 
     def __init__(self, events: "queue.SimpleQueue[Event]"):
         self._events = events
         self._selector = selectors.DefaultSelector()
-        self._wake, self._wakened = os.pipe()
+        self._wake, self._waker = os.pipe()
         os.set_blocking(self._wake, False)
         self._new: queue.SimpleQueue = queue.SimpleQueue()
         self._selector.register(self._wake, selectors.EVENT_READ)
         threading.Thread(target=self._run, name="reads-from-ranks", daemon=True).start()
 
-    def add_link(self, link: Link, source: Any) -> None:
-        self._add(link, source)
+    def open_pipes(self, rank: Any, cell: int) -> tuple[int, int]:
+        """Pipes for a rank's stdout and stderr in a cell. Returns their write ends, which the caller must close."""
+        ends = []
+        for stream in (1, 2):
+            read_end, write_end = os.pipe()
+            os.set_blocking(read_end, False)
+            self._add(read_end, Pipe(rank, cell, stream))
+            ends.append(write_end)
+        return ends[0], ends[1]
 
-    def add_pipe(self, file: int, pipe: Pipe) -> None:
-        os.set_blocking(file, False)
-        self._add(file, pipe)
+    def add_channel(self, channel: Channel, source: Any) -> None:
+        """Read a channel. When its other end is closed, this thread calls `source.on_gone`."""
+        self._add(channel, source)
 
     def _add(self, file: Any, source: Any) -> None:
         self._new.put((file, source))
-        os.write(self._wakened, b".")
+        os.write(self._waker, b".")
 
     def _run(self) -> None:
         while True:
@@ -62,19 +69,17 @@ class Reader:
                 elif isinstance(key.data, Pipe):
                     self._read_pipe(key)
                 elif key.fd in self._selector.get_map():
-                    self._read_link(key)
+                    self._read_channel(key)
 
     def _take_new(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 4096)
-        while True:
-            try:
+        with contextlib.suppress(queue.Empty):
+            while True:
                 file, source = self._new.get_nowait()
-            except queue.Empty:
-                return
-            self._selector.register(file, selectors.EVENT_READ, source)
+                self._selector.register(file, selectors.EVENT_READ, source)
 
-    def _read_link(self, key: selectors.SelectorKey) -> None:
+    def _read_channel(self, key: selectors.SelectorKey) -> None:
         try:
             messages = key.fileobj.receive()
         except (EOFError, OSError):
@@ -90,7 +95,7 @@ class Reader:
             self._events.put(Event("message", key.data, message))
 
     def _drain(self, rank: Any) -> None:
-        """Read what a rank has written by now: its pipes are read after its link, though written before."""
+        """Read all that a rank has written into its pipes before it sent the message that was just read."""
         self._take_new()
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, Pipe) and key.data.rank is rank:
@@ -98,9 +103,9 @@ class Reader:
                     pass
 
     def _read_pipe(self, key: selectors.SelectorKey) -> bool:
-        """Read a chunk; whether there may be more."""
+        """Read a chunk. Returns whether there may be more."""
         registered = self._selector.get_map().get(key.fd)
-        if registered is None or registered.data is not key.data:  # closed meanwhile; another may have its number
+        if registered is None or registered.data is not key.data:  # closed since; another file may have its number
             return False
         try:
             data = os.read(key.fd, _CHUNK)

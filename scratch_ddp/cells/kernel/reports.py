@@ -4,25 +4,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from scratch_ddp.cells.flight_recorder import describe_call
 from scratch_ddp.cells.kernel.rank_lists import name_ranks
-from scratch_ddp.cells.kernel.rank_process import RankProcess
-from scratch_ddp.cells.last_call import read_last_call, spoken
 
 
-class _SpokenError:
-    """Shown as its own text: the kernel's frames would tell a learner nothing."""
+class _ShownAsText:
+    """An exception that is shown as its own text: the kernel's frames would tell a learner nothing."""
 
     lines: list[str] = []
 
-    def _render_traceback_(self) -> list[str]:
+    def _render_traceback_(self) -> list[str]:  # IPython's name
         return [*self.lines, f"{type(self).__name__}: {self}"]
 
 
-class ClusterError(_SpokenError, RuntimeError):
+class ClusterError(_ShownAsText, RuntimeError):
     """A cell or a magic can't be carried out; the message says why and what would be right."""
 
 
-class RankError(_SpokenError, RuntimeError):
+class RankError(_ShownAsText, RuntimeError):
     """At least one rank raised or died in a cell. `lines` holds each distinct traceback once."""
 
     def __init__(self, message: str, lines: Iterable[str] = ()):
@@ -30,15 +29,15 @@ class RankError(_SpokenError, RuntimeError):
         self.lines = list(lines)
 
 
-class RankInterrupt(_SpokenError, KeyboardInterrupt):
+class RankInterrupt(_ShownAsText, KeyboardInterrupt):
     """The cell was stopped on every rank; the message says where the ranks were."""
 
 
 @dataclass
-class Whereabouts:
-    """Where a rank is: `line` of the cell, and the operation that it waits in, if it does."""
+class RankState:
+    """Where a rank is in a cell: in which `line`, and in which collective or message it waits, if it does."""
 
-    state: str  # "runs", "finished", "raised", "died", "absent" (not in this cell)
+    state: str  # "running", "finished the cell", "raised", "died", "not in this cell"
     line: int | None = None
     waits_in: dict[str, Any] | None = None
     calls: dict[tuple[str, int], str] = field(default_factory=dict)  # what it called last (see `read_calls`)
@@ -46,128 +45,105 @@ class Whereabouts:
     @property
     def operation(self) -> str | None:
         """ "all_gather_object", "recv from rank 2": what the learner called, if that is known."""
-        return (
-            (self.waits_in.get("called") or self.waits_in["operation"]) + self.waits_in["peer"]
-            if self.waits_in
-            else None
-        )
+        if self.state != "running" or not self.waits_in:
+            return None
+        return (self.waits_in.get("called") or self.waits_in["operation"]) + self.waits_in["peer"]
 
 
-_REASONS = {
-    "finished": "finished the cell",
-    "raised": "raised",
-    "died": "died",
-    "absent": "not in this cell",
-}
+_SINGULAR = {"waits": "waits", "has": "has", "is": "is"}
+_PLURAL = {"waits": "wait", "has": "have", "is": "are"}
 
 
-def describe_whereabouts(ranks: dict[int, Whereabouts]) -> str:
+def describe_states(ranks: dict[int, RankState]) -> str:
     """ "rank 0 waits in all_reduce (line 3); ranks 1–3 never came (finished the cell)"."""
+    if mismatch := describe_mismatch(ranks):
+        return mismatch
     groups: dict[str, list[int]] = {}
-    somebody_waits = any(where.operation for where in ranks.values() if where.state == "runs")
-    for rank, where in ranks.items():
-        line = f"line {where.line}" if where.line else "native code or outside of the cell"
-        if where.state == "runs" and where.operation:
-            text = f"{{verb:waits}} in {where.operation} ({line})"
-        elif where.state == "runs":
-            text = f"{{verb:has}} not come ({line})" if somebody_waits else f"{{verb:is}} in {line}"
+    somebody_waits = any(state.operation for state in ranks.values())
+    for rank, state in ranks.items():
+        line = f"line {state.line}" if state.line else "native code or outside of the cell"
+        if state.operation:
+            text = f"{{waits}} in {state.operation} ({line})"
+        elif state.state == "running":
+            text = f"{{has}} not come ({line})" if somebody_waits else f"{{is}} in {line}"
         elif somebody_waits:
-            text = f"never came ({_REASONS[where.state]})"
-        elif where.state == "absent":
+            text = f"never came ({state.state})"
+        elif state.state == "not in this cell":
             continue
         else:
-            text = f"{{verb:has}} {_REASONS[where.state]}" if where.state == "finished" else _REASONS[where.state]
+            text = f"{{has}} {state.state}" if state.state == "finished the cell" else state.state
         groups.setdefault(text, []).append(rank)
-    mismatch = describe_mismatch(ranks)
-    if mismatch:
-        return mismatch
-    groups = dict(sorted(groups.items(), key=lambda entry: not entry[0].startswith("{verb:waits}")))
-    return "; ".join(f"{name_ranks(members)} {_conjugate(text, len(members))}" for text, members in groups.items())
+    groups = dict(sorted(groups.items(), key=lambda entry: not entry[0].startswith("{waits}")))
+    return "; ".join(
+        f"{name_ranks(members)} {text.format(**_SINGULAR if len(members) == 1 else _PLURAL)}"
+        for text, members in groups.items()
+    )
 
 
-def describe_mismatch(ranks: dict[int, Whereabouts]) -> str:
+def describe_mismatch(ranks: dict[int, RankState]) -> str:
     """What was called, if ranks wait in a collective in whose place others of its group have called something else."""
-    for waiting, where in ranks.items():
-        waits_in = where.waits_in if where.state == "runs" else None
+    for waiting, state in ranks.items():
+        waits_in = state.waits_in if state.state == "running" else None
         if not waits_in or waits_in["peer"]:
             continue
         key = waits_in["group"], waits_in["number"]
         called: dict[str, list[int]] = {}
         for rank, other in ranks.items():
-            text = other.calls.get(key) if _is_for(rank, waits_in) else ""
-            elsewhere = other.waits_in if other.state == "runs" else None
-            if text is None and elsewhere and elsewhere["group"] != key[0] and _awaits(elsewhere, waiting, where):
-                text = f"{spoken(elsewhere)} in another group"  # there are no numbers to compare, but neither will come
+            text = other.calls.get(key) if _includes(waits_in, rank) else ""
+            elsewhere = other.waits_in if other.state == "running" else None
+            if text is None and elsewhere and elsewhere["group"] != key[0] and _needs(elsewhere, waiting, state):
+                # Numbers of two groups can't be compared, but each of these ranks waits for the other.
+                text = f"{describe_call(elsewhere)} in another group"
             if text:
                 called.setdefault(text, []).append(rank)
         if len(called) > 1:
-            told = "; ".join(f"{name_ranks(who)} called {text}" for text, who in called.items())
-            line = f" (line {where.line})" if where.line else ""
-            return f"{told}{line}. All ranks must call the same, with tensors of one shape and dtype"
+            listed = "; ".join(f"{name_ranks(callers)} called {text}" for text, callers in called.items())
+            line = f" (line {state.line})" if state.line else ""
+            return f"{listed}{line}. All ranks must call the same, with tensors of one shape and dtype"
     return ""
 
 
-def _is_for(rank: int, operation: dict[str, Any]) -> bool:
-    """Whether the rank is in the operation's group. A group that is not known is taken for that of all ranks."""
-    return operation["ranks"] is None or rank in operation["ranks"]
+def _includes(call: dict[str, Any], rank: int) -> bool:
+    """Whether the rank is in the call's group. A group that is not known is taken for that of all ranks."""
+    return call["ranks"] is None or rank in call["ranks"]
 
 
-def _awaits(operation: dict[str, Any], rank: int, where: Whereabouts) -> bool:
-    """Whether the operation needs the rank, which has not called it."""
-    return _is_for(rank, operation) and (operation["group"], operation["number"]) not in where.calls
+def _needs(call: dict[str, Any], rank: int, state: RankState) -> bool:
+    """Whether the call waits for the rank, which has not made it."""
+    return _includes(call, rank) and (call["group"], call["number"]) not in state.calls
 
 
-def _conjugate(text: str, count: int) -> str:
-    for one, many in (("waits", "wait"), ("has", "have"), ("is", "are")):
-        text = text.replace(f"{{verb:{one}}}", one if count == 1 else many)
-    return text
-
-
-def describe_death(rank: RankProcess) -> str:
-    """How a rank ended, where in the cell, what it had called last and what it said last."""
-    text = f"rank {rank.rank} {rank.how_it_ended()}"
-    if line := rank.line_of_crash():
-        text += f" in line {line} of the cell"
-    called = read_last_call(rank.folder, rank.rank)
-    if called:
-        text += f"; its last call: {called}"
-    return text
-
-
-def explain_sizes(ranks: list[RankProcess], dead: Iterable[int]) -> str:
-    """gloo ends the process when ranks send tensors of different size: say so where the ranks' last calls show it."""
-    if not any("ABRT" in ranks[rank].how_it_ended() for rank in dead):
+def describe_abort(last_calls: dict[int, str]) -> str:
+    """gloo aborts the process when ranks send tensors of different sizes. Say so if the ranks' last calls show it."""
+    if len(set(last_calls.values())) < 2:
         return ""
-    calls = {rank.rank: read_last_call(rank.folder, rank.rank) for rank in ranks}
-    if len(set(calls.values())) < 2:
-        return ""
-    told = ", ".join(f"rank {rank} {call or 'nothing'}" for rank, call in calls.items())
+    listed = ", ".join(f"rank {rank} {call or 'nothing'}" for rank, call in last_calls.items())
     return (
-        f"\nThe ranks did not call the same thing: {told}. gloo ends the whole process when sizes or types differ; "
+        f"\nThe ranks did not call the same thing: {listed}. gloo ends the whole process when sizes or types differ; "
         "in one collective all ranks must pass tensors of one shape and dtype."
     )
 
 
 def compose_rank_error(errors: dict[int, dict[str, Any]], notes: list[str]) -> RankError:
     """One exception for all ranks that raised: equal tracebacks once, with the ranks that they belong to."""
-    by_frames: dict[tuple[str, ...], list[int]] = {}
-    for rank, error in sorted(errors.items()):
-        by_frames.setdefault(tuple(error["traceback"][:-1]), []).append(rank)
+    errors = dict(sorted(errors.items()))
     lines = []
-    for frames, ranks in by_frames.items():
+    for frames, ranks in _ranks_by({rank: tuple(error["traceback"][:-1]) for rank, error in errors.items()}).items():
         lines += [f"── {name_ranks(ranks)} ──", *frames]
-        last: dict[str, list[int]] = {}
-        for rank in ranks:
-            last.setdefault(errors[rank]["traceback"][-1], []).append(rank)
-        for text, sayers in last.items():
-            lines.append(text if len(last) == 1 else f"{name_ranks(sayers)}: {text}")
+        last = _ranks_by({rank: errors[rank]["traceback"][-1] for rank in ranks})
+        lines += [text if len(last) == 1 else f"{name_ranks(members)}: {text}" for text, members in last.items()]
         lines.append("")
-    by_message: dict[str, list[int]] = {}
-    for rank, error in sorted(errors.items()):
-        value = error["value"]
-        by_message.setdefault(error["name"] + (f": {value}" if value else ""), []).append(rank)
-    messages = [f"{name_ranks(ranks)} raised {message}" for message, ranks in by_message.items()]
+    texts = {rank: error["name"] + (f": {error['value']}" if error["value"] else "") for rank, error in errors.items()}
+    messages = [f"{name_ranks(ranks)} raised {text}" for text, ranks in _ranks_by(texts).items()]
     return RankError("\n".join([*messages, *notes]), lines)
+
+
+def _ranks_by(values: dict[int, Any]) -> dict[Any, list[int]]:
+    """{value: the ranks that have it}"""
+    ranks: dict[Any, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(value, []).append(rank)
+    return ranks
 
 
 def is_consequence(error: dict[str, Any]) -> bool:

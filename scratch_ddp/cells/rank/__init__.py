@@ -1,0 +1,1 @@
+"""Runs in each rank. Nothing here imports `kernel/`."""

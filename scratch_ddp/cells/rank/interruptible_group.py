@@ -1,11 +1,10 @@
-"""The process group of rank cells: gloo, but a rank that waits in it can be interrupted and the group renewed.
+"""The process group of rank cells: gloo, but a rank that waits in it can be interrupted, and the group renewed.
 
-A thread blocked inside gloo can't be freed from outside. So every operation is handed to gloo as usual, and its end is
-awaited by a helper thread, while the thread that called it waits in Python, where a signal is seen at once. What
-an interrupt leaves behind in gloo is abandoned: `renew_groups` puts a fresh gloo group inside each watched group, so
-that groups, meshes and wrapped models which hold the watched group go on working.
+Every operation is handed to gloo as usual, and waited for as in `interruptible_work`. What an interrupt leaves behind
+in gloo is abandoned: `renew_groups` puts a fresh gloo group inside each interruptible group. So everything that holds
+the interruptible group (other groups, meshes, wrapped models) goes on working.
 
-Importing this module registers the backend "watched". The price is one hand-over between threads an operation.
+Importing this module registers the backend "interruptible". The price is one hand-over between threads per operation.
 """
 
 import datetime
@@ -18,16 +17,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.cells.rank import interruptible_work as watched_work
 from scratch_ddp.cells.rank.interruptible_work import (
-    WatchedWork,
-    WorkOfSeveral,
+    CoalescedWork,
+    InterruptibleWork,
     describe_tensor,
-    make_interruptible,
+    free_too,
+    make_call,
+    make_torch_interruptible,
     run_in_helper,
 )
 
-BACKEND = "watched"
+BACKEND = "interruptible"
 _OPERATIONS = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "send", "recv", "recv_anysource"),
     *("allgather", "allgather_coalesced", "_allgather_base", "gather", "scatter", "alltoall", "alltoall_base"),
@@ -39,17 +39,17 @@ _ALIASES = {
     "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
 }
-# Several operations in one call. gloo's own class lacks them, and torch's base class calls gloo with the interpreter
-# locked, while a thread of gloo may wait for the interpreter: sooner or later both wait for ever.
+# Several operations in one call. gloo's own class lacks them. torch's base class calls gloo while it holds the
+# interpreter's lock, for which a thread of gloo may wait: sooner or later that is a deadlock.
 _COALESCED = {
     "all_gather_single_coalesced": "_allgather_base",
     "allgather_into_tensor_coalesced": "_allgather_base",
     "reduce_scatter_single_coalesced": "_reduce_scatter_base",
     "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
 }
-# Where ranks may rightly pass different sizes, they are not compared.
+# Ranks may rightly pass different sizes to these, so sizes are not compared.
 _MAY_DIFFER = ("allgather", "allgather_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "reduce_scatter")
-_SPOKEN = {
+_PUBLIC_NAMES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
     "_allgather_base": "all_gather_into_tensor",
@@ -59,43 +59,37 @@ _SPOKEN = {
     "recv_anysource": "recv",
 }
 
-# Told of each operation as it is called: (operation, group, how many before it in this group, what it was given).
+# Called with each operation as it begins (a "call" of `interruptible_work`).
 observers: list[Callable[[dict[str, Any]], None]] = []
 
-_meeting: dist.Store | None = None  # where ranks tell each other that they renew; without `join` the default store
+_renewal_store: dist.Store | None = None  # where ranks announce that they renew; without `join` the default store
 _generation = 0  # how many times the groups have been renewed; the same on every rank
-_groups: "weakref.WeakSet[WatchedGroup]" = weakref.WeakSet()
+_groups: "weakref.WeakSet[InterruptibleGroup]" = weakref.WeakSet()
 
 
-class WatchedGroup(dist.ProcessGroup):
+class InterruptibleGroup(dist.ProcessGroup):
     """A process group around gloo. Every operation of torch.distributed, DTensor, FSDP2, pipelining goes through it."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
         self._store, self._own_rank, self._own_size, self._timeout = store, rank, size, timeout
         self._number = itertools.count()
-        self._stale = False
+        self.retired = False
         self._inner: dist.ProcessGroupGloo | None = None
         self.wrappers: weakref.WeakSet[Any] = weakref.WeakSet()  # groups around this one, which start over with it
         self.renew()
         _groups.add(self)
 
-    def renew(self, whose: str = "") -> None:
+    def renew(self, suffix: str = "") -> None:
         """Put a fresh gloo group inside. Collective: every rank of the group calls it in the same generation.
 
-        `whose` keeps groups apart that different ranks have given the same name.
+        `suffix` keeps groups apart to which different ranks have given the same name.
         """
         name = self.group_name if self._inner is not None else ""
-        store = dist.PrefixStore(f"generation {_generation}{whose}", self._store)
+        store = dist.PrefixStore(f"generation {_generation}{suffix}", self._store)
         self._inner = run_in_helper(
             lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout),
-            {
-                "operation": "new_group" if dist.is_initialized() else "init_process_group",
-                "group": name,
-                "number": 0,
-                "given": "",
-                "peer": "",
-            },
+            make_call("new_group" if dist.is_initialized() else "init_process_group", name),
         )
         # torch keeps the first backend it was given of each type, so every generation is a type of its own. Some calls
         # (functional collectives, coalesced gathers) go to this backend without passing through the methods below.
@@ -110,12 +104,12 @@ class WatchedGroup(dist.ProcessGroup):
             wrapper.start_over()
 
     def free_when_interrupted(self, future: torch.futures.Future) -> None:
-        """Let Stop end a wait for `future`, which a group around this one has made, where C++ waits for it."""
-        watched_work.free_too(future)
+        """Let Stop end waits in C++ for `future`, which a group around this one has made."""
+        free_too(future)
 
     def retire(self) -> None:
         """Refuse every further operation: some rank of this group has lost it."""
-        self._stale = True
+        self.retired = True
 
     def size(self) -> int:
         return self._own_size
@@ -126,28 +120,28 @@ class WatchedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # torch's name
         return BACKEND
 
-    def _start(self, operation: str, args: tuple, kwargs: dict, several: bool = False) -> WatchedWork:
-        if self._stale:
+    def _start(self, operation: str, args: tuple, kwargs: dict, coalesced: bool = False) -> InterruptibleWork:
+        if self.retired:
             raise RuntimeError(
-                f"process group {self.group_name!r} was made before a rank was replaced, which has never known it: "
-                "make the group (or mesh) again"
+                f"process group {self.group_name!r} was made before a rank was replaced, and the new rank does not "
+                "know it: make the group (or mesh) again"
             )
         peer = self._peer(operation, args)
-        call = {
-            "operation": _SPOKEN.get(operation, operation),
-            "group": self.group_name,
-            "number": -1 if peer else next(self._number),  # of the collective; ranks send different numbers of messages
-            "given": "" if operation in _MAY_DIFFER else _describe(args),
-            "peer": peer,
-        }
+        call = make_call(
+            _PUBLIC_NAMES.get(operation, operation),
+            self.group_name,
+            number=-1 if peer else next(self._number),  # ranks send different numbers of messages
+            given="" if operation in _MAY_DIFFER else _describe(args),
+            peer=peer,
+        )
         for observe in observers:
             observe(call)
         start = getattr(self._inner, operation)
-        if several:
+        if coalesced:
             outputs, inputs, *options = args
             pairs = zip(outputs, inputs, strict=True)
-            return WatchedWork(lambda: WorkOfSeveral([start(*pair, *options, **kwargs) for pair in pairs]), call)
-        return WatchedWork(lambda: start(*args, **kwargs), call)
+            return InterruptibleWork(lambda: CoalescedWork([start(*pair, *options, **kwargs) for pair in pairs]), call)
+        return InterruptibleWork(lambda: start(*args, **kwargs), call)
 
     def _peer(self, operation: str, args: tuple) -> str:
         if operation == "recv_anysource":
@@ -157,25 +151,8 @@ class WatchedGroup(dist.ProcessGroup):
         return f" {'to' if operation == 'send' else 'from'} rank {dist.get_global_rank(self, args[1])}"
 
 
-def _operation(name: str, several: bool = False) -> Callable[..., WatchedWork]:
-    def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> WatchedWork:
-        __tracebackhide__ = True
-        return self._start(name, args, kwargs, several)
-
-    call.__name__ = name
-    return call
-
-
-for _name in _OPERATIONS:
-    setattr(WatchedGroup, _name, _operation(_name))
-for _alias, _name in _ALIASES.items():
-    setattr(WatchedGroup, _alias, _operation(_name))
-for _alias, _name in _COALESCED.items():
-    setattr(WatchedGroup, _alias, _operation(_name, several=True))
-
-
 def _describe(args: tuple) -> str:
-    """What an operation was given, in words: "4 × float32"."""
+    """The first tensor that an operation was given: "4 × float32"."""
     for given in args:
         while isinstance(given, (list, tuple)) and given:
             given = given[0]
@@ -184,27 +161,38 @@ def _describe(args: tuple) -> str:
     return ""
 
 
-def _create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> WatchedGroup:
-    return WatchedGroup(store, rank, size, timeout)
+def _operation(name: str, coalesced: bool = False) -> Callable[..., InterruptibleWork]:
+    def call(self: InterruptibleGroup, *args: Any, **kwargs: Any) -> InterruptibleWork:
+        __tracebackhide__ = True
+        return self._start(name, args, kwargs, coalesced)
+
+    call.__name__ = name
+    return call
 
 
-dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
+for _alias, _name in {**{name: name for name in _OPERATIONS}, **_ALIASES}.items():
+    setattr(InterruptibleGroup, _alias, _operation(_name))
+for _alias, _name in _COALESCED.items():
+    setattr(InterruptibleGroup, _alias, _operation(_name, coalesced=True))
+
+
+dist.Backend.register_backend(BACKEND, InterruptibleGroup, devices=["cpu", "cuda"])
 
 
 def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> None:
     """Make a rank's default group. A rank that replaces another joins in the generation that the others move to."""
-    global _generation, _meeting
-    _generation, _meeting = generation, store
-    make_interruptible()
+    global _generation, _renewal_store
+    _generation, _renewal_store = generation, store
+    make_torch_interruptible()
     if generation:
         _announce(store, rank, generation, {})
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)
     if generation:
-        _number_groups_alike(_announced(store, world_size, generation, timeout=10.0))
+        _align_group_count(_await_announcements(store, world_size, generation, timeout=10.0))
 
 
 def renew_groups(timeout: float = 10.0, generation: int | None = None) -> list[str]:
-    """Put fresh gloo groups inside all watched groups of this process, and forget what is under way in the old ones.
+    """Put fresh gloo groups inside all interruptible groups of this process, and abandon what is under way.
 
     Collective over the default group, but through its store, so it works when the groups themselves are stuck. A
     group that one of its ranks no longer has is retired; their names are returned. Raises TimeoutError, naming the
@@ -214,23 +202,23 @@ def renew_groups(timeout: float = 10.0, generation: int | None = None) -> list[s
     global _generation
     target = generation if generation is not None else _generation + 1
     default = dist.distributed_c10d._get_default_group()
-    store, rank, world_size = _meeting or dist.distributed_c10d._get_default_store(), dist.get_rank(), default.size()
+    store = _renewal_store or dist.distributed_c10d._get_default_store()
     registered = dist.distributed_c10d._world.pg_group_ranks  # without those that were destroyed
-    mine = {group.group_name: group for group in _groups if not group._stale and group in registered}
+    mine = {group.group_name: group for group in _groups if not group.retired and group in registered}
     members = {name: dist.get_process_group_ranks(group) for name, group in mine.items() if group is not default}
-    _announce(store, rank, target, members)
-    announced = _announced(store, world_size, target, timeout)
+    _announce(store, dist.get_rank(), target, members)
+    announced = _await_announcements(store, default.size(), target, timeout)
     theirs = [announcement["groups"] for announcement in announced]
     _generation = target
     default.renew()
     retired = []
     for name in sorted(members):  # the same order everywhere: making a group waits for its members
         if all(theirs[member].get(name) == members[name] for member in members[name]):
-            mine[name].renew(whose=f" of {members[name]}")
+            mine[name].renew(suffix=f" of {members[name]}")
         else:
             mine[name].retire()
             retired.append(name)
-    _number_groups_alike(announced)
+    _align_group_count(announced)
     return retired
 
 
@@ -239,7 +227,7 @@ def _announce(store: dist.Store, rank: int, generation: int, groups: dict[str, l
     store.set(f"renewal {generation} of rank {rank}", json.dumps(announcement))
 
 
-def _announced(store: dist.Store, world_size: int, generation: int, timeout: float) -> list[dict[str, Any]]:
+def _await_announcements(store: dist.Store, world_size: int, generation: int, timeout: float) -> list[dict[str, Any]]:
     keys = [f"renewal {generation} of rank {rank}" for rank in range(world_size)]
     try:
         store.wait(keys, datetime.timedelta(seconds=timeout))
@@ -249,7 +237,7 @@ def _announced(store: dist.Store, world_size: int, generation: int, timeout: flo
     return [json.loads(store.get(key)) for key in keys]
 
 
-def _number_groups_alike(announced: list[dict[str, Any]]) -> None:
-    """torch names groups by counting them. A rank that was interrupted in new_group, or is new, has counted others."""
+def _align_group_count(announced: list[dict[str, Any]]) -> None:
+    """torch names groups by counting them. A rank that is new, or was interrupted in new_group, has another count."""
     world = dist.distributed_c10d._world
     world.group_count = max(world.group_count, *(announcement["count"] for announcement in announced))

@@ -1,8 +1,9 @@
-"""What a rank prints, on its way to the kernel.
+"""The rank's stdout and stderr: pipes to the kernel.
 
-A rank's descriptors 1 and 2 are pipes to the kernel, new ones for each cell. So whatever writes to them (Python, C
-code, a child process) arrives, also when the rank dies in the next instant, and late text is known by its pipe.
-To keep the order between stdout, stderr and displays, a mark goes into both pipes at each change of these.
+A rank's descriptors 1 and 2 are pipes to the kernel, new ones for each cell. So all that is written to them (by Python,
+C code, a child process) arrives, even when the rank dies in the next instant, and the pipe tells which cell late text
+comes from. A mark goes into both pipes at each change between stdout, stderr and displays: the kernel restores their
+order from the marks (see `kernel/output.py`).
 """
 
 import contextlib
@@ -17,7 +18,7 @@ _OUT, _ERR = 1, 2
 _libc = ctypes.CDLL(None)
 
 
-class CellOutput:
+class CellPipes:
     """The pipes of one cell. Threads that the cell starts go on writing to them after it has ended."""
 
     def __init__(self, out: int, err: int, mark: bytes, cell: int = 0):
@@ -39,15 +40,15 @@ class CellOutput:
                 self._begin(stream)
             _write_all(self._files[stream], data)
 
-    def place_display(self) -> int:
-        """Reserve a place for a display after all that was written so far; its number goes with the display."""
+    def begin_display(self) -> int:
+        """Begin a segment with a display, which comes after all that was written so far. Returns its number."""
         with self._lock:
             self.flush_c()
             self._begin(self._primary, b"d")
             return self._segment
 
     def _begin(self, stream: int, display: bytes = b"") -> None:
-        """Begin a segment: text of both pipes from here on comes after all that was written before."""
+        """Begin a segment: from here on the text in both pipes comes after all that was written before."""
         self._segment += 1
         self._primary = stream
         mark = b"\0%s %d %d%s\0" % (self._mark, self._segment, stream, display)
@@ -56,7 +57,7 @@ class CellOutput:
 
     @staticmethod
     def flush_c() -> None:
-        """Write out what C code holds in its buffers (it knows descriptors 1 and 2 only)."""
+        """Write out what C code holds in its buffers (it knows only descriptors 1 and 2)."""
         _libc.fflush(None)
 
     def take_descriptors(self) -> None:
@@ -73,7 +74,7 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 class RankStream(io.TextIOBase):
-    """sys.stdout or sys.stderr of a rank: writes at once, to the pipes of the cell that started the writing thread."""
+    """sys.stdout or sys.stderr of a rank: writes at once, to the pipes of the cell that started the current thread."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -85,7 +86,7 @@ class RankStream(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        current_output().write(self._stream, text.encode(self.encoding, self.errors))
+        current_pipes().write(self._stream, text.encode(self.encoding, self.errors))
         return len(text)
 
     def writable(self) -> bool:
@@ -95,14 +96,14 @@ class RankStream(io.TextIOBase):
         return self._stream  # for subprocesses and faulthandler
 
 
-_current: CellOutput | None = None
-_forked = False  # this process is a child of the rank: two processes can't number segments, so it begins none
+_current: CellPipes | None = None
+_forked = False  # this process is a child of the rank. It begins no segment: two processes can't share the numbers
 _start_thread = threading.Thread.start
 
 
-def current_output() -> CellOutput:
-    """The output of the cell that this thread was started in; of the running cell for the main thread."""
-    return getattr(threading.current_thread(), "_cell_output", None) or _current
+def current_pipes() -> CellPipes:
+    """The pipes of the cell that this thread was started in; of the running cell for the main thread."""
+    return getattr(threading.current_thread(), "_cell_pipes", None) or _current
 
 
 def is_forked() -> bool:
@@ -117,16 +118,16 @@ def _after_fork() -> None:
         _current._lock = threading.RLock()  # another thread may have held it
 
 
-def begin_cell(output: CellOutput) -> None:
-    """From here on the rank's output is `output`, on every level."""
+def begin_cell(pipes: CellPipes) -> None:
+    """From here on the rank writes to these pipes, from Python and from C."""
     global _current
     restore_streams()
-    _current = output
-    output.take_descriptors()
+    _current = pipes
+    pipes.take_descriptors()
 
 
 def restore_streams() -> list[str]:
-    """Put the rank's own sys.stdout and sys.stderr in place; returns the names of those that a cell had replaced."""
+    """Put the rank's own sys.stdout and sys.stderr back. Returns the names of those that a cell had replaced."""
     replaced = [name for name, own in _own.items() if getattr(sys, name) is not own]
     for name in replaced:
         setattr(sys, name, _own[name])
@@ -135,15 +136,15 @@ def restore_streams() -> list[str]:
 
 def _start_in_cell(thread: threading.Thread, *args: Any, **kwargs: Any) -> None:
     if not getattr(thread, "belongs_to_no_cell", False):
-        thread._cell_output = current_output()
+        thread._cell_pipes = current_pipes()
     _start_thread(thread, *args, **kwargs)
 
 
 _own = {"stdout": RankStream(_OUT), "stderr": RankStream(_ERR)}
 
 
-def install(output: CellOutput) -> None:
+def install(pipes: CellPipes) -> None:
     """Take over sys.stdout and sys.stderr of this process."""
     threading.Thread.start = _start_in_cell
     os.register_at_fork(after_in_child=_after_fork)
-    begin_cell(output)
+    begin_cell(pipes)

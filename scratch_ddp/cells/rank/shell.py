@@ -1,4 +1,4 @@
-"""The IPython shell in which a rank's cells run: displays, magics, `!`, await and getsource work as in any notebook."""
+"""The IPython shell in which a rank's cells run. Displays, magics, `!`, await and getsource work as in any notebook."""
 
 import base64
 import builtins
@@ -26,7 +26,7 @@ class _Publisher(DisplayPublisher):
         self.send({"data": {kind: _as_text(value) for kind, value in data.items()}, "metadata": metadata or {}})
 
     def clear_output(self, wait: bool = False) -> None:
-        """Nothing: what a rank has shown stays (other ranks' output stands around it)."""
+        """Does nothing: what a rank has shown stays, since other ranks' output stands around it."""
 
 
 class _ValueHook(DisplayHook):
@@ -43,15 +43,15 @@ class _ValueHook(DisplayHook):
 
 
 class RankShell(InteractiveShell):
-    """Runs cells in a rank's namespace; `failure` is the (frames, last line) of what the last cell raised."""
+    """Runs cells in a rank's namespace. `failure`: the traceback of what the last cell raised, as lines of text."""
 
     displayhook_class = _ValueHook
     display_pub_class = _Publisher
     failure: list[str] | None = None
-    # Called as soon as an exception has left the cell; whether the cell was stopped.
+    # Called as soon as an exception has left the cell. Returns whether the cell was stopped.
     on_failure: Callable[[], bool] = staticmethod(lambda: False)
 
-    system = InteractiveShell.system_raw  # the other way is a terminal, which ends lines with \r\n
+    system = InteractiveShell.system_raw  # the other choice is a terminal, which ends lines with \r\n
 
     def enable_gui(self, gui: str | None = None) -> None:
         pass
@@ -68,7 +68,7 @@ class RankShell(InteractiveShell):
         self.failure = []
         etype, value, tb = self._get_exc_info(exc_tuple)
         if stopped or issubclass(etype, KeyboardInterrupt):
-            return  # the kernel says where it was; a traceback through a half-made import can take seconds
+            return  # the kernel says where it was. A traceback through an unfinished import can take seconds
         if issubclass(etype, SystemExit):
             kwargs["exception_only"] = False  # IPython would hint at %tb
         if not issubclass(etype, SyntaxError):
@@ -76,7 +76,7 @@ class RankShell(InteractiveShell):
         super().showtraceback((etype, value, tb), *args, **kwargs)
 
     def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
-        """IPython would render the traceback a second time, for a history that nobody reads in a rank."""
+        """For IPython's history, which nobody reads in a rank: do not render the traceback a second time."""
         return {"ename": type(exception).__name__, "evalue": str(exception), "traceback": self.failure or []}
 
     def ask_exit(self) -> None:
@@ -87,11 +87,11 @@ class RankShell(InteractiveShell):
 
 
 def make_shell(namespace: dict[str, Any], send: Send) -> RankShell:
-    """The rank's one shell. What its cells display goes to `send`."""
+    """The only shell of a rank. What its cells display goes to `send`."""
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "neutral"
-    warnings.filterwarnings("ignore", "To exit: use")  # IPython's word on sys.exit(): not true of a rank
+    warnings.filterwarnings("ignore", "To exit: use")  # IPython's hint after sys.exit(), which is wrong in a rank
     shell = RankShell.instance(config=config, user_ns=namespace)
     shell.display_pub.send = send
     builtins.input = _refuse_input

@@ -1,4 +1,4 @@
-"""A rank: runs the cells that the kernel sends, in its main thread; a second thread obeys the kernel meanwhile."""
+"""A rank: its main thread runs the cells that the kernel sends; a second thread reads the kernel's messages."""
 
 import contextlib
 import faulthandler
@@ -14,61 +14,55 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.cells.channel import Link
-from scratch_ddp.cells.last_call import LastCalls
-from scratch_ddp.cells.rank import (
-    interruptible_group as watched_group,
-)
-from scratch_ddp.cells.rank import (
-    interruptible_work as watched_work,
-)
-from scratch_ddp.cells.rank import (
-    output_streams,
-)
-from scratch_ddp.cells.rank.interruptible_work import ranks_of
+from scratch_ddp.cells.channel import Channel
+from scratch_ddp.cells.flight_recorder import FlightRecorder
+from scratch_ddp.cells.rank import interruptible_group, output_streams
+from scratch_ddp.cells.rank.interruptible_work import awaited_in_native_code, free_waiting_futures, waiting_in
+from scratch_ddp.cells.rank.output_streams import CellPipes
 from scratch_ddp.cells.rank.shell import RankShell, make_shell
 
 _TORCH = str(Path(torch.__file__).parent)
+_NOWHERE = {"line": None, "waits_in": None}
 
 
-def run_rank(link: Link, config: dict[str, Any]) -> None:
+def run_rank(channel: Channel, config: dict[str, Any]) -> None:
     """The whole life of a rank. Never returns."""
     pid = os.getpid()
     code = 1
     try:
-        Rank(link, config).serve()
+        Rank(channel, config).serve()
         code = 0
     except BaseException:
         os.write(2, traceback.format_exc().encode())
     finally:
         if os.getpid() == pid:
-            output_streams.CellOutput.flush_c()
+            CellPipes.flush_c()
         os._exit(code)  # threads that hang in gloo must not keep the process
 
 
 class Rank:
-    """One rank of a cluster. `config`: rank, world_size, device, backend, folder, generation, environment, path, …"""
+    """One rank of a cluster. `config` is made in `kernel/cluster.py`."""
 
-    def __init__(self, link: Link, config: dict[str, Any]):
-        self.link, self.config = link, config
+    def __init__(self, channel: Channel, config: dict[str, Any]):
+        self.channel, self.config = channel, config
         self.rank, self.mark = config["rank"], config["mark"].encode()
         self.main_thread = threading.main_thread().ident
         self.pid = os.getpid()
         self.tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.cell: int | None = None  # the number of the cell under way
-        self.interruptible = False
-        self.found = {"line": None, "waits_in": None}  # where it was when it was last asked to stop
-        self.interrupted_in: dict[str, Any] | None = None  # where it was when it did
+        self.cell: int | None = None  # the number of the cell that runs
+        self.interruptible = False  # whether the learner's code runs
+        self.found = _NOWHERE  # where it was when it was last asked to stop
+        self.interrupted_in: dict[str, Any] | None = None  # where it was when it did stop
         self.shell: RankShell | None = None
 
     def serve(self) -> None:
-        output_streams.install(output_streams.CellOutput(os.dup(1), os.dup(2), self.mark))
+        output_streams.install(CellPipes(os.dup(1), os.dup(2), self.mark))
         signal.signal(signal.SIGINT, self._on_interrupt)
-        obey = threading.Thread(target=self._obey_kernel, name="obeys-the-kernel", daemon=True)
-        obey.belongs_to_no_cell = True
-        obey.start()
+        reader = threading.Thread(target=self._read_kernel, name="reads-from-kernel", daemon=True)
+        reader.belongs_to_no_cell = True
+        reader.start()
         device = self._prepare()
-        self.link.send({"type": "hello", "rank": self.rank, "pid": self.pid, "device": str(device)})
+        self.channel.send({"type": "ready", "device": str(device)})
         while True:
             task = self.tasks.get()
             {"execute": self._execute, "renew": self._renew}[task["type"]](task)
@@ -81,11 +75,11 @@ class Rank:
         os.environ.update(config["environment"])
         sys.path[:] = config["path"]
         os.chdir(config["directory"])
-        self.last_calls = LastCalls(Path(config["folder"]), self.rank)
+        self.recorder = FlightRecorder(Path(config["folder"]), self.rank)
         self.crash = (Path(config["folder"]) / f"crash of rank {self.rank}").open("w")
         faulthandler.enable(self.crash, all_threads=False)
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()  # forks share the launcher's; each rank is to have its own
+            sys.modules["numpy"].random.seed()  # all forks have the launcher's; each rank needs its own
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
         gpu = config["gpu_id"]
         device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
@@ -105,13 +99,13 @@ class Rank:
         return device
 
     def _join_process_group(self, device: torch.device) -> None:
-        """A file as rendezvous: it opens no port, unlike torch's TCPStore, which listens on every interface."""
+        """The ranks find each other through a file. (torch's TCPStore would listen on every network interface.)"""
         config = self.config
-        path = Path(config["folder"]) / f"rendezvous {config['meeting']}"
-        if config["backend"] == watched_group.BACKEND:
-            watched_group.observers.append(self.last_calls.note)
+        path = Path(config["folder"]) / f"rendezvous {config['rendezvous']}"
+        if config["backend"] == interruptible_group.BACKEND:
+            interruptible_group.observers.append(self.recorder.record)
             store = dist.FileStore(str(path), config["world_size"])
-            watched_group.join(store, self.rank, config["world_size"], config["generation"])
+            interruptible_group.join(store, self.rank, config["world_size"], config["generation"])
         else:
             dist.init_process_group(
                 config["backend"],
@@ -124,23 +118,23 @@ class Rank:
     # Cells
 
     def _execute(self, task: dict[str, Any]) -> None:
-        output_streams.begin_cell(output_streams.CellOutput(*task["files"], self.mark, task["cell"]))
-        self.last_calls.forget()
+        output_streams.begin_cell(CellPipes(*task["files"], self.mark, task["cell"]))
         signal.signal(signal.SIGINT, self._on_interrupt)
         self.shell.execution_count = task["number"]
         self.shell.failure = None
         self.cell, self.interrupted_in = task["cell"], None
+        self.recorder.cell = task["cell"]
         error = self._run(task["code"])
         self.cell = None
-        if os.getpid() != self.pid:  # the cell forked, and this is the child: it is no rank
+        if os.getpid() != self.pid:  # the cell has forked, and this is the child: it is no rank
             if error is not None:
                 print("\n".join(self.shell.failure or [repr(error)]), file=sys.stderr)
             os._exit(0 if error is None else 1)
         for name in output_streams.restore_streams():
             print(f"(sys.{name} had been replaced; it is the rank's own again)", file=sys.stderr)
-        output_streams.CellOutput.flush_c()
+        CellPipes.flush_c()
         done = {"type": "done", "cell": task["cell"], "error": self._describe(error)}
-        self.link.send(done | {"interrupted_in": self.interrupted_in})
+        self.channel.send(done | {"interrupted_in": self.interrupted_in})
 
     def _run(self, code: str) -> BaseException | None:
         try:
@@ -150,14 +144,9 @@ class Rank:
                 return result.error_before_exec or result.error_in_exec
             finally:
                 self.interruptible = False
-        except BaseException as raised:  # an interrupt that fell outside of the learner's code, even on the way out
+        except BaseException as raised:  # an interrupt outside of the learner's code, even at the end of `finally`
             self.interruptible = False
             return raised
-
-    def _end_of_learners_code(self) -> bool:
-        """What follows is ours: an interrupt that comes now would only hide what happened. Whether one has come."""
-        self.interruptible = False
-        return self.interrupted_in is not None
 
     def _describe(self, error: BaseException | None) -> dict[str, Any] | None:
         if error is None:
@@ -175,24 +164,31 @@ class Rank:
         if text is not None and len(display["data"]) == 1:
             print(text)  # plain text is shown as what a rank prints
             return
-        if output_streams.is_forked():  # it has no link of its own, and shall not write into the rank's
+        if output_streams.is_forked():  # the channel is the rank's, not its child's
             print(text if text is not None else f"<{', '.join(display['data'])}>")
             return
-        output = output_streams.current_output()
-        self.link.send({"type": "display", "cell": output.cell, "place": output.place_display(), **display})
+        pipes = output_streams.current_pipes()
+        # An interrupt waits until the message is sent: the kernel could not read what follows half a message.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self.channel.send({"type": "display", "cell": pipes.cell, "segment": pipes.begin_display(), **display})
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    # Process groups after an interrupt
 
     def _renew(self, task: dict[str, Any]) -> None:
         """Put fresh process groups in place of those that an interrupt has left in doubt."""
         try:
             if not dist.is_initialized():
                 retired = []  # the learner has destroyed it: nothing is in doubt
-            elif self.config["backend"] != watched_group.BACKEND:
+            elif self.config["backend"] != interruptible_group.BACKEND:
                 retired = self._start_over(task["generation"])
             else:
-                retired = watched_group.renew_groups(task["timeout"], task["generation"])
-            self.link.send({"type": "renewed", "retired": retired})
+                retired = interruptible_group.renew_groups(task["timeout"], task["generation"])
+            self.channel.send({"type": "renewed", "retired": retired})
         except BaseException as error:
-            self.link.send({"type": "renewed", "error": f"{type(error).__name__}: {error}"})
+            self.channel.send({"type": "renewed", "error": f"{type(error).__name__}: {error}"})
 
     def _start_over(self, generation: int) -> list[str]:
         """Plain gloo and NCCL: a new default group; groups and meshes made before are lost."""
@@ -204,40 +200,49 @@ class Rank:
 
     # The second thread
 
-    def _obey_kernel(self) -> None:
+    def _read_kernel(self) -> None:
         try:
             while True:
-                for message in self.link.receive():
-                    self._obey(message)
+                for message in self.channel.receive():
+                    self._handle(message)
         except (EOFError, OSError):
             os.killpg(0, signal.SIGKILL)  # the kernel is gone, and so are this rank and what it has started
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == "execute":
-            self.tasks.put(message | {"files": self.link.take_files(2)})
+            self.tasks.put(message | {"files": self.channel.take_files(2)})
         elif kind == "renew":
             self.tasks.put(message)
         elif kind == "interrupt" and message["cell"] == self.cell:
-            self.found = self._whereabouts(message["cell"])
-            signal.pthread_kill(self.main_thread, signal.SIGINT)  # seen as soon as the main thread is back from C++
-            watched_work.free_waiting_futures()
-        elif kind == "where":
+            self.interrupt()
+        elif kind == "query_state":
             stopping = self.cell == message["cell"] and not self.interruptible
-            where = self._whereabouts(message["cell"]) | {"stopping": stopping}
-            self.link.send({"type": "whereabouts", "cell": message["cell"], **where})
+            state = self._find_main_thread() if self.cell == message["cell"] else _NOWHERE
+            self.channel.send({"type": "state", "cell": message["cell"], **state, "stopping": stopping})
+
+    # Stop
+
+    def interrupt(self) -> None:
+        """Stop was pressed: raise KeyboardInterrupt in the cell, wherever the main thread is."""
+        self.found = self._find_main_thread()
+        signal.pthread_kill(self.main_thread, signal.SIGINT)  # noticed as soon as the main thread is back from C++
+        free_waiting_futures()  # on which it may wait in C++
 
     def _on_interrupt(self, *_: Any) -> None:
         if self.interruptible:
             self.interrupted_in = self.interrupted_in or self.found
             raise KeyboardInterrupt
 
-    def _whereabouts(self, cell: int) -> dict[str, Any]:
-        """The line of the cell that the main thread is in, and the operation that it waits in, if it does."""
-        if cell != self.cell:
-            return {"line": None, "waits_in": None}
-        waits_in = watched_work.waiting_in()
-        line, called, in_torch = None, None, False
+    def _end_of_learners_code(self) -> bool:
+        """No interrupts from here on: they would only hide what has happened. Returns whether one has come."""
+        self.interruptible = False
+        return self.interrupted_in is not None
+
+    def _find_main_thread(self) -> dict[str, Any]:
+        """The line of the cell that the main thread is in, and the call that it waits in, if it does."""
+        waits_in = waiting_in()
+        line = called = None
         frame = innermost = sys._current_frames().get(self.main_thread)
         while frame is not None and line is None:
             file = frame.f_code.co_filename
@@ -246,9 +251,16 @@ class Rank:
             elif file == dist.distributed_c10d.__file__:
                 called = frame.f_code.co_name  # the outermost is what the learner called: all_gather_object
             frame = frame.f_back
-        in_torch = innermost.f_code.co_filename.startswith(_TORCH)
-        if waits_in is None and in_torch:
-            waits_in = watched_work.awaited_in_native_code()
+        if waits_in is None and innermost.f_code.co_filename.startswith(_TORCH):
+            waits_in = awaited_in_native_code()
         if waits_in:
-            waits_in = waits_in | {"called": called, "ranks": ranks_of(waits_in["group"])}
+            waits_in = waits_in | {"called": called, "ranks": _ranks_of(waits_in["group"])}
         return {"line": line, "waits_in": waits_in}
+
+
+def _ranks_of(group_name: str) -> list[int] | None:
+    """The ranks of this process's group of that name, by their numbers among all; None if there is none now."""
+    for group, name in list(dist.distributed_c10d._world.pg_names.items()):
+        if name == group_name:
+            return dist.get_process_group_ranks(group)
+    return None

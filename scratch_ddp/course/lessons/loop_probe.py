@@ -1,6 +1,6 @@
-"""A training loop put to the test: one epoch of it, and how far the ranks' gradients were apart at each moment.
+"""A training loop under test: one epoch of it, and how much the ranks' gradients differed at each event.
 
-What is noted costs messages of its own, which `traffic` counts apart.
+Comparing the ranks costs messages, which `traffic` counts as set-up.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,43 +17,43 @@ from scratch_ddp.instruments.traffic import traffic
 Loop = Callable[[nn.Module, torch.optim.Optimizer, Sequence, int], None]  # (model, optimizer, batches, n)
 
 
-class Watched(SimpleDistributedDataParallelism):
-    """Notes in `events` how far the ranks' gradients are apart, as (when, largest difference).
+class ProbedModel(SimpleDistributedDataParallelism):
+    """Records in `events` how much the ranks' gradients differ, as (when, largest difference).
 
-    `when` is "backward" and "sync" for the beginning and the end of each `sync_gradients()`, which a loop calls after
-    every backward, also in a `no_sync()` block; others may `note` more.
+    `when` is "backward" at the start and "sync" at the end of each `sync_gradients()`, which a loop calls after every
+    backward, even in a `no_sync()` block. Further events may be recorded by `probe`.
     """
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None = None):
         super().__init__(model, group)
         self.events: list[tuple[str, float]] = []
 
-    def note(self, when: str) -> None:
-        """Note how far the gradients are apart now. Collective: a broadcast and an all-reduce of one number."""
+    def probe(self, when: str) -> None:
+        """Record how much the gradients differ now. Collective: a broadcast and an all-reduce of one number."""
         gradients = (p.new_zeros(p.shape) if p.grad is None else p.grad for p in self.parameters())
         self.events.append((when, apart(gradients, group=self.group)))
 
     def sync_gradients(self) -> None:
-        self.note("backward")
+        self.probe("backward")
         super().sync_gradients()
-        self.note("sync")
+        self.probe("sync")
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What a loop has done in an epoch."""
+    """What a loop did in one epoch."""
 
-    model: Watched
-    all_reduces: int  # of this rank, for training
+    model: ProbedModel
+    all_reduces: int  # of this rank, without set-up
 
     @property
     def events(self) -> list[tuple[str, float]]:
-        """("backward" | "sync" | "step", how far the ranks' gradients were apart), in their order."""
+        """("backward" | "sync" | "step", largest difference between the ranks' gradients), in order."""
         return self.model.events
 
     @property
     def steps(self) -> list[int]:
-        """How many micro-batches there were before each step, counted from the step before."""
+        """How many micro-batches went into each step."""
         return self._windows()[:-1]
 
     @property
@@ -62,11 +62,11 @@ class Tried:
         return self._windows()[-1]
 
     def apart_at(self, when: str) -> list[float]:
-        """How far the ranks' gradients were apart at each "backward", "sync" or "step"."""
+        """The largest difference between the ranks' gradients at each "backward", "sync" or "step"."""
         return [difference for what, difference in self.events if what == when]
 
     def report(self, alone: nn.Module) -> None:
-        """Print what the loop has done, and how far the model is from `alone`, trained by one process. Collective."""
+        """Print what the loop did, and how much the model differs from `alone`, trained by one process. Collective."""
         print(f"micro-batches in each step: {self.steps}, left over: {self.left_over}")
         print(f"all-reduces: {self.all_reduces}")
         between = apart(self.model.parameters(), group=self.model.group)
@@ -84,16 +84,16 @@ class Tried:
 
 
 def try_out(loop: Loop, model: nn.Module, batches: Sequence, n: int, lr: float = 0.1) -> Tried:
-    """Call `loop(model, optimizer, batches, n)` with the model watched and an SGD that notes each step.
+    """Call `loop(model, optimizer, batches, n)` with a probed model and an SGD that records each step.
 
-    `batches` are this rank's micro-batches, `n` how many of them the loop is to accumulate. Collective, on all ranks.
+    `batches` are this rank's micro-batches; the loop shall accumulate `n` of them per step. Collective, on all ranks.
     """
-    watched = Watched(model)
-    optimizer = torch.optim.SGD(watched.parameters(), lr=lr)
-    optimizer.register_step_pre_hook(lambda *_: watched.note("step"))
+    probed = ProbedModel(model)
+    optimizer = torch.optim.SGD(probed.parameters(), lr=lr)
+    optimizer.register_step_pre_hook(lambda *_: probed.probe("step"))
     with traffic() as counted:
-        loop(watched, optimizer, batches, n)
-    return Tried(watched, counted.calls.get("all_reduce", 0))
+        loop(probed, optimizer, batches, n)
+    return Tried(probed, counted.calls.get("all_reduce", 0))
 
 
 def apart(
@@ -101,9 +101,10 @@ def apart(
     reference: Iterable[torch.Tensor] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> float:
-    """Return the largest difference, on any rank, of a number in `tensors` from `reference`, or else from rank 0's.
+    """Return the largest difference of any number in any rank's `tensors` from `reference`, by default from rank 0's.
 
-    The same on every rank of the group; `tensors` have one dtype, and the same shapes on all ranks and in `reference`.
+    The result is the same on every rank of the group. `tensors` have one dtype, and the same shapes on all ranks and in
+    `reference`. Costs an all-reduce of one number, and without `reference` a broadcast.
     """
     mine = _flat(tensors)
     with set_up():

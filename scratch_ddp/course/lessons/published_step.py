@@ -1,13 +1,13 @@
 """A published training step on two T4: its table, the model behind it, and a link and a timeline that fit it.
 
-The model is called a "medium" GPT (batch 32, context 64), and its numbers of calls are given: 1700, 980, 150 and 20 in
-ten steps with buckets of 1, 10, 100 and 1000 MB. A decoder of 24 layers, width 1024 (MLP 4096, three matrices) and
-10,000 tokens has just these buckets under the rule of torch's DDP, 219 parameters and 1.69 GB of gradients.
+The model is called a "medium" GPT (batch 32, context 64). Its numbers of calls are given: 1700, 980, 150 and 20 in ten
+steps with buckets of 1, 10, 100 and 1000 MB. A decoder of 24 layers, width 1024 (MLP 4096, three matrices) and 10,000
+tokens has exactly these buckets under the rule of torch's DDP. It has 219 parameters and 1.69 GB of gradients.
 
-When its gradients were ready is not published. Two rows say the same about it: with 1000 MB nothing is hidden, though
-the first bucket holds 62 % of the bytes, and with a message a parameter 37 % of the communication sticks out. So 38 %
-of the bytes are taken to come at the backward's end, the others evenly before it. The link's α and β are those of the
-naive and the flat step. So four rows are `FITTED`; the remaining three are forecasts.
+When its gradients were ready is not published, but two rows agree about it. With 1000 MB nothing is hidden, although
+the first bucket holds 62 % of the bytes. With one message per parameter, 37 % of the communication is exposed. So we
+assume that 38 % of the bytes arrive at the backward's end and the others evenly before it. The link's α and β are
+fitted to the naive and the flat step. So four rows are `FITTED`, and the remaining three are forecasts.
 """
 
 from itertools import accumulate
@@ -25,13 +25,13 @@ PUBLISHED = {  # milliseconds of a step
     "100 MB": 1213.4,
     "1000 MB": 1360.4,
 }
-FITTED = ("naive", "flat", "per parameter", "1000 MB")  # from which the link and the timeline were made
-CALLS = {"1 MB": 170, "10 MB": 98, "100 MB": 15, "1000 MB": 2}  # a step, as published
+FITTED = ("naive", "flat", "per parameter", "1000 MB")  # the link and the timeline were fitted to these
+CALLS = {"1 MB": 170, "10 MB": 98, "100 MB": 15, "1000 MB": 2}  # per step, as published
 BUCKETS_MB = {name: int(name.split()[0]) for name in CALLS}
 
 COMPUTE = 1.4067 - 0.4981  # seconds: the naive step without its all-reduces
-_FORWARD = COMPUTE / 3  # a backward does twice a forward's work
-_AT_THE_END = 0.38  # of the bytes
+_FORWARD = COMPUTE / 3  # a backward does twice the work of a forward
+_AT_THE_END = 0.38  # share of the bytes that arrive at the backward's end
 
 
 def gradient_bytes() -> list[int]:
@@ -51,9 +51,9 @@ def timeline() -> Backward:
 
 
 def link(total_bytes: int) -> Link:
-    """The link on which all gradients, of `total_bytes` in all, take as long as published; fitted to naive and flat.
+    """The link on which all gradients, `total_bytes` together, take the published time, fitted to naive and flat.
 
-    They are α·P + β·n for P = 219 and P = 1 messages of the same bytes.
+    These take α·P + β·n for P = 219 and P = 1 messages of the same n bytes.
     """
     published, parameters = PUBLISHED, len(gradient_bytes())
     alpha = (published["naive"] - published["flat"]) / 1e3 / (parameters - 1)
@@ -62,7 +62,7 @@ def link(total_bytes: int) -> Link:
 
 
 def forecasts(backward: Backward, wire: Wire, mb: float = 1.0) -> dict[str, Forecast]:
-    """Each row's forecast on a timeline in which `mb` megabytes take the place of one; the first bucket is small."""
+    """The forecast of each row, with bucket sizes scaled by `mb` as the timeline's gradients are."""
     rows = {
         "naive": naive(backward, wire),
         "flat": flat(backward, wire),

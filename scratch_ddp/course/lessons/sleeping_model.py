@@ -1,7 +1,8 @@
-"""A model that only takes time: for measuring what strategies of communication cost, on any machine, at any speed.
+"""Models that only take time: for measuring what communication strategies cost, on any machine, at any speed.
 
-Its forward and backward sleep as long as they are told to, and its gradients arrive one after the other at given
-moments, through autograd, so that every strategy's hooks fire as they do for a real model.
+Their forward and backward sleep for a given time. Gradients arrive one after the other at given times, through
+autograd, so that every strategy's hooks fire as they do for a real model. `SleepingModel` has parameters of any sizes,
+as for DDP; `SleepingBlocks` has equal blocks, as for sharding.
 """
 
 import itertools
@@ -20,11 +21,11 @@ _ELEMENT = 4  # bytes of a float32
 class SleepingModel(nn.Module):
     """Parameters of the sizes in `timeline`, whose gradients are ready when it says, in a backward as long as it says.
 
-    The parameters are registered in the reverse of the gradients' order, as a model's are. Sizes are rounded to whole
+    The parameters are registered in the reverse order of the gradients, as in a real model. Sizes are rounded to whole
     float32 numbers. `model()` returns a loss; each gradient is all ones.
 
-    What hooks take comes on top of the compute, as where the processor computes. With `gpu` they run beside it, as
-    where a processor only tells a GPU what to do: gradients are ready at their moments as long as the hooks keep up.
+    The time of hooks adds to the compute, as if the processor computed. With `gpu` they run beside the compute, as if
+    the processor only launched a GPU's work: gradients are ready in time as long as the hooks keep up.
     """
 
     def __init__(self, timeline: Backward, gpu: bool = False):
@@ -32,17 +33,17 @@ class SleepingModel(nn.Module):
         self.timeline, self.gpu = timeline, gpu
         self.weights = nn.ParameterList(torch.zeros(round(size / _ELEMENT)) for size in reversed(timeline.nbytes))
         self._clock = _Clock(each_layer=not gpu)
-        moments = [0.0, *timeline.ready, timeline.seconds]
-        *lengths, self._rest = moments[1:] if gpu else [later - one for one, later in itertools.pairwise(moments)]
+        times = [0.0, *timeline.ready, timeline.seconds]
+        *lengths, self._rest = times[1:] if gpu else [later - one for one, later in itertools.pairwise(times)]
         for weight, length in zip(self.weights, reversed(lengths), strict=True):
             weight.register_post_accumulate_grad_hook(_waits(self._clock, length))  # before any strategy's hooks
 
     def forward(self) -> torch.Tensor:
-        """Sleep for the forward's seconds; returns 0, which depends on every parameter. No communication."""
+        """Sleep for the forward's seconds; return 0, which depends on every parameter. No communication."""
         until = now() + self.timeline.forward
         x = _InBackward.apply(torch.zeros((), requires_grad=True), self._end)
         for weight in self.weights:
-            x = _Layer.apply(x, weight, self._clock)
+            x = _Layer.apply(x, weight, self._clock.layer_begins)
         sleep_until(until)
         return _InBackward.apply(x, self._clock.start)
 
@@ -51,8 +52,45 @@ class SleepingModel(nn.Module):
         self._clock.wait(self._rest)
 
 
+def scaled(timeline: Backward, factor: float) -> Backward:
+    """The same timeline with every gradient `factor` times as large, but at least one float32 number."""
+    sizes: Sequence[int] = [max(_ELEMENT, _ELEMENT * round(size * factor / _ELEMENT)) for size in timeline.nbytes]
+    return Backward(timeline.ready, tuple(sizes), timeline.seconds, timeline.forward)
+
+
+class SleepingBlocks(nn.Module):
+    """`count` blocks that share `nbytes` of float32 parameters, and the seconds of `forward` and `backward`, evenly.
+
+    `model()` returns a loss; each gradient is all ones. One number belongs to no block.
+    """
+
+    def __init__(self, count: int, nbytes: int, forward: float, backward: float):
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(1))
+        elements = nbytes // count // _ELEMENT
+        self.blocks = nn.ModuleList(_Block(elements, forward / count, backward / count) for _ in range(count))
+
+    def forward(self) -> torch.Tensor:
+        """Sleep for the forward's seconds; return 0, which depends on every parameter. No communication."""
+        x = self.scale * 1.0
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+
+class _Block(nn.Module):
+    def __init__(self, elements: int, forward: float, backward: float):
+        super().__init__()
+        self.weight, self.seconds = nn.Parameter(torch.zeros(elements)), (forward, backward)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        forward, backward = self.seconds
+        sleep_until(now() + forward)
+        return _Layer.apply(x, self.weight, lambda: sleep_until(now() + backward))
+
+
 class _Clock:
-    """Waits by the seconds since the backward began, or since its present layer did."""
+    """Waits until some seconds after the backward's start, or after the start of its current layer."""
 
     def __init__(self, each_layer: bool):
         self._each_layer, self._began = each_layer, 0.0
@@ -69,26 +107,26 @@ class _Clock:
 
 
 def _waits(clock: _Clock, seconds: float) -> Callable[[torch.Tensor], None]:
-    """A hook with which a gradient is ready at its moment, whatever autograd took to make it."""
+    """A hook by which a gradient is ready at its time, however long autograd took for it."""
     return lambda _: clock.wait(seconds)
 
 
 class _Layer(torch.autograd.Function):
-    """Hands its input on; its weight's gradient is all ones."""
+    """Returns its input. In backward it calls a function; its weight's gradient is all ones."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, clock: _Clock) -> torch.Tensor:
-        ctx.shape, ctx.clock = weight.shape, clock
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
+        ctx.shape, ctx.function = weight.shape, function
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:
-        ctx.clock.layer_begins()
+        ctx.function()
         return grad, torch.ones(ctx.shape), None
 
 
 class _InBackward(torch.autograd.Function):
-    """Hands its input on, and calls a function when the backward comes by."""
+    """Returns its input. In backward it calls a function."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
@@ -99,57 +137,3 @@ class _InBackward(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:
         ctx.function()
         return grad, None
-
-
-def scaled(timeline: Backward, factor: float) -> Backward:
-    """The same timeline with every gradient `factor` times as large, each of one float32 number or more."""
-    sizes: Sequence[int] = [max(_ELEMENT, _ELEMENT * round(size * factor / _ELEMENT)) for size in timeline.nbytes]
-    return Backward(timeline.ready, tuple(sizes), timeline.seconds, timeline.forward)
-
-
-# FOLDED: A model of blocks that only take time, for measuring how a sharded model hides its communication.
-
-
-class SleepingBlocks(nn.Module):
-    """`count` blocks that share `nbytes` of float32 parameters, and seconds of `forward` and `backward`, evenly.
-
-    `model()` returns a loss; each gradient is all ones. One number belongs to no block.
-    """
-
-    def __init__(self, count: int, nbytes: int, forward: float, backward: float):
-        super().__init__()
-        self.scale = nn.Parameter(torch.zeros(1))
-        self.blocks = nn.ModuleList(
-            _Block(nbytes // count // 4, forward / count, backward / count) for _ in range(count)
-        )
-
-    def forward(self) -> torch.Tensor:
-        """Sleep for the forward's seconds; returns 0, which depends on every parameter. No communication."""
-        x = self.scale * 1.0
-        for block in self.blocks:
-            x = block(x)
-        return x.sum()
-
-
-class _Block(nn.Module):
-    def __init__(self, elements: int, forward: float, backward: float):
-        super().__init__()
-        self.weight, self.seconds = nn.Parameter(torch.zeros(elements)), (forward, backward)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Sleep.apply(x, self.weight, *self.seconds)
-
-
-class _Sleep(torch.autograd.Function):
-    """Hands its input on after a while, in forward and in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
-        ctx.shape, ctx.backward_seconds = weight.shape, backward
-        sleep_until(now() + forward)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple:
-        sleep_until(now() + ctx.backward_seconds)
-        return grad, torch.ones(ctx.shape), None, None

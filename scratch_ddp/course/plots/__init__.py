@@ -1,6 +1,6 @@
-"""Pictures of what the ranks hold and send, drawn from what they really held and sent.
+"""Pictures of what the ranks held, computed and sent, drawn from recorded data.
 
-One module for each kind of picture; every function returns a matplotlib Figure.
+There is one module per kind of picture. Every function returns a matplotlib Figure.
 """
 
 from scratch_ddp.course.plots.bandwidth import bandwidth_chart, time_chart

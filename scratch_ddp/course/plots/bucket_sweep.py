@@ -1,4 +1,4 @@
-"""The step's length over the size of a bucket: a U between a message for each gradient and one for all."""
+"""The step's seconds by bucket size: a U between one message per gradient and one message for all gradients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,18 +8,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from scratch_ddp.course.plots.colors import QUIET, rank_color
+from scratch_ddp.course.plots.style import GREY, QUIET, draw_quiet_axes, rank_color
 
-GREY = "#666666"
-_SIDE = 2.1  # how far, as a ratio of sizes, the two ends stand beside the sizes
+_SIDE = 2.1  # distance of the two ends from the sizes, as a ratio of sizes
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Seconds of a step. `buckets`: by the size of the bucket in MB, in ascending order.
+    """Seconds of a step. `buckets`: by bucket size in MB, in ascending order.
 
-    `per_parameter`: a message for each gradient, as soon as it is there; `flat`: one for all of them, after backward;
-    `compute`: the step without communication; `best`: the best size, and its step.
+    `per_parameter`: one message per gradient, as soon as it is ready; `flat`: one message for all gradients, after
+    backward; `compute`: a step without communication; `best`: the best size, and its step.
     """
 
     buckets: Mapping[float, float]
@@ -30,9 +29,9 @@ class Sweep:
 
 
 def bucket_sweep(forecasts: Mapping[str, Sweep], measured: Mapping[str, Mapping[float, float]] | None = None) -> Figure:
-    """A line for each forecast, its best size marked; measured steps (seconds by MB) as dots of the same names.
+    """A line per forecast with its best size marked; measured steps (seconds by MB) of the same names are dots.
 
-    Beside the sizes, what a bucket could be replaced by: a message a parameter at the left, one for all at the right.
+    Beside the sizes stand the alternatives to buckets: one message per gradient at the left, one for all at the right.
     Raises ValueError for dots without a line.
     """
     if unknown := [name for name in measured or {} if name not in forecasts]:
@@ -53,9 +52,9 @@ def bucket_sweep(forecasts: Mapping[str, Sweep], measured: Mapping[str, Mapping[
     panel.set_ylim(bottom=min(computes) * 0.94)
     _label(panel, sizes, ends)
     handles, names = panel.get_legend_handles_labels()
-    handles, names = [*handles, _sample("*", 11)], [*names, "best size"]
+    handles, names = [*handles, _legend_mark("*", 11)], [*names, "best size"]
     if measured:
-        handles, names = [*handles, _sample("o", 8)], [*names, "measured"]
+        handles, names = [*handles, _legend_mark("o", 8)], [*names, "measured"]
     panel.legend(handles, names, loc="upper center", fontsize=8, frameon=False, ncols=2)
     return figure
 
@@ -67,7 +66,7 @@ def _draw_forecast(panel: Axes, name: str, sweep: Sweep, ends: tuple[float, floa
         panel.plot([end / 1.25, end * 1.25], [seconds, seconds], color=color, lw=3.2, solid_capstyle="butt")
 
 
-def _sample(marker: str, size: float) -> plt.Line2D:
+def _legend_mark(marker: str, size: float) -> plt.Line2D:
     return plt.Line2D([], [], ls="", marker=marker, ms=size, color=GREY, mec="white")
 
 
@@ -85,7 +84,5 @@ def _label(panel: Axes, sizes: list[float], ends: tuple[float, float]) -> None:
         panel.axvline(place, color=QUIET, lw=0.8)
     panel.set_xlabel("size of a bucket, MB", fontsize=9)
     panel.set_ylabel("step, seconds", fontsize=9)
-    panel.tick_params(labelsize=8, length=3, color=QUIET)
     panel.grid(axis="y", color=QUIET, lw=0.4, alpha=0.6)
-    panel.spines[:].set_color(QUIET)
-    panel.spines[["top", "right"]].set_visible(False)
+    draw_quiet_axes(panel, tick_length=3)

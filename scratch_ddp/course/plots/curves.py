@@ -1,4 +1,4 @@
-"""Lines over the steps of a training run."""
+"""Lines over the steps of training runs; also their losses, and how far these are from those of one process."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,10 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scratch_ddp.course.plots.colors import QUIET, rank_color
+from scratch_ddp.course.plots.style import QUIET, draw_quiet_frame, rank_color
+
+_EXACT = 1e-17  # the logarithmic axis ends here, so that 0 can be shown below
+_DECADES = range(-16, 1, 4)
 
 
 def step_curves(
@@ -15,10 +18,10 @@ def step_curves(
     log: bool = False,
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """A panel for each title, in it a line for each name: a number a step, from step 0 on. `what` names the numbers.
+    """A panel per title, with a line per name: one number per step, from step 0 on. `what` names the numbers.
 
-    Each line is thinner than the one before, so that lines which lie upon one another are all seen. `log` and
-    `limits` (lowest, highest) concern every panel; a line that leaves the limits runs out of its panel.
+    Each line is thinner than the one before, so that equal lines are all visible. `log` and `limits` (lowest, highest)
+    hold for every panel; lines beyond the limits are cut off.
     """
     figure, axes = plt.subplots(
         1, len(panels), figsize=(min(10, 3.9 * len(panels) + 0.6), 2.9), squeeze=False, layout="constrained"
@@ -29,8 +32,7 @@ def step_curves(
             panel.plot(values, lw=width, color=rank_color(number), label=name, solid_capstyle="butt")
         panel.set_title(title, fontsize=10, loc="left")
         panel.set_xlabel("step", fontsize=9)
-        panel.tick_params(labelsize=8)
-        panel.spines[:].set_color(QUIET)
+        draw_quiet_frame(panel)
         panel.legend(fontsize=8, frameon=False)
         if log:
             panel.set_yscale("log")
@@ -40,17 +42,11 @@ def step_curves(
     return figure
 
 
-# FOLDED: Runs that should be the same run: their losses one upon another, and below by how much they differ.
-
-_EXACT = 1e-17  # below it, the logarithmic axis ends and 0 can be shown
-_DECADES = range(-16, 1, 4)
-
-
 def losses_and_residuals(losses: dict[str, Sequence[float]], residuals: dict[str, Sequence[float]]) -> Figure:
-    """Above the `losses`, below the `residuals`: a number a step for each name, from step 0 on.
+    """The `losses` of runs that should be equal, and below their `residuals`: a number per step and name, from step 0.
 
-    Each loss is drawn thinner than the one before, so that those which lie upon one another are all seen. Residuals
-    are not negative; their axis is logarithmic down to 1e-17 and has a place for 0. A name has one colour in both.
+    Each line of losses is thinner than the one before, so that equal ones are all visible. Residuals are not negative;
+    their axis is logarithmic down to 1e-17 and also shows 0. A name has the same colour in both panels.
     """
     figure, (above, below) = plt.subplots(
         2, 1, figsize=(7.6, 4.7), sharex=True, height_ratios=[3, 2], layout="constrained"
@@ -66,8 +62,7 @@ def losses_and_residuals(losses: dict[str, Sequence[float]], residuals: dict[str
     below.set_xlabel("step", fontsize=9)
     _use_decades(below)
     for panel in (above, below):
-        panel.tick_params(labelsize=8)
-        panel.spines[:].set_color(QUIET)
+        draw_quiet_frame(panel)
         panel.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 

@@ -1,4 +1,4 @@
-"""How far the ranks' gradients are apart while micro-batches accumulate."""
+"""How much the ranks' gradients differ while micro-batches accumulate."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,17 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scratch_ddp.course.plots.colors import QUIET, SENT_COLOR, SUM_COLOR
+from scratch_ddp.course.plots.style import QUIET, SENT_COLOR, SUM_COLOR, draw_quiet_axes
 
 Event = tuple[str, float]
 
 
 def disagreement_saw(panels: dict[str, Sequence[Event]]) -> Figure:
-    """A panel for each loop: the largest difference between ranks' gradients over the micro-batches of an epoch.
+    """A panel per loop: the largest difference between the ranks' gradients over the micro-batches of an epoch.
 
-    The events of a loop in their order: ("backward", d) when a micro-batch's gradients have been added up, ("sync", d)
-    after `sync_gradients`, ("step", d) before an optimizer step; d is the difference then. A step that the ranks take
-    with the same gradients is a dark dot, one that they take with different ones a red cross.
+    The events of a loop are, in order, ("backward", d) when a micro-batch's gradients have been accumulated, ("sync",
+    d) after `sync_gradients`, and ("step", d) before an optimizer step, where d is the difference then. A step with the
+    same gradients on all ranks is a dark dot, a step with different gradients a red cross.
     """
     figure, axes = plt.subplots(
         len(panels),
@@ -42,7 +42,7 @@ def disagreement_saw(panels: dict[str, Sequence[Event]]) -> Figure:
 
 
 def _draw_saw(panel: Axes, events: Sequence[Event]) -> None:
-    """Solid: what the gradients do. Dotted: a step has used them, they are cleared."""
+    """Solid lines: the gradients. Dotted lines: a step has used them, and they are cleared."""
     micro_batch, at = 0, (0, 0.0)
     for what, apart in events:
         micro_batch += what == "backward"
@@ -57,9 +57,7 @@ def _draw_saw(panel: Axes, events: Sequence[Event]) -> None:
             panel.plot(*zip(at, here, strict=True), color=SUM_COLOR, lw=1.6, zorder=3, solid_capstyle="round")
             at = here
     panel.axhline(0, color=QUIET, lw=0.8, zorder=1)
-    panel.tick_params(labelsize=8, length=2, color=QUIET)
-    panel.spines[:].set_color(QUIET)
-    panel.spines[["top", "right"]].set_visible(False)
+    draw_quiet_axes(panel)
 
 
 def _count_micro_batches(events: Sequence[Event]) -> int:
@@ -67,7 +65,7 @@ def _count_micro_batches(events: Sequence[Event]) -> int:
 
 
 def _add_legend(figure: Figure, steps_apart: list[bool]) -> None:
-    """Explain the marks that occur: False for steps with the same gradients, True for steps with different ones."""
+    """Explain the marks that occur: False for steps with the same gradients, True for those with different ones."""
     marks = {
         False: ("a step, all ranks with the same gradient", "o", SUM_COLOR),
         True: ("a step, each rank with its own", "X", SENT_COLOR),

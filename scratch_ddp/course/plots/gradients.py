@@ -1,4 +1,4 @@
-"""The gradients of several ranks in the plane of a model's two parameters."""
+"""The gradients of several ranks, in the plane of a model with two parameters."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,10 +7,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scratch_ddp.course.plots.colors import QUIET, SUM_COLOR, rank_color
+from scratch_ddp.course.plots.style import QUIET, SUM_COLOR, draw_quiet_frame, rank_color
 
 _BIG_BATCH = "#f2c14e"
-_GRID = 80  # points a side at which the loss is drawn
+_GRID = 80  # points per side at which the loss is computed
 
 
 def gradient_arrows(
@@ -19,16 +19,16 @@ def gradient_arrows(
     gradients: Sequence[torch.Tensor],
     whole: torch.Tensor,
 ) -> Figure:
-    """Where each rank's gradient leads from `start`, and where their mean does, on the contours of the loss.
+    """Arrows of each rank's gradient and of their mean from `start`, on the contours of the loss.
 
-    `loss` takes the two parameters as a tensor of shape (2,), `gradients` has a tensor of shape (2,) for each rank,
-    `whole` is the gradient of the whole batch. Arrows point downhill: from `start` to `start` minus the gradient. Left
-    all arrows at their full length; right each rank's divided by the number of ranks, one behind another.
+    `loss` takes the two parameters as a tensor of shape (2,), `gradients` holds a tensor of shape (2,) per rank, and
+    `whole` is the gradient of the whole batch. Arrows point downhill, from `start` to `start` minus the gradient. The
+    left panel shows them in full length, the right one each rank's divided by the number of ranks, in a chain.
     """
     steps = [-gradient.detach() for gradient in gradients]
     chain = torch.stack([start.detach(), *steps])
     chain[1:] /= len(steps)
-    chain = chain.cumsum(0)  # where one quarter of an arrow ends, the next begins
+    chain = chain.cumsum(0)  # each part of an arrow begins where the one before ends
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.9), layout="constrained")
     _draw_contours(left, loss, torch.stack([start.detach(), *(start.detach() + step for step in steps)]))
     _draw_contours(right, loss, chain)
@@ -46,7 +46,7 @@ def gradient_arrows(
 
 
 def _draw_contours(panel: Axes, loss: Callable[[torch.Tensor], torch.Tensor], shown: torch.Tensor) -> None:
-    """The loss in a square in which all points of `shown`, shape (points, 2), find room."""
+    """The loss in a square that contains all points of `shown`, of shape (points, 2)."""
     middle = (shown.min(0).values + shown.max(0).values) / 2
     half = 0.62 * (shown.max(0).values - shown.min(0).values).max()
     across, up = (torch.linspace(middle[i] - half, middle[i] + half, _GRID, dtype=shown.dtype) for i in range(2))
@@ -56,14 +56,13 @@ def _draw_contours(panel: Axes, loss: Callable[[torch.Tensor], torch.Tensor], sh
     panel.set_aspect("equal")
     panel.set_xlabel("w[0]", fontsize=9)
     panel.set_ylabel("w[1]", fontsize=9)
-    panel.tick_params(labelsize=8)
-    panel.spines[:].set_color(QUIET)
+    draw_quiet_frame(panel)
 
 
 def _draw_arrow(
     panel: Axes, at: torch.Tensor, step: torch.Tensor, color: str, width: float, name: str | None = None
 ) -> None:
-    """`width` in points. The tip is exactly at the end, also of a wide arrow."""
+    """`width` is in points. The tip is exactly at the end, even of a wide arrow."""
     head = {"headwidth": 2 + 4 / width, "headlength": 1.5 + 8 / width, "headaxislength": 1.5 + 8 / width}
     exact = {"angles": "xy", "scale_units": "xy", "scale": 1, "units": "dots"}
     dots = width * panel.figure.dpi / 72

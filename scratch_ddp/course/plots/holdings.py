@@ -7,18 +7,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from scratch_ddp.course.plots.colors import SUM_COLOR, rank_color
+from scratch_ddp.course.plots.style import SUM_COLOR, rank_color
 
 _EMPTY, _UNDEFINED = "white", "#dddddd"
 
-Row = Sequence[float | str | None]
+Slots = Sequence[float | str | None]
 
 
-def holdings_atlas(seen: dict[str, Sequence[tuple[Row, Row]]], columns: int = 4) -> Figure:
-    """A panel for each collective: what every rank held before and after.
+def holdings_atlas(seen: dict[str, Sequence[tuple[Slots, Slots]]], columns: int = 4) -> Figure:
+    """A panel per collective: what every rank held before and after.
 
-    `seen[name][rank]` is (before, after), two rows of at most n entries for n ranks: a number from 10·r to 10·r+9 is
-    drawn in rank r's colour, a larger one (a sum) dark, "?" grey (undefined), None and what is missing empty.
+    `seen[name][rank]` is (before, after), each with at most n entries for n ranks. A number from 10·r to 10·r+9 has the
+    colour of rank r, a larger number (a sum) is dark, "?" (undefined) is grey, None or a missing entry is empty.
     """
     n = len(next(iter(seen.values())))
     rows = -(-len(seen) // columns)
@@ -32,7 +32,7 @@ def holdings_atlas(seen: dict[str, Sequence[tuple[Row, Row]]], columns: int = 4)
     return figure
 
 
-def _draw_holdings(panel: Axes, ranks: Sequence[tuple[Row, Row]], n: int) -> None:
+def _draw_holdings(panel: Axes, ranks: Sequence[tuple[Slots, Slots]], n: int) -> None:
     for rank, (before, after) in enumerate(ranks):
         y = n - 1 - rank
         _draw_row(panel, 0, y, before, n)
@@ -44,10 +44,10 @@ def _draw_holdings(panel: Axes, ranks: Sequence[tuple[Row, Row]], n: int) -> Non
     panel.axis("off")
 
 
-def _draw_row(panel: Axes, x: float, y: float, row: Row, n: int) -> None:
+def _draw_row(panel: Axes, x: float, y: float, slots: Slots, n: int) -> None:
     style = {"ha": "center", "va": "center", "fontsize": 7.5, "weight": "bold"}
     for slot in range(n):
-        value = row[slot] if slot < len(row) else None
+        value = slots[slot] if slot < len(slots) else None
         panel.add_patch(Rectangle((x + slot, y), 0.92, 0.8, facecolor=_color(value, n), edgecolor="#cccccc", lw=0.6))
         if value is not None:
             text = value if isinstance(value, str) else f"{value:g}"

@@ -1,4 +1,4 @@
-"""What ranks hold over time, under a limit: a panel for each way to train."""
+"""What a rank holds over time, under a limit: a panel per strategy."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scratch_ddp.course.plots.colors import QUIET, SENT_COLOR, SUM_COLOR, rank_color
+from scratch_ddp.course.plots.style import QUIET, SENT_COLOR, SUM_COLOR, draw_quiet_axes, rank_color
 
-MB = 1e6
+_MILLION = 1e6  # bytes: the unit of the axis
 
 
 def memory_curves(
@@ -16,11 +16,10 @@ def memory_curves(
     limit: int | None = None,
     ends: dict[str, Sequence[float]] | None = None,
 ) -> Figure:
-    """A panel for each name: the bytes held over time, as `memory_use().over_time` has them, with the peak written in.
+    """A panel per name: the bytes held over time, as in `memory_use().over_time`, with the peak written beside.
 
-    All panels have the same height; each has its own time. `limit` (bytes) is a line through all of them, red where a
-    curve goes beyond it. `ends`: by name, the moments at which a part ended (the seconds of the curve): "built", then
-    a step each.
+    All panels have the same height; each has its own time axis. `limit` (bytes) is a line through all panels; what
+    exceeds it is red. `ends`: by name, the seconds at which parts ended, such as building the model and each step.
     """
     figure, axes = plt.subplots(
         1, len(curves), figsize=(2.15 * len(curves) + 0.7, 2.9), squeeze=False, sharey=True, layout="constrained"
@@ -32,29 +31,28 @@ def memory_curves(
         _mark_parts(panel, (ends or {}).get(name, ()), top)
         panel.set_title(name, fontsize=10, loc="left", pad=4)
         panel.set_xlabel("seconds", fontsize=8)
-        panel.set_ylim(0, top / MB)
-        panel.tick_params(labelsize=8, length=2, color=QUIET)
-        panel.spines[:].set_color(QUIET)
-        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_ylim(0, top / _MILLION)
+        draw_quiet_axes(panel)
     axes.flat[0].set_ylabel("MB held", fontsize=9)
     if limit:
-        axes.flat[-1].text(1.0, limit / MB, " the limit", transform=axes.flat[-1].get_yaxis_transform(), va="center",
-                           fontsize=8, color=SUM_COLOR)  # fmt: skip
+        last = axes.flat[-1]
+        at_right = last.get_yaxis_transform()
+        last.text(1.0, limit / _MILLION, " the limit", transform=at_right, va="center", fontsize=8, color=SUM_COLOR)
     return figure
 
 
 def _draw_curve(panel: Axes, curve: Sequence[tuple[float, int]], color: str, limit: int | None) -> None:
-    seconds, held = [at for at, _ in curve], [nbytes / MB for _, nbytes in curve]
+    seconds, held = [at for at, _ in curve], [nbytes / _MILLION for _, nbytes in curve]
     panel.fill_between(seconds, held, step="post", color=color, alpha=0.35, lw=0)
     panel.step(seconds, held, where="post", color=color, lw=0.9)
     if limit:
-        beyond = [max(each, limit / MB) for each in held]
-        panel.fill_between(seconds, limit / MB, beyond, step="post", color=SENT_COLOR, alpha=0.6, lw=0)
-        panel.axhline(limit / MB, color=SUM_COLOR, lw=0.9, ls="--")
+        beyond = [max(each, limit / _MILLION) for each in held]
+        panel.fill_between(seconds, limit / _MILLION, beyond, step="post", color=SENT_COLOR, alpha=0.6, lw=0)
+        panel.axhline(limit / _MILLION, color=SUM_COLOR, lw=0.9, ls="--")
     at, peak = max(curve, key=lambda moment: moment[1])
     late = at > (seconds[0] + seconds[-1]) / 2
     panel.annotate(
-        f"{peak / MB:.0f} MB", (at, peak / MB), (0, 3), textcoords="offset points", fontsize=8,
+        f"{peak / _MILLION:.0f} MB", (at, peak / _MILLION), (0, 3), textcoords="offset points", fontsize=8,
         ha="right" if late else "left", color=SUM_COLOR,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What ranks hold, moment by moment: an element is a square."""
+"""What ranks hold at each moment of a memory ledger: an element is a square."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +8,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from scratch_ddp.course.plots.colors import QUIET, SENT_COLOR, SUM_COLOR, rank_color
-from scratch_ddp.instruments.memory.ledger import Held, Moment
+from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, rank_color
+from scratch_ddp.instruments.memory import Held, Moment
 
 # In squares; the y axis points down.
 SIDE = 4  # elements in a row
 STEP = SIDE + 1.5  # from one moment to the next
 ABOVE, BELOW = 2.4, 2.2  # a strip, for its title and what is sent
 LEFT, TOP, BOTTOM = 8.0, 2.2, 7.0  # around all strips
-BETWEEN = 0.5  # two kinds, where heights need not be compared
+BETWEEN = 0.5  # between two kinds, if heights need not be compared
 SQUARE = 0.115  # inches
-GREY = "#666666"
 
 
 def memory_strips(
@@ -28,13 +27,13 @@ def memory_strips(
     parts: dict[str, int] | None = None,
     line: tuple[int, str] | None = None,
 ) -> Figure:
-    """A strip for each title, in it a column for each moment: the squares are the elements that a rank holds then.
+    """A strip per title with a column per moment: the squares are the elements that a rank holds then.
 
-    kinds: which of the ledger's, each in a band of its own, from the bottom up. "own" has the rank's colour, row i of
-    what is "borrowed" rank i's; "partial" (a gradient of this rank's items alone) is frames in the rank's colour,
-    "summed" is dark, all else grey. rank: whose strips they are; without it strip i is rank i's. parts: {name: number
-    of moments}, in their order. line: (elements, what they are), a height to compare with. In red stands how many
-    elements the rank sends in a moment.
+    `kinds`: those of the ledger to draw, each in its own band, from the bottom up. "own" has the rank's colour, row
+    i of "borrowed" that of rank i; "partial" (a gradient of this rank's items alone) is frames in the rank's
+    colour, "summed" is dark, any other kind grey. `rank`: whose strips they are; by default strip i is rank i's.
+    `parts`: {name: number of moments}, in order. `line`: (elements, name), a height to compare with. The elements that
+    the rank sends in a moment stand in red.
     """
     bands = {title: _bands(moments, kinds, 0 if line else BETWEEN) for title, moments in strips.items()}
     height = max(line[0] / SIDE if line else 0, *(sum(rows.values()) for rows in bands.values()))
@@ -57,7 +56,7 @@ def memory_strips(
 
 
 def _bands(moments: Sequence[Moment], kinds: Sequence[str], between: float) -> dict[str, float]:
-    """How many rows each kind takes up at most, and the gap above it."""
+    """The most rows that each kind takes, plus the gap above it."""
     rows = {kind: max(_rows(moment, kind) for moment in moments) for kind in kinds}
     return {kind: tall + between for kind, tall in rows.items() if tall}
 
@@ -84,7 +83,7 @@ def _draw_title(panel: Axes, y: float, title: str, moments: Sequence[Moment], ki
     sent, most = sum(moment.sent for moment in moments), max(moment.elements(*kinds) for moment in moments)
     name = panel.text(0, y, title, fontsize=11, weight="bold")
     behind = {"xycoords": name, "xytext": (10, 0), "textcoords": "offset points", "va": "bottom"}
-    behind["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # a part may begin under the words
+    behind["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # a part may begin behind the text
     panel.annotate(f"sends {sent}, holds at most {most}", (1, 0), fontsize=10, color=GREY, **behind)
 
 
@@ -108,7 +107,7 @@ def _draw_strip(panel: Axes, floor: float, moments: Sequence[Moment], bands: dic
 
 
 def _draw_tensor(panel: Axes, x: float, floor: float, held: Held, rank: int) -> float:
-    """Its rows, the first one on top; return where the next tensor stands."""
+    """Draw a tensor's rows, the first one on top; return the floor of the next tensor."""
     rows = _rows_of(held.elements)
     for element in range(held.elements):
         row, column = divmod(element, SIDE)

@@ -6,18 +6,18 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scratch_ddp.course.plots.colors import QUIET, SUM_COLOR, rank_color
+from scratch_ddp.course.plots.style import QUIET, SUM_COLOR, rank_color
 from scratch_ddp.instruments.traffic import Message
 
 
 def message_ladder(
     panels: dict[str, Sequence[Message]], n: int, source: int | None = None, parts: dict[str, int] | None = None
 ) -> Figure:
-    """A panel for each title: a line for each of the n ranks, time from left to right, an arrow for each message.
+    """A panel per title: a line for each of the n ranks, with time from left to right and an arrow per message.
 
-    The messages are those of `Totals.log`, which say in which round each was through. With `source`, a rank's line is
-    thick from the round on in which it has what the source had. Arrows have the colour of the rank that sends.
-    `parts` names what the rounds belong to, in order: {name: number of rounds}; a line stands between two parts.
+    The messages are those of `Totals.log`, which have the round in which each ended. With `source`, a rank's line is
+    thick from the round on in which it has the source's values. Arrows have the colour of the sending rank. `parts`
+    names groups of rounds, in order: {name: number of rounds}; a line separates two parts.
     """
     depths = [max((message.round for message in log), default=1) for log in panels.values()]
     figure, axes = plt.subplots(
@@ -66,7 +66,7 @@ def _draw_parts(panel: Axes, parts: dict[str, int]) -> None:
 
 
 def _informed(log: Sequence[Message], source: int | None) -> dict[int, int]:
-    """For each rank that the source's values reach: since which round it has them."""
+    """For each rank that the source's values reach: the round from which on it has them."""
     since = {} if source is None else {source: 0}
     for message in sorted(log):
         if since.get(message.sender, message.round) < message.round:

@@ -1,4 +1,4 @@
-"""How sums come about, chunk by chunk and step by step."""
+"""How a ring adds up a tensor, chunk by chunk and step by step."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,17 +8,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from scratch_ddp.course.plots.colors import QUIET, SENT_COLOR, SUM_COLOR, rank_color
+from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, rank_color
 
 WIDTH, GAP = 10, 0.16  # inches: of a figure, between its panels
-GREY = "#666666"
 
 
 class Frame(NamedTuple):
     """What one rank holds after a step.
 
-    `held`: a number for each chunk, the sum of 10**r over all ranks r whose part is in it: 1011 has those of ranks
-    0, 1 and 3. `arrived`: the chunks that came with this step. `sent`: bytes that the rank has sent so far.
+    `held`: per chunk, the sum of 10**r over all ranks r that have contributed to it, such as 1011 for ranks 0, 1 and 3.
+    `arrived`: the chunks received in this step. `sent`: bytes that the rank has sent so far.
     """
 
     held: Sequence[float]
@@ -30,11 +29,11 @@ Walk = Sequence[Sequence[Frame]]  # [rank][step]
 
 
 def ring_frames(walks: dict[str, Walk], first: int = 0, tensor_bytes: int | None = None) -> Figure:
-    """A row of panels for each walk, a panel for each step, in it a row for each rank and a column for each chunk.
+    """A row of panels per walk and a panel per step, which has a row per rank and a column per chunk.
 
-    A stripe in a rank's colour says that this rank's part is in the chunk; a chunk that has all of them is dark; what
-    arrived in the step has a red frame. `first` is the number of the first step shown. With `tensor_bytes` (S) a red
-    bar under each panel says how many S the rank that sent most has sent so far.
+    A stripe in a rank's colour means that this rank has contributed to the chunk. A complete chunk is dark, and chunks
+    received in the step have a red frame. `first` is the number of the first step shown. With `tensor_bytes` (S), a red
+    bar under each panel shows how many S the rank that sent the most has sent so far.
     """
     steps = max(len(walk[0]) for walk in walks.values())
     left, above, below = 0.6, 0.5, 0.62 if tensor_bytes else 0.25  # inches around the panels of a walk
@@ -60,7 +59,7 @@ def _draw_step(panel: Axes, frames: Sequence[Frame], named: bool) -> None:
     for rank, frame in enumerate(frames):
         for chunk, value in enumerate(frame.held):
             _draw_chunk(panel, chunk, rank, _contributors(value), n)
-        # If all chunks came, one frame around the row.
+        # if all chunks arrived: one frame around the row
         came = [(0, n)] if len(frame.arrived) == n else [(chunk, 1) for chunk in frame.arrived]
         for x, width in came:
             style = {"fill": False, "edgecolor": SENT_COLOR, "lw": 1.5, "zorder": 3, "clip_on": False}
@@ -87,7 +86,7 @@ def _draw_box(panel: Axes, x: int, y: int, **style: Any) -> None:
 
 
 def _draw_bar(panel: Axes, sent: int, longest: int, tensor_bytes: int) -> None:
-    """A bar under the panel, as wide as the panel for the longest of all."""
+    """A bar under the panel; the longest of all is as wide as a panel."""
     n = panel.get_xlim()[1]
     width, height = n * sent / longest, 0.09 * n
     bar = Rectangle((0, 1.19 * n), width, height, facecolor=SENT_COLOR, clip_on=False)

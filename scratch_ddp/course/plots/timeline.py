@@ -1,4 +1,4 @@
-"""What every rank computed and what it had on the wire, over time."""
+"""What every rank computed, and what it had on the wire, over time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,20 +7,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from scratch_ddp.course.plots.colors import QUIET, SENT_COLOR
+from scratch_ddp.course.plots.style import SENT_COLOR, draw_quiet_axes
+from scratch_ddp.instruments.intervals import Interval, without
 from scratch_ddp.instruments.timeline import Timeline
-from scratch_ddp.instruments.timeline.spans import Interval, without
 
 _COMPUTING = {"forward": "#9ecae1", "backward": "#4e79a7", "optimizer": "#59a14f", "other": "#b9a38f"}
-_HIDDEN = "#f2b5b5"  # communication beside computing; what nothing hides has the full colour
+_HIDDEN = "#f2b5b5"  # communication during computing; exposed communication is red
 _BAR = 0.42  # height of a bar, in rows of a rank
 
 
 def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
-    """A panel for each title, in it two bars for each rank: what it computed, and below it what was on its wire.
+    """A panel per title with two bars per rank: what it computed, and below it what was on its wire.
 
-    Communication beside computing is pale, and red where the rank computes nothing meanwhile. A thin line stands
-    between two messages. All panels have the same axis: milliseconds from where their earliest rank begins.
+    Communication is pale while the rank computes, and red while it does not. A thin line separates two messages. All
+    panels have the same axis: milliseconds from the start of their earliest rank.
     """
     ranks = [len(timelines) for timelines in panels.values()]
     figure, axes = plt.subplots(
@@ -39,9 +39,7 @@ def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
         panel.set_title(title, fontsize=10, loc="left", pad=4)
         panel.set_yticks(range(len(timelines)), [f"rank {timeline.rank}" for timeline in timelines], fontsize=9)
         panel.set_ylim(len(timelines) - 0.5, -0.5)
-        panel.tick_params(labelsize=8, length=2, color=QUIET)
-        panel.spines[:].set_color(QUIET)
-        panel.spines[["top", "right"]].set_visible(False)
+        draw_quiet_axes(panel)
     last = axes.flat[-1]
     last.set_xlim(left=0)
     last.set_xlabel("milliseconds", fontsize=9)
@@ -51,11 +49,11 @@ def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
 
 def _draw_rank(panel: Axes, row: int, timeline: Timeline, zero: float) -> None:
     for span in timeline.compute:
-        _draw_bars(panel, [(span.start, span.end)], row - _BAR, zero, _COMPUTING[span.name])
-    computing = [(span.start, span.end) for span in timeline.compute]
+        _draw_bars(panel, [span.interval], row - _BAR, zero, _COMPUTING[span.name])
+    computing = [span.interval for span in timeline.compute]
     for span in timeline.communication:
-        _draw_bars(panel, [(span.start, span.end)], row, zero, _HIDDEN)
-        _draw_bars(panel, without([(span.start, span.end)], computing), row, zero, SENT_COLOR)
+        _draw_bars(panel, [span.interval], row, zero, _HIDDEN)
+        _draw_bars(panel, without([span.interval], computing), row, zero, SENT_COLOR)
     for span in timeline.communication:
         panel.plot([1e3 * (span.start - zero)] * 2, [row, row + _BAR], color="white", lw=0.6, zorder=3)
 

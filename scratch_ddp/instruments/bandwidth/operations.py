@@ -1,8 +1,8 @@
-"""What can be timed: torch's collectives and some of ours, each with the bytes that count and the memory it takes.
+"""The operations that can be timed: torch's collectives and some of ours, with their bytes and memory.
 
-S is the size of the whole: of the tensor in an all-reduce, broadcast or reduce, and of all n parts together in the
-others. That and the factors of bus bandwidth are the definitions of NVIDIA's nccl-tests (doc/PERFORMANCE.md): the
-factor times S is what a link must carry at least, so bandwidths of different numbers of ranks can be compared.
+S is the total size: of the tensor in an all-reduce, broadcast or reduce, and of all n parts together in the others.
+This and the bus bandwidth factors are the definitions of NVIDIA's nccl-tests (doc/PERFORMANCE.md). The factor times S
+is the least that a link must carry, so bandwidths for different numbers of ranks can be compared.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from scratch_ddp import collectives as ours
 
-# torch 2.13 renamed both, and warns where the old names are called.
+# torch 2.13 renamed both and warns about the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -22,17 +22,17 @@ FLOAT = 4  # bytes of a float32
 
 
 class Workspace:
-    """One rank's tensors, float32, for all operations of one size: S bytes, S/n bytes, and S again for all-to-all."""
+    """One rank's float32 tensors for all operations of one size: S bytes, S/n bytes, and for all-to-all a second S."""
 
     def __init__(self, size: int, group: dist.ProcessGroup, device: torch.device, second: bool):
         self.group, self.rank, self.n = group, group.rank(), group.size()
-        # Written to, so that the pages are there: a first touch takes longer than a message.
+        # Filled, so that their pages exist: touching a page for the first time takes longer than a message.
         self.whole = torch.empty(size // FLOAT, device=device).fill_(0)
         self.part = torch.empty(len(self.whole) // self.n, device=device).fill_(0)
         self.second = torch.empty_like(self.whole).fill_(0) if second else None
 
     def even(self, tensor: torch.Tensor | None = None) -> torch.Tensor:
-        """The whole (or the second) without the few elements that n equal parts leave over."""
+        """The whole tensor (or another) without the few elements that remain beside n equal parts."""
         return (self.whole if tensor is None else tensor)[: self.n * len(self.part)]
 
     @cached_property
@@ -43,30 +43,30 @@ class Workspace:
         return self.parts if self.rank == root else None
 
 
-Call = Callable[[Workspace, int], object]  # the second is the rank of the root in the group, where there is a root
+Run = Callable[[Workspace, int], object]  # (workspace, group rank of the root)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective, what S counts for in bus bandwidth, and what it takes beside the workspace, in S (with gloo)."""
+    """A collective with its bus bandwidth factor by n, and the `extra` memory that gloo takes for it, in units of S."""
 
     name: str
-    run: Call
+    run: Run
     bus_factor: Callable[[int], float]
     extra: Callable[[int], float]
-    in_parts: bool
-    second: bool
+    in_parts: bool  # whether S is split into n equal parts
+    second: bool  # whether it needs the second tensor
 
     def nbytes(self, size: int, n: int) -> int:
-        """The S that is really timed: `size` cut down to whole numbers, and to n equal parts where it has parts."""
+        """The S that is timed: `size` rounded down to whole float32 numbers, and to n equal parts if it has parts."""
         return size // FLOAT // n * n * FLOAT if self.in_parts else size // FLOAT * FLOAT
 
 
 OPERATIONS: dict[str, Operation] = {}
 
 
-def memory(operations: Sequence[Operation], size: int, n: int) -> int:
-    """Bytes that one rank of n needs: the workspace, and what the operation that allocates most takes beside it."""
+def memory_needed(operations: Sequence[Operation], size: int, n: int) -> int:
+    """Bytes that one rank of n needs: the workspace, and the largest `extra` of the operations."""
     second = any(each.second for each in operations)
     return round(size * (1 + 1 / n + second + max(each.extra(n) for each in operations)))
 
@@ -76,8 +76,8 @@ def _operation(
     extra: Callable[[int], float] = lambda n: 0.1,
     in_parts: bool = True,
     second: bool = False,
-) -> Callable[[Call], Call]:
-    def register(run: Call) -> Call:
+) -> Callable[[Run], Run]:
+    def register(run: Run) -> Run:
         OPERATIONS[run.__name__] = Operation(run.__name__, run, bus_factor, extra, in_parts, second)
         return run
 
@@ -85,17 +85,17 @@ def _operation(
 
 
 def _twice_all_but_own(n: int) -> float:
-    """An all-reduce: each rank sends all n-th parts but one, twice over."""
+    """Each rank sends all but one of n parts twice."""
     return 2 * (n - 1) / n
 
 
 def _all_but_own(n: int) -> float:
-    """Every n-th part but the own is sent or received."""
+    """Each rank sends or receives all parts but its own."""
     return (n - 1) / n
 
 
 def _once(n: int) -> float:
-    """The whole, once over each link."""
+    """The whole tensor passes each link once."""
     return 1.0
 
 
@@ -113,7 +113,7 @@ def ring_all_reduce(space: Workspace, root: int) -> None:
 
 @_operation(_twice_all_but_own, extra=lambda n: 1 / n + 0.1, in_parts=False)
 def unchecked_ring_all_reduce(space: Workspace, root: int) -> None:
-    """The same ring, without comparing first what the ranks ask for, as torch's does not."""
+    """The same ring without comparing the ranks' calls first; torch does not compare them either."""
     with ours.unchecked():
         ours.ring_all_reduce(space.whole, space.group)
 
@@ -138,13 +138,13 @@ def reduce(space: Workspace, root: int) -> None:
 
 @_operation(_all_but_own, extra=lambda n: 1.1)
 def all_gather(space: Workspace, root: int) -> None:
-    """torch's all-gather: S/n bytes of each rank into one tensor of S bytes on every rank."""
+    """torch's all-gather: S/n bytes from each rank into one tensor of S bytes on every rank."""
     _all_gather(space.even(), space.part, group=space.group)
 
 
 @_operation(_all_but_own)
 def direct_all_gather(space: Workspace, root: int) -> None:
-    """Ours: S/n bytes of each rank into n tensors, S bytes in all, on every rank."""
+    """Ours: S/n bytes from each rank into n tensors, S bytes in all, on every rank."""
     ours.all_gather(space.parts, space.part, space.group)
 
 
@@ -162,17 +162,17 @@ def direct_reduce_scatter(space: Workspace, root: int) -> None:
 
 @_operation(_all_but_own, extra=lambda n: 1.1)
 def gather(space: Workspace, root: int) -> None:
-    """torch's gather: S/n bytes of each rank to the root, which holds S bytes then."""
+    """torch's gather: S/n bytes from each rank to the root, which then holds S bytes."""
     dist.gather(space.part, space.parts_at(root), group=space.group, group_dst=root)
 
 
 @_operation(_all_but_own)
 def scatter(space: Workspace, root: int) -> None:
-    """torch's scatter: S/n bytes to each rank of the root's S bytes."""
+    """torch's scatter: S/n of the root's S bytes to each rank."""
     dist.scatter(space.part, space.parts_at(root), group=space.group, group_src=root)
 
 
 @_operation(_all_but_own, second=True)
 def all_to_all(space: Workspace, root: int) -> None:
-    """torch's all-to-all: S bytes on every rank, S/n bytes of them to each."""
+    """torch's all-to-all: each rank sends S/n of its S bytes to every rank."""
     dist.all_to_all_single(space.even(space.second), space.even(), group=space.group)

@@ -1,4 +1,4 @@
-"""What a benchmark of collectives found: times, three kinds of bandwidth, a table, JSON."""
+"""The results of timing collectives: times, three kinds of bandwidth, fits, a table, JSON."""
 
 import json
 from collections.abc import Iterator
@@ -6,36 +6,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scratch_ddp.instruments.bandwidth.fit import AlphaBeta, fit, key
+from scratch_ddp.instruments.bandwidth.alpha_beta import AlphaBeta, fit, key
 from scratch_ddp.instruments.bandwidth.operations import OPERATIONS
-from scratch_ddp.instruments.sizes import format_size
-from scratch_ddp.instruments.timing import Spread, three_digits
+from scratch_ddp.instruments.sizes import format_size, three_digits
+from scratch_ddp.instruments.timing import Spread
 
-UNITS = (
+LEGEND = (
     "Sizes: 1 MiB = 2^20 bytes, 1 MB = 10^6. Times: median [quartiles] over the samples, of the slowest rank. "
-    "1 GB/s = 10^9 bytes a second, 1 GiB/s = 2^30. algbw = S/t, busbw = factor·S/t as in nccl-tests; "
+    "1 GB/s = 10^9 bytes per second, 1 GiB/s = 2^30. algbw = S/t, busbw = factor·S/t as in nccl-tests; "
     "2·S/t is what the write-up published, in GiB/s, though it says GB/s."
 )
-HEAD = (
-    "operation",
-    "ranks",
-    "backend",
-    "size",
-    "time, ms",
-    "calls",
-    "algbw, GB/s",
-    "busbw, GB/s",
-    "2·S/t, GB/s (GiB/s)",
-)
-WORDS = (HEAD.index("operation"), HEAD.index("backend"))
+HEAD = ("operation", "ranks", "backend", "size", "time, ms", "calls")
+HEAD += ("algbw, GB/s", "busbw, GB/s", "2·S/t, GB/s (GiB/s)")
+TEXT_COLUMNS = (HEAD.index("operation"), HEAD.index("backend"))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One operation at one size: `seconds` a call over `samples` samples of `calls` calls each.
+    """One operation at one size: `seconds` per call, over `samples` samples of `calls` calls each.
 
-    `size`: bytes asked for; `nbytes`: S, the bytes of the whole that were timed (see `Operation.nbytes`). Bandwidths in
-    bytes a second, of the median time.
+    `size`: the requested bytes; `nbytes`: S, the bytes that were timed (see `Operation.nbytes`). Bandwidths are bytes
+    per second of the median time.
     """
 
     operation: str
@@ -50,7 +41,7 @@ class Row:
 
     @property
     def algbw(self) -> float:
-        """S/t, "algorithm bandwidth": how fast the task is done, whatever has to be moved for it."""
+        """S/t, "algorithm bandwidth": how fast the operation is, regardless of the bytes it moves."""
         return self.nbytes / self.seconds.median
 
     @property
@@ -60,12 +51,11 @@ class Row:
 
     @property
     def published(self) -> float | None:
-        """2·S/t, for all-reduces: what a link carries if n is infinite. At 2 ranks it is twice what is carried."""
+        """2·S/t, for all-reduces alone: what a link carries for infinite n. For 2 ranks that is twice too much."""
         return 2 * self.algbw if self.operation.endswith("all_reduce") else None
 
     def as_dict(self) -> dict[str, Any]:
-        found = asdict(self)
-        return found | {"algbw": self.algbw, "busbw": self.busbw, "published": self.published}
+        return asdict(self) | {"algbw": self.algbw, "busbw": self.busbw, "published": self.published}
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,7 @@ class Results:
         return self.table()
 
     def of(self, operation: str = "all_reduce", ranks: int | None = None, backend: str | None = None) -> "Results":
-        """The rows of one operation; of one number of ranks or one backend only, where these are given."""
+        """The rows of one operation, and of one number of ranks or one backend where these are given."""
         wanted = [
             row
             for row in self.rows
@@ -96,14 +86,14 @@ class Results:
         return Results(tuple(wanted))
 
     def series(self) -> dict[str, "Results"]:
-        """The rows of each operation, backend and number of ranks, smallest size first, by `fit.key` of these."""
+        """The rows of each operation, backend and number of ranks, by their `key`, smallest size first."""
         found: dict[str, list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: row.size):
             found.setdefault(key(row.operation, row.backend, row.ranks), []).append(row)
         return {name: Results(tuple(rows)) for name, rows in sorted(found.items())}
 
     def fit(self) -> AlphaBeta:
-        """α and β of these rows, which must be of one series: T = α + β·S. Raises ValueError as `fit.fit` does."""
+        """Fit T = α + β·S to these rows, which must be one series. Raises ValueError as `alpha_beta.fit` does."""
         if len(self.series()) != 1:
             raise ValueError(
                 f"one line for {len(self.series())} series: choose one with .of(operation, ranks, backend)"
@@ -111,7 +101,7 @@ class Results:
         return fit([row.nbytes for row in self.rows], [row.seconds.median for row in self.rows])
 
     def fits(self) -> tuple[dict[str, AlphaBeta], dict[str, str]]:
-        """The fit of each series that has one, and why the others have none."""
+        """The fit of each series that has one, and for the others the reason why not."""
         found, missing = {}, {}
         for name, series in self.series().items():
             try:
@@ -121,18 +111,18 @@ class Results:
         return found, missing
 
     def table(self) -> str:
-        """A table of Markdown that is readable as text. An operation or backend that is every row's stands above it."""
+        """A Markdown table that reads well as text. An operation or backend common to all rows stands above it."""
         rows = [HEAD, *map(_cells, self.rows)]
-        above = [i for i in WORDS if len({row[i] for row in rows[1:]}) == 1]
+        above = [i for i in TEXT_COLUMNS if len({row[i] for row in rows[1:]}) == 1]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         shown = [i for i in range(len(HEAD)) if i not in above]
-        lines = [" | ".join(_padded(row[i], widths[i], i in WORDS) for i in shown) for row in rows]
+        lines = [" | ".join(_padded(row[i], widths[i], i in TEXT_COLUMNS) for i in shown) for row in rows]
         lines.insert(1, "-|-".join("-" * widths[i] for i in shown))
         table = "\n".join(f"| {line} |" if i != 1 else f"|-{line}-|" for i, line in enumerate(lines))
         return f"{', '.join(rows[1][i] for i in above)}:\n\n{table}" if above else table
 
     def save(self, path: Path | str, about: dict[str, Any] | None = None) -> None:
-        """Write all as JSON: seconds, bytes, bytes a second; `about` is added as it is."""
+        """Write rows and fits as JSON, in seconds, bytes and bytes per second; `about` is added unchanged."""
         fits, missing = self.fits()
         found = {
             **(about or {}),
@@ -162,6 +152,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _padded(cell: str, width: int, is_word: bool) -> str:
-    """Words to the left, numbers to the right."""
-    return cell.ljust(width) if is_word else cell.rjust(width)
+def _padded(cell: str, width: int, is_text: bool) -> str:
+    """Text to the left, numbers to the right."""
+    return cell.ljust(width) if is_text else cell.rjust(width)

@@ -1,7 +1,10 @@
-"""What training costs, by formula: bytes and seconds of communication, and bytes of memory."""
+"""Cost: forecasts by formula, in seconds and bytes.
 
-from scratch_ddp.common.tensors import MB
-from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, bucket_plan
+`wire`: the bytes, rounds and seconds of a collective. `step`: the seconds of a training step under each strategy.
+`bucket_size`: the best size of a bucket. `memory`: the bytes of a model's states under DDP and ZeRO.
+"""
+
+from scratch_ddp.instruments.cost.bucket_size import best_bucket, best_bucket_bytes, exposed_by_formula
 from scratch_ddp.instruments.cost.memory import (
     BF16_COMPUTE,
     FP32,
@@ -14,14 +17,11 @@ from scratch_ddp.instruments.cost.memory import (
     model_states,
     states_table,
 )
-from scratch_ddp.instruments.cost.overlap import (
+from scratch_ddp.instruments.cost.step import (
+    AllReduce,
     Backward,
     Forecast,
-    Message,
-    best_bucket,
-    best_bucket_bytes,
     bucketed,
-    exposed_seconds,
     flat,
     grouped,
     naive,
@@ -29,33 +29,7 @@ from scratch_ddp.instruments.cost.overlap import (
 )
 from scratch_ddp.instruments.cost.wire import Wire, ring_bytes, ring_rounds, transfer_seconds
 
-__all__ = [
-    "FIRST_BUCKET_MB",
-    "BF16_COMPUTE",
-    "FP32",
-    "MB",
-    "MIXED",
-    "STAGES",
-    "Backward",
-    "Forecast",
-    "Message",
-    "ModelStates",
-    "Precision",
-    "Wire",
-    "best_bucket",
-    "best_bucket_bytes",
-    "bucket_plan",
-    "bucketed",
-    "bytes_sent",
-    "exposed_seconds",
-    "flat",
-    "grouped",
-    "measured_states",
-    "model_states",
-    "naive",
-    "per_parameter",
-    "ring_bytes",
-    "ring_rounds",
-    "states_table",
-    "transfer_seconds",
-]
+__all__ = ["BF16_COMPUTE", "FP32", "MIXED", "STAGES", "AllReduce", "Backward", "Forecast", "ModelStates"]
+__all__ += ["Precision", "Wire", "best_bucket", "best_bucket_bytes", "bucketed", "bytes_sent"]
+__all__ += ["exposed_by_formula", "flat", "grouped", "measured_states", "model_states", "naive"]
+__all__ += ["per_parameter", "ring_bytes", "ring_rounds", "states_table", "transfer_seconds"]

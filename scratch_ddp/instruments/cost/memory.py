@@ -1,7 +1,7 @@
-"""What a rank holds for a model's states, and what it sends in a step: DDP, and the three stages of ZeRO.
+"""The bytes that a rank holds for a model's states and sends in a step: DDP and the three stages of ZeRO.
 
 Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models", SC 2020, sections 5 (memory) and 7 (communication). Activations and the library's own buffers come on top.
+Models", SC 2020, sections 5 (memory) and 7 (communication). Activations and the library's own buffers are extra.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields
 import torch
 
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-STATE_ELEMENTS = {"SGD": 0, "SGD with momentum": 1, "Adam": 2, "AdamW": 2}  # of optimizer state, for each parameter
+STATE_ELEMENTS = {"SGD": 0, "SGD with momentum": 1, "Adam": 2, "AdamW": 2}  # optimizer state per parameter
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes an element takes. `master`: a wide copy of narrow weights, 0 if there is none; `sent`: on the wire."""
+    """Bytes per element. `master`: of the wide copy of narrow weights, 0 without one; `sent`: on the wire."""
 
     weights: int
     gradients: int
@@ -26,18 +26,18 @@ class Precision:
 
 FP32 = Precision(weights=4, gradients=4, master=0, state=4, sent=4)
 MIXED = Precision(weights=2, gradients=2, master=4, state=4, sent=2)  # the paper's: 2 + 2 + 12 bytes under Adam
-BF16_COMPUTE = Precision(weights=4, gradients=4, master=0, state=4, sent=2)  # FSDP: narrow only where it computes
+BF16_COMPUTE = Precision(weights=4, gradients=4, master=0, state=4, sent=2)  # FSDP: narrow for computing alone
 
 
 @dataclass(frozen=True)
 class ModelStates:
-    """Bytes that one rank holds, by what they are for."""
+    """Bytes that one rank holds, by purpose."""
 
     weights: float
     gradients: float
     master: float
     optimizer: float
-    gathered: float = 0.0  # ZeRO-3, for a moment: whole weights and gradients of what computes
+    gathered: float = 0.0  # ZeRO-3, temporarily: whole weights and gradients of the part that computes
 
     @property
     def total(self) -> float:
@@ -52,25 +52,25 @@ def model_states(
     precision: Precision = FP32,
     gathered: int = 0,
 ) -> ModelStates:
-    """Bytes a rank holds between backward and step, on the average of the ranks.
+    """Bytes that a rank holds between backward and step, as the average over ranks.
 
-    Each stage shares out one thing more over the ranks: ZeRO-1 the optimizer's state and the master weights, ZeRO-2 the
-    gradients too, ZeRO-3 the weights too. `gathered`: under ZeRO-3, how many parameters are whole at the same time,
-    with their gradients, in the precision in which they are sent. Raises ValueError for a stage or an optimizer that is
-    not in STAGES or STATE_ELEMENTS, and for numbers that are no numbers of ranks or parameters.
+    Each stage shards more than the one before: ZeRO-1 the optimizer state and the master weights, ZeRO-2 the gradients
+    too, ZeRO-3 the weights too. `gathered`: under ZeRO-3, how many parameters are whole at the same time, with their
+    gradients, in the precision in which they are sent. Raises ValueError for a stage not in STAGES, an optimizer not in
+    STATE_ELEMENTS, and impossible numbers of ranks or parameters.
     """
     _check(parameters, ranks, stage)
     if optimizer not in STATE_ELEMENTS:
         raise ValueError(f"optimizer: {optimizer!r}; allowed are {', '.join(STATE_ELEMENTS)}")
     if gathered and stage != "ZeRO-3":
         raise ValueError(f"under {stage} all parameters are whole all the time: gathered must be 0")
-    shared_out = STAGES.index(stage)
+    level = STAGES.index(stage)
     share = parameters / ranks
     return ModelStates(
-        weights=precision.weights * (share if shared_out >= 3 else parameters),
-        gradients=precision.gradients * (share if shared_out >= 2 else parameters),
-        master=precision.master * (share if shared_out >= 1 else parameters),
-        optimizer=precision.state * STATE_ELEMENTS[optimizer] * (share if shared_out >= 1 else parameters),
+        weights=precision.weights * (share if level >= 3 else parameters),
+        gradients=precision.gradients * (share if level >= 2 else parameters),
+        master=precision.master * (share if level >= 1 else parameters),
+        optimizer=precision.state * STATE_ELEMENTS[optimizer] * (share if level >= 1 else parameters),
         gathered=2 * precision.sent * gathered,
     )
 
@@ -78,12 +78,12 @@ def model_states(
 def bytes_sent(
     parameters: int, ranks: int, stage: str, precision: Precision = FP32, free_after_forward: bool = True
 ) -> float:
-    """Bytes a rank sends in a step on a ring, on the average of the ranks: (n - 1)/n of all bytes, so many times.
+    """Bytes that a rank sends per step on a ring, as the average over ranks: a multiple of (n - 1)/n of all bytes.
 
-    DDP all-reduces the gradients: twice. ZeRO-1 behind such an all-reduce sends the weights from their owners to all:
-    three times. ZeRO-2 reduce-scatters the gradients, and sends the weights: twice, as DDP. ZeRO-3 gathers the weights
-    in forward and again in backward, if it has freed them in between, and reduce-scatters the gradients: three times.
-    Raises ValueError as `model_states` does.
+    DDP all-reduces the gradients: 2 times. ZeRO-1 all-reduces them too, then sends the weights from their owners: 3
+    times. ZeRO-2 reduce-scatters the gradients and sends the weights: 2 times, as DDP. ZeRO-3 gathers the weights in
+    forward, again in backward if it freed them in between, and reduce-scatters the gradients: 3 times. Raises
+    ValueError as `model_states` does.
     """
     _check(parameters, ranks, stage)
     passes = {"DDP": 2, "ZeRO-1": 3, "ZeRO-2": 2, "ZeRO-3": 3 if free_after_forward else 2}
@@ -91,9 +91,9 @@ def bytes_sent(
 
 
 def measured_states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelStates:
-    """Bytes that this rank's tensors really take: each storage once, however many tensors share it. No communication.
+    """Bytes that this rank's tensors take. A storage that several tensors share counts once. No communication.
 
-    Master weights that an optimizer keeps in its state count as optimizer state.
+    Master weights in an optimizer's state count as optimizer state.
     """
     parameters = list(model.parameters())
     state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
@@ -106,9 +106,9 @@ def measured_states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def states_table(held: Mapping[str, ModelStates], sent: Mapping[str, float], parameters: int, ranks: int) -> str:
-    """Measured beside formula, a line for each stage in `held`: MB held, and bytes sent for each byte that DDP sends.
+    """A table of measured and computed figures, one line per stage in `held`: MB held, and bytes sent relative to DDP.
 
-    `held` and `sent` (bytes a rank and step) are by stage, DDP among them; all in float32 under AdamW.
+    `held` and `sent` (bytes per rank and step) have stages as keys, DDP among them; all in float32 under AdamW.
     """
     names = ["weights", "gradients", "optimizer", "total", "(formula)", "sent", "(formula)"]
     lines = [" " * 7 + "".join(f"{name:>11}" for name in names)]

@@ -1,4 +1,4 @@
-"""What a collective puts on the wire, and how long that takes: T = α·P + β·n for P messages and n bytes.
+"""The bytes and rounds of a collective, and the seconds it takes: T = α·P + β·n for P messages and n bytes.
 
 Sources: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
 Distrib. Comput. 69 (2009), for the ring; the factors in PERFORMANCE.md of NVIDIA/nccl-tests; R. Hockney, "The
@@ -13,20 +13,20 @@ from numbers import Real
 def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = None) -> int:
     """Bytes that `rank` (of `n`, in the group) sends when the collective `call` runs on a ring.
 
-    `payload`: bytes of this rank's input: S for all_reduce and broadcast, the own chunk for all_gather and gather,
-    all n chunks together for reduce_scatter, all_to_all and the source of a scatter. `root`: the group rank of the
-    source or destination, where there is one.
+    `payload`: bytes of this rank's input: S for all_reduce and broadcast, the rank's own chunk for all_gather and
+    gather, all n chunks together for reduce_scatter, all_to_all and the source of a scatter. `root`: the group rank of
+    the source or destination, if the collective has one. Raises ValueError for an unknown collective.
     """
     if n == 1:
         return 0
     if call == "all_reduce":
-        return round(2 * (n - 1) * payload / n)  # a reduce-scatter, then an all-gather of the n-th parts
+        return round(2 * (n - 1) * payload / n)  # a reduce-scatter, then an all-gather of n parts
     if call == "all_gather":
         return (n - 1) * payload
     if call in ("reduce_scatter", "all_to_all"):
         return round((n - 1) * payload / n)
     if call == "broadcast":
-        return 0 if (rank + 1) % n == root else payload  # the last one on the ring hands nothing on
+        return 0 if (rank + 1) % n == root else payload  # the last rank on the ring passes nothing on
     if call in ("reduce", "gather"):
         return 0 if rank == root else payload
     if call == "scatter":
@@ -37,14 +37,14 @@ def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = No
 
 
 def ring_rounds(call: str, n: int) -> int:
-    """Messages one after the other until the collective `call` is through a ring of `n` ranks."""
+    """Messages that follow one another when the collective `call` runs on a ring of `n` ranks."""
     return (2 if call in ("all_reduce", "barrier") else 1) * (n - 1)
 
 
 def transfer_seconds(alpha: float, beta: float, calls: int, nbytes: float) -> float:
-    """Seconds that `calls` messages of `nbytes` bytes in all take, one after the other: α·P + β·n.
+    """Seconds for `calls` messages, one after the other, with `nbytes` bytes in total: α·P + β·n.
 
-    `alpha`: seconds a message; `beta`: seconds a byte. Raises ValueError if any of them is negative, infinite or NaN.
+    `alpha`: seconds per message; `beta`: seconds per byte. Raises ValueError if a value is negative, infinite or NaN.
     """
     refuse_unless_finite(alpha=alpha, beta=beta, calls=calls, nbytes=nbytes)
     return alpha * calls + beta * nbytes
@@ -52,10 +52,10 @@ def transfer_seconds(alpha: float, beta: float, calls: int, nbytes: float) -> fl
 
 @dataclass(frozen=True)
 class Wire:
-    """The link between `world_size` ranks, each of which sends over a wire of its own, one message at a time.
+    """What connects `world_size` ranks, each of which sends over a wire of its own, one message at a time.
 
-    A collective takes `alpha` seconds, `per_round` seconds for each of its rounds, and `beta` seconds for each byte
-    that a rank sends. Raises ValueError if a figure is negative, infinite or NaN, or there is no rank.
+    A collective takes `alpha` seconds, `per_round` seconds for each of its rounds, and `beta` seconds per byte that a
+    rank sends. Raises ValueError if a value is negative, infinite or NaN, or if there is no rank.
     """
 
     alpha: float
@@ -69,19 +69,19 @@ class Wire:
             raise ValueError(f"world_size must be a whole number of ranks, 1 or more, not {self.world_size!r}")
 
     def all_reduce(self, nbytes: float) -> float:
-        """Seconds that an all-reduce of `nbytes` bytes takes on a ring; 0 for a single rank."""
+        """Seconds for an all-reduce of `nbytes` bytes on a ring; 0 for a single rank."""
         return self.alpha_of_all_reduce + self.beta_of_all_reduce * nbytes
 
     @property
     def alpha_of_all_reduce(self) -> float:
-        """Seconds that an all-reduce takes however small it is."""
+        """Seconds that an all-reduce takes regardless of its size."""
         if self.world_size == 1:
             return 0.0
         return self.alpha + self.per_round * ring_rounds("all_reduce", self.world_size)
 
     @property
     def beta_of_all_reduce(self) -> float:
-        """Seconds for each byte of the tensor: β·2(n−1)/n, since a ring sends almost twice what it sums."""
+        """Seconds per byte of the tensor: β·2(n−1)/n, since a ring sends almost twice what it sums."""
         return self.beta * 2 * (self.world_size - 1) / self.world_size
 
 

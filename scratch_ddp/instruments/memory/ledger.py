@@ -1,9 +1,8 @@
-"""A ledger of one rank's memory: which elements it holds and how many it sends, moment by moment.
+"""A ledger of one rank's memory: which elements it holds and how many it sends, block by block.
 
-Nothing is taken on trust. A dispatch mode sees every tensor that an operation reads or makes inside a block; the ledger
-keeps a weak reference to its storage. What is held at the end of a block are the storages that are still alive, at the
-size that they have then. Names only say what a storage is called; what has no name is listed as "unnamed".
-For the bytes of a whole process see `instruments.memory`.
+The ledger observes; nothing is declared. A dispatch mode sees every tensor that an operation reads or makes inside a
+block, and the ledger keeps a weak reference to its storage. The rank holds the storages that are still alive at the end
+of the block, at the size that they have then. Names only label storages; those without a name are listed as "unnamed".
 """
 
 import contextlib
@@ -16,19 +15,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scratch_ddp.instruments.traffic import traffic
-from scratch_ddp.instruments.traffic.intercept import in_a_call
+from scratch_ddp.instruments.traffic.intercept import LightMode, in_a_call
 
 OTHER, UNNAMED = "other", "unnamed"
-LETTING_GO = 20  # milliseconds that a library's threads get for it
+_PATIENCE = 20  # milliseconds that a library's threads get to release tensors
 
 
 @dataclass(frozen=True)
 class Held:
-    """A storage, by the first name found for it. A view has its parent's storage, and so keeps all of it alive."""
+    """A storage under the first name found for it. A view shares its parent's storage and keeps all of it alive."""
 
     name: str
     kind: str
@@ -37,9 +35,9 @@ class Held:
 
 @dataclass(frozen=True)
 class Moment:
-    """The end of a block: what this rank holds then, and what it sent inside.
+    """The end of a block: what this rank holds then, and how many elements it sent inside.
 
-    `peak`: the most elements held at once inside the block, after any of its operations.
+    `peak`: the most elements held after any operation of the block.
     """
 
     name: str
@@ -48,7 +46,7 @@ class Moment:
     peak: int
 
     def elements(self, *kinds: str) -> int:
-        """Elements held in storages of these kinds; without kinds: in all."""
+        """Elements held in storages of these kinds; without kinds, in all storages."""
         return sum(each.elements for each in self.held if not kinds or each.kind in kinds)
 
     def __str__(self) -> str:
@@ -60,20 +58,20 @@ class Moment:
 
 
 class MemoryLedger:
-    """What this rank holds and sends.
+    """Records what this rank holds and sends.
 
     ```python
     m = SimpleNamespace(w1=…)                            # what this rank holds, by name
-    ledger = MemoryLedger(m, own="w1", borrowed="W1")    # kinds: names that are summed up together
+    ledger = MemoryLedger(m, own="w1", borrowed="W1")    # kinds: names that are added up together
     with ledger("gather W1"):
         m.W1 = gather(m.w1)
     print(ledger.moments[-1], ledger.sent, ledger.peak("own", "borrowed"))
     ```
-    `names` may hold tensors and lists of them. An element is `dtype.itemsize` bytes, whatever type a tensor has. What
-    is sent is counted by `traffic`: for torch's collectives by the ring's formula.
+    `names` may hold tensors and lists of them. An element is `dtype.itemsize` bytes, whatever dtype a tensor has. What
+    is sent is counted by `traffic`: for torch's collectives, by the formula for a ring.
 
     Not seen: what a library allocates inside one of its operations (gloo and NCCL copy some collectives' tensors), and
-    tensors that were made outside of every block and have neither a name nor a part in a block.
+    tensors that were made outside all blocks, have no name, and are not used in a block.
     """
 
     def __init__(self, names: SimpleNamespace, dtype: torch.dtype = torch.float64, **kinds: str):
@@ -83,19 +81,19 @@ class MemoryLedger:
         self._kinds = {name: kind for kind, text in kinds.items() for name in text.split()}
         if len(self._kinds) < len(self._order):
             twice = sorted({name for name in self._order if self._order.count(name) > 1})
-            raise ValueError(f"each name has one kind, but {', '.join(twice)} stands in two places")
+            raise ValueError(f"each name has one kind, but {', '.join(twice)} is given twice")
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._peak, self._block = 0, ""
 
     @contextlib.contextmanager
     def __call__(self, moment: str) -> Iterator[None]:
-        """Watch the block and take stock at its end. A block that raises leaves no moment."""
+        """Observe the block, and record a moment at its end. A block that raises leaves none."""
         if self._block:
             raise RuntimeError(f"{moment!r} begins inside {self._block!r}: moments come one after another")
         self._block, self._peak = moment, 0
         try:
             self._see(vars(self._names))
-            with traffic() as counted, _Watch(self._see):
+            with traffic() as counted, _Observer(self._see):
                 yield
             self._see(vars(self._names))
         finally:
@@ -110,7 +108,7 @@ class MemoryLedger:
         return sum(moment.sent for moment in self.moments)
 
     def peak(self, *kinds: str) -> int:
-        """The most elements held at once; of `kinds`: at the end of any block, without: after any operation."""
+        """The most elements held: of `kinds` at the end of any block, without kinds after any operation."""
         if unknown := set(kinds) - {*self._kinds.values(), OTHER}:
             known = ", ".join(dict.fromkeys([*self._kinds.values(), OTHER]))
             raise ValueError(f"no kind is called {', '.join(sorted(unknown))}; there are {known}")
@@ -122,9 +120,9 @@ class MemoryLedger:
         self._peak = max(self._peak, self._wait_for_threads(self._peak))
 
     def _wait_for_threads(self, expected: int) -> int:
-        """Return the bytes held. Where they are more than expected, the library's threads get a chance to run first:
-        they let go of a collective's tensors only a moment after it has ended."""
-        for _ in range(LETTING_GO):
+        """Return the bytes held. If they are more than expected, wait for the library's threads first: they release a
+        collective's tensors only shortly after it has ended."""
+        for _ in range(_PATIENCE):
             held = sum(storage.nbytes() for storage in self._storages)
             if held <= expected:
                 break
@@ -147,16 +145,12 @@ class MemoryLedger:
         return sum(storage.nbytes() for storage in storages) // self._itemsize
 
 
-class _Watch(TorchDispatchMode):
-    """Shows what every operation of this thread reads and makes; gloo's threads take the mode with them."""
+class _Observer(LightMode):
+    """Reports what every operation of this thread reads and makes. gloo's threads inherit the mode."""
 
     def __init__(self, see: Callable[[Any], None]):
         super().__init__()
         self._see, self._thread = see, threading.get_ident()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch imports its compiler, which takes seconds, at the first operation
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -166,6 +160,6 @@ class _Watch(TorchDispatchMode):
 
 
 def _storages(values: Any) -> set[torch.UntypedStorage]:
-    """Of the tensors in nested lists and dictionaries. One storage is one object, however often it is asked for."""
+    """The storages of all tensors in nested lists and dictionaries. torch returns the same object for one storage."""
     tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
     return {tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided}

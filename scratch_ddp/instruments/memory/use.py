@@ -1,7 +1,7 @@
-"""What torch's allocator hands out.
+"""`memory_use`: measure what torch's allocator hands out.
 
-The operating system's figure for a process (RSS) is of no use here: it moves by 20 % with what malloc keeps for later.
-The allocator's own events are exact to the byte, and include what torch allocates inside its operations.
+The operating system's figure for a process (RSS) varies by 20 % with what malloc keeps for later. The allocator's own
+events are exact to the byte, and include what torch allocates inside its operations.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from scratch_ddp.instruments.profiler import recording
 
 @dataclass
 class MemoryUse:
-    """What was allocated inside `memory_use()`; filled when the block ends."""
+    """What was allocated inside `memory_use()`. It is filled when the block ends."""
 
-    peak_bytes: int = 0  # the most that was held at any moment, above what was held when the block began
-    kept_bytes: int = 0  # held when the block ended, above what was held when it began; below 0 if it freed more
-    allocated_bytes: int = 0  # all that was handed out, also what was freed again
-    allocations: int = 0  # how many times
-    over_time: list[tuple[float, int]] = field(default_factory=list)  # (seconds, bytes held above the beginning)
+    peak_bytes: int = 0  # the most held at any time, above what was held at the start of the block
+    kept_bytes: int = 0  # held at the end of the block, above what was held at its start; negative if it freed more
+    allocated_bytes: int = 0  # all that was allocated, including what was freed again
+    allocations: int = 0  # how many allocations there were
+    over_time: list[tuple[float, int]] = field(default_factory=list)  # (seconds, bytes held above the start)
 
 
 @contextlib.contextmanager
@@ -36,17 +36,17 @@ def memory_use(device: torch.device | str | None = None) -> Iterator[MemoryUse]:
     """Measure what torch allocates on `device` inside the block. No communication.
 
     `device` is "cpu" or a GPU ("cuda:1"); None means the current GPU in a process that uses one, else main memory.
-    Bytes are those asked for on a CPU, and whole blocks of 512 bytes on a GPU. Counted is what the thread of the block
-    allocates, in Python and in C++; what another thread holds is seen at this thread's next allocation. A tensor that
-    is older than the block counts when it is freed, unless it is older than the import of this module.
-    Raises RuntimeError where torch's profiler is on already. Costs some microseconds an operation.
+    Bytes are the requested ones on a CPU, and whole blocks of 512 bytes on a GPU. Allocations of the block's own thread
+    are counted, in Python and in C++; memory that other threads hold is seen at this thread's next allocation. Freeing
+    a tensor that is older than the block counts, unless the tensor is older than the import of this module.
+    Raises RuntimeError where torch's profiler is on already. Costs some microseconds per operation.
     """
     device = _device(device)
     used = MemoryUse()
-    began = time.time_ns()
+    began = time.time_ns()  # the events count from 1970 too
     with contextlib.ExitStack() as stack:
         recorded = stack.enter_context(recording(profile_memory=True))
-        first = torch.empty(1, device=device)  # its event says what is held by now
+        first = torch.empty(1, device=device)  # its event tells what is held at the start
         try:
             yield used
         finally:
@@ -57,7 +57,7 @@ def memory_use(device: torch.device | str | None = None) -> Iterator[MemoryUse]:
 
 
 def _device(device: torch.device | str | None) -> torch.device:
-    """The device that is meant, a GPU with its number."""
+    """The device meant by `device`; a GPU with its number."""
     if device is None:
         device = "cuda" if torch.cuda.is_initialized() else "cpu"
     device = torch.device(device)
@@ -69,14 +69,14 @@ def _device(device: torch.device | str | None) -> torch.device:
 
 
 def _fill(used: MemoryUse, recorded: profile, device: torch.device, began: int) -> None:
-    """Read the allocator's events. `began` in nanoseconds since 1970, as the events have it."""
+    """Read the allocator's events. `began`: the start of the block in nanoseconds since 1970."""
     tree = recorded.profiler.kineto_results.experimental_event_tree()
     events = [event for event in traverse_dfs(tree) if event.tag == _EventType.Allocation]
     events = [event for event in events if event.typed[1].device == device]
     first, *events, last = sorted(events, key=lambda event: event.start_time_ns)
     at_first = first.typed[1].total_allocated
     for event in events:
-        size = event.typed[1].alloc_size  # negative where memory is given back
+        size = event.typed[1].alloc_size  # negative where memory is freed
         used.allocations += size > 0
         used.allocated_bytes += max(size, 0)
         held = event.typed[1].total_allocated - at_first
@@ -86,10 +86,10 @@ def _fill(used: MemoryUse, recorded: profile, device: torch.device, began: int) 
 
 
 def _track_from_now_on() -> None:
-    """Have torch note the size of every CPU allocation, so that freeing it later can be counted.
+    """Have torch record the size of every CPU allocation, so that freeing it later can be counted.
 
-    Otherwise it notes those made under its profiler alone. A setting of its C++ library without a name in Python; a
-    build that lacks it works too, and then does not count the freeing of tensors older than the block.
+    By default it records those made under its profiler alone. The setting belongs to torch's C++ library and has no
+    name in Python. A build without it works too, but does not count the freeing of tensors older than the block.
     """
     with contextlib.suppress(OSError, ValueError):
         library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / f"libc10.{_LIBRARY_SUFFIX}"))

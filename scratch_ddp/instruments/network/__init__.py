@@ -1,8 +1,8 @@
-"""A network on one machine: process groups whose operations take the time that a link would take.
+"""A simulated network on one machine: process groups whose operations take as long as they would on a real link.
 
-`linked_group` puts the ranks of a process group on a link, `lone_rank` lets one process stand for one rank of n. In
+`linked_group()` puts the ranks of a process group on a link. `lone_rank()` lets one process stand for one rank of n. In
 both, a collective or message takes α + bytes·β seconds, transfers queue at each rank as at a network card, and waiting
-for them uses no processor.
+uses no processor time. `PRESETS` are links with names and sources, such as "NVLink 4".
 """
 
 from scratch_ddp.instruments.network.link import PRESETS, Link, preset

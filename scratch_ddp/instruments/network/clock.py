@@ -1,8 +1,8 @@
-"""A clock for what is simulated, and sleeping by it: exact, also where the machine is busy, and idle meanwhile.
+"""The clock of the simulation, and sleeping by it: exact even on a busy machine, and without processor time.
 
-A thread wakes up later than it asked to: by some hundredths of a millisecond, on a busy machine by milliseconds. That
-is the machine's doing, not the link's. So each thread has a clock that is set back by as much as its last sleep was too
-long, and what follows is up to that much shorter: over several sleeps the errors don't add up.
+A thread wakes up later than it asked to, by some hundredths of a millisecond, on a busy machine by milliseconds. The
+link is not to blame for that. So each thread has a clock that is set back by as much as its last sleep was too long,
+and its next sleep is up to that much shorter. Over several sleeps the errors don't add up.
 """
 
 import ctypes
@@ -14,15 +14,15 @@ import torch
 
 from scratch_ddp.instruments.cost.wire import refuse_unless_finite
 
-_WAKING = 12e-6  # seconds that a thread at least takes to wake up
-_WATCH = 60e-6  # seconds before the moment, from which on it is watched for: waking may take longer
-_WATCH_SHARE = 0.04  # of the wait, so that short waits are not spent watching
-_MADE_UP_FOR = 0.02  # seconds, at most: who was stopped for a while is not to rush afterwards
+_WAKING = 12e-6  # seconds that a thread takes at least to wake up
+_SPIN = 60e-6  # seconds to spin before the end of a wait, since waking may take longer
+_SPIN_SHARE = 0.04  # of a wait at most, so that short waits don't spin all the time
+_MOST_LATE = 0.02  # seconds that are made up for at most: a process that was stopped for a while shall not rush
 _SET_TIMER_SLACK = 29  # of Linux, see prctl(2)
 
 
 class _Thread(threading.local):
-    """How late a thread is. Linux wakes threads up to 50 µs late, to wake several at once; here it must not."""
+    """How late this thread is. Linux wakes threads up to 50 µs late to wake several at once; this turns that off."""
 
     def __init__(self) -> None:
         self.late = 0.0
@@ -34,35 +34,32 @@ _thread = _Thread()
 
 
 def now() -> float:
-    """This thread's clock: seconds of time.monotonic, less those by which its last sleep was too long."""
+    """This thread's clock: seconds of time.monotonic, minus the seconds by which its last sleep was too long."""
     return time.monotonic() - _thread.late
 
 
 def sleep_until(moment: float) -> None:
     """Return when this thread's clock shows `moment`, or at once if it has passed.
 
-    In the main thread a signal whose handler raises, as Stop does, ends the sleep.
+    In the main thread, a signal whose handler raises (as Stop does) ends the sleep.
     """
     if moment <= now():
         return
     left = moment - time.monotonic()
     if left > 0:
-        time.sleep(max(0.0, left - _WAKING - min(_WATCH, _WATCH_SHARE * left)))
+        time.sleep(max(0.0, left - _WAKING - min(_SPIN, _SPIN_SHARE * left)))
     while (late := time.monotonic() - moment) < 0:
-        pass  # no yielding: on a busy machine that costs the processor for milliseconds
-    _thread.late = min(late, _MADE_UP_FOR)
-
-
-# FOLDED: A simulated processor beside the simulated link: what it computes is real, how long it takes is said.
+        pass  # without yielding: on a busy machine the thread would lose the processor for milliseconds
+    _thread.late = min(late, _MOST_LATE)
 
 
 def take_time(tensor: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
-    """Return the tensor `forward` seconds later; in backward its gradient is handed on `backward` seconds later.
+    """Return the tensor `forward` seconds later; in backward, pass its gradient on `backward` seconds later.
 
-    Around a layer's output it makes the layer take that long (beside its own computing), on any machine, and leaves the
-    processor to others meanwhile: `take_time(layer(x), 5e-3, 10e-3)`. Values and gradients are not changed. In backward
-    the time passes before the layer's own gradients are computed. Time is that of the link's clock (see `sleep`): what
-    one sleep was too long, the next is shorter. Raises ValueError for a time that is negative, infinite or NaN.
+    Around a layer's output it simulates a slower processor: `take_time(layer(x), 5e-3, 10e-3)` makes the layer take
+    that long in addition to its own computing, on any machine, and leaves the processor free meanwhile. Values and
+    gradients don't change. In backward the time passes before the layer's own gradients are computed. Seconds are those
+    of the clock above. Raises ValueError for a time that is negative, infinite or NaN.
     """
     refuse_unless_finite(forward=forward, backward=backward)
     return _TakesTime.apply(tensor, forward, backward)

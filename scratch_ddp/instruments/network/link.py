@@ -1,4 +1,8 @@
-"""What a link is: its seconds a message, its seconds a byte, its name, and where the figures come from."""
+"""A link: its seconds per message and per byte, its name, the source of its figures. Presets of real links.
+
+The presets' bandwidths are what vendors and standards state for one direction; real transfers are slower. Their
+latencies are those with which NCCL itself forecasts a ring (protocol "Simple"): one per call and one per round.
+"""
 
 from dataclasses import dataclass
 
@@ -9,9 +13,9 @@ from scratch_ddp.instruments.cost.wire import Wire, refuse_unless_finite
 class Link:
     """The wire at each rank. A collective or message takes `alpha` + rounds·`per_round` + bytes·`beta` seconds.
 
-    `alpha`: seconds a call; `beta`: seconds for each byte that a rank sends (or receives, if that is more);
-    `per_round`: seconds for each round of the algorithm, of which a ring's all-reduce among n ranks has 2(n−1) and a
-    message has one; `source`: where the figures come from. Raises ValueError if a figure is negative, infinite or NaN.
+    `alpha`: seconds per call; `beta`: seconds per byte that a rank sends (or receives, if that is more); `per_round`:
+    seconds per round of the algorithm, which is 2(n−1) rounds for an all-reduce on a ring of n ranks and one for a
+    message; `source`: where the figures come from. Raises ValueError if a figure is negative, infinite or NaN.
     """
 
     alpha: float
@@ -24,7 +28,7 @@ class Link:
         refuse_unless_finite(alpha=self.alpha, beta=self.beta, per_round=self.per_round)
 
     def seconds(self, nbytes: float, rounds: int = 0) -> float:
-        """How long the wire is taken by one collective or message."""
+        """Seconds for which one collective or message takes the wire."""
         return self.alpha + self.per_round * rounds + self.beta * nbytes
 
     def wire(self, world_size: int) -> Wire:
@@ -37,18 +41,13 @@ class Link:
         return f"{self.name or 'link'}: {self.alpha * 1e6:g} µs a call{round_}, {speed}"
 
 
-# FOLDED: Links with names, and where their figures come from.
-#
-# Bandwidths are what vendors and standards state for one direction, so real transfers are slower. Latencies are those
-# with which NCCL itself forecasts a ring (protocol "Simple"): some for a call, some for each round.
-
 _NCCL = "latencies: NVIDIA/nccl, src/graph/tuning.cc, ring with protocol Simple, a call and a round"
-_CALL = 8.4e-6  # seconds; a round depends on what it passes through
+_CALL = 8.4e-6  # seconds; those of a round depend on the hardware that it passes
 _NVLINK, _PCIE, _NETWORK = 3.4e-6, 5.7e-6, 14.0e-6
 
 
 def _by_bandwidth(name: str, gigabytes: float, per_round: float, source: str) -> Link:
-    """A link by its bandwidth in one direction, in 10⁹ bytes a second."""
+    """A link by its bandwidth in one direction, in 10⁹ bytes per second."""
     return Link(_CALL, 1e-9 / gigabytes, name, f"bandwidth: {source}; {_NCCL}", per_round)
 
 
@@ -79,9 +78,9 @@ PRESETS: dict[str, Link] = {link.name: link for link in _LINKS}
 
 
 def as_link(link: Link | str | None) -> Link | None:
-    """Return the link that is meant by a link, a preset's name, or None.
+    """Return the link meant by a Link, a preset's name or None.
 
-    Raises ValueError, listing the presets, for a name that is none, and TypeError for anything else.
+    Raises ValueError, listing the presets, for an unknown name, and TypeError for anything else.
     """
     if link is None or isinstance(link, Link):
         return link
@@ -91,7 +90,7 @@ def as_link(link: Link | str | None) -> Link | None:
 
 
 def preset(name: str) -> Link:
-    """Return the preset of that name. Raises ValueError, listing those there are, if there is none."""
+    """Return the preset of that name. Raises ValueError, listing all presets, if there is none."""
     try:
         return PRESETS[name]
     except KeyError:

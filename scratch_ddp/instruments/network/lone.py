@@ -1,4 +1,7 @@
-"""`lone_rank`: one process stands for one rank of n, so that a laptop feels what 64 ranks would."""
+"""`lone_rank`: one process stands for one rank of n, so that a laptop can time what a rank of 64 does.
+
+There are no peers: every other rank is taken to hold the same tensors.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.instruments.network.link import Link, as_link
-from scratch_ddp.instruments.network.linked import LinkedGroup, free_name, make_default, register
+from scratch_ddp.instruments.network.linked import LinkedGroup, register
 
-# FOLDED: What moves the data where there are no peers: every other rank is taken to hold the very same tensors.
+_BACKEND = "lone"
 
 
 class Done(dist.Work):
-    """An operation that was through at once."""
+    """An operation that has ended already."""
 
     def __init__(self, tensors: list[Any], source: int = 0):
         super().__init__()
@@ -59,10 +62,10 @@ def repeat_(tensor: torch.Tensor, op: dist.ReduceOp, times: int) -> torch.Tensor
     return tensor.mul_(times) if kind == dist.ReduceOp.SUM else tensor.pow_(times)
 
 
-class Alone:
-    """Has the methods of a process group of `size` ranks, and is one rank of it. Nothing is sent.
+class PeerlessGroup:
+    """One rank of a process group of `size` ranks, with the group's methods. Nothing is sent.
 
-    What depends on others' data alone, a receive or the output of a scatter from elsewhere, stays as it is.
+    Tensors that depend on other ranks alone (a receive, the output of a scatter from another root) stay unchanged.
     """
 
     _device_types: Sequence[torch.device] = ()  # no backend of its own
@@ -77,7 +80,7 @@ class Alone:
         return Done(tensors)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Done:
-        """As `allreduce` if this rank is the root, else nothing."""
+        """As `allreduce` if this rank is the root; otherwise nothing."""
         return self.allreduce(tensors, opts) if opts.rootRank == self._rank else Done(tensors)
 
     def broadcast(self, tensors: list[torch.Tensor], *_: Any) -> Done:
@@ -85,15 +88,15 @@ class Alone:
         return Done(tensors)
 
     def barrier(self, *_: Any, **__: Any) -> Done:
-        """Nothing: nobody is waited for."""
+        """Nothing: there is nobody to wait for."""
         return Done([])
 
     def send(self, tensors: list[torch.Tensor], *_: Any) -> Done:
-        """Nothing: nobody takes the tensors."""
+        """Nothing: nobody receives the tensors."""
         return Done(tensors)
 
     def recv(self, tensors: list[torch.Tensor], source: int, *_: Any) -> Done:
-        """Nothing: the tensors stay as they are."""
+        """Nothing: the tensors stay unchanged."""
         return Done(tensors, source)
 
     def recv_anysource(self, tensors: list[torch.Tensor], *_: Any) -> Done:
@@ -108,7 +111,7 @@ class Alone:
         return Done(outputs)
 
     def allgather_coalesced(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], *_: Any) -> Done:
-        """Copy all inputs into each list of outputs, one list a rank."""
+        """Copy all inputs into each list of outputs, one list per rank."""
         for copies in outputs:
             for copy, tensor in zip(copies, inputs, strict=True):
                 copy.copy_(tensor)
@@ -117,16 +120,16 @@ class Alone:
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, *_: Any) -> Done:
         """Fill the output with `size` copies of the tensor."""
         for copy in output.view(self._size, -1):
-            if copy.data_ptr() != tensor.data_ptr():  # it may be a part of the output
+            if copy.data_ptr() != tensor.data_ptr():  # the input may be part of the output
                 copy.copy_(tensor.view(-1))
         return Done([output])
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Done:
-        """As `allgather` if this rank is the root, else nothing."""
+        """As `allgather` if this rank is the root; otherwise nothing."""
         return self.allgather(outputs, inputs) if opts.rootRank == self._rank else Done(inputs)
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Done:
-        """Take this rank's part if it is the root; else the output stays as it is."""
+        """Copy this rank's part if it is the root; otherwise the output stays unchanged."""
         if opts.rootRank == self._rank:
             outputs[0].copy_(inputs[0][self._rank])
         return Done(outputs)
@@ -138,13 +141,13 @@ class Alone:
         return Done(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Done:
-        """The same for one tensor that is cut into `size` parts."""
+        """As `reduce_scatter`, for one tensor split into `size` parts."""
         output.view(-1).copy_(tensor.view(self._size, -1)[self._rank])
         repeat_(output, opts.reduceOp, self._size)
         return Done([output])
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], *_: Any) -> Done:
-        """Copy this rank's own part into every output: that is what its equals would send."""
+        """Copy this rank's own part into every output, since equal peers would send the same."""
         for output in outputs:
             output.copy_(inputs[self._rank])
         return Done(outputs)
@@ -152,7 +155,7 @@ class Alone:
     def all_to_all_single(
         self, output: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], sizes: list[int], *_: Any
     ) -> Done:
-        """The same for one tensor each way, cut as the sizes say, or evenly."""
+        """As `alltoall`, for one tensor each way, split by the sizes, or evenly."""
         outputs = output.split(out_sizes) if out_sizes else output.chunk(self._size)
         inputs = tensor.split(sizes) if sizes else tensor.chunk(self._size)
         self.alltoall(list(outputs), list(inputs))
@@ -172,7 +175,7 @@ class Alone:
             self.reduce_scatter_single(output, tensor, opts)
         return Done(outputs)
 
-    # torch's other names for the same operations
+    # other names that torch has for the same operations
     allreduce_coalesced = allreduce
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -181,50 +184,54 @@ class Alone:
     alltoall_base = all_to_all_single
 
 
-BACKEND = "lone"
-
-
 def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> LinkedGroup:
     """Return a process group of `world_size` ranks of which only `rank` exists: this process.
 
-    Every peer is taken to hold the very same tensors at the same time, which is right for timing and for averages of
-    equal gradients (AVG, MIN and MAX give them back bit for bit, SUM multiplies by `world_size`). Use it as a
-    `linked_group`. Without a default group it becomes the default one, until `dist.destroy_process_group()`; with one
-    it is a further group, whose absent ranks have numbers that nobody else has.
+    Every peer is taken to hold the same tensors at the same time, which is right for timing and for averages of equal
+    gradients: AVG, MIN and MAX return them bit for bit, SUM multiplies by `world_size`. Use the group like a
+    `linked_group`. If there is no default group it becomes the default, until `dist.destroy_process_group()`. Otherwise
+    it is an additional group, whose absent ranks have numbers that no other rank has.
 
-    An interrupt ends a wait at once and frees the link. torch's DDP waits in C++, where only a rank cell's Stop reaches
-    it; elsewhere Python sees the interrupt when that wait is over.
+    An interrupt ends a wait at once and frees the link. torch's DDP waits in C++, where only the Stop of a rank cell
+    reaches it; elsewhere Python handles the interrupt after that wait.
 
-    No communication. Raises ValueError for a world size below 1, a rank outside of it, an unknown preset.
+    No communication. Raises ValueError for a world size below 1, a rank outside it, or an unknown preset.
     """
     found = as_link(link)
     if not isinstance(world_size, int) or world_size < 1:
         raise ValueError(f"world_size must be a whole number of ranks, 1 or more, not {world_size!r}")
     if not isinstance(rank, int) or not 0 <= rank < world_size:
         raise ValueError(f"rank must be one of 0 to {world_size - 1}, not {rank!r}")
-    group = LinkedGroup(Alone(rank, world_size), rank, world_size, found)
+    group = LinkedGroup(PeerlessGroup(rank, world_size), rank, world_size, found)
     is_first = not dist.is_initialized()
     own_number = rank if is_first else dist.get_rank()
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    config = ",".join(f"{device}:{BACKEND}" for device in devices)
-    register(group, free_name("lone rank"), _numbers(world_size, rank, own_number), BACKEND, config, dist.HashStore())
+    config = ",".join(f"{device}:{_BACKEND}" for device in devices)
+    numbers = _global_ranks(world_size, rank, own_number)
+    register(group, _free_name(), numbers, _BACKEND, config, dist.HashStore())
     if is_first:
-        make_default(group)
+        dist.distributed_c10d._update_default_pg(group)
     else:
         group.follow(dist.group.WORLD)
     return group
 
 
-def _numbers(world_size: int, rank: int, own_number: int) -> list[int]:
-    """Global numbers of all ranks: `own_number` for the one that exists, others for the rest."""
+def _free_name() -> str:
+    """A name that no group has."""
+    taken = set(dist.distributed_c10d._world.pg_names.values())
+    return next(name for number in range(len(taken) + 1) if (name := f"lone rank {number}") not in taken)
+
+
+def _global_ranks(world_size: int, rank: int, own_number: int) -> list[int]:
+    """The global ranks of the group: `own_number` for the one that exists, other numbers for the rest."""
     others = (number for number in range(world_size + 1) if number != own_number)
     return [own_number if each == rank else next(others) for each in range(world_size)]
 
 
 def _create(store: dist.Store, rank: int, size: int, timeout: object) -> LinkedGroup:
-    """What torch calls for a further group among the ranks of a lone one."""
+    """Called by torch for a new group among the ranks of a lone one."""
     link = dist.group.WORLD.link if isinstance(dist.group.WORLD, LinkedGroup) else None
-    return LinkedGroup(Alone(rank, size), rank, size, link)
+    return LinkedGroup(PeerlessGroup(rank, size), rank, size, link)
 
 
-dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
+dist.Backend.register_backend(_BACKEND, _create, devices=["cpu", "cuda"])

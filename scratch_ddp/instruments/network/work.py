@@ -1,4 +1,4 @@
-"""An operation on a link: through when the group below is, and its transfer's time on the wire has passed."""
+"""An operation on a link: it ends when the group below is done and the transfer's time on the wire has passed."""
 
 import datetime
 import heapq
@@ -14,16 +14,14 @@ import torch.distributed as dist
 from scratch_ddp.instruments.network.clock import now, sleep_until
 from scratch_ddp.instruments.network.nic import Transfer
 
-# FOLDED: Calls functions at given moments, from a thread that lives only while there are some to call.
-
-_CLOSE = 2e-3  # seconds: up to here the thread can be told of an earlier moment, from here on it keeps to this one
+_CLOSE = 2e-3  # seconds before a call from which on the alarm's thread no longer listens for an earlier one
 
 
 class Alarm:
-    """For whoever can't sleep: C++ that waits for a future."""
+    """Calls functions at given times, for C++ code that waits for a future. Its thread lives while there are calls."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[float, int, Callable[[], None]]] = []  # a heap, by moment
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []  # a heap, by time
         self._number = itertools.count()
         self._changed = threading.Condition()
         self._runs = False
@@ -35,10 +33,10 @@ class Alarm:
             self._changed.notify()
             if not self._runs:
                 self._runs = True
-                threading.Thread(target=self._run, name="rings-at-transfers-ends", daemon=True).start()
+                threading.Thread(target=self._run, name="transfer-alarm", daemon=True).start()
 
     def ring_now(self) -> None:
-        """Call at once what has been asked for so far: nobody shall wait for it any more."""
+        """Make all calls at once, so that nobody waits for them any longer."""
         with self._changed:
             self._calls = [(0.0, number, call) for _, number, call in self._calls]
             heapq.heapify(self._calls)
@@ -58,11 +56,11 @@ class Alarm:
 
 
 class LinkedWork(dist.Work):
-    """`wait` sleeps; a thread takes part only where somebody asks for a future, as torch's DDP does.
+    """The work of one transfer. `wait` sleeps; a thread is needed only for a future, as torch's DDP asks for one.
 
-    `below`: the work of the group below; `settle`: called once that is through, learns from the peers when the
-    transfer really began; `give_up`: called where an exception ends the sleep, as an interrupt does; `free`: told of
-    the future, by whoever can end waits that hang in C++.
+    `below`: the work of the group below; `settle`: called once that has ended, to learn from the peers when the
+    transfer really began; `give_up`: called if an exception such as an interrupt ends the sleep; `free`: gets the
+    future, to end waits for it in C++ on Stop.
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class LinkedWork(dist.Work):
         self._future: torch.futures.Future | None = None
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Return when the transfer is through. Raises what the group below raises, or RuntimeError after `timeout`."""
+        """Return when the transfer has ended. Raises what the group below raises, or RuntimeError after `timeout`."""
         __tracebackhide__ = True  # in a rank cell learners see their own line, not this one
         if not timeout:  # torch passes 0 for "no limit of its own"
             self._below.wait()
@@ -91,7 +89,7 @@ class LinkedWork(dist.Work):
         self._below.wait(timeout)
         self._sleep_until(min(self._end(), limit))
         if self._end() > limit:
-            raise RuntimeError(f"{self._transfer.call}: not through after {timeout.total_seconds():g} s")
+            raise RuntimeError(f"{self._transfer.call}: has not ended after {timeout.total_seconds():g} s")
         return True
 
     def _sleep_until(self, moment: float) -> None:
@@ -118,37 +116,37 @@ class LinkedWork(dist.Work):
         return self._below._source_rank()
 
     def get_future(self) -> torch.futures.Future:
-        """A future that comes when the transfer is through, with the value of the one below."""
+        """A future that is done when the transfer has ended, with the value of the future below."""
         with self._lock:
             if self._future is not None:
                 return self._future
             self._future = torch.futures.Future()
         if self._free is not None:
             self._free(self._future)
-        self._below.get_future().add_done_callback(self._through_below)
+        self._below.get_future().add_done_callback(self._below_done)
         return self._future
 
-    def _through_below(self, below: torch.futures.Future) -> None:
+    def _below_done(self, below: torch.futures.Future) -> None:
         try:
             value = below.value()
         except Exception as error:
-            self._come(error=error)
+            self._finish(error=error)
         else:
-            self._alarm.at(self._end(), lambda: self._come(value))
+            self._alarm.at(self._end(), lambda: self._finish(value))
 
-    def _come(self, value: Any = None, error: Exception | None = None) -> None:
+    def _finish(self, value: Any = None, error: Exception | None = None) -> None:
         try:
             if error is not None:
                 self._future.set_exception(error)
             else:
-                self._below.wait()  # it is through; on a GPU, lets the stream wait for the copy back from main memory
+                self._below.wait()  # it has ended; on a GPU the stream then waits for the copy back from main memory
                 self._future.set_result(value)
         except RuntimeError:
-            if not self._future.done():  # else somebody has ended the wait in the meantime
+            if not self._future.done():  # otherwise Stop has ended the wait meanwhile
                 raise
 
     def _end(self) -> float:
-        """When the transfer's time on the wire has passed. Only asked once the group below is through."""
+        """When the transfer ends. Called only once the group below is done."""
         with self._lock:
             if self._settle is not None:
                 self._settle(self._below)

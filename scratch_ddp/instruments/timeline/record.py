@@ -1,4 +1,9 @@
-"""`timeline`: record what this rank computes and communicates, by torch's profiler and the simulated link."""
+"""`timeline`: record what this rank computes and communicates, by torch's profiler and the simulated link.
+
+The profiler does not record when the main thread waits for a collective or a message. So `Work.wait()` of every process
+group is replaced while a timeline is recorded: each synchronous call ends there too. Waits of torch's
+DistributedDataParallel inside C++ are not seen.
+"""
 
 import contextlib
 import functools
@@ -12,24 +17,67 @@ import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 
+from scratch_ddp.instruments.intervals import Interval
 from scratch_ddp.instruments.profiler import recording
 from scratch_ddp.instruments.timeline.phases import collective_spans, compute_spans, gpu_spans, operation_spans
-from scratch_ddp.instruments.timeline.spans import Interval, Span, Timeline
+from scratch_ddp.instruments.timeline.spans import Span, Timeline
+from scratch_ddp.instruments.traffic.intercept import with_subclasses
 
-# FOLDED: When this rank's main thread stood still and waited for a collective or a message.
-#
-# torch's profiler does not record it. Seen is waiting in Python, in `Work.wait()` of any process group, to which every
-# synchronous call comes as well; not what torch's DistributedDataParallel waits for inside C++.
+_MARK = "scratch_ddp.instruments.timeline"
+_GLOO_DELAY = 0.02  # seconds: a gloo thread records the end of its work shortly after the waiting thread continues
 
 
 @contextlib.contextmanager
-def noting_waits() -> Iterator[list[Interval]]:
-    """Note each wait of the thread that opens the block, in seconds of time.monotonic."""
+def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
+    """Record this rank's timeline inside the block; it is filled when the block ends.
+
+    The ranks of `group` (default: the default group) start together, so each of them must open a block.
+
+    ```python
+    with timeline(group) as recorded:
+        loss = model(batch)
+        loss.backward()
+        model.sync_gradients()
+    recorded.exposed_seconds()      # of this rank
+    recorded.save("step.json")      # a collective
+    timeline_chart({"": recorded.over_ranks()})
+    ```
+    Communication is what the simulated link carried if `group` is on one. Otherwise it is what gloo ran, from when one
+    of its threads took a collective up, or on a GPU, NCCL's kernels. Computing is recorded in the thread that opens the
+    block and in the backward passes that it starts. On a GPU it is the kernels, except on a simulated link, which has
+    the processor's clock alone. Each operation takes some microseconds longer. Costs a barrier, which is not recorded.
+    Raises RuntimeError where torch's profiler is on already.
+    """
+    group = group or (dist.group.WORLD if dist.is_initialized() else None)
+    recorded = Timeline(rank=dist.get_rank() if dist.is_initialized() else group.rank() if group else 0)
+    with contextlib.ExitStack() as stack:
+        profile = stack.enter_context(recording(record_shapes=True))
+        if group is not None:
+            dist.barrier(group=group)
+        waits = stack.enter_context(_waits_recorded())
+        with torch.profiler.record_function(_MARK):
+            pass  # marks which thread is ours
+        last_before = next(reversed(getattr(group, "transfers", [])), None)
+        recorded.start = time.monotonic()
+        try:
+            yield recorded
+        finally:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            recorded.end = time.monotonic()
+            time.sleep(_GLOO_DELAY)
+            stack.close()
+            _fill(recorded, profile.profiler.kineto_results.events(), waits, group, last_before)
+
+
+@contextlib.contextmanager
+def _waits_recorded() -> Iterator[list[Interval]]:
+    """Record each wait of the thread that opens the block, in seconds of time.monotonic."""
     waits: list[Interval] = []
     thread = threading.get_ident()
-    originals = [(cls, vars(cls)["wait"]) for cls in _with_subclasses(dist.Work) if "wait" in vars(cls)]
+    originals = [(cls, vars(cls)["wait"]) for cls in with_subclasses(dist.Work) if "wait" in vars(cls)]
     for cls, original in originals:
-        cls.wait = _noted(original, waits, thread)
+        cls.wait = _recorded_wait(original, waits, thread)
     try:
         yield waits
     finally:
@@ -37,7 +85,7 @@ def noting_waits() -> Iterator[list[Interval]]:
             cls.wait = original
 
 
-def _noted(original: Any, waits: list[Interval], thread: int) -> Callable[..., bool]:
+def _recorded_wait(original: Any, waits: list[Interval], thread: int) -> Callable[..., bool]:
     @functools.wraps(original)
     def wait(work: dist.Work, *args: Any, **kwargs: Any) -> bool:
         __tracebackhide__ = True
@@ -53,61 +101,8 @@ def _noted(original: Any, waits: list[Interval], thread: int) -> Callable[..., b
     return wait
 
 
-def _with_subclasses(cls: type) -> Iterator[type]:
-    yield cls
-    for subclass in cls.__subclasses__():
-        yield from _with_subclasses(subclass)
-
-
-_MARK = "scratch_ddp.instruments.timeline"
-_FINISHING = 0.02  # seconds: a thread of gloo notes the end of its work a moment after those who waited for it go on
-
-
-@contextlib.contextmanager
-def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
-    """Record this rank's timeline inside the block; it is filled when the block ends.
-
-    The ranks of `group` (default: the default group) begin together, so every one of them opens a block.
-
-    ```python
-    with timeline(group) as recorded:
-        loss = model(batch)
-        loss.backward()
-        model.sync_gradients()
-    recorded.exposed_seconds()      # of this rank
-    recorded.save("step.json")      # all ranks: each must call it
-    timeline_chart({"": recorded.over_ranks()})
-    ```
-    Communication is what a simulated link carries, where `group` is on one; else what gloo does, from when one of its
-    threads takes it up; on a GPU, NCCL's kernels. Computing is recorded in the thread that opens the block, and in the
-    backward passes that it starts; on a GPU it is the kernels, except on a simulated link, which knows the processor's
-    clock alone. Each operation takes some microseconds longer. Costs a barrier, which is not recorded. Raises
-    RuntimeError where torch's profiler is on already.
-    """
-    group = group or (dist.group.WORLD if dist.is_initialized() else None)
-    recorded = Timeline(rank=dist.get_rank() if dist.is_initialized() else group.rank() if group else 0)
-    with contextlib.ExitStack() as stack:
-        profile = stack.enter_context(recording(record_shapes=True))
-        if group is not None:
-            dist.barrier(group=group)
-        waits = stack.enter_context(noting_waits())
-        with torch.profiler.record_function(_MARK):
-            pass  # says which thread is ours
-        last_before = next(reversed(getattr(group, "transfers", [])), None)
-        recorded.start = time.monotonic()
-        try:
-            yield recorded
-        finally:
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-            recorded.end = time.monotonic()
-            time.sleep(_FINISHING)
-            stack.close()
-            _fill(recorded, profile.profiler.kineto_results.events(), waits, group, last_before)
-
-
 def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: Any, last_before: Any) -> None:
-    later = _since_1970() / 1e9  # as the profiler counts
+    later = _since_1970() / 1e9  # the profiler counts from 1970
     thread = next(event for event in events if event.name() == _MARK).start_thread_id()
     events = [event for event in events if event.start_ns() / 1e9 - later >= recorded.start]  # not our own barrier's
     cpu = [event for event in events if event.device_type() == DeviceType.CPU]
@@ -125,20 +120,20 @@ def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: A
 
 
 def _since_1970() -> float:
-    """Nanoseconds by which time.time is ahead of time.monotonic: the reading that was disturbed least of some."""
+    """Nanoseconds by which time.time is ahead of time.monotonic, from the least disturbed of 20 readings."""
     readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(20)]
-    before, there, after = min(readings, key=lambda reading: reading[2] - reading[0])
-    return there - (before + after) / 2
+    before, since_1970, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return since_1970 - (before + after) / 2
 
 
 def _is_ours(event: Any, thread: int) -> bool:
-    """Is it of the block's thread, or of a backward that autograd runs in a thread for a GPU?"""
+    """Whether it is of the block's thread, or of a backward that autograd runs in a thread for a GPU."""
     if event.name().startswith("gloo:") or event.is_async():
         return False
     return event.start_thread_id() == thread or event.name().startswith("autograd::engine::evaluate_function")
 
 
 def _transfers(group: Any, after: Any) -> list[Span]:
-    """What the simulated link carried after a transfer. One that nobody has waited for ends when it would end."""
+    """What the simulated link carried after the transfer `after`. Where nobody has waited, the end is a forecast."""
     latest_first = itertools.takewhile(lambda each: each is not after, reversed(group.transfers))
     return [Span(each.call, each.started, each.ended, each.nbytes, each.posted) for each in latest_first][::-1]

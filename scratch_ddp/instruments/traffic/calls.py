@@ -1,4 +1,4 @@
-"""A call as a process group gets it: which it is, how many bytes, among which ranks."""
+"""A call as a process group receives it: its name, its bytes, its ranks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# A group's method -> (the call's name, the position of the tensors that this rank puts in). The operators
-# c10d::<method>_ take them at the same position.
+# A group's method -> (the call's name, the position of this rank's input tensors). The operators c10d::<method>_ take
+# them at the same position.
 METHODS = {
     "send": ("send", 0),
     "recv": ("recv", 0),
@@ -39,18 +39,18 @@ METHODS = {
 
 @dataclass(eq=False)
 class Call:
-    """One call as the group got it. `rank` and `peer` are ranks in the group, `members` its global ranks."""
+    """One call as the group received it. `rank` and `peer` are ranks in the group, `members` its global ranks."""
 
     name: str
-    payload: int  # bytes of the tensors that this rank puts in; of a receive: of its buffer
+    payload: int  # bytes of this rank's input tensors; for a receive, of its buffer
     members: tuple[int, ...]
     rank: int
-    peer: int | None = None  # the other end of a message (None until wait() tells it), or the root of a collective
+    peer: int | None = None  # the other end of a message (None until wait() knows it), or the root of a collective
     tag: int = 0
 
 
 def read_method(method: str, group: dist.ProcessGroup, values: list) -> Call:
-    """Say what a call of the group's `method` with these arguments, in their order, asks for."""
+    """Describe a call of the group's `method` with these arguments, in their order."""
     name, position = METHODS[method]
     peer, tag = next((value.rootRank for value in values if hasattr(value, "rootRank")), None), 0
     if name in ("send", "recv"):
@@ -61,7 +61,7 @@ def read_method(method: str, group: dist.ProcessGroup, values: list) -> Call:
 
 
 def call_on(name: str, tensors: Any, group: dist.ProcessGroup, peer: int | None, tag: int) -> Call:
-    """A call of `name` on `group` into which this rank puts `tensors`, nested in any way."""
+    """A call of `name` on `group` with this rank's input `tensors`, which may be nested."""
     try:
         members = tuple(dist.get_process_group_ranks(group))
     except KeyError:  # a group that torch.distributed has not registered

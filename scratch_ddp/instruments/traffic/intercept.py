@@ -1,9 +1,9 @@
-"""Where traffic is seen: every call that reaches a process group, whoever makes it.
+"""How traffic is seen: every call that reaches a process group, whoever makes it, is reported to listeners.
 
-`torch.distributed.all_reduce`, under whatever name it was imported, ends in `group.allreduce(...)`. So while somebody
-listens, these methods are replaced on `ProcessGroup` and on its subclasses written in Python. C++ code (the reducer of
-DistributedDataParallel, functional collectives) calls the methods of such a subclass too, but goes past those of a
-plain group: there its calls are seen as operators, by a dispatch mode.
+`torch.distributed.all_reduce`, under whatever name it was imported, ends in `group.allreduce(...)`. So while there are
+listeners, these methods are replaced on `ProcessGroup` and on its subclasses written in Python. C++ code (the reducer
+of DistributedDataParallel, functional collectives) calls the methods of such a subclass too, but bypasses those of a
+plain group. There its calls are seen as operators, by a dispatch mode.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scratch_ddp.common import accounting
 from scratch_ddp.instruments.traffic.calls import METHODS, Call, call_on, read_method
 
-FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+_FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 
 class Listener(Protocol):
@@ -26,15 +26,15 @@ class Listener(Protocol):
     def waited(self, call: Call) -> None: ...
 
 
-_listeners: dict[object, Listener] = {}  # by a key of its own: listeners may be equal
+_listeners: dict[object, Listener] = {}  # by a key of their own, since listeners may be equal
 _replaced: list[tuple[type, str, Any]] = []
 _lock = threading.Lock()
-_open: weakref.WeakKeyDictionary[dist.Work, Call] = weakref.WeakKeyDictionary()  # calls whose wait() is yet to come
+_open: weakref.WeakKeyDictionary[dist.Work, Call] = weakref.WeakKeyDictionary()  # calls not yet waited for
 
 
 class _Thread(threading.local):
-    inside = False  # this thread is in a call that has been seen: what it causes further down is the same call
-    watched = False  # this thread's operators go through our mode
+    inside = False  # this thread is in a call that has been reported: calls further down belong to it
+    has_mode = False  # this thread's operators go through our dispatch mode
 
 
 _thread = _Thread()
@@ -42,42 +42,42 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell `listener` of every call that any thread makes inside the block; C++'s calls, of this thread only."""
+    """Report every call that any thread makes inside the block to `listener`; calls from C++, of this thread only."""
     key = object()
     with _lock:
         if not _listeners:
             _replace_methods()
-            accounting.counters.append(_tell_of_whole)
+            accounting.counters.append(_report_whole)
         _listeners[key] = listener
     try:
-        with _watched_operators():
+        with _operators_reported():
             yield
     finally:
         with _lock:
             del _listeners[key]
             if not _listeners:
-                accounting.counters.remove(_tell_of_whole)
+                accounting.counters.remove(_report_whole)
                 _restore_methods()
 
 
-def _tell_of_whole(name: str, payload: int, group: dist.ProcessGroup | None) -> None:
-    """Tell of a call that stands for others (`accounting.counted_as`)."""
+def _report_whole(name: str, payload: int, group: dist.ProcessGroup | None) -> None:
+    """Report a call that stands for others (`accounting.counted_as`)."""
     call = Call(name, payload, tuple(dist.get_process_group_ranks(group)), dist.get_rank(group))
-    _tell("started", call)
-    _tell("waited", call)
+    _report("started", call)
+    _report("waited", call)
 
 
 def _replace_methods() -> None:
-    for cls in _with_subclasses(dist.ProcessGroup):
+    for cls in with_subclasses(dist.ProcessGroup):
         for method in METHODS.keys() & vars(cls).keys():
-            _replace(cls, method, _seen_method)
-    for cls in _with_subclasses(dist.Work):
+            _replace(cls, method, _reported_method)
+    for cls in with_subclasses(dist.Work):
         if "wait" in vars(cls):
-            _replace(cls, "wait", _seen_wait)
+            _replace(cls, "wait", _reported_wait)
 
 
 def _replace(cls: type, name: str, wrap: Callable) -> None:
-    original = vars(cls)[name]  # not getattr: a builtin taken by getattr and put back would no longer bind
+    original = vars(cls)[name]  # not getattr: a builtin taken by getattr would no longer bind once put back
     _replaced.append((cls, name, original))
     setattr(cls, name, wrap(name, original))
 
@@ -87,49 +87,54 @@ def _restore_methods() -> None:
         setattr(*_replaced.pop())
 
 
-def _with_subclasses(cls: type) -> Iterator[type]:
+def with_subclasses(cls: type) -> Iterator[type]:
+    """The class, and all that inherit from it."""
     yield cls
     for subclass in cls.__subclasses__():
-        yield from _with_subclasses(subclass)
+        yield from with_subclasses(subclass)
 
 
-def _seen_method(method: str, original: Any) -> Callable:
-    def call_and_tell(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+def _reported_method(method: str, original: Any) -> Callable:
+    def call_and_report(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         run = original.__get__(group, type(group))
         if in_a_call():
             return run(*args, **kwargs)
         with _inside():
             work = run(*args, **kwargs)
         call = read_method(method, group, [*args, *kwargs.values()])
-        _tell("started", call)
+        _report("started", call)
         if work is None:
-            _tell("waited", call)
+            _report("waited", call)
         else:
             _open[work] = call
         return work
 
-    return call_and_tell
+    return call_and_report
 
 
-def _seen_wait(_: str, original: Any) -> Callable:
-    def wait_and_tell(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+def _reported_wait(_: str, original: Any) -> Callable:
+    def wait_and_report(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
         result = original.__get__(work, type(work))(*args, **kwargs)
         call = _open.pop(work, None)
         if call is not None:
             if call.name == "recv" and call.peer is None:
                 call.peer = work._source_rank()
-            _tell("waited", call)
+            _report("waited", call)
         return result
 
-    return wait_and_tell
+    return wait_and_report
 
 
-class _Operators(TorchDispatchMode):
-    """Sees the collectives that C++ calls on plain groups. Their waits are in C++ too: they count as waited for."""
+class LightMode(TorchDispatchMode):
+    """A dispatch mode at whose first operation torch does not import its compiler, which takes seconds."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch imports its compiler, which takes seconds, at the first operation
+        return False
+
+
+class _Operators(LightMode):
+    """Reports the collectives that C++ calls on plain groups. Their waits are in C++ too: they count as waited for."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = None if in_a_call() else _collective(func)
@@ -138,26 +143,26 @@ class _Operators(TorchDispatchMode):
         with _inside():
             result = func(*args, **(kwargs or {}))
         call = _read_operator(name, func, args, kwargs or {})
-        _tell("started", call)
-        _tell("waited", call)
+        _report("started", call)
+        _report("waited", call)
         return result
 
 
 @contextlib.contextmanager
-def _watched_operators() -> Iterator[None]:
-    if _thread.watched:
+def _operators_reported() -> Iterator[None]:
+    if _thread.has_mode:
         yield
         return
-    _thread.watched = True
+    _thread.has_mode = True
     try:
         with _Operators():
             yield
     finally:
-        _thread.watched = False
+        _thread.has_mode = False
 
 
 def in_a_call() -> bool:
-    """Is this thread inside a call that has been seen? What happens there is the library's doing."""
+    """Whether this thread is inside a call that is reported as a whole: calls from there are the library's own."""
     return _thread.inside or accounting.is_counted_as_another()
 
 
@@ -170,9 +175,9 @@ def _inside() -> Iterator[None]:
         _thread.inside = False
 
 
-def _tell(what: str, call: Call) -> None:
+def _report(event: str, call: Call) -> None:
     for listener in list(_listeners.values()):
-        getattr(listener, what)(call)
+        getattr(listener, event)(call)
 
 
 def _collective(func: Any) -> str | None:
@@ -180,7 +185,7 @@ def _collective(func: Any) -> str | None:
     if space == "c10d" and (found := METHODS.get(operator.removesuffix("_"))):
         return found[0]
     if space == "_c10d_functional":
-        return next((name for name in FUNCTIONAL if operator.startswith(name)), None)
+        return next((name for name in _FUNCTIONAL if operator.startswith(name)), None)
     return None
 
 

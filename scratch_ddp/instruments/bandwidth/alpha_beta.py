@@ -1,4 +1,4 @@
-"""T = α + β·S: what a message costs on this machine, fitted to measured times, and kept for later lessons."""
+"""T = α + β·S: what a message costs on this machine, fitted to measured times and kept for later lessons."""
 
 import json
 import math
@@ -9,16 +9,18 @@ from pathlib import Path
 
 import torch
 
-from scratch_ddp.instruments.timing import three_digits
+from scratch_ddp.instruments.cost.wire import refuse_unless_finite
+from scratch_ddp.instruments.sizes import three_digits
 
 FILE = "this_machine.json"
 
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """T(S) = alpha + beta·S, in seconds and seconds a byte, and how well it describes the times it was fitted to.
+    """T(S) = alpha + beta·S, in seconds and seconds per byte, and how well it describes the times it was fitted to.
 
-    `residuals`: (measured - fitted) / measured, one for each of `sizes`.
+    `residuals`: (measured - fitted) / measured, one for each of `sizes`. Raises ValueError if `alpha` or `beta` is
+    negative, infinite or NaN.
     """
 
     alpha: float
@@ -27,21 +29,20 @@ class AlphaBeta:
     residuals: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"{name} must be a finite number of seconds, 0 or more, not {getattr(self, name)}")
+        refuse_unless_finite(alpha=self.alpha, beta=self.beta)
 
     def seconds(self, size: float) -> float:
+        """Seconds for a message of `size` bytes, by the line."""
         return self.alpha + self.beta * size
 
     @property
     def worst(self) -> float:
-        """The largest residual, without its sign: 0.2 is a time that the line misses by 20 %."""
+        """The largest residual without its sign: 0.2 is a time that the line misses by 20 %."""
         return max(map(abs, self.residuals), default=0.0)
 
     @property
     def half_way(self) -> float:
-        """Bytes for which both terms are equal, so that half of the bandwidth 1/beta is reached."""
+        """Bytes at which both terms are equal: half of the bandwidth 1/beta is reached there."""
         return self.alpha / self.beta
 
     def __str__(self) -> str:
@@ -51,22 +52,22 @@ class AlphaBeta:
 
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
-    """The α and β with the least sum of squared relative residuals.
+    """Fit α and β to the times, with the least sum of squared relative residuals.
 
-    Relative, since with absolute ones the largest size alone would decide: 20 % of a second is more than all of what a
-    small message takes. Raises ValueError if there are fewer than three different sizes, if a figure is not positive
-    and finite, or if the line comes out with a negative α or β, which no message can have.
+    Relative, since absolute residuals of the largest size would outweigh all others: 20 % of a second is more than the
+    whole time of a small message. Raises ValueError if there are fewer than three different sizes, if a value is not
+    positive and finite, or if the fit has a negative α or β, which no message can have.
     """
     if len(sizes) != len(seconds):
         raise ValueError(f"{len(sizes)} sizes, but {len(seconds)} times")
     if len(set(sizes)) < 3:
-        raise ValueError(f"a line through {len(set(sizes))} sizes says nothing about the next one: measure 3 or more")
+        raise ValueError(f"{len(set(sizes))} sizes are too few for a line: measure 3 or more")
     for what, values in (("size", sizes), ("time", seconds)):
         if wrong := [value for value in values if not (value > 0 and math.isfinite(value))]:
             raise ValueError(f"a {what} must be positive and finite, not {wrong[0]}")
     size = torch.tensor(list(sizes), dtype=torch.float64)
     time = torch.tensor(list(seconds), dtype=torch.float64)
-    # (α + β·S) / T is to be 1 at each point. S is scaled so that both columns are of like magnitude.
+    # (α + β·S) / T shall be 1 at each point. S is scaled so that both columns have a similar magnitude.
     scale = float(size.max())
     columns = torch.stack([torch.ones_like(size), size / scale], dim=1) / time[:, None]
     alpha, beta = torch.linalg.lstsq(columns, torch.ones_like(time)[:, None], driver="gelsd").solution[:, 0].tolist()
@@ -82,28 +83,29 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
 
 
 def save_machine(fits: dict[str, AlphaBeta], folder: Path | str = ".") -> Path:
-    """Keep fits by their `key`, beside those kept before, in `this_machine.json`. Call it on one rank."""
+    """Add fits, by their `key`, to `this_machine.json`, and return its path. Call it on one rank."""
     path = Path(folder) / FILE
     kept = {key: asdict(found) for key, found in (_read(path) | fits).items()}
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    partial.replace(path)  # whole or not at all, also for a rank that reads meanwhile
+    partial.replace(path)  # atomic: a rank that reads meanwhile sees the old file or the new one
     return path
 
 
 def load_machine(
     operation: str = "all_reduce", ranks: int = 2, backend: str | None = None, folder: Path | str = "."
 ) -> AlphaBeta | None:
-    """What was measured on this machine, or None if nothing was. Without `backend`, gloo's, else any.
+    """Return the fit kept for this machine, or None if there is none. Without `backend`, that of gloo, else of any.
 
-    Raises ValueError if the file is there and can't be read.
+    Raises ValueError if the file exists and can't be read.
     """
     found = _read(Path(folder) / FILE)
-    backends = [backend] if backend else ["gloo", "watched", "nccl"]
+    backends = [backend] if backend else ["gloo", "interruptible", "nccl"]
     return next((found[key(operation, each, ranks)] for each in backends if key(operation, each, ranks) in found), None)
 
 
 def key(operation: str, backend: str, ranks: int) -> str:
+    """The name under which a fit is kept."""
     return f"{operation}, {backend}, {ranks} ranks"
 
 

@@ -1,4 +1,4 @@
-"""How good a classifier is: every item counted once, whatever the number of ranks."""
+"""`evaluate`: score a classifier on a split, with every item counted once for any number of ranks."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from scratch_ddp.training.data import Batches
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy, and F1 of class 1: 2·TP / (2·TP + FP + FN), 0 where there is no TP; `majority` is what a guess gets."""
+    """Accuracy, F1 of class 1 (2·TP / (2·TP + FP + FN), 0 without any TP), and the share of the majority class."""
 
     accuracy: float
     f1: float
@@ -21,9 +21,8 @@ class Score:
     items: int
 
     def __str__(self) -> str:
-        return (
-            f"accuracy {self.accuracy:.3f}, F1 {self.f1:.3f} ({self.items} items, majority class {self.majority:.3f})"
-        )
+        of = f"{self.items} items, majority class {self.majority:.3f}"
+        return f"accuracy {self.accuracy:.3f}, F1 {self.f1:.3f} ({of})"
 
 
 def score(table: torch.Tensor) -> Score:
@@ -34,10 +33,10 @@ def score(table: torch.Tensor) -> Score:
 
 
 def evaluate(model: nn.Module, batches: Batches) -> Score:
-    """Score the model on all items, each counted once; the same result on every rank that shares them.
+    """Score the model on all items, and return the same score on every rank that shares them.
 
-    The rank's share comes from `batches`; rows that only keep ranks in step are not counted. Costs one all-reduce of
-    four numbers if there is more than one rank. Raises RuntimeError if the items don't add up.
+    The rank's share comes from `batches`; rows that fill in to keep ranks in step are not counted. Costs one all-reduce
+    of four numbers if there is more than one rank. Raises RuntimeError if the counts don't add up to all items.
     """
     device = next(model.parameters()).device
     table = torch.zeros(2, 2, dtype=torch.int64)

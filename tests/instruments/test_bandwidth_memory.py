@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from scratch_ddp.instruments.bandwidth import room
-from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, memory
-from scratch_ddp.instruments.bandwidth.room import Place, free_memory, places, refuse_what_does_not_fit
-from scratch_ddp.instruments.sizes import UNITS, format_size, parse_size
-from scratch_ddp.instruments.timing import three_digits
+from scratch_ddp.instruments.bandwidth import free_memory as memory_module
+from scratch_ddp.instruments.bandwidth.free_memory import Place, check_fits, free_memory, places
+from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, memory_needed
+from scratch_ddp.instruments.sizes import UNITS, format_size, parse_size, three_digits
 from tests.ranks import run_ranks
 
 MIB, GIB = UNITS["MiB"], UNITS["GiB"]
@@ -45,18 +44,18 @@ def test_without_cgroups_the_machine_counts(tmp_path):
 def test_says_what_is_needed_and_what_would_fit():
     one_machine = [Place(1, 10 * GIB)] * 4
     with pytest.raises(ValueError) as refused:
-        refuse_what_does_not_fit([MIB, 3 * GIB, GIB], [2, 4], one_machine, lambda size, n: 2 * size)
+        check_fits([MIB, 3 * GIB, GIB], [2, 4], one_machine, lambda size, n: 2 * size)
     text = str(refused.value)
     assert "3 GiB on 4 ranks does not fit" in text and "need 24 GiB (6 GiB each)" in text
     assert "9 GiB may be used" in text and "1 MiB, 1 GiB would" in text and "about 1.12 GiB" in text
-    refuse_what_does_not_fit([GIB], [2, 4], one_machine, lambda size, n: 2 * size)
+    check_fits([GIB], [2, 4], one_machine, lambda size, n: 2 * size)
 
 
 def test_ranks_on_other_machines_have_memory_of_their_own():
     two_machines = [Place(1, 10 * GIB), Place(2, 10 * GIB), Place(1, 10 * GIB), Place(2, 10 * GIB)]
-    refuse_what_does_not_fit([2 * GIB], [4], two_machines, lambda size, n: 2 * size)
+    check_fits([2 * GIB], [4], two_machines, lambda size, n: 2 * size)
     with pytest.raises(ValueError, match="2 of them share"):
-        refuse_what_does_not_fit([3 * GIB], [4], two_machines, lambda size, n: 2 * size)
+        check_fits([3 * GIB], [4], two_machines, lambda size, n: 2 * size)
 
 
 def test_ranks_of_one_machine_know_that_they_share_it(monkeypatch):
@@ -65,7 +64,7 @@ def test_ranks_of_one_machine_know_that_they_share_it(monkeypatch):
     def look():
         import torch.distributed as dist
 
-        monkeypatch.setattr(room, "free_memory", lambda: 1000 + dist.get_rank())
+        monkeypatch.setattr(memory_module, "free_memory", lambda: 1000 + dist.get_rank())
         return places(torch.device("cpu"), None)
 
     first, second = run_ranks(2, look)
@@ -74,8 +73,8 @@ def test_ranks_of_one_machine_know_that_they_share_it(monkeypatch):
 
 def test_memory_of_several_operations_is_that_of_the_one_that_takes_most():
     chosen = [OPERATIONS[name] for name in ("all_reduce", "all_to_all", "all_gather")]
-    assert memory(chosen[:1], GIB, 2) == round(1.6 * GIB)  # the tensor, a part, a tenth
-    assert memory(chosen, GIB, 2) == round((1 + 0.5 + 1 + 1.1) * GIB)
+    assert memory_needed(chosen[:1], GIB, 2) == round(1.6 * GIB)  # the tensor, a part, a tenth
+    assert memory_needed(chosen, GIB, 2) == round((1 + 0.5 + 1 + 1.1) * GIB)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the benchmarks of training steps refuse before any rank is started (numbers: test_benchmark_option_types)."""
+"""What the benchmarks of training steps refuse before any rank is started (numbers: test_options)."""
 
 import sys
 

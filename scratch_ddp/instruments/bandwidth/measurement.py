@@ -1,6 +1,6 @@
-"""How long do collectives take? In a rank cell or a script, on every rank: `measure(["1KiB", "1MiB"], ["all_reduce"])`.
+"""`measure`: time collectives on the ranks of a process group, in a rank cell or a script.
 
-The command around it is in `collectives_command`.
+As a command on ranks of its own: `python -m scratch_ddp.benchmark collectives`.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from tqdm import tqdm
 from scratch_ddp.collectives.checked import agree, member_group
 from scratch_ddp.common.agreement import message_device, raise_everywhere
 from scratch_ddp.common.progress import shows_progress
-from scratch_ddp.instruments.bandwidth.operations import FLOAT, OPERATIONS, Operation, Workspace, memory
+from scratch_ddp.instruments.bandwidth.free_memory import check_fits, places
+from scratch_ddp.instruments.bandwidth.operations import FLOAT, OPERATIONS, Operation, Workspace, memory_needed
 from scratch_ddp.instruments.bandwidth.results import Results, Row
-from scratch_ddp.instruments.bandwidth.room import places, refuse_what_does_not_fit
 from scratch_ddp.instruments.sizes import format_size, parse_size
 from scratch_ddp.instruments.timing import Sample, interleaved, spread_of
 
 SIZES = ("1KiB", "10KiB", "100KiB", "1MiB", "10MiB", "100MiB", "1GiB")
-SAMPLE = 0.002  # seconds: shorter calls are timed several at once, or beginning together would weigh too much
-LEAST, MOST = 3, 50  # samples of a row
+SAMPLE = 0.002  # seconds: several shorter calls make one sample, or the ranks' common start would distort it
+LEAST, MOST = 3, 50  # samples per row
 
 
 def measure(
@@ -36,29 +36,29 @@ def measure(
     device: torch.device | str | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Results:
-    """Time `operations` (names of `operations.OPERATIONS`) on float32 tensors of each size, and return all rows.
+    """Time `operations` (names from OPERATIONS) on float32 tensors of each size, and return all rows.
 
-    Collective: every rank of `group` calls it with the same arguments, and gets the same rows. `sizes`: bytes, or texts
-    such as "10MiB". `ranks`: numbers of ranks, each of which is tried with the first so many; by default all.
-    `seconds`: about how long each row may take; there are at least three samples however long they take. `device`:
-    by default the GPU where the backend wants one, else the CPU.
+    Collective: every rank of `group` calls it with the same arguments and gets the same rows. `sizes`: bytes, or texts
+    such as "10MiB". `ranks`: numbers of ranks; each is measured on the first so many ranks; by default, on all.
+    `seconds`: about how long each row may take; it has at least three samples however long they take. `device`: by
+    default a GPU where the backend requires one, else the CPU.
 
-    Operations of one size take turns, after a warm-up; ranks begin each sample together; a sample's time is that of the
-    slowest rank. The root of a broadcast and the like goes round from call to call, so that no rank runs ahead.
+    Operations of one size take turns after a warm-up. The ranks start each sample together, and its time is that of the
+    slowest rank. The root of a broadcast and the like changes from call to call, so that no rank runs ahead.
 
-    Raises ValueError or TypeError, on every rank alike and before anything is timed: for wrong arguments, for ranks
-    that disagree, for what does not fit in memory (and says what would). RuntimeError if memory is refused later.
+    Raises ValueError or TypeError on every rank, before anything is timed: for wrong arguments, for ranks that
+    disagree, for sizes that do not fit in memory (saying which would). RuntimeError if an allocation fails later.
     """
     __tracebackhide__ = True
     plan = _Plan(sizes, operations, ranks, seconds, device, member_group(group))
     agree("measure", plan.check, plan.group)
-    plan.refuse_what_does_not_fit()
+    plan.check_fits()
     return Results(tuple(plan.run()))
 
 
 @dataclass
 class _Plan:
-    """The arguments of `measure`, which `check` replaces by what they mean."""
+    """The arguments of `measure`. `check` replaces them by their parsed values."""
 
     sizes: Iterable[int | str]
     operations: Sequence[str | Operation]
@@ -68,7 +68,7 @@ class _Plan:
     group: dist.ProcessGroup
 
     def check(self) -> dict:
-        """Return what must be the same on every rank. Raises TypeError or ValueError."""
+        """Parse the arguments and return those that must agree on all ranks. Raises TypeError or ValueError."""
         if isinstance(self.sizes, str) or isinstance(self.operations, str):
             raise TypeError('sizes and operations are lists, such as ["1MiB"] and ["all_reduce"]')
         self.sizes = list(dict.fromkeys(parse_size(size) for size in self.sizes))
@@ -91,14 +91,16 @@ class _Plan:
             raise ValueError("device: torch finds no GPU here; leave it out to measure on the CPU")
         return facts | {"device": self.device.type, "backend": _backend(self.group, self.device)}
 
-    def refuse_what_does_not_fit(self) -> None:
+    def check_fits(self) -> None:
+        """Raise ValueError on every rank unless all sizes fit in memory."""
         where = places(self.device, self.group)
-        refuse_what_does_not_fit(self.sizes, self.ranks, where, partial(memory, self.operations))
+        check_fits(self.sizes, self.ranks, where, partial(memory_needed, self.operations))
 
     def run(self) -> list[Row]:
+        """Measure, and return rank 0's rows on every rank."""
         rows: list[Row] = []
         hidden = not shows_progress(self.group.rank())
-        stays = not sys.stderr.isatty()  # in a cell it would leave an empty stripe behind
+        stays = not sys.stderr.isatty()  # in a cell a cleared bar would leave an empty line behind
         steps = [(n, size) for n in self.ranks for size in self.sizes]
         with tqdm(total=len(steps), disable=hidden, leave=stays, unit="size") as progress:
             for n in self.ranks:
@@ -112,7 +114,7 @@ class _Plan:
         return shared[0]
 
     def _rows(self, size: int, members: dist.ProcessGroup | None) -> list[Row]:
-        """Nothing on a rank that is not among the members; it takes part in the check all the same."""
+        """The rows of one size. A rank outside `members` returns none, but takes part in the check."""
         space, problem = None, None
         try:
             if members is not None:
@@ -135,7 +137,7 @@ def _counts(ranks: Sequence[int] | None, group: dist.ProcessGroup) -> list[int]:
 
 
 def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
-    """The backend that carries tensors of this device. Raises ValueError if the group has none."""
+    """The group's backend for tensors on this device. Raises ValueError if it has none."""
     backends = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
     if device.type not in backends:
         raise ValueError(f"device: the group ({dist.get_backend_config(group)}) carries no tensors of {device}")
@@ -144,7 +146,7 @@ def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
 
 @contextlib.contextmanager
 def _first_ranks(n: int, group: dist.ProcessGroup) -> Iterator[dist.ProcessGroup | None]:
-    """A group of the first n ranks, None elsewhere, for the time of the block."""
+    """Yield a group of the first n ranks, and None on the other ranks. The group is gone after the block."""
     if n == group.size():
         yield group
         return
@@ -171,7 +173,7 @@ def _timed(space: Workspace, size: int, operations: Sequence[Operation], seconds
     probe = take(calls, rounds=1, warm_up=1)
     if sum(samples[0].wall for samples in probe.values()) < seconds / 4:
         probe = take(calls, rounds=3, warm_up=0)
-    # The fastest says how many calls make a sample long enough, the middle one how many samples there is time for.
+    # The shortest probe decides how many calls make a sample, the median one how many samples there is time for.
     calls = {name: math.ceil(min(SAMPLE / min(_walls(probe[name])), 1000)) for name in calls}
     turn = sum(calls[name] * spread_of(_walls(probe[name])).median for name in calls)
     samples = take(

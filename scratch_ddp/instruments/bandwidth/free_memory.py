@@ -1,4 +1,4 @@
-"""Does it fit? Memory that is free on each rank's machine or GPU, and a refusal before anything is allocated."""
+"""Free memory on each rank's machine or GPU, and a check before anything is allocated: do all sizes fit?"""
 
 import hashlib
 import socket
@@ -13,26 +13,26 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.agreement import gather_rows
-from scratch_ddp.instruments.sizes import about, format_size
+from scratch_ddp.instruments.sizes import format_about, format_size
 
-USABLE = 0.9  # of what is free: the ranks themselves grow a little, and so do others
+USABLE = 0.9  # of the free memory: the ranks themselves grow a little, and so do other processes
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Place(NamedTuple):
-    """Memory that ranks share: a number for the machine or the GPU, the same on all its ranks, and the bytes free."""
+    """Memory that ranks share: a number that identifies the machine or GPU on all its ranks, and its free bytes."""
 
     number: int
     free: int
 
 
 def free_memory(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes of main memory that this process may still use: free on the machine, and within its cgroups' limits."""
+    """Bytes of main memory that this process may still use: free on the machine, and allowed by its cgroups."""
     return min([psutil.virtual_memory().available, *_left_in_cgroups(cgroups, own)])
 
 
 def _left_in_cgroups(cgroups: Path, own: Path) -> list[int]:
-    """Limit less use, for each group from the process's own up to the top (Linux; version 2, and the memory of 1)."""
+    """Limit minus use of each cgroup from the process's own up to the top (Linux; version 2, memory of version 1)."""
     left = []
     try:
         lines = own.read_text().splitlines()
@@ -57,7 +57,7 @@ def _left_in_cgroups(cgroups: Path, own: Path) -> list[int]:
 
 
 def _droppable(group: Path) -> int:
-    """Bytes of files kept in memory, which count as used and are given up when others need the room."""
+    """Bytes of cached files, which count as used but are dropped when memory is needed."""
     for line in (group / "memory.stat").read_text().splitlines():
         if line.startswith(("inactive_file ", "total_inactive_file ")):
             return int(line.split()[1])
@@ -65,9 +65,9 @@ def _droppable(group: Path) -> int:
 
 
 def places(device: torch.device, group: dist.ProcessGroup | None) -> list[Place]:
-    """Where each rank's tensors would lie, in rank order. Of ranks in one place, the smallest figure counts.
+    """Return where each rank's tensors would lie, in rank order. All ranks of a place get its smallest free figure.
 
-    Cost: one all-gather of 16 bytes a rank.
+    Costs one all-gather of 16 bytes per rank.
     """
     name = f"{socket.gethostname()} {uuid.getnode()}"
     if device.type == "cpu":
@@ -80,12 +80,12 @@ def places(device: torch.device, group: dist.ProcessGroup | None) -> list[Place]
     return [Place(number, min(free for other, free in rows if other == number)) for number, _ in rows]
 
 
-def refuse_what_does_not_fit(
+def check_fits(
     sizes: Sequence[int], counts: Sequence[int], where: Sequence[Place], memory: Callable[[int, int], int]
 ) -> None:
-    """Raise ValueError unless every size fits for every number of ranks, which are the first so many of `where`.
+    """Raise ValueError unless every size fits for every number of ranks (the first ones of `where`).
 
-    `memory(size, n)`: bytes that one rank of n needs. The text says what is needed, what is free and what would fit.
+    `memory(size, n)`: bytes that one rank of n needs. The error says what is needed, what is free and what would fit.
     """
     for n in sorted(counts, reverse=True):
         sharing = Counter(place.number for place in where[:n])
@@ -99,6 +99,7 @@ def refuse_what_does_not_fit(
             would = f"Of the sizes asked for, {', '.join(map(format_size, sorted(fitting)))} would. " if fitting else ""
             raise ValueError(
                 f"{format_size(max(sizes))} on {n} ranks does not fit: {together} of them share one machine or GPU and "
-                f"need {about(needed)} ({about(needed / together)} each), where {about(usable)} may be used "
-                f"({USABLE:.0%} of what is free). {would}The largest that fits is about {about(largest)}."
+                f"need {format_about(needed)} ({format_about(needed / together)} each), "
+                f"where {format_about(usable)} may be used ({USABLE:.0%} of what is free). "
+                f"{would}The largest that fits is about {format_about(largest)}."
             )

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from scratch_ddp.common.tensors import MB
-from scratch_ddp.instruments.cost import Backward, Wire, best_bucket, best_bucket_bytes, bucketed, exposed_seconds
+from scratch_ddp.instruments.cost import Backward, Wire, best_bucket, best_bucket_bytes, bucketed, exposed_by_formula
 
 CASES = [
     # alpha, seconds on the wire for all bytes, backward
@@ -23,10 +23,10 @@ def test_the_formula_is_the_minimum(alpha, all_bytes, seconds):
     n = 1000 * MB
     wire = Wire(alpha, all_bytes / n, 2)
     best = best_bucket_bytes(wire, n, seconds)
-    least = exposed_seconds(wire, n, seconds, best)
+    least = exposed_by_formula(wire, n, seconds, best)
     for factor in (0.25, 0.5, 0.9, 0.99, 1.01, 1.1, 2, 4):
         if best * factor <= n:
-            assert exposed_seconds(wire, n, seconds, best * factor) > least
+            assert exposed_by_formula(wire, n, seconds, best * factor) > least
 
 
 def test_in_balance_it_is_the_root_of_alpha_n_over_beta():
@@ -46,7 +46,7 @@ def test_ends_of_the_scale():
     assert best_bucket_bytes(Wire(1e-3, 1e-9, 1), 10**9, 1) == 0  # and for a rank alone there is none
     assert best_bucket_bytes(Wire(1e-3, 1e-9, 2), 10**9, 0) == 10**9  # nothing to hide behind: one message
     assert best_bucket_bytes(Wire(100, 1e-9, 2), 10**9, 1) == 10**9
-    assert exposed_seconds(Wire(1, 1, 2), 0, 1, 10) == 0
+    assert exposed_by_formula(Wire(1, 1, 2), 0, 1, 10) == 0
 
 
 @pytest.mark.parametrize("bad", [-1, math.inf, math.nan])
@@ -56,9 +56,9 @@ def test_bad_figures(bad):
     with pytest.raises(ValueError, match="seconds"):
         best_bucket_bytes(Wire(1, 1, 2), 1, bad)
     with pytest.raises(ValueError, match="bucket_bytes"):
-        exposed_seconds(Wire(1, 1, 2), 1, 1, bad)
+        exposed_by_formula(Wire(1, 1, 2), 1, 1, bad)
     with pytest.raises(ValueError, match="more than 0"):
-        exposed_seconds(Wire(1, 1, 2), 1, 1, 0)
+        exposed_by_formula(Wire(1, 1, 2), 1, 1, 0)
 
 
 @pytest.mark.parametrize(("alpha", "all_bytes", "seconds"), CASES)
@@ -68,7 +68,7 @@ def test_the_queue_gives_what_the_formula_says(alpha, all_bytes, seconds, grains
     backward = Backward.in_proportion([MB] * 1000, seconds)
     wire = Wire(alpha, all_bytes / backward.total_bytes, 2)
     exposed = bucketed(backward, wire, grains, first_mb=grains).exposed
-    assert exposed == pytest.approx(exposed_seconds(wire, backward.total_bytes, seconds, grains * MB), abs=1e-9)
+    assert exposed == pytest.approx(exposed_by_formula(wire, backward.total_bytes, seconds, grains * MB), abs=1e-9)
 
 
 def test_the_search_finds_the_formulas_size():
@@ -77,7 +77,7 @@ def test_the_search_finds_the_formulas_size():
         wire = Wire(alpha, all_bytes / backward.total_bytes, 2)
         size, forecast = best_bucket(backward, wire, first_mb=1000)
         by_formula = best_bucket_bytes(wire, backward.total_bytes, 1.0)
-        least = exposed_seconds(wire, backward.total_bytes, 1.0, by_formula)
+        least = exposed_by_formula(wire, backward.total_bytes, 1.0, by_formula)
         assert forecast.step == pytest.approx(1 + least, rel=0.002)
         assert 0.8 < size * MB / by_formula < 1.6  # the largest of those that are as good
 
@@ -97,5 +97,5 @@ def test_a_bucket_without_end():
     """As with BucketedDDP(model, math.inf): all that follows the first bucket travels at once."""
     backward, wire = Backward.in_proportion([MB] * 10, 1.0), Wire(1e-3, 1e-9, 2)
     assert bucketed(backward, wire, math.inf) == bucketed(backward, wire, 100)
-    assert [each.nbytes // MB for each in bucketed(backward, wire, math.inf).messages] == [1, 9]
-    assert [each.nbytes // MB for each in bucketed(backward, wire, math.inf, first_mb=math.inf).messages] == [10]
+    assert [each.nbytes // MB for each in bucketed(backward, wire, math.inf).all_reduces] == [1, 9]
+    assert [each.nbytes // MB for each in bucketed(backward, wire, math.inf, first_mb=math.inf).all_reduces] == [10]

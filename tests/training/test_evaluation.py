@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.training.data import Batches, tokenise
-from scratch_ddp.training.evaluate import Score, evaluate, score
+from scratch_ddp.training.evaluation import Score, evaluate, score
 from scratch_ddp.training.loop import seed_everything
 from scratch_ddp.training.models import build_small
 from tests.ranks import run_ranks
