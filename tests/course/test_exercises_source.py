@@ -4,8 +4,7 @@ import functools
 
 import pytest
 
-from scratch_ddp.course import examine
-from scratch_ddp.course import exercise
+from scratch_ddp.course import examine, exercise
 from scratch_ddp.course.exercise import Exercise, WrongAnswer, all_exercises
 from scratch_ddp.course.trial import Trial
 from tests.course.answers import define, on_ranks
