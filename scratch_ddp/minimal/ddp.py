@@ -108,7 +108,8 @@ class FlatDDP(DataParallel):
         if not self.do_sync:
             return
         parameters = self.trained()
-        flat = torch.cat([parameter.grad.flatten() for parameter in parameters]) / self.world_size
+        flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
+        flat /= self.world_size
         dist.all_reduce(flat, group=self.group)
         for parameter, mean in zip(parameters, flat.split([each.numel() for each in parameters]), strict=True):
             parameter.grad = mean.view_as(parameter)

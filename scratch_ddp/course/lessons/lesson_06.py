@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 from scratch_ddp.course.exercise import Exercise, WrongAnswer
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import difference
-from scratch_ddp.ddp import SimpleDistributedDataParallelism
+from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 
 
 def no_sync(model):
