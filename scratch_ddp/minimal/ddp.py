@@ -143,9 +143,9 @@ class Bucket:
 
     def __init__(self, parameters: list[nn.Parameter]):
         self.missing = set(parameters)  # whose gradients have not arrived in this step
-        self.flat = torch.zeros(sum(each.numel() for each in parameters), dtype=parameters[0].dtype)
-        self.flat = self.flat.to(parameters[0].device)
-        parts = self.flat.split([each.numel() for each in parameters])
+        sizes = [each.numel() for each in parameters]
+        self.flat = parameters[0].new_zeros(sum(sizes))
+        parts = self.flat.split(sizes)
         self.views = {each: part.view_as(each) for each, part in zip(parameters, parts, strict=True)}
 
 
