@@ -1,4 +1,8 @@
-"""One call of a learner's function on this rank: bounded in time, its output caught, whatever it raises kept."""
+"""One call of a learner's function on this rank: bounded in time, its output caught, its errors and messages noted.
+
+A message that nobody received, or a collective that some rank left out, stays in the process group, and the next cell
+takes it for its own. So each rank logs what it sends and receives, and `left_over` compares the logs of all ranks.
+"""
 
 import contextlib
 import io
@@ -7,12 +11,16 @@ import os
 import signal
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch.distributed as dist
+
+from scratch_ddp.course.wording import ranks, times
+from scratch_ddp.instruments.traffic.calls import Call
 
 SHOWN_LINES, SHOWN_WIDTH = 5, 160  # of what an answer prints
 
@@ -33,14 +41,14 @@ class Outcome:
 
 
 class TimeIsUp(BaseException):
-    """Raised inside the learner's code; not an Exception, so that `except Exception` lets it pass."""
+    """Raised inside the learner's code. Not an Exception, so that `except Exception` does not catch it."""
 
 
 def attempt(function: Callable, args: tuple, seconds: float) -> tuple[Any, Outcome]:
-    """Call the function; return (its result or None, how it ended). KeyboardInterrupt passes through.
+    """Call the function; return its result or None, and how it ended. KeyboardInterrupt passes through.
 
-    The limit works by a signal, so in the main thread only, and only where the code waits in Python: in a rank cell's
-    own process group, not inside gloo or NCCL themselves.
+    The limit is a signal. So it works in the main thread only, and only while the code computes or waits in Python: in
+    a rank cell's own process group, but not inside gloo or NCCL.
     """
     printed = _FirstLines()
     result, outcome = None, Outcome("returned")
@@ -52,7 +60,7 @@ def attempt(function: Callable, args: tuple, seconds: float) -> tuple[Any, Outco
                     result = function(*args)
             finally:
                 limit.running = False
-            if limit.rang:  # it caught the signal and went on
+            if limit.rang:  # the code caught the exception and went on
                 outcome = Outcome("unfinished")
     except KeyboardInterrupt:
         raise
@@ -83,7 +91,7 @@ def _time_limit(seconds: float) -> Iterator[_Limit]:
             raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, for code that catches it and goes on
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, for code that goes on
     try:
         yield limit
     finally:
@@ -93,7 +101,7 @@ def _time_limit(seconds: float) -> Iterator[_Limit]:
 
 @contextlib.contextmanager
 def _group_protected() -> Iterator[None]:
-    """The default process group belongs to all cells: refuse to destroy it. An answer's own groups are its own."""
+    """Refuse to destroy the default process group, which all cells share. An answer may destroy its own groups."""
     destroy = dist.destroy_process_group
 
     def refuse(group: dist.ProcessGroup | None = None) -> None:
@@ -109,7 +117,7 @@ def _group_protected() -> Iterator[None]:
 
 
 def _place(where: TracebackType | None, function: Callable) -> tuple[int | None, str]:
-    """The innermost line of the learner's own code: of the function's file, or of another cell (no file on disk)."""
+    """The innermost line of the learner's own code: in the function's file, or in another cell (no file on disk)."""
     own = getattr(getattr(function, "__code__", None), "co_filename", None)
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(where)]
     for file, line in reversed(frames):
@@ -126,7 +134,7 @@ def _in_short(error: BaseException) -> str:
 
 
 class _FirstLines(io.TextIOBase):
-    """Keeps the beginning of what is printed and counts the rest, so that a flood takes no memory."""
+    """Keeps the first lines that are printed and counts the others, so that a flood takes no memory."""
 
     def __init__(self) -> None:
         self._kept, self._line_ends, self._last = "", 0, "\n"
@@ -146,3 +154,57 @@ class _FirstLines(io.TextIOBase):
 
     def count(self) -> int:
         return self._line_ends + (self._last != "\n")
+
+
+class MessageLog:
+    """How often this rank sent to and received from each rank, and its collectives on all ranks, in order."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        self._collectives: list[str] = []
+        self._from_any_rank: set[Call] = set()
+
+    def started(self, call: Call) -> None:
+        if call.name == "send":
+            self._sent[call.members[call.peer]] += 1
+        elif call.name == "recv" and call.peer is None:
+            self._from_any_rank.add(call)
+        elif call.name == "recv":
+            self._received[call.members[call.peer]] += 1
+        elif len(call.members) == self._size:
+            self._collectives.append(call.name)
+
+    def waited(self, call: Call) -> None:
+        if call in self._from_any_rank and call.peer is not None:  # now it is known who sent it
+            self._from_any_rank.remove(call)
+            self._received[call.members[call.peer]] += 1
+
+    def as_fact(self) -> dict[str, Any]:
+        def by_peer(counts: Counter[int]) -> list[int]:
+            return [counts[peer] for peer in range(self._size)]
+
+        return {"sent": by_peer(self._sent), "received": by_peer(self._received), "collectives": self._collectives}
+
+
+def left_over(logs: list[dict[str, Any]]) -> str:
+    """What the ranks' logs say is still in the process group, in a sentence; "" if nothing is."""
+    for source, log in enumerate(logs):
+        for target, sent in enumerate(log["sent"]):
+            received = logs[target]["received"][source]
+            if sent > received:
+                return f"Rank {source} sent to rank {target} {times(sent)}, rank {target} received {times(received)}."
+            if sent < received:
+                return f"Rank {target} waits for a message that rank {source} never sent."
+    for rank, log in enumerate(logs):
+        if log["collectives"] != logs[0]["collectives"]:
+            return (
+                f"{ranks([0])} called {_names(logs[0]['collectives'])}, "
+                f"{ranks([rank]).lower()} {_names(log['collectives'])}."
+            )
+    return ""
+
+
+def _names(collectives: list[str]) -> str:
+    return ", ".join(f"{name} {times(number)}" for name, number in Counter(collectives).items()) or "no collective"

@@ -1,4 +1,9 @@
-"""What an exercise consists of, and where it is found by its name."""
+"""What an exercise is: a reference, what its stub, its answer and wrong answers are made from, and a test.
+
+The reference has its answer between two marker comments, `# answer: begin` and `# answer: end`. The learner gets the
+reference without what stands between the markers; `solution` shows it without the markers; a wrong answer is an edit
+of it. So none of them can drift away from the others.
+"""
 
 import ast
 import functools
@@ -11,84 +16,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from scratch_ddp.course import exercise as source
-
-# FOLDED: One source for stub, reference and wrong answers: the reference, with its answer between two marker comments.
-#
-# The learner gets the reference without what stands between the markers; `solution` shows it without the markers; a wrong
-# answer is an edit of it. So none of them can drift away from the others.
+if TYPE_CHECKING:
+    from scratch_ddp.course.trial import Trial
 
 YOUR_CODE = "raise NotImplementedError  # your code"
 _ANSWER = re.compile(r"^([ ]*)# answer: begin\n(.*?)^[ ]*# answer: end\n", re.MULTILINE | re.DOTALL)
-
-
-def reference_source(reference: Callable) -> str:
-    """The reference as it stands in the package, markers included, without decorators and flush left."""
-    text = textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
-    first = ast.parse(text).body[0].lineno  # of `def` or `class`, below the decorators
-    text = "".join(text.splitlines(keepends=True)[first - 1 :])
-    if not _ANSWER.search(text) or "# answer:" in _ANSWER.sub("", text):
-        raise ValueError(f"{reference.__name__}: the answer must stand between `# answer: begin` and `# answer: end`")
-    return text
-
-
-def stub(reference: Callable) -> str:
-    """What the learner starts from: signature, docstring, whatever is outside of the markers, and where to write."""
-    return _ANSWER.sub(lambda found: f"{found[1]}{YOUR_CODE}\n", reference_source(reference))
-
-
-def answer(reference: Callable) -> str:
-    """The reference as a learner might have written it: without the markers."""
-    return _ANSWER.sub(lambda found: found[2], reference_source(reference))
-
-
-def edited(reference: Callable, edits: dict[str, str]) -> str:
-    """The answer with each key replaced by its value. A key that does not stand in it exactly once is refused."""
-    text = reference_source(reference)
-    found = _ANSWER.search(text)
-    body = found[2]
-    for old, new in edits.items():
-        if body.count(old) != 1:
-            raise ValueError(f"{reference.__name__}: {old!r} stands {body.count(old)} times in the answer, not once")
-        body = body.replace(old, new)
-    return text[: found.start()] + body + text[found.end() :]
-
-
-def rewritten(reference: Callable, body: str) -> str:
-    """The stub with `body` where the learner writes, indented as it has to be."""
-
-    def fill(found: re.Match) -> str:
-        return textwrap.indent(textwrap.dedent(body).strip("\n"), found[1]) + "\n"
-
-    return _ANSWER.sub(fill, reference_source(reference))
-
-
-def is_stub(function: Callable, reference: Callable) -> bool:
-    """Whether `function` still does exactly what the stub does: its comments and its docstring may differ."""
-    try:
-        written = textwrap.dedent(inspect.getsource(function))
-        return _meaning(written) == _meaning(stub(reference))
-    except (OSError, TypeError, SyntaxError):  # no source to read: the call will tell
-        return False
-
-
-def _meaning(text: str) -> str:
-    definition = ast.parse(text).body[0]
-    if ast.get_docstring(definition) is not None:
-        definition.body = definition.body[1:]
-    return ast.dump(definition)
-
-
-if TYPE_CHECKING:
-    from scratch_ddp.course.trial import Trial
 
 
 @dataclass(frozen=True)
 class WrongAnswer:
     """An answer that must be refused at 4 ranks: by which criterion, and with which words in that criterion's line.
 
-    `edits` change the reference's answer (each old text stands in it exactly once); `body` takes the whole answer's
-    place where a mistake is not an edit. `also` are criteria that fail with it; all others hold.
+    `edits` change the reference's answer (each old text stands in it exactly once); `body` replaces the whole answer
+    where a mistake is not an edit. `also` are criteria that fail with it; all others hold.
     """
 
     mistake: str
@@ -103,8 +43,8 @@ class WrongAnswer:
 class Exercise:
     """A function that learners write, known by its name.
 
-    `reference` holds the answer between the markers of `exercises.source`; `examine` calls the learner's function
-    through a Trial and states the criteria; `given` are the imports that the stub's cell begins with.
+    `reference` holds the answer between the markers; `examine` calls the learner's function through a Trial and states
+    the criteria; `given` are the imports that the stub's cell begins with.
     """
 
     reference: Callable[..., Any]
@@ -117,15 +57,15 @@ class Exercise:
         return self.reference.__name__
 
     def stub_cell(self) -> str:
-        return self._cell(source.stub(self.reference))
+        return self._cell(stub(self.reference))
 
     def answer_cell(self) -> str:
-        return self._cell(source.answer(self.reference))
+        return self._cell(answer(self.reference))
 
     def wrong_cell(self, wrong: WrongAnswer) -> str:
         if wrong.body:
-            return self._cell(source.rewritten(self.reference, wrong.body))
-        return self._cell(source.edited(self.reference, wrong.edits))
+            return self._cell(rewritten(self.reference, wrong.body))
+        return self._cell(edited(self.reference, wrong.edits))
 
     def _cell(self, definition: str) -> str:
         return (f"{self.given.strip()}\n\n\n" if self.given else "") + definition.rstrip("\n")
@@ -146,7 +86,7 @@ def all_exercises() -> dict[str, Exercise]:
 
 
 def exercise_of(function: Any) -> Exercise:
-    """The exercise that a learner's function answers. Raises TypeError or ValueError saying what it takes."""
+    """The exercise that a learner's function answers. Raises TypeError or ValueError that says what is accepted."""
     if not callable(function) or not hasattr(function, "__name__"):
         raise TypeError(f"give the function itself, as in check(tree_broadcast), not {type(function).__name__}")
     try:
@@ -154,3 +94,60 @@ def exercise_of(function: Any) -> Exercise:
     except KeyError:
         names = ", ".join(all_exercises())
         raise ValueError(f"no exercise is called {function.__name__!r}; there are {names}") from None
+
+
+def reference_source(reference: Callable) -> str:
+    """The reference as it stands in the package, markers included, without decorators and not indented."""
+    text = textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
+    first = ast.parse(text).body[0].lineno  # of `def` or `class`, below the decorators
+    text = "".join(text.splitlines(keepends=True)[first - 1 :])
+    if not _ANSWER.search(text) or "# answer:" in _ANSWER.sub("", text):
+        raise ValueError(f"{reference.__name__}: the answer must stand between `# answer: begin` and `# answer: end`")
+    return text
+
+
+def stub(reference: Callable) -> str:
+    """What the learner starts from: the reference, with a place to write where its answer stands."""
+    return _ANSWER.sub(lambda found: f"{found[1]}{YOUR_CODE}\n", reference_source(reference))
+
+
+def answer(reference: Callable) -> str:
+    """The reference as a learner might have written it: without the markers."""
+    return _ANSWER.sub(lambda found: found[2], reference_source(reference))
+
+
+def edited(reference: Callable, edits: dict[str, str]) -> str:
+    """The answer with each key replaced by its value. Raises ValueError unless each key stands in it exactly once."""
+    text = reference_source(reference)
+    found = _ANSWER.search(text)
+    body = found[2]
+    for old, new in edits.items():
+        if body.count(old) != 1:
+            raise ValueError(f"{reference.__name__}: {old!r} stands {body.count(old)} times in the answer, not once")
+        body = body.replace(old, new)
+    return text[: found.start()] + body + text[found.end() :]
+
+
+def rewritten(reference: Callable, body: str) -> str:
+    """The stub with `body`, indented as needed, where the learner writes."""
+
+    def fill(found: re.Match) -> str:
+        return textwrap.indent(textwrap.dedent(body).strip("\n"), found[1]) + "\n"
+
+    return _ANSWER.sub(fill, reference_source(reference))
+
+
+def is_stub(function: Callable, reference: Callable) -> bool:
+    """Whether `function` still does exactly what the stub does; its comments and its docstring may differ."""
+    try:
+        written = textwrap.dedent(inspect.getsource(function))
+        return _meaning(written) == _meaning(stub(reference))
+    except (OSError, TypeError, SyntaxError):  # no source to read: the call will tell
+        return False
+
+
+def _meaning(text: str) -> str:
+    definition = ast.parse(text).body[0]
+    if ast.get_docstring(definition) is not None:
+        definition.body = definition.body[1:]
+    return ast.dump(definition)

@@ -1,18 +1,23 @@
-"""Facts exchanged among all ranks over the store: it goes on working when the process group is stuck or spoiled."""
+"""What goes on working whatever an answer does to the process group.
+
+All ranks meet and exchange facts over the store, which does not need the group. And the default group, in which an
+answer is checked since learners forget `group`, is one that can be interrupted and renewed.
+"""
 
 import contextlib
 import json
 import time
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
 
 from scratch_ddp.cells.rank import interruptible_group
 
-_consumed: dict[int, str] = {}  # by rank: the last arrival that a meeting of this process has used
+_used: dict[int, str] = {}  # by rank: the last token that a meeting of this process has used
+_stand_ins: "weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]" = weakref.WeakKeyDictionary()
 
 
 class RanksMissing(TimeoutError):
@@ -26,8 +31,8 @@ class RanksMissing(TimeoutError):
 class Meeting:
     """All ranks of the default group, until `close`. Collective; raises RanksMissing after `seconds`.
 
-    Ranks may come to meetings unequally often (a cell that ran on some ranks only). So a meeting is not numbered but
-    named by its arrivals: each rank leaves a fresh token, and takes it away when it gives up or goes.
+    A rank may have tried to meet more often than another, in a cell that ran on some ranks only. So meetings are not
+    counted. Each rank leaves a fresh token, and withdraws it when it gives up or goes; the tokens name the meeting.
     """
 
     def __init__(self, seconds: float):
@@ -47,16 +52,16 @@ class Meeting:
     def _gather_arrivals(self, seconds: float) -> str:
         tokens: dict[int, str] = {}
 
-        def all_here() -> list[int]:
+        def missing() -> list[int]:
             for rank in range(self.size):
                 if rank not in tokens and self.store.check([self._arrival(rank)]):
                     token = self.store.get(self._arrival(rank)).decode()
-                    if token != "gone" and token != _consumed.get(rank):
+                    if token != "gone" and token != _used.get(rank):
                         tokens[rank] = token
             return [rank for rank in range(self.size) if rank not in tokens]
 
-        _wait_until_none(all_here, seconds)
-        _consumed.update(tokens)
+        _wait_until_none(missing, seconds)
+        _used.update(tokens)
         return ".".join(tokens[rank] for rank in range(self.size))
 
     def exchange(self, fact: Any, seconds: float) -> list[Any]:
@@ -71,8 +76,8 @@ class Meeting:
         self.store.set(self._arrival(self.rank), "gone")
 
 
-def _wait_until_none(missing: Any, seconds: float) -> None:
-    """Poll in Python, where an interrupt is seen at once; the store's own wait is not interruptible."""
+def _wait_until_none(missing: Callable[[], list[int]], seconds: float) -> None:
+    """Poll in Python, where an interrupt takes effect at once; the store's own wait can't be interrupted."""
     deadline, pause = time.monotonic() + seconds, 0.0005
     while left := missing():
         if time.monotonic() > deadline:
@@ -81,27 +86,19 @@ def _wait_until_none(missing: Any, seconds: float) -> None:
         pause = min(pause * 1.5, 0.02)
 
 
-# FOLDED: Keep the default process group usable whatever an answer does in it.
-#
-# An answer is checked in the default group, since learners forget `group`. Only a watched group (that of rank cells) lets
-# go of a rank that waits in it. So where the default group is another one, a watched twin stands in for it meanwhile.
-
-_twins: "weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]" = weakref.WeakKeyDictionary()
-
-
 @contextlib.contextmanager
 def interruptible_default_group() -> Iterator[None]:
-    """Inside, the default group is one that a signal can interrupt. Collective.
+    """Make the default group one whose waits a signal can end: where it is another, one stands in for it. Collective.
 
-    Groups and meshes made before stay what they are: in those, plain gloo or NCCL is not bounded.
+    Other groups, and meshes, stay as they are: a wait inside plain gloo or NCCL is not ended.
     """
     default = dist.group.WORLD
     if dist.get_backend() == interruptible_group.BACKEND:
         yield
         return
-    if default not in _twins:
-        _twins[default] = dist.new_group(backend=interruptible_group.BACKEND)
-    dist.distributed_c10d._update_default_pg(_twins[default])
+    if default not in _stand_ins:
+        _stand_ins[default] = dist.new_group(backend=interruptible_group.BACKEND)
+    dist.distributed_c10d._update_default_pg(_stand_ins[default])
     try:
         yield
     finally:
@@ -119,7 +116,7 @@ def renew(seconds: float) -> str:
 
 
 def make_anew(meeting: Meeting, backend: str) -> str:
-    """Make the default group again after it was destroyed on some rank. Collective; returns what to say."""
+    """Make the default group anew after it was destroyed on some rank. Collective; returns a note for the learner."""
     if dist.is_initialized():
         dist.destroy_process_group()
     store = dist.PrefixStore(f"made anew after {meeting.name}", meeting.store)

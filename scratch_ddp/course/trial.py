@@ -1,22 +1,24 @@
 """What the test of an exercise is written with: call the learner's function, then state criteria.
 
-Every method is called on all ranks alike, whatever a rank has found: `call`, `cost` and `verdict` exchange facts among
-the ranks. A test gives the function's results to the methods below and does not look into them itself.
+All ranks call the same methods in the same order, whatever a rank has found: `call`, `cost` and `verdict` exchange
+facts among the ranks. A test hands the function's results to the methods below and does not look into them itself.
 """
 
 import contextlib
 import functools
 import hashlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 
 from scratch_ddp.common.agreement import message_device
-from scratch_ddp.course.attempt import Outcome, attempt
-from scratch_ddp.course.leftovers import Ledger, left_over
+from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, left_over
 from scratch_ddp.course.meeting import Meeting, RanksMissing
-from scratch_ddp.course.verdict import Verdict, difference, fault, merge, prints, ranks, times
+from scratch_ddp.course.verdict import Verdict, fault, merge, prints
+from scratch_ddp.course.wording import difference, ranks, times
+from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Totals, traffic
 from scratch_ddp.instruments.traffic.intercept import listening
 
@@ -24,25 +26,26 @@ GRACE = 5.0  # seconds that a rank may be behind the others
 
 
 class AnswerFailed(Exception):
-    """The answer can't be examined further; raised on every rank alike."""
+    """The answer can't be examined further. Raised on every rank."""
 
 
 class Trial:
     """The examination of one answer on all ranks of the default group.
 
-    rank, size: of this rank in the default group; device: where the tensors of the test live.
+    rank, size: of this rank in the default group. device: where the tensors of the test live. printed: the first lines
+    that the last call printed on this rank. spoiled: the process group can't be trusted any more. ranks_missing: some
+    rank did not even come back to say how its call ended.
     """
 
     def __init__(self, function: Callable, meeting: Meeting, seconds: float):
         self.rank, self.size, self.device = meeting.rank, meeting.size, message_device()
-        self.printed: list[str] = []  # the first lines that the last call printed on this rank
-        self.spoiled = False  # the process group can't be trusted any more
-        self.ranks_missing = False  # some rank did not even come back to tell how its call ended
+        self.printed: list[str] = []
+        self.spoiled = self.ranks_missing = False
         self._function, self._meeting, self._seconds = function, meeting, seconds
         self._case, self._calls = "", 0
         # Criterion -> (in which call, this rank's first complaint), "" if there is none.
         self._found: dict[str, tuple[int, str]] = {}
-        self._shared: dict[str, str] = {}  # the same for what all ranks have found together
+        self._shared: dict[str, str] = {}  # criterion -> complaint, for what all ranks have found together
         self._fatal: dict[str, str] = {}  # what ended the examination
         self._digests: list[tuple[str, str]] = []
         self._printed: list[list[dict]] = []
@@ -51,26 +54,26 @@ class Trial:
     def call(
         self, *args: Any, case: str = "", may_print: bool = False, raises: str = "", using: Callable | None = None
     ) -> Any:
-        """Call the answer on all ranks and return this rank's result. `case` says in the lines what was asked.
+        """Call the answer on all ranks and return this rank's result. Complaints begin with `case`, what was asked.
 
-        may_print: printing is its task; `printed` has the lines, and they are not shown. raises: the error that it has
-        to raise, on every rank. using: called as using(answer, *args) in place of answer(*args), for an answer whose
-        result must be used as well, such as a context manager. Raises AnswerFailed, everywhere, if it raised, did not
-        end, or left messages behind on any rank.
+        may_print: printing is its task; the lines are in `printed` and are not shown. raises: the error that it must
+        raise, on every rank. using: called as using(answer, *args) in place of answer(*args), for an answer whose
+        result must be used as well, such as a context manager. Raises AnswerFailed, on every rank, if on any rank the
+        answer raised, did not end, or left messages behind.
         """
         self._case, self._calls, self._totals = case, self._calls + 1, None
-        ledger = Ledger(self.size)
-        with traffic() as self._counted, listening(ledger):
+        log = MessageLog(self.size)
+        with traffic() as self._counted, listening(log):
             function = self._function if using is None else functools.partial(using, self._function)
             result, outcome = attempt(function, args, self._seconds)
         self.printed = outcome.printed
         if raises:
             outcome = self._expected_error(outcome, raises)
-        facts = self._exchange({"outcome": outcome.as_fact(), "ledger": ledger.as_fact()})
+        facts = self._exchange({"outcome": outcome.as_fact(), "log": log.as_fact()})
         outcomes = [fact["outcome"] for fact in facts]
         if not may_print:
             self._printed.append(outcomes)
-        behind = left_over([fact["ledger"] for fact in facts])
+        behind = left_over([fact["log"] for fact in facts])
         if wrong := fault(outcomes, self._seconds):
             self.spoiled = bool(behind) or any(each["how"] == "unfinished" for each in outcomes)
             self._give_up("runs", wrong)
@@ -79,27 +82,48 @@ class Trial:
             self._give_up("group", f"{behind} A later cell would take what is left for its own.")
         return result
 
+    def call_within(self, budget: int, *args: Any, case: str = "", note: str = "") -> Any:
+        """Call the answer as `call` does, and return its result. M: it keeps to `budget`.
+
+        budget: elements of float64 that it may hold at once on this rank beside the tensors in `args`, after any of its
+        operations (what a library needs inside one does not count). `note` is added where the budget is exceeded.
+        """
+        ledger = MemoryLedger(SimpleNamespace(given=args), torch.float64)
+        with ledger("before"):
+            pass
+        given = ledger.moments[0].elements()
+
+        def in_ledger(answer: Callable, *args: Any) -> Any:
+            with ledger("call"):
+                return answer(*args)
+
+        result = self.call(*args, case=case, using=in_ledger)
+        held = ledger.peak() - given
+        complaint = f"holds {held:,} elements at once, budget {budget:,}{f' ({note})' if note else ''}"
+        self.criterion("memory", complaint if held > budget else "")
+        return result
+
     def _expected_error(self, outcome: Outcome, raises: str) -> Outcome:
         if outcome.how == "returned":
             self.criterion("value", f"returned, should raise {raises}")
         return Outcome("returned") if outcome.error.startswith(raises) else outcome
 
     def value(self, actual: Any, expected: Any, what: str = "the result", tolerance: float = 0.0) -> None:
-        """V: `actual` is what one process would compute (see `wording.difference`)."""
+        """V: `actual` is what one process would compute. Compared by `wording.difference`."""
         self.criterion("value", difference(actual, expected, tolerance), what)
 
     def untouched(self, actual: Any, before: Any, what: str = "the tensor") -> None:
-        """The answer left alone what is not its own."""
+        """The answer left this as it was."""
         self.criterion("untouched", difference(actual, before), what)
 
     def criterion(self, name: str, complaint: str, what: str = "") -> None:
-        """Any other criterion: `complaint` says what is wrong on this rank, "" if nothing is. The first one counts."""
-        text = f"{f', {self._case}' if self._case else ''}: {f'{what} {complaint}'.strip()}"  # the rank goes before it
+        """Any other criterion: `complaint` says what is wrong on this rank, "" if nothing is. The first one is kept."""
+        text = f"{f', {self._case}' if self._case else ''}: {f'{what} {complaint}'.strip()}"  # behind `Rank 2`
         if not self._found.get(name, (0, ""))[1]:
             self._found[name] = (self._calls, text if complaint else "")
 
     def agreement(self, value: Any) -> None:
-        """A: all ranks hold the same bits. Compared at the end, by a digest."""
+        """A: all ranks hold the same bits. Digests are compared at the end."""
         self._digests.append((self._case, hashlib.sha256(_bits(value)).hexdigest()))
 
     def cost(
@@ -109,11 +133,11 @@ class Trial:
         note: Callable[[Totals], str] = lambda _: "",
         **budget: int | dict[str, int],
     ) -> None:
-        """C: the last call stayed within `budget`, over all ranks.
+        """C: the last call stayed within `budget`.
 
-        messages, depth: in all · max_messages, max_bytes_sent, max_wire_bytes: of the rank with most (see
-        `traffic.Totals`) · calls: {name: how often each rank may call it}, any other call is too much · `only`: the
-        calls that the answer may be made of · `note` adds a sentence where a budget is exceeded.
+        messages, depth: of all ranks together · max_messages, max_bytes_sent, max_wire_bytes: of the rank with most
+        (see `traffic.Totals`) · calls: {name: how often each rank may call it}, other names never · only: the calls
+        that the answer may be made of · note: adds a sentence where a budget is exceeded.
         """
         totals = self._all_totals()
         used = {name for counts in totals.per_rank for name in counts.calls}
@@ -134,7 +158,7 @@ class Trial:
         self._shared["cost"] = self._shared.get("cost") or text
 
     def _all_totals(self) -> Totals:
-        """The counts of all ranks. Uses the process group, so it is also a proof that the group still works."""
+        """The counts of all ranks. They travel through the process group, which shows that the group still works."""
         if self._totals is None:
             self._totals, outcome = attempt(self._counted.over_ranks, (), self._seconds)
             if any(self._exchange(outcome.how != "returned")):

@@ -108,7 +108,8 @@ class FlatDDP(DataParallel):
         if not self.do_sync:
             return
         parameters = self.trained()
-        flat = torch.cat([parameter.grad.flatten() for parameter in parameters]) / self.world_size
+        flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
+        flat /= self.world_size
         dist.all_reduce(flat, group=self.group)
         for parameter, mean in zip(parameters, flat.split([each.numel() for each in parameters]), strict=True):
             parameter.grad = mean.view_as(parameter)
@@ -142,9 +143,9 @@ class Bucket:
 
     def __init__(self, parameters: list[nn.Parameter]):
         self.missing = set(parameters)  # whose gradients have not arrived in this step
-        self.flat = torch.zeros(sum(each.numel() for each in parameters), dtype=parameters[0].dtype)
-        self.flat = self.flat.to(parameters[0].device)
-        parts = self.flat.split([each.numel() for each in parameters])
+        sizes = [each.numel() for each in parameters]
+        self.flat = parameters[0].new_zeros(sum(sizes))
+        parts = self.flat.split(sizes)
         self.views = {each: part.view_as(each) for each, part in zip(parameters, parts, strict=True)}
 
 

@@ -10,7 +10,7 @@ import torch
 import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
 import torch.distributed as dist
 
-import scratch_ddp.cells.rank.interruptible_group  # noqa: F401  (registers the backend)
+from scratch_ddp.cells.rank.interruptible_group import BACKEND  # and registers it
 from scratch_ddp.course import Verdict, examine
 from tests.ranks import run_ranks
 
@@ -38,7 +38,7 @@ def examined(source: str, name: str, seconds: float = 5.0) -> Verdict:
     return examine(run_cell(source)[name], seconds)
 
 
-def on_ranks(n: int, function: Callable[..., Any], *args: Any, backend: str = "interruptible", **options: Any) -> Any:
+def on_ranks(n: int, function: Callable[..., Any], *args: Any, backend: str = BACKEND, **options: Any) -> Any:
     """Run function(*args) on n ranks; it must return the same on all of them, and that is returned."""
     first, *others = run_ranks(n, function, *args, backend=backend, **options)
     assert all(other == first for other in others), [first, *others]

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from scratch_ddp.course import attempt, check, examine, reveal, solution, trial
 from scratch_ddp.course.exercise import all_exercises
-from tests.course.answers import examined, on_ranks, run_cell
+from tests.course.answers import BACKEND, examined, on_ranks, run_cell
 from tests.ranks import RankFailed, run_ranks
 
 HEAD = "def tree_broadcast(tensor, src=0, group=None):\n"
@@ -27,9 +27,7 @@ def then_the_group_works() -> bool:
     return bool((total == n).all()) and int(arriving) == (rank - 1) % n and not examined(RIGHT, "tree_broadcast").passed
 
 
-def lines_of(
-    body: str, n: int = 3, backend: str = "interruptible", per_rank: dict[int, str] | None = None
-) -> list[str]:
+def lines_of(body: str, n: int = 3, backend: str = BACKEND, per_rank: dict[int, str] | None = None) -> list[str]:
     """What the check says of tree_broadcast with this body (another one on some ranks), the same on all ranks."""
 
     def on_rank():
@@ -90,7 +88,7 @@ def test_in_plain_gloo_a_hang_is_bounded_too_and_other_groups_go_on(body):
     assert works and ("did not come back: after 1 s" in line or "rank 1 received never" in line)
 
 
-@pytest.mark.parametrize("backend", ["interruptible", "gloo"])
+@pytest.mark.parametrize("backend", [BACKEND, "gloo"])
 def test_a_process_group_that_was_destroyed_all_the_same_is_made_anew(backend):
     """Someone who imported the function by its name before is not kept from calling it."""
 
@@ -159,7 +157,7 @@ def test_a_check_on_some_ranks_only_fails_there_and_the_next_one_works():
         dist.barrier()
         return says, examined(RIGHT, "tree_broadcast").lines[0]
 
-    (first, lines), (second, other_lines) = run_ranks(2, on_rank, backend="interruptible")
+    (first, lines), (second, other_lines) = run_ranks(2, on_rank, backend=BACKEND)
     assert "check(tree_broadcast) runs on every rank: rank 1 did not come within 1 s" in first and not second
     assert lines == other_lines == "✓ value   ✓ agreement"
 
@@ -172,7 +170,7 @@ def test_a_rank_that_dies_in_its_answer_does_not_keep_the_others():
         assert "Rank 1 did not come back, though told to stop after 1 s." in lines[0], lines
 
     with pytest.raises(RankFailed) as failed:
-        run_ranks(3, on_rank, backend="interruptible")
+        run_ranks(3, on_rank, backend=BACKEND)
     assert list(failed.value.failures) == [1]
 
 

@@ -4,8 +4,7 @@ import functools
 
 import pytest
 
-from scratch_ddp.course import examine
-from scratch_ddp.course import exercise as source
+from scratch_ddp.course import examine, exercise
 from scratch_ddp.course.exercise import Exercise, WrongAnswer, all_exercises
 from scratch_ddp.course.trial import Trial
 from tests.course.answers import define, on_ranks
@@ -63,29 +62,29 @@ DOUBLE = Exercise(double, examine_double, wrong=(), given="from math import ceil
 
 
 def test_a_decorated_reference_yields_a_clean_stub():
-    assert source.stub(double) == (
+    assert exercise.stub(double) == (
         'def double(x):\n    """Twice x."""\n    y = x\n    raise NotImplementedError  # your code\n    return y\n'
     )
-    assert source.answer(double) == (
+    assert exercise.answer(double) == (
         'def double(x):\n    """Twice x."""\n    y = x\n    if y:\n        y = y + x\n    return y\n'
     )
 
 
 def test_a_class_may_leave_several_answers_open():
-    stub = source.stub(Account)
-    assert stub.startswith("class Account:\n") and stub.count(source.YOUR_CODE) == 2
+    stub = exercise.stub(Account)
+    assert stub.startswith("class Account:\n") and stub.count(exercise.YOUR_CODE) == 2
     assert "    @property\n    def empty(self):\n        raise NotImplementedError" in stub
-    assert "self.sum" not in stub and "return self.sum == 0" in source.answer(Account)
+    assert "self.sum" not in stub and "return self.sum == 0" in exercise.answer(Account)
 
 
 @pytest.mark.parametrize("reference", [unmarked, half_marked])
 def test_a_reference_without_its_two_markers_is_refused(reference):
     with pytest.raises(ValueError, match="must stand between `# answer: begin` and `# answer: end`"):
-        source.stub(reference)
+        exercise.stub(reference)
 
 
 def test_an_edit_changes_the_answer_only():
-    assert "    y = x\n    if y:\n        y = x + 1" in source.edited(double, {"y = y + x": "y = x + 1"})
+    assert "    y = x\n    if y:\n        y = x + 1" in exercise.edited(double, {"y = y + x": "y = x + 1"})
 
 
 @pytest.mark.parametrize(("old", "times"), [("no longer there", 0), ("y", 3), ("return y", 0)])
@@ -101,11 +100,11 @@ def test_a_body_takes_the_place_of_the_answer():
 
 
 def test_comments_and_docstring_do_not_make_a_stub_an_answer():
-    stub = source.stub(double)
+    stub = exercise.stub(double)
     commented = stub.replace('"Twice x."', '"Mine."').replace("# your code", "# later")
-    for text, is_stub in [(stub, True), (commented, True), (source.answer(double), False)]:
-        assert source.is_stub(define(text)["double"], double) is is_stub
-    assert not source.is_stub(print, double)  # no source to read
+    for text, is_stub in [(stub, True), (commented, True), (exercise.answer(double), False)]:
+        assert exercise.is_stub(define(text)["double"], double) is is_stub
+    assert not exercise.is_stub(print, double)  # no source to read
 
 
 def test_a_test_that_is_itself_wrong_is_an_error_and_no_verdict():

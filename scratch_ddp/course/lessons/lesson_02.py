@@ -1,7 +1,7 @@
-"""Lesson 02, inside all-reduce: everything from send and receive.
+"""Lesson 02, inside all-reduce: a tree broadcast, a reduce and a ring, from send and receive.
 
-`tree_broadcast` is the package's own function. Its `reduce` and `ring_all_reduce` keep the memory that they receive
-into; the references here allocate it, as a learner does.
+The reference of `tree_broadcast` is the package's own function. The package's `reduce` and `ring_all_reduce` reuse the
+memory that they receive into; the references here allocate it, as a learner does.
 """
 
 import torch
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from scratch_ddp.collectives import send_recv, tree_broadcast
 from scratch_ddp.course.exercise import Exercise, WrongAnswer
 from scratch_ddp.course.trial import Trial
-from scratch_ddp.course.verdict import ranks, times
+from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")

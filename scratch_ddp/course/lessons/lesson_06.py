@@ -8,8 +8,8 @@ from torch.nn.functional import mse_loss
 
 from scratch_ddp.course.exercise import Exercise, WrongAnswer
 from scratch_ddp.course.trial import Trial
-from scratch_ddp.course.verdict import difference
-from scratch_ddp.ddp import SimpleDistributedDataParallelism
+from scratch_ddp.course.wording import difference
+from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 
 
 def no_sync(model):
@@ -139,7 +139,7 @@ def train_epoch(model, optimizer, batches, n):
     Each step takes the gradient of the mean loss over all micro-batches of its window, on all
     ranks. `model` is a SimpleDistributedDataParallelism. `batches` is a list of (inputs, targets),
     all of one size, as many on every rank; the loss is mse_loss.
-    Cost: for each step one sync, which is one all-reduce a parameter.
+    Cost: for each step one sync, which is one all-reduce per parameter.
     """
     # How many micro-batches does the last window have?
     # answer: begin
@@ -157,7 +157,7 @@ def train_epoch(model, optimizer, batches, n):
 
 
 def examine_train_epoch(trial: Trial) -> None:
-    """V against one process that takes each window at once, over two epochs; A; C: one sync a step; R: do_sync."""
+    """V against one process that takes each window at once, over two epochs; A; C: one sync per step; R: do_sync."""
     for micro_batches, n in ((8, 4), (10, 4), (3, 4), (5, 1)):
         generator = torch.Generator().manual_seed(micro_batches)
         items = torch.randn(micro_batches, trial.size, 2, 4, generator=generator, dtype=torch.float64).to(trial.device)

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import torch.distributed as dist
 
-from scratch_ddp.course.criteria import Watched, everyones_inputs, examine_means, three_layers
 from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.lessons.averaging import ObservedStep, everyones_inputs, examine_means, three_layers
 from scratch_ddp.course.trial import Trial
 
 
@@ -46,15 +46,15 @@ def examine_average_when_ready(trial: Trial) -> None:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     finish = trial.call(model, case="called with a model")
     for step in range(2):
-        seen, inputs = Watched([[parameter] for parameter in trained]), everyones_inputs(trial, step)
+        observed, inputs = ObservedStep([[parameter] for parameter in trained]), everyones_inputs(trial, step)
         mine = inputs[trial.rank]
         model.zero_grad()
-        run = functools.partial(seen.step, lambda mine=mine: model(mine).sum())
+        run = functools.partial(observed.run, lambda mine=mine: model(mine).sum())
         trial.call(finish, case=f"step {step}", using=lambda _, finish, run=run: run(finish))
         trial.cost(calls={"all_reduce": len(trained)})
-        trial.criterion("overlap", seen.why_not_hidden())
-        if on_the_way := seen.calls - seen.waits:
-            trial.criterion("value", f"finish() returned while {on_the_way} messages were under way")
+        trial.criterion("overlap", observed.exposed())
+        if under_way := observed.calls - observed.waits:
+            trial.criterion("value", f"finish() returned while {under_way} messages were under way")
             return
         examine_means(trial, model, [inputs])
 

@@ -1,4 +1,4 @@
-"""Lesson 09, how large a message: gradients that travel in buckets."""
+"""Lesson 09, how large a message: gradients that travel in buckets, and through a buffer that is allocated once."""
 
 import functools
 
@@ -6,9 +6,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.criteria import Watched, everyones_inputs, examine_means, three_layers
 from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.lessons.averaging import ObservedStep, everyones_inputs, examine_means, three_layers
 from scratch_ddp.course.trial import Trial
+
+SMALL = 1024  # bytes that `average` may allocate after its first call: far less than a gradient
 
 
 def average_in_buckets(buckets):
@@ -17,7 +19,7 @@ def average_in_buckets(buckets):
     Return a function `finish`: after backward and `finish()`, every gradient is the mean over
     the ranks, in each step anew. All parameters are used, gradients are cleared between steps.
     Gradients may arrive in any order, and in another one on each rank.
-    Cost: one all-reduce a bucket. It is started when the gradients of this bucket and of all
+    Cost: one all-reduce per bucket. It is started when the gradients of this bucket and of all
     buckets before it are complete, and nobody waits for it before `finish()`.
     """
     missing = [len(bucket) for bucket in buckets]  # how many gradients each of them waits for
@@ -68,24 +70,24 @@ def examine_average_in_buckets(trial: Trial) -> None:
 
 def _examine_step(trial: Trial, finish, model: nn.Module, buckets: list, step: int, case: str) -> bool:
     """Return whether as many messages as there are buckets were started and waited for, the same on all ranks."""
-    seen = Watched(buckets, in_order=True)
+    observed = ObservedStep(buckets, in_order=True)
     inputs = everyones_inputs(trial, step)
     model.zero_grad()
-    run = functools.partial(_watched_step, seen=seen, model=model, inputs=inputs[trial.rank])
+    run = functools.partial(_observe, observed=observed, model=model, inputs=inputs[trial.rank])
     trial.call(finish, case=case, using=run)
     trial.cost(calls={"all_reduce": len(buckets)})
-    trial.criterion("overlap", seen.why_not_hidden())
-    if under_way := seen.calls - seen.waits:
+    trial.criterion("overlap", observed.exposed())
+    if under_way := observed.calls - observed.waits:
         trial.criterion("value", f"finish() returned while {under_way} messages were under way")
-    elif seen.calls < len(buckets):
-        trial.criterion("value", f"finish() returned when {seen.calls} of {len(buckets)} messages had been started")
+    elif observed.calls < len(buckets):
+        trial.criterion("value", f"finish() returned when {observed.calls} of {len(buckets)} messages had been started")
     else:
         examine_means(trial, model, [inputs])
-    return seen.waits >= len(buckets)
+    return observed.waits >= len(buckets)
 
 
-def _watched_step(_, finish, seen: Watched, model: nn.Module, inputs: torch.Tensor) -> None:
-    seen.step(lambda: model(inputs).sum(), finish)
+def _observe(_, finish, observed: ObservedStep, model: nn.Module, inputs: torch.Tensor) -> None:
+    observed.run(lambda: model(inputs).sum(), finish)
 
 
 class _Branches(nn.Module):
@@ -207,9 +209,6 @@ def finish():
         ),
     ),
 )
-# FOLDED: Lesson 09, the second exercise: gradients in a buffer that is there for good.
-
-SMALL = 1024  # bytes that an answer may allocate: far less than a gradient
 
 
 def average_through_buffer(parameters):
@@ -218,7 +217,7 @@ def average_through_buffer(parameters):
     Return a function `average`, to be called after backward: it leaves the means over the
     ranks in `.grad`, as views of that tensor. It must not matter how gradients were cleared,
     or whether they were. All parameters are used, and have one dtype.
-    Cost: one all-reduce a call. After the first call, `average()` allocates less than 1 KiB.
+    Cost: one all-reduce per call. After the first call, `average()` allocates less than 1 KiB.
     """
     # Where is a gradient when average() is called, after zero_grad() and without it?
     # answer: begin
@@ -240,7 +239,7 @@ def average_through_buffer(parameters):
 
 def examine_average_through_buffer(trial: Trial) -> None:
     """V and A however gradients were cleared; views at the same place in each step; C; M from the second step on."""
-    _allocated_by(trial, None, lambda: None)  # the profiler's first start takes seconds, which are not the answer's
+    _allocated_by(trial, None, lambda: None)  # the profiler's first start takes seconds: not in the answer's time
     model = three_layers(trial)
     parameters = list(model.parameters())
     average = trial.call(list(parameters), case="called with six parameters")
@@ -260,7 +259,7 @@ def examine_average_through_buffer(trial: Trial) -> None:
             trial.criterion("memory", complaint)
         examine_means(trial, model, batches)
         lies_at = [each.grad.data_ptr() for each in parameters if isinstance(each.grad, torch.Tensor)]
-        trial.criterion("views", _why_not_views(parameters, lies_at, addresses))
+        trial.criterion("views", _views_complaint(parameters, lies_at, addresses))
         addresses = lies_at
 
 
@@ -274,7 +273,7 @@ _CASES = [  # what is said, set_to_none of the zero_grad before it (None: not ca
 
 
 def _allocated_by(trial: Trial, _, average) -> int:
-    # Only here: from its import on torch notes every allocation, and writes a warning where an older one is freed.
+    # Imported only here: from then on torch notes every allocation, and warns where an older one is freed.
     from scratch_ddp.instruments.memory import memory_use
 
     with memory_use(trial.device) as used:
@@ -282,8 +281,8 @@ def _allocated_by(trial: Trial, _, average) -> int:
     return used.allocated_bytes
 
 
-def _why_not_views(parameters: list[nn.Parameter], lies_at: list[int], before: list[int] | None) -> str:
-    """Say why the gradients are not parts of one tensor that stays where it is, or ""."""
+def _views_complaint(parameters: list[nn.Parameter], lies_at: list[int], before: list[int] | None) -> str:
+    """Say that the gradients are not parts of one tensor that stays where it is; "" if they are."""
     tensors = {each.grad.untyped_storage().data_ptr() for each in parameters if isinstance(each.grad, torch.Tensor)}
     if len(tensors) > 1:
         return f"the gradients lie in {len(tensors)} tensors, should be views of one"

@@ -3,7 +3,6 @@
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.criteria import call_within
 from scratch_ddp.course.exercise import Exercise, WrongAnswer
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
@@ -88,7 +87,7 @@ def examine_sharded_step(trial: Trial) -> None:
         for step in ("", ", second step"):
             case = f"{layers} layers{step}"
             mine = [each[rank].clone() for each in (inputs, targets)]
-            call_within(trial, budget, shards, *mine, lr, case=case, note=f"a whole matrix has {whole:,}")
+            trial.call_within(budget, shards, *mine, lr, case=case, note=f"a whole matrix has {whole:,}")
             weights = _step_alone(weights, inputs.flatten(0, 1), targets.flatten(0, 1), lr)
             for layer, weight in enumerate(weights, start=1):
                 trial.value(shards[layer - 1], weight.chunk(n)[rank], f"the shard of layer {layer}", tolerance=1e-12)
@@ -114,7 +113,7 @@ def examine_gather_uneven(trial: Trial) -> None:
         k = -(-rows // n)
         weight = _random(rows, rows, columns, trial=trial)
         shard = weight[trial.rank * k : (trial.rank + 1) * k].clone()
-        result = call_within(trial, (n * k + 2 * k) * columns, shard, rows, case=f"{rows} rows")
+        result = trial.call_within((n * k + 2 * k) * columns, shard, rows, case=f"{rows} rows")
         trial.value(result, weight)
         trial.agreement(result)
         wire = ring_bytes("all_gather", k * columns * ELEMENT, n, trial.rank)

@@ -1,4 +1,4 @@
-"""Lesson 11, ZeRO and FSDP: ZeRO-1 as a function, and the reduction of ZeRO-2."""
+"""Lesson 11, ZeRO and FSDP: ZeRO-1 as a function, the reduction of ZeRO-2, and the bytes that each stage holds."""
 
 import copy
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def sharded_optimizer(params, make):
     parameters into an ordinary optimizer: own is one that has state for what this rank owns
     only. step() updates all parameters on every rank, as make(params).step() would; all ranks
     have the same gradients then. zero_grad() sets the gradients to None.
-    Cost: one broadcast a parameter at each step.
+    Cost: one broadcast per parameter at each step.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # Who updates what, and how do the others get it?
@@ -47,7 +47,7 @@ def reduce_to_owners(params):
     """Leave in .grad the mean over the ranks on the parameter's owner, None elsewhere: ZeRO-2.
 
     Parameter i belongs to rank i % n. Every rank has a gradient of its own for every parameter.
-    Cost: one reduce a parameter.
+    Cost: one reduce per parameter.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # What is in the tensor of a rank that is not the destination of a reduce?
@@ -123,7 +123,7 @@ def _too_much(held: object, room: int) -> str:
 
 
 def examine_reduce_to_owners(trial: Trial) -> None:
-    """V on the owners and None elsewhere, C: one reduce a parameter; M follows from the None."""
+    """V on the owners and None elsewhere, C: one reduce per parameter; M follows from the None."""
     params = _parameters(trial)
     for parameter, gradient in zip(params, _gradients(params, trial.rank, 0), strict=True):
         parameter.grad = gradient
@@ -240,7 +240,6 @@ REDUCE_TO_OWNERS = Exercise(
         ),
     ),
 )
-# FOLDED: Lesson 11, ZeRO and FSDP: what a rank holds at each stage, in bytes.
 
 
 def bytes_held(parameters, n, stage):
@@ -278,7 +277,7 @@ BYTES_HELD = Exercise(
             edits={"share if stage >= 2": "share if stage >= 1"},
         ),
         WrongAnswer(
-            "one number of state a parameter",
+            "one number of state per parameter",
             fails="value",
             says="DDP, 1,000,000 parameters, n=2: the result is 12000000, should be 16000000.",
             edits={"2 * (share": "(share"},

@@ -1,0 +1,60 @@
+"""`reveal`: a guess beside what was measured."""
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def reveal(guess: Any, measured: Any) -> None:
+    """Print the guess beside the measurement: two numbers, texts or truth values, or two lists of them, row by row.
+
+    None stands for no guess. Prints nothing and raises TypeError if the guess is not of the same kind as the
+    measurement, ValueError if it has another number of rows.
+    """
+    guess, measured = _plain(guess), _plain(measured)
+    if guess is None or not isinstance(measured, list):
+        print(_line(guess, measured))
+        return
+    _check_kind(guess, measured)
+    if len(guess) != len(measured):
+        raise ValueError(f"your guess has {len(guess)} rows, the measurement {len(measured)}")
+    lines = [_line(one, other) for one, other in zip(guess, measured, strict=True)]
+    print("\n".join(f"{row}: {line}" for row, line in enumerate(lines)))
+
+
+def _line(guess: Any, measured: Any) -> str:
+    if guess is None:
+        return f"no guess made · measured {_shown(measured)}"
+    _check_kind(guess, measured)
+    if guess == measured:
+        return f"guess {_shown(guess)} · measured {_shown(measured)}: as guessed"
+    both = isinstance(measured, numbers.Real) and not isinstance(measured, bool) and guess and measured
+    ratio = f": {measured / guess:.3g} times the guess" if both else ""
+    return f"guess {_shown(guess)} · measured {_shown(measured)}{ratio}"
+
+
+def _check_kind(guess: Any, measured: Any) -> None:
+    if _kind(guess) != _kind(measured):
+        raise TypeError(f"your guess is {_kind(guess)} ({guess!r}), what was measured is {_kind(measured)}: guess that")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "True or False"
+    if isinstance(value, numbers.Real):
+        return "a number"
+    return {str: "a text", list: "a list"}.get(type(value), f"a {type(value).__name__}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy":
+        return value.tolist()
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return str(value)
+    return f"{value:,}" if isinstance(value, numbers.Integral) else f"{value:,.6g}"

@@ -1,0 +1,82 @@
+"""How ranks, numbers and values are put into words, for the lines that `check` prints."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+_SHOWN = 8  # elements of a tensor
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """`Rank 2`, `Ranks 0 and 3`, `Ranks 0, 1 and 3`."""
+    *others, last = sorted(numbers)
+    return f"Ranks {', '.join(map(str, others))} and {last}" if others else f"Rank {last}"
+
+
+def times(number: int) -> str:
+    """`never`, `once`, `twice`, `3 times`."""
+    return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number:,} times")
+
+
+def shown(value: Any) -> str:
+    """A value as it may stand in a line: tensors as their numbers, long ones cut."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().flatten()
+        numbers = ", ".join(f"{number:g}" for number in flat[:_SHOWN].tolist())
+        return f"[{numbers}{', …' if len(flat) > _SHOWN else ''}]"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
+    """How `actual` differs from `expected`, as a phrase such as `is 3, should be 4`; "" if it does not.
+
+    Tensors are compared by shape, dtype and every element (within `tolerance`, relative to the largest expected
+    one), lists entry by entry, other values with ==.
+    """
+    if type(actual) is not type(expected):
+        return f"is {_kind(actual)}, should be {_kind(expected)}"
+    if isinstance(expected, list) and any(isinstance(entry, torch.Tensor) for entry in expected):
+        return _difference_of_lists(actual, expected, tolerance)
+    if isinstance(expected, torch.Tensor):
+        return _difference_of_tensors(actual, expected, tolerance)
+    return "" if actual == expected else f"is {shown(actual)}, should be {shown(expected)}"
+
+
+def _difference_of_lists(actual: list, expected: list, tolerance: float) -> str:
+    if len(actual) != len(expected):
+        return f"has {len(actual)} entries, should have {len(expected)}"
+    for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        if text := difference(one, other, tolerance):
+            return f"at entry {i} {text}"
+    return ""
+
+
+def _difference_of_tensors(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
+    if actual.shape != expected.shape:
+        return f"has shape {tuple(actual.shape)}, should have {tuple(expected.shape)}"
+    if actual.dtype != expected.dtype:
+        return f"has dtype {_dtype(actual)}, should have {_dtype(expected)}"
+    if not expected.numel():
+        return ""
+    near = (actual - expected).abs() <= tolerance * expected.abs().max() if tolerance else actual == expected
+    wrong = ~near.flatten()  # NaN is never near
+    if not wrong.any():
+        return ""
+    if len(wrong) <= _SHOWN:
+        return f"is {shown(actual)}, should be {shown(expected)}"
+    first = int(wrong.nonzero()[0])
+    values = f"{actual.flatten()[first]:g}, should be {expected.flatten()[first]:g}"
+    return f"is wrong in {int(wrong.sum())} of {len(wrong)} elements: element {first} is {values}"
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
