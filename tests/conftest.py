@@ -1,8 +1,22 @@
+import gc
+
 import pytest
 import torch
 
 # Ranks are forked from the test process: it must not have started a pool of threads before.
 torch.set_num_threads(1)
+
+
+def pytest_collection():
+    """Import everything without collecting garbage on the way: that takes seconds and finds none."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """Leave what is loaded now out of all later collections: each would copy the whole heap in a forked rank."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
