@@ -18,11 +18,11 @@ PACKAGE = "scratch_ddp."
 # An old module, and where its names are now; if in several modules, the first that has the name is right.
 MOVED = """
 agreement                 common.agreement
-benchmark.fit             instruments.bandwidth.fit
+benchmark.fit             instruments.bandwidth instruments.bandwidth.fit
 benchmark.published_step  course.lessons.published_step
 benchmark.ranks           instruments.forked_ranks
 benchmark.report          instruments.timing
-benchmark.results         instruments.bandwidth.results
+benchmark.results         instruments.bandwidth instruments.bandwidth.results
 benchmark.sleeping_model  course.lessons.sleeping_model
 benchmark.timing          instruments.timing
 buffers                   common.replicas
@@ -30,31 +30,28 @@ checkpoint                common.checkpoint
 collectives.rings         collectives
 collectives.trees         collectives
 cost                      ddp.bucketed common.tensors instruments.cost
-data                      training.data
+data                      training training.data
 ddp.hooks                 ddp.reducer
-evaluation                training.evaluate
+evaluation                training training.evaluate
 exercises                 course
 exercises.notebooks       commands.stubs
 link                      instruments.network
 link.pace                 instruments.network.clock
 memory                    instruments.memory
-models                    training.models
+models                    training training.models
 plots                     course.plots
 profiling                 instruments.timeline
 progress                  common.progress
 protocol                  common.wrapper
 replicas                  common.replicas
 residency                 instruments.memory.ledger
-sharding                  training.data
+sharding                  training training.data
 traffic                   common.accounting instruments.traffic
 train                     training.__main__
 watched_loop              course.lessons.loop_probe
 """
 PLACES = {old: new for old, *new in (line.split() for line in MOVED.strip().splitlines())}
 PLACES.update({f"exercises.lesson_{n:02d}": [f"course.lessons.lesson_{n:02d}"] for n in range(12)})
-
-# Names of an old module that is a package now.
-SYMBOLS = {f"training.{name}": "training.loop" for name in ("History", "accumulate", "seed_everything", "train")}
 
 COMMANDS = {  # what `python -m` an old module does
     "train": "import runpy; runpy.run_module('scratch_ddp.training', run_name='__main__')",
@@ -70,11 +67,11 @@ class MovedModule(ModuleType):
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         for place in PLACES[old]:
-            module = importlib.import_module(PACKAGE + place)
-            if hasattr(module, name):
-                _warn(f"{self.__name__}.{name}", module.__name__)
-                setattr(self, name, getattr(module, name))  # so it warns once
-                return getattr(self, name)
+            value = getattr(importlib.import_module(PACKAGE + place), name, self)
+            if not isinstance(value, ModuleType):
+                _warn(f"{self.__name__}.{name}", PACKAGE + place)
+                setattr(self, name, value)  # so it warns once
+                return value
         raise AttributeError(f"{self.__name__} was moved to {PACKAGE}{place}, which has no {name!r}")
 
 
@@ -85,17 +82,13 @@ class OldNames:
         old = _without_package(fullname)
         if old in PLACES:
             return ModuleSpec(fullname, self, is_package=any(each.startswith(f"{old}.") for each in PLACES))
-        return ModuleSpec(fullname, self) if old in SYMBOLS else None
+        return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return MovedModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        old = _without_package(module.__name__)
-        if old in SYMBOLS:  # the import system takes what it finds in sys.modules, so it may be a function
-            name, place = old.split(".")[-1], PACKAGE + SYMBOLS[old]
-            _warn(module.__name__, place)
-            sys.modules[module.__name__] = getattr(importlib.import_module(place), name)
+        """There is nothing to run."""
 
     def get_code(self, fullname: str) -> CodeType:
         """For `python -m`."""
