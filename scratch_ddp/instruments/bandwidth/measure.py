@@ -12,10 +12,10 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 from scratch_ddp.collectives.checked import agree, member_group
 from scratch_ddp.common.agreement import message_device, raise_everywhere
+from scratch_ddp.common.extras import extra
 from scratch_ddp.common.progress import shows_progress
 from scratch_ddp.instruments.bandwidth.operations import FLOAT, OPERATIONS, Operation, Workspace, memory
 from scratch_ddp.instruments.bandwidth.results import Results, Row
@@ -96,6 +96,8 @@ class _Plan:
         refuse_what_does_not_fit(self.sizes, self.ranks, where, partial(memory, self.operations))
 
     def run(self) -> list[Row]:
+        with extra("cells"):
+            from tqdm import tqdm
         rows: list[Row] = []
         hidden = not shows_progress(self.group.rank())
         stays = not sys.stderr.isatty()  # in a cell it would leave an empty stripe behind
