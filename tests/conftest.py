@@ -23,15 +23,28 @@ def pytest_collection_finish():
 def _shared_kernel():
     from tests.kernel import Kernel
 
-    with Kernel(cluster=4) as kernel:
+    with Kernel() as kernel:
+        kernel.run("%load_ext scratch_ddp")
         yield kernel
 
 
+@pytest.fixture(scope="module")
+def _shared_cluster(_shared_kernel):
+    """Ended with the module: gloo's threads wake up 100 times a second for every process group that tests have made."""
+    _start_ranks(_shared_kernel)
+    yield _shared_kernel
+    _shared_kernel.run("%dist_shutdown")
+
+
 @pytest.fixture
-def four_ranks(_shared_kernel):
+def four_ranks(_shared_cluster):
     """A kernel with four ranks, shared by many tests; started anew if the test before has lost one."""
-    if _shared_kernel.run("pass").error:
-        _shared_kernel.run("%dist_reset")
-        started = _shared_kernel.run("%dist_init -n 4")
-        assert not started.error, started.traceback
-    return _shared_kernel
+    if _shared_cluster.run("pass").error:
+        _shared_cluster.run("%dist_reset")
+        _start_ranks(_shared_cluster)
+    return _shared_cluster
+
+
+def _start_ranks(kernel):
+    started = kernel.run("%dist_init -n 4", timeout=120)
+    assert not started.error, started.traceback
