@@ -1,8 +1,62 @@
-"""Data-parallel training from scratch: the classes that the lessons build, ready to be used under torchrun."""
+"""Distributed training from scratch: data parallelism, ZeRO and FSDP for PyTorch, ready to be used under torchrun.
+
+```python
+from scratch_ddp import FSDP, BucketedDDP, get
+```
+These names are imported when they are first asked for: `import scratch_ddp` alone loads neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from scratch_ddp import old_names
+
+if TYPE_CHECKING:
+    from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
+    from scratch_ddp.fsdp import FSDP
+    from scratch_ddp.mesh import cache_mesh, get
+    from scratch_ddp.zero import ShardedOptimizer, reduce_gradients
+
+__all__ = [
+    "FSDP",
+    "BucketedDDP",
+    "FlatDDP",
+    "OverlappedDDP",
+    "ShardedOptimizer",
+    "SimpleDistributedDataParallelism",
+    "cache_mesh",
+    "get",
+    "reduce_gradients",
+]
+
+_PLACES = {
+    "scratch_ddp.ddp": ("BucketedDDP", "FlatDDP", "OverlappedDDP", "SimpleDistributedDataParallelism"),
+    "scratch_ddp.fsdp": ("FSDP",),
+    "scratch_ddp.mesh": ("cache_mesh", "get"),
+    "scratch_ddp.zero": ("ShardedOptimizer", "reduce_gradients"),
+}
+
+old_names.install()
 
 
-def load_ipython_extension(shell) -> None:
+def __getattr__(name: str) -> Any:
+    for place, names in _PLACES.items():
+        if name in names:
+            globals()[name] = getattr(importlib.import_module(place), name)
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(shell: Any) -> None:
     """`%load_ext scratch_ddp`: cells that run on ranks (see `scratch_ddp.cells`)."""
     from scratch_ddp.cells import load_ipython_extension as load
+    from scratch_ddp.common.extras import extra
 
-    load(shell)
+    with extra("cells"):
+        load(shell)

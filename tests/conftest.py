@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 
@@ -5,19 +7,44 @@ import torch
 torch.set_num_threads(1)
 
 
+def pytest_collection():
+    """Import everything without collecting garbage on the way: that takes seconds and finds none."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """Leave what is loaded now out of all later collections: each would copy the whole heap in a forked rank."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def _shared_kernel():
     from tests.kernel import Kernel
 
-    with Kernel(cluster=4) as kernel:
+    with Kernel() as kernel:
+        kernel.run("%load_ext scratch_ddp")
         yield kernel
 
 
+@pytest.fixture(scope="module")
+def _shared_cluster(_shared_kernel):
+    """Ended with the module: gloo's threads wake up 100 times a second for every process group that tests have made."""
+    _start_ranks(_shared_kernel)
+    yield _shared_kernel
+    _shared_kernel.run("%dist_shutdown")
+
+
 @pytest.fixture
-def four_ranks(_shared_kernel):
+def four_ranks(_shared_cluster):
     """A kernel with four ranks, shared by many tests; started anew if the test before has lost one."""
-    if _shared_kernel.run("pass").error:
-        _shared_kernel.run("%dist_reset")
-        started = _shared_kernel.run("%dist_init -n 4")
-        assert not started.error, started.traceback
-    return _shared_kernel
+    if _shared_cluster.run("pass").error:
+        _shared_cluster.run("%dist_reset")
+        _start_ranks(_shared_cluster)
+    return _shared_cluster
+
+
+def _start_ranks(kernel):
+    started = kernel.run("%dist_init -n 4", timeout=120)
+    assert not started.error, started.traceback

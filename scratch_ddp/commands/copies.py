@@ -13,8 +13,7 @@ from pathlib import Path
 import nbformat
 
 from scratch_ddp.commands.lessons import COPIES, NOTEBOOKS, UsageError, complain, find_lesson, lesson_paths
-from scratch_ddp.commands.outputs import clear_outputs, to_text
-from scratch_ddp.commands.refresh import replace
+from scratch_ddp.commands.outputs import clear_outputs, replace, to_text
 
 AS_COPIED = ".as_copied.json"
 

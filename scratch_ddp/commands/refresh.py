@@ -1,7 +1,6 @@
-"""`refresh`: run lessons again and save their outputs as they are committed."""
+"""`refresh`: write the exercises' stubs into lessons, run them, and save their outputs as they are committed."""
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -10,13 +9,18 @@ import nbformat
 
 from scratch_ddp.commands.execution import CellFailed, run
 from scratch_ddp.commands.lessons import UsageError, complain, find_lesson, lesson_paths
-from scratch_ddp.commands.outputs import clean_notebook, clear_outputs, to_text
+from scratch_ddp.commands.outputs import clean_notebook, clear_outputs, replace, to_text
+from scratch_ddp.commands.stubs import write_stubs
 
 
 def refresh(path: Path) -> bool:
-    """Run one notebook and save it; returns whether the file changed. A failing cell leaves it as it was."""
+    """Run one notebook with its stubs as the references have them now, and save it; returns whether the file changed.
+
+    Raises CellFailed for a cell that fails, ValueError for a tag that fits no exercise; the file is then as it was.
+    """
     before = path.read_text(encoding="utf-8")
     notebook = nbformat.reads(before, as_version=4)
+    write_stubs(notebook)
     clear_outputs(notebook)
     run(notebook, path.parent)
     clean_notebook(notebook)
@@ -24,13 +28,6 @@ def refresh(path: Path) -> bool:
     if after != before:
         replace(path, after)
     return after != before
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def main(arguments: list[str]) -> int:
@@ -47,7 +44,7 @@ def main(arguments: list[str]) -> int:
         print(f"{path.stem} … ", end="", flush=True)
         try:
             changed = refresh(path)
-        except CellFailed as failure:
+        except (CellFailed, ValueError) as failure:
             failed += 1
             print(f"left as it was: {failure}", flush=True)
         else:

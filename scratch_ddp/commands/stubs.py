@@ -1,17 +1,7 @@
-"""Exercises in notebooks: a cell tagged `exercise:NAME` holds the stub of exercise NAME, and nothing else.
+"""Exercises in notebooks: a cell tagged `exercise:NAME` holds the stub of exercise NAME, and nothing else."""
 
-python3 -m scratch_ddp.commands.stubs [NOTEBOOK …] writes the stubs into these cells as the references have them
-now (without a name: into all lessons).
-"""
-
-import sys
-from pathlib import Path
-
-import nbformat
 from nbformat import NotebookNode
 
-from scratch_ddp.commands.lessons import lesson_paths
-from scratch_ddp.commands.outputs import to_text
 from scratch_ddp.course.exercise import all_exercises
 
 TAG = "exercise:"
@@ -46,17 +36,3 @@ def _write(notebook: NotebookNode, sources: dict[str, str]) -> list[str]:
     for name in changed:
         exercise_cells(notebook)[name].source = sources[name]
     return changed
-
-
-def main(arguments: list[str]) -> int:
-    for path in [Path(argument) for argument in arguments] or lesson_paths():
-        notebook = nbformat.read(path, as_version=4)
-        changed = write_stubs(notebook)
-        if changed:
-            path.write_text(to_text(notebook), encoding="utf-8")
-        print(f"{path.name}: {', '.join(changed) or 'unchanged'}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,29 +1,60 @@
-"""`test`: everything that must hold before a change is committed."""
+"""`test`: everything that must hold before a change is committed; `test --quick`: most of it, in a minute."""
 
+import os
 import subprocess
 import sys
 import time
 
 from scratch_ddp.commands.lessons import ROOT
 
-PYTEST = [sys.executable, "-m", "pytest"]
-SOLVED = "tests/test_lessons_solved.py"
-CHECKS = {
+PYTEST = [sys.executable, "-m", "pytest", "-q"]
+# A test starts two to four ranks, which wait for one another most of the time.
+SIDE_BY_SIDE = [*PYTEST, f"-n{max(2, (os.cpu_count() or 2) // 2)}"]
+SOLVED = "tests/notebooks/test_solved.py"
+QUICK_TESTS = (  # fast ones, from every folder
+    "tests/test_front_door.py",
+    "tests/test_mesh.py",
+    "tests/benchmark/test_option_types.py",
+    "tests/cells/test_mismatch.py",
+    "tests/collectives/test_refusals.py",
+    "tests/commands/test_commands.py",
+    "tests/common",
+    "tests/course/test_exercises_source.py",
+    "tests/ddp/test_bucketed.py",
+    "tests/ddp/test_protocol.py",
+    "tests/fsdp/test_protocol.py",
+    "tests/instruments/test_cost.py",
+    "tests/instruments/test_network.py",
+    "tests/instruments/test_traffic.py",
+    "tests/notebooks/test_form.py",
+    "tests/training/test_batches.py",
+    "tests/zero/test_refusals.py",
+)
+
+LINT = {
     "ruff check": [sys.executable, "-m", "ruff", "check", "."],
     "ruff format": [sys.executable, "-m", "ruff", "format", "--check", "."],
-    "tests": [*PYTEST, "tests", f"--ignore={SOLVED}"],
-    # Much of a lesson's time is waiting, so two of them run at once; each has its own kernel.
-    "lessons (strict nbval)": [*PYTEST, "-n2", "--dist=loadfile", "--nbval", "notebooks"],
-    "lessons, with answers": [*PYTEST, "-n2", "--dist=worksteal", SOLVED],
+}
+ALL = {
+    **LINT,
+    "tests": [*SIDE_BY_SIDE, "--dist=worksteal", "-m", "not measures_time", f"--ignore={SOLVED}", "tests"],
+    "tests that measure time": [*PYTEST, "-m", "measures_time", "tests"],
+    "lessons (strict nbval)": [*SIDE_BY_SIDE, "--dist=loadfile", "--nbval", "notebooks"],
+    "lessons, with answers": [*SIDE_BY_SIDE, "--dist=worksteal", SOLVED],
+}
+QUICK = {
+    **LINT,
+    "tests, a few": [*SIDE_BY_SIDE, "--dist=worksteal", *QUICK_TESTS],
+    "lesson 01": [*PYTEST, "--nbval", "notebooks/01_collectives.ipynb"],
 }
 
 
 def main(arguments: list[str]) -> int:
     """Run the checks to the end whatever fails on the way, or the one pytest call that the arguments make."""
-    if arguments:
-        return subprocess.call([*PYTEST, *arguments], cwd=ROOT)
+    if arguments and arguments != ["--quick"]:
+        return subprocess.call([sys.executable, "-m", "pytest", *arguments], cwd=ROOT)
     verdicts = {}
-    for name, command in CHECKS.items():
+    for name, command in (QUICK if arguments else ALL).items():
         print(f"\n── {name}", flush=True)
         started = time.monotonic()
         status = subprocess.call(command, cwd=ROOT, stdin=subprocess.DEVNULL)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scratch_ddp.common.extras import extra
 from scratch_ddp.training.pairs import make_pairs
 from scratch_ddp.training.sources import HubFiles, choose_for_all, first_rank_first, print_once
 
@@ -39,7 +40,8 @@ def load_pairs(source: str | None = None, group: dist.ProcessGroup | None = None
 
 
 def _built_in():
-    import datasets
+    with extra("text"):
+        import datasets
 
     features = datasets.Features(
         sentence1=datasets.Value("string"),
@@ -52,7 +54,8 @@ def _built_in():
 
 
 def _read(place: str):
-    import datasets
+    with extra("text"):
+        import datasets
 
     folder = MRPC.fetch() if place == "hub" else Path(place).expanduser()
     files = {split: sorted(str(f) for f in folder.glob(f"{split}*") if f.is_file()) for split in SPLITS}

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import nn
-from tqdm import tqdm
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import gather_rows
+from scratch_ddp.common.extras import extra
 from scratch_ddp.common.progress import shows_progress
 from scratch_ddp.training.data import Batch, Batches
 from scratch_ddp.training.evaluation import Score, evaluate
@@ -112,6 +112,8 @@ def train(
     progress bar is shown on the first rank if `progress`, by default where stderr is a terminal. Returns this rank's
     history. Communication: that of the strategy, and after each epoch one all-reduce of one number and an evaluation.
     """
+    with extra("cells"):
+        from tqdm import tqdm
     check_ranks(model, batches, validation)
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
     steps = epochs * -(-len(batches) // accumulation)

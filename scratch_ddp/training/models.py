@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scratch_ddp.common.extras import extra
 from scratch_ddp.training.data import sentences
 from scratch_ddp.training.pairs import make_pairs
 from scratch_ddp.training.sources import HubFiles, choose_for_all, first_rank_first, print_once
@@ -73,7 +74,8 @@ def build_small(
     head: str = "classifier", texts: Iterable[str] | None = None, dtype: torch.dtype = torch.float32, **sizes: Any
 ) -> tuple[torch.nn.Module, Any]:
     """Return the small model with random weights, and its tokenizer. No network, no communication."""
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+    with extra("text"):
+        from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
     tokenizer = build_tokenizer(texts)
     config = LlamaConfig(
@@ -96,8 +98,9 @@ def build_small(
 
 def build_tokenizer(texts: Iterable[str] | None = None, vocabulary: int = 2048) -> Any:
     """Return a byte-level BPE tokenizer built from `texts`. It is deterministic, and can encode any text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    with extra("text"):
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+        from transformers import PreTrainedTokenizerFast
 
     if texts is None:
         texts = sentences(make_pairs()["train"])
@@ -115,8 +118,9 @@ def build_tokenizer(texts: Iterable[str] | None = None, vocabulary: int = 2048) 
 
 
 def _read(place: str, head: str, dtype: torch.dtype) -> tuple[torch.nn.Module, Any]:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-    from transformers.utils import logging
+    with extra("text"):
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+        from transformers.utils import logging
 
     folder = SMOLLM2.fetch() if place == "hub" else Path(place).expanduser()
     verbosity = logging.get_verbosity()

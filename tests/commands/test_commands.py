@@ -1,5 +1,6 @@
 """The project's commands: the environment they run in, the learner's copies, the lab, the list of checks."""
 
+import ast
 import json
 import os
 import subprocess
@@ -204,6 +205,22 @@ def test_every_check_runs_and_one_that_fails_is_enough(monkeypatch, capsys):
 
     monkeypatch.setattr(checks.subprocess, "call", call)
     assert checks.main([]) == 1
-    assert len(ran) == len(checks.CHECKS)
+    assert len(ran) == len(checks.ALL)
     assert "✗ ruff check" in capsys.readouterr().out
     assert checks.main(["-k", "one"]) == 0 and ran[-1][-2:] == ["-k", "one"]
+    ran.clear()
+    assert checks.main(["--quick"]) == 1 and len(ran) == len(checks.QUICK)
+
+
+def test_what_the_checks_name_is_there():
+    arguments = {each for command in (checks.ALL | checks.QUICK).values() for each in command}
+    named = [each for each in arguments if each.startswith(("tests/", "notebooks/"))]
+    assert len(named) >= 12 and all((lessons.ROOT / each).exists() for each in named)
+
+
+def test_an_old_python_can_read_what_comes_before_the_sentence_that_refuses_it():
+    loaded = "import sys, scratch_ddp.__main__; print(*(m.__file__ for n, m in sys.modules.items() if 'scratch' in n))"
+    paths = subprocess.check_output([sys.executable, "-c", loaded], cwd=environment.ROOT, text=True).split()
+    assert len(paths) >= 4
+    for path in paths:
+        ast.parse(Path(path).read_text(), feature_version=(3, 7))

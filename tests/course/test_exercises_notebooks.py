@@ -9,6 +9,7 @@ from scratch_ddp.commands.execution import run
 from scratch_ddp.commands.grade import exercises_of
 from scratch_ddp.commands.lessons import lesson_paths
 from scratch_ddp.commands.outputs import to_text
+from scratch_ddp.commands.refresh import refresh
 from scratch_ddp.course.exercise import all_exercises
 
 LESSONS = {path.stem: nbformat.read(path, as_version=4) for path in lesson_paths()}
@@ -17,7 +18,7 @@ WITH_EXERCISES = [name for name, lesson in LESSONS.items() if notebooks.exercise
 
 def notebook_with(*tags: str):
     cells = [new_code_cell("x = 1", metadata={"tags": ["other", tag]}) for tag in tags]
-    return new_notebook(cells=[new_markdown_cell("text"), *cells, new_code_cell("untagged")])
+    return new_notebook(cells=[new_markdown_cell("text"), *cells, new_code_cell("'untagged'")])
 
 
 def test_stubs_and_answers_go_into_the_tagged_cells_and_nowhere_else():
@@ -27,7 +28,7 @@ def test_stubs_and_answers_go_into_the_tagged_cells_and_nowhere_else():
     assert notebooks.write_stubs(notebook) == []
     assert notebooks.write_answers(notebook) == ["reduce", "get"]
     assert "total = arriving.add_(total)" in notebook.cells[1].source
-    assert [notebook.cells[0].source, notebook.cells[3].source] == ["text", "untagged"]
+    assert [notebook.cells[0].source, notebook.cells[3].source] == ["text", "'untagged'"]
 
 
 @pytest.mark.parametrize("tags", [["exercise:no_such"], ["exercise:get", "exercise:get"]])
@@ -36,11 +37,10 @@ def test_a_tag_that_fits_no_exercise_or_stands_twice_is_refused(tags):
         notebooks.write_stubs(notebook_with(*tags))
 
 
-def test_the_command_rewrites_the_stubs_of_a_notebook(tmp_path, capsys):
+def test_refresh_rewrites_the_stubs_of_a_notebook(tmp_path):
     path = tmp_path / "00_mine.ipynb"
     path.write_text(to_text(notebook_with("exercise:get")))
-    assert notebooks.main([str(path)]) == notebooks.main([str(path)]) == 0
-    assert capsys.readouterr().out == "00_mine.ipynb: get\n00_mine.ipynb: unchanged\n"
+    assert [refresh(path), refresh(path)] == [True, False]
     assert nbformat.read(path, as_version=4).cells[1].source == all_exercises()["get"].stub_cell()
 
 
@@ -50,7 +50,7 @@ def test_the_command_rewrites_the_stubs_of_a_notebook(tmp_path, capsys):
 def test_the_stubs_in_the_lessons_are_the_generated_ones_and_each_is_checked(name):
     lesson = LESSONS[name]
     for exercise, cell in notebooks.exercise_cells(lesson).items():
-        assert cell.source == all_exercises()[exercise].stub_cell(), "run python3 -m scratch_ddp.commands.stubs"
+        assert cell.source == all_exercises()[exercise].stub_cell(), "run python3 -m scratch_ddp refresh"
     checked = {exercise.name for exercise in exercises_of(lesson)}
     assert checked == set(notebooks.exercise_cells(lesson))
 

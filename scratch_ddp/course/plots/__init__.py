@@ -3,6 +3,11 @@
 There is one module per kind of picture. Every function returns a matplotlib Figure.
 """
 
+from scratch_ddp.common.extras import extra
+
+with extra("cells"):
+    import matplotlib  # noqa: F401
+
 from scratch_ddp.course.plots.bandwidth import bandwidth_chart, time_chart
 from scratch_ddp.course.plots.bucket_sweep import Sweep, bucket_sweep
 from scratch_ddp.course.plots.curves import losses_and_residuals, step_curves

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.agreement import gather_rows
+from scratch_ddp.common.extras import extra
 from scratch_ddp.instruments.sizes import format_about, format_size
 
 USABLE = 0.9  # of the free memory: the ranks themselves grow a little, and so do other processes
@@ -28,6 +28,8 @@ class Place(NamedTuple):
 
 def free_memory(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
     """Bytes of main memory that this process may still use: free on the machine, and allowed by its cgroups."""
+    with extra("cells"):
+        import psutil
     return min([psutil.virtual_memory().available, *_left_in_cgroups(cgroups, own)])
 
 

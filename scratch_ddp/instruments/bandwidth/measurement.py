@@ -12,10 +12,10 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 from scratch_ddp.collectives.checked import agree, member_group
 from scratch_ddp.common.agreement import message_device, raise_everywhere
+from scratch_ddp.common.extras import extra
 from scratch_ddp.common.progress import shows_progress
 from scratch_ddp.instruments.bandwidth.free_memory import check_fits, places
 from scratch_ddp.instruments.bandwidth.operations import FLOAT, OPERATIONS, Operation, Workspace, memory_needed
@@ -98,6 +98,8 @@ class _Plan:
 
     def run(self) -> list[Row]:
         """Measure, and return rank 0's rows on every rank."""
+        with extra("cells"):
+            from tqdm import tqdm
         rows: list[Row] = []
         hidden = not shows_progress(self.group.rank())
         stays = not sys.stderr.isatty()  # in a cell a cleared bar would leave an empty line behind
