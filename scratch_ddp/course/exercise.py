@@ -1,8 +1,8 @@
-"""What an exercise is: a reference, what its stub, its answer and wrong answers are made from, and a test.
+"""What an exercise is: a reference, what its stub and its answer are made from, and a test.
 
 The reference has its answer between two marker comments, `# answer: begin` and `# answer: end`. The learner gets the
-reference without what stands between the markers; `solution` shows it without the markers; a wrong answer is an edit
-of it. So none of them can drift away from the others.
+reference without what stands between the markers; `solution` shows it without the markers; a wrong answer, in the
+tests, is an edit of it. So none of them can drift away from the others.
 """
 
 import ast
@@ -13,30 +13,14 @@ import pkgutil
 import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scratch_ddp.course.trial import Trial
 
 YOUR_CODE = "raise NotImplementedError  # your code"
-_ANSWER = re.compile(r"^([ ]*)# answer: begin\n(.*?)^[ ]*# answer: end\n", re.MULTILINE | re.DOTALL)
-
-
-@dataclass(frozen=True)
-class WrongAnswer:
-    """An answer that must be refused at 4 ranks: by which criterion, and with which words in that criterion's line.
-
-    `edits` change the reference's answer (each old text stands in it exactly once); `body` replaces the whole answer
-    where a mistake is not an edit. `also` are criteria that fail with it; all others hold.
-    """
-
-    mistake: str
-    fails: str
-    says: str
-    edits: dict[str, str] = field(default_factory=dict)
-    body: str = ""
-    also: tuple[str, ...] = ()
+ANSWER = re.compile(r"^([ ]*)# answer: begin\n(.*?)^[ ]*# answer: end\n", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -49,7 +33,6 @@ class Exercise:
 
     reference: Callable[..., Any]
     examine: "Callable[[Trial], None]"
-    wrong: tuple[WrongAnswer, ...]
     given: str = ""
 
     @property
@@ -57,17 +40,13 @@ class Exercise:
         return self.reference.__name__
 
     def stub_cell(self) -> str:
-        return self._cell(stub(self.reference))
+        return self.cell(stub(self.reference))
 
     def answer_cell(self) -> str:
-        return self._cell(answer(self.reference))
+        return self.cell(answer(self.reference))
 
-    def wrong_cell(self, wrong: WrongAnswer) -> str:
-        if wrong.body:
-            return self._cell(rewritten(self.reference, wrong.body))
-        return self._cell(edited(self.reference, wrong.edits))
-
-    def _cell(self, definition: str) -> str:
+    def cell(self, definition: str) -> str:
+        """The cell that holds the function: the given imports, then `definition`."""
         return (f"{self.given.strip()}\n\n\n" if self.given else "") + definition.rstrip("\n")
 
 
@@ -101,40 +80,19 @@ def reference_source(reference: Callable) -> str:
     text = textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
     first = ast.parse(text).body[0].lineno  # of `def` or `class`, below the decorators
     text = "".join(text.splitlines(keepends=True)[first - 1 :])
-    if not _ANSWER.search(text) or "# answer:" in _ANSWER.sub("", text):
+    if not ANSWER.search(text) or "# answer:" in ANSWER.sub("", text):
         raise ValueError(f"{reference.__name__}: the answer must stand between `# answer: begin` and `# answer: end`")
     return text
 
 
 def stub(reference: Callable) -> str:
     """What the learner starts from: the reference, with a place to write where its answer stands."""
-    return _ANSWER.sub(lambda found: f"{found[1]}{YOUR_CODE}\n", reference_source(reference))
+    return ANSWER.sub(lambda found: f"{found[1]}{YOUR_CODE}\n", reference_source(reference))
 
 
 def answer(reference: Callable) -> str:
     """The reference as a learner might have written it: without the markers."""
-    return _ANSWER.sub(lambda found: found[2], reference_source(reference))
-
-
-def edited(reference: Callable, edits: dict[str, str]) -> str:
-    """The answer with each key replaced by its value. Raises ValueError unless each key stands in it exactly once."""
-    text = reference_source(reference)
-    found = _ANSWER.search(text)
-    body = found[2]
-    for old, new in edits.items():
-        if body.count(old) != 1:
-            raise ValueError(f"{reference.__name__}: {old!r} stands {body.count(old)} times in the answer, not once")
-        body = body.replace(old, new)
-    return text[: found.start()] + body + text[found.end() :]
-
-
-def rewritten(reference: Callable, body: str) -> str:
-    """The stub with `body`, indented as needed, where the learner writes."""
-
-    def fill(found: re.Match) -> str:
-        return textwrap.indent(textwrap.dedent(body).strip("\n"), found[1]) + "\n"
-
-    return _ANSWER.sub(fill, reference_source(reference))
+    return ANSWER.sub(lambda found: found[2], reference_source(reference))
 
 
 def is_stub(function: Callable, reference: Callable) -> bool:

@@ -6,8 +6,10 @@ import pytest
 
 from scratch_ddp.course.exercise import all_exercises
 from tests.course.answers import examined, on_ranks
+from tests.course.wrong_answer import all_wrong_answers
 
 EXERCISES = all_exercises()
+WRONG_ANSWERS = all_wrong_answers()
 NAMES = list(EXERCISES)
 HANG = 1.5  # seconds; a hang is bounded by 5 in a notebook
 
@@ -30,17 +32,17 @@ def test_references_pass_on_plain_gloo_too():
 @pytest.mark.parametrize("name", NAMES)
 def test_wrong_answers_are_refused_for_the_right_reason(name):
     """One after the other on the same ranks: so each also shows that the one before left the process group working."""
-    exercise = EXERCISES[name]
+    exercise, wrong_answers = EXERCISES[name], WRONG_ANSWERS[name]
 
     def all_verdicts():
-        limits = [HANG if wrong.fails == "runs" else 10 for wrong in exercise.wrong]
-        cells = [exercise.wrong_cell(wrong) for wrong in exercise.wrong] + [exercise.answer_cell()]
+        limits = [HANG if wrong.fails == "runs" else 10 for wrong in wrong_answers]
+        cells = [wrong.cell(exercise) for wrong in wrong_answers] + [exercise.answer_cell()]
         return [examined(cell, name, seconds) for cell, seconds in zip(cells, [*limits, 10], strict=True)]
 
     *verdicts, last = on_ranks(4, all_verdicts)
     assert last.passed, last.lines
     assert len(verdicts) >= 3
-    for wrong, verdict in zip(exercise.wrong, verdicts, strict=True):
+    for wrong, verdict in zip(wrong_answers, verdicts, strict=True):
         failed = {criterion for criterion, complaint in verdict.criteria.items() if complaint}
         assert failed == {wrong.fails, *wrong.also}, (wrong.mistake, verdict.lines)
         assert wrong.says in "\n".join(verdict.lines), (wrong.mistake, verdict.lines)
@@ -64,7 +66,7 @@ def test_a_stub_says_what_is_asked_and_nothing_of_the_answer(name):
 
 def test_a_budget_is_shown_before_it_is_checked():
     """Every exercise that is refused for its cost states the cost in the stub's docstring."""
-    costly = [each for each in EXERCISES.values() if any(wrong.fails == "cost" for wrong in each.wrong)]
+    costly = [EXERCISES[name] for name, wrong in WRONG_ANSWERS.items() if any(each.fails == "cost" for each in wrong)]
     assert len(costly) >= 7
     for exercise in costly:
         assert "Cost:" in exercise.stub_cell(), exercise.name

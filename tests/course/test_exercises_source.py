@@ -5,9 +5,10 @@ import functools
 import pytest
 
 from scratch_ddp.course import examine, exercise
-from scratch_ddp.course.exercise import Exercise, WrongAnswer, all_exercises
+from scratch_ddp.course.exercise import Exercise, all_exercises
 from scratch_ddp.course.trial import Trial
 from tests.course.answers import define, on_ranks
+from tests.course.wrong_answer import WrongAnswer, edited
 from tests.ranks import RankFailed
 
 
@@ -58,7 +59,7 @@ def examine_double(trial: Trial) -> None:
     trial.value(trial.call(3), 6)
 
 
-DOUBLE = Exercise(double, examine_double, wrong=(), given="from math import ceil")
+DOUBLE = Exercise(double, examine_double, given="from math import ceil")
 
 
 def test_a_decorated_reference_yields_a_clean_stub():
@@ -84,17 +85,17 @@ def test_a_reference_without_its_two_markers_is_refused(reference):
 
 
 def test_an_edit_changes_the_answer_only():
-    assert "    y = x\n    if y:\n        y = x + 1" in exercise.edited(double, {"y = y + x": "y = x + 1"})
+    assert "    y = x\n    if y:\n        y = x + 1" in edited(double, {"y = y + x": "y = x + 1"})
 
 
 @pytest.mark.parametrize(("old", "times"), [("no longer there", 0), ("y", 3), ("return y", 0)])
 def test_an_edit_that_does_not_apply_once_is_refused(old, times):
     with pytest.raises(ValueError, match=f"stands {times} times in the answer"):
-        DOUBLE.wrong_cell(WrongAnswer("?", "value", "?", edits={old: "x"}))
+        WrongAnswer("?", "value", "?", edits={old: "x"}).cell(DOUBLE)
 
 
 def test_a_body_takes_the_place_of_the_answer():
-    cell = DOUBLE.wrong_cell(WrongAnswer("?", "value", "?", body="\n        if y:\n            y = 1\n    "))
+    cell = WrongAnswer("?", "value", "?", body="\n        if y:\n            y = 1\n    ").cell(DOUBLE)
     head = 'from math import ceil\n\n\ndef double(x):\n    """Twice x."""\n    y = x\n'
     assert cell == head + "    if y:\n        y = 1\n    return y"
 
@@ -114,7 +115,7 @@ def test_a_test_that_is_itself_wrong_is_an_error_and_no_verdict():
         def examine_wrongly(trial: Trial) -> None:
             raise KeyError("mine")
 
-        all_exercises()["double"] = Exercise(double, examine_wrongly, wrong=())
+        all_exercises()["double"] = Exercise(double, examine_wrongly)
         return examine(double)
 
     with pytest.raises(RankFailed, match="KeyError: 'mine'"):

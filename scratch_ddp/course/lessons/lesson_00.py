@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.trial import Trial
 
 
@@ -39,36 +39,7 @@ def examine_print_together(trial: Trial) -> None:
         trial.value(trial.printed, once if len(set(texts)) == 1 else [f"rank {trial.rank}: {mine}"], "what it prints")
 
 
-PRINT_TOGETHER = Exercise(
-    print_together,
-    examine_print_together,
-    wrong=(
-        WrongAnswer(
-            "every rank prints",
-            fails="value",
-            says="Rank 1, all ranks agree: what it prints is ['ready'], should be []. Ranks 0, 2 and 3 too.",
-            body="print(text)",
-        ),
-        WrongAnswer(
-            "rank 0 speaks for all, whatever the others have",
-            fails="value",
-            says="Rank 0, all ranks differ: what it prints is ['x = 0'], should be ['rank 0: x = 0'].",
-            body="if rank == 0:\n    print(text)",
-        ),
-        WrongAnswer(
-            "compares with rank 0's text only, so rank 0 never sees a difference",
-            fails="value",
-            says="Rank 0, all ranks differ: what it prints is ['x = 0']",
-            edits={"len(set(texts)) > 1": "text != texts[0]"},
-        ),
-        WrongAnswer(
-            "only rank 0 asks for the texts, and waits for ever",
-            fails="runs",
-            says="Rank 0 did not come back: after",
-            edits={"dist.all_gather_object(texts, text)": "if rank == 0:\n        dist.all_gather_object(texts, text)"},
-        ),
-    ),
-)
+PRINT_TOGETHER = Exercise(print_together, examine_print_together)
 
 
 def get(what, dm=None):
@@ -111,34 +82,5 @@ def examine_get(trial: Trial) -> None:
     trial.call("left", case='get("left")', raises="ValueError")
 
 
-GET = Exercise(
-    get,
-    examine_get,
-    wrong=(
-        WrongAnswer(
-            "forgets that after the last rank comes rank 0",
-            fails="value",
-            says='Rank 3, get("next"): the result is 4, should be 0.',
-            edits={"(dist.get_rank(group) + 1) % dist.get_world_size(group)": "dist.get_rank(group) + 1"},
-        ),
-        WrongAnswer(
-            "counts among all ranks although a mesh is given",
-            fails="value",
-            says='Rank 1, get("next"), in a mesh of 2: the result is 2, should be 0.',
-            edits={"dist.get_rank(group) + 1": "dist.get_rank() + 1", "% dist.get_world_size(group)": "% world_size"},
-        ),
-        WrongAnswer(
-            "the neighbour on the other side",
-            fails="value",
-            says='Rank 0, get("next"): the result is 3, should be 1.',
-            edits={"+ 1": "- 1"},
-        ),
-        WrongAnswer(
-            "answers every other question with the neighbour",
-            fails="value",
-            says='get("left"): returned, should raise ValueError',
-            edits={'    if what == "next":\n        return': "    return"},
-        ),
-    ),
-)
+GET = Exercise(get, examine_get)
 EXERCISES = (PRINT_TOGETHER, GET)

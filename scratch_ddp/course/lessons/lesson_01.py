@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.trial import Trial
 
 FLOAT, INTEGER = 4, 8  # bytes
@@ -32,50 +32,7 @@ def examine_all_reduce_in_two_steps(trial: Trial) -> None:
         trial.cost(calls={"reduce": 1, "broadcast": 1})
 
 
-ALL_REDUCE_IN_TWO_STEPS = Exercise(
-    all_reduce_in_two_steps,
-    examine_all_reduce_in_two_steps,
-    wrong=(
-        WrongAnswer(
-            "reads the sum on ranks that never got it",
-            fails="value",
-            says="Rank 1, root=0: tensor is",
-            edits={"    dist.broadcast(tensor, root)\n": ""},
-            also=("agreement",),
-        ),
-        WrongAnswer(
-            "hands on rank 0's tensor, whoever holds the sum",
-            fails="value",
-            says="Rank 0, root=1: tensor is",
-            edits={"dist.broadcast(tensor, root)": "dist.broadcast(tensor, 0)"},
-        ),
-        WrongAnswer(
-            "reduces to one rank after the other",
-            fails="cost",
-            says="calls reduce 4 times, budget 1.",
-            body="""
-                mine = tensor.clone()
-                for target in range(dist.get_world_size()):
-                    part = mine.clone()
-                    dist.reduce(part, target)
-                    if dist.get_rank() == target:
-                        tensor.copy_(part)
-            """,
-        ),
-        WrongAnswer(
-            "torch's own all-reduce",
-            fails="cost",
-            says="calls all_reduce once, budget 0.",
-            body="dist.all_reduce(tensor)",
-        ),
-        WrongAnswer(
-            "only the root calls reduce",
-            fails="runs",
-            says="did not come back",
-            edits={"dist.reduce(tensor, root)": "if dist.get_rank() == root:\n        dist.reduce(tensor, root)"},
-        ),
-    ),
-)
+ALL_REDUCE_IN_TWO_STEPS = Exercise(all_reduce_in_two_steps, examine_all_reduce_in_two_steps)
 
 
 def all_gather_uneven(tensor):
@@ -113,46 +70,5 @@ def examine_all_gather_uneven(trial: Trial) -> None:
         trial.cost(calls={"all_gather": 2}, max_wire_bytes=(n - 1) * (INTEGER + FLOAT * max(lengths)))
 
 
-ALL_GATHER_UNEVEN = Exercise(
-    all_gather_uneven,
-    examine_all_gather_uneven,
-    wrong=(
-        WrongAnswer(
-            "leaves the padding in",
-            fails="value",
-            says="Rank 0, lengths [1, 2, 3, 4]: the result at entry 0 has shape (4,), should have (1,).",
-            edits={"pieces[rank][: int(lengths[rank])]": "pieces[rank]"},
-        ),
-        WrongAnswer(
-            "a list of n times the same tensor",
-            fails="value",
-            says="Rank 0, lengths [1, 2, 3, 4]: the result at entry 0 is [1000], should be [1].",
-            edits={
-                "[tensor.new_empty(longest) for _ in range(world_size)]": "[tensor.new_empty(longest)] * world_size"
-            },
-        ),
-        WrongAnswer(
-            "cuts every piece to its own length",
-            fails="value",
-            says="Rank 0, lengths [1, 2, 3, 4]: the result at entry 1 has shape (1,), should have (2,).",
-            edits={"[: int(lengths[rank])]": "[: len(tensor)]"},
-            also=("agreement",),
-        ),
-        WrongAnswer(
-            "one tensor in place of a list",
-            fails="value",
-            says="the result is a Tensor, should be a list",
-            edits={
-                "pieces = [pieces[rank]": "pieces = torch.cat([pieces[rank]",
-                "])] for rank in range(world_size)]": "])] for rank in range(world_size)])",
-            },
-        ),
-        WrongAnswer(
-            "pickles the tensors: right, but many bytes",
-            fails="cost",
-            says="bytes from one rank, budget 72.",
-            body="pieces = [None] * world_size\ndist.all_gather_object(pieces, tensor)",
-        ),
-    ),
-)
+ALL_GATHER_UNEVEN = Exercise(all_gather_uneven, examine_all_gather_uneven)
 EXERCISES = (ALL_REDUCE_IN_TWO_STEPS, ALL_GATHER_UNEVEN)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -82,74 +82,5 @@ SAME_ON_ALL_RANKS = Exercise(
     same_on_all_ranks,
     examine_same_on_all_ranks,
     given="import hashlib",
-    wrong=(
-        WrongAnswer(
-            "the sum of all numbers for a digest",
-            fails="value",
-            says="Rank 0, the same NaN everywhere: the result is False, should be True.",
-            body="""
-                mine = sum(tensor.detach().double().sum() for tensor in [*model.parameters(), *model.buffers()])
-                everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-                dist.all_gather(everyones, mine)
-                return all(torch.equal(mine, other) for other in everyones)
-            """,
-        ),
-        WrongAnswer(
-            "the same as bits: still blind for order",
-            fails="value",
-            says="rank 1 has the same numbers in another order: the result is True, should be False.",
-            body="""
-                mine = sum(tensor.detach().double().sum() for tensor in [*model.parameters(), *model.buffers()])
-                mine = mine.view(torch.int64)
-                everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-                dist.all_gather(everyones, mine)
-                return all(torch.equal(mine, other) for other in everyones)
-            """,
-        ),
-        WrongAnswer(
-            "each rank compares with rank 0 alone, so rank 0 never finds anything",
-            fails="value",
-            says="Rank 0, the last rank differs in the last bit of one number: the result is True, should be False.",
-            edits={"for other in everyones)": "for other in everyones[:1])"},
-            also=("agreement",),
-        ),
-        WrongAnswer(
-            "rounds first, as allclose would",
-            fails="value",
-            says="the last rank differs in the last bit of one number: the result is True, should be False.",
-            edits={"tensor.detach()": "tensor.detach().float().round(decimals=5)"},
-        ),
-        WrongAnswer(
-            "takes -0.0 for 0.0, as == does",
-            fails="value",
-            says="-0.0 on rank 1, 0.0 elsewhere: the result is True, should be False.",
-            edits={"tensor.detach()": "(tensor.detach() + 0.0)"},
-        ),
-        WrongAnswer(
-            "forgets the buffers",
-            fails="value",
-            says="Rank 0, -0.0 on rank 1, 0.0 elsewhere: the result is True, should be False.",
-            edits={"[*model.parameters(), *model.buffers()]": "model.parameters()"},
-        ),
-        WrongAnswer(
-            "numpy knows no bfloat16",
-            fails="runs",
-            says="raised TypeError: Got unsupported ScalarType BFloat16",
-            edits={".view(torch.uint8)": ""},
-        ),
-        WrongAnswer(
-            "sends the digest as an object",
-            fails="cost",
-            says="calls all_gather twice, budget 1",
-            body="""
-                digest = hashlib.sha256()
-                for tensor in [*model.parameters(), *model.buffers()]:
-                    digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
-                everyones = [None] * dist.get_world_size()
-                dist.all_gather_object(everyones, digest.hexdigest())
-                return len(set(everyones)) == 1
-            """,
-        ),
-    ),
 )
 EXERCISES = (SAME_ON_ALL_RANKS,)

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -104,121 +104,6 @@ def _gradient(result: object, losses: torch.Tensor) -> torch.Tensor | None:
     return torch.autograd.grad(result, losses, allow_unused=True)[0]
 
 
-ACCURACY_ONCE = Exercise(
-    accuracy_once,
-    examine_accuracy_once,
-    wrong=(
-        WrongAnswer(
-            "counts what the sampler has filled up with",
-            fails="value",
-            says="13 items: the result is 0.375, should be 0.384615.",
-            edits={
-                "hits[places < items].sum()": "hits.sum()",
-                "right.item() / items": "right.item() / (n * len(hits))",
-            },
-        ),
-        WrongAnswer(
-            "divides by the items, but still counts hits twice",
-            fails="value",
-            says="13 items: the result is 0.461538, should be 0.384615.",
-            edits={"hits[places < items].sum()": "hits.sum()"},
-        ),
-        WrongAnswer(
-            "always leaves out the last prediction",
-            fails="value",
-            says="12 items: the result is 0.25, should be 0.333333.",
-            edits={"hits[places < items]": "hits[:-1]"},
-        ),
-        WrongAnswer(
-            "the mean of the ranks' accuracies",
-            fails="value",
-            says="13 items: the result is 0.375, should be 0.384615.",
-            edits={
-                "hits[places < items].sum()": "hits[places < items].double().mean()",
-                "right.item() / items": "right.item() / n",
-            },
-        ),
-        WrongAnswer(
-            "takes the shards for contiguous ones",
-            fails="value",
-            says="13 items: the result is 0.461538, should be 0.384615.",
-            edits={
-                "rank + n * torch.arange(len(hits), device=hits.device)": "rank * len(hits) + torch.arange(len(hits))"
-            },
-        ),
-        WrongAnswer(
-            "each rank's own accuracy",
-            fails="agreement",
-            says="13 items: Ranks 2 and 3 hold other bits than rank 0.",
-            body="return hits.double().mean().item()",
-            also=("value",),
-        ),
-        WrongAnswer(
-            "reduces to rank 0, and reads the sum everywhere",
-            fails="agreement",
-            says="12 items: Ranks 1, 2 and 3 hold other bits than rank 0.",
-            edits={"dist.all_reduce(right)": "dist.reduce(right, 0)"},
-            also=("value", "cost"),
-        ),
-        WrongAnswer(
-            "collects everybody's predictions",
-            fails="cost",
-            says="calls all_gather",
-            body="""
-                everyones = [torch.empty_like(hits) for _ in range(n)]
-                dist.all_gather(everyones, hits)
-                in_order = torch.stack(everyones, dim=1).flatten()
-                return in_order[:items].sum().item() / items
-            """,
-        ),
-    ),
-)
-TOKEN_MEAN = Exercise(
-    token_mean,
-    examine_token_mean,
-    wrong=(
-        WrongAnswer(
-            "the mean over this rank's own tokens: a mean of means",
-            fails="value",
-            says="a token more on each rank: this rank's loss is [1], should be [0.4]",
-            body="return losses[counts].mean()",
-        ),
-        WrongAnswer(
-            "forgets that sync_gradients divides once more",
-            fails="value",
-            says="Rank 0, 4 tokens each: this rank's loss is [0.25], should be [1].",
-            edits={" * n / tokens": " / tokens"},
-        ),
-        WrongAnswer(
-            "counts the padding",
-            fails="value",
-            says="4 tokens each: this rank's loss is [1001], should be [1].",
-            edits={"losses[counts].sum()": "losses.sum()"},
-        ),
-        WrongAnswer(
-            "returns a number, which has no graph",
-            fails="value",
-            says="this rank's loss is a float, should be a Tensor",
-            edits={"losses[counts].sum() * n / tokens": "losses[counts].sum().item() * n / tokens.item()"},
-        ),
-        WrongAnswer(
-            "returns the mean over all tokens: the right number, but no way back to this rank's losses",
-            fails="value",
-            says="4 tokens each: this rank's loss is [2.5], should be [1].",
-            body="""
-                both = torch.stack([losses[counts].sum().detach(), counts.sum()])
-                dist.all_reduce(both)
-                return both[0] / both[1]
-            """,
-        ),
-        WrongAnswer(
-            "a rank without tokens returns early",
-            fails="runs",
-            says="did not come back",
-            edits={
-                "tokens = counts.sum()": "tokens = counts.sum()\n    if tokens == 0:\n        return losses.sum() * 0"
-            },
-        ),
-    ),
-)
+ACCURACY_ONCE = Exercise(accuracy_once, examine_accuracy_once)
+TOKEN_MEAN = Exercise(token_mean, examine_token_mean)
 EXERCISES = (ACCURACY_ONCE, TOKEN_MEAN)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.course.exercise import Exercise, WrongAnswer
+from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.network import Link, lone_rank
 from scratch_ddp.instruments.traffic import traffic
@@ -93,66 +93,7 @@ def examine_time_calls(trial: Trial) -> None:
         trial.cost(calls={"barrier": repeats + 1, "all_reduce": 1})
 
 
-TIME_CALLS = Exercise(
-    time_calls,
-    examine_time_calls,
-    wrong=(
-        WrongAnswer(
-            "each rank believes its own clock",
-            fails="value",
-            says="Rank 0, repeats=3: the result is [1.0, 2.0, 3.0], should be [4.0, 4.0, 4.0].",
-            edits={"    dist.all_reduce(taken, op=dist.ReduceOp.MAX)\n": ""},
-            also=("agreement",),
-        ),
-        WrongAnswer(
-            "the sum over the ranks",
-            fails="value",
-            says="Rank 0, repeats=3: the result is [10.0, 10.0, 10.0], should be [4.0, 4.0, 4.0].",
-            edits={"MAX": "SUM"},
-        ),
-        WrongAnswer(
-            "counts the first call",
-            fails="value",
-            says="Rank 0, repeats=3: the result is [64.0, 4.0, 4.0], should be [4.0, 4.0, 4.0].",
-            edits={"operation()\n    taken =": "taken ="},
-        ),
-        WrongAnswer(
-            "from the first rank's beginning to the last one's end, by clocks that differ",
-            fails="value",
-            says="Rank 0, repeats=3: the result is [30",
-            edits={
-                "taken[call] = clock() - began": "taken[call] = clock()\n        begins[call] = -began",
-                "    for call": "    begins = taken.clone()\n    for call",
-                "    times =": "    dist.all_reduce(begins, op=dist.ReduceOp.MAX)\n    taken += begins\n    times =",
-            },
-            also=("cost",),
-        ),
-        WrongAnswer(
-            "begins when it likes",
-            fails="together",
-            says="Rank 0, repeats=3: the time of call 1 on the clock does not begin with a barrier.",
-            edits={"        dist.barrier()\n": ""},
-        ),
-        WrongAnswer(
-            "measures the waiting for the others as well",
-            fails="together",
-            says="Rank 0, repeats=3: the time of call 1 on the clock has the barrier in it.",
-            edits={"dist.barrier()\n        began = clock()": "began = clock()\n        dist.barrier()"},
-        ),
-        WrongAnswer(
-            "asks the others after each call",
-            fails="cost",
-            says="4 ranks, repeats=3: calls all_reduce 3 times, budget 1.",
-            edits={"    dist.all_reduce(taken, op": "        dist.all_reduce(taken[call], op"},
-        ),
-        WrongAnswer(
-            "goes on until its own time is up: the ranks make different numbers of calls",
-            fails="runs",
-            says="did not come back",
-            edits={"for call in range(repeats):": "call = 0\n    while taken.sum() < 2 * repeats:"},
-        ),
-    ),
-)
+TIME_CALLS = Exercise(time_calls, examine_time_calls)
 
 
 def forecast_step(gradients, timed, n):
@@ -207,42 +148,5 @@ def _as_tensor(answer: Callable, *args: object) -> torch.Tensor:
     return torch.tensor(float(answer(*args)), dtype=torch.float64)
 
 
-FORECAST_STEP = Exercise(
-    forecast_step,
-    examine_forecast_step,
-    wrong=(
-        WrongAnswer(
-            "2·S at any number of ranks, as published",
-            fails="value",
-            says="1 gradients, n=2: the result is [0.0081], should be [0.0041].",
-            edits={"2 * (n - 1) / n": "2"},
-        ),
-        WrongAnswer(
-            "S at any number of ranks",
-            fails="value",
-            says="1 gradients, n=4: the result is",
-            edits={"2 * (n - 1) / n * sum": "sum"},
-        ),
-        WrongAnswer(
-            "one α for all messages together",
-            fails="value",
-            says="41 gradients, n=2: the result is",
-            edits={"alpha * len(gradients)": "alpha"},
-        ),
-        WrongAnswer(
-            "bandwidth from the larger transfer alone",
-            fails="value",
-            says="1 gradients, n=2: the result is",
-            edits={"(large_seconds - small_seconds) / (large - small)": "large_seconds / large"},
-        ),
-        WrongAnswer(
-            "measures here what was to be forecast",
-            fails="cost",
-            says="calls all_reduce",
-            edits={
-                "    sent =": "    for size in gradients:\n        dist.all_reduce(torch.zeros(size // 4))\n    sent ="
-            },
-        ),
-    ),
-)
+FORECAST_STEP = Exercise(forecast_step, examine_forecast_step)
 EXERCISES = (TIME_CALLS, FORECAST_STEP)

@@ -1,0 +1,151 @@
+"""Wrong answers to the exercises of lesson 02."""
+
+from tests.course.wrong_answer import WrongAnswer
+
+WRONG_ANSWERS = {
+    "tree_broadcast": (
+        WrongAnswer(
+            "the source is taken to be rank 0",
+            fails="value",
+            says="Rank 0, src=1: tensor is [0, 1, 2, 3, 4], should be [10, 11, 12, 13, 14].",
+            edits={"(rank - root) % n": "rank"},
+        ),
+        WrongAnswer(
+            "the reach grows by one a round, so that the last rank is served twice",
+            fails="cost",
+            says="4 ranks, src=0: 4 messages, budget 3; depth 3, budget 2. Rank 3 received twice.",
+            edits={"reach *= 2": "reach += 1"},
+        ),
+        WrongAnswer(
+            "a star: the source sends to one after the other",
+            fails="cost",
+            says="4 ranks, src=0: depth 3, budget 2.",
+            body="""
+                for other in range(n):
+                    if rank == root and other != root:
+                        dist.send(tensor, group=group, group_dst=other)
+                    elif rank == other != root:
+                        dist.recv(tensor, group=group, group_src=root)
+            """,
+        ),
+        WrongAnswer(
+            "torch's own broadcast",
+            fails="cost",
+            says="calls broadcast, should be made of send and recv only",
+            body="dist.broadcast(tensor, src, group)",
+        ),
+        WrongAnswer(
+            "every rank waits to be given the values, the source too",
+            fails="runs",
+            says="Ranks 0, 1, 2 and 3 did not come back: after",
+            body="dist.recv(tensor, group=group, group_src=(rank - 1) % n)",
+        ),
+    ),
+    "reduce": (
+        WrongAnswer(
+            "sums up in the caller's tensor",
+            fails="untouched",
+            says="Rank 2, dst=0: tensor is [1100, 1102, 1104, 1106, 1108, 1110], should be [100, 101,",
+            edits={"total = arriving.add_(total)": "total = tensor.add_(arriving)"},
+        ),
+        WrongAnswer(
+            "the tree always ends at rank 0",
+            fails="value",
+            says="Rank 1, dst=1: tensor is [10, 11, 12, 13, 14, 15], should be [1111,",
+            edits={"(rank - root) % n": "rank"},
+        ),
+        WrongAnswer(
+            "dst receives from one rank after the other",
+            fails="cost",
+            says="4 ranks, dst=0: depth 3, budget 2.",
+            body="""
+                if rank != root:
+                    dist.send(tensor, group=group, group_dst=root)
+                else:
+                    arriving = torch.empty_like(tensor)
+                    for other in range(n):
+                        if other != root:
+                            dist.recv(arriving, group=group, group_src=other)
+                            tensor += arriving
+            """,
+        ),
+        WrongAnswer(
+            "dst sends to itself as well",
+            fails="runs",
+            says="Rank 0 raised ValueError",
+            body="""
+                dist.send(tensor, group=group, group_dst=root)
+                if rank == root:
+                    for other in range(n):
+                        arriving = torch.empty_like(tensor)
+                        dist.recv(arriving, group=group, group_src=other)
+                        tensor += arriving
+            """,
+        ),
+        WrongAnswer(
+            "torch's own all-reduce, on a copy",
+            fails="cost",
+            says="calls all_reduce, should be made of send and recv only",
+            body="""
+                total = tensor.clone()
+                dist.all_reduce(total, group=group)
+                if rank == root:
+                    tensor.copy_(total)
+            """,
+        ),
+    ),
+    "ring_all_reduce": (
+        WrongAnswer(
+            "the false ring: whole tensors go round (pytorch/tutorials#1039)",
+            fails="cost",
+            says="4 ranks, 12 elements: 144 bytes from one rank, budget 72.",
+            body="""
+                total = tensor.clone()
+                leaving, arriving = tensor.clone(), torch.empty_like(tensor)
+                for step in range(n - 1):
+                    send_recv(leaving, (rank + 1) % n, arriving, (rank - 1) % n, group)
+                    total += arriving
+                    leaving, arriving = arriving, leaving
+                tensor.copy_(total)
+            """,
+            also=("agreement",),  # every rank adds in another order
+        ),
+        WrongAnswer(
+            "takes n to divide the number of elements",
+            fails="runs",
+            says="13 elements: Ranks 0, 1, 2 and 3 raised RuntimeError: shape '[4, -1]' is invalid",
+            edits={"tensor.view(-1).tensor_split(n)": "tensor.view(n, -1)"},
+        ),
+        WrongAnswer(
+            "drops the remainder",
+            fails="value",
+            says="13 elements: tensor is wrong in 1 of 13 elements: element 12 is",
+            edits={"view(-1).tensor_split(n)": "view(-1)[: tensor.numel() // n * n].tensor_split(n)"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "chunk(n) makes fewer than n chunks of a small tensor",
+            fails="runs",
+            says="3 elements: Rank 0 raised IndexError",
+            edits={"tensor_split(n)": "chunk(n)"},
+        ),
+        WrongAnswer(
+            "the complete chunks are never passed on",
+            fails="value",
+            says="Rank 0, 12 elements: tensor is wrong in 9 of 12 elements",
+            edits={"for step in range(n - 1):  # all-gather": "for step in range(0):  # all-gather"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "every rank sends first, then receives",
+            fails="runs",
+            says="did not come back",
+            edits={
+                "    for step in range(n - 1):  # reduce": "    def send_recv(leaving, dst, arriving, src, group):\n"
+                "        dist.send(leaving, group=group, group_dst=dst)\n"
+                "        dist.recv(arriving, group=group, group_src=src)\n\n"
+                "    for step in range(n - 1):  # reduce"
+            },
+        ),
+    ),
+}

@@ -1,0 +1,94 @@
+"""Wrong answers to the exercises of lesson 06."""
+
+from tests.course.wrong_answer import WrongAnswer
+
+_SWITCH_BACK = "if before:\n                model.enable_grad_sync()"
+
+WRONG_ANSWERS = {
+    "no_sync": (
+        WrongAnswer(
+            "never switches back",
+            fails="restored",
+            says="Rank 0, a micro-batch: do_sync after the block is False, should be True.",
+            body="model.disable_grad_sync()\nyield",
+        ),
+        WrongAnswer(
+            "does not expect an exception",
+            fails="restored",
+            says="Rank 0, an exception in the block: do_sync after the block is False, should be True.",
+            body="before = model.do_sync\nmodel.disable_grad_sync()\nyield\nif before:\n    model.enable_grad_sync()",
+        ),
+        WrongAnswer(
+            "switches on, whatever was before",
+            fails="restored",
+            says="Rank 0, a block in a block: do_sync after the inner block is [True], should be [False].",
+            edits={_SWITCH_BACK: "model.enable_grad_sync()"},
+        ),
+        WrongAnswer(
+            "keeps the exception to itself",
+            fails="value",
+            says="Rank 0, an exception in the block: returned, should raise ZeroDivisionError.",
+            edits={"finally:\n": "except ZeroDivisionError:\n            pass\n        finally:\n"},
+        ),
+        WrongAnswer(
+            "switches off after the caller's lines",
+            fails="value",
+            says="Rank 0, a micro-batch: do_sync in the block is [True], should be [False].",
+            edits={"        model.disable_grad_sync()\n": "", "yield": "yield\n            model.disable_grad_sync()"},
+            also=("cost", "restored"),
+        ),
+        WrongAnswer(
+            "no yield",
+            fails="runs",
+            says="a micro-batch: Ranks 0, 1, 2 and 3 raised TypeError",
+            body="model.disable_grad_sync()",
+        ),
+    ),
+    "train_epoch": (
+        WrongAnswer(
+            "the remainder waits for the next epoch",
+            fails="value",
+            says="Rank 0, 10 micro-batches, n=4: the weight is",
+            edits={" or i + 1 == len(batches)": ""},
+        ),
+        WrongAnswer(
+            "divides by n in the shorter window too",
+            fails="value",
+            says="Rank 0, 10 micro-batches, n=4: the weight is",
+            edits={"/ window": "/ n"},
+        ),
+        WrongAnswer(
+            "does not divide",
+            fails="value",
+            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            edits={" / window": ""},
+        ),
+        WrongAnswer(
+            "off by one: the first window has one micro-batch",
+            fails="value",
+            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            edits={"(i + 1) % n": "i % n"},
+            also=("cost",),
+        ),
+        WrongAnswer(
+            "never leaves no_sync",
+            fails="value",
+            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            edits={"contextlib.nullcontext() if last else model.no_sync()": "model.no_sync()"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "talks after each micro-batch: right, and n times as much",
+            fails="cost",
+            says="4 ranks, 8 micro-batches, n=4: calls all_reduce 16 times, budget 4.",
+            edits={"contextlib.nullcontext() if last else model.no_sync()": "contextlib.nullcontext()"},
+        ),
+        WrongAnswer(
+            "syncs at one micro-batch, steps at another",
+            fails="value",
+            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            edits={"if last else model": "if i % n == 0 else model"},
+            also=("agreement",),
+        ),
+    ),
+}

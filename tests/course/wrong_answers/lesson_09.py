@@ -1,0 +1,190 @@
+"""Wrong answers to the exercises of lesson 09."""
+
+from tests.course.wrong_answer import WrongAnswer
+
+WRONG_ANSWERS = {
+    "average_in_buckets": (
+        WrongAnswer(
+            "sums",
+            fails="value",
+            says="Rank 0, step 0: the gradients at entry 0 is wrong in",
+            edits={"            flat /= dist.get_world_size()\n": ""},
+        ),
+        WrongAnswer(
+            "the counters are not reset",
+            fails="overlap",
+            says="Rank 0, step 1: when backward returned, 0 of 3 messages were started.",
+            edits={"        missing[:] = map(len, buckets)  # for the next step\n": ""},
+            also=("value",),
+        ),
+        WrongAnswer(
+            "waits inside the hook",
+            fails="overlap",
+            says="Rank 0, step 0: when backward returned, 3 of 3 messages had been waited for, should be 0.",
+            edits={
+                "on_the_way.append((bucket, flat, dist.all_reduce(flat, async_op=True)))": (
+                    "work = dist.all_reduce(flat, async_op=True)\n"
+                    "            work.wait()\n"
+                    "            on_the_way.append((bucket, flat, work))"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "starts a bucket when it is complete: which is first depends on the rank",
+            fails="value",
+            says="Rank 0, another order on each rank: the gradients at entry 0 is wrong in",
+            edits={
+                "        while len(on_the_way) < len(buckets) and missing[len(on_the_way)] == 0:\n"
+                "            bucket = buckets[len(on_the_way)]  # the next in the order that all ranks keep\n": (
+                    "        if missing[number_of[parameter]] == 0:\n"
+                    "            bucket = buckets[number_of[parameter]]\n"
+                ),
+            },
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "looks at the next bucket only once, though the one after it may be complete as well",
+            fails="overlap",
+            says="Rank 0, the last bucket is complete first: when backward returned, 1 of 3 messages were started.",
+            edits={"while len(on_the_way) < len(buckets)": "if len(on_the_way) < len(buckets)"},
+            also=("value",),
+        ),
+        WrongAnswer(
+            "starts with the bucket's first gradient",
+            fails="runs",
+            says="raised AttributeError: 'NoneType' object has no attribute 'flatten'",
+            edits={"missing[len(on_the_way)] == 0:": "missing[len(on_the_way)] < len(buckets[len(on_the_way)]):"},
+        ),
+        WrongAnswer(
+            "all hooks share the loop's variable, which ends with the last bucket",
+            fails="overlap",
+            says="Rank 0, step 0: when backward returned, 0 of 3 messages were started.",
+            edits={
+                "missing[number_of[parameter]]": "missing[number]",
+                "for parameter in number_of:": "for parameter, number in number_of.items():",
+            },
+            also=("value",),
+        ),
+        WrongAnswer(
+            "a message for each gradient",
+            fails="cost",
+            says="calls all_reduce 6 times, budget 3",
+            body="""
+def hook(parameter):
+    parameter.grad /= dist.get_world_size()
+    on_the_way.append(dist.all_reduce(parameter.grad, async_op=True))
+
+for bucket in buckets:
+    for parameter in bucket:
+        parameter.register_post_accumulate_grad_hook(hook)
+
+def finish():
+    for work in on_the_way:
+        work.wait()
+    on_the_way.clear()
+""",
+            also=("value", "agreement"),
+        ),
+        WrongAnswer(
+            "starts everything with the last gradient of all",
+            fails="overlap",
+            says="Rank 0, step 0: a bucket had all its gradients, and its message was started later.",
+            edits={"missing[len(on_the_way)] == 0:": "not any(missing):"},
+        ),
+        WrongAnswer(
+            "the means stay in the flat tensor",
+            fails="value",
+            says="Rank 0, step 0: the gradients at entry 0 is wrong in",
+            edits={"                each.grad.copy_(part.view_as(each))": "                part.view_as(each)"},
+            also=("agreement",),
+        ),
+    ),
+    "average_through_buffer": (
+        WrongAnswer(
+            "sums",
+            fails="value",
+            says="Rank 0, the first step: the gradients at entry 0 is wrong in",
+            edits={
+                "torch.div(parameter.grad, dist.get_world_size(), out=view)  # also if it is the view": (
+                    "view.copy_(parameter.grad)"
+                )
+            },
+        ),
+        WrongAnswer(
+            "a new flat tensor in each step",
+            fails="memory",
+            says="Rank 0, after zero_grad(): average() allocates",
+            body="""
+def average():
+    flat = torch.cat([each.grad.flatten() for each in parameters])
+    flat /= dist.get_world_size()
+    dist.all_reduce(flat)
+    for each, part in zip(parameters, flat.split([each.numel() for each in parameters]), strict=True):
+        each.grad = part.view_as(each)
+""",
+            also=("views",),
+        ),
+        WrongAnswer(
+            "the gradients are views from the beginning, and nobody looks again",
+            fails="value",
+            says="Rank 0, the first step: the gradients at entry 0 is wrong in",
+            edits={
+                "    def average():\n": (
+                    "    for parameter, view in zip(parameters, views, strict=True):\n"
+                    "        parameter.grad = view\n\n    def average():\n"
+                ),
+                "        for parameter, view in zip(parameters, views, strict=True):\n            torch.div("
+                "parameter.grad, dist.get_world_size(), out=view)  # also if it is the view\n": (
+                    "        buffer.div_(dist.get_world_size())\n"
+                ),
+                "        dist.all_reduce(buffer)\n        for parameter, view in zip(parameters, views, strict=True):\n"
+                "            parameter.grad = view": ("        dist.all_reduce(buffer)"),
+            },
+            also=("agreement", "views"),
+        ),
+        WrongAnswer(
+            "only what is copied in is divided",
+            fails="value",
+            says="Rank 0, after zero_grad(set_to_none=False): the gradients at entry 0 is wrong in",
+            edits={
+                "            torch.div(": (
+                    "            if parameter.grad.data_ptr() != view.data_ptr():\n                torch.div("
+                )
+            },
+        ),
+        WrongAnswer(
+            "adds to what is left of the step before",
+            fails="value",
+            says="Rank 0, after zero_grad(): the gradients at entry 0 is wrong in",
+            edits={
+                "torch.div(parameter.grad, dist.get_world_size(), out=view)  # also if it is the view": (
+                    "view.add_(parameter.grad, alpha=1 / dist.get_world_size())"
+                )
+            },
+        ),
+        WrongAnswer(
+            "copies the means back into gradients of their own",
+            fails="views",
+            says="Rank 0, the first step: the gradients lie in 6 tensors, should be views of one.",
+            edits={"            parameter.grad = view": "            parameter.grad.copy_(view)"},
+        ),
+        WrongAnswer(
+            "divides into a new tensor first",
+            fails="memory",
+            says="Rank 0, after zero_grad(): average() allocates",
+            edits={
+                "torch.div(parameter.grad, dist.get_world_size(), out=view)  # also if it is the view": (
+                    "view.copy_(parameter.grad / dist.get_world_size())"
+                )
+            },
+        ),
+        WrongAnswer(
+            "a message for each view",
+            fails="cost",
+            says="calls all_reduce 6 times, budget 1",
+            edits={
+                "        dist.all_reduce(buffer)": "        for view in views:\n            dist.all_reduce(view)",
+            },
+        ),
+    ),
+}

@@ -1,0 +1,118 @@
+"""Wrong answers to the exercises of lesson 10."""
+
+from tests.course.wrong_answer import WrongAnswer
+
+_FORWARD = "outputs = kept[-1] @ gather(shard).T  # the whole weight has no name, so the line's end frees it"
+_HAND_DOWN = "whole = gather(shard)\n        handed_down = delta @ whole\n        del whole\n        gradient"
+_SUM = "dist.reduce_scatter(mine, list(gradient.split(len(shard))))"
+
+WRONG_ANSWERS = {
+    "sharded_step": (
+        WrongAnswer(
+            "keeps every weight from the forward for the backward",
+            fails="memory",
+            says="Rank 0, 2 layers: holds 9,856 elements at once, budget 7,040 (a whole matrix has 4,096).",
+            edits={
+                "kept = [inputs]": "kept, weights = [inputs], []",
+                _FORWARD: "weights.append(gather(shard))\n        outputs = kept[-1] @ weights[-1].T",
+                "whole = gather(shard)\n        handed": "whole = weights.pop()\n        handed",
+            },
+        ),
+        WrongAnswer(
+            "a name keeps the last weight while the next one is gathered",
+            fails="memory",
+            says="Rank 0, 2 layers: holds",
+            edits={_FORWARD: "whole = gather(shard)\n        outputs = kept[-1] @ whole.T"},
+        ),
+        WrongAnswer(
+            "the weight is still there when its gradient is made",
+            fails="memory",
+            says="Rank 0, 2 layers: holds",
+            edits={
+                _HAND_DOWN: "whole = gather(shard)\n        handed_down = delta @ whole\n        gradient",
+                "del gradient": "del gradient, whole",
+            },
+        ),
+        WrongAnswer(
+            "gathers everything at once, as if only the root were wrapped",
+            fails="memory",
+            says="Rank 0, 2 layers: holds",
+            edits={
+                "kept = [inputs]": "kept, weights = [inputs], [gather(shard) for shard in shards]",
+                "for shard in shards:\n": "for weight in weights:\n",
+                _FORWARD: "outputs = kept[-1] @ weight.T",
+                "whole = gather(shard)\n        handed": "whole = weights.pop()\n        handed",
+            },
+        ),
+        WrongAnswer(
+            "steps with the gradient of its own items",
+            fails="value",
+            says="Rank 0, 2 layers: the shard of layer 1 is wrong in",
+            edits={_SUM: "mine.copy_(gradient.split(len(shard))[dist.get_rank()])"},
+        ),
+        WrongAnswer(
+            "all-reduces the whole gradient and takes its rows",
+            fails="cost",
+            says="4 ranks, 2 layers: 196,608 bytes from one rank, budget 147,456; calls all_reduce twice, budget 0.",
+            edits={_SUM: "dist.all_reduce(gradient)\n        mine.copy_(gradient.split(len(shard))[dist.get_rank()])"},
+        ),
+        WrongAnswer(
+            "hands down through the weight that has been updated already",
+            fails="value",
+            says="Rank 0, 2 layers: the shard of layer 1 is wrong in",
+            edits={
+                _HAND_DOWN: "gradient",
+                "shard -= lr * mine": "shard -= lr * mine\n        handed_down = delta @ gather(shard)",
+            },
+        ),
+        WrongAnswer(
+            "uses its own rows as if they were the weight",
+            fails="runs",
+            says="2 layers: Ranks 0, 1, 2 and 3 raised RuntimeError",
+            edits={_FORWARD: "outputs = kept[-1] @ shard.T"},
+        ),
+    ),
+    "gather_uneven": (
+        WrongAnswer(
+            "leaves the padding in",
+            fails="value",
+            says="Rank 0, 5 rows: the result has shape (8, 6), should have (5, 6).",
+            edits={"return whole[:rows]": "return whole"},
+        ),
+        WrongAnswer(
+            "pads at the front",
+            fails="value",
+            says="Rank 0, 5 rows: the result is wrong in",
+            edits={"padded[: len(shard)] = shard": "padded[k - len(shard) :] = shard"},
+        ),
+        WrongAnswer(
+            "cuts every piece and puts the pieces together: a second copy",
+            fails="memory",
+            says="Rank 0, 8 rows: holds 108 elements at once, budget 72.",
+            edits={
+                "whole = shard.new_empty(n * k, shard.shape[1])\n    dist.all_gather(list(whole.split(k)), padded)": (
+                    "pieces = [torch.empty_like(padded) for _ in range(n)]\n    dist.all_gather(pieces, padded)"
+                ),
+                "whole[:rows]": "torch.cat([each[: max(rows - r * k, 0)] for r, each in enumerate(pieces)])",
+            },
+        ),
+        WrongAnswer(
+            "asks all ranks first how many rows they have",
+            fails="cost",
+            says="calls all_gather twice, budget 1.",
+            edits={
+                "n = dist.get_world_size()": (
+                    "n = dist.get_world_size()\n"
+                    "    lengths = [torch.zeros(1, dtype=torch.int64, device=shard.device) for _ in range(n)]\n"
+                    "    dist.all_gather(lengths, torch.tensor([len(shard)], device=shard.device))"
+                )
+            },
+        ),
+        WrongAnswer(
+            "rounds down",
+            fails="runs",
+            says="5 rows: Ranks 0 and 1 raised RuntimeError",
+            edits={"-(-rows // n)": "max(rows // n, 1)"},
+        ),
+    ),
+}

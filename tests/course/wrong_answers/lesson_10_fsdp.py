@@ -1,0 +1,140 @@
+"""Wrong answers to the exercises of lesson 10 fsdp."""
+
+from tests.course.wrong_answer import WrongAnswer
+
+_FRESH_EACH_TIME = """
+        part = -(-sum(sizes) // n)
+        shapes = [parameter.shape for parameter in parameters]
+
+        def flatten(tensors):
+            flat = torch.cat([each.detach().flatten() for each in tensors])
+            return nn.functional.pad(flat, (0, n * part - len(flat)))
+
+        shard = nn.Parameter(flatten(parameters).view(n, part)[rank].clone())
+
+        def gather():
+            whole = shard.new_empty(n * part)
+            dist.all_gather(list(whole.split(part)), shard.detach())
+            for parameter, shape, values in zip(parameters, shapes, whole.split([*sizes, n * part - sum(sizes)])):
+                parameter.data = values.view(shape)
+
+        def free():
+            for parameter in parameters:
+                parameter.data = shard.new_empty(0)
+
+        def reduce():
+            gradients = flatten(parameter.grad for parameter in parameters) / n
+            shard.grad = torch.empty_like(shard)
+            dist.reduce_scatter(shard.grad, list(gradients.split(part)))
+            for parameter in parameters:
+                parameter.grad = None
+            free()
+
+        free()
+        module.register_forward_pre_hook(lambda *_: gather())
+        module.register_forward_hook(lambda *_: free())
+        module.register_full_backward_pre_hook(lambda *_: gather())
+        module.register_full_backward_hook(lambda *_: reduce())
+        return shard
+"""
+
+WRONG_ANSWERS = {
+    "shard_unit": (
+        WrongAnswer(
+            "nobody frees after the forward",
+            fails="memory",
+            says="Rank 0, step 0: between forward and backward unit 1 takes 544 bytes, should be 0.",
+            edits={"    module.register_forward_hook(lambda *_: free())\n": ""},
+        ),
+        WrongAnswer(
+            "frees the parameters by giving them other memory, and autograd keeps the first",
+            fails="memory",
+            says="Rank 0, step 0: between forward and backward unit 1 takes",
+            body=_FRESH_EACH_TIME,
+        ),
+        WrongAnswer(
+            "frees, but gathers into other memory than autograd has saved",
+            fails="runs",
+            says="raised RuntimeError: unit 3 finds no memory in backward where its forward had it",
+            body=_FRESH_EACH_TIME.replace(
+                "parameter.data = shard.new_empty(0)", "parameter.untyped_storage().resize_(0)"
+            ),
+        ),
+        WrongAnswer(
+            "never gathers for the backward",
+            fails="runs",
+            says="raised RuntimeError: unit 3 finds no memory in backward",
+            edits={"    module.register_full_backward_pre_hook(lambda *_: gather())\n": ""},
+        ),
+        WrongAnswer(
+            "never gathers for the forward",
+            fails="runs",
+            says="raised RuntimeError: unit 1 finds no memory in forward",
+            edits={"    module.register_forward_pre_hook(lambda *_: gather())\n": ""},
+        ),
+        WrongAnswer(
+            "does not free after the backward",
+            fails="memory",
+            says="Rank 0, step 0: unit 2 is whole while unit 1 computes.",
+            edits={"    def reduce():\n        free()\n": "    def reduce():\n"},
+        ),
+        WrongAnswer(
+            "the sum, not the mean",
+            fails="value",
+            says="Rank 0, step 1: unit 1 in its forward is wrong in",
+            edits={" for parameter in parameters) / n": " for parameter in parameters)"},
+        ),
+        WrongAnswer(
+            "reduces with the first gradient that arrives, when the others are not there yet",
+            fails="runs",
+            says="raised AttributeError: 'NoneType' object has no attribute 'detach'",
+            edits={
+                "module.register_full_backward_hook(lambda *_: reduce())": (
+                    "parameters[-1].register_post_accumulate_grad_hook(lambda _: reduce())"
+                )
+            },
+        ),
+        WrongAnswer(
+            "leaves the whole gradients on the parameters",
+            fails="memory",
+            says="Rank 0, step 0: after backward the parameters of unit 1 have a .grad, should be None.",
+            edits={"        for parameter in parameters:\n            parameter.grad = None\n": ""},
+            also=("value",),
+        ),
+        WrongAnswer(
+            "forgets that n need not divide the elements",
+            fails="runs",
+            says="unit 1: Ranks 0, 1, 2 and 3 raised RuntimeError",
+            edits={"-(-sum(sizes) // n)": "sum(sizes) // n"},
+        ),
+        WrongAnswer(
+            "the shard is a view, and is freed with the rest",
+            fails="runs",
+            says="raised RuntimeError: the shard has no memory: it is a view of what was freed",
+            edits={"[rank].clone()": "[rank]"},
+        ),
+        WrongAnswer(
+            "every rank trains all of the unit",
+            fails="memory",
+            says="Rank 0, unit 1: the shard has 68 elements, budget 17.",
+            edits={
+                "whole.view(n, part)[rank].clone()": "whole.clone()",
+                "shard.detach())": "shard.detach()[rank * part : (rank + 1) * part].clone())",
+                "dist.reduce_scatter(shard.grad, list(gradients.split(part)))": (
+                    "shard.grad.copy_(gradients)\n        dist.all_reduce(shard.grad)"
+                ),
+            },
+            also=("cost",),
+        ),
+        WrongAnswer(
+            "all-reduces the whole gradient and takes its part",
+            fails="cost",
+            says="calls all_reduce 3 times, budget 0.",
+            edits={
+                "dist.reduce_scatter(shard.grad, list(gradients.split(part)))": (
+                    "dist.all_reduce(gradients)\n        shard.grad.copy_(gradients.view(n, part)[rank])"
+                )
+            },
+        ),
+    ),
+}

@@ -1,0 +1,121 @@
+"""Wrong answers to the exercises of lesson 11."""
+
+from tests.course.wrong_answer import WrongAnswer
+
+WRONG_ANSWERS = {
+    "sharded_optimizer": (
+        WrongAnswer(
+            "an optimizer for all parameters: right, and nothing saved",
+            fails="memory",
+            says="own.state has 72 elements, budget 26",
+            edits={"params[rank::n]": "params"},
+        ),
+        WrongAnswer(
+            "clears the gradients of its own share only",
+            fails="value",
+            says="Rank 0, 1 step: after zero_grad() parameters [1, 2, 3, 5, 6, 7] still have a gradient.",
+            edits={"for parameter in params:\n            parameter.grad = None": "own.zero_grad()"},
+        ),
+        WrongAnswer(
+            "nobody hears of the updates",
+            fails="value",
+            says="1 step: parameter 1 is [",
+            edits={"dist.broadcast(parameter.detach(), src=i % n)": "pass"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "takes everything from rank 0",
+            fails="value",
+            says="1 step: parameter 1 is [",
+            edits={"src=i % n": "src=0"},
+        ),
+        WrongAnswer(
+            "only the owner calls broadcast",
+            fails="runs",
+            says="Ranks 0, 1, 2 and 3 did not come back: after",
+            edits={"dist.broadcast(parameter": "if i % n == rank: dist.broadcast(parameter"},
+        ),
+        WrongAnswer(
+            "shares out blocks, and sends as if they were dealt in turns",
+            fails="value",
+            says="1 step: parameter",
+            edits={"params[rank::n]": "params[rank * len(params) // n : (rank + 1) * len(params) // n]"},
+            also=("memory",),
+        ),
+        WrongAnswer(
+            "gathers everybody's copy of every parameter",
+            fails="cost",
+            says="calls all_gather",
+            edits={
+                "dist.broadcast(parameter.detach(), src=i % n)": "copies = [torch.empty_like(parameter) for _ in "
+                "range(n)]\n            dist.all_gather(copies, parameter.detach())\n            "
+                "parameter.data.copy_(copies[i % n])"
+            },
+        ),
+    ),
+    "reduce_to_owners": (
+        WrongAnswer(
+            "reads what reduce leaves behind on the others",
+            fails="memory",
+            says="gradients of others",
+            edits={"if i % n != rank:\n            parameter.grad = None": "pass"},
+        ),
+        WrongAnswer(
+            "an all-reduce, of which n - 1 throw the result away",
+            fails="cost",
+            says="calls all_reduce 9 times, budget 0",
+            edits={"dist.reduce(parameter.grad, dst=i % n)": "dist.all_reduce(parameter.grad)"},
+        ),
+        WrongAnswer(
+            "the sum, not the mean",
+            fails="value",
+            says="parameter 0, which this rank owns: .grad is [",
+            edits={"        parameter.grad /= n\n": ""},
+        ),
+        WrongAnswer(
+            "frees the others' gradients before they have been sent",
+            fails="runs",
+            says="raised AttributeError",
+            body="""
+                for i, parameter in enumerate(params):
+                    if i % n != rank:
+                        parameter.grad = None
+                for i, parameter in enumerate(params):
+                    dist.reduce(parameter.grad.div_(n), dst=i % n)
+            """,
+        ),
+        WrongAnswer(
+            "reduces everything to rank 0",
+            fails="value",
+            says="Rank 1: parameter 1, which this rank owns: .grad is [",
+            edits={"dst=i % n": "dst=0"},
+            also=("cost",),
+        ),
+    ),
+    "bytes_held": (
+        WrongAnswer(
+            "ZeRO-1 shares out the gradients too",
+            fails="value",
+            says="ZeRO-1, 1,000,000 parameters, n=2: the result is 10000000, should be 12000000.",
+            edits={"share if stage >= 2": "share if stage >= 1"},
+        ),
+        WrongAnswer(
+            "one number of state per parameter",
+            fails="value",
+            says="DDP, 1,000,000 parameters, n=2: the result is 12000000, should be 16000000.",
+            edits={"2 * (share": "(share"},
+        ),
+        WrongAnswer(
+            "ZeRO-3 keeps the weights whole",
+            fails="value",
+            says="ZeRO-3, 1,000,000 parameters, n=2: the result is 10000000, should be 8000000.",
+            edits={"weights = share if stage >= 3 else parameters": "weights = parameters"},
+        ),
+        WrongAnswer(
+            "counts numbers, not bytes",
+            fails="value",
+            says="DDP, 1,000,000 parameters, n=2: the result is 4000000, should be 16000000.",
+            edits={"return 4 * ": "return "},
+        ),
+    ),
+}
