@@ -34,6 +34,7 @@ def test_a_wrong_name_is_an_error():
     assert not hasattr(scratch_ddp, "NaiveDDP")
 
 
+@pytest.mark.measures_time
 def test_importing_it_is_quick_and_brings_nothing_else():
     code = (
         "import sys, time; began = time.perf_counter(); import scratch_ddp; "

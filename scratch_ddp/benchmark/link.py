@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.benchmark.command import REPORTED, TableRow, positive_count, report
 from scratch_ddp.benchmark.steps import step
-from scratch_ddp.common.tensors import MB
 from scratch_ddp.course.lessons import published_step
 from scratch_ddp.course.lessons.sleeping_model import SleepingModel, scaled
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
@@ -214,7 +213,7 @@ def hidden(rounds: int, backward: float = 0.6) -> list[TableRow]:
 
     `backward`: its seconds; a forward takes half of them, and the gradients are on the wire for three quarters.
     """
-    timeline = Backward.in_proportion(48 * [MB // 16], backward, backward / 2)
+    timeline = Backward.in_proportion(48 * [2**16], backward, backward / 2)
     group = lone_rank(2, Link(1e-4, 0.75 * backward / timeline.total_bytes))
     wrapped = {
         "OverlappedDDP": OverlappedDDP(SleepingModel(timeline, gpu=True)),

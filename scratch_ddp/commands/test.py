@@ -14,7 +14,6 @@ SOLVED = "tests/notebooks/test_solved.py"
 QUICK_TESTS = (  # fast ones, from every folder
     "tests/test_front_door.py",
     "tests/test_mesh.py",
-    "tests/benchmark/test_option_types.py",
     "tests/cells/test_mismatch.py",
     "tests/collectives/test_refusals.py",
     "tests/commands/test_commands.py",

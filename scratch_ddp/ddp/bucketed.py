@@ -30,12 +30,12 @@ class BucketedDDP(HookedModule):
         self.bucket_mb = bucket_mb
         super().__init__(model, group, settings=f"bucket_mb={bucket_mb!r}", problem=_bucket_mb_problem(bucket_mb))
 
-    def make_buckets(self, parameters: list[nn.Parameter]) -> list["FlatBucket"]:
+    def make_buckets(self, parameters: list[nn.Parameter]) -> list["Bucket"]:
         """A bucket for each group of parameters."""
-        return [FlatBucket(group) for group in bucket_groups(parameters, self.bucket_mb)]
+        return [Bucket(group) for group in bucket_groups(parameters, self.bucket_mb)]
 
 
-class FlatBucket:
+class Bucket:
     """A bucket in which gradients lie one after the other in one tensor, which is allocated once."""
 
     def __init__(self, parameters: list[nn.Parameter]):
@@ -50,9 +50,7 @@ class FlatBucket:
 
     def put_zeros(self, parameter: nn.Parameter) -> None:
         if parameter.grad is not None and not parameter.requires_grad:
-            parameter.grad = (
-                parameter.grad.clone()
-            )  # a frozen parameter keeps its gradient, which may be in this bucket
+            parameter.grad = parameter.grad.clone()  # frozen: it keeps its gradient, perhaps a view of this bucket
         self._views[parameter].zero_()
 
     def mean(self, parameter: nn.Parameter) -> torch.Tensor:

@@ -37,7 +37,7 @@ SYNC_FORGOTTEN = (
 GROUP_RENEWED = "the process group was renewed while gradients were on their way: repeat the step"
 
 
-class Bucket(Protocol):
+class AnyBucket(Protocol):
     """Gradients that one all-reduce of `tensor` sums over the ranks."""
 
     parameters: Sequence[nn.Parameter]
@@ -87,7 +87,7 @@ class HookedModule(ReplicatedModule):
                 hook = _hook_of(self, number)
                 self.hook_handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def make_buckets(self, parameters: list[nn.Parameter]) -> list[Bucket]:
+    def make_buckets(self, parameters: list[nn.Parameter]) -> list[AnyBucket]:
         """Divide parameters, given in the order in which backward reaches them, among buckets."""
         raise NotImplementedError(f"{type(self).__name__} does not implement make_buckets()")
 
@@ -208,7 +208,7 @@ class Reduction:
     Costs one asynchronous all-reduce per bucket.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], group: dist.ProcessGroup | None):
+    def __init__(self, buckets: Sequence[AnyBucket], group: dist.ProcessGroup | None):
         self.buckets, self.group = buckets, group
         self.world_size = dist.get_world_size(group)
         self.arrived: set[nn.Parameter] = set()  # their gradients are in their buckets
@@ -246,7 +246,7 @@ class Reduction:
         """Whether a Stop has renewed the group since the step began. Buckets under way then never arrive."""
         return self._backend is not _backend_of(self.group)
 
-    def _put(self, bucket: Bucket, parameter: nn.Parameter) -> None:
+    def _put(self, bucket: AnyBucket, parameter: nn.Parameter) -> None:
         bucket.put(parameter, self.world_size)
         parameter.grad = None  # or a second backward would add to what is on its way
         self.arrived.add(parameter)
@@ -256,7 +256,7 @@ class Reduction:
         self._fill(bucket, empty)
         self.works.append(dist.all_reduce(bucket.tensor, group=self.group, async_op=True))
 
-    def _fill(self, bucket: Bucket, empty: bool) -> None:
+    def _fill(self, bucket: AnyBucket, empty: bool) -> None:
         """Put what has not arrived: gradients that were there before this backward, and zeros."""
         for parameter in bucket.parameters:
             if parameter not in self.arrived:

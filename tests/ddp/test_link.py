@@ -80,6 +80,7 @@ class Slow(nn.Module):
         return x
 
 
+@pytest.mark.measures_time
 @hooked
 def test_a_transfer_runs_while_backward_computes(strategy):
     group = lone_rank(4, Link(0.015, 0))

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
-from scratch_ddp.ddp.bucketed import FlatBucket, bucket_groups
+from scratch_ddp.ddp.bucketed import Bucket, bucket_groups
 from scratch_ddp.ddp.overlapped import OneGradient
 from scratch_ddp.ddp.reducer import Reduction
 from scratch_ddp.fsdp import FSDP
@@ -183,7 +183,7 @@ TAUGHT = {
         *(OneGradient.put, OverlappedDDP.make_buckets, OverlappedDDP.gradient_arrived, OverlappedDDP.sync_gradients),
         *(Reduction.add, Reduction._put, Reduction._start_next),
     ],
-    "bucketed": [BucketedDDP.__init__, BucketedDDP.make_buckets, FlatBucket, bucket_groups],
+    "bucketed": [BucketedDDP.__init__, BucketedDDP.make_buckets, Bucket, bucket_groups],
 }
 
 

@@ -107,6 +107,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.measures_time
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_step_is_as_forecast(name, slow):
     wrap, forecast = STRATEGIES[name]

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from scratch_ddp.instruments.network import Link, linked_group, lone_rank
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.measures_time
+
 
 def all_reduce(group):
     dist.all_reduce(torch.ones(1), group=group)

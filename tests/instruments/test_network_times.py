@@ -15,6 +15,8 @@ from scratch_ddp.instruments.network.clock import now, sleep_until
 from scratch_ddp.instruments.network.work import Alarm
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.measures_time
+
 ALPHA, BETA = 0.004, 1e-7
 X = 10_000  # elements of 4 bytes: 4 ms for all of them
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.ddp import SimpleDistributedDataParallelism
 from scratch_ddp.instruments.traffic import traffic
+from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer, Sequence, int], None]  # (model, optimizer, batches, n)
 
