@@ -18,7 +18,7 @@ PACKAGE = "scratch_ddp."
 # An old module, and where its names are now; if in several modules, the first that has the name is right.
 MOVED = """
 agreement                 common.agreement
-benchmark.fit             instruments.bandwidth instruments.bandwidth.fit
+benchmark.fit             instruments.bandwidth instruments.bandwidth.alpha_beta
 benchmark.published_step  course.lessons.published_step
 benchmark.ranks           instruments.forked_ranks
 benchmark.report          instruments.timing
@@ -32,7 +32,7 @@ collectives.trees         collectives
 cost                      ddp.bucketed common.tensors instruments.cost
 data                      training training.data
 ddp.hooks                 ddp.reducer
-evaluation                training training.evaluate
+evaluation                training training.evaluation
 exercises                 course
 exercises.notebooks       commands.stubs
 link                      instruments.network

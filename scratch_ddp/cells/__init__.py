@@ -1,14 +1,15 @@
 """Rank cells: notebook cells that run on real ranks. `%load_ext scratch_ddp` loads nbdistributed's magics, made safe.
 
-Three kinds of processes: the kernel (`kernel/`), the ranks (`rank/`), and the launcher (`launcher.py`), whose forks the
-ranks are. They talk through `channel.py`.
+Three kinds of processes: the kernel (`kernel/`), the ranks (`rank/`), and the launcher (`launcher.py`), which forks the
+ranks. They talk through `channel.py`.
 
-The way of a cell: `kernel/magics.py` takes its text, and `kernel/execution.py` sends it to the ranks (they belong to a
-`Cluster`). In each rank `rank/worker.py` runs it in the IPython shell of `rank/shell.py`. What it writes leaves through
-the pipes of `rank/output_streams.py`; `kernel/reader.py` reads them, and `kernel/output.py` shows the text in the
-notebook. If the cell does not end well, `kernel/reports.py` has the words for it.
+The path of a cell: `kernel/magics.py` takes its text, `kernel/rank_lists.py` reads which ranks its first line names,
+and `kernel/execution.py` sends it to them (they belong to a `Cluster`). In each rank `rank/worker.py` runs it in the
+IPython shell of `rank/shell.py`. What it writes leaves through the pipes of `rank/output_streams.py`;
+`kernel/reader.py` reads them, and `kernel/output.py` shows the text in the notebook. If the cell does not end well,
+`kernel/reports.py` has the words for it.
 
-The way of a Stop: `kernel/stop.py` turns the button's SIGINT into an event and sends an interrupt to each rank of the
+The path of a Stop: `kernel/stop.py` turns the button's SIGINT into an event and sends an interrupt to each rank of the
 cell. `Rank.interrupt` in `rank/worker.py` raises KeyboardInterrupt there. A rank that waits in a collective is freed
 because its process group is one that can be interrupted (`rank/interruptible_group.py`). At the end `stop.recover`
 renews the process groups, and replaces ranks that could not be freed.

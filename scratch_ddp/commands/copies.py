@@ -91,7 +91,7 @@ def _command(source: Path) -> str:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp copy", description="Make a copy of a lesson.")
     parser.add_argument("lesson", metavar="LESSON", help="02, or 02_inside_all_reduce")
-    parser.add_argument("--fresh", action="store_true", help="if there is one: keep it under a dated name, start anew")
+    parser.add_argument("--fresh", action="store_true", help="keep an existing copy under a dated name and start again")
     options = parser.parse_args(arguments)
     try:
         named = [page for page in _pages(NOTEBOOKS) if options.lesson in (page.stem, page.name)]
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
         return complain(error)
     target = COPIES / source.name
     if target.exists() and not options.fresh:
-        print(f"{_shown(target)} is there already and stays. To start anew and keep it: {_command(source)}")
+        print(f"{_shown(target)} already exists and was not changed. To keep it and start again: {_command(source)}")
         return 1
     kept = copy_fresh(source)
     if kept:

@@ -76,7 +76,7 @@ def variables(venv: Path) -> dict[str, str]:
 
 
 def update(venv: Path) -> None:
-    """Bring the environment to what requirements.txt asks for; does nothing when it is there already."""
+    """Bring the environment up to date with requirements.txt; does nothing if it already is."""
     wanted = stamp_for(venv)
     todo = what_to_do(read_stamp(venv), wanted, has_pip=lambda: _works(python_of(venv), "-m", "pip", "--version"))
     if todo == READY:
@@ -135,9 +135,9 @@ def install(venv: Path) -> None:
     command = [str(python_of(venv)), "-m", "pip", "install", "--disable-pip-version-check", "-r", str(REQUIREMENTS)]
     if subprocess.call(command, cwd=str(ROOT)) != 0:  # in ROOT, for the line `-e .`
         raise SetupFailed(
-            "pip could not install requirements.txt (the reason is above). Without a network or behind a proxy: see "
-            "to that first (pip reads HTTPS_PROXY and PIP_INDEX_URL); a full disk needs about 3 GB. Then run the same "
-            "command again: it goes on where it stopped."
+            "pip could not install requirements.txt (the reason is above). Check the network and the proxy "
+            "first (pip reads HTTPS_PROXY and PIP_INDEX_URL), and that about 3 GB of disk is free. Then run the same "
+            "command again: it continues where it stopped."
         )
 
 

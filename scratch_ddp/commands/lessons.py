@@ -10,7 +10,7 @@ COPIES = ROOT / "my_lessons"  # beside the originals, so that ../assets/… is t
 
 
 class UsageError(Exception):
-    """Something was asked for that is not there; the message says what is."""
+    """Something that does not exist was asked for; the message says what does."""
 
 
 def lesson_paths(folder: Path = NOTEBOOKS) -> list[Path]:

@@ -1,4 +1,4 @@
-"""`test`: everything that must hold before a change is committed; `test --quick`: most of it, in a minute."""
+"""`test`: everything that must hold before a change is committed; `--quick`: some fast tests."""
 
 import os
 import subprocess

@@ -27,7 +27,7 @@ def write(
 ) -> None:
     """Write tensors to a folder, and the first rank's `others`: anything that torch.save takes. Every rank calls it.
 
-    A tensor that is no DTensor is the same on every rank, and one of them writes it. Raises OSError on every rank if
+    A tensor that is not a DTensor is the same on every rank, and one rank writes it. Raises OSError on every rank if
     the folder can't be written; it then still holds what it held before.
     """
     folder = Path(folder)

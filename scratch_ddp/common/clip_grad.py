@@ -19,8 +19,11 @@ def total_norm(
     """Return the norm over all elements of all gradients, a float64 scalar on `device`, the same on every rank.
 
     A p-norm is (Σ |g|ᵖ)^(1/p): the ranks' sums of |g|ᵖ add up, but their norms don't. Each rank passes its own
-    `sharded` gradients; the `replicated` ones are counted on the first rank only. One all-reduce of one number.
+    `sharded` gradients; the `replicated` ones are counted on the first rank only. One all-reduce of one number. Raises
+    ValueError unless `norm_type` is a positive number or infinity.
     """
+    if not norm_type > 0:
+        raise ValueError(f"norm_type is {norm_type}, should be a positive number or infinity")
     mine = [*sharded, *(replicated if dist.get_rank(group) == 0 else ())]
     norms = [
         torch.linalg.vector_norm(gradient.detach(), norm_type, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Tensors on their way: which of them can share a message, and how they become one message and are separate again."""
+"""Tensors as messages: which of them can share one, and how they are packed into it and unpacked again."""
 
 from collections.abc import Iterable, Sequence
 
@@ -31,7 +31,7 @@ def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch
 def copy_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Put the elements of `flat` back into the tensors that `flatten` made it of."""
     if flat.data_ptr() == tensors[0].data_ptr():  # a view: they are there already
-        torch.autograd.graph.increment_version(tensors[0])  # so that autograd knows of it, as of copy_
+        torch.autograd.graph.increment_version(tensors[0])  # so that autograd notices the change, as it does with copy_
         return
     for tensor, part in zip(tensors, unflatten(flat, tensors), strict=True):
         tensor.copy_(part)

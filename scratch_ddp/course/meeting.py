@@ -88,7 +88,7 @@ def _wait_until_none(missing: Callable[[], list[int]], seconds: float) -> None:
 
 @contextlib.contextmanager
 def interruptible_default_group() -> Iterator[None]:
-    """Make the default group one whose waits a signal can end: where it is another, one stands in for it. Collective.
+    """Make the default group one whose waits a signal can end; if it is not, put one in its place. Collective.
 
     Other groups, and meshes, stay as they are: a wait inside plain gloo or NCCL is not ended.
     """

@@ -8,7 +8,7 @@ import torch
 
 
 def reveal(guess: Any, measured: Any) -> None:
-    """Print the guess beside the measurement: two numbers, texts or truth values, or two lists of them, row by row.
+    """Print the guess beside the measurement: two numbers, strings or booleans, or two lists of them, row by row.
 
     None stands for no guess. Prints nothing and raises TypeError if the guess is not of the same kind as the
     measurement, ValueError if it has another number of rows.

@@ -83,7 +83,7 @@ def _disagreement(digests: list[list[tuple[str, str]]]) -> str:
         others = [rank for rank, entry in enumerate(entries) if entry[1] != entries[0][1]]
         if others:
             case = f"{entries[0][0]}: " if entries[0][0] else ""
-            return f"{case}{ranks(others)} {'holds' if len(others) == 1 else 'hold'} other bits than rank 0."
+            return f"{case}{ranks(others)} {'has' if len(others) == 1 else 'have'} different bits from rank 0."
     return ""
 
 

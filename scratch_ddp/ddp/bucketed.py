@@ -1,4 +1,7 @@
-"""Data parallelism that hides few, large messages behind backward: gradients travel in buckets."""
+"""Data parallelism that hides few, large messages behind backward: gradients travel in buckets.
+
+When a bucket is filled and sent is decided in `reducer.py`; here is which gradients share one, and the memory for it.
+"""
 
 from collections.abc import Sequence
 
@@ -14,7 +17,7 @@ FIRST_BUCKET_MB = 1.0  # as in torch's DDP: communication starts early
 
 
 class BucketedDDP(HookedModule):
-    """A model that starts as the first rank's on every rank, its gradients averaged in buckets while backward goes on.
+    """A model that starts with the first rank's values, and whose gradients are averaged in buckets during backward.
 
     A bucket holds gradients of one dtype and device, in the reverse order of registration. It is closed by the gradient
     with which it reaches `bucket_mb` · 2²⁰ bytes, as in torch's DDP; the first one at 1 MB already, so that

@@ -63,10 +63,10 @@ class HookedModule(ReplicatedModule):
     run.
 
     A step that was begun and not synchronised is ended by the next `forward`. It raises ValueError on every rank,
-    unless backward was interrupted on all ranks, or a Stop has renewed the group: then the step is forgotten. A rank
-    that leaves out a whole step is paired with the others' next one; one rank waits at the end, which the rank cell or
-    the process group's timeout reports. Collectives in the model's own backward (SyncBatchNorm's) need a group of their
-    own where ranks use different parameters.
+    unless backward was interrupted on all ranks, or a Stop has renewed the group: then the step is forgotten. If one
+    rank leaves out a whole step, its next step meets the one that it left out on the others. So it waits for them at
+    the very end, and the rank cell or the process group's timeout reports that. Collectives in the model's own backward
+    (SyncBatchNorm's) need a group of their own where ranks use different parameters.
     """
 
     def __init__(

@@ -65,8 +65,8 @@ def _describe(
 ) -> tuple[State, dict[str, Any]]:
     """Return the optimizer's tensors by their names in a checkpoint, and what else has to be saved.
 
-    Tensors with their master's shape are its rows of the whole parameter's. Raises ValueError for other tensors with
-    dimensions, whose rows can't be told, and for parameters that are not the model's.
+    A tensor with its master's shape holds this rank's rows of the state. Raises ValueError for other tensors with
+    dimensions, whose rows are unknown, and for parameters that are not the model's.
     """
     names = _names(optimizer, masters)
     tensors: State = {}

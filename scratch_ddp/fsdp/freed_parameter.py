@@ -1,4 +1,4 @@
-"""A parameter whose values are not in memory. Reading it raises an error; without care it would crash the process.
+"""A parameter whose values are not in memory. Reading it raises an error; otherwise it would crash the process.
 
 The parameter remains the same object, so that ties, hooks and autograd's graph keep hold of it. Only its class changes,
 and the size of the memory behind it.

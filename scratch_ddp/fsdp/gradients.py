@@ -128,7 +128,7 @@ class Gradients:
 class Replicated:
     """The parameters that are not sharded, by name. `masters` are what an optimizer works on.
 
-    Worth it for small parameters that are read often or need more precision, such as norms and routers. With a compute
+    Useful for small parameters that are read often or need more precision, such as norms and routers. With a compute
     dtype of their own, the model's parameters are copies of the masters, made for every forward pass.
     """
 

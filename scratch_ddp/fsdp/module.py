@@ -44,8 +44,9 @@ class FSDP(SyncSwitch, nn.Module):
 
     `parameters()` are the shards, under the model's own names: of a parameter of shape (d, …), ⌈d/n⌉ rows on each of n
     ranks, the last ranks fewer or none; a scalar is one row. An optimizer made from them, after wrapping, updates the
-    model. One whose update of an element depends on others (Adafactor, Muon, LBFGS) computes something else than it
-    would on whole tensors. Values start as the first rank's. A model without parameters can be wrapped too.
+    model. Call `sync_gradients()` after backward and before the optimizer's step: it leaves the mean in `.grad`. An
+    optimizer whose update of an element depends on others (Adafactor, Muon, LBFGS) does not compute what it would on
+    whole tensors. Values start as the first rank's. A model without parameters can be wrapped too.
     Raises ValueError on every rank if one rank's model can't be wrapped, or if ranks differ.
     Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes, once in forward and
     once in backward; one reduce-scatter of as many bytes for its gradients; and a small all-reduce before each pass.
@@ -174,7 +175,7 @@ class FSDP(SyncSwitch, nn.Module):
         write_full_state(path, self.full_state_dict(), self.group)
 
     def state_dict(self, *, destination: dict[str, Any] | None = None, prefix: str = "", **_: Any) -> dict[str, Any]:
-        """Return this rank's shards as DTensors, under the model's own names, and whole what is not sharded.
+        """Return this rank's shards as DTensors, under the model's own names, and all other tensors whole.
 
         For torch.distributed.checkpoint, as of a model under `fully_shard`. The tensors share the model's memory. No
         communication.

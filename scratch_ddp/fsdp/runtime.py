@@ -40,9 +40,9 @@ class Phase(enum.Enum):
 class Runtime:
     """Leads the units of a model through its passes.
 
-    In a pass each unit has one turn: it is gathered, computes and is freed. A unit that comes up more often, because
-    several forward passes precede their backward or because one calls it twice, needs several backward passes, even
-    where autograd runs all of them in one `backward()`. Gradients are then reduced in `sync_gradients`.
+    In a forward or backward pass each unit has one turn: it is gathered, computes and is freed. If a unit computes more
+    than once before its backward (two forward passes, or one that calls it twice), it also has that many turns in
+    backward. Its gradients are then reduced by `sync_gradients`, not during backward.
 
     `prefetch`: how many units ahead of their turn are gathered. `free_after_forward`: False keeps units for backward.
     `do_sync()`: whether gradients are synchronised at the moment.
@@ -277,7 +277,7 @@ def install_hooks(runtime: Runtime, compute_dtype: torch.dtype | None) -> list[R
         a unit's inputs      after_backward, once the gradients of all of them are known
         a parameter          schedule.free_reduced, once its gradient is known
 
-    A unit none of whose inputs needs a gradient has computed when the whole backward pass is over. Outputs are found in
+    A unit none of whose inputs needs a gradient is done only when the whole backward pass is over. Outputs are found in
     tuples, lists, mappings and dataclasses, however nested.
     """
     handles = []

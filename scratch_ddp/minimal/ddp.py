@@ -1,5 +1,5 @@
 """Data-parallel training in four ways. Every rank holds the whole model and computes gradients from its own batch;
-then all ranks need the mean of these gradients, and they differ only in how it travels:
+then all ranks need the mean of these gradients, and the four ways differ only in how it travels:
 
     SimpleDistributedDataParallelism   after backward, one all-reduce per parameter
     FlatDDP                            after backward, one all-reduce for all parameters

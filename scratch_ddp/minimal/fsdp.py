@@ -18,8 +18,9 @@ Four hooks say when a unit is needed:
     before its backward   gather      a hook on the gradient of its output
     after its backward    reduce      a hook on the gradients of its inputs
 
-Left out, and done by `scratch_ddp.fsdp`: fetching the next unit while this one computes, ranks that take different
-paths, frozen and tied parameters, several dtypes, mixed precision, accumulation, checkpoints, and every check.
+`scratch_ddp.fsdp.FSDP` is used in the same way, but leaves the mean in `.grad` after `model.sync_gradients()` only.
+Left out, and done there: fetching the next unit while this one computes, ranks that take different paths, frozen and
+tied parameters, several dtypes, mixed precision, accumulation, checkpoints, and every check.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,7 +46,7 @@ class Unit:
         self.module, self.parameters, self.group = module, parameters, group
         self.rank, self.n = dist.get_rank(group), dist.get_world_size(group)
         self.sizes = [parameter.numel() for parameter in parameters]
-        part = -(-sum(self.sizes) // self.n)  # rounded up, since all ranks must send equally much
+        part = -(-sum(self.sizes) // self.n)  # rounded up, since all ranks must send the same amount
         self.gap = self.n * part - sum(self.sizes)
         self.whole = self.flatten(parameters)
         dist.broadcast(self.whole, group=group, group_src=0)  # all ranks start with rank 0's values
@@ -82,9 +83,9 @@ class Unit:
 
 
 class FSDP(nn.Module):
-    """A model of which one unit at a time is whole. What is in no unit is the root's, gathered for a whole pass."""
+    """A model of which one unit at a time is whole. The rest belongs to the root, gathered for a whole pass."""
 
-    def __init__(self, model: nn.Module, units: Iterable[nn.Module], group: dist.ProcessGroup | None = None):
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None = None, *, units: Iterable[nn.Module]):
         super().__init__()
         self.units = [Unit(module, list(module.parameters()), group) for module in units]
         in_units = {parameter for unit in self.units for parameter in unit.parameters}

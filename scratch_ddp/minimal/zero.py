@@ -58,7 +58,7 @@ class ShardedOptimizer:
     def step(self) -> None:
         """Update what this rank owns, then bring every parameter from its owner. One broadcast per parameter.
 
-        A rank sends and receives (n-1)/n of the parameters' bytes each on a ring: an all-gather of uneven shares.
+        On a ring a rank sends, and receives, (n-1)/n of the parameters' bytes: an all-gather of uneven shares.
         """
         self.optimizer.step()
         under_way = [

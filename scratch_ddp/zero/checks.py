@@ -96,7 +96,7 @@ def check_same_values(groups: Groups, group: dist.ProcessGroup | None) -> None:
     problem = next((name for (name, _), differs in zip(pairs, different, strict=True) if differs), None)
     if problem:
         problem += (
-            f" has other values than on rank {rank_numbers(group)[0]}: every rank must hold the same parameters "
+            f" differs in value from that on rank {rank_numbers(group)[0]}: every rank must hold the same parameters "
             "(set the same seed, or wrap the model first; the shards of FSDP go to an ordinary optimizer)"
         )
     raise_everywhere(problem, group)
@@ -169,7 +169,7 @@ class Presence:
         mine = rows[dist.get_rank(self.group)]
         for place, (name, parameter) in enumerate(self.named):
             if here[place] and not torch.equal(mine[place], rows[self.owners.of(parameter)][place]):
-                return self._not_averaged(f"{name} has another gradient than on", parameter)
+                return self._not_averaged(f"{name} has a different gradient from that on", parameter)
         return None
 
     def _not_averaged(self, finding: str, parameter: torch.Tensor) -> str:

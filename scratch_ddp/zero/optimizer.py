@@ -36,7 +36,7 @@ class ShardedOptimizer(Optimizer):
     parameter.
 
     All ranks call the constructor, `step`, `add_param_group` and `load_state_dict` together. What can't be sharded, and
-    ranks that disagree, raise ValueError (an unfit class TypeError) on every rank, with the rank and the parameter in
+    ranks that disagree, raise ValueError (a wrong class: TypeError) on every rank, with the rank and the parameter in
     the message; pass `model.named_parameters()` to see names there.
 
     Cost of a step: broadcasts of the updated parameters, one for each parameter of 1 MB or more and one for all smaller

@@ -79,7 +79,7 @@ def wrapped(kind, source):
         strategy = getattr(minimal_ddp if readable else ddp, kind)(model)
         return strategy, strategy.sync_gradients, torch.optim.AdamW(strategy.parameters(), lr=0.01)
     if kind == "FSDP":
-        sharded = minimal_fsdp.FSDP(model, model.blocks) if readable else fsdp.FSDP(model, units=model.blocks)
+        sharded = minimal_fsdp.FSDP(model, units=model.blocks) if readable else fsdp.FSDP(model, units=model.blocks)
         sync = (lambda: None) if readable else sharded.sync_gradients
         return sharded, sync, torch.optim.AdamW(sharded.parameters(), lr=0.01)
     module = minimal_zero if readable else zero

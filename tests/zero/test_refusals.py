@@ -86,7 +86,7 @@ PARAMETERS = {
     "another dtype": "rank 1: entry 4 is '1.weight': float16 (3, 3), but '1.weight': float32 (3, 3) on rank 0",
     "frozen": "rank 1: entry 2 is '0.weight': float32 (3, 3), frozen, but '0.weight': float32 (3, 3) on rank 0",
     "another option": "rank 1: entry 0 is options lr=0.2, but options lr=0.1 on rank 0",
-    "other values": "rank 1: '1.bias' has other values than on rank 0: every rank must hold the same parameters",
+    "other values": "rank 1: '1.bias' differs in value from that on rank 0: every rank must hold the same parameters",
     "a DTensor": "ranks 0, 1: '0.weight' is a DTensor, so sharded already",
 }
 
@@ -135,7 +135,8 @@ def test_unfit_or_different_parameters():
 
 STEPS = {
     "sparse": "rank 1: the gradient of '0.weight' is sparse; only dense gradients can be averaged",
-    "not averaged": "rank 1: '0.weight' has another gradient than on rank 0, which updates it: average the gradients",
+    "not averaged": "rank 1: '0.weight' has a different gradient from that on rank 0, which updates it: "
+    "average the gradients",
     "only here": "has a gradient here, but none on rank 0, which updates it: average the gradients before step()",
     "another rate": "the ranks step with different options; give schedulers the same numbers on every rank\n"
     "rank 1: entry 0 is group 0: dampening=0, differentiable=False, foreach=None, fused=None, lr=0.3",
@@ -184,7 +185,7 @@ def the_unaveraged_case() -> list[str]:
 
 def test_forgotten_sync_is_found_at_the_first_step_and_can_be_mended():
     forgotten, mended = run_ranks(3, the_unaveraged_case)[0]
-    assert "'module.weight' has another gradient than on rank 0" in forgotten and "ranks 1, 2: " in forgotten
+    assert "'module.weight' has a different gradient from that on rank 0" in forgotten and "ranks 1, 2: " in forgotten
     assert mended is None
 
 
@@ -213,7 +214,7 @@ def shards_of_fsdp(kind: str) -> None:
 
 def test_the_shards_of_fsdp_go_to_an_ordinary_optimizer():
     messages = refused_everywhere(2, shards_of_fsdp, ["4", "3"])
-    assert "rank 1: 'weight' has other values than on rank 0" in messages["4"]
+    assert "rank 1: 'weight' differs in value from that on rank 0" in messages["4"]
     assert "the shards of FSDP go to an ordinary optimizer" in messages["4"]
     assert "'weight': float32 (1, 4), but 'weight': float32 (2, 4) on rank 0" in messages["3"]
 

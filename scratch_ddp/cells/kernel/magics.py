@@ -48,8 +48,8 @@ class RankMagics(DistributedMagic):
     @argument("--num-processes", "-n", default="2", help="how many ranks")
     @argument("--master-addr", "-a", default="localhost", help="this machine; rank cells do not leave it")
     @argument("--gpu-ids", "-g", default=None, help="GPUs to use, such as 0,1: rank 0 gets the first of the list")
-    @argument("--backend", default=None, help="gloo or nccl, plain; without it gloo that can be interrupted, or nccl")
-    @argument("--device", default=None, help="cpu or cuda; without it GPUs where there are any")
+    @argument("--backend", default=None, help="plain gloo or nccl; by default gloo that can be interrupted, or nccl")
+    @argument("--device", default=None, help="cpu or cuda; by default GPUs where there are any")
     def dist_init(self, line: str) -> None:
         """Start ranks. Afterwards plain cells run on all of them."""
         options = _options(self.dist_init, line)
@@ -88,7 +88,7 @@ class RankMagics(DistributedMagic):
         print(f"{name_ranks(range(count)).capitalize()} ended.")
 
     def dist_reset(self, line: str = "") -> None:
-        """End the ranks at once, in whatever state they are. Also when there are none."""
+        """End the ranks at once, whatever state they are in. Works even if there are none."""
         if self.cluster is not None:
             self.dist_shutdown(line)
         else:
@@ -154,7 +154,7 @@ class RankMagics(DistributedMagic):
             self._show_late(notebook)
 
     def _number_in_brackets(self) -> int:
-        """The running cell's. Some versions of IPython count on when a cell begins, others when it has ended."""
+        """The running cell's. Some versions of IPython add 1 when a cell begins, others when it has ended."""
         return len(self.shell.history_manager.input_hist_parsed) - 1
 
     def _show_late(self, notebook: NotebookOutput) -> None:
@@ -174,7 +174,7 @@ class RankMagics(DistributedMagic):
         self._print_mode()
 
     def dist_debug(self, line: str = "") -> None:
-        """What a report of a fault should hold."""
+        """What a bug report should contain."""
         import platform
         from importlib.metadata import version
 

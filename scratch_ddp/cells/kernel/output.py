@@ -199,7 +199,7 @@ class NotebookOutput:
     """Writes to the cell's output in the notebook. A line end is held back until it is known what follows."""
 
     def __init__(self, attended: bool):
-        self._attended = attended  # whether a person looks on, for whom a passing line is
+        self._attended = attended  # whether a person is watching; passing lines are for them
         self._stream = "stdout"
         self._held = ""  # a line end that was not written yet
         self._unfinished = False  # the last line has no end

@@ -73,7 +73,7 @@ def _listed_gpus(gpu_ids: str | None, gpu_count: int) -> list[int]:
 
 
 def overload_warning(world_size: int) -> str | None:
-    """Why so many ranks are too much for this machine, or None. They are started all the same."""
+    """Why this many ranks are too many for this machine, or None. They are started anyway."""
     cores = os.cpu_count() or 1
     memory = psutil.virtual_memory().total / 2**30
     needed = 0.25 * world_size  # GiB: a rank's own memory once it has run torch

@@ -99,7 +99,7 @@ def describe_mismatch(ranks: dict[int, RankState]) -> str:
         if len(called) > 1:
             listed = "; ".join(f"{name_ranks(callers)} called {text}" for text, callers in called.items())
             line = f" (line {state.line})" if state.line else ""
-            return f"{listed}{line}. All ranks must call the same, with tensors of one shape and dtype"
+            return f"{listed}{line}. All ranks must make the same call, with tensors of the same shape and dtype"
     return ""
 
 
@@ -120,7 +120,7 @@ def describe_abort(last_calls: dict[int, str]) -> str:
     listed = ", ".join(f"rank {rank} {call or 'nothing'}" for rank, call in last_calls.items())
     return (
         f"\nThe ranks did not call the same thing: {listed}. gloo ends the whole process when sizes or types differ; "
-        "in one collective all ranks must pass tensors of one shape and dtype."
+        "in a collective all ranks must pass tensors of the same shape and dtype."
     )
 
 

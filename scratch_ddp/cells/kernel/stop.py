@@ -78,7 +78,7 @@ class Interruption:
                 rank.channel.send({"type": "interrupt", "cell": self._cell})
 
     def time_is_up(self, states: Collection[dict[str, Any]]) -> bool:
-        """Whether the ranks had time enough. `states`: where those are that still run, as they have said it."""
+        """Whether the ranks have had enough time. `states`: where the ranks that still run are, as they reported it."""
         since = self.pressed_at or self.deadlocked_at
         if since is None:
             return False

@@ -3,7 +3,7 @@
 A thread that waits inside gloo can't be woken. So a helper thread waits there, and the caller waits for the helper in
 Python, where a signal is noticed at once. After an interrupt the helper is left behind.
 
-What a wait is for is a "call": {"operation", "group" (its name), "number" (of the collective in its group), "given"
+Each wait is for a "call": {"operation", "group" (its name), "number" (of the collective in its group), "given"
 ("4 × float32"), "peer" (" to rank 1")}.
 """
 

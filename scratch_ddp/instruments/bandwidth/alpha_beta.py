@@ -47,7 +47,7 @@ class AlphaBeta:
 
     def __str__(self) -> str:
         rate = f"{three_digits(1e-9 / self.beta)} GB/s" if self.beta else "no limit"
-        line = f"α = {three_digits(self.alpha * 1e6)} µs, β = {three_digits(self.beta * 1e9)} ns a byte ({rate})"
+        line = f"α = {three_digits(self.alpha * 1e6)} µs, β = {three_digits(self.beta * 1e9)} ns per byte ({rate})"
         return f"{line}, off by at most {self.worst:.0%}"
 
 

@@ -39,7 +39,7 @@ def measure(
     """Time `operations` (names from OPERATIONS) on float32 tensors of each size, and return all rows.
 
     Collective: every rank of `group` calls it with the same arguments and gets the same rows. `sizes`: bytes, or texts
-    such as "10MiB". `ranks`: numbers of ranks; each is measured on the first so many ranks; by default, on all.
+    such as "10MiB". `ranks`: numbers of ranks; each is measured on that many ranks, from rank 0 on; by default, on all.
     `seconds`: about how long each row may take; it has at least three samples however long they take. `device`: by
     default a GPU where the backend requires one, else the CPU.
 

@@ -37,8 +37,8 @@ class Link:
 
     def __str__(self) -> str:
         speed = f"{1e-9 / self.beta:.3g} GB/s" if self.beta else "any number of bytes at once"
-        round_ = f", {self.per_round * 1e6:g} µs a round" if self.per_round else ""
-        return f"{self.name or 'link'}: {self.alpha * 1e6:g} µs a call{round_}, {speed}"
+        round_ = f", {self.per_round * 1e6:g} µs per round" if self.per_round else ""
+        return f"{self.name or 'link'}: {self.alpha * 1e6:g} µs per call{round_}, {speed}"
 
 
 _NCCL = "latencies: NVIDIA/nccl, src/graph/tuning.cc, ring with protocol Simple, a call and a round"

@@ -134,7 +134,7 @@ class LinkedGroup(dist.ProcessGroup):
         return LinkedWork(below, transfer, settle, self._nic.clear_queue, self._alarm, self._free)
 
     def _write_ready_time(self, call: Call, transfer: Transfer | None) -> list[int] | None:
-        """Tell the peers from when on this rank's wire is free for the call, before the call can end anywhere."""
+        """Tell the peers when this rank's wire becomes free for the call, before the call can end anywhere."""
         if self._ready_times is None or (call.peer is None and call.name == "recv"):  # the sender is not known yet
             return None
         return self._ready_times.write(call, transfer.started if transfer else now())

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from scratch_ddp.instruments.network.clock import now, sleep_until
 from scratch_ddp.instruments.network.nic import Transfer
 
-_CLOSE = 2e-3  # seconds before a call from which on the alarm's thread no longer listens for an earlier one
+_CLOSE = 2e-3  # seconds before a call: from then on the alarm's thread no longer listens for an earlier one
 
 
 class Alarm:

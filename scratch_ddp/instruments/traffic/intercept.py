@@ -126,7 +126,7 @@ def _reported_wait(_: str, original: Any) -> Callable:
 
 
 class LightMode(TorchDispatchMode):
-    """A dispatch mode at whose first operation torch does not import its compiler, which takes seconds."""
+    """A dispatch mode that keeps torch from importing its compiler at the first operation, which takes seconds."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -45,14 +45,14 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "each rank's own accuracy",
             fails="agreement",
-            says="13 items: Ranks 2 and 3 hold other bits than rank 0.",
+            says="13 items: Ranks 2 and 3 have different bits from rank 0.",
             body="return hits.double().mean().item()",
             also=("value",),
         ),
         WrongAnswer(
             "reduces to rank 0, and reads the sum everywhere",
             fails="agreement",
-            says="12 items: Ranks 1, 2 and 3 hold other bits than rank 0.",
+            says="12 items: Ranks 1, 2 and 3 have different bits from rank 0.",
             edits={"dist.all_reduce(right)": "dist.reduce(right, 0)"},
             also=("value", "cost"),
         ),
