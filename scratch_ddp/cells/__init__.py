@@ -9,10 +9,11 @@ IPython shell of `rank/shell.py`. What it writes leaves through the pipes of `ra
 `kernel/reader.py` reads them, and `kernel/output.py` shows the text in the notebook. If the cell does not end well,
 `kernel/reports.py` has the words for it.
 
-The path of a Stop: `kernel/stop.py` turns the button's SIGINT into an event and sends an interrupt to each rank of the
-cell. `Rank.interrupt` in `rank/worker.py` raises KeyboardInterrupt there. A rank that waits in a collective is freed
-because its process group is one that can be interrupted (`rank/interruptible_group.py`). At the end `stop.recover`
-renews the process groups, and replaces ranks that could not be freed.
+The path of a Stop: `kernel/stop.py` turns the button's SIGINT into an event, and `kernel/execution.py`, which waits for
+the cell's ranks, has it send an interrupt to each of them. `Rank.interrupt` in `rank/worker.py` raises
+KeyboardInterrupt there. A rank that waits in a collective is freed because its process group is one that can be
+interrupted (`rank/interruptible_group.py`). At the end `stop.recover` renews the process groups, and replaces ranks
+that could not be freed.
 """
 
 from typing import Any

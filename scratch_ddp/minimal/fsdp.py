@@ -102,7 +102,10 @@ class FSDP(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         self.root.gather()
-        return self.module(*args)
+        output = self.module(*args)
+        if not torch.is_grad_enabled():  # no backward will free it
+            self.root.free()
+        return output
 
     def before_forward(self, unit: Unit, args: tuple) -> tuple:
         unit.gather()
