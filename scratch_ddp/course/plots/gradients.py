@@ -40,7 +40,7 @@ def gradient_arrows(
         _draw_arrow(right, chain[rank], chain[rank + 1] - chain[rank], rank_color(rank), width=2.5)
     _draw_arrow(left, start, sum(steps) / len(steps), SUM_COLOR, width=1.6, name="mean of the ranks")
     left.set_title("minus each gradient, and their mean", fontsize=10, loc="left")
-    right.set_title(f"1/{len(steps)} of each, one behind another (closer)", fontsize=10, loc="left")
+    right.set_title(f"1/{len(steps)} of each, end to end (closer)", fontsize=10, loc="left")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(steps) + 2, frameon=False)
     return figure
 
