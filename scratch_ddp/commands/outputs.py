@@ -72,7 +72,7 @@ def clean_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:
     for output in outputs:
         output = nbformat.from_dict(_without_paths(output))
         if output.output_type == "error":
-            output.traceback = [_without_line_numbers(frame) for frame in output.traceback]
+            output.traceback = _without_line_numbers(output.traceback)
         if output.output_type == "stream" and cleaned and _is_stream(cleaned[-1], output.name):
             cleaned[-1].text += output.text
             continue
@@ -119,13 +119,22 @@ def _without_paths(value: Any) -> Any:
     return [_without_paths(item) for item in value] if isinstance(value, list) else value
 
 
-def _without_line_numbers(frame: str) -> str:
-    """A frame of IPython's traceback as it looks wherever its code stands in the file; a cell's frame as it is."""
-    head, *lines = frame.split("\n")
-    if not FILE_FRAME.match(head):
-        return frame
-    lines = [LINE_NUMBER.sub(lambda found: found[1] + ("-----> " if found[2] else " " * 7), line) for line in lines]
-    return "\n".join([FILE_FRAME.sub(r"\1", head), *lines])
+def _without_line_numbers(traceback: list[str]) -> list[str]:
+    """IPython's traceback, in which a frame of a file looks as it does wherever its code stands in the file.
+
+    A frame is a line that names its place, then numbered lines with gaps. An item holds a whole frame or one line.
+    """
+    in_file = False
+
+    def cleaned(line: str) -> str:
+        nonlocal in_file
+        if FILE_FRAME.match(line):
+            in_file = True
+            return FILE_FRAME.sub(r"\1", line)
+        in_file = in_file and bool(LINE_NUMBER.match(line) or "(...)" in line)
+        return LINE_NUMBER.sub(lambda at: at[1] + ("-----> " if at[2] else " " * 7), line) if in_file else line
+
+    return ["\n".join(map(cleaned, item.split("\n"))) for item in traceback]
 
 
 def _path_patterns(venv: Path, clone: Path, home: Path) -> list[tuple[re.Pattern, str]]:

@@ -53,17 +53,27 @@ def test_paths_scripts_and_widgets_do_not_get_into_a_notebook():
     assert cleaned[3:] == [picture]
 
 
-def test_a_frame_of_a_file_loses_its_line_numbers_and_one_of_a_cell_keeps_them():
-    cell = "\x1b[36mCell\x1b[39m \x1b[32mIn[2]\x1b[39m\x1b[32m, line 2\x1b[39m\n\x1b[32m      1\x1b[39m x = 1"
-    frame = (
-        "\x1b[36mFile \x1b[39m\x1b[32mscratch_ddp/mesh.py{}\x1b[39m, in \x1b[36mget\x1b[39m(what)\n"
-        "\x1b[32m{}\x1b[39m n = 12\n"
-        "\x1b[32m{}\x1b[39m     \x1b[38;5;28;01mraise\x1b[39;00m"
+def traceback(place: str, before: str, arrow: str) -> str:
+    """A file's frame between two of cells, as IPython writes them."""
+    cell = (
+        "\x1b[36mCell\x1b[39m \x1b[32mIn[2]\x1b[39m\x1b[32m, line 2\x1b[39m\n"
+        "\x1b[32m      1\x1b[39m x = 1\n"
+        "\x1b[32m----> \x1b[39m\x1b[32m2\x1b[39m get(x)\n"
     )
-    raised = frame.format(":100", "     99", "--> \x1b[39m\x1b[32m100")
-    error = new_output("error", ename="E", evalue="e", traceback=[cell, raised, "E: in 3 of 4"])
-    saved = frame.format("", "       ", "-----> ")
-    assert outputs.clean_outputs([error])[0].traceback == [cell, saved, "E: in 3 of 4"]
+    file = (
+        f"\x1b[36mFile \x1b[39m\x1b[32mscratch_ddp/mesh.py{place}\x1b[39m, in \x1b[36mget\x1b[39m(what)\n"
+        f"\x1b[32m{before}\x1b[39m n = 12\n"
+        f"\x1b[32m{arrow}\x1b[39m     \x1b[38;5;28;01mraise\x1b[39;00m\n"
+    )
+    return "\n".join([cell, file, cell, "E: in 3 of 4"])
+
+
+@pytest.mark.parametrize("split", [str.splitlines, lambda text: text.split("\n\n"), lambda text: [text]])
+def test_a_frame_of_a_file_loses_its_line_numbers_and_frames_of_cells_keep_them(split):
+    """The rank cells hand over a traceback line by line, a plain kernel in frames."""
+    raised = split(traceback(":100", "     99", "--> \x1b[39m\x1b[32m100"))
+    error = new_output("error", ename="E", evalue="e", traceback=raised)
+    assert outputs.clean_outputs([error])[0].traceback == split(traceback("", "       ", "-----> "))
 
 
 def test_text_names_a_file_of_the_package_without_the_line():
