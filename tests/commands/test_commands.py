@@ -19,6 +19,8 @@ from scratch_ddp.commands import grade as grading
 from scratch_ddp.commands import test as checks
 from scratch_ddp.commands.environment import CREATE, INSTALL, READY, SetupFailed
 from scratch_ddp.commands.lessons import UsageError
+from scratch_ddp.course import solution
+from scratch_ddp.course.exercise import all_exercises
 from tests.notebooks.files import save
 
 
@@ -168,6 +170,33 @@ def test_a_fresh_copy_keeps_every_older_one(course):
     assert "first_try" in kept[0].read_text() and "second_try" in kept[1].read_text()
     assert copies.copy_fresh(source, mine, now) is None  # nothing was done in this one
     assert grading.original_of(kept[1], notebooks) == source
+
+
+def test_in_a_copy_for_students_solution_says_where_the_solutions_are(course, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "for_students"
+    copies.copy_for_students(folder, course / "notebooks")
+    assert {path.name for path in folder.iterdir()} == {
+        "00_first.ipynb",
+        "01_second.ipynb",
+        "glossary.md",
+        copies.INSTEAD_OF_SOLUTIONS,
+    }
+    assert "the answer" not in str(nbformat.read(folder / "00_first.ipynb", as_version=4).cells[1].outputs)
+    solution(all_exercises()["reduce"].reference)
+    assert "def reduce" in capsys.readouterr().out
+    monkeypatch.chdir(folder)
+    solution(all_exercises()["reduce"].reference)
+    assert capsys.readouterr().out == copies.WHERE_SOLUTIONS_ARE
+    with pytest.raises(UsageError, match="already exists"):
+        copies.copy_for_students(folder, course / "notebooks")
+    assert copies.make_copies(course / "notebooks", folder) == []  # it serves as the student's own copies
+
+
+@pytest.mark.parametrize("arguments", [[], ["02", "--for-students", "x"]])
+def test_copy_needs_a_lesson_or_a_folder_for_students(arguments, capsys):
+    with pytest.raises(SystemExit):
+        copies.main(arguments)
+    assert "--for-students FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["1", "01", "01_second", "01_second.ipynb", "notebooks/01_second.ipynb"])
