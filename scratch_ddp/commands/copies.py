@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import nbformat
+from ipykernel.ipkernel import IPythonKernel
 
 from scratch_ddp.commands.lessons import COPIES, NOTEBOOKS, UsageError, complain, find_lesson, lesson_paths
 from scratch_ddp.commands.outputs import clear_outputs, replace, to_text
@@ -75,6 +76,7 @@ def _text_for_copy(source: Path) -> str:
         return source.read_text(encoding="utf-8")
     notebook = nbformat.read(source, as_version=4)
     clear_outputs(notebook)
+    notebook.metadata["language_info"] = IPythonKernel.language_info  # JupyterLab would add it, and mark it unsaved
     return to_text(notebook)
 
 

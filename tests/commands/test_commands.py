@@ -225,6 +225,46 @@ def test_the_lab_passes_arguments_on():
     assert "--ServerApp.ip=127.0.0.1" in command and ("--allow-root" in command) == (os.geteuid() == 0)
 
 
+def test_the_lab_keeps_its_settings_with_the_copies(tmp_path, monkeypatch):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER_CONFIG")}
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(lab, "make_copies", list)
+    monkeypatch.setattr(lab, "write_settings", list)
+    monkeypatch.setattr(lab, "show_notebooks_as_text", lambda _: None)
+    monkeypatch.setattr(lab.os, "execv", lambda *_: None)
+    monkeypatch.setattr(lab, "COPIES", tmp_path)
+    assert lab.main([]) is None
+    paths = subprocess.check_output([sys.executable, "-m", "jupyterlab", "path"], text=True, env=environ)
+    assert f"{tmp_path}/.jupyter/lab/user-settings" in paths
+
+
+def test_git_shows_notebooks_as_text(course, monkeypatch):
+    def git(*arguments: str) -> str:
+        return subprocess.check_output(["git", "-C", str(course), *arguments], text=True)
+
+    monkeypatch.setenv("PYTHONPATH", str(lessons.ROOT))
+    git("init", "--quiet")
+    (course / ".gitattributes").write_text((lessons.ROOT / ".gitattributes").read_text())
+    git("add", ".")
+    lab.show_notebooks_as_text(course)
+    path = course / "notebooks" / "00_first.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[1].source = "print('another answer')"
+    notebook.cells[1].outputs[0].text = "another answer\n"
+    notebook.cells[1].outputs.append(new_output("display_data", data={"image/png": "aGk=", "text/plain": "<Figure>"}))
+    path.write_text(outputs.to_text(notebook))
+    changed = [line for line in git("diff").splitlines()[4:] if line[0] in "+-"]
+    assert changed == [
+        "-print('the answer')",
+        "-→ the answer",
+        "+print('another answer')",
+        "+→ another answer",
+        "+→ <Figure>",
+    ]
+    path.write_text("<<<<<<< ours\n")
+    assert "+<<<<<<< ours" in git("diff")
+
+
 def test_every_check_runs_and_one_that_fails_is_enough(monkeypatch, capsys):
     ran = []
 
