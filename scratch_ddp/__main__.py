@@ -11,9 +11,9 @@ from scratch_ddp.commands import environment
 
 COMMANDS = {  # name: (module of scratch_ddp.commands with `main(arguments) -> exit status`, what it does)
     "lab": ("lab", "open JupyterLab on your own copies of the lessons (further arguments go to JupyterLab)"),
-    "copy": ("copies", "make a fresh copy of a lesson"),
+    "copy": ("copies", "make a fresh copy of a lesson, or a folder of lessons for students"),
     "refresh": ("refresh", "run lessons again and save their outputs as they are committed"),
-    "grade": ("grade", "run a notebook and say which of its exercises hold"),
+    "grade": ("grade", "run notebooks (trusted code only) and say which of their exercises hold"),
     "test": (
         "test",
         "run every check: ruff, the tests, all cells of all lessons (arguments: that pytest call only)",

@@ -11,11 +11,14 @@ import time
 from pathlib import Path
 
 import nbformat
+from ipykernel.ipkernel import IPythonKernel
 
 from scratch_ddp.commands.lessons import COPIES, NOTEBOOKS, UsageError, complain, find_lesson, lesson_paths
 from scratch_ddp.commands.outputs import clear_outputs, replace, to_text
 
 AS_COPIED = ".as_copied.json"
+INSTEAD_OF_SOLUTIONS = "solutions.md"  # scratch_ddp.course.check looks for it
+WHERE_SOLUTIONS_ARE = "Your teacher has the solutions.\n"
 
 
 def make_copies(notebooks: Path = NOTEBOOKS, copies: Path = COPIES) -> list[str]:
@@ -53,6 +56,16 @@ def copy_fresh(source: Path, copies: Path = COPIES, now: time.struct_time | None
     return kept
 
 
+def copy_for_students(folder: Path, notebooks: Path = NOTEBOOKS) -> None:
+    """Make a new folder with copies of all lessons and pages, and the file that `solution` prints there instead."""
+    if folder.exists():
+        raise UsageError(f"{folder} already exists: name a new folder.")
+    folder.mkdir(parents=True)
+    for source in [*lesson_paths(notebooks), *_pages(notebooks)]:
+        replace(folder / source.name, _text_for_copy(source))
+    replace(folder / INSTEAD_OF_SOLUTIONS, WHERE_SOLUTIONS_ARE)
+
+
 def _pages(notebooks: Path) -> list[Path]:
     """Glossary, symptoms, map: what the lessons link to."""
     return sorted(notebooks.glob("*.md"))
@@ -63,6 +76,7 @@ def _text_for_copy(source: Path) -> str:
         return source.read_text(encoding="utf-8")
     notebook = nbformat.read(source, as_version=4)
     clear_outputs(notebook)
+    notebook.metadata["language_info"] = IPythonKernel.language_info  # JupyterLab would add it, and mark it unsaved
     return to_text(notebook)
 
 
@@ -90,22 +104,37 @@ def _command(source: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp copy", description="Make a copy of a lesson.")
-    parser.add_argument("lesson", metavar="LESSON", help="02, or 02_inside_all_reduce")
+    parser.add_argument("lesson", metavar="LESSON", nargs="?", help="02, or 02_inside_all_reduce")
     parser.add_argument("--fresh", action="store_true", help="keep an existing copy under a dated name and start again")
+    parser.add_argument("--for-students", type=Path, metavar="FOLDER", help="all lessons, in a new folder to hand out")
     options = parser.parse_args(arguments)
+    if (options.lesson is None) == (options.for_students is None):
+        parser.error("give a LESSON, or --for-students FOLDER")
     try:
-        named = [page for page in _pages(NOTEBOOKS) if options.lesson in (page.stem, page.name)]
-        source = named[0] if named else find_lesson(options.lesson)
+        return _copy(options.lesson, options.fresh) if options.lesson else _hand_out(options.for_students)
     except UsageError as error:
         return complain(error)
+
+
+def _copy(lesson: str, fresh: bool) -> int:
+    named = [page for page in _pages(NOTEBOOKS) if lesson in (page.stem, page.name)]
+    source = named[0] if named else find_lesson(lesson)
     target = COPIES / source.name
-    if target.exists() and not options.fresh:
+    if target.exists() and not fresh:
         print(f"{_shown(target)} already exists and was not changed. To keep it and start again: {_command(source)}")
         return 1
     kept = copy_fresh(source)
     if kept:
         print(f"Your work is now in {_shown(kept)}.")
     print(f"A fresh copy is in {_shown(target)}.")
+    return 0
+
+
+def _hand_out(folder: Path) -> int:
+    copy_for_students(folder)
+    note = folder / INSTEAD_OF_SOLUTIONS
+    print(f"The lessons are in {folder}. Students put this folder into their clone as my_lessons/.")
+    print(f"In it, solution(...) prints what {note} says: edit that file.")
     return 0
 
 

@@ -1,7 +1,8 @@
-"""`grade`: run a learner's notebook and say which of its exercises hold.
+"""`grade`: run learners' notebooks and say which of their exercises hold.
 
 An exercise is a cell with a line `check(NAME)`. Its verdict is what that cell prints: a line for each group of
 criteria, beginning with ✓ or ✗, or `not written yet`. Exercises of the lesson whose check was removed count as missing.
+Ticks of a notebook's own `check`, or for the package's own function, do not count (`own_work`).
 """
 
 import argparse
@@ -17,10 +18,13 @@ from nbformat import NotebookNode
 from scratch_ddp.commands.execution import ANSI_COLOUR, CellFailed, run
 from scratch_ddp.commands.lessons import NOTEBOOKS, UsageError, complain, lesson_paths
 from scratch_ddp.commands.outputs import clean_outputs, clear_outputs
+from scratch_ddp.commands.own_work import unearned
+from scratch_ddp.course.exercise import all_exercises
 
 SAID_BY = re.compile(r"\s+← ranks? [\d–, ]+$")  # the rank cells' label at the end of a line
 CHECK = re.compile(r"^check\(\s*([A-Za-z_]\w*)", re.MULTILINE)
-HOLDS, FAILS, NOT_WRITTEN, NOT_REACHED, MISSING = "holds", "fails", "not written", "not reached", "missing"
+HOLDS, FAILS, NOT_COUNTED = "holds", "fails", "not counted"
+NOT_WRITTEN, NOT_REACHED, MISSING = "not written", "not reached", "missing"
 MARKS = {HOLDS: "✓", FAILS: "✗"}
 
 
@@ -33,24 +37,50 @@ class Exercise:
     lines: list[str]
 
 
-def grade(path: Path, cell_timeout: float, lesson: Path | None = None) -> tuple[list[Exercise], str | None]:
+@dataclasses.dataclass
+class Report:
+    """A notebook's exercises in order and, if the kernel died on the way, where."""
+
+    notebook: str
+    exercises: list[Exercise]
+    stopped: str | None
+
+    @property
+    def held(self) -> int:
+        return sum(exercise.status == HOLDS for exercise in self.exercises)
+
+    @property
+    def all_hold(self) -> bool:
+        return self.held == len(self.exercises) and not self.stopped
+
+
+def grade(path: Path, cell_timeout: float, lesson: Path | None = None) -> Report:
     """Run a notebook to its end, whatever fails, without changing the file.
 
-    Returns its exercises in order and, if the kernel died on the way, where. With `lesson`, the original, exercises
-    that only the original has are MISSING.
+    With `lesson`, the original, exercises that only the original has are MISSING.
     """
     notebook = read(path)
+    original = read(lesson) if lesson else None
     clear_outputs(notebook)
-    stopped = None
+    folder, stopped = path.absolute().parent, None
     try:
-        run(notebook, path.absolute().parent, keep_going=True, cell_timeout=cell_timeout)
+        run(notebook, folder, keep_going=True, cell_timeout=cell_timeout)
     except CellFailed as failure:
         stopped = str(failure)
     exercises = list(exercises_of(notebook))
+    _discount(exercises, unearned(notebook, all_exercises(folder), original))
     there = {exercise.name for exercise in exercises}
-    wanted = exercises_of(read(lesson)) if lesson else ()
+    wanted = exercises_of(original) if original else ()
     exercises += [Exercise(exercise.name, MISSING, []) for exercise in wanted if exercise.name not in there]
-    return exercises, stopped
+    return Report(str(path), exercises, stopped)
+
+
+def _discount(exercises: list[Exercise], reasons: dict[str, str]) -> None:
+    """Take back the ticks for which there is a reason, in place."""
+    for exercise in exercises:
+        why = [reasons[name] for name in exercise.name.split(", ") if name in reasons]
+        if why and exercise.status == HOLDS:
+            exercise.status, exercise.lines = NOT_COUNTED, why
 
 
 def read(path: Path) -> NotebookNode:
@@ -94,6 +124,14 @@ def text_of(output: NotebookNode) -> str:
     return ANSI_COLOUR.sub("", text)
 
 
+def as_text(report: Report) -> str:
+    """The notebook's name, the table of its exercises, and how many hold."""
+    lines = [f"── {report.notebook}"]
+    lines += [as_table(report.exercises)] if report.exercises else []
+    lines += [report.stopped] if report.stopped else []
+    return "\n".join([*lines, f"{report.held} of {len(report.exercises)} exercises hold.\n"])
+
+
 def as_table(exercises: list[Exercise]) -> str:
     """One row an exercise, its criteria below one another."""
     width = max(len(exercise.name) for exercise in exercises)
@@ -106,30 +144,46 @@ def as_table(exercises: list[Exercise]) -> str:
     return "\n".join(rows)
 
 
+def as_overview(reports: list[Report]) -> str:
+    """One row a notebook: how many of its exercises hold, and what became of the others."""
+    width = max(len(report.notebook) for report in reports)
+    rows = []
+    for report in reports:
+        others = [f"{each.name} {each.status}" for each in report.exercises if each.status != HOLDS]
+        others += ["the kernel died"] if report.stopped else []
+        held = f"{report.held} of {len(report.exercises)}"
+        rows.append(f"{report.notebook:{width}}  {held:8}  {', '.join(others)}".rstrip())
+    return "\n".join(rows)
+
+
 def original_of(path: Path, notebooks: Path = NOTEBOOKS) -> Path | None:
     """The lesson that a copy was made from, told by its number: `02_inside_all_reduce-2026-01-31-….ipynb` is of 02."""
     return next((lesson for lesson in lesson_paths(notebooks) if path.name.startswith(lesson.stem[:3])), None)
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp grade", description="Which exercises hold?")
-    parser.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="the file; it stays as it is")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser = argparse.ArgumentParser(
+        prog="python3 -m scratch_ddp grade",
+        description="Run notebooks and say which of their exercises hold. What is graded runs with all your rights: "
+        "trusted code only.",
+    )
+    parser.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK", help="a file; it stays as it is")
+    parser.add_argument("--json", action="store_true", help="print JSON, a list of notebooks, instead of tables")
     parser.add_argument("--cell-timeout", type=float, default=300.0, metavar="SECONDS", help="interrupt longer cells")
     options = parser.parse_args(arguments)
+    reports = []
     try:
-        exercises, stopped = grade(options.notebook, options.cell_timeout, original_of(options.notebook))
+        for path in options.notebooks:
+            read(path)  # refuse what is no notebook before anything runs
+        for path in options.notebooks:
+            reports.append(grade(path, options.cell_timeout, original_of(path)))
+            if not options.json:
+                print(as_text(reports[-1]), flush=True)
     except UsageError as error:
         return complain(error)
-    held = sum(exercise.status == HOLDS for exercise in exercises)
     if options.json:
-        rows = [dataclasses.asdict(exercise) for exercise in exercises]
-        report = {"notebook": options.notebook.name, "held": held, "exercises": rows, "stopped": stopped}
-        print(json.dumps(report, indent=1, ensure_ascii=False))
-    else:
-        if exercises:
-            print(as_table(exercises))
-        if stopped:
-            print(stopped)
-        print(f"{held} of {len(exercises)} exercises hold.")
-    return 0 if held == len(exercises) and not stopped else 1
+        rows = [{**dataclasses.asdict(report), "held": report.held} for report in reports]
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+    elif len(reports) > 1:
+        print(as_overview(reports))
+    return 0 if all(report.all_hold for report in reports) else 1

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from scratch_ddp.commands.copies import make_copies
-from scratch_ddp.commands.lessons import COPIES, NOTEBOOKS, UsageError, complain, lesson_paths
+from scratch_ddp.commands.lessons import COPIES, NOTEBOOKS, ROOT, UsageError, complain, lesson_paths
 
 SETTINGS = {  # JupyterLab's own names
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -26,9 +29,16 @@ def main(arguments: list[str]) -> int:
     except UsageError as error:
         return complain(error)
     write_settings()
-    os.environ.setdefault("SCRATCH_DDP_PROGRESS", "1")  # kernels inherit it, and their ranks
+    show_notebooks_as_text(ROOT)
+    for name, value in variables(COPIES).items():
+        os.environ.setdefault(name, value)
     print(f"Your copies of the lessons are in {COPIES}. End the lab with Ctrl-C.", flush=True)
     os.execv(command[0], command)
+
+
+def variables(copies: Path) -> dict[str, str]:
+    """What the lab runs with unless it is set already: its settings beside the copies, and progress bars in kernels."""
+    return {"JUPYTER_CONFIG_DIR": str(copies / ".jupyter"), "SCRATCH_DDP_PROGRESS": "1"}
 
 
 def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES) -> list[str]:
@@ -56,3 +66,10 @@ def write_settings() -> None:
     settings = Path(sys.prefix) / "share/jupyter/lab/settings"
     settings.mkdir(parents=True, exist_ok=True)
     (settings / "overrides.json").write_text(json.dumps(SETTINGS, indent=1))
+
+
+def show_notebooks_as_text(clone: Path) -> None:
+    """Let `git diff` show what notebooks say, in this clone alone; .gitattributes names the files."""
+    convert = f"{shlex.quote(sys.executable)} -m scratch_ddp.commands.as_text"
+    if (clone / ".git").exists() and shutil.which("git"):
+        subprocess.call(["git", "-C", str(clone), "config", "diff.notebook.textconv", convert])

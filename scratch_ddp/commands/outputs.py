@@ -19,6 +19,9 @@ KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "nam
 CELL_NOISE = ("ExecuteTime", "collapsed", "execution", "pycharm", "scrolled", "trusted", "vscode")
 SCRIPT = "application/javascript"
 WIDGET = "application/vnd.jupyter.widget-view+json"
+COLOURS = r"(?:\x1b\[[\d;]*m)*"
+FILE_FRAME = re.compile(rf"^({COLOURS}File {COLOURS}[^:]+?)(?::\d+)?(?={COLOURS}(?:, in |$))")
+LINE_NUMBER = re.compile(rf"^({COLOURS}) *(-*>)? *{COLOURS}\d+(?={COLOURS}(?: |$))")
 
 
 def clean_notebook(notebook: NotebookNode) -> None:
@@ -61,10 +64,15 @@ def replace(path: Path, text: str) -> None:
 
 
 def clean_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """Outputs without what differs from run to run: pieces of one stream, overwritten text, paths, scripts, widgets."""
+    """Outputs without what differs from run to run or with an edit elsewhere.
+
+    That is: pieces of one stream, overwritten text, paths, line numbers of files, scripts, widgets.
+    """
     cleaned: list[NotebookNode] = []
     for output in outputs:
         output = nbformat.from_dict(_without_paths(output))
+        if output.output_type == "error":
+            output.traceback = _without_line_numbers(output.traceback)
         if output.output_type == "stream" and cleaned and _is_stream(cleaned[-1], output.name):
             cleaned[-1].text += output.text
             continue
@@ -111,6 +119,24 @@ def _without_paths(value: Any) -> Any:
     return [_without_paths(item) for item in value] if isinstance(value, list) else value
 
 
+def _without_line_numbers(traceback: list[str]) -> list[str]:
+    """IPython's traceback, in which a frame of a file looks as it does wherever its code stands in the file.
+
+    A frame is a line that names its place, then numbered lines with gaps. An item holds a whole frame or one line.
+    """
+    in_file = False
+
+    def cleaned(line: str) -> str:
+        nonlocal in_file
+        if FILE_FRAME.match(line):
+            in_file = True
+            return FILE_FRAME.sub(r"\1", line)
+        in_file = in_file and bool(LINE_NUMBER.match(line) or "(...)" in line)
+        return LINE_NUMBER.sub(lambda at: at[1] + ("-----> " if at[2] else " " * 7), line) if in_file else line
+
+    return ["\n".join(map(cleaned, item.split("\n"))) for item in traceback]
+
+
 def _path_patterns(venv: Path, clone: Path, home: Path) -> list[tuple[re.Pattern, str]]:
     """What each folder of this machine is replaced by; a folder such as / would match too much and is left out."""
     start = r"(?:(?<![\w/.~-])|(?<=\dm))"  # not inside of a longer path; \dm ends a colour code
@@ -118,7 +144,8 @@ def _path_patterns(venv: Path, clone: Path, home: Path) -> list[tuple[re.Pattern
     for folder, name in [(venv, ".venv"), (clone, "."), (home, "~")]:
         if len(folder.parts) > 1:
             patterns.append((re.compile(start + re.escape(str(folder)) + r"(?=/|\b)"), name))
-    return patterns
+    # Where in the package a warning comes from, or a frame of a traceback that was printed.
+    return [*patterns, (re.compile(r'(scratch_ddp/[\w/]+\.py"?)(?::\d+|, line \d+)'), r"\1")]
 
 
 PATHS = _path_patterns(Path(sys.prefix), ROOT, Path.home())

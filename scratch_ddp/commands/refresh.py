@@ -20,7 +20,7 @@ def refresh(path: Path) -> bool:
     """
     before = path.read_text(encoding="utf-8")
     notebook = nbformat.reads(before, as_version=4)
-    write_stubs(notebook)
+    write_stubs(notebook, path.parent)
     clear_outputs(notebook)
     run(notebook, path.parent)
     clean_notebook(notebook)
@@ -30,12 +30,22 @@ def refresh(path: Path) -> bool:
     return after != before
 
 
+def _notebook(name: str) -> Path:
+    """The lesson of that name, or the notebook at that path if a `lesson_….py` stands beside it.
+
+    The path of a learner's copy means its lesson: the stubs would overwrite the answers.
+    """
+    path = Path(name).absolute()
+    own = path.suffix == ".ipynb" and path.is_file() and any(path.parent.glob("lesson_*.py"))
+    return path if own else find_lesson(name)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp refresh", description=__doc__)
-    parser.add_argument("lessons", nargs="*", metavar="LESSON", help="02, or 02_inside_all_reduce; without one: all")
+    parser.add_argument("lessons", nargs="*", metavar="LESSON", help="02, or a notebook's path; without one: all")
     names = parser.parse_args(arguments).lessons
     try:
-        paths = [find_lesson(name) for name in names] or lesson_paths()
+        paths = [_notebook(name) for name in names] or lesson_paths()
     except UsageError as error:
         return complain(error)
     failed = 0

@@ -6,6 +6,7 @@ lesson, `trial` (call it, state criteria), `attempt` (the call itself) and `verd
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -15,6 +16,7 @@ from scratch_ddp.course.trial import GRACE, AnswerFailed, Trial
 from scratch_ddp.course.verdict import Verdict
 from scratch_ddp.course.wording import ranks
 
+INSTEAD = Path("solutions.md")  # in the notebook's folder, which is a kernel's current one
 SECONDS = 5.0  # that one call of an answer may take
 
 
@@ -28,8 +30,13 @@ def check(function: Callable, seconds: float = SECONDS) -> None:
 
 
 def solution(function: Callable) -> None:
-    """Print the reference of an exercise, given the learner's function."""
-    print(answer(exercise_of(function).reference).rstrip("\n"))
+    """Print the reference of an exercise, given the learner's function.
+
+    Where a teacher has put a file `solutions.md` beside the notebook, print that instead.
+    """
+    exercise = exercise_of(function)
+    text = INSTEAD.read_text(encoding="utf-8") if INSTEAD.exists() else answer(exercise.reference)
+    print(text.rstrip("\n"))
 
 
 def examine(function: Callable, seconds: float = SECONDS) -> Verdict:

@@ -7,13 +7,15 @@ tests, is an edit of it. So none of them can drift away from the others.
 
 import ast
 import functools
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,17 +53,28 @@ class Exercise:
 
 
 @functools.cache
-def all_exercises() -> dict[str, Exercise]:
-    """Every exercise by its name, lesson by lesson: the EXERCISES of each module `lessons/lesson_…`."""
-    found: dict[str, Exercise] = {}
+def all_exercises(beside: Path = Path()) -> dict[str, Exercise]:
+    """Every exercise by its name, lesson by lesson: the EXERCISES of each module `lessons/lesson_…`.
+
+    Then those of each file `lesson_….py` in the folder `beside`, where the notebook is: a kernel's current folder.
+    """
     package = importlib.import_module("scratch_ddp.course.lessons")
-    for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-        if module.startswith("lesson_"):
-            for exercise in importlib.import_module(f"{package.__name__}.{module}").EXERCISES:
-                if exercise.name in found:
-                    raise ValueError(f"two exercises are called {exercise.name}")
-                found[exercise.name] = exercise
+    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__) if info.name.startswith("lesson_"))
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    modules += [_loaded(path) for path in sorted(beside.glob("lesson_*.py"))]
+    found: dict[str, Exercise] = {}
+    for exercise in (exercise for module in modules for exercise in module.EXERCISES):
+        if exercise.name in found:
+            raise ValueError(f"two exercises are called {exercise.name}")
+        found[exercise.name] = exercise
     return found
+
+
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path.absolute())
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def exercise_of(function: Any) -> Exercise:

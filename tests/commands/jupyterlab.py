@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from scratch_ddp.commands.lab import lab_command, write_settings
+from scratch_ddp.commands.lab import lab_command, variables, write_settings
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
@@ -28,18 +28,17 @@ def serve(copies: Path) -> Iterator[str]:
 
     The server has settings of its own beside the folder, and is ended with its process group.
     """
-    own = copies.parent / "jupyter"
-    settings = own / "config/lab/user-settings/@jupyterlab/notebook-extension"
+    settings = copies / ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
     settings.mkdir(parents=True)
     (settings / "tracker.jupyterlab-settings").write_text(WHOLE_NOTEBOOK)
-    folders = {f"JUPYTER_{kind.upper()}_DIR": str(own / kind) for kind in ("config", "data", "runtime")}
+    folders = {f"JUPYTER_{kind.upper()}_DIR": str(copies.parent / "jupyter" / kind) for kind in ("data", "runtime")}
     write_settings()
     port = free_port()
     options = ["--no-browser", f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"]
     with open(copies.parent / "server.log", "w") as log:
         server = subprocess.Popen(
             lab_command(options, copies=copies),
-            env={**os.environ, **folders},
+            env={**os.environ, **folders, **variables(copies)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

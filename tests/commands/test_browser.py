@@ -75,6 +75,15 @@ def test_a_copy_shows_its_pictures_and_runs(page, address, copies):
     assert notebook.pictures(2) == 1
 
 
+def test_a_copy_that_is_opened_is_not_marked_unsaved(page, address, copies):
+    lesson = find_lesson("06")
+    copy_fresh(lesson, copies)
+    Notebook(page, address, f"{copies.name}/{lesson.name}")
+    page.wait_for_timeout(1000)
+    assert page.locator(".lm-TabBar-tab.jp-mod-current", has_text=lesson.name).count() == 1
+    assert page.locator(".jp-mod-dirty").count() == 0
+
+
 def test_a_link_to_the_glossary_opens_it_as_a_page_at_the_word(page, address, copies):
     notebook = Notebook(page, address, write(copies / "link.ipynb", "# See\n\n[words](glossary.md#world-size)"))
     notebook.cells.first.locator("a", has_text="words").click()

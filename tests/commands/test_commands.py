@@ -19,6 +19,8 @@ from scratch_ddp.commands import grade as grading
 from scratch_ddp.commands import test as checks
 from scratch_ddp.commands.environment import CREATE, INSTALL, READY, SetupFailed
 from scratch_ddp.commands.lessons import UsageError
+from scratch_ddp.course import solution
+from scratch_ddp.course.exercise import all_exercises
 from tests.notebooks.files import save
 
 
@@ -170,6 +172,33 @@ def test_a_fresh_copy_keeps_every_older_one(course):
     assert grading.original_of(kept[1], notebooks) == source
 
 
+def test_in_a_copy_for_students_solution_says_where_the_solutions_are(course, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "for_students"
+    copies.copy_for_students(folder, course / "notebooks")
+    assert {path.name for path in folder.iterdir()} == {
+        "00_first.ipynb",
+        "01_second.ipynb",
+        "glossary.md",
+        copies.INSTEAD_OF_SOLUTIONS,
+    }
+    assert "the answer" not in str(nbformat.read(folder / "00_first.ipynb", as_version=4).cells[1].outputs)
+    solution(all_exercises()["reduce"].reference)
+    assert "def reduce" in capsys.readouterr().out
+    monkeypatch.chdir(folder)
+    solution(all_exercises()["reduce"].reference)
+    assert capsys.readouterr().out == copies.WHERE_SOLUTIONS_ARE
+    with pytest.raises(UsageError, match="already exists"):
+        copies.copy_for_students(folder, course / "notebooks")
+    assert copies.make_copies(course / "notebooks", folder) == []  # it serves as the student's own copies
+
+
+@pytest.mark.parametrize("arguments", [[], ["02", "--for-students", "x"]])
+def test_copy_needs_a_lesson_or_a_folder_for_students(arguments, capsys):
+    with pytest.raises(SystemExit):
+        copies.main(arguments)
+    assert "--for-students FOLDER" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["1", "01", "01_second", "01_second.ipynb", "notebooks/01_second.ipynb"])
 def test_how_a_lesson_may_be_named(course, name):
     assert lessons.find_lesson(name, course / "notebooks").stem == "01_second"
@@ -194,6 +223,46 @@ def test_the_lab_passes_arguments_on():
     command = lab.lab_command(["--no-browser", "--port", "8890"], start_at="00_ranks.ipynb")
     assert command[:3] == [sys.executable, "-m", "jupyterlab"] and command[-3:] == ["--no-browser", "--port", "8890"]
     assert "--ServerApp.ip=127.0.0.1" in command and ("--allow-root" in command) == (os.geteuid() == 0)
+
+
+def test_the_lab_keeps_its_settings_with_the_copies(tmp_path, monkeypatch):
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER_CONFIG")}
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(lab, "make_copies", list)
+    monkeypatch.setattr(lab, "write_settings", list)
+    monkeypatch.setattr(lab, "show_notebooks_as_text", lambda _: None)
+    monkeypatch.setattr(lab.os, "execv", lambda *_: None)
+    monkeypatch.setattr(lab, "COPIES", tmp_path)
+    assert lab.main([]) is None
+    paths = subprocess.check_output([sys.executable, "-m", "jupyterlab", "path"], text=True, env=environ)
+    assert f"{tmp_path}/.jupyter/lab/user-settings" in paths
+
+
+def test_git_shows_notebooks_as_text(course, monkeypatch):
+    def git(*arguments: str) -> str:
+        return subprocess.check_output(["git", "-C", str(course), *arguments], text=True)
+
+    monkeypatch.setenv("PYTHONPATH", str(lessons.ROOT))
+    git("init", "--quiet")
+    (course / ".gitattributes").write_text((lessons.ROOT / ".gitattributes").read_text())
+    git("add", ".")
+    lab.show_notebooks_as_text(course)
+    path = course / "notebooks" / "00_first.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[1].source = "print('another answer')"
+    notebook.cells[1].outputs[0].text = "another answer\n"
+    notebook.cells[1].outputs.append(new_output("display_data", data={"image/png": "aGk=", "text/plain": "<Figure>"}))
+    path.write_text(outputs.to_text(notebook))
+    changed = [line for line in git("diff").splitlines()[4:] if line[0] in "+-"]
+    assert changed == [
+        "-print('the answer')",
+        "-→ the answer",
+        "+print('another answer')",
+        "+→ another answer",
+        "+→ <Figure>",
+    ]
+    path.write_text("<<<<<<< ours\n")
+    assert "+<<<<<<< ours" in git("diff")
 
 
 def test_every_check_runs_and_one_that_fails_is_enough(monkeypatch, capsys):

@@ -56,48 +56,74 @@ def test_only_a_call_of_check_is_an_exercise():
     assert [found.name for found in grading.exercises_of(new_notebook(cells=cells))] == ["f", "g"]
 
 
-SOLVED = "def check(f):\n    print(f())\n"
+# The notebooks below have a check of their own, so that they need no ranks.
+OWN_CHECK = "def check(f):\n    print(f())\n"
+
+
+@pytest.fixture
+def own_check_counts(monkeypatch):
+    monkeypatch.setattr(grading, "unearned", lambda *_: {})
 
 
 @pytest.fixture
 def learners_notebook(tmp_path):
-    cells = [SOLVED, "def a(): return '✓ value'", "check(a)", "raise RuntimeError('mine')"]
+    cells = [OWN_CHECK, "def a(): return '✓ value'", "check(a)", "raise RuntimeError('mine')"]
     cells += ["def b(): return '✗ cost    4 messages, budget 3'", "check(b)", "check(never_defined)"]
     cells += ["import time\ntime.sleep(60)", "def c(): return 'not written yet'\ncheck(c)"]
     return save(tmp_path / "00_mine.ipynb", *cells)
 
 
-def test_grading_goes_on_after_cells_that_fail_or_never_end(learners_notebook, tmp_path, capsys):
+@pytest.mark.usefixtures("own_check_counts")
+def test_grading_goes_on_after_cells_that_fail_or_never_end(learners_notebook, tmp_path):
     lesson = save(tmp_path / "lesson.ipynb", "check(a)", "check(removed)")
     before = learners_notebook.read_bytes()
-    exercises, stopped = grading.grade(learners_notebook, cell_timeout=2, lesson=lesson)
-    assert stopped is None and learners_notebook.read_bytes() == before
-    verdicts = {exercise.name: exercise.status for exercise in exercises}
+    report = grading.grade(learners_notebook, cell_timeout=2, lesson=lesson)
+    assert report.stopped is None and learners_notebook.read_bytes() == before
+    verdicts = {exercise.name: exercise.status for exercise in report.exercises}
     assert verdicts == {"a": HOLDS, "b": FAILS, "never_defined": FAILS, "c": NOT_WRITTEN, "removed": MISSING}
-    table = grading.as_table(exercises)
+    table = grading.as_text(report)
     assert "✗" in table and "4 messages, budget 3" in table and "not written" in table and "missing" in table
+    assert "1 of 5 exercises hold." in table
 
 
+@pytest.mark.usefixtures("own_check_counts")
 def test_a_kernel_that_dies_leaves_the_rest_not_reached(tmp_path, capsys):
-    path = save(tmp_path / "mine.ipynb", SOLVED, "check(lambda: '✓')", "import os\nos._exit(3)", "check(f)")
+    path = save(tmp_path / "mine.ipynb", OWN_CHECK, "check(lambda: '✓')", "import os\nos._exit(3)", "check(f)")
     cells = nbformat.read(path, as_version=4)
     cells.cells[3].outputs = [stream("✓ value\n")]  # what an earlier run saved does not count
     path.write_text(outputs.to_text(cells))
     assert grading.main([str(path), "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
+    (report,) = json.loads(capsys.readouterr().out)
     assert "cell 3" in report["stopped"] and report["exercises"][-1]["status"] == NOT_REACHED
 
 
-def test_grading_says_by_its_exit_status_whether_all_hold(tmp_path, capsys):
-    path = save(tmp_path / "mine.ipynb", SOLVED, "def f(): return '✓ value'\ncheck(f)")
-    assert grading.main([str(path)]) == 0
-    assert "1 of 1 exercises hold." in capsys.readouterr().out
+@pytest.mark.usefixtures("own_check_counts")
+def test_several_notebooks_end_in_a_table_and_the_status_says_whether_all_hold(tmp_path, capsys):
+    holds = save(tmp_path / "anna.ipynb", OWN_CHECK, "def f(): return '✓ value'\ncheck(f)")
+    fails = save(tmp_path / "ben.ipynb", OWN_CHECK, "def f(): return '✗ value'\ncheck(f)")
+    assert grading.main([str(holds)]) == 0
+    assert grading.main([str(holds), str(fails)]) == 1
+    *_, anna, ben = capsys.readouterr().out.splitlines()
+    assert anna.split(maxsplit=1) == [str(holds), "1 of 1"]
+    assert ben.split(maxsplit=1) == [str(fails), "0 of 1    f fails"]
+
+
+def test_ticks_of_a_check_of_its_own_do_not_count(tmp_path, capsys):
+    path = save(tmp_path / "mine.ipynb", OWN_CHECK, "def f(): return '✓ value'\ncheck(f)")
+    assert grading.main([str(path)]) == 1
+    assert "not counted  cell 1 redefines check" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [None, "not json", '{"nbformat": 3}'])
-def test_a_file_that_is_no_notebook_is_refused(tmp_path, content, capsys):
-    path = tmp_path / "x.ipynb"
+def test_a_file_that_is_no_notebook_is_refused_before_anything_runs(tmp_path, content, capsys):
+    path, good = tmp_path / "x.ipynb", save(tmp_path / "good.ipynb", "open('ran', 'w')")
     if content is not None:
         path.write_text(content)
-    assert grading.main([str(path)]) == 2
-    assert str(path) in capsys.readouterr().err
+    assert grading.main([str(good), str(path)]) == 2
+    assert str(path) in capsys.readouterr().err and not (tmp_path / "ran").exists()
+
+
+def test_the_help_says_that_what_is_graded_runs(capsys):
+    with pytest.raises(SystemExit):
+        grading.main(["--help"])
+    assert "trusted code only" in " ".join(capsys.readouterr().out.split())

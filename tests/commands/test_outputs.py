@@ -47,10 +47,39 @@ def test_paths_scripts_and_widgets_do_not_get_into_a_notebook():
     widget = new_output("display_data", data={outputs.WIDGET: {"model_id": "a1"}, "text/plain": "IntSlider(value=3)"})
     picture = new_output("display_data", data={"image/png": "aGk=", "text/plain": "<Figure>"})
     cleaned = outputs.clean_outputs([error, warning, script, widget, picture])
-    assert cleaned[0].traceback == ["File .venv/lib/x.py", "File \x1b[32m./a.py:1\x1b[39m"]
+    assert cleaned[0].traceback == ["File .venv/lib/x.py", "File \x1b[32m./a.py\x1b[39m"]
     assert cleaned[1].text == "<cell>:1: UserWarning\n~/data\n"
     assert cleaned[2].data == {"text/plain": "IntSlider(value=3)"}
     assert cleaned[3:] == [picture]
+
+
+def traceback(place: str, before: str, arrow: str) -> str:
+    """A file's frame between two of cells, as IPython writes them."""
+    cell = (
+        "\x1b[36mCell\x1b[39m \x1b[32mIn[2]\x1b[39m\x1b[32m, line 2\x1b[39m\n"
+        "\x1b[32m      1\x1b[39m x = 1\n"
+        "\x1b[32m----> \x1b[39m\x1b[32m2\x1b[39m get(x)\n"
+    )
+    file = (
+        f"\x1b[36mFile \x1b[39m\x1b[32mscratch_ddp/mesh.py{place}\x1b[39m, in \x1b[36mget\x1b[39m(what)\n"
+        f"\x1b[32m{before}\x1b[39m n = 12\n"
+        f"\x1b[32m{arrow}\x1b[39m     \x1b[38;5;28;01mraise\x1b[39;00m\n"
+    )
+    return "\n".join([cell, file, cell, "E: in 3 of 4"])
+
+
+@pytest.mark.parametrize("split", [str.splitlines, lambda text: text.split("\n\n"), lambda text: [text]])
+def test_a_frame_of_a_file_loses_its_line_numbers_and_frames_of_cells_keep_them(split):
+    """The rank cells hand over a traceback line by line, a plain kernel in frames."""
+    raised = split(traceback(":100", "     99", "--> \x1b[39m\x1b[32m100"))
+    error = new_output("error", ename="E", evalue="e", traceback=raised)
+    assert outputs.clean_outputs([error])[0].traceback == split(traceback("", "       ", "-----> "))
+
+
+def test_text_names_a_file_of_the_package_without_the_line():
+    said = 'scratch_ddp/mesh.py:12: UserWarning\n  File "./scratch_ddp/zero/owners.py", line 7, in f\n'
+    saved = 'scratch_ddp/mesh.py: UserWarning\n  File "./scratch_ddp/zero/owners.py", in f\n'
+    assert outputs.clean_outputs([stream(said, "stderr")])[0].text == saved
 
 
 def test_a_cleaned_notebook_says_the_same_on_every_machine():
@@ -101,6 +130,17 @@ def test_refresh_saves_what_the_cells_say_and_a_second_time_changes_nothing(tmp_
     assert [cell.execution_count for cell in saved.cells] == [1, 2, 3]
     assert refresh.refresh(path) is False
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_line_that_moves_in_a_file_does_not_change_what_is_saved(tmp_path):
+    path = save(tmp_path / "00_x.ipynb", "import helper\nhelper.f()", tags={0: "raises-exception"})
+    helper = tmp_path / "helper.py"
+    helper.write_text("def f():\n    raise ValueError('mine')\n")
+    refresh.refresh(path)
+    saved = "\n".join(nbformat.read(path, as_version=4).cells[0].outputs[0].traceback)
+    assert "helper.py" in saved and "-----> " in saved and "line 2" in saved
+    helper.write_text("# new\n" * 120 + helper.read_text())
+    assert refresh.refresh(path) is False
 
 
 def test_a_failing_cell_is_named_and_the_file_stays(tmp_path):
