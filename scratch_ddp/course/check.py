@@ -6,16 +6,19 @@ lesson, `trial` (call it, state criteria), `attempt` (the call itself) and `verd
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise, answer, exercise_of, is_stub
-from scratch_ddp.course.meeting import Meeting, RanksMissing, interruptible_default_group, make_anew, renew
-from scratch_ddp.course.trial import GRACE, AnswerFailed, Trial
+from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing, interruptible_default_group, make_anew, renew
+from scratch_ddp.course.trial import AnswerFailed, Trial
 from scratch_ddp.course.verdict import Verdict
 from scratch_ddp.course.wording import ranks
+from scratch_ddp.course.worlds import all_but_rank_0
 
 SECONDS = 5.0  # that one call of an answer may take
+LONGEST = 300.0  # seconds for all calls in the second world
 
 
 def check(function: Callable, seconds: float = SECONDS) -> None:
@@ -67,13 +70,36 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
         return Verdict({"written": f"{ranks(unwritten)} still {still} the stub: run your cell on every rank."})
     backend = dist.get_backend()
     with interruptible_default_group():
-        trial = Trial(function, meeting, seconds)
-        with contextlib.suppress(AnswerFailed):
-            exercise.examine(trial)
-        verdict = trial.verdict()
-        if trial.ranks_missing:
+        verdict, state = _tried(exercise, Trial(function, meeting, seconds))
+        if verdict.passed:
+            verdict, state = _tried_elsewhere(function, exercise, meeting, seconds, verdict)
+        if state.get("ranks_missing"):
             return verdict.with_note("Press Stop, then run the cells again.")
         destroyed = any(meeting.exchange(not dist.is_initialized(), GRACE))
-        if trial.spoiled and not destroyed:
+        if state.get("spoiled") and not destroyed:
             verdict = verdict.with_note(renew(seconds + GRACE))
     return verdict.with_note(make_anew(meeting, backend)) if destroyed else verdict
+
+
+def _tried(exercise: Exercise, trial: Trial) -> tuple[Verdict, dict[str, bool]]:
+    with contextlib.suppress(AnswerFailed):
+        exercise.examine(trial)
+    verdict = trial.verdict()
+    return verdict, {"spoiled": trial.spoiled, "ranks_missing": trial.ranks_missing}
+
+
+def _tried_elsewhere(
+    function: Callable, exercise: Exercise, meeting: Meeting, seconds: float, first: Verdict
+) -> tuple[Verdict, dict[str, bool]]:
+    """Try an answer that has passed on all ranks in the second world. Rank 0 hears of it."""
+    told: dict[str, Any] | None = None
+    try:
+        with all_but_rank_0(exercise.takes_group, meeting) as world:
+            if world is not None:
+                told = {"criteria": {"runs": "the check itself failed"}, "state": {}}  # unless it comes to its end
+                verdict, state = _tried(exercise, Trial(function, meeting.among(world.seats), seconds, world))
+                told = {"criteria": verdict.criteria, "state": state}
+    finally:
+        told = meeting.hear(told, LONGEST)
+    merged = Verdict({**first.criteria, **told["criteria"]}, first.printed)
+    return merged, told["state"]

@@ -7,22 +7,24 @@ facts among the ranks. A test hands the function's results to the methods below 
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, left_over
-from scratch_ddp.course.meeting import Meeting, RanksMissing
+from scratch_ddp.course.guard import Guard
+from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing
 from scratch_ddp.course.verdict import Verdict, fault, merge, prints
-from scratch_ddp.course.wording import difference, ranks, times
+from scratch_ddp.course.wording import bits, difference, ranks, times
+from scratch_ddp.course.worlds import World, all_ranks
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Totals, traffic
 from scratch_ddp.instruments.traffic.intercept import listening
-
-GRACE = 5.0  # seconds that a rank may be behind the others
 
 
 class AnswerFailed(Exception):
@@ -30,18 +32,19 @@ class AnswerFailed(Exception):
 
 
 class Trial:
-    """The examination of one answer on all ranks of the default group.
+    """The examination of one answer in one world (see `worlds`): all ranks, or some of them.
 
-    rank, size: of this rank in the default group. device: where the tensors of the test live. printed: the first lines
+    rank, size: of this rank in that world. device: where the tensors of the test live. printed: the first lines
     that the last call printed on this rank. spoiled: the process group can't be trusted any more. ranks_missing: some
     rank did not even come back to say how its call ended.
     """
 
-    def __init__(self, function: Callable, meeting: Meeting, seconds: float):
+    def __init__(self, function: Callable, meeting: Meeting, seconds: float, world: World | None = None):
         self.rank, self.size, self.device = meeting.rank, meeting.size, message_device()
         self.printed: list[str] = []
         self.spoiled = self.ranks_missing = False
         self._function, self._meeting, self._seconds = function, meeting, seconds
+        self._world = world or all_ranks()
         self._case, self._calls = "", 0
         # Criterion -> (in which call, this rank's first complaint), "" if there is none.
         self._found: dict[str, tuple[int, str]] = {}
@@ -51,24 +54,43 @@ class Trial:
         self._printed: list[list[dict]] = []
         self._counted, self._totals = None, None
 
+    def peer(self, rank: int) -> int:
+        """The number under which the answer knows rank `rank` of this world: for arguments such as `src`."""
+        return self._world.members[rank]
+
     def call(
-        self, *args: Any, case: str = "", may_print: bool = False, raises: str = "", using: Callable | None = None
+        self,
+        *args: Any,
+        case: str = "",
+        changes: Collection[Any] = (),
+        beside: Collection[Any] = (),
+        may_print: bool = False,
+        raises: str = "",
+        using: Callable | None = None,
     ) -> Any:
         """Call the answer on all ranks and return this rank's result. Complaints begin with `case`, what was asked.
 
-        may_print: printing is its task; the lines are in `printed` and are not shown. raises: the error that it must
-        raise, on every rank. using: called as using(answer, *args) in place of answer(*args), for an answer whose
-        result must be used as well, such as a context manager. Raises AnswerFailed, on every rank, if on any rank the
-        answer raised, did not end, or left messages behind.
+        changes: what the answer may change of its arguments and of `beside` (other objects that it knows), as in
+        `Guard`; everything else is compared. may_print: printing is its task; the lines are in `printed` and are not
+        shown. raises: the error that it must raise, on every rank. using: called as using(answer, *args) in place of
+        answer(*args), for an answer whose result must be used as well, such as a context manager. Raises AnswerFailed,
+        on every rank, if on any rank the answer raised, did not end, or left messages behind.
         """
-        self._case, self._calls, self._totals = case, self._calls + 1, None
-        log = MessageLog(self.size)
-        with traffic() as self._counted, listening(log):
-            function = self._function if using is None else functools.partial(using, self._function)
-            result, outcome = attempt(function, args, self._seconds)
+        self._case = ", ".join(filter(None, [self._world.place, case]))
+        self._calls, self._totals = self._calls + 1, None
+        log = MessageLog(self._world.members)
+        answer = self._function if self._world.group is None else _with_group(self._function, self._world.group)
+        names = list(inspect.signature(self._function).parameters) if using is None else []
+        names += [f"argument {place}" for place in range(len(names) + 1, len(args) + len(beside) + 1)]
+        guard = Guard(self._function, dict(zip(names, [*args, *beside], strict=False)), changes)
+        with traffic() as self._counted, listening(log), guard:
+            result, outcome = attempt(
+                answer if using is None else functools.partial(using, answer), args, self._seconds
+            )
         self.printed = outcome.printed
         if raises:
             outcome = self._expected_error(outcome, raises)
+        outcome.error = guard.explained(outcome.error)
         facts = self._exchange({"outcome": outcome.as_fact(), "log": log.as_fact()})
         outcomes = [fact["outcome"] for fact in facts]
         if not may_print:
@@ -80,9 +102,18 @@ class Trial:
         if behind:
             self.spoiled = True
             self._give_up("group", f"{behind} A later cell would take what is left for its own.")
+        for name, complaint in (
+            ("untouched", guard.complaint),
+            ("group", log.elsewhere),
+            ("waits", log.never_waited_for),
+        ):
+            if complaint:
+                self.criterion(name, complaint)
         return result
 
-    def call_within(self, budget: int, *args: Any, case: str = "", note: str = "") -> Any:
+    def call_within(
+        self, budget: int, *args: Any, case: str = "", note: str = "", changes: Collection[Any] = ()
+    ) -> Any:
         """Call the answer as `call` does, and return its result. M: it keeps to `budget`.
 
         budget: elements of float64 that it may hold at once on this rank beside the tensors in `args`, after any of its
@@ -97,7 +128,7 @@ class Trial:
             with ledger("call"):
                 return answer(*args)
 
-        result = self.call(*args, case=case, using=in_ledger)
+        result = self.call(*args, case=case, changes=changes, using=in_ledger)
         held = ledger.peak() - given
         complaint = f"holds {held:,} elements at once, budget {budget:,}{f' ({note})' if note else ''}"
         self.criterion("memory", complaint if held > budget else "")
@@ -124,7 +155,7 @@ class Trial:
 
     def agreement(self, value: Any) -> None:
         """A: all ranks hold the same bits. Digests are compared at the end."""
-        self._digests.append((self._case, hashlib.sha256(_bits(value)).hexdigest()))
+        self._digests.append((self._case, hashlib.sha256(bits(value)).hexdigest()))
 
     def cost(
         self,
@@ -153,14 +184,14 @@ class Trial:
             most = max(counts.calls.get(name, 0) for counts in totals.per_rank)
             if most > allowed.get(name, 0):
                 complaints.append(f"calls {name} {times(most)}, budget {allowed.get(name, 0)}")
-        place = f"{self.size} ranks{f', {self._case}' if self._case else ''}"
+        place = self._case if self._world.place else f"{self.size} ranks{f', {self._case}' if self._case else ''}"
         text = f"{place}: {'; '.join(complaints)}. {note(totals)}".strip() if complaints else ""
         self._shared["cost"] = self._shared.get("cost") or text
 
     def _all_totals(self) -> Totals:
         """The counts of all ranks. They travel through the process group, which shows that the group still works."""
         if self._totals is None:
-            self._totals, outcome = attempt(self._counted.over_ranks, (), self._seconds)
+            self._totals, outcome = attempt(self._counted.over_ranks, (self._world.group,), self._seconds)
             if any(self._exchange(outcome.how != "returned")):
                 self.spoiled = True
                 self._give_up("group", "The process group no longer answers after the call.")
@@ -189,12 +220,8 @@ class Trial:
         raise AnswerFailed
 
 
-def _bits(value: Any) -> bytes:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    if isinstance(value, list):
-        return b"".join(_bits(entry) + b"|" for entry in value)
-    return repr(value).encode()
+def _with_group(answer: Callable, group: dist.ProcessGroup) -> Callable:
+    return functools.wraps(answer)(functools.partial(answer, group=group))
 
 
 def _figure(name: str, number: int, unit: bool = True) -> str:

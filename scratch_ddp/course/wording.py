@@ -44,6 +44,15 @@ def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
     return "" if actual == expected else f"is {shown(actual)}, should be {shown(expected)}"
 
 
+def bits(value: Any) -> bytes:
+    """What two values are compared by to the last bit: NaN equals NaN, and -0.0 is not 0.0."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    if isinstance(value, list):
+        return b"".join(bits(entry) + b"|" for entry in value)
+    return repr(value).encode()
+
+
 def _difference_of_lists(actual: list, expected: list, tolerance: float) -> str:
     if len(actual) != len(expected):
         return f"has {len(actual)} entries, should have {len(expected)}"

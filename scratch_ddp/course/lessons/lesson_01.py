@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import VALUES
 from scratch_ddp.course.trial import Trial
 
 FLOAT, INTEGER = 4, 8  # bytes
@@ -26,7 +27,7 @@ def examine_all_reduce_in_two_steps(trial: Trial) -> None:
     for root in range(trial.size):
         parts = [torch.arange(4.0, device=trial.device) + 10**rank for rank in range(trial.size)]
         tensor = parts[trial.rank].clone()
-        trial.call(tensor, root, case=f"root={root}")
+        trial.call(tensor, root, case=f"root={root}", changes=[VALUES])
         trial.value(tensor, sum(parts), "tensor")
         trial.agreement(tensor)
         trial.cost(calls={"reduce": 1, "broadcast": 1})

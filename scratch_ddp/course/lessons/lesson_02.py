@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from scratch_ddp.collectives import send_recv, tree_broadcast
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import VALUES
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Totals
@@ -76,7 +77,7 @@ def examine_tree_broadcast(trial: Trial) -> None:
     """V and A for every source; C: n-1 messages, depth ⌈log2 n⌉."""
     for src in range(trial.size):
         tensor = torch.arange(5.0, device=trial.device) + 10 * trial.rank
-        trial.call(tensor, src, case=f"src={src}")
+        trial.call(tensor, trial.peer(src), case=f"src={trial.peer(src)}", changes=[VALUES])
         trial.value(tensor, torch.arange(5.0, device=trial.device) + 10 * src, "tensor")
         trial.agreement(tensor)
         trial.cost(
@@ -94,7 +95,7 @@ def examine_reduce(trial: Trial) -> None:
     parts = [torch.arange(6.0, device=trial.device) + 10**rank for rank in range(trial.size)]
     for dst in range(trial.size):
         tensor = parts[trial.rank].clone()
-        trial.call(tensor, dst, case=f"dst={dst}")
+        trial.call(tensor, trial.peer(dst), case=f"dst={trial.peer(dst)}", changes=[VALUES])
         if trial.rank == dst:
             trial.value(tensor, sum(parts), "tensor")
         else:
@@ -113,7 +114,7 @@ def examine_ring_all_reduce(trial: Trial) -> None:
     for size in (3 * n, 3 * n + 1, n - 1, 0):
         parts = [torch.randn(size, generator=torch.Generator().manual_seed(rank)) for rank in range(n)]
         tensor = parts[trial.rank].clone().to(trial.device)
-        result = trial.call(tensor, case=f"{size} elements")
+        result = trial.call(tensor, case=f"{size} elements", changes=[VALUES])
         expected = torch.stack(parts).double().sum(dim=0).float().to(trial.device)
         trial.value(tensor, expected, "tensor", tolerance=1e-6)
         trial.value(result, expected, "the result", tolerance=1e-6)

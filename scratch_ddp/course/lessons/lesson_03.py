@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import GRADIENTS
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -99,7 +100,7 @@ def examine_average_gradients(trial: Trial) -> None:
             parameter.grad = _gradient(parameter, trial.rank)
         if model is half:
             half[0].grad = torch.full_like(half[0], 40_000.0)  # two of them are too large for half precision
-        trial.call(model, case=case)
+        trial.call(model, case=case, changes=[GRADIENTS])
         if model is frozen:
             trial.untouched(frozen[0].grad, None, "the gradient of '0'")
         else:
@@ -111,7 +112,7 @@ def examine_average_gradients(trial: Trial) -> None:
     unused[1].grad = _gradient(unused[1], trial.rank)
     if trial.rank != 1:
         unused[0].grad = _gradient(unused[0], trial.rank)
-    trial.call(unused, case="rank 1 did not use '0'")
+    trial.call(unused, case="rank 1 did not use '0'", changes=[GRADIENTS])
     others = [rank for rank in range(n) if rank != 1]
     _expect(trial, unused, [mean(unused[0], others), mean(unused[1], range(n))], tolerance=1e-6)
     _budget(trial, list(unused.parameters()))
@@ -121,18 +122,17 @@ def examine_average_unequal(trial: Trial) -> None:
     """V, A, C: equal batches, unequal ones, and a rank without any items, whose gradient is None or NaN."""
     n, rank = trial.size, trial.rank
     uneven = [3 + other for other in range(n)]
-    for case, items, empty in (
-        ("2 items each", [2] * n, None),
-        (f"items {uneven}", uneven, None),
-        ("rank 0 has no items and no gradient", [0, *uneven[1:]], None),
-        ("rank 0 has no items, its gradient is NaN", [0, *uneven[1:]], torch.nan),
-    ):
+    cases = [("2 items each", [2] * n, None), (f"items {uneven}", uneven, None)]
+    if n > 1:
+        cases.append(("rank 0 has no items and no gradient", [0, *uneven[1:]], None))
+        cases.append(("rank 0 has no items, its gradient is NaN", [0, *uneven[1:]], torch.nan))
+    for case, items, empty in cases:
         model = _model(trial, (3,), (2, 2))
         if items[rank] or empty is not None:
             for parameter in model:
                 mine = _gradient(parameter, rank)
                 parameter.grad = mine if items[rank] else torch.full_like(mine, torch.nan)
-        trial.call(model, items[rank], case=case)
+        trial.call(model, items[rank], case=case, changes=[GRADIENTS])
         means = [sum(items[r] * _gradient(each, r).double() for r in range(n)) / sum(items) for each in model]
         _expect(trial, model, [each.float() for each in means], tolerance=1e-6)
         _budget(trial, list(model), (COUNT,))

@@ -63,11 +63,10 @@ def examine_accuracy_once(trial: Trial) -> None:
 def examine_token_mean(trial: Trial) -> None:
     """V of the loss's mean over the ranks, and of this rank's gradient; C. Padding carries a loss of 1000."""
     n, rank = trial.size, trial.rank
-    for case, lengths in (
-        ("4 tokens each", [4] * n),
-        ("a token more on each rank", list(range(1, n + 1))),
-        ("rank 0 has no tokens", [0, *range(2, n + 1)]),
-    ):
+    cases = {"4 tokens each": [4] * n, "a token more on each rank": list(range(1, n + 1))}
+    if n > 1:
+        cases["rank 0 has no tokens"] = [0, *range(2, n + 1)]
+    for case, lengths in cases.items():
         tokens, total = lengths[rank], sum(lengths)
         everyones = [_losses(length, other).to(trial.device) for other, length in enumerate(lengths)]
         losses, counts = everyones[rank].clone().requires_grad_(), _counts(tokens).to(trial.device)

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import GRADIENTS, STATE, VALUES
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import difference
 from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
@@ -59,7 +60,7 @@ def examine_no_sync(trial: Trial) -> None:
             model(own).sum().backward()
             model.sync_gradients()
 
-    trial.call(model, case="a micro-batch", using=micro_batch)
+    trial.call(model, case="a micro-batch", using=micro_batch, changes=[GRADIENTS, "do_sync"])
     trial.value(inside, [False], "do_sync in the block")
     trial.value(model.module.weight.grad, own, "the gradient")
     trial.cost(calls={})
@@ -69,7 +70,7 @@ def examine_no_sync(trial: Trial) -> None:
         with answer(model):
             raise ZeroDivisionError
 
-    trial.call(model, case="an exception in the block", using=failing, raises="ZeroDivisionError")
+    trial.call(model, case="an exception in the block", using=failing, changes=["do_sync"], raises="ZeroDivisionError")
     after(True)
 
     def nested(answer, model):
@@ -78,11 +79,11 @@ def examine_no_sync(trial: Trial) -> None:
                 pass
             inside.append(model.do_sync)
 
-    trial.call(model, case="a block in a block", using=nested)
+    trial.call(model, case="a block in a block", using=nested, changes=["do_sync"])
     trial.criterion("restored", difference(inside[1:], [False]), "do_sync after the inner block")
     after(True)
     model.disable_grad_sync()
-    trial.call(model, case="switched off before", using=micro_batch)
+    trial.call(model, case="switched off before", using=micro_batch, changes=[GRADIENTS, "do_sync"])
     after(False)
 
 
@@ -128,7 +129,7 @@ def examine_train_epoch(trial: Trial) -> None:
         expected = _wrapped(3, trial.device).module
         for epoch in ("", ", second epoch"):
             case = f"{micro_batches} micro-batches, n={n}{epoch}"
-            trial.call(model, optimizer, list(mine), n, case=case)
+            trial.call(model, optimizer, list(mine), n, case=case, changes=[VALUES, GRADIENTS, STATE, "do_sync"])
             _train_at_once(expected, inputs.split(n), targets.split(n))
             trial.value(model.module.weight.detach(), expected.weight.detach(), "the weight", tolerance=1e-12)
             trial.agreement(model.module.weight)

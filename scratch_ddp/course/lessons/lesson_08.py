@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import GRADIENTS, HOOKS
 from scratch_ddp.course.lessons.averaging import ObservedStep, everyones_inputs, examine_means, three_layers
 from scratch_ddp.course.trial import Trial
 
@@ -44,13 +45,19 @@ def examine_average_when_ready(trial: Trial) -> None:
     model = three_layers(trial)
     model[1].requires_grad_(False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    finish = trial.call(model, case="called with a model")
+    finish = trial.call(model, case="called with a model", changes=[HOOKS])
     for step in range(2):
         observed, inputs = ObservedStep([[parameter] for parameter in trained]), everyones_inputs(trial, step)
         mine = inputs[trial.rank]
         model.zero_grad()
         run = functools.partial(observed.run, lambda mine=mine: model(mine).sum())
-        trial.call(finish, case=f"step {step}", using=lambda _, finish, run=run: run(finish))
+        trial.call(
+            finish,
+            case=f"step {step}",
+            using=lambda _, finish, run=run: run(finish),
+            beside=[model],
+            changes=[GRADIENTS],
+        )
         trial.cost(calls={"all_reduce": len(trained)})
         trial.criterion("overlap", observed.exposed())
         if under_way := observed.calls - observed.waits:

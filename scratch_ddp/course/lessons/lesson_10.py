@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import VALUES
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -87,7 +88,9 @@ def examine_sharded_step(trial: Trial) -> None:
         for step in ("", ", second step"):
             case = f"{layers} layers{step}"
             mine = [each[rank].clone() for each in (inputs, targets)]
-            trial.call_within(budget, shards, *mine, lr, case=case, note=f"a whole matrix has {whole:,}")
+            trial.call_within(
+                budget, shards, *mine, lr, case=case, note=f"a whole matrix has {whole:,}", changes=[VALUES]
+            )
             weights = _step_alone(weights, inputs.flatten(0, 1), targets.flatten(0, 1), lr)
             for layer, weight in enumerate(weights, start=1):
                 trial.value(shards[layer - 1], weight.chunk(n)[rank], f"the shard of layer {layer}", tolerance=1e-12)

@@ -9,6 +9,7 @@ from torch import nn
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import GRADIENTS, VALUES
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.cost.memory import STAGES, model_states
 from scratch_ddp.instruments.traffic import ring_bytes
@@ -107,7 +108,7 @@ def examine_sharded_optimizer(trial: Trial) -> None:
                 parameter.grad = mean
             plain.step()
         case = f"{steps} step{'s' if steps > 1 else ''}"
-        held = trial.call(params, trial.rank, steps, case=case, using=_train)
+        held = trial.call(params, trial.rank, steps, case=case, using=_train, changes=[VALUES, GRADIENTS])
         for i, (parameter, expected) in enumerate(zip(params, alone, strict=True)):
             trial.value(parameter.detach(), expected.detach(), f"parameter {i}", tolerance=1e-9)
         left = [i for i, parameter in enumerate(params) if parameter.grad is not None]
@@ -128,7 +129,7 @@ def examine_reduce_to_owners(trial: Trial) -> None:
     for parameter, gradient in zip(params, _gradients(params, trial.rank, 0), strict=True):
         parameter.grad = gradient
     before = [parameter.detach().clone() for parameter in params]
-    trial.call(params)
+    trial.call(params, changes=[GRADIENTS])
     means = _mean_gradients(params, trial.size, 0)
     for i, (parameter, mean) in enumerate(zip(params, means, strict=True)):
         if i % trial.size == trial.rank:
