@@ -36,6 +36,7 @@ class Outcome:
     code: str = ""
     printed: list[str] | None = None
     lines_printed: int = 0
+    line_ended: bool = True  # what it printed ends with a line break
 
     def as_fact(self) -> dict[str, Any]:
         return asdict(self)
@@ -69,7 +70,7 @@ def attempt(function: Callable, args: tuple, seconds: float) -> tuple[Any, Outco
         outcome = Outcome("unfinished", "", *_place(stop.__traceback__, function))
     except BaseException as error:  # SystemExit as well: an answer must not end the rank
         outcome = Outcome("raised", _in_short(error), *_place(error.__traceback__, function))
-    outcome.printed, outcome.lines_printed = printed.shown(), printed.count()
+    outcome.printed, outcome.lines_printed, outcome.line_ended = printed.shown(), printed.count(), printed.line_ended()
     return result, outcome
 
 
@@ -172,6 +173,9 @@ class _FirstLines(io.TextIOBase):
     def shown(self) -> list[str]:
         return [line[:SHOWN_WIDTH] for line in self._kept.splitlines()[:SHOWN_LINES]]
 
+    def line_ended(self) -> bool:
+        return self._last == "\n"
+
     def count(self) -> int:
         return self._line_ends + (self._last != "\n")
 
@@ -190,10 +194,12 @@ class MessageLog:
         self._collectives: list[str] = []
         self._from_any_rank: set[Call] = set()
         self._under_way: dict[Call, None] = {}
+        self.calls: list[Call] = []  # all of this rank's, in order
         self._elsewhere: Counter[str] = Counter()
 
     def started(self, call: Call) -> None:
         self._under_way[call] = None
+        self.calls.append(call)
         if call.name in ("send", "recv") and not set(call.members) <= set(self._members):
             self._elsewhere[call.name] += 1
         elif call.name == "send":

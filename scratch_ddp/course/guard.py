@@ -28,13 +28,15 @@ VALUES, GRADIENTS, HOOKS, STATE, EVERYTHING = "values", "gradients", "hooks", "s
 class Guard:
     """Compares before and after one call.
 
-    known: the arguments, and what else the answer knows, by name. changes: what it may change of that: VALUES of tensors (not
-    their shapes or where they lie), GRADIENTS of trainable parameters, HOOKS, an optimizer's STATE, EVERYTHING; or the
-    name of an attribute of a model.
+    known: the arguments, and what else the answer knows, by name. changes: what it may change of that: tensors whose
+    values may change (not their shapes or where they lie), VALUES of all tensors, GRADIENTS of trainable parameters,
+    HOOKS, an optimizer's STATE, EVERYTHING; or the name of an attribute of a model.
     """
 
-    def __init__(self, function: Callable, known: Mapping[str, Any], changes: Collection[str]):
-        self._function, self._changes = function, frozenset(changes)
+    def __init__(self, function: Callable, known: Mapping[str, Any], changes: Collection[str | torch.Tensor]):
+        self._function = function
+        self._changes = {each for each in changes if isinstance(each, str)}
+        self._may_differ = {id(each) for each in changes if isinstance(each, torch.Tensor)}
         self._names = getattr(function, "__globals__", {})
         self._known = {} if EVERYTHING in self._changes else known
         self._hidden: dict[str, Any] = {}
@@ -116,7 +118,7 @@ class Guard:
         lies = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         yield _Fact(what, lies, "lies in other memory than before, or has another shape: write into it in place")
         yield _Fact(f"{what}: requires_grad", tensor.requires_grad)
-        if VALUES not in self._changes:
+        if VALUES not in self._changes and id(tensor) not in self._may_differ:
             yield _Fact(what, bits(tensor), "has other values than before: the answer must not change it")
         if HOOKS not in self._changes and tensor.requires_grad:
             hooks = [tensor._backward_hooks, tensor._post_accumulate_grad_hooks]

@@ -34,17 +34,19 @@ class AnswerFailed(Exception):
 class Trial:
     """The examination of one answer in one world (see `worlds`): all ranks, or some of them.
 
-    rank, size: of this rank in that world. device: where the tensors of the test live. printed: the first lines
-    that the last call printed on this rank. spoiled: the process group can't be trusted any more. ranks_missing: some
+    rank, size: of this rank in that world. seed: for inputs that are drawn; the same on all ranks, another in each run. device: where the tensors of the test live. printed: the first lines
+    that the last call printed on this rank. line_ended: they end with a line break. calls: what the last call started
+    on this rank, as `traffic` describes it. spoiled: the process group can't be trusted any more. ranks_missing: some
     rank did not even come back to say how its call ended.
     """
 
-    def __init__(self, function: Callable, meeting: Meeting, seconds: float, world: World | None = None):
+    def __init__(self, function: Callable, meeting: Meeting, seconds: float, seed: int = 0, world: World | None = None):
         self.rank, self.size, self.device = meeting.rank, meeting.size, message_device()
         self.printed: list[str] = []
+        self.line_ended, self.calls = True, []
         self.spoiled = self.ranks_missing = False
         self._function, self._meeting, self._seconds = function, meeting, seconds
-        self._world = world or all_ranks()
+        self.seed, self._world = seed, world or all_ranks()
         self._case, self._calls = "", 0
         # Criterion -> (in which call, this rank's first complaint), "" if there is none.
         self._found: dict[str, tuple[int, str]] = {}
@@ -53,6 +55,10 @@ class Trial:
         self._digests: list[tuple[str, str]] = []
         self._printed: list[list[dict]] = []
         self._counted, self._totals = None, None
+
+    def generator(self) -> torch.Generator:
+        """For inputs that all ranks draw alike, and another run draws differently. Name the seed in the case."""
+        return torch.Generator().manual_seed(self.seed)
 
     def peer(self, rank: int) -> int:
         """The number under which the answer knows rank `rank` of this world: for arguments such as `src`."""
@@ -87,7 +93,7 @@ class Trial:
             result, outcome = attempt(
                 answer if using is None else functools.partial(using, answer), args, self._seconds
             )
-        self.printed = outcome.printed
+        self.printed, self.line_ended, self.calls = outcome.printed, outcome.line_ended, log.calls
         if raises:
             outcome = self._expected_error(outcome, raises)
         outcome.error = guard.explained(outcome.error)
@@ -161,14 +167,16 @@ class Trial:
         self,
         *,
         only: tuple[str, ...] | None = None,
+        exactly: bool = False,
         note: Callable[[Totals], str] = lambda _: "",
         **budget: int | dict[str, int],
     ) -> None:
         """C: the last call stayed within `budget`.
 
         messages, depth: of all ranks together · max_messages, max_bytes_sent, max_wire_bytes: of the rank with most
-        (see `traffic.Totals`) · calls: {name: how often each rank may call it}, other names never · only: the calls
-        that the answer may be made of · note: adds a sentence where a budget is exceeded.
+        (see `traffic.Totals`) · calls: {name: how often each rank may call it}, other names never · exactly: it must
+        call them as often · only: the calls that the answer may be made of · note: adds a sentence where a budget is
+        exceeded.
         """
         totals = self._all_totals()
         used = {name for counts in totals.per_rank for name in counts.calls}
@@ -184,6 +192,10 @@ class Trial:
             most = max(counts.calls.get(name, 0) for counts in totals.per_rank)
             if most > allowed.get(name, 0):
                 complaints.append(f"calls {name} {times(most)}, budget {allowed.get(name, 0)}")
+        for name, number in (allowed or {}).items() if exactly else ():
+            least = min(counts.calls.get(name, 0) for counts in totals.per_rank)
+            if least < number:
+                complaints.append(f"calls {name} {times(least)}, should be {number}")
         place = self._case if self._world.place else f"{self.size} ranks{f', {self._case}' if self._case else ''}"
         text = f"{place}: {'; '.join(complaints)}. {note(totals)}".strip() if complaints else ""
         self._shared["cost"] = self._shared.get("cost") or text

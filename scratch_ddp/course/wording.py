@@ -33,8 +33,10 @@ def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
     """How `actual` differs from `expected`, as a phrase such as `is 3, should be 4`; "" if it does not.
 
     Tensors are compared by shape, dtype and every element (within `tolerance`, relative to the largest expected
-    one), lists entry by entry, other values with ==.
+    one; NaN only equals NaN), lists entry by entry, other values with ==. An int will do for a float.
     """
+    if type(actual) is int and isinstance(expected, float):
+        actual = float(actual)
     if type(actual) is not type(expected):
         return f"is {_kind(actual)}, should be {_kind(expected)}"
     if isinstance(expected, list) and any(isinstance(entry, torch.Tensor) for entry in expected):
@@ -69,8 +71,13 @@ def _difference_of_tensors(actual: torch.Tensor, expected: torch.Tensor, toleran
         return f"has dtype {_dtype(actual)}, should have {_dtype(expected)}"
     if not expected.numel():
         return ""
-    near = (actual - expected).abs() <= tolerance * expected.abs().max() if tolerance else actual == expected
-    wrong = ~near.flatten()  # NaN is never near
+    near = actual == expected
+    if tolerance:
+        finite = expected[expected.isfinite()]
+        near |= (actual - expected).abs() <= tolerance * (finite.abs().max() if finite.numel() else 0.0)
+    if expected.is_floating_point():
+        near |= actual.isnan() & expected.isnan()
+    wrong = ~near.flatten()
     if not wrong.any():
         return ""
     if len(wrong) <= _SHOWN:

@@ -1,9 +1,9 @@
 """The worlds in which an answer is tried: all ranks first, then all but rank 0.
 
-An answer that knows this notebook's number of ranks by heart is right on all ranks and wrong elsewhere. So an answer
-that has passed there is tried once more. If it takes a `group`, that is a group of ranks 1 to n-1, and nothing may
-travel outside of it. Otherwise these ranks have a default group of their own, in which they are ranks 0 to n-2. Rank 0
-waits.
+An answer that has this notebook's number of ranks written into it is right on all ranks and wrong elsewhere. So an
+answer that has passed there is tried once more. If it takes a `group`, that is a group of ranks 1 to n-1, then one of
+the last rank alone, and nothing may travel outside of it. Otherwise ranks 1 to n-1 have a default group of their own,
+in which they are ranks 0 to n-2. The ranks that are not in a world wait.
 """
 
 import contextlib
@@ -17,7 +17,10 @@ from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.course.meeting import GRACE, Meeting
 from scratch_ddp.course.wording import ranks
 
-_smaller: "weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | None]" = weakref.WeakKeyDictionary()
+Seats = tuple[int, ...]
+# By default group: the groups of other worlds; None where this rank has no seat.
+_groups: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Seats, dist.ProcessGroup | None]]"
+_groups = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,22 @@ def all_ranks() -> World:
     return World(seats, seats)
 
 
+def other_worlds(n: int, takes_group: bool) -> list[Seats]:
+    """The seats in each of the other worlds, where there are n ranks in all."""
+    last = (n - 1,)
+    return [tuple(range(1, n)), last] if takes_group and n > 2 else [tuple(range(1, n))]
+
+
 @contextlib.contextmanager
-def all_but_rank_0(takes_group: bool, meeting: Meeting) -> Iterator[World | None]:
-    """The second world; None on rank 0, which is not in it. All ranks of the meeting enter it."""
-    default, seats = dist.group.WORLD, tuple(range(1, dist.get_world_size()))
-    lost = default not in _smaller or getattr(_smaller[default], "retired", False)  # a new rank has none
+def another_world(seats: Seats, takes_group: bool, meeting: Meeting) -> Iterator[World | None]:
+    """The world of the ranks `seats`; None on the others. All ranks of the meeting enter it."""
+    default = dist.group.WORLD
+    groups = _groups.setdefault(default, {})
+    lost = seats not in groups or getattr(groups[seats], "retired", False)  # a rank that replaces another has none
     if any(meeting.exchange(lost, GRACE)):
         group = dist.new_group(list(seats), backend=interruptible_group.BACKEND)
-        _smaller[default] = group if dist.get_rank() else None
-    group = _smaller[default]
+        groups[seats] = group if dist.get_rank() in seats else None
+    group = groups[seats]
     if group is None:
         yield None
     elif takes_group:
