@@ -48,6 +48,8 @@ class Guard:
         self._hidden = {name: value for name, value in self._names.items() if _tells_the_world(name, value)}
         for name in self._hidden:
             del self._names[name]
+        if "hash" not in self._names:
+            self._names["hash"] = _hash_of_this_process
         self._names_before = dict(self._names)
         self._lengths = {name: len(value) for name, value in self._names.items() if _can_keep(value)}
         self._kept = dict(vars(self._function)) if hasattr(self._function, "__dict__") else {}
@@ -68,6 +70,8 @@ class Guard:
         return error
 
     def _restore_names(self) -> Iterator[str]:
+        if self._names.get("hash") is _hash_of_this_process:
+            del self._names["hash"], self._names_before["hash"]
         for name in [name for name in self._names if name not in self._names_before]:
             del self._names[name]
             yield f"leaves the name `{name}` behind in the notebook"
@@ -190,6 +194,11 @@ class _Settings:
 def _tells_the_world(name: str, value: Any) -> bool:
     """Whether a name of the notebook tells how many ranks there are, or which this is."""
     return name in HIDDEN or isinstance(value, (DeviceMesh, dist.ProcessGroup))
+
+
+def _hash_of_this_process(value: Any) -> int:
+    """As Python's hash() of text and bytes, which differs between processes that were not forked from one."""
+    return hash((value, dist.get_rank()))
 
 
 def _can_keep(value: Any) -> bool:

@@ -19,11 +19,11 @@ def times(number: int) -> str:
     return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
-def shown(value: Any) -> str:
-    """A value as it may stand in a line: tensors as their numbers, long ones cut."""
+def shown(value: Any, exact: bool = False) -> str:
+    """A value as it may stand in a line: tensors as their numbers, long ones cut. exact: with all digits."""
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().flatten()
-        numbers = ", ".join(f"{number:g}" for number in flat[:_SHOWN].tolist())
+        numbers = ", ".join(str(number) if exact else f"{number:g}" for number in flat[:_SHOWN].tolist())
         return f"[{numbers}{', …' if len(flat) > _SHOWN else ''}]"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
@@ -81,10 +81,16 @@ def _difference_of_tensors(actual: torch.Tensor, expected: torch.Tensor, toleran
     if not wrong.any():
         return ""
     if len(wrong) <= _SHOWN:
-        return f"is {shown(actual)}, should be {shown(expected)}"
+        return _is_should_be(actual, expected)
     first = int(wrong.nonzero()[0])
-    values = f"{actual.flatten()[first]:g}, should be {expected.flatten()[first]:g}"
-    return f"is wrong in {int(wrong.sum())} of {len(wrong)} elements: element {first} is {values}"
+    values = _is_should_be(actual.flatten()[first], expected.flatten()[first]).replace("[", "").replace("]", "")
+    return f"is wrong in {int(wrong.sum())} of {len(wrong)} elements: element {first} {values}"
+
+
+def _is_should_be(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """With six digits, or with all of them where six are the same."""
+    exact = shown(actual) == shown(expected)
+    return f"is {shown(actual, exact)}, should be {shown(expected, exact)}"
 
 
 def _kind(value: Any) -> str:

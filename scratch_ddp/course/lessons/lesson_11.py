@@ -85,7 +85,13 @@ def _adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 def _train(answer: Callable, params: list[nn.Parameter], rank: int, steps: int) -> int:
     """Train with the answer as a loop would: backward adds to .grad, then it is averaged. Return elements of state."""
-    own, step, zero_grad = answer(params, _adam)
+    made = []
+
+    def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        made.append(_adam(params))
+        return made[-1]
+
+    own, step, zero_grad = answer(params, make)
     for number in range(steps):
         for parameter, gradient in zip(params, _gradients(params, rank, number), strict=True):
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
@@ -94,7 +100,9 @@ def _train(answer: Callable, params: list[nn.Parameter], rank: int, steps: int) 
                 dist.all_reduce(parameter.grad)
         step()
         zero_grad()
-    return sum(tensor.numel() for state in own.state.values() for tensor in state.values() if tensor.dim())
+    optimizers = made if own in made else [own, *made]
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    return sum(tensor.numel() for state in states for tensor in state.values() if tensor.dim())
 
 
 def examine_sharded_optimizer(trial: Trial) -> None:
@@ -115,7 +123,7 @@ def examine_sharded_optimizer(trial: Trial) -> None:
         trial.criterion("value", f"parameters {left} still have a gradient" if left else "", "after zero_grad()")
         trial.agreement([parameter.detach() for parameter in params])
         room = 2 * sum(parameter.numel() for parameter in params[trial.rank :: trial.size] if parameter.dim())
-        trial.criterion("memory", _too_much(held, room), "own.state")
+        trial.criterion("memory", _too_much(held, room), "the state of all optimizers made")
         trial.cost(calls={"broadcast": steps * len(params)})
 
 

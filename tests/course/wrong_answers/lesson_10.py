@@ -17,6 +17,7 @@ WRONG_ANSWERS = {
                 _FORWARD: "weights.append(gather(shard))\n        outputs = kept[-1] @ weights[-1].T",
                 "whole = gather(shard)\n        handed": "whole = weights.pop()\n        handed",
             },
+            also=("cost",),
         ),
         WrongAnswer(
             "a name keeps the last weight while the next one is gathered",
@@ -43,6 +44,7 @@ WRONG_ANSWERS = {
                 _FORWARD: "outputs = kept[-1] @ weight.T",
                 "whole = gather(shard)\n        handed": "whole = weights.pop()\n        handed",
             },
+            also=("cost",),
         ),
         WrongAnswer(
             "steps with the gradient of its own items",
