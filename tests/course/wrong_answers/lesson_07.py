@@ -20,7 +20,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "counts the first call",
             fails="value",
-            says="Rank 0, repeats=3: the result is [64.0, 4.0, 4.0], should be [4.0, 4.0, 4.0].",
+            says="Rank 0, repeats=3: the result is [64.0, 4.0, 5.0], should be [4.0, 5.0, 6.0].",
             edits={"operation()\n    taken =": "taken ="},
         ),
         WrongAnswer(

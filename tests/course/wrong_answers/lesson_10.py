@@ -51,6 +51,7 @@ WRONG_ANSWERS = {
             fails="value",
             says="Rank 0, 2 layers: the shard of layer 1 is wrong in",
             edits={_SUM: "mine.copy_(gradient.split(len(shard))[dist.get_rank()])"},
+            also=("cost",),
         ),
         WrongAnswer(
             "all-reduces the whole gradient and takes its rows",
