@@ -9,10 +9,11 @@ import io
 import linecache
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -35,6 +36,7 @@ class Outcome:
     code: str = ""
     printed: list[str] | None = None
     lines_printed: int = 0
+    line_ended: bool = True  # what it printed ends with a line break
 
     def as_fact(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,7 +70,7 @@ def attempt(function: Callable, args: tuple, seconds: float) -> tuple[Any, Outco
         outcome = Outcome("unfinished", "", *_place(stop.__traceback__, function))
     except BaseException as error:  # SystemExit as well: an answer must not end the rank
         outcome = Outcome("raised", _in_short(error), *_place(error.__traceback__, function))
-    outcome.printed, outcome.lines_printed = printed.shown(), printed.count()
+    outcome.printed, outcome.lines_printed, outcome.line_ended = printed.shown(), printed.count(), printed.line_ended()
     return result, outcome
 
 
@@ -87,16 +89,35 @@ def _time_limit(seconds: float) -> Iterator[_Limit]:
 
     def ring(signum: int, frame: FrameType | None) -> None:
         if limit.running:
+            if limit.rang:
+                _raise_at_the_next_line(frame)
             limit.rang = True
             raise TimeIsUp
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, for code that goes on
+    before, trace = signal.signal(signal.SIGALRM, ring), sys.gettrace()
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)  # again and again, for code that goes on
     try:
         yield limit
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.settrace(trace)
+
+
+def _raise_at_the_next_line(frame: FrameType | None) -> None:
+    """End also a loop such as `while True: try: … except BaseException: pass`.
+
+    It catches what is raised in its `try`. A trace function raises once more at the next line that runs, which is in
+    its `except`.
+    """
+
+    def stop(*_: Any) -> None:
+        raise TimeIsUp
+
+    sys.settrace(stop)
+    while frame is not None and frame.f_code is not attempt.__code__:
+        frame.f_trace = stop
+        frame = frame.f_back
 
 
 @contextlib.contextmanager
@@ -152,38 +173,66 @@ class _FirstLines(io.TextIOBase):
     def shown(self) -> list[str]:
         return [line[:SHOWN_WIDTH] for line in self._kept.splitlines()[:SHOWN_LINES]]
 
+    def line_ended(self) -> bool:
+        return self._last == "\n"
+
     def count(self) -> int:
         return self._line_ends + (self._last != "\n")
 
 
 class MessageLog:
-    """How often this rank sent to and received from each rank, and its collectives on all ranks, in order."""
+    """What this rank sent to and received from each rank of a group, and its collectives in that group, in order.
 
-    def __init__(self, size: int):
-        self._size = size
+    members: the group's ranks. Other groups are the answer's own business; `elsewhere` names calls on the default
+    group where the answer was given another. `never_waited_for` names asynchronous calls of which nobody took the end.
+    """
+
+    def __init__(self, members: Sequence[int]):
+        self._members = tuple(members)
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._collectives: list[str] = []
         self._from_any_rank: set[Call] = set()
+        self._under_way: dict[Call, None] = {}
+        self.calls: list[Call] = []  # all of this rank's, in order
+        self._elsewhere: Counter[str] = Counter()
 
     def started(self, call: Call) -> None:
-        if call.name == "send":
+        self._under_way[call] = None
+        self.calls.append(call)
+        if call.name in ("send", "recv") and not set(call.members) <= set(self._members):
+            self._elsewhere[call.name] += 1
+        elif call.name == "send":
             self._sent[call.members[call.peer]] += 1
         elif call.name == "recv" and call.peer is None:
             self._from_any_rank.add(call)
         elif call.name == "recv":
             self._received[call.members[call.peer]] += 1
-        elif len(call.members) == self._size:
+        elif call.members == self._members:
             self._collectives.append(call.name)
+        elif not set(call.members) <= set(self._members):
+            self._elsewhere[call.name] += 1
 
     def waited(self, call: Call) -> None:
+        self._under_way.pop(call, None)
         if call in self._from_any_rank and call.peer is not None:  # now it is known who sent it
             self._from_any_rank.remove(call)
             self._received[call.members[call.peer]] += 1
 
+    @property
+    def never_waited_for(self) -> str:
+        """As a complaint; "" if every call was."""
+        names = Counter(call.name for call in self._under_way)
+        return " and ".join(f"{name} was started and never waited for, {times(n)}" for name, n in names.items())
+
+    @property
+    def elsewhere(self) -> str:
+        """As a complaint; "" if everything stayed in the group."""
+        return " and ".join(f"{name} goes through all ranks, should stay in `group`" for name in self._elsewhere)
+
     def as_fact(self) -> dict[str, Any]:
         def by_peer(counts: Counter[int]) -> list[int]:
-            return [counts[peer] for peer in range(self._size)]
+            return [counts[peer] for peer in self._members]
 
         return {"sent": by_peer(self._sent), "received": by_peer(self._received), "collectives": self._collectives}
 

@@ -5,28 +5,34 @@ lesson, `trial` (call it, state criteria), `attempt` (the call itself) and `verd
 """
 
 import contextlib
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise, answer, exercise_of, is_stub
-from scratch_ddp.course.meeting import Meeting, RanksMissing, interruptible_default_group, make_anew, renew
-from scratch_ddp.course.trial import GRACE, AnswerFailed, Trial
+from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing, interruptible_default_group, make_anew, renew
+from scratch_ddp.course.trial import AnswerFailed, Trial
 from scratch_ddp.course.verdict import Verdict
 from scratch_ddp.course.wording import ranks
+from scratch_ddp.course.worlds import Seats, World, another_world, other_worlds
 
 INSTEAD = Path("solutions.md")  # in the notebook's folder, which is a kernel's current one
 SECONDS = 5.0  # that one call of an answer may take
+LONGEST = 300.0  # seconds for all calls in the second world
 
 
-def check(function: Callable, seconds: float = SECONDS) -> None:
+def check(function: Callable, seconds: float = SECONDS, seed: int | None = None) -> None:
     """Print which criteria a learner's function meets: the same lines on every rank. Call it on all ranks.
 
     Prints `not written yet` while it is the stub on every rank. Each call of the function may take `seconds`: then it
     is ended, if it computes or waits in the default group. Afterwards the process group works, whatever it did.
+    Some inputs are drawn anew each time; a complaint names the `seed` that draws the same ones again.
     """
-    print("\n".join(examine(function, seconds).lines))
+    print("\n".join(examine(function, seconds, seed).lines))
 
 
 def solution(function: Callable) -> None:
@@ -39,7 +45,7 @@ def solution(function: Callable) -> None:
     print(text.rstrip("\n"))
 
 
-def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
+def examine(function: Callable, seconds: float = SECONDS, seed: int | None = None) -> Verdict:
     """As `check`, but return the verdict, the same on every rank, and print nothing.
 
     Raises TypeError or ValueError if the function is not an exercise, RuntimeError if there are fewer than two ranks
@@ -56,12 +62,13 @@ def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
             f"{error.seconds:g} s. Run the cell without %%rank."
         ) from None
     try:
-        return _examine(function, exercise, meeting, seconds)
+        seeds = meeting.exchange(time.time_ns() // 1000 % 1_000_000 if seed is None else seed, GRACE)
+        return _examine(function, exercise, meeting, seconds, seeds[0])
     finally:
         meeting.close()
 
 
-def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: float) -> Verdict:
+def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: float, seed: int) -> Verdict:
     facts = meeting.exchange({"name": exercise.name, "stub": is_stub(function, exercise.reference)}, GRACE)
     if len({fact["name"] for fact in facts}) > 1:
         names = ", ".join(f"rank {rank} {fact['name']}" for rank, fact in enumerate(facts))
@@ -74,13 +81,41 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
         return Verdict({"written": f"{ranks(unwritten)} still {still} the stub: run your cell on every rank."})
     backend = dist.get_backend()
     with interruptible_default_group():
-        trial = Trial(function, meeting, seconds)
-        with contextlib.suppress(AnswerFailed):
-            exercise.examine(trial)
-        verdict = trial.verdict()
-        if trial.ranks_missing:
+
+        def trial_in(meeting: Meeting, world: World | None = None) -> Trial:
+            return Trial(function, meeting, seconds, seed, world)
+
+        verdict, state = _tried(exercise, trial_in(meeting))
+        for seats in other_worlds(meeting.size, exercise.takes_group):
+            if verdict.passed:
+                again, state = _tried_by(seats, exercise, meeting, trial_in)
+                verdict = replace(verdict, criteria=verdict.criteria | again)
+        if state.get("ranks_missing"):
             return verdict.with_note("Press Stop, then run the cells again.")
         destroyed = any(meeting.exchange(not dist.is_initialized(), GRACE))
-        if trial.spoiled and not destroyed:
+        if state.get("spoiled") and not destroyed:
             verdict = verdict.with_note(renew(seconds + GRACE))
     return verdict.with_note(make_anew(meeting, backend)) if destroyed else verdict
+
+
+def _tried(exercise: Exercise, trial: Trial) -> tuple[Verdict, dict[str, bool]]:
+    with contextlib.suppress(AnswerFailed):
+        exercise.examine(trial)
+    verdict = trial.verdict()
+    return verdict, {"spoiled": trial.spoiled, "ranks_missing": trial.ranks_missing}
+
+
+def _tried_by(
+    seats: Seats, exercise: Exercise, meeting: Meeting, trial_in: Callable[[Meeting, World], Trial]
+) -> tuple[dict[str, str], dict[str, bool]]:
+    """Try an answer in another world; all ranks hear which criteria hold there."""
+    told: dict[str, Any] | None = None
+    try:
+        with another_world(seats, exercise.takes_group, meeting) as world:
+            if world is not None:
+                told = {"criteria": {"runs": "the check itself failed"}, "state": {}}  # unless it comes to its end
+                verdict, state = _tried(exercise, trial_in(meeting.among(seats), world))
+                told = {"criteria": verdict.criteria, "state": state}
+    finally:
+        told = meeting.hear(told, LONGEST)
+    return told["criteria"], told["state"]

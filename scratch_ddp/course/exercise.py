@@ -41,6 +41,10 @@ class Exercise:
     def name(self) -> str:
         return self.reference.__name__
 
+    @property
+    def takes_group(self) -> bool:
+        return "group" in inspect.signature(self.reference).parameters
+
     def stub_cell(self) -> str:
         return self.cell(stub(self.reference))
 

@@ -5,16 +5,19 @@ answer is checked since learners forget `group`, is one that can be interrupted 
 """
 
 import contextlib
+import copy
 import json
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
 from scratch_ddp.cells.rank import interruptible_group
+
+GRACE = 5.0  # seconds that a rank may be behind the others
 
 _used: dict[int, str] = {}  # by rank: the last token that a meeting of this process has used
 _stand_ins: "weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]" = weakref.WeakKeyDictionary()
@@ -71,6 +74,28 @@ class Meeting:
         self.store.set(keys[self.rank], json.dumps(fact))
         _wait_until_none(lambda: [rank for rank, key in enumerate(keys) if not self.store.check([key])], seconds)
         return [json.loads(self.store.get(key)) for key in keys]
+
+    def among(self, members: Sequence[int]) -> "Meeting":
+        """The same meeting for some of the ranks, which are numbered anew. This rank is one of them."""
+        part = copy.copy(self)
+        part.name, part._exchanges = f"{self.name}/among {','.join(map(str, members))}/{self._exchanges}", 0
+        part.rank, part.size = list(members).index(self.rank), len(members)
+        return part
+
+    def hear(self, fact: Any, seconds: float) -> Any:
+        """Return what the first rank has to tell that tells anything; `fact` is None on ranks that only listen."""
+        self._exchanges += 1
+        keys = [f"exercises: {self.name}/{self._exchanges}/{rank}" for rank in range(self.size)]
+        if fact is not None:
+            self.store.set(keys[self.rank], json.dumps(fact))
+        told: list[str] = []
+
+        def missing() -> list[int]:
+            told[:] = [key for key in keys if self.store.check([key])][:1]
+            return [] if told else list(range(self.size))
+
+        _wait_until_none(missing, seconds)
+        return json.loads(self.store.get(told[0]))
 
     def close(self) -> None:
         self.store.set(self._arrival(self.rank), "gone")

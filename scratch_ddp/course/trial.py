@@ -7,22 +7,24 @@ facts among the ranks. A test hands the function's results to the methods below 
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, left_over
-from scratch_ddp.course.meeting import Meeting, RanksMissing
+from scratch_ddp.course.guard import Guard
+from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing
 from scratch_ddp.course.verdict import Verdict, fault, merge, prints
-from scratch_ddp.course.wording import difference, ranks, times
+from scratch_ddp.course.wording import bits, difference, ranks, times
+from scratch_ddp.course.worlds import World, all_ranks
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Totals, traffic
 from scratch_ddp.instruments.traffic.intercept import listening
-
-GRACE = 5.0  # seconds that a rank may be behind the others
 
 
 class AnswerFailed(Exception):
@@ -30,18 +32,22 @@ class AnswerFailed(Exception):
 
 
 class Trial:
-    """The examination of one answer on all ranks of the default group.
+    """The examination of one answer in one world (see `worlds`): all ranks, or some of them.
 
-    rank, size: of this rank in the default group. device: where the tensors of the test live. printed: the first lines
-    that the last call printed on this rank. spoiled: the process group can't be trusted any more. ranks_missing: some
-    rank did not even come back to say how its call ended.
+    rank, size: of this rank in that world. seed: for inputs that are drawn; the same on all ranks, another in each run.
+    device: where the tensors of the test live. printed: the first lines that the last call printed on this rank;
+    line_ended: they end with a line break. calls: what the last call started on this rank, as `traffic` describes it.
+    spoiled: the process group can't be trusted any more. ranks_missing: some rank did not even come back to say how its
+    call ended.
     """
 
-    def __init__(self, function: Callable, meeting: Meeting, seconds: float):
+    def __init__(self, function: Callable, meeting: Meeting, seconds: float, seed: int = 0, world: World | None = None):
         self.rank, self.size, self.device = meeting.rank, meeting.size, message_device()
         self.printed: list[str] = []
+        self.line_ended, self.calls = True, []
         self.spoiled = self.ranks_missing = False
         self._function, self._meeting, self._seconds = function, meeting, seconds
+        self.seed, self._world = seed, world or all_ranks()
         self._case, self._calls = "", 0
         # Criterion -> (in which call, this rank's first complaint), "" if there is none.
         self._found: dict[str, tuple[int, str]] = {}
@@ -51,24 +57,47 @@ class Trial:
         self._printed: list[list[dict]] = []
         self._counted, self._totals = None, None
 
+    def generator(self) -> torch.Generator:
+        """For inputs that all ranks draw alike, and another run draws differently. Name the seed in the case."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def peer(self, rank: int) -> int:
+        """The number under which the answer knows rank `rank` of this world: for arguments such as `src`."""
+        return self._world.members[rank]
+
     def call(
-        self, *args: Any, case: str = "", may_print: bool = False, raises: str = "", using: Callable | None = None
+        self,
+        *args: Any,
+        case: str = "",
+        changes: Collection[Any] = (),
+        beside: Collection[Any] = (),
+        may_print: bool = False,
+        raises: str = "",
+        using: Callable | None = None,
     ) -> Any:
         """Call the answer on all ranks and return this rank's result. Complaints begin with `case`, what was asked.
 
-        may_print: printing is its task; the lines are in `printed` and are not shown. raises: the error that it must
-        raise, on every rank. using: called as using(answer, *args) in place of answer(*args), for an answer whose
-        result must be used as well, such as a context manager. Raises AnswerFailed, on every rank, if on any rank the
-        answer raised, did not end, or left messages behind.
+        changes: what the answer may change of its arguments and of `beside` (other objects that it knows), as in
+        `Guard`; everything else is compared. may_print: printing is its task; the lines are in `printed` and are not
+        shown. raises: the error that it must raise, on every rank. using: called as using(answer, *args) in place of
+        answer(*args), for an answer whose result must be used as well, such as a context manager. Raises AnswerFailed,
+        on every rank, if on any rank the answer raised, did not end, or left messages behind.
         """
-        self._case, self._calls, self._totals = case, self._calls + 1, None
-        log = MessageLog(self.size)
-        with traffic() as self._counted, listening(log):
-            function = self._function if using is None else functools.partial(using, self._function)
-            result, outcome = attempt(function, args, self._seconds)
-        self.printed = outcome.printed
+        self._case = ", ".join(filter(None, [self._world.place, case]))
+        self._calls, self._totals = self._calls + 1, None
+        log = MessageLog(self._world.members)
+        answer = self._function if self._world.group is None else _with_group(self._function, self._world.group)
+        names = list(inspect.signature(self._function).parameters) if using is None else []
+        names += [f"argument {place}" for place in range(len(names) + 1, len(args) + len(beside) + 1)]
+        guard = Guard(self._function, dict(zip(names, [*args, *beside], strict=False)), changes)
+        with traffic() as self._counted, listening(log), guard:
+            result, outcome = attempt(
+                answer if using is None else functools.partial(using, answer), args, self._seconds
+            )
+        self.printed, self.line_ended, self.calls = outcome.printed, outcome.line_ended, log.calls
         if raises:
             outcome = self._expected_error(outcome, raises)
+        outcome.error = guard.explained(outcome.error)
         facts = self._exchange({"outcome": outcome.as_fact(), "log": log.as_fact()})
         outcomes = [fact["outcome"] for fact in facts]
         if not may_print:
@@ -80,9 +109,18 @@ class Trial:
         if behind:
             self.spoiled = True
             self._give_up("group", f"{behind} A later cell would take what is left for its own.")
+        for name, complaint in (
+            ("untouched", guard.complaint),
+            ("group", log.elsewhere),
+            ("waits", log.never_waited_for),
+        ):
+            if complaint:
+                self.criterion(name, complaint)
         return result
 
-    def call_within(self, budget: int, *args: Any, case: str = "", note: str = "") -> Any:
+    def call_within(
+        self, budget: int, *args: Any, case: str = "", note: str = "", changes: Collection[Any] = ()
+    ) -> Any:
         """Call the answer as `call` does, and return its result. M: it keeps to `budget`.
 
         budget: elements of float64 that it may hold at once on this rank beside the tensors in `args`, after any of its
@@ -97,7 +135,7 @@ class Trial:
             with ledger("call"):
                 return answer(*args)
 
-        result = self.call(*args, case=case, using=in_ledger)
+        result = self.call(*args, case=case, changes=changes, using=in_ledger)
         held = ledger.peak() - given
         complaint = f"holds {held:,} elements at once, budget {budget:,}{f' ({note})' if note else ''}"
         self.criterion("memory", complaint if held > budget else "")
@@ -124,20 +162,22 @@ class Trial:
 
     def agreement(self, value: Any) -> None:
         """A: all ranks hold the same bits. Digests are compared at the end."""
-        self._digests.append((self._case, hashlib.sha256(_bits(value)).hexdigest()))
+        self._digests.append((self._case, hashlib.sha256(bits(value)).hexdigest()))
 
     def cost(
         self,
         *,
         only: tuple[str, ...] | None = None,
+        exactly: bool = False,
         note: Callable[[Totals], str] = lambda _: "",
         **budget: int | dict[str, int],
     ) -> None:
         """C: the last call stayed within `budget`.
 
         messages, depth: of all ranks together · max_messages, max_bytes_sent, max_wire_bytes: of the rank with most
-        (see `traffic.Totals`) · calls: {name: how often each rank may call it}, other names never · only: the calls
-        that the answer may be made of · note: adds a sentence where a budget is exceeded.
+        (see `traffic.Totals`) · calls: {name: how often each rank may call it}, other names never · exactly: it must
+        call them as often · only: the calls that the answer may be made of · note: adds a sentence where a budget is
+        exceeded.
         """
         totals = self._all_totals()
         used = {name for counts in totals.per_rank for name in counts.calls}
@@ -153,14 +193,18 @@ class Trial:
             most = max(counts.calls.get(name, 0) for counts in totals.per_rank)
             if most > allowed.get(name, 0):
                 complaints.append(f"calls {name} {times(most)}, budget {allowed.get(name, 0)}")
-        place = f"{self.size} ranks{f', {self._case}' if self._case else ''}"
+        for name, number in (allowed or {}).items() if exactly else ():
+            least = min(counts.calls.get(name, 0) for counts in totals.per_rank)
+            if least < number:
+                complaints.append(f"calls {name} {times(least)}, should be {number}")
+        place = self._case if self._world.place else f"{self.size} ranks{f', {self._case}' if self._case else ''}"
         text = f"{place}: {'; '.join(complaints)}. {note(totals)}".strip() if complaints else ""
         self._shared["cost"] = self._shared.get("cost") or text
 
     def _all_totals(self) -> Totals:
         """The counts of all ranks. They travel through the process group, which shows that the group still works."""
         if self._totals is None:
-            self._totals, outcome = attempt(self._counted.over_ranks, (), self._seconds)
+            self._totals, outcome = attempt(self._counted.over_ranks, (self._world.group,), self._seconds)
             if any(self._exchange(outcome.how != "returned")):
                 self.spoiled = True
                 self._give_up("group", "The process group no longer answers after the call.")
@@ -189,12 +233,8 @@ class Trial:
         raise AnswerFailed
 
 
-def _bits(value: Any) -> bytes:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    if isinstance(value, list):
-        return b"".join(_bits(entry) + b"|" for entry in value)
-    return repr(value).encode()
+def _with_group(answer: Callable, group: dist.ProcessGroup) -> Callable:
+    return functools.wraps(answer)(functools.partial(answer, group=group))
 
 
 def _figure(name: str, number: int, unit: bool = True) -> str:

@@ -19,11 +19,11 @@ def times(number: int) -> str:
     return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
-def shown(value: Any) -> str:
-    """A value as it may stand in a line: tensors as their numbers, long ones cut."""
+def shown(value: Any, exact: bool = False) -> str:
+    """A value as it may stand in a line: tensors as their numbers, long ones cut. exact: with all digits."""
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().flatten()
-        numbers = ", ".join(f"{number:g}" for number in flat[:_SHOWN].tolist())
+        numbers = ", ".join(str(number) if exact else f"{number:g}" for number in flat[:_SHOWN].tolist())
         return f"[{numbers}{', …' if len(flat) > _SHOWN else ''}]"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
@@ -33,8 +33,10 @@ def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
     """How `actual` differs from `expected`, as a phrase such as `is 3, should be 4`; "" if it does not.
 
     Tensors are compared by shape, dtype and every element (within `tolerance`, relative to the largest expected
-    one), lists entry by entry, other values with ==.
+    one; NaN only equals NaN), lists entry by entry, other values with ==. An int will do for a float.
     """
+    if type(actual) is int and isinstance(expected, float):
+        actual = float(actual)
     if type(actual) is not type(expected):
         return f"is {_kind(actual)}, should be {_kind(expected)}"
     if isinstance(expected, list) and any(isinstance(entry, torch.Tensor) for entry in expected):
@@ -42,6 +44,15 @@ def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
     if isinstance(expected, torch.Tensor):
         return _difference_of_tensors(actual, expected, tolerance)
     return "" if actual == expected else f"is {shown(actual)}, should be {shown(expected)}"
+
+
+def bits(value: Any) -> bytes:
+    """What two values are compared by to the last bit: NaN equals NaN, and -0.0 is not 0.0."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    if isinstance(value, list):
+        return b"".join(bits(entry) + b"|" for entry in value)
+    return repr(value).encode()
 
 
 def _difference_of_lists(actual: list, expected: list, tolerance: float) -> str:
@@ -60,15 +71,26 @@ def _difference_of_tensors(actual: torch.Tensor, expected: torch.Tensor, toleran
         return f"has dtype {_dtype(actual)}, should have {_dtype(expected)}"
     if not expected.numel():
         return ""
-    near = (actual - expected).abs() <= tolerance * expected.abs().max() if tolerance else actual == expected
-    wrong = ~near.flatten()  # NaN is never near
+    near = actual == expected
+    if tolerance:
+        finite = expected[expected.isfinite()]
+        near |= (actual - expected).abs() <= tolerance * (finite.abs().max() if finite.numel() else 0.0)
+    if expected.is_floating_point():
+        near |= actual.isnan() & expected.isnan()
+    wrong = ~near.flatten()
     if not wrong.any():
         return ""
     if len(wrong) <= _SHOWN:
-        return f"is {shown(actual)}, should be {shown(expected)}"
+        return _is_should_be(actual, expected)
     first = int(wrong.nonzero()[0])
-    values = f"{actual.flatten()[first]:g}, should be {expected.flatten()[first]:g}"
-    return f"is wrong in {int(wrong.sum())} of {len(wrong)} elements: element {first} is {values}"
+    values = _is_should_be(actual.flatten()[first], expected.flatten()[first]).replace("[", "").replace("]", "")
+    return f"is wrong in {int(wrong.sum())} of {len(wrong)} elements: element {first} {values}"
+
+
+def _is_should_be(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """With six digits, or with all of them where six are the same."""
+    exact = shown(actual) == shown(expected)
+    return f"is {shown(actual, exact)}, should be {shown(expected, exact)}"
 
 
 def _kind(value: Any) -> str:

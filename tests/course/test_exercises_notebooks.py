@@ -56,7 +56,7 @@ def test_the_stubs_in_the_lessons_are_the_generated_ones_and_each_is_checked(nam
 
 
 def test_in_a_real_rank_cell_a_hang_is_told_once_and_the_next_cell_works(tmp_path):
-    never_sent = "def reduce(tensor, dst=0, group=None):\n    dist.recv(tensor, (rank + 1) % 2)"
+    never_sent = "def reduce(tensor, dst=0, group=None):\n    dist.recv(tensor, (dist.get_rank() + 1) % 2)"
     cells = ["%load_ext scratch_ddp", "%dist_init -n 2", "from scratch_ddp.course import check", never_sent]
     cells += ["check(reduce, seconds=1)", "total = torch.ones(1)\ndist.all_reduce(total)\ntotal", "%dist_shutdown"]
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
@@ -64,6 +64,6 @@ def test_in_a_real_rank_cell_a_hang_is_told_once_and_the_next_cell_works(tmp_pat
     said = [
         "".join(output.get("text") or output.data["text/plain"] for output in cell.outputs) for cell in notebook.cells
     ]
-    line = "✗ runs    dst=0: Ranks 0 and 1 did not come back: after 1 s still in line 2, `dist.recv(tensor, (rank +"
+    line = "✗ runs    dst=0: Ranks 0 and 1 did not come back: after 1 s still in line 2, `dist.recv(tensor, (dist.get"
     assert said[4].count(line) == 1
     assert "tensor([2.])" in said[5]

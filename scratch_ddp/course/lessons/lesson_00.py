@@ -31,12 +31,15 @@ def examine_print_together(trial: Trial) -> None:
         "all ranks agree": ["ready"] * trial.size,
         "all ranks differ": [f"x = {rank}" for rank in range(trial.size)],
         f"rank {odd_one} differs": ["ready"] * odd_one + ["late"],
+        f"rank {odd_one} differs in a capital letter": ["ready"] * odd_one + ["Ready"],
+        f"rank {odd_one} differs in a space at the end": ["ready"] * odd_one + ["ready "],
     }
     for case, texts in cases.items():
         mine = texts[trial.rank]
         trial.call(mine, case=case, may_print=True)
         once = [mine] if trial.rank == 0 else []
         trial.value(trial.printed, once if len(set(texts)) == 1 else [f"rank {trial.rank}: {mine}"], "what it prints")
+        trial.criterion("value", "" if trial.line_ended else "does not end with a line break", "what it prints")
 
 
 PRINT_TOGETHER = Exercise(print_together, examine_print_together)
@@ -48,6 +51,7 @@ def get(what, dm=None):
     "ws": number of ranks · "pg": the process group · "rank": this rank's number in it ·
     "grank": its number among all ranks · "next": the number, in the group, of the rank that
     follows it; after the last comes 0.
+    Cost: nothing is sent.
     """
     group = dist.group.WORLD if dm is None else dm.get_group()
     if what == "ws":
@@ -66,7 +70,7 @@ def get(what, dm=None):
 
 
 def examine_get(trial: Trial) -> None:
-    """V: "next" among all ranks and in one dimension of a mesh, the other keys as before, an unknown key refused."""
+    """V: "next" among all ranks and in a mesh, the other keys as before, an unknown key refused; C: nothing is sent."""
     inner = trial.size // 2 if trial.size % 2 == 0 else 1
     mesh = init_device_mesh(trial.device.type, (trial.size // inner, inner), mesh_dim_names=("outer", "inner"))["inner"]
     place = trial.rank % inner
@@ -79,6 +83,7 @@ def examine_get(trial: Trial) -> None:
     for what, dm, expected in (entry for entries in cases.values() for entry in entries):
         where = f", in a mesh of {inner}" if dm is not None else ""
         trial.value(trial.call(what, dm, case=f'get("{what}"){where}'), expected)
+        trial.cost(calls={})
     trial.call("left", case='get("left")', raises="ValueError")
 
 

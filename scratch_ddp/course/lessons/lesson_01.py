@@ -5,6 +5,7 @@ import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.trial import Trial
+from scratch_ddp.instruments.traffic import ring_bytes
 
 FLOAT, INTEGER = 4, 8  # bytes
 
@@ -12,7 +13,8 @@ FLOAT, INTEGER = 4, 8  # bytes
 def all_reduce_in_two_steps(tensor, root=0):
     """Leave the sum of all ranks' tensors in `tensor` on every rank, by way of rank `root`.
 
-    Cost: one dist.reduce and one dist.broadcast.
+    `tensor` is contiguous, of any shape and of a dtype that gloo can add.
+    Cost: one dist.reduce to `root` and one dist.broadcast from it, of the tensor's own bytes.
     """
     # Who holds the sum after the first step?
     # answer: begin
@@ -22,14 +24,24 @@ def all_reduce_in_two_steps(tensor, root=0):
 
 
 def examine_all_reduce_in_two_steps(trial: Trial) -> None:
-    """V and A for every root; C: one reduce, one broadcast."""
-    for root in range(trial.size):
-        parts = [torch.arange(4.0, device=trial.device) + 10**rank for rank in range(trial.size)]
-        tensor = parts[trial.rank].clone()
-        trial.call(tensor, root, case=f"root={root}")
-        trial.value(tensor, sum(parts), "tensor")
+    """V and A for every root, several dtypes and shapes; C: one reduce, one broadcast, their root and their bytes."""
+    n = trial.size
+    everyones = [torch.arange(4.0) + 10**rank for rank in range(n)]
+    cases = [(f"root={root}", root, everyones) for root in range(n)]
+    tiny = [torch.full((2, 2), 1 + 2.0**-40, dtype=torch.float64) * (rank + 1) for rank in range(n)]
+    large = [torch.tensor(2**60 + rank) for rank in range(n)]
+    cases += [("float64, 2 × 2", n - 1, tiny), ("int64 above 2⁵³, a scalar", 0, large)]
+    for case, root, parts in cases:
+        tensor = parts[trial.rank].clone().to(trial.device)
+        trial.call(tensor, root, case=case, changes=[tensor])
+        trial.value(tensor, sum(parts).to(trial.device), "tensor")
         trial.agreement(tensor)
-        trial.cost(calls={"reduce": 1, "broadcast": 1})
+        by_way_of = {call.peer for call in trial.calls if call.name in ("reduce", "broadcast")}
+        trial.criterion("root", f"goes by way of rank {min(by_way_of - {root})}" if by_way_of - {root} else "")
+        wire = max(
+            sum(ring_bytes(name, tensor.nbytes, n, rank, root) for name in ("reduce", "broadcast")) for rank in range(n)
+        )
+        trial.cost(calls={"reduce": 1, "broadcast": 1}, max_wire_bytes=wire)
 
 
 ALL_REDUCE_IN_TWO_STEPS = Exercise(all_reduce_in_two_steps, examine_all_reduce_in_two_steps)
@@ -38,8 +50,8 @@ ALL_REDUCE_IN_TWO_STEPS = Exercise(all_reduce_in_two_steps, examine_all_reduce_i
 def all_gather_uneven(tensor):
     """Return a list with every rank's `tensor`, in the order of the ranks.
 
-    They are one-dimensional, float32, of any lengths; `dist.all_gather` takes tensors of one
-    size only.
+    They are one-dimensional, float32, of any lengths and values, and may be strided;
+    `dist.all_gather` takes contiguous tensors of one size only.
     Cost: two dist.all_gather, of one int64 and of as many elements as the longest tensor has.
     """
     world_size = dist.get_world_size()
@@ -60,12 +72,21 @@ def all_gather_uneven(tensor):
 def examine_all_gather_uneven(trial: Trial) -> None:
     """V for rising, falling and no lengths; A; the own tensor untouched; C: two all-gathers, no longer than needed."""
     n = trial.size
-    for lengths in ([rank + 1 for rank in range(n)], [3 * (n - 1 - rank) for rank in range(n)], [0] * n):
-        tensors = [10.0**rank + torch.arange(length, device=trial.device) for rank, length in enumerate(lengths)]
-        mine = tensors[trial.rank].clone()
-        pieces = trial.call(mine, case=f"lengths {lengths}")
+    generator = trial.generator()
+    drawn = [int(length) for length in torch.randint(0, 9, (n,), generator=generator)]
+    cases = [
+        (f"lengths {lengths}", [10.0**rank + torch.arange(length) for rank, length in enumerate(lengths)])
+        for lengths in ([rank + 1 for rank in range(n)], [3 * (n - 1 - rank) for rank in range(n)], [0] * n)
+    ]
+    odd = torch.tensor([0.0, torch.nan, -0.0, torch.inf, 0.0])
+    cases.append(("zeros, NaN and infinity", [odd[: 5 - rank % 5].clone() for rank in range(n)]))
+    cases.append(("every second element of a tensor", [torch.arange(8.0)[rank % 2 :: 2] for rank in range(n)]))
+    cases.append((f"drawn with seed {trial.seed}", [torch.randn(length, generator=generator) for length in drawn]))
+    for case, tensors in cases:
+        tensors = [tensor.to(trial.device) for tensor in tensors]
+        lengths = [len(tensor) for tensor in tensors]
+        pieces = trial.call(tensors[trial.rank], case=case)
         trial.value(pieces, tensors)
-        trial.untouched(mine, tensors[trial.rank], "tensor")
         trial.agreement(pieces)
         trial.cost(calls={"all_gather": 2}, max_wire_bytes=(n - 1) * (INTEGER + FLOAT * max(lengths)))
 

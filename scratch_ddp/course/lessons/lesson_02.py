@@ -14,12 +14,17 @@ from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
-FLOAT = 4  # bytes
+# What a tensor may be besides one-dimensional and float32. In float32 each of these would lose its last digits.
+_KINDS = {
+    "float64, 2 × 3": torch.arange(6.0, dtype=torch.float64).view(2, 3) + 2.0**-40,
+    "int64 above 2⁵³, a scalar": torch.tensor(2**60),
+}
 
 
 def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
     """Leave the sum of all ranks' tensors in `tensor` on rank dst. The others keep theirs.
 
+    `tensor` is contiguous, of any shape and dtype. Messages stay in `group`, of one rank or more.
     Cost: n-1 messages, at most one sent by a rank: S bytes. Depth ⌈log2 n⌉.
     Memory: 2·S at most beside `tensor`.
     """
@@ -47,6 +52,7 @@ def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None =
 def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Sum `tensor` over the ranks, in place, and return it. All ranks get the same bits.
 
+    `tensor` is contiguous, of any shape and dtype. Messages stay in `group`, of one rank or more.
     Cost: 2(n-1) messages and 2(n-1)/n·S bytes sent by each rank, which no algorithm can do
     with fewer (Patarasuk and Yuan 2009). Depth 2(n-1). Memory: S/n beside `tensor`.
     """
@@ -74,13 +80,20 @@ def rounds_of_a_tree(n: int) -> int:
 
 def examine_tree_broadcast(trial: Trial) -> None:
     """V and A for every source; C: n-1 messages, depth ⌈log2 n⌉."""
-    for src in range(trial.size):
-        tensor = torch.arange(5.0, device=trial.device) + 10 * trial.rank
-        trial.call(tensor, src, case=f"src={src}")
-        trial.value(tensor, torch.arange(5.0, device=trial.device) + 10 * src, "tensor")
+    cases = [(f"src={trial.peer(src)}", src, torch.arange(5.0)) for src in range(trial.size)]
+    cases += [(case, trial.size - 1, values) for case, values in _KINDS.items()]
+    for case, src, values in cases:
+        everyones = [(values + 10 * rank).to(trial.device) for rank in range(trial.size)]
+        tensor = everyones[trial.rank].clone()
+        trial.call(tensor, trial.peer(src), case=case, changes=[tensor])
+        trial.value(tensor, everyones[src], "tensor")
         trial.agreement(tensor)
         trial.cost(
-            messages=trial.size - 1, depth=rounds_of_a_tree(trial.size), only=FROM_MESSAGES, note=_received_too_often
+            messages=trial.size - 1,
+            max_bytes_sent=rounds_of_a_tree(trial.size) * tensor.nbytes,
+            depth=rounds_of_a_tree(trial.size),
+            only=FROM_MESSAGES,
+            note=_received_too_often,
         )
 
 
@@ -91,17 +104,19 @@ def _received_too_often(totals: Totals) -> str:
 
 def examine_reduce(trial: Trial) -> None:
     """V on every destination, the others' tensors untouched; C: n-1 messages, at most S bytes from one rank."""
-    parts = [torch.arange(6.0, device=trial.device) + 10**rank for rank in range(trial.size)]
-    for dst in range(trial.size):
-        tensor = parts[trial.rank].clone()
-        trial.call(tensor, dst, case=f"dst={dst}")
+    everyones = [torch.arange(6.0) + 10**rank for rank in range(trial.size)]
+    cases = [(f"dst={trial.peer(dst)}", dst, everyones) for dst in range(trial.size)]
+    cases += [(kind, 0, [values + rank for rank in range(trial.size)]) for kind, values in _KINDS.items()]
+    for case, dst, parts in cases:
+        tensor = parts[trial.rank].clone().to(trial.device)
+        trial.call(tensor, trial.peer(dst), case=case, changes=[tensor])
         if trial.rank == dst:
-            trial.value(tensor, sum(parts), "tensor")
+            trial.value(tensor, sum(parts).to(trial.device), "tensor")
         else:
-            trial.untouched(tensor, parts[trial.rank], "tensor")
+            trial.untouched(tensor, parts[trial.rank].to(trial.device), "tensor")
         trial.cost(
             messages=trial.size - 1,
-            max_bytes_sent=tensor.numel() * FLOAT,
+            max_bytes_sent=tensor.nbytes,
             depth=rounds_of_a_tree(trial.size),
             only=FROM_MESSAGES,
         )
@@ -109,17 +124,25 @@ def examine_reduce(trial: Trial) -> None:
 
 def examine_ring_all_reduce(trial: Trial) -> None:
     """V for sizes that n divides or not, smaller than n, and 0; A; C: the ring's messages and bytes for each rank."""
-    n = trial.size
+    n, generator = trial.size, trial.generator()
+    cases = {}
     for size in (3 * n, 3 * n + 1, n - 1, 0):
-        parts = [torch.randn(size, generator=torch.Generator().manual_seed(rank)) for rank in range(n)]
+        cases[f"{size} elements"] = [
+            torch.randn(size, generator=torch.Generator().manual_seed(rank)) for rank in range(n)
+        ]
+    cases |= {kind: [values + rank for rank in range(n)] for kind, values in _KINDS.items()}
+    drawn = int(torch.randint(1, 40, (), generator=generator))
+    cases[f"{drawn} elements drawn with seed {trial.seed}"] = list(torch.randn(n, drawn, generator=generator))
+    for case, parts in cases.items():
         tensor = parts[trial.rank].clone().to(trial.device)
-        result = trial.call(tensor, case=f"{size} elements")
-        expected = torch.stack(parts).double().sum(dim=0).float().to(trial.device)
-        trial.value(tensor, expected, "tensor", tolerance=1e-6)
-        trial.value(result, expected, "the result", tolerance=1e-6)
+        result = trial.call(tensor, case=case, changes=[tensor])
+        expected = sum(part.double() for part in parts).to(tensor) if tensor.is_floating_point() else sum(parts)
+        tolerance = 1e-6 if tensor.dtype is torch.float32 else 0.0
+        trial.value(tensor, expected, "tensor", tolerance)
+        trial.criterion("value", "" if result is tensor else "is not `tensor` itself", "the result")
         trial.agreement(tensor)
-        largest_chunk = -(-size // n)
-        trial.cost(max_messages=2 * (n - 1), max_bytes_sent=2 * (n - 1) * largest_chunk * FLOAT, only=FROM_MESSAGES)
+        most = 2 * (n - 1) * -(-tensor.numel() // n) * tensor.element_size()
+        trial.cost(max_messages=2 * (n - 1), max_bytes_sent=most, only=FROM_MESSAGES)
 
 
 TREE_BROADCAST = Exercise(tree_broadcast, examine_tree_broadcast)

@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import GRADIENTS
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -15,7 +16,7 @@ def average_gradients(model):
     """Replace the gradient of every trainable parameter by its mean over all ranks.
 
     Where a rank has none (`.grad` is None), it counts as zeros. Parameters with
-    `requires_grad=False` are left alone.
+    `requires_grad=False` are left alone, also a `.grad` that they still have.
     Cost: one all-reduce for each trainable parameter, of the parameter's size.
     """
     # Which ranks have to take part in a parameter's all-reduce, and what do they bring?
@@ -34,7 +35,8 @@ def average_unequal(model, items):
     """Replace every gradient by the whole batch's.
 
     This rank's is that of the mean loss over its own `items` items. A rank with no items
-    has no gradient (`.grad` is None), or NaN. Every parameter is trainable.
+    has no gradient (`.grad` is None), or NaN; any other NaN is a real one and has to be
+    seen in the result. Every parameter is trainable.
     Cost: one all-reduce for each parameter, and one of a single number.
     """
     # Which share of the whole batch's mean is this rank's?
@@ -59,7 +61,7 @@ class _Tied(nn.Module):
 
 
 def _model(trial: Trial, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> nn.ParameterList:
-    return nn.ParameterList(torch.zeros(shape, dtype=dtype, device=trial.device) for shape in shapes)
+    return nn.ParameterList(torch.ones(shape, dtype=dtype, device=trial.device) for shape in shapes)
 
 
 def _gradient(parameter: nn.Parameter, rank: int, unit: float = 12.0) -> torch.Tensor:
@@ -90,6 +92,7 @@ def examine_average_gradients(trial: Trial) -> None:
     plain = _model(trial, (3,), (2, 2))
     frozen = _model(trial, (3,), (4,))
     frozen[0].requires_grad_(False)
+    frozen[0].grad = torch.full_like(frozen[0], trial.rank)  # an old one, from before it was frozen
     half = _model(trial, (2,), dtype=torch.float16)
     tied = _Tied(_model(trial, (2, 2))[0]).to(trial.device)
     cases = {"plain model": plain, "tied weight": tied, "half precision": half, "a frozen parameter": frozen}
@@ -99,19 +102,19 @@ def examine_average_gradients(trial: Trial) -> None:
             parameter.grad = _gradient(parameter, trial.rank)
         if model is half:
             half[0].grad = torch.full_like(half[0], 40_000.0)  # two of them are too large for half precision
-        trial.call(model, case=case)
+        trial.call(model, case=case, changes=[GRADIENTS])
         if model is frozen:
-            trial.untouched(frozen[0].grad, None, "the gradient of '0'")
+            trial.value(frozen[1].grad, mean(frozen[1], range(n)), "the gradient of '1'")
         else:
             means = [mean(parameter, range(n)) for parameter in trainable]
             _expect(trial, model, [torch.full_like(half[0], 40_000.0)] if model is half else means)
         _budget(trial, trainable)
 
-    unused = _model(trial, (3,), (3,))
+    unused = _model(trial, (3,), (3,), dtype=torch.float64)
     unused[1].grad = _gradient(unused[1], trial.rank)
     if trial.rank != 1:
         unused[0].grad = _gradient(unused[0], trial.rank)
-    trial.call(unused, case="rank 1 did not use '0'")
+    trial.call(unused, case="rank 1 did not use '0'", changes=[GRADIENTS])
     others = [rank for rank in range(n) if rank != 1]
     _expect(trial, unused, [mean(unused[0], others), mean(unused[1], range(n))], tolerance=1e-6)
     _budget(trial, list(unused.parameters()))
@@ -121,19 +124,25 @@ def examine_average_unequal(trial: Trial) -> None:
     """V, A, C: equal batches, unequal ones, and a rank without any items, whose gradient is None or NaN."""
     n, rank = trial.size, trial.rank
     uneven = [3 + other for other in range(n)]
-    for case, items, empty in (
-        ("2 items each", [2] * n, None),
-        (f"items {uneven}", uneven, None),
-        ("rank 0 has no items and no gradient", [0, *uneven[1:]], None),
-        ("rank 0 has no items, its gradient is NaN", [0, *uneven[1:]], torch.nan),
-    ):
+    cases = [("2 items each", [2] * n, None), (f"items {uneven}", uneven, None)]
+    cases.append(("200 items and more", [200 + other for other in range(n)], None))
+    cases.append(("a real NaN in the last rank's gradient", uneven, None))
+    if n > 1:
+        cases.append(("rank 0 has no items and no gradient", [0, *uneven[1:]], None))
+        cases.append(("rank 0 has no items, its gradient is NaN", [0, *uneven[1:]], torch.nan))
+    for case, items, empty in cases:
         model = _model(trial, (3,), (2, 2))
         if items[rank] or empty is not None:
             for parameter in model:
                 mine = _gradient(parameter, rank)
                 parameter.grad = mine if items[rank] else torch.full_like(mine, torch.nan)
-        trial.call(model, items[rank], case=case)
+        real = case.startswith("a real NaN")
+        if real and rank == n - 1:
+            model[0].grad[1] = torch.nan
+        trial.call(model, items[rank], case=case, changes=[GRADIENTS])
         means = [sum(items[r] * _gradient(each, r).double() for r in range(n)) / sum(items) for each in model]
+        if real:
+            means[0][1] = torch.nan
         _expect(trial, model, [each.float() for each in means], tolerance=1e-6)
         _budget(trial, list(model), (COUNT,))
 

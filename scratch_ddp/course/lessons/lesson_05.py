@@ -32,9 +32,9 @@ def token_mean(losses, counts):
     """Return this rank's part of the loss, a scalar to call backward on before `sync_gradients`.
 
     `losses` (float, this rank's rows × tokens) carry a graph; `counts` (bool, same shape) is
-    False at padding, where a loss means nothing. The mean of the parts over the ranks is the
-    mean over all tokens of all ranks, and a rank's part depends on its own tokens alone.
-    A rank may have no tokens.
+    False at padding, where a loss means nothing and may be NaN. The mean of the parts over the
+    ranks is the mean over all tokens of all ranks, and a rank's part depends on its own tokens
+    alone. A rank may have no tokens.
     Cost: one all-reduce of a single number.
     """
     n = dist.get_world_size()
@@ -49,7 +49,7 @@ def token_mean(losses, counts):
 def examine_accuracy_once(trial: Trial) -> None:
     """V, A, C: an even share, a padded one, one with more ranks than items; right answers in various places."""
     n = trial.size
-    for items in (3 * n, 3 * n + 1, 4 * n - 1, 1):
+    for items in (3 * n, 3 * n + 1, 4 * n - 1, 1, 900 * n + 1):
         length = -(-items // n) * n
         order = [place % items for place in range(length)]
         right = torch.tensor([item % 3 == 0 for item in range(items)], device=trial.device)
@@ -61,13 +61,13 @@ def examine_accuracy_once(trial: Trial) -> None:
 
 
 def examine_token_mean(trial: Trial) -> None:
-    """V of the loss's mean over the ranks, and of this rank's gradient; C. Padding carries a loss of 1000."""
+    """V of the loss's mean over the ranks, and of this rank's gradient; C. Padding carries a loss of 1000, or NaN."""
     n, rank = trial.size, trial.rank
-    for case, lengths in (
-        ("4 tokens each", [4] * n),
-        ("a token more on each rank", list(range(1, n + 1))),
-        ("rank 0 has no tokens", [0, *range(2, n + 1)]),
-    ):
+    cases = {"4 tokens each": [4] * n, "a token more on each rank": list(range(1, n + 1))}
+    cases["2,049 tokens each"] = [2049] * n
+    if n > 1:
+        cases["rank 0 has no tokens"] = [0, *range(2, n + 1)]
+    for case, lengths in cases.items():
         tokens, total = lengths[rank], sum(lengths)
         everyones = [_losses(length, other).to(trial.device) for other, length in enumerate(lengths)]
         losses, counts = everyones[rank].clone().requires_grad_(), _counts(tokens).to(trial.device)
@@ -84,13 +84,14 @@ def _rounded(result: object) -> object:
 
 
 def _counts(tokens: int) -> torch.Tensor:
-    """Two rows that share the tokens; bool (2, 4)."""
+    """Two rows that share the tokens, with at least one place for padding; bool."""
     lengths = torch.tensor([[tokens - tokens // 2], [tokens // 2]])
-    return torch.arange(4) < lengths
+    return torch.arange(max(4, tokens // 2 + 2)) < lengths
 
 
 def _losses(tokens: int, rank: int) -> torch.Tensor:
-    return torch.where(_counts(tokens), float(rank + 1), 1000.0)
+    """NaN at padding in the longer case, where 1000 would hardly be seen."""
+    return torch.where(_counts(tokens), float(rank + 1), 1000.0 if tokens < 2049 else torch.nan)
 
 
 def _plain(result: object) -> object:

@@ -40,7 +40,8 @@ class _Rehearsal:
     """An operation and a clock of which every second is known, and a record of what was done when."""
 
     def __init__(self, rank: int, seconds: list[float]):
-        self._now, self._seconds = 1024.0 * rank, iter(seconds)  # clocks of different ranks differ
+        # Clocks of different ranks differ, and show seconds since 1970 or so, which float32 could not tell apart.
+        self._now, self._seconds = 2.0**30 + 1024.0 * rank, iter(seconds)
         self._events: list[tuple[str, int]] = []  # ("call" or "look", how often the ranks have met before it)
 
     def run(self, answer: Callable, repeats: int, device: torch.device) -> object:
@@ -78,11 +79,17 @@ class _Rehearsal:
 
 def examine_time_calls(trial: Trial) -> None:
     """V: the slowest rank's seconds by a clock that is known; together: a barrier, then the clock; A; C."""
-    for repeats in (3, 1):
-        # The first call takes long. Of the others, another rank is the slowest each time.
-        seconds = [[64.0, *(1.0 + (rank + call) % trial.size for call in range(repeats))] for rank in range(trial.size)]
+    n, generator = trial.size, trial.generator()
+    for repeats in (3, 1, 6):
+        # The first call takes long. Of the others, another rank is the slowest each time. Sums of 1/1024 s are exact.
+        drawn = torch.randint(0, 1024, (repeats,), generator=generator).tolist()
+        seconds = [
+            [64.0, *(1 + call + (rank + call) % n + drawn[call] / 1024 * (repeats > 3) for call in range(repeats))]
+            for rank in range(n)
+        ]
         rehearsal = _Rehearsal(trial.rank, seconds[trial.rank])
-        times = trial.call(repeats, trial.device, case=f"repeats={repeats}", using=rehearsal.run)
+        case = f"repeats={repeats}{f', seconds drawn with seed {trial.seed}' if repeats > 3 else ''}"
+        times = trial.call(repeats, trial.device, case=case, using=rehearsal.run)
         slowest = [max(column) for column in zip(*seconds, strict=True)]
         trial.value(times, slowest[1:])
         made = rehearsal.calls()
@@ -97,7 +104,7 @@ TIME_CALLS = Exercise(time_calls, examine_time_calls)
 
 
 def forecast_step(gradients, timed, n):
-    """Return the seconds that a training step of n ranks spends in its all-reduces.
+    """Return the seconds, a float, that a training step of n ranks spends in its all-reduces.
 
     There is one all-reduce for each gradient, and they come one after another. gradients:
     the bytes of each. timed: {bytes: seconds} of two all-reduces that were timed on the
@@ -140,12 +147,14 @@ def examine_forecast_step(trial: Trial) -> None:
         case = f"{len(gradients)} gradients, n={n}"
         seconds = trial.call(gradients, timed, n, case=case, using=_as_tensor)
         expected = torch.tensor(sum(_on_a_link(n, link, gradients)), dtype=torch.float64)
-        trial.value(seconds, expected, "the result", tolerance=1e-4)
+        trial.value(seconds, expected, "the result", tolerance=1e-5)
         trial.cost(calls={})
 
 
-def _as_tensor(answer: Callable, *args: object) -> torch.Tensor:
-    return torch.tensor(float(answer(*args)), dtype=torch.float64)
+def _as_tensor(answer: Callable, *args: object) -> object:
+    """A float as a tensor, for which `value` has a tolerance."""
+    seconds = answer(*args)
+    return torch.tensor(seconds, dtype=torch.float64) if isinstance(seconds, float) else seconds
 
 
 FORECAST_STEP = Exercise(forecast_step, examine_forecast_step)

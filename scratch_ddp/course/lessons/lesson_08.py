@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import GRADIENTS, HOOKS
 from scratch_ddp.course.lessons.averaging import ObservedStep, everyones_inputs, examine_means, three_layers
 from scratch_ddp.course.trial import Trial
 
@@ -44,13 +45,19 @@ def examine_average_when_ready(trial: Trial) -> None:
     model = three_layers(trial)
     model[1].requires_grad_(False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    finish = trial.call(model, case="called with a model")
+    finish = trial.call(model, case="called with a model", changes=[HOOKS])
     for step in range(2):
         observed, inputs = ObservedStep([[parameter] for parameter in trained]), everyones_inputs(trial, step)
         mine = inputs[trial.rank]
         model.zero_grad()
         run = functools.partial(observed.run, lambda mine=mine: model(mine).sum())
-        trial.call(finish, case=f"step {step}", using=lambda _, finish, run=run: run(finish))
+        trial.call(
+            finish,
+            case=f"step {step}",
+            using=lambda _, finish, run=run: run(finish),
+            beside=[model],
+            changes=[GRADIENTS],
+        )
         trial.cost(calls={"all_reduce": len(trained)})
         trial.criterion("overlap", observed.exposed())
         if under_way := observed.calls - observed.waits:
@@ -96,13 +103,11 @@ _CASES = {  # case: (compute, communication, seconds)
 
 def examine_exposed_time(trial: Trial) -> None:
     """V on stretches whose ends are exact in binary, each rank with others; C: nothing is sent."""
-    for case, (compute, communication, expected) in _CASES.items():
-        scale = float(trial.rank + 1)
+    cases = [(case, float(trial.rank + 1), given) for case, given in _CASES.items()]
+    cases += [(f"{case}, in units of 1/1024 s", (trial.rank + 1) / 1024, given) for case, given in _CASES.items()]
+    for case, scale, (compute, communication, expected) in cases:
         given = [[(scale * start, scale * end) for start, end in stretches] for stretches in (compute, communication)]
-        before = [list(stretches) for stretches in given]
-        result = trial.call(*given, case=case)
-        trial.value(result, scale * expected)
-        trial.untouched(given, before, "what was passed")
+        trial.value(trial.call(*given, case=case), scale * expected)
         trial.cost(calls={})
 
 

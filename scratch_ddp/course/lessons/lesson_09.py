@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import GRADIENTS, HOOKS
 from scratch_ddp.course.lessons.averaging import ObservedStep, everyones_inputs, examine_means, three_layers
 from scratch_ddp.course.trial import Trial
 
@@ -57,12 +58,14 @@ def examine_average_in_buckets(trial: Trial) -> None:
     model = three_layers(trial)
     *first, third, fourth, fifth, sixth = reversed(list(model.parameters()))
     buckets = [first, [third], [fourth, sixth, fifth]]
-    finish = trial.call([list(bucket) for bucket in buckets], case="called with three buckets")
+    finish = trial.call([list(bucket) for bucket in buckets], case="called with three buckets", changes=[HOOKS])
     if not all(_examine_step(trial, finish, model, buckets, step, f"step {step}") for step in range(2)):
         return
     model = _Branches(trial)
     buckets = [list(branch.parameters()) for branch in model.branches]
-    finish = trial.call([list(bucket) for bucket in buckets], case="called with buckets of another model")
+    finish = trial.call(
+        [list(bucket) for bucket in buckets], case="called with buckets of another model", changes=[HOOKS]
+    )
     if _examine_step(trial, finish, model, buckets, 2, "the last bucket is complete first"):
         model.turn = trial.rank
         _examine_step(trial, finish, model, buckets, 3, "another order on each rank")
@@ -74,7 +77,7 @@ def _examine_step(trial: Trial, finish, model: nn.Module, buckets: list, step: i
     inputs = everyones_inputs(trial, step)
     model.zero_grad()
     run = functools.partial(_observe, observed=observed, model=model, inputs=inputs[trial.rank])
-    trial.call(finish, case=case, using=run)
+    trial.call(finish, case=case, using=run, beside=[model], changes=[GRADIENTS])
     trial.cost(calls={"all_reduce": len(buckets)})
     trial.criterion("overlap", observed.exposed())
     if under_way := observed.calls - observed.waits:
@@ -143,7 +146,7 @@ def examine_average_through_buffer(trial: Trial) -> None:
     _allocated_by(trial, None, lambda: None)  # the profiler's first start takes seconds: not in the answer's time
     model = three_layers(trial)
     parameters = list(model.parameters())
-    average = trial.call(list(parameters), case="called with six parameters")
+    average = trial.call(list(parameters), case="called with six parameters", changes=[GRADIENTS])
     addresses, batches = None, []
     for step, (case, clear, backwards) in enumerate(_CASES):
         if clear is not None:
@@ -152,7 +155,13 @@ def examine_average_through_buffer(trial: Trial) -> None:
         fresh = [everyones_inputs(trial, 10 * step + each) for each in range(backwards)]
         for inputs in fresh:
             model(inputs[trial.rank]).sum().backward()
-        allocated = trial.call(average, case=case, using=functools.partial(_allocated_by, trial))
+        allocated = trial.call(
+            average,
+            case=case,
+            using=functools.partial(_allocated_by, trial),
+            beside=[model],
+            changes=[GRADIENTS],
+        )
         batches = batches + fresh
         trial.cost(calls={"all_reduce": 1})
         if step:

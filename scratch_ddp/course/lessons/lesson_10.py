@@ -87,11 +87,15 @@ def examine_sharded_step(trial: Trial) -> None:
         for step in ("", ", second step"):
             case = f"{layers} layers{step}"
             mine = [each[rank].clone() for each in (inputs, targets)]
-            trial.call_within(budget, shards, *mine, lr, case=case, note=f"a whole matrix has {whole:,}")
+            trial.call_within(
+                budget, shards, *mine, lr, case=case, note=f"a whole matrix has {whole:,}", changes=shards
+            )
             weights = _step_alone(weights, inputs.flatten(0, 1), targets.flatten(0, 1), lr)
             for layer, weight in enumerate(weights, start=1):
                 trial.value(shards[layer - 1], weight.chunk(n)[rank], f"the shard of layer {layer}", tolerance=1e-12)
-            trial.cost(calls={"all_gather": 2 * layers, "reduce_scatter": layers}, max_wire_bytes=layers * wire)
+            trial.cost(
+                calls={"all_gather": 2 * layers, "reduce_scatter": layers}, exactly=True, max_wire_bytes=layers * wire
+            )
 
 
 def _step_alone(
@@ -109,9 +113,9 @@ def _step_alone(
 def examine_gather_uneven(trial: Trial) -> None:
     """V and A for rows that n divides or not, fewer than n, and one; C: one all-gather of k rows; M: no second copy."""
     n, columns = trial.size, 6
-    for rows in (2 * n, n + 1, 3 * n - 1, 1):
+    for number, rows in enumerate((2 * n, n + 1, 3 * n - 1, 1, 2 * n)):
         k = -(-rows // n)
-        weight = _random(rows, rows, columns, trial=trial)
+        weight = _random(10 * number + rows, rows, columns, trial=trial)
         shard = weight[trial.rank * k : (trial.rank + 1) * k].clone()
         result = trial.call_within((n * k + 2 * k) * columns, shard, rows, case=f"{rows} rows")
         trial.value(result, weight)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import EVERYTHING
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -77,7 +78,9 @@ def examine_shard_unit(trial: Trial) -> None:
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         inputs = torch.randn(trial.size, 2, WIDTH, generator=generator, dtype=torch.float64).to(trial.device)
-        complaint = trial.call(units, optimizer, inputs[trial.rank], case=f"step {step}", using=_step)
+        complaint = trial.call(
+            units, optimizer, inputs[trial.rank], case=f"step {step}", using=_step, changes=[EVERYTHING]
+        )
         _step(None, alone, plain, inputs.flatten(0, 1))
         for unit, expected in zip(units, alone, strict=True):
             trial.value(unit.seen, expected.seen, f"unit {unit.number} in its forward", tolerance=1e-12)
@@ -88,7 +91,7 @@ def examine_shard_unit(trial: Trial) -> None:
 
 def _examine_shard(trial: Trial, unit: "_ObservedUnit") -> nn.Parameter:
     """V: it is a parameter; M: it has an n-th of the elements, and the whole ones have been freed."""
-    shard = trial.call(unit, case=f"unit {unit.number}", using=_make_unit)
+    shard = trial.call(unit, case=f"unit {unit.number}", using=_make_unit, changes=[EVERYTHING])
     size, budget = shard.numel(), unit.part_of(trial.size)
     trial.criterion("memory", f"the shard has {size} elements, budget {budget}" if size > budget else "")
     trial.criterion("memory", unit.still_there("after the call"))

@@ -9,6 +9,7 @@ from torch import nn
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import GRADIENTS, VALUES
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.cost.memory import STAGES, model_states
 from scratch_ddp.instruments.traffic import ring_bytes
@@ -84,7 +85,13 @@ def _adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 def _train(answer: Callable, params: list[nn.Parameter], rank: int, steps: int) -> int:
     """Train with the answer as a loop would: backward adds to .grad, then it is averaged. Return elements of state."""
-    own, step, zero_grad = answer(params, _adam)
+    made = []
+
+    def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        made.append(_adam(params))
+        return made[-1]
+
+    own, step, zero_grad = answer(params, make)
     for number in range(steps):
         for parameter, gradient in zip(params, _gradients(params, rank, number), strict=True):
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
@@ -93,7 +100,9 @@ def _train(answer: Callable, params: list[nn.Parameter], rank: int, steps: int) 
                 dist.all_reduce(parameter.grad)
         step()
         zero_grad()
-    return sum(tensor.numel() for state in own.state.values() for tensor in state.values() if tensor.dim())
+    optimizers = made if own in made else [own, *made]
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    return sum(tensor.numel() for state in states for tensor in state.values() if tensor.dim())
 
 
 def examine_sharded_optimizer(trial: Trial) -> None:
@@ -107,14 +116,14 @@ def examine_sharded_optimizer(trial: Trial) -> None:
                 parameter.grad = mean
             plain.step()
         case = f"{steps} step{'s' if steps > 1 else ''}"
-        held = trial.call(params, trial.rank, steps, case=case, using=_train)
+        held = trial.call(params, trial.rank, steps, case=case, using=_train, changes=[VALUES, GRADIENTS])
         for i, (parameter, expected) in enumerate(zip(params, alone, strict=True)):
             trial.value(parameter.detach(), expected.detach(), f"parameter {i}", tolerance=1e-9)
         left = [i for i, parameter in enumerate(params) if parameter.grad is not None]
         trial.criterion("value", f"parameters {left} still have a gradient" if left else "", "after zero_grad()")
         trial.agreement([parameter.detach() for parameter in params])
         room = 2 * sum(parameter.numel() for parameter in params[trial.rank :: trial.size] if parameter.dim())
-        trial.criterion("memory", _too_much(held, room), "own.state")
+        trial.criterion("memory", _too_much(held, room), "the state of all optimizers made")
         trial.cost(calls={"broadcast": steps * len(params)})
 
 
@@ -128,7 +137,7 @@ def examine_reduce_to_owners(trial: Trial) -> None:
     for parameter, gradient in zip(params, _gradients(params, trial.rank, 0), strict=True):
         parameter.grad = gradient
     before = [parameter.detach().clone() for parameter in params]
-    trial.call(params)
+    trial.call(params, changes=[GRADIENTS])
     means = _mean_gradients(params, trial.size, 0)
     for i, (parameter, mean) in enumerate(zip(params, means, strict=True)):
         if i % trial.size == trial.rank:

@@ -40,7 +40,10 @@ WRONG_ANSWERS = {
             "counts among all ranks although a mesh is given",
             fails="value",
             says='Rank 1, get("next"), in a mesh of 2: the result is 2, should be 0.',
-            edits={"dist.get_rank(group) + 1": "dist.get_rank() + 1", "% dist.get_world_size(group)": "% world_size"},
+            edits={
+                "dist.get_rank(group) + 1": "dist.get_rank() + 1",
+                "% dist.get_world_size(group)": "% dist.get_world_size()",
+            },
         ),
         WrongAnswer(
             "the neighbour on the other side",

@@ -16,6 +16,7 @@ WRONG_ANSWERS = {
             fails="value",
             says="Rank 0, root=1: tensor is",
             edits={"dist.broadcast(tensor, root)": "dist.broadcast(tensor, 0)"},
+            also=("root",),
         ),
         WrongAnswer(
             "reduces to one rank after the other",
@@ -29,6 +30,7 @@ WRONG_ANSWERS = {
                     if dist.get_rank() == target:
                         tensor.copy_(part)
             """,
+            also=("root",),
         ),
         WrongAnswer(
             "torch's own all-reduce",

@@ -13,13 +13,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the reach grows by one a round, so that the last rank is served twice",
             fails="cost",
-            says="4 ranks, src=0: 4 messages, budget 3; depth 3, budget 2. Rank 3 received twice.",
+            says="60 bytes from one rank, budget 40; depth 3, budget 2. Rank 3 received twice.",
             edits={"reach *= 2": "reach += 1"},
         ),
         WrongAnswer(
             "a star: the source sends to one after the other",
             fails="cost",
-            says="4 ranks, src=0: depth 3, budget 2.",
+            says="4 ranks, src=0: 60 bytes from one rank, budget 40; depth 3, budget 2.",
             body="""
                 for other in range(n):
                     if rank == root and other != root:

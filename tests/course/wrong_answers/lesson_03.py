@@ -37,7 +37,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "gives frozen parameters gradients of zeros",
             fails="untouched",
-            says="a frozen parameter: the gradient of '0' is a Tensor, should be None.",
+            says="a frozen parameter: the gradient of '0' is changed, should be left alone.",
             edits={"if not parameter.requires_grad:": "if False:"},
             also=("cost",),
         ),

@@ -43,13 +43,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes -0.0 for 0.0, as == does",
             fails="value",
-            says="-0.0 on rank 1, 0.0 elsewhere: the result is True, should be False.",
+            says="a buffer is -0.0 on rank 1, 0.0 elsewhere: the result is True, should be False.",
             edits={"tensor.detach()": "(tensor.detach() + 0.0)"},
         ),
         WrongAnswer(
             "forgets the buffers",
             fails="value",
-            says="Rank 0, -0.0 on rank 1, 0.0 elsewhere: the result is True, should be False.",
+            says="Rank 0, a buffer is -0.0 on rank 1, 0.0 elsewhere: the result is True, should be False.",
             edits={"[*model.parameters(), *model.buffers()]": "model.parameters()"},
         ),
         WrongAnswer(

@@ -50,6 +50,7 @@ WRONG_ANSWERS = {
             fails="value",
             says="Rank 0, 10 micro-batches, n=4: the weight is",
             edits={" or i + 1 == len(batches)": ""},
+            also=("passes",),
         ),
         WrongAnswer(
             "divides by n in the shorter window too",
@@ -68,7 +69,7 @@ WRONG_ANSWERS = {
             fails="value",
             says="Rank 0, 8 micro-batches, n=4: the weight is",
             edits={"(i + 1) % n": "i % n"},
-            also=("cost",),
+            also=("cost", "passes"),
         ),
         WrongAnswer(
             "never leaves no_sync",

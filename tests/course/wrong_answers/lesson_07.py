@@ -7,20 +7,20 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "each rank believes its own clock",
             fails="value",
-            says="Rank 0, repeats=3: the result is [1.0, 2.0, 3.0], should be [4.0, 4.0, 4.0].",
+            says="Rank 0, repeats=3: the result is [1.0, 3.0, 5.0], should be [4.0, 5.0, 6.0].",
             edits={"    dist.all_reduce(taken, op=dist.ReduceOp.MAX)\n": ""},
             also=("agreement",),
         ),
         WrongAnswer(
             "the sum over the ranks",
             fails="value",
-            says="Rank 0, repeats=3: the result is [10.0, 10.0, 10.0], should be [4.0, 4.0, 4.0].",
+            says="Rank 0, repeats=3: the result is [10.0, 14.0, 18.0], should be [4.0, 5.0, 6.0].",
             edits={"MAX": "SUM"},
         ),
         WrongAnswer(
             "counts the first call",
             fails="value",
-            says="Rank 0, repeats=3: the result is [64.0, 4.0, 4.0], should be [4.0, 4.0, 4.0].",
+            says="Rank 0, repeats=3: the result is [64.0, 4.0, 5.0], should be [4.0, 5.0, 6.0].",
             edits={"operation()\n    taken =": "taken ="},
         ),
         WrongAnswer(

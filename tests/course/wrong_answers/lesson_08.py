@@ -58,6 +58,7 @@ def finish():
             fails="value",
             says="Rank 0, step 0: finish() returned while 4 messages were under way.",
             edits={"work.wait()": "pass"},
+            also=("waits",),
         ),
         WrongAnswer(
             "a hook on frozen parameters too",
@@ -124,7 +125,7 @@ return float(sum(end - start for start, end in communication if not beside(start
         WrongAnswer(
             "sorts the caller's list",
             fails="untouched",
-            says="Rank 0, a gap in computing: what was passed",
+            says="Rank 0, a gap in computing: compute has other entries than before",
             edits={"    moments = sorted(": "    compute.sort()\n    moments = sorted("},
         ),
     ),

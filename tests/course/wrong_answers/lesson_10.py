@@ -17,6 +17,7 @@ WRONG_ANSWERS = {
                 _FORWARD: "weights.append(gather(shard))\n        outputs = kept[-1] @ weights[-1].T",
                 "whole = gather(shard)\n        handed": "whole = weights.pop()\n        handed",
             },
+            also=("cost",),
         ),
         WrongAnswer(
             "a name keeps the last weight while the next one is gathered",
@@ -43,17 +44,19 @@ WRONG_ANSWERS = {
                 _FORWARD: "outputs = kept[-1] @ weight.T",
                 "whole = gather(shard)\n        handed": "whole = weights.pop()\n        handed",
             },
+            also=("cost",),
         ),
         WrongAnswer(
             "steps with the gradient of its own items",
             fails="value",
             says="Rank 0, 2 layers: the shard of layer 1 is wrong in",
             edits={_SUM: "mine.copy_(gradient.split(len(shard))[dist.get_rank()])"},
+            also=("cost",),
         ),
         WrongAnswer(
             "all-reduces the whole gradient and takes its rows",
             fails="cost",
-            says="4 ranks, 2 layers: 196,608 bytes from one rank, budget 147,456; calls all_reduce twice, budget 0.",
+            says="4 ranks, 2 layers: 196,608 bytes from one rank, budget 147,456; calls all_reduce twice, budget 0;",
             edits={_SUM: "dist.all_reduce(gradient)\n        mine.copy_(gradient.split(len(shard))[dist.get_rank()])"},
         ),
         WrongAnswer(

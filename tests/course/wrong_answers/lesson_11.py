@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "an optimizer for all parameters: right, and nothing saved",
             fails="memory",
-            says="own.state has 72 elements, budget 26",
+            says="the state of all optimizers made has 72 elements, budget 26",
             edits={"params[rank::n]": "params"},
         ),
         WrongAnswer(
