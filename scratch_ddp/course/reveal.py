@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+_NEAR = 0.1  # of the guess: a guess that is off by less was good
+
 
 def reveal(guess: Any, measured: Any) -> None:
     """Print the guess beside the measurement: two numbers, strings or booleans, or two lists of them, row by row.
@@ -31,27 +33,32 @@ def _line(guess: Any, measured: Any) -> str:
     if guess == measured:
         return f"guess {_shown(guess)} · measured {_shown(measured)}: as guessed"
     both = isinstance(measured, numbers.Real) and not isinstance(measured, bool) and guess and measured
-    ratio = f": {measured / guess:.3g} times the guess" if both else ""
-    return f"guess {_shown(guess)} · measured {_shown(measured)}{ratio}"
+    return f"guess {_shown(guess)} · measured {_shown(measured)}{_compared(measured / guess) if both else ''}"
+
+
+def _compared(ratio: float) -> str:
+    if abs(ratio - 1) >= _NEAR:
+        return f": {ratio:.3g} times the guess"
+    return f": near the guess, {100 * abs(ratio - 1):.2g}% {'more' if ratio > 1 else 'less'}"
 
 
 def _check_kind(guess: Any, measured: Any) -> None:
     if _kind(guess) != _kind(measured):
-        raise TypeError(f"your guess is {_kind(guess)} ({guess!r}), what was measured is {_kind(measured)}: guess that")
+        raise TypeError(f"your guess {guess!r} is {_kind(guess)}, what was measured is {_kind(measured)}: guess that")
 
 
 def _kind(value: Any) -> str:
     if isinstance(value, bool):
-        return "True or False"
+        return "a boolean"
     if isinstance(value, numbers.Real):
         return "a number"
-    return {str: "a text", list: "a list"}.get(type(value), f"a {type(value).__name__}")
+    return {str: "text", list: "a list"}.get(type(value), f"a {type(value).__name__}")
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy":
         return value.tolist()
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return [_plain(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _shown(value: Any) -> str:

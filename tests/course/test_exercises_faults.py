@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course import attempt, check, examine, reveal, solution, trial
+from scratch_ddp.course import attempt, check, examine, solution, trial
 from scratch_ddp.course.exercise import all_exercises
 from tests.course.answers import BACKEND, examined, on_ranks, run_cell
 from tests.ranks import RankFailed, run_ranks
@@ -235,35 +235,3 @@ def test_solution_prints_the_reference(capsys):
     solution(tree_broadcast)
     printed = capsys.readouterr().out
     assert printed.startswith("def tree_broadcast(") and "reach *= 2" in printed and "answer:" not in printed
-
-
-@pytest.mark.parametrize(
-    ("guess", "measured", "says"),
-    [
-        (None, 1500, "no guess made · measured 1,500\n"),
-        (1000, 1500, "guess 1,000 · measured 1,500: 1.5 times the guess\n"),
-        (3, torch.tensor(3), "guess 3 · measured 3: as guessed\n"),
-        (0, 2.5, "guess 0 · measured 2.5\n"),
-        ("rank 0", "rank 1", "guess rank 0 · measured rank 1\n"),
-        ([1, 2], [1, 4], "0: guess 1 · measured 1: as guessed\n1: guess 2 · measured 4: 2 times the guess\n"),
-        (None, (5, 6), "no guess made · measured [5, 6]\n"),
-    ],
-)
-def test_reveal_shows_a_guess_beside_the_measurement(guess, measured, says, capsys):
-    reveal(guess, measured)
-    assert capsys.readouterr().out == says
-
-
-@pytest.mark.parametrize(
-    ("guess", "measured", "error", "says"),
-    [
-        ("six", 6, TypeError, r"your guess is a text \('six'\), what was measured is a number"),
-        (True, 6, TypeError, "your guess is True or False"),
-        (6, [6, 6], TypeError, "what was measured is a list"),
-        ([6], [6, 6], ValueError, "your guess has 1 rows, the measurement 2"),
-    ],
-)
-def test_reveal_shows_nothing_to_a_guess_of_another_kind(guess, measured, error, says, capsys):
-    with pytest.raises(error, match=says):
-        reveal(guess, measured)
-    assert not capsys.readouterr().out

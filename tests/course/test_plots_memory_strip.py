@@ -43,7 +43,7 @@ def test_a_square_for_each_weight_of_each_rank():
         rank_color(2): rows,
         rank_color(3): rows,
     }
-    assert texts(figure).count("sends 24, holds at most 24") == 2 and "the model" in texts(figure)
+    assert texts(figure).count("sends 24, holds at most 24 weights") == 2 and "the model" in texts(figure)
 
 
 def test_all_kinds_of_one_rank():
@@ -53,6 +53,7 @@ def test_all_kinds_of_one_rank():
     assert found[rank_color(2)] == 3 * 8 + 2 * 4 + 16  # own, its row of W1 twice, the frames of G
     assert (found[SUM_COLOR], found[QUIET]) == (4, 12)
     assert {*kinds, "forward", "backward", "gather", "gradient", "free"} <= set(texts(figure))
+    assert "sends 24, holds at most 24 weights, 52 numbers in all" in texts(figure)
 
 
 def test_what_is_sent_stands_in_red():

@@ -44,7 +44,7 @@ def time_chart(
         panel.annotate(name, end, xycoords=panel.get_yaxis_transform(), fontsize=8, color=GREY, va="center")
     panel.set_yscale("log")
     panel.yaxis.set_major_formatter(lambda seconds, _: _format_seconds(seconds))
-    panel.set_ylabel("time a call", fontsize=9)
+    panel.set_ylabel("time per call", fontsize=9)
     _finish(panel, sizes)
     handles, names = panel.get_legend_handles_labels()
     if fits:
@@ -75,7 +75,7 @@ def bandwidth_chart(results: Results, kinds: Sequence[str] = tuple(BANDWIDTHS)) 
         panel.set_title(BANDWIDTHS[kind].format(factor), fontsize=10, loc="left")
         _finish(panel, sizes)
     axes[0, 0].set_ylim(bottom=0)  # of all panels
-    axes[0, 0].set_ylabel("GB/s (10⁹ bytes a second)", fontsize=9)
+    axes[0, 0].set_ylabel("GB/s (10⁹ bytes per second)", fontsize=9)
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower left", ncols=max(1, round(width / 3.2)), fontsize=8, frameon=False)
     return figure

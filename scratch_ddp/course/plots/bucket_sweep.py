@@ -74,7 +74,7 @@ def _label(panel: Axes, sizes: list[float], ends: tuple[float, float]) -> None:
     panel.set_xscale("log")
     panel.set_xlim(ends[0] / 1.5, ends[1] * 1.5)
     powers = [10**power for power in range(-3, 7) if sizes[0] <= 10**power <= sizes[-1]]
-    names = {ends[0]: "a message\na gradient", ends[1]: "one\nfor all"} | {power: f"{power:g}" for power in powers}
+    names = {ends[0]: "one per\ngradient", ends[1]: "one\nfor all"} | {power: f"{power:g}" for power in powers}
     panel.xaxis.set_major_locator(FixedLocator(sorted(names)))
     panel.xaxis.set_minor_locator(NullLocator())
     panel.xaxis.set_major_formatter(

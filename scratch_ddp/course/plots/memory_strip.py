@@ -19,10 +19,12 @@ LEFT, TOP, BOTTOM = 8.0, 2.2, 7.0  # around all strips
 BETWEEN = 0.5  # between two kinds, if heights need not be compared
 SQUARE = 0.115  # inches
 
+WEIGHTS = ("own", "borrowed")  # the kinds that are weights
+
 
 def memory_strips(
     strips: dict[str, Sequence[Moment]],
-    kinds: Sequence[str] = ("own", "borrowed"),
+    kinds: Sequence[str] = WEIGHTS,
     rank: int | None = None,
     parts: dict[str, int] | None = None,
     line: tuple[int, str] | None = None,
@@ -80,11 +82,17 @@ def _new_panel(width: float, bottom: float) -> Axes:
 
 
 def _draw_title(panel: Axes, y: float, title: str, moments: Sequence[Moment], kinds: Sequence[str]) -> None:
-    sent, most = sum(moment.sent for moment in moments), max(moment.elements(*kinds) for moment in moments)
+    text = f"sends {sum(moment.sent for moment in moments)}, holds at most {_most(moments, WEIGHTS)} weights"
+    if set(kinds) - set(WEIGHTS):
+        text += f", {_most(moments, kinds)} numbers in all"
     name = panel.text(0, y, title, fontsize=11, weight="bold")
     behind = {"xycoords": name, "xytext": (10, 0), "textcoords": "offset points", "va": "bottom"}
     behind["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # a part may begin behind the text
-    panel.annotate(f"sends {sent}, holds at most {most}", (1, 0), fontsize=10, color=GREY, **behind)
+    panel.annotate(text, (1, 0), fontsize=10, color=GREY, **behind)
+
+
+def _most(moments: Sequence[Moment], kinds: Sequence[str]) -> int:
+    return max(moment.elements(*kinds) for moment in moments)
 
 
 def _draw_sent(panel: Axes, y: float, moments: Sequence[Moment]) -> None:

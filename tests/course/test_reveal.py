@@ -1,0 +1,67 @@
+"""A guess stands beside what was measured, or is refused if it can't."""
+
+import re
+
+import nbformat
+import pytest
+import torch
+
+from scratch_ddp.commands.lessons import lesson_paths
+from scratch_ddp.course import reveal
+
+TEXT = re.compile(r"reveal\(guess, (f['\"]|str\()")
+
+
+@pytest.mark.parametrize(
+    ("guess", "measured", "says"),
+    [
+        (None, 1500, "no guess made · measured 1,500\n"),
+        (1000, 1500, "guess 1,000 · measured 1,500: 1.5 times the guess\n"),
+        (4.0, 0.8, "guess 4 · measured 0.8: 0.2 times the guess\n"),
+        (3, torch.tensor(3), "guess 3 · measured 3: as guessed\n"),
+        (0, 2.5, "guess 0 · measured 2.5\n"),
+        ("rank 0", "rank 1", "guess rank 0 · measured rank 1\n"),
+        ([1, 2], [1, 4], "0: guess 1 · measured 1: as guessed\n1: guess 2 · measured 4: 2 times the guess\n"),
+        (((60, 40),), [[60, 40]], "0: guess [60, 40] · measured [60, 40]: as guessed\n"),
+        (None, (5, 6), "no guess made · measured [5, 6]\n"),
+    ],
+)
+def test_a_guess_beside_the_measurement(guess, measured, says, capsys):
+    reveal(guess, measured)
+    assert capsys.readouterr().out == says
+
+
+@pytest.mark.parametrize(
+    ("guess", "measured", "says"),
+    [
+        (1.5, 1.45, "near the guess, 3.3% less"),
+        (10, 10.9, "near the guess, 9% more"),
+        (10, 11, "1.1 times the guess"),
+        (2, 1, "0.5 times the guess"),
+        (True, False, "measured False"),
+    ],
+)
+def test_a_guess_that_is_off_by_less_than_a_tenth_is_called_near(guess, measured, says, capsys):
+    reveal(guess, measured)
+    assert capsys.readouterr().out.endswith(f"{says}\n")
+
+
+@pytest.mark.parametrize(
+    ("guess", "measured", "error", "says"),
+    [
+        ("six", 6, TypeError, "your guess 'six' is text, what was measured is a number"),
+        (True, 6, TypeError, "your guess True is a boolean, what was measured is a number"),
+        (6, [6, 6], TypeError, "what was measured is a list"),
+        ([6], [6, 6], ValueError, "your guess has 1 rows, the measurement 2"),
+    ],
+)
+def test_nothing_is_shown_to_a_guess_of_another_kind(guess, measured, error, says, capsys):
+    with pytest.raises(error, match=says):
+        reveal(guess, measured)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", lesson_paths(), ids=lambda path: path.stem)
+def test_no_lesson_compares_a_guess_with_a_formatted_number(path):
+    """A formatted number is text, and a learner who types a number is refused."""
+    assert not [cell.source for cell in nbformat.read(path, as_version=4).cells if TEXT.search(cell.source)]
