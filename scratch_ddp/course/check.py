@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from scratch_ddp.course.exercise import Exercise, answer, exercise_of, is_stub
+from scratch_ddp.course.exercise import Exercise, answer, borrows, exercise_of, is_stub
 from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing, interruptible_default_group, make_anew, renew
 from scratch_ddp.course.trial import AnswerFailed, Trial
 from scratch_ddp.course.verdict import Verdict
@@ -79,6 +79,8 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
     if unwritten:
         still = "has" if len(unwritten) == 1 else "have"
         return Verdict({"written": f"{ranks(unwritten)} still {still} the stub: run your cell on every rank."})
+    if any(meeting.exchange(borrows(function, exercise), GRACE)):
+        return Verdict({"own": f"The answer calls the package's {exercise.name}: write it yourself."})
     backend = dist.get_backend()
     with interruptible_default_group():
 

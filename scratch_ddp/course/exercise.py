@@ -92,6 +92,21 @@ def exercise_of(function: Any) -> Exercise:
         raise ValueError(f"no exercise is called {function.__name__!r}; there are {names}") from None
 
 
+def borrows(function: Callable, exercise: Exercise) -> bool:
+    """Whether a learner's function calls the package's function of its name, imported in the notebook or in itself."""
+    codes = [getattr(function, "__code__", None)]
+    for code in codes:  # grows by the functions inside
+        if code is None:
+            continue
+        if exercise.name in code.co_names:
+            found = getattr(function, "__globals__", {}).get(exercise.name, function)
+            imports = any(name.split(".")[0] == "scratch_ddp" for name in code.co_names)
+            if imports or (found is not function and str(getattr(found, "__module__", "")).startswith("scratch_ddp")):
+                return True
+        codes += [each for each in code.co_consts if hasattr(each, "co_names")]
+    return False
+
+
 def reference_source(reference: Callable) -> str:
     """The reference as it stands in the package, markers included, without decorators and not indented."""
     text = textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))

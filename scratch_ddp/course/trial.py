@@ -19,6 +19,7 @@ from scratch_ddp.common.agreement import message_device
 from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, left_over
 from scratch_ddp.course.guard import Guard
 from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing
+from scratch_ddp.course.message_sizes import message_sizes_compared
 from scratch_ddp.course.verdict import Verdict, fault, merge, prints
 from scratch_ddp.course.wording import bits, difference, ranks, times
 from scratch_ddp.course.worlds import World, all_ranks
@@ -90,7 +91,8 @@ class Trial:
         names = list(inspect.signature(self._function).parameters) if using is None else []
         names += [f"argument {place}" for place in range(len(names) + 1, len(args) + len(beside) + 1)]
         guard = Guard(self._function, dict(zip(names, [*args, *beside], strict=False)), changes)
-        with traffic() as self._counted, listening(log), guard:
+        sizes = message_sizes_compared(self._meeting.store, f"{self._meeting.name}/call {self._calls}")
+        with traffic() as self._counted, listening(log), sizes, guard:
             result, outcome = attempt(
                 answer if using is None else functools.partial(using, answer), args, self._seconds
             )

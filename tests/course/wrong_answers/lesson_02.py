@@ -40,6 +40,21 @@ WRONG_ANSWERS = {
             says="Ranks 0, 1, 2 and 3 did not come back: after",
             body="dist.recv(tensor, group=group, group_src=(rank - 1) % n)",
         ),
+        WrongAnswer(
+            "a tree for four ranks",
+            fails="runs",
+            says="in a group of ranks 1, 2 and 3",
+            body="""
+                s=dist.get_group_rank(group or dist.group.WORLD, src)
+                p=(dist.get_rank(group)-s)%4
+                if p==0:
+                    dist.send(tensor,group=group,group_dst=(s+1)%4); dist.send(tensor,group=group,group_dst=(s+2)%4)
+                elif p==1:
+                    dist.recv(tensor,group=group,group_src=s); dist.send(tensor,group=group,group_dst=(s+3)%4)
+                elif p==2: dist.recv(tensor,group=group,group_src=s)
+                else: dist.recv(tensor,group=group,group_src=(s+1)%4)
+            """,
+        ),
     ),
     "reduce": (
         WrongAnswer(
@@ -92,6 +107,24 @@ WRONG_ANSWERS = {
                 if rank == root:
                     tensor.copy_(total)
             """,
+        ),
+        WrongAnswer(
+            "never waits for what it sends",
+            fails="waits",
+            says="send was started and never waited for, once",
+            edits={"dist.send(total": "dist.isend(total"},
+        ),
+        WrongAnswer(
+            "sends float32, whatever the tensor is",
+            fails="runs",
+            says="rank 1 sends 6 × float32, rank 0 receives into 6 × bfloat16",
+            edits={"    total = tensor\n": "    total = tensor.float()\n"},
+        ),
+        WrongAnswer(
+            "refuses to work on one rank",
+            fails="runs",
+            says="in a group of rank 3, dst=3: Rank 0 raised ValueError",
+            edits={"    total = tensor\n": "    total = tensor\n    if n == 1: raise ValueError\n"},
         ),
     ),
     "ring_all_reduce": (
@@ -146,6 +179,21 @@ WRONG_ANSWERS = {
                 "        dist.recv(arriving, group=group, group_src=src)\n\n"
                 "    for step in range(n - 1):  # reduce"
             },
+        ),
+        WrongAnswer(
+            "the ring is not closed",
+            fails="runs",
+            says="there is no rank -1 among 4",
+            edits={"(rank - 1) % n, (rank + 1) % n": "rank - 1, rank + 1"},
+        ),
+        WrongAnswer(
+            "calls the package's ring",
+            fails="own",
+            says="The answer calls the package's ring_all_reduce",
+            body="""
+                import scratch_ddp.collectives as c
+                c.ring_all_reduce(tensor, group)
+            """,
         ),
     ),
 }

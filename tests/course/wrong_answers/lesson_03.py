@@ -54,6 +54,35 @@ WRONG_ANSWERS = {
                         parameter.grad = (sum(present) / len(everyones)).to(parameter.dtype)
             """,
         ),
+        WrongAnswer(
+            "divides by four, not by the number of ranks",
+            fails="value",
+            says="on 3 ranks, plain model",
+            edits={"/= dist.get_world_size()": "/= 4"},
+        ),
+        WrongAnswer(
+            "changes the weights, too",
+            fails="untouched",
+            says="has other values than before",
+            edits={
+                "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad)\n        parameter.data.mul_(1.0001)"
+            },
+        ),
+        WrongAnswer(
+            "averages an old gradient of a frozen parameter",
+            fails="untouched",
+            says="the gradient of '0' is changed",
+            body="""
+                for parameter in model.parameters():
+                    if not parameter.requires_grad and parameter.grad is None:
+                        continue
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad /= dist.get_world_size()
+                    dist.all_reduce(parameter.grad)
+            """,
+            also=("cost",),
+        ),
     ),
     "average_unequal": (
         WrongAnswer(
@@ -89,6 +118,18 @@ WRONG_ANSWERS = {
                 "    for parameter in model.parameters():\n": "for parameter in model.parameters():\n"
                 "        total = torch.tensor(items)\n        dist.all_reduce(total)\n",
             },
+        ),
+        WrongAnswer(
+            "hides every NaN",
+            fails="value",
+            says="a real NaN in the last rank's gradient",
+            edits={"dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad.nan_to_num_())"},
+        ),
+        WrongAnswer(
+            "counts items in one byte",
+            fails="value",
+            says="200 items and more",
+            edits={"torch.tensor(items, device": "torch.tensor(items, dtype=torch.uint8, device"},
         ),
     ),
 }

@@ -71,5 +71,36 @@ WRONG_ANSWERS = {
                 return len(set(everyones)) == 1
             """,
         ),
+        WrongAnswer(
+            "freezes the model",
+            fails="untouched",
+            says="requires_grad is False, should be True",
+            edits={"    digest = hashlib.sha256()": "    model.requires_grad_(False)\n    digest = hashlib.sha256()"},
+        ),
+        WrongAnswer(
+            "looks into state_dict(), which leaves a buffer out",
+            fails="value",
+            says="rank 0 differs in a buffer that is not in state_dict()",
+            edits={"[*model.parameters(), *model.buffers()]": "model.state_dict().values()"},
+        ),
+        WrongAnswer(
+            "sends one byte of the digest",
+            fails="digest",
+            says="has 1 bytes, should have 8 to 32",
+            edits={"list(digest.digest())": "list(digest.digest())[:1]"},
+        ),
+        WrongAnswer(
+            "Python's hash(), which differs between processes",
+            fails="value",
+            says="equal models: the result is False",
+            body="""
+                tensors = [*model.parameters(), *model.buffers()]
+                s = hash(tuple(bytes(t.detach().cpu().flatten().view(torch.uint8).numpy()) for t in tensors))
+                mine = torch.tensor([s])
+                everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+                dist.all_gather(everyones, mine)
+                return all(torch.equal(mine, other) for other in everyones)
+            """,
+        ),
     ),
 }

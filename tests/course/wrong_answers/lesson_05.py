@@ -67,6 +67,20 @@ WRONG_ANSWERS = {
                 return in_order[:items].sum().item() / items
             """,
         ),
+        WrongAnswer(
+            "leaves another default dtype behind",
+            fails="untouched",
+            says="leaves torch.float64 as the default dtype",
+            edits={
+                "    dist.all_reduce(right)": "    torch.set_default_dtype(torch.float64)\n    dist.all_reduce(right)"
+            },
+        ),
+        WrongAnswer(
+            "counts hits in one byte",
+            fails="value",
+            says="items: the result is",
+            edits={"hits[places < items].sum()": "hits[places < items].sum().to(torch.uint8)"},
+        ),
     ),
     "token_mean": (
         WrongAnswer(
@@ -110,6 +124,21 @@ WRONG_ANSWERS = {
             edits={
                 "tokens = counts.sum()": "tokens = counts.sum()\n    if tokens == 0:\n        return losses.sum() * 0"
             },
+        ),
+        WrongAnswer(
+            "calls backward itself",
+            fails="untouched",
+            says="the gradient of losses is changed",
+            edits={
+                "return losses[counts].sum() * n / tokens": "mine = losses[counts].sum() * n / tokens\n"
+                "    mine.backward(retain_graph=True)\n    return mine"
+            },
+        ),
+        WrongAnswer(
+            "multiplies by zero what may be NaN",
+            fails="value",
+            says="2,049 tokens each",
+            edits={"losses[counts].sum()": "(losses * counts).sum()"},
         ),
     ),
 }

@@ -43,6 +43,27 @@ WRONG_ANSWERS = {
             says="a micro-batch: Ranks 0, 1, 2 and 3 raised TypeError",
             body="model.disable_grad_sync()",
         ),
+        WrongAnswer(
+            "restores after an Exception only, not after Stop",
+            fails="restored",
+            says="Stop in the block: do_sync after the block is False",
+            body="""
+                before = model.do_sync
+                model.disable_grad_sync()
+                try:
+                    yield
+                except Exception:
+                    if before: model.enable_grad_sync()
+                    raise
+                if before: model.enable_grad_sync()
+            """,
+        ),
+        WrongAnswer(
+            "leaves another sync_gradients behind",
+            fails="untouched",
+            says="the list of its attributes",
+            edits={"            if before:": "            model.sync_gradients = lambda: None\n            if before:"},
+        ),
     ),
     "train_epoch": (
         WrongAnswer(
@@ -90,6 +111,30 @@ WRONG_ANSWERS = {
             says="Rank 0, 8 micro-batches, n=4: the weight is",
             edits={"if last else model": "if i % n == 0 else model"},
             also=("agreement",),
+        ),
+        WrongAnswer(
+            "one backward for the whole window",
+            fails="passes",
+            says="a forward pass begins before the backward pass of the one before",
+            body="""
+                for i in range(0, len(batches), n):
+                    w = batches[i:i+n]
+                    loss = sum(mse_loss(model(a), b) for a, b in w) / len(w)
+                    loss.backward(); model.sync_gradients()
+                    optimizer.step(); optimizer.zero_grad()
+            """,
+        ),
+        WrongAnswer(
+            "one forward for the whole window",
+            fails="passes",
+            says="2 forward passes for 8 micro-batches",
+            body="""
+                for i in range(0, len(batches), n):
+                    w = batches[i:i+n]
+                    loss = mse_loss(model(torch.cat([a for a, b in w])), torch.cat([b for a, b in w]))
+                    loss.backward(); model.sync_gradients()
+                    optimizer.step(); optimizer.zero_grad()
+            """,
         ),
     ),
 }

@@ -58,6 +58,12 @@ WRONG_ANSWERS = {
             says="did not come back",
             edits={"for call in range(repeats):": "call = 0\n    while taken.sum() < 2 * repeats:"},
         ),
+        WrongAnswer(
+            "does not wait for the barrier",
+            fails="waits",
+            says="barrier was started and never waited for",
+            edits={"dist.barrier()": "dist.barrier(async_op=True)"},
+        ),
     ),
     "forecast_step": (
         WrongAnswer(
@@ -91,6 +97,12 @@ WRONG_ANSWERS = {
             edits={
                 "    sent =": "    for size in gradients:\n        dist.all_reduce(torch.zeros(size // 4))\n    sent ="
             },
+        ),
+        WrongAnswer(
+            "empties the caller's dict",
+            fails="untouched",
+            says="has other entries than before",
+            edits={"    seconds = alpha": "    timed.clear()\n    seconds = alpha"},
         ),
     ),
 }

@@ -68,6 +68,16 @@ def finish():
                 "        if parameter.requires_grad:\n            parameter.register": "        parameter.register",
             },
         ),
+        WrongAnswer(
+            "gives frozen parameters gradients of zeros",
+            fails="untouched",
+            says="the gradient of '1.weight' is changed",
+            edits={
+                "        for work in works:": "        for parameter in model.parameters():\n"
+                "            if parameter.grad is None:\n                parameter.grad = torch.zeros_like(parameter)\n"
+                "        for work in works:"
+            },
+        ),
     ),
     "exposed_time": (
         WrongAnswer(
@@ -127,6 +137,12 @@ return float(sum(end - start for start, end in communication if not beside(start
             fails="untouched",
             says="Rank 0, a gap in computing: compute has other entries than before",
             edits={"    moments = sorted(": "    compute.sort()\n    moments = sorted("},
+        ),
+        WrongAnswer(
+            "rounds to hundredths of a second",
+            fails="value",
+            says="in units of 1/1024 s",
+            edits={"    return exposed": "    return round(exposed, 2)"},
         ),
     ),
 }

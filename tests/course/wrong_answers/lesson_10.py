@@ -74,6 +74,18 @@ WRONG_ANSWERS = {
             says="2 layers: Ranks 0, 1, 2 and 3 raised RuntimeError",
             edits={_FORWARD: "outputs = kept[-1] @ shard.T"},
         ),
+        WrongAnswer(
+            "puts new tensors into the list",
+            fails="untouched",
+            says="has other entries than before",
+            edits={"shard -= lr * mine": "shards[[s is shard for s in shards].index(True)] = shard - lr * mine"},
+        ),
+        WrongAnswer(
+            "changes the targets",
+            fails="untouched",
+            says="has other values than before",
+            edits={"    delta = outputs - targets": "    delta = outputs - targets\n    targets.neg_()"},
+        ),
     ),
     "gather_uneven": (
         WrongAnswer(
@@ -116,6 +128,15 @@ WRONG_ANSWERS = {
             fails="runs",
             says="5 rows: Ranks 0 and 1 raised RuntimeError",
             edits={"-(-rows // n)": "max(rows // n, 1)"},
+        ),
+        WrongAnswer(
+            "keeps the result in the notebook",
+            fails="untouched",
+            says="leaves the name `memo` behind in the notebook",
+            edits={
+                "    k = -(-rows // n)": "    memo = globals().setdefault('memo', {})\n    k = -(-rows // n)",
+                "    return whole[:rows]": "    memo[rows] = whole\n    return whole[:rows]",
+            },
         ),
     ),
 }

@@ -52,6 +52,23 @@ WRONG_ANSWERS = {
                 "parameter.data.copy_(copies[i % n])"
             },
         ),
+        WrongAnswer(
+            "a whole optimizer does the work, the sharded one is shown",
+            fails="memory",
+            says="the state of all optimizers made has 72 elements, budget 26",
+            edits={
+                "        own.step()": "        full.step()",
+                "    def step": "    full = make(params)\n\n    def step",
+            },
+        ),
+        WrongAnswer(
+            "freezes what others own",
+            fails="untouched",
+            says="requires_grad is False, should be True",
+            edits={
+                "    def step": "    for i, p in enumerate(params): p.requires_grad_(i % n == rank)\n\n    def step"
+            },
+        ),
     ),
     "reduce_to_owners": (
         WrongAnswer(
@@ -90,6 +107,12 @@ WRONG_ANSWERS = {
             says="Rank 1: parameter 1, which this rank owns: .grad is [",
             edits={"dst=i % n": "dst=0"},
             also=("cost",),
+        ),
+        WrongAnswer(
+            "divides by four, not by the number of ranks",
+            fails="value",
+            says="on 3 ranks",
+            edits={"/= n": "/= 4"},
         ),
     ),
     "bytes_held": (

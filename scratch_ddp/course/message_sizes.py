@@ -1,0 +1,51 @@
+"""A message that is larger than the buffer that it arrives in is an error. gloo alone would end the process."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.cells.rank import interruptible_group
+
+
+@contextlib.contextmanager
+def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
+    """Raise ValueError where a message doesn't fit, on the rank that comes to it second, before gloo hears of it.
+
+    Nobody waits for the other end. Costs two operations on the store per message. Seen is what goes through
+    interruptible groups; a receive from any rank is not.
+    """
+    numbers: Counter[str] = Counter()
+    own_rank = dist.get_rank()
+
+    def compare(call: dict[str, Any]) -> None:
+        way, _, peer = call["peer"].strip().rpartition(" rank ")
+        if not peer.isdigit():
+            return
+        sends, group = way == "to", call["group"]
+        ends = (own_rank, int(peer)) if sends else (int(peer), own_rank)
+        message = f"{prefix}/{group}/{ends[0]} to {ends[1]}"
+        numbers[message] += 1
+        mine, other = (f"{message}/{numbers[message]}/{end}" for end in (("out", "in") if sends else ("in", "out")))
+        store.set(mine, call["given"])
+        if not store.check([other]):
+            return
+        theirs = store.get(other).decode()
+        sent, room = (call["given"], theirs) if sends else (theirs, call["given"])
+        if _nbytes(sent) > _nbytes(room):
+            raise ValueError(f"rank {ends[0]} sends {sent}, rank {ends[1]} receives into {room}")
+
+    interruptible_group.observers.append(compare)
+    try:
+        yield
+    finally:
+        interruptible_group.observers.remove(compare)
+
+
+def _nbytes(given: str) -> int:
+    """Of "4 × float32"."""
+    number, _, dtype = given.partition(" × ")
+    return int(number) * getattr(torch, dtype).itemsize
