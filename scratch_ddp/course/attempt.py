@@ -52,14 +52,17 @@ def attempt(function: Callable, args: tuple, seconds: float) -> tuple[Any, Outco
     The limit is a signal. So it works in the main thread only, and only while the code computes or waits in Python: in
     a rank cell's own process group, but not inside gloo or NCCL.
     """
-    printed = _FirstLines()
+    printed, trace = _FirstLines(), sys.gettrace()
     result, outcome = None, Outcome("returned")
     try:
         with _time_limit(seconds) as limit:
             try:
                 with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), _group_protected():
                     limit.running = True
-                    result = function(*args)
+                    try:
+                        result = function(*args)
+                    finally:
+                        sys.settrace(trace)  # at once: what follows must not be stopped
             finally:
                 limit.running = False
             if limit.rang:  # the code caught the exception and went on
@@ -94,14 +97,13 @@ def _time_limit(seconds: float) -> Iterator[_Limit]:
             limit.rang = True
             raise TimeIsUp
 
-    before, trace = signal.signal(signal.SIGALRM, ring), sys.gettrace()
+    before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)  # again and again, for code that goes on
     try:
         yield limit
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        sys.settrace(trace)
 
 
 def _raise_at_the_next_line(frame: FrameType | None) -> None:
@@ -111,8 +113,10 @@ def _raise_at_the_next_line(frame: FrameType | None) -> None:
     its `except`.
     """
 
-    def stop(*_: Any) -> None:
-        raise TimeIsUp
+    def stop(_: FrameType, event: str, __: Any) -> Callable:
+        if event == "line":
+            raise TimeIsUp
+        return stop
 
     sys.settrace(stop)
     while frame is not None and frame.f_code is not attempt.__code__:

@@ -73,6 +73,10 @@ def test_an_error_on_every_rank_is_told_once():
             "try:\n    dist.recv(tensor, (dist.get_rank() + 1) % dist.get_world_size())\nexcept BaseException: pass",
             "did not come back",
         ),
+        (
+            "import time\nwhile True:\n    try:\n        time.sleep(1)\n    except BaseException:\n        pass",
+            "did not come back: after 1 s",
+        ),
         ("dist.destroy_process_group()", "would end the process group that all cells share (in line 2"),
         (
             "if dist.get_rank() == 0: dist.isend(tensor, 1)",

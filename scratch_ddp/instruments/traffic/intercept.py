@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,6 +31,7 @@ _listeners: dict[object, Listener] = {}  # by a key of their own, since listener
 _replaced: list[tuple[type, str, Any]] = []
 _lock = threading.Lock()
 _open: weakref.WeakKeyDictionary[dist.Work, Call] = weakref.WeakKeyDictionary()  # calls not yet waited for
+_work_of: weakref.WeakKeyDictionary[torch.futures.Future, dist.Work] = weakref.WeakKeyDictionary()
 
 
 class _Thread(threading.local):
@@ -74,6 +76,9 @@ def _replace_methods() -> None:
     for cls in with_subclasses(dist.Work):
         if "wait" in vars(cls):
             _replace(cls, "wait", _reported_wait)
+        if "get_future" in vars(cls):
+            _replace(cls, "get_future", _noted_future)
+    _replace(torch.futures.Future, "wait", _reported_future_wait)
 
 
 def _replace(cls: type, name: str, wrap: Callable) -> None:
@@ -119,6 +124,30 @@ def _reported_wait(_: str, original: Any) -> Callable:
         if call is not None:
             if call.name == "recv" and call.peer is None:
                 call.peer = work._source_rank()
+            _report("waited", call)
+        return result
+
+    return wait_and_report
+
+
+def _noted_future(_: str, original: Any) -> Callable:
+    def get_future_and_note(work: dist.Work) -> Any:
+        future = original.__get__(work, type(work))()
+        if isinstance(future, torch.futures.Future):
+            _work_of[future] = work
+        return future
+
+    return get_future_and_note
+
+
+def _reported_future_wait(_: str, original: Any) -> Callable:
+    """Waiting for the future of a call is waiting for the call."""
+
+    def wait_and_report(future: torch.futures.Future) -> Any:
+        result = original.__get__(future, type(future))()
+        work = _work_of.get(future)
+        call = None if work is None else _open.pop(work, None)
+        if call is not None:
             _report("waited", call)
         return result
 

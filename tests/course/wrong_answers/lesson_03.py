@@ -64,9 +64,7 @@ WRONG_ANSWERS = {
             "changes the weights, too",
             fails="untouched",
             says="has other values than before",
-            edits={
-                "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad)\n        parameter.data.mul_(1.0001)"
-            },
+            edits={"dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad), parameter.data.mul_(1.0001)"},
         ),
         WrongAnswer(
             "averages an old gradient of a frozen parameter",

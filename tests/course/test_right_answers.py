@@ -1,0 +1,84 @@
+"""Unusual answers that are right must pass: each is an edit of the reference, or another body."""
+
+import pytest
+
+from scratch_ddp.course.exercise import all_exercises
+from tests.course.answers import examined, on_ranks
+from tests.course.wrong_answer import edited, rewritten
+
+EDITS = {
+    "print_together": [{"len(set(texts)) > 1": "any(other != texts[0] for other in texts)"}],
+    "get": [{"(dist.get_rank(group) + 1) % dist.get_world_size(group)": "(get('rank', dm) + 1) % get('ws', dm)"}],
+    "all_gather_uneven": [
+        {"tensor.new_zeros(longest)": "tensor.new_full((longest,), float('nan'))"},
+        {"for rank in range(world_size)]\n": "for rank in range(dist.get_world_size())]\n"},
+    ],
+    "tree_broadcast": [
+        {"dist.send(": "dist.isend(", "group_dst=(rank + reach) % n)": "group_dst=(rank + reach) % n).wait()"}
+    ],
+    "reduce": [{"torch.empty_like(tensor)": "tensor.clone()"}],
+    "ring_all_reduce": [{"torch.empty_like(chunks[0])": "chunks[0].clone()"}],
+    "average_gradients": [{"parameter.grad /= dist.get_world_size()": "parameter.grad.div_(dist.get_world_size())"}],
+    "same_on_all_ranks": [
+        {
+            "all(torch.equal(mine, other) for": "1 == len({tuple(other.tolist()) for",
+            "other in everyones)": "other in everyones})",
+        }
+    ],
+    "accuracy_once": [{"return right.item() / items": "return (right / items).item()"}],
+    "token_mean": [{"losses[counts].sum() * n / tokens": "torch.where(counts, losses, 0).sum() / tokens * n"}],
+    "average_when_ready": [
+        {"work.wait()": "work.get_future().wait()"},
+        {
+            "(parameter.grad, async_op=True))": "(parameter.grad, async_op=True).get_future())",
+        },
+    ],
+    "exposed_time": [{"exposed = 0.0": "exposed = 0"}],
+    "average_through_buffer": [
+        {
+            "parameter.grad = view": "parameter.grad = parameter.grad if parameter.grad is view else view",
+        }
+    ],
+    "reduce_to_owners": [{"parameter.grad /= n": "parameter.grad.mul_(1 / n)"}],
+    "bytes_held": [
+        {"return 4 * (weights + gradients + state)": "return sum(4 * part for part in (weights, gradients, state))"}
+    ],
+}
+BODIES = {
+    "all_reduce_in_two_steps": """
+        total = tensor.clone()
+        dist.reduce(total, dst=root)
+        dist.broadcast(total, src=root)
+        tensor.copy_(total)
+    """,
+    "train_epoch": """
+        windows = [batches[start : start + n] for start in range(0, len(batches), n)]
+        for window in windows:
+            optimizer.zero_grad()
+            for inputs, targets in window[:-1]:
+                with model.no_sync():
+                    (mse_loss(model(inputs), targets) / len(window)).backward()
+            inputs, targets = window[-1]
+            (mse_loss(model(inputs), targets) / len(window)).backward()
+            model.sync_gradients()
+            optimizer.step()
+        optimizer.zero_grad()
+    """,
+    "forecast_step": """
+        sizes = sorted(timed)
+        beta = (timed[sizes[1]] - timed[sizes[0]]) / (sizes[1] - sizes[0])
+        alpha = timed[sizes[0]] - beta * sizes[0]
+        seconds = 0.0
+        for size in gradients:
+            seconds += alpha + beta * size * 2 * (n - 1) / n
+    """,
+}
+EXERCISES = all_exercises()
+CASES = [(name, edited(EXERCISES[name].reference, edits)) for name, variants in EDITS.items() for edits in variants]
+CASES += [(name, rewritten(EXERCISES[name].reference, body)) for name, body in BODIES.items()]
+
+
+@pytest.mark.parametrize(("name", "definition"), CASES, ids=[name for name, _ in CASES])
+def test_an_unusual_answer_that_is_right_passes(name, definition):
+    verdict = on_ranks(3, examined, EXERCISES[name].cell(definition), name)
+    assert verdict.passed, verdict.lines
