@@ -18,7 +18,7 @@ from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing, interruptib
 from scratch_ddp.course.trial import AnswerFailed, Trial
 from scratch_ddp.course.verdict import Verdict
 from scratch_ddp.course.wording import ranks
-from scratch_ddp.course.worlds import Seats, World, another_world, other_worlds
+from scratch_ddp.course.worlds import Seats, World, align_group_count, another_world, other_worlds
 
 INSTEAD = Path("solutions.md")  # in the notebook's folder, which is a kernel's current one
 SECONDS = 5.0  # that one call of an answer may take
@@ -120,4 +120,6 @@ def _tried_by(
                 told = {"criteria": verdict.criteria, "state": state}
     finally:
         told = meeting.hear(told, LONGEST)
+    if not told["state"].get("ranks_missing"):
+        align_group_count(meeting)
     return told["criteria"], told["state"]

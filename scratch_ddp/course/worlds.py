@@ -66,6 +66,12 @@ def another_world(seats: Seats, takes_group: bool, meeting: Meeting) -> Iterator
             yield World(seats, tuple(range(len(seats))), None, f"on {len(seats)} rank{'s' if len(seats) > 1 else ''}")
 
 
+def align_group_count(meeting: Meeting) -> None:
+    """torch names groups by counting them. Ranks that made groups in their own world have counted further."""
+    world = dist.distributed_c10d._world
+    world.group_count = max(meeting.exchange(world.group_count, GRACE))
+
+
 @contextlib.contextmanager
 def _as_default(group: dist.ProcessGroup) -> Iterator[None]:
     """Make `group` the default group of its ranks, and number them from 0."""
