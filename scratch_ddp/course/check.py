@@ -1,7 +1,8 @@
 """`check`: run a learner's function on all ranks, say which criteria hold, and leave the process group working.
 
 An answer passes through `exercise` (which exercise is it?), `meeting` (are all ranks here?), the `examine_…` of its
-lesson, `trial` (call it, state criteria), `attempt` (the call itself) and `verdict` (what all ranks found, as lines).
+lesson, `trial` (call it, state criteria), `guard` (what may it not change?), `attempt` (the call itself) and `verdict`
+(what all ranks found, as lines).
 """
 
 import contextlib

@@ -48,9 +48,8 @@ class Guard:
         self._hidden = {name: value for name, value in self._names.items() if _tells_the_world(name, value)}
         for name in self._hidden:
             del self._names[name]
-        if "hash" not in self._names:
-            self._names["hash"] = _hash_of_this_process
         self._names_before = dict(self._names)
+        self._names.setdefault("hash", _hash_of_this_process)
         self._lengths = {name: len(value) for name, value in self._names.items() if _can_keep(value)}
         self._kept = dict(vars(self._function)) if hasattr(self._function, "__dict__") else {}
         return self
@@ -71,7 +70,7 @@ class Guard:
 
     def _restore_names(self) -> Iterator[str]:
         if self._names.get("hash") is _hash_of_this_process:
-            del self._names["hash"], self._names_before["hash"]
+            del self._names["hash"]
         for name in [name for name in self._names if name not in self._names_before]:
             del self._names[name]
             yield f"leaves the name `{name}` behind in the notebook"
@@ -123,7 +122,8 @@ class Guard:
         yield _Fact(what, lies, "lies in other memory than before, or has another shape: write into it in place")
         yield _Fact(f"{what}: requires_grad", tensor.requires_grad)
         if VALUES not in self._changes and id(tensor) not in self._may_differ:
-            yield _Fact(what, bits(tensor), "has other values than before: the answer must not change it")
+            values = bits(tensor) if tensor.untyped_storage().nbytes() >= tensor.nbytes else b"freed"
+            yield _Fact(what, values, "has other values than before: the answer must not change it")
         if HOOKS not in self._changes and tensor.requires_grad:
             hooks = [tensor._backward_hooks, tensor._post_accumulate_grad_hooks]
             yield _Fact(f"{what}: number of hooks", sum(len(each or ()) for each in hooks))
@@ -198,7 +198,12 @@ def _tells_the_world(name: str, value: Any) -> bool:
 
 def _hash_of_this_process(value: Any) -> int:
     """As Python's hash() of text and bytes, which differs between processes that were not forked from one."""
-    return hash((value, dist.get_rank()))
+    return hash((value, dist.get_rank())) if _holds_text(value) else hash(value)
+
+
+def _holds_text(value: Any) -> bool:
+    parts = value if isinstance(value, (tuple, frozenset)) else ()
+    return isinstance(value, (str, bytes)) or any(map(_holds_text, parts))
 
 
 def _can_keep(value: Any) -> bool:
