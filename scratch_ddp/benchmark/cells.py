@@ -15,6 +15,7 @@ from pathlib import Path
 from scratch_ddp.benchmark.command import REPORTED, TableRow, median_and_range, positive_count, report
 from scratch_ddp.benchmark.kernel import Kernel
 from scratch_ddp.benchmark.processes import busy_cores, listening_beyond_loopback, wait_until_gone
+from scratch_ddp.commands.execution import run
 from scratch_ddp.instruments.timing import machine
 
 _ONE_SLEEPS = "import time\nif rank != 2:\n    dist.all_reduce(torch.ones(1))\nelse:\n    time.sleep(60)"
@@ -165,11 +166,10 @@ def floods() -> TableRow:
 
 def saved_size() -> TableRow:
     import nbformat
-    from nbclient import NotebookClient
 
     sources = ["%load_ext scratch_ddp", "%dist_init -n 4", *["print(rank)"] * 60]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    NotebookClient(notebook, timeout=60).execute()
+    run(notebook, Path.cwd(), cell_timeout=60)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sixty.ipynb"
         nbformat.write(notebook, path)

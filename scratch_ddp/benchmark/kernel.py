@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from jupyter_client.manager import KernelManager
+from scratch_ddp.commands.kernels import SocketKernelManager
 
 
 @dataclass
@@ -42,7 +42,9 @@ class Kernel:
     """A kernel of this Python, with `cluster` ranks. `with Kernel() as kernel: kernel.run("1 + 1")`."""
 
     def __init__(self, cluster: int = 0, options: str = "", env: dict[str, str] | None = None):
-        self.manager = KernelManager(kernel_cmd=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
+        self.manager = SocketKernelManager(
+            kernel_cmd=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        )
         self._cluster, self._options = cluster, options
         self._env = os.environ | (env or {})
 

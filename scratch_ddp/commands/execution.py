@@ -8,6 +8,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
 
+from scratch_ddp.commands.kernels import AsyncSocketKernelManager
+
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -27,6 +29,7 @@ def run(notebook: NotebookNode, folder: Path, keep_going: bool = False, cell_tim
         notebook,
         resources={"metadata": {"path": str(folder)}},
         kernel_name="python3",
+        kernel_manager_class=AsyncSocketKernelManager,
         allow_errors=keep_going,
         timeout=cell_timeout,
         interrupt_on_timeout=True,

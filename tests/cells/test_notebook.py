@@ -7,6 +7,8 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from scratch_ddp.commands.kernels import AsyncSocketKernelManager
+
 
 def executed(*sources: str, **options):
     """A notebook with these cells after `%dist_init -n 4`, executed as Run All does. A source may be (source, tag)."""
@@ -14,7 +16,9 @@ def executed(*sources: str, **options):
     for source in ("%load_ext scratch_ddp", "%dist_init -n 4", *sources):
         text, tags = source if isinstance(source, tuple) else (source, None)
         notebook.cells.append(nbformat.v4.new_code_cell(text, metadata={"tags": [tags]} if tags else {}))
-    client = NotebookClient(notebook, timeout=60, kernel_name="python3", **options)
+    client = NotebookClient(
+        notebook, timeout=60, kernel_name="python3", kernel_manager_class=AsyncSocketKernelManager, **options
+    )
     client.execute()
     return notebook
 
