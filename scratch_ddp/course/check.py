@@ -20,6 +20,7 @@ from scratch_ddp.course.trial import AnswerFailed, Trial
 from scratch_ddp.course.verdict import Verdict
 from scratch_ddp.course.wording import ranks
 from scratch_ddp.course.worlds import Seats, World, align_group_count, another_world, other_worlds
+from scratch_ddp.instruments.traffic import traffic
 
 INSTEAD = Path("solutions.md")  # in the notebook's folder, which is a kernel's current one
 SECONDS = 5.0  # that one call of an answer may take
@@ -102,7 +103,8 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
 
 
 def _tried(exercise: Exercise, trial: Trial) -> tuple[Verdict, dict[str, bool]]:
-    with contextlib.suppress(AnswerFailed):
+    # To count at all is to replace methods of torch; an outer block does it once for all calls.
+    with contextlib.suppress(AnswerFailed), traffic():
         exercise.examine(trial)
     verdict = trial.verdict()
     return verdict, {"spoiled": trial.spoiled, "ranks_missing": trial.ranks_missing}

@@ -63,7 +63,7 @@ class Meeting:
                         tokens[rank] = token
             return [rank for rank in range(self.size) if rank not in tokens]
 
-        _wait_until_none(missing, seconds)
+        _wait_until(lambda: not missing(), missing, seconds)
         _used.update(tokens)
         return ".".join(tokens[rank] for rank in range(self.size))
 
@@ -72,8 +72,12 @@ class Meeting:
         self._exchanges += 1
         keys = [f"exercises: {self.name}/{self._exchanges}/{rank}" for rank in range(self.size)]
         self.store.set(keys[self.rank], json.dumps(fact))
-        _wait_until_none(lambda: [rank for rank, key in enumerate(keys) if not self.store.check([key])], seconds)
-        return [json.loads(self.store.get(key)) for key in keys]
+
+        def missing() -> list[int]:
+            return [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+
+        _wait_until(lambda: self.store.check(keys), missing, seconds)
+        return [json.loads(fact) for fact in self.store.multi_get(keys)]
 
     def among(self, members: Sequence[int]) -> "Meeting":
         """The same meeting for some of the ranks, which are numbered anew. This rank is one of them."""
@@ -90,25 +94,25 @@ class Meeting:
             self.store.set(keys[self.rank], json.dumps(fact))
         told: list[str] = []
 
-        def missing() -> list[int]:
+        def heard() -> bool:
             told[:] = [key for key in keys if self.store.check([key])][:1]
-            return [] if told else list(range(self.size))
+            return bool(told)
 
-        _wait_until_none(missing, seconds)
+        _wait_until(heard, lambda: list(range(self.size)), seconds)
         return json.loads(self.store.get(told[0]))
 
     def close(self) -> None:
         self.store.set(self._arrival(self.rank), "gone")
 
 
-def _wait_until_none(missing: Callable[[], list[int]], seconds: float) -> None:
+def _wait_until(done: Callable[[], bool], missing: Callable[[], list[int]], seconds: float) -> None:
     """Poll in Python, where an interrupt takes effect at once; the store's own wait can't be interrupted."""
     deadline, pause = time.monotonic() + seconds, 0.0005
-    while left := missing():
+    while not done():
         if time.monotonic() > deadline:
-            raise RanksMissing(left, seconds)
+            raise RanksMissing(missing(), seconds)
         time.sleep(pause)
-        pause = min(pause * 1.5, 0.02)
+        pause = min(pause * 1.5, 0.004)
 
 
 @contextlib.contextmanager

@@ -4,10 +4,12 @@ All ranks call the same methods in the same order, whatever a rank has found: `c
 facts among the ranks. A test hands the function's results to the methods below and does not look into them itself.
 """
 
+import base64
 import contextlib
 import functools
 import hashlib
 import inspect
+import pickle
 from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -56,7 +58,7 @@ class Trial:
         self._fatal: dict[str, str] = {}  # what ended the examination
         self._digests: list[tuple[str, str]] = []
         self._printed: list[list[dict]] = []
-        self._counted, self._totals = None, None
+        self._reports: list[str] = []  # what each rank counted in the last call
 
     def generator(self) -> torch.Generator:
         """For inputs that all ranks draw alike, and another run draws differently. Name the seed in the case."""
@@ -85,14 +87,14 @@ class Trial:
         on every rank, if on any rank the answer raised, did not end, or left messages behind.
         """
         self._case = ", ".join(filter(None, [self._world.place, case]))
-        self._calls, self._totals = self._calls + 1, None
+        self._calls += 1
         log = MessageLog(self._world.members)
         answer = self._function if self._world.group is None else _with_group(self._function, self._world.group)
         names = list(inspect.signature(self._function).parameters) if using is None else []
         names += [f"argument {place}" for place in range(len(names) + 1, len(args) + len(beside) + 1)]
         guard = Guard(self._function, dict(zip(names, [*args, *beside], strict=False)), changes)
         sizes = message_sizes_compared(self._meeting.store, f"{self._meeting.name}/call {self._calls}")
-        with traffic() as self._counted, listening(log), sizes, guard:
+        with traffic() as counted, listening(log), sizes, guard:
             result, outcome = attempt(
                 answer if using is None else functools.partial(using, answer), args, self._seconds
             )
@@ -100,7 +102,10 @@ class Trial:
         if raises:
             outcome = self._expected_error(outcome, raises)
         outcome.error = guard.explained(outcome.error)
-        facts = self._exchange({"outcome": outcome.as_fact(), "log": log.as_fact()})
+        facts = self._exchange(
+            {"outcome": outcome.as_fact(), "log": log.as_fact(), "counted": _as_text(counted.report())}
+        )
+        self._reports = [fact["counted"] for fact in facts]
         outcomes = [fact["outcome"] for fact in facts]
         if not may_print:
             self._printed.append(outcomes)
@@ -132,6 +137,7 @@ class Trial:
         with ledger("before"):
             pass
         given = ledger.moments[0].elements()
+        ledger.unremarkable = given + budget
 
         def in_ledger(answer: Callable, *args: Any) -> Any:
             with ledger("call"):
@@ -181,7 +187,7 @@ class Trial:
         call them as often · only: the calls that the answer may be made of · note: adds a sentence where a budget is
         exceeded.
         """
-        totals = self._all_totals()
+        totals = Totals.of([_from_text(report) for report in self._reports])
         used = {name for counts in totals.per_rank for name in counts.calls}
         allowed = budget.pop("calls", None)
         complaints = [
@@ -203,24 +209,22 @@ class Trial:
         text = f"{place}: {'; '.join(complaints)}. {note(totals)}".strip() if complaints else ""
         self._shared["cost"] = self._shared.get("cost") or text
 
-    def _all_totals(self) -> Totals:
-        """The counts of all ranks. They travel through the process group, which shows that the group still works."""
-        if self._totals is None:
-            self._totals, outcome = attempt(self._counted.over_ranks, (self._world.group,), self._seconds)
-            if any(self._exchange(outcome.how != "returned")):
-                self.spoiled = True
-                self._give_up("group", "The process group no longer answers after the call.")
-        return self._totals
-
     def verdict(self) -> Verdict:
         """Put the ranks' findings together: the same verdict on every rank."""
         lines = prints(self._printed)
         criteria = self._fatal
         with contextlib.suppress(AnswerFailed):
             if not criteria:
+                self._check_group()
                 facts = self._exchange({"found": self._found, "digests": self._digests})
                 criteria = merge([fact["found"] for fact in facts], [fact["digests"] for fact in facts], self._shared)
         return Verdict(criteria or self._fatal, lines)
+
+    def _check_group(self) -> None:
+        outcome = attempt(dist.barrier, (self._world.group,), self._seconds)[1]
+        if any(self._exchange(outcome.how != "returned")):
+            self.spoiled = True
+            self._give_up("group", "The process group no longer answers after the calls.")
 
     def _exchange(self, fact: Any) -> list[Any]:
         try:
@@ -233,6 +237,14 @@ class Trial:
     def _give_up(self, criterion: str, text: str) -> NoReturn:
         self._fatal = {criterion: f"{self._case}: {text}" if self._case else text}
         raise AnswerFailed
+
+
+def _as_text(thing: Any) -> str:
+    return base64.b64encode(pickle.dumps(thing)).decode()
+
+
+def _from_text(text: str) -> Any:
+    return pickle.loads(base64.b64decode(text))
 
 
 def _with_group(answer: Callable, group: dist.ProcessGroup) -> Callable:

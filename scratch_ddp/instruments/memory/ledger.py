@@ -84,6 +84,7 @@ class MemoryLedger:
             raise ValueError(f"each name has one kind, but {', '.join(twice)} is given twice")
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._peak, self._block = 0, ""
+        self.unremarkable = 0  # elements: up to here it does not matter what other threads are about to release
 
     @contextlib.contextmanager
     def __call__(self, moment: str) -> Iterator[None]:
@@ -122,6 +123,7 @@ class MemoryLedger:
     def _wait_for_threads(self, expected: int) -> int:
         """Return the bytes held. If they are more than expected, wait for the library's threads first: they release a
         collective's tensors only shortly after it has ended."""
+        expected = max(expected, self.unremarkable * self._itemsize)
         for _ in range(_PATIENCE):
             held = sum(storage.nbytes() for storage in self._storages)
             if held <= expected:

@@ -1,7 +1,7 @@
 """`traffic`: count what this rank sends and receives inside a block, and put the counts of all ranks together."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -43,6 +43,9 @@ class Counts:
             self.collective_bytes += ring_bytes(call.name, call.payload, len(call.members), call.rank, call.peer)
 
 
+Report = tuple[Counts, list[Start | Wait]]
+
+
 @dataclass
 class Totals:
     """The counts of all ranks of a group, the same object on each of them."""
@@ -50,6 +53,12 @@ class Totals:
     per_rank: list[Counts]  # in the order of the ranks in the group
     log: list[Message]  # the point-to-point messages, round by round
     depth: int  # longest chain of messages in which each waited for the one before (see `rounds`)
+
+    @classmethod
+    def of(cls, reports: Sequence[Report]) -> "Totals":
+        """reports: every rank's `Counted.report()`, in the order of the ranks."""
+        logs = [events for _, events in reports]
+        return cls([counts for counts, _ in reports], messages(logs), depth(logs))
 
     @property
     def messages(self) -> int:
@@ -90,12 +99,14 @@ class Counted(Counts):
 
         Costs one all_gather_object, which counts as set-up.
         """
-        mine = Counts(**{name: getattr(self, name) for name in Counts.__dataclass_fields__})
         reports = [None] * dist.get_world_size(group)
         with set_up():
-            dist.all_gather_object(reports, (mine, self._events()), group=group)
-        logs = [events for _, events in reports]
-        return Totals([counts for counts, _ in reports], messages(logs), depth(logs))
+            dist.all_gather_object(reports, self.report(), group=group)
+        return Totals.of(reports)
+
+    def report(self) -> Report:
+        """What `Totals.of` needs of this rank; it can be pickled."""
+        return Counts(**{name: getattr(self, name) for name in Counts.__dataclass_fields__}), self._events()
 
     def started(self, call: Call) -> None:
         if is_set_up():
