@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic.calls import Call
+from scratch_ddp.instruments.traffic.intercept import works_under_way
 
 SHOWN_LINES, SHOWN_WIDTH = 5, 160  # of what an answer prints
 
@@ -228,6 +229,12 @@ class MessageLog:
         """As a complaint; "" if every call was."""
         names = Counter(call.name for call in self._under_way)
         return " and ".join(f"{name} was started and never waited for, {times(n)}" for name, n in names.items())
+
+    def finish(self) -> None:
+        """Wait for what was never waited for: until it has ended, gloo writes into tensors that may be freed."""
+        for work, call in works_under_way().items():
+            if call in self._under_way:
+                work.wait()
 
     @property
     def elsewhere(self) -> str:

@@ -103,7 +103,12 @@ class Trial:
             outcome = self._expected_error(outcome, raises)
         outcome.error = guard.explained(outcome.error)
         facts = self._exchange(
-            {"outcome": outcome.as_fact(), "log": log.as_fact(), "counted": _as_text(counted.report())}
+            {
+                "outcome": outcome.as_fact(),
+                "log": log.as_fact(),
+                "counted": _as_text(counted.report()),
+                "destroyed": not dist.is_initialized(),
+            }
         )
         self._reports = [fact["counted"] for fact in facts]
         outcomes = [fact["outcome"] for fact in facts]
@@ -111,11 +116,16 @@ class Trial:
             self._printed.append(outcomes)
         behind = left_over([fact["log"] for fact in facts])
         if wrong := fault(outcomes, self._seconds):
-            self.spoiled = bool(behind) or any(each["how"] == "unfinished" for each in outcomes)
-            self._give_up("runs", wrong)
+            stuck = any(each["how"] == "unfinished" for each in outcomes)
+            self.spoiled = bool(behind) or stuck
+            self._give_up("runs", " ".join(filter(None, [wrong, behind if stuck else ""])))
+        if any(fact["destroyed"] for fact in facts):
+            self._give_up("group", "The default process group is gone after the call.")
         if behind:
             self.spoiled = True
             self._give_up("group", f"{behind} A later cell would take what is left for its own.")
+        if log.never_waited_for and attempt(log.finish, (), self._seconds)[1].how != "returned":
+            self.spoiled = True
         for name, complaint in (
             ("untouched", guard.complaint),
             ("group", log.elsewhere),

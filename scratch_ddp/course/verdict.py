@@ -42,12 +42,15 @@ class Verdict:
 
 
 def fault(outcomes: list[dict[str, Any]], seconds: float) -> str:
-    """Which ranks did not return from the call, in one or two sentences; "" if all did. outcomes: by rank."""
+    """Which ranks did not return from the call, and which did if others hang; "" if all did. outcomes: by rank."""
     groups: dict[str, list[int]] = {}
     for how in ("raised", "unfinished"):
         for rank, outcome in enumerate(outcomes):
             if outcome["how"] == how:
                 groups.setdefault(_ending(outcome, seconds), []).append(rank)
+    returned = [rank for rank, outcome in enumerate(outcomes) if outcome["how"] == "returned"]
+    if returned and any(outcome["how"] == "unfinished" for outcome in outcomes):
+        groups["had returned"] = returned
     return " ".join(f"{ranks(members)} {text}." for text, members in groups.items())
 
 

@@ -1,20 +1,27 @@
 """What the exercises of lessons 08 and 09 share: a model, the means of its gradients, a step that is observed."""
 
+import contextlib
+import gc
 import itertools
-from collections.abc import Callable, Sequence
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import difference
 from scratch_ddp.instruments.traffic.calls import Call
-from scratch_ddp.instruments.traffic.intercept import listening
+from scratch_ddp.instruments.traffic.intercept import listening, with_subclasses, works_under_way
 
 
-def three_layers(trial: Trial) -> nn.Module:
-    """Three layers with equal values on all ranks; no two of the six gradients are equal."""
-    model = nn.Sequential(nn.Linear(48, 32), nn.Linear(32, 16), nn.Linear(16, 4)).double().to(trial.device)
+def three_layers(trial: Trial, times: int = 1) -> nn.Module:
+    """Three layers with equal values on all ranks, `times` as wide; no two of the six gradients are equal."""
+    widths = (48, 32 * times, 16 * times, 4)
+    model = nn.Sequential(*(nn.Linear(*ends) for ends in itertools.pairwise(widths))).double().to(trial.device)
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -51,6 +58,9 @@ class ObservedStep:
         self.calls, self.waits = 0, 0
         self.in_backward = 0, 0
         self.late = False  # a message could have been started earlier
+        self.asked = False  # somebody asked in backward whether a message has ended
+        self.handles: list[weakref.ref[dist.Work]] = []  # of the messages that were under way when backward returned
+        self._calls: set[Call] = set()
         self._arrived: set[nn.Parameter] = set()
 
     def run(self, loss: Callable[[], torch.Tensor], finish: Callable[[], None]) -> None:
@@ -59,8 +69,11 @@ class ObservedStep:
         hooks = [each.register_post_accumulate_grad_hook(self._gradient_arrived) for each in parameters]
         try:
             with listening(self):
-                loss().backward()
+                with _questions_noticed() as questions:
+                    loss().backward()
+                self.asked = bool(questions)
                 self.in_backward = self.calls, self.waits
+                self.handles = [weakref.ref(work) for work, call in works_under_way().items() if call in self._calls]
                 finish()
         finally:
             for hook in hooks:
@@ -68,6 +81,7 @@ class ObservedStep:
 
     def started(self, call: Call) -> None:
         self.calls += 1
+        self._calls.add(call)
 
     def waited(self, call: Call) -> None:
         self.waits += 1
@@ -84,6 +98,39 @@ class ObservedStep:
         expected = len(self.buckets)
         if waits:
             return f"when backward returned, {waits} of {expected} messages had been waited for, should be 0"
+        if self.asked:
+            return "asks is_completed() before backward has returned: nobody may wait for a message, in a loop either"
         if calls < expected:
             return f"when backward returned, {calls} of {expected} messages were started"
         return "a bucket had all its gradients, and its message was started later" if self.late else ""
+
+    def kept(self) -> str:
+        """Which handles are still there, as a complaint; to be asked after the next step."""
+        if any(handle() is not None for handle in self.handles):
+            gc.collect()
+        kept = sum(handle() is not None for handle in self.handles)
+        return f"{kept} handles of the step before are still kept: let go of them in finish()" if kept else ""
+
+
+@contextlib.contextmanager
+def _questions_noticed() -> Iterator[list[str]]:
+    """Yields a list with an entry for each call of a work's `is_completed` in the block, but for the package's own."""
+    questions: list[str] = []
+    replaced = [(cls, vars(cls)["is_completed"]) for cls in with_subclasses(dist.Work) if "is_completed" in vars(cls)]
+
+    def noticed(original: Any) -> Callable:
+        def is_completed(work: dist.Work) -> bool:
+            asks = sys._getframe(1).f_globals.get("__name__", "")
+            if not asks.startswith("scratch_ddp."):
+                questions.append(asks)
+            return original.__get__(work, type(work))()
+
+        return is_completed
+
+    for cls, original in replaced:
+        cls.is_completed = noticed(original)
+    try:
+        yield questions
+    finally:
+        for cls, original in replaced:
+            cls.is_completed = original

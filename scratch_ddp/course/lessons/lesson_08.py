@@ -17,7 +17,8 @@ def average_when_ready(model):
     Return a function `finish`: after backward and `finish()`, every gradient is the mean, in
     each step anew. Parameters with `requires_grad=False` are left alone.
     Cost: one all-reduce for each trainable parameter. It is started when the gradient is
-    complete, and nobody waits for it before `finish()`.
+    complete, and nobody waits for it, or asks whether it has ended, before `finish()`, which
+    then lets go of it.
     """
     works = []  # what is under way
     # What does a hook do when its gradient is complete, and what is left for finish()?
@@ -41,11 +42,12 @@ def average_when_ready(model):
 
 
 def examine_average_when_ready(trial: Trial) -> None:
-    """V and A over two steps; C; overlap: all is started when backward returns, and nothing has been waited for."""
+    """V and A over two steps; C; overlap: all is started when backward returns, and nothing has been waited for; M."""
     model = three_layers(trial)
     model[1].requires_grad_(False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     finish = trial.call(model, case="called with a model", changes=[HOOKS])
+    before = None
     for step in range(2):
         observed, inputs = ObservedStep([[parameter] for parameter in trained]), everyones_inputs(trial, step)
         mine = inputs[trial.rank]
@@ -63,6 +65,8 @@ def examine_average_when_ready(trial: Trial) -> None:
         if under_way := observed.calls - observed.waits:
             trial.criterion("value", f"finish() returned while {under_way} messages were under way")
             return
+        trial.criterion("memory", before.kept() if before else "")
+        before = observed
         examine_means(trial, model, [inputs])
 
 

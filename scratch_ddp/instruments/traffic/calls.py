@@ -47,6 +47,7 @@ class Call:
     rank: int
     peer: int | None = None  # the other end of a message (None until wait() knows it), or the root of a collective
     tag: int = 0
+    waited: bool = False  # somebody has waited for its end
 
 
 def read_method(method: str, group: dist.ProcessGroup, values: list) -> Call:

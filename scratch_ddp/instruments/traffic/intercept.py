@@ -31,7 +31,7 @@ _listeners: dict[object, Listener] = {}  # by a key of their own, since listener
 _replaced: list[tuple[type, str, Any]] = []
 _lock = threading.Lock()
 _open: weakref.WeakKeyDictionary[dist.Work, Call] = weakref.WeakKeyDictionary()  # calls not yet waited for
-_work_of: weakref.WeakKeyDictionary[torch.futures.Future, dist.Work] = weakref.WeakKeyDictionary()
+_call_of: weakref.WeakKeyDictionary[torch.futures.Future, Call] = weakref.WeakKeyDictionary()
 
 
 class _Thread(threading.local):
@@ -133,8 +133,8 @@ def _reported_wait(_: str, original: Any) -> Callable:
 def _noted_future(_: str, original: Any) -> Callable:
     def get_future_and_note(work: dist.Work) -> Any:
         future = original.__get__(work, type(work))()
-        if isinstance(future, torch.futures.Future):
-            _work_of[future] = work
+        if isinstance(future, torch.futures.Future) and work in _open:
+            _call_of[future] = _open[work]
         return future
 
     return get_future_and_note
@@ -145,8 +145,7 @@ def _reported_future_wait(_: str, original: Any) -> Callable:
 
     def wait_and_report(future: torch.futures.Future) -> Any:
         result = original.__get__(future, type(future))()
-        work = _work_of.get(future)
-        call = None if work is None else _open.pop(work, None)
+        call = _call_of.pop(future, None)
         if call is not None:
             _report("waited", call)
         return result
@@ -190,6 +189,11 @@ def _operators_reported() -> Iterator[None]:
         _thread.has_mode = False
 
 
+def works_under_way() -> dict[dist.Work, Call]:
+    """The asynchronous calls of this process that were started while there were listeners, and not waited for yet."""
+    return {work: call for work, call in _open.items() if not call.waited}
+
+
 def in_a_call() -> bool:
     """Whether this thread is inside a call that is reported as a whole: calls from there are the library's own."""
     return _thread.inside or accounting.is_counted_as_another()
@@ -205,6 +209,10 @@ def _inside() -> Iterator[None]:
 
 
 def _report(event: str, call: Call) -> None:
+    if event == "waited":
+        if call.waited:  # for the work, and then for its future
+            return
+        call.waited = True
     for listener in list(_listeners.values()):
         getattr(listener, event)(call)
 

@@ -23,6 +23,23 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "asks in a loop inside the hook whether the message has ended",
+            fails="overlap",
+            says="Rank 0, step 0: asks is_completed() before backward has returned",
+            edits={
+                "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
+                    "works.append(dist.all_reduce(parameter.grad, async_op=True))\n"
+                    "        while not works[-1].is_completed():\n            pass"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "keeps every handle for ever",
+            fails="memory",
+            says="Rank 0, step 1: 4 handles of the step before are still kept: let go of them in finish().",
+            edits={"        works.clear()\n": ""},
+        ),
+        WrongAnswer(
             "waits for the message before",
             fails="overlap",
             says="Rank 0, step 0: when backward returned, 3 of 4 messages had been waited for, should be 0.",
