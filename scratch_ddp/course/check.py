@@ -61,7 +61,7 @@ def examine(function: Callable, seconds: float = SECONDS, seed: int | None = Non
     except RanksMissing as error:
         raise RuntimeError(
             f"check({exercise.name}) runs on every rank: {ranks(error.missing).lower()} did not come within "
-            f"{error.seconds:g} s. Run the cell without %%rank."
+            f"{error.seconds:g} s. Run the cell without %%rank. If it failed there, mend that first."
         ) from None
     try:
         seeds = meeting.exchange(time.time_ns() // 1000 % 1_000_000 if seed is None else seed, GRACE)

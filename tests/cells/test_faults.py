@@ -158,6 +158,9 @@ def test_ranks_that_will_not_stop_are_replaced(four_ranks):
     assert "Rank 2 could not be freed and was replaced: its variables are gone." in message
     assert "Process groups and meshes made before must be made again." in message
     assert_next_works(four_ranks)
+    assert re.search(r"Run again on all ranks what is needed of cells? \[", message)
+    missing = four_ranks.run("print(kept)").message
+    assert "rank 2 raised NameError" in missing and "Rank 2 started anew after a Stop, without variables." in missing
     assert four_ranks.run("'kept' in globals()").text() == "True   ← ranks 0–1, 3\nFalse   ← rank 2\n"
     refused = four_ranks.run("%%rank [0]\ndist.barrier(group=pair)")
     assert "made before a rank was replaced" in refused.message

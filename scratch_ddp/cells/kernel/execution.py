@@ -8,6 +8,7 @@ from typing import Any
 
 from scratch_ddp.cells.kernel.cluster import Cluster
 from scratch_ddp.cells.kernel.output import CellOutput, NotebookOutput
+from scratch_ddp.cells.kernel.rank_lists import name_cells, name_ranks
 from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.kernel.reader import Event, Pipe
 from scratch_ddp.cells.kernel.reports import (
@@ -65,7 +66,7 @@ class Execution:
     def _send(self) -> None:
         for rank in self.ranks.values():
             files = self.cluster.launcher.reader.open_pipes(rank, self.cell)
-            rank.begin_cell(self.cell)
+            rank.begin_cell(self.cell, self.number)
             rank.channel.send({"type": "execute", "cell": self.cell, "number": self.number, "code": self.code}, files)
             for file in files:
                 os.close(file)
@@ -163,7 +164,7 @@ class Execution:
             raise self._death(dead)
         if not self.interruption.begun:
             if self.errors:
-                raise compose_rank_error(self.errors, [])
+                raise compose_rank_error(self.errors, self._hints())
             return
         where = describe_states(self._describe_ranks())
         notes = recover(self.cluster, {process.rank for process in self._running()})
@@ -175,6 +176,18 @@ class Execution:
         lost = any("variables are gone" in note for note in notes)
         kept = "The next cell works." if lost else "All variables are kept; the next cell works."
         raise RankInterrupt("\n".join([f"stopped: {where}.", kept, *notes]))
+
+    def _hints(self) -> list[str]:
+        """Where a name is missing on a rank whose process is a new one: which cells had run in the old one."""
+        lacking = [rank for rank, error in self.errors.items() if error["name"] == "NameError"]
+        lost = {rank: self.ranks[rank].lost for rank in lacking if self.ranks[rank].lost}
+        if not lost:
+            return []
+        cells = name_cells({number for numbers in lost.values() for number in numbers})
+        return [
+            f"{name_ranks(lost).capitalize()} started anew after a Stop, without variables. "
+            f"Run again on all ranks what is needed of {cells}."
+        ]
 
     def _death(self, dead: list[RankProcess]) -> RankError:
         lines = []

@@ -48,12 +48,24 @@ def parse_ranks(text: str, world_size: int) -> list[int]:
 
 def name_ranks(ranks: Iterable[int]) -> str:
     """ "rank 2", "ranks 0–3", "ranks 0, 2–3": for messages and labels."""
-    ordered = sorted(ranks)
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
+    runs = _runs(ranks)
     parts = [str(first) if first == last else f"{first}–{last}" for first, last in runs]
-    return ("rank " if len(ordered) == 1 else "ranks ") + ", ".join(parts)
+    one = len(runs) == 1 and runs[0][0] == runs[0][1]
+    return ("rank " if one else "ranks ") + ", ".join(parts)
+
+
+def name_cells(numbers: Iterable[int]) -> str:
+    """ "cells [3], [5]–[9]", with the numbers that the notebook shows; "" for none."""
+    parts = [f"[{first}]" if first == last else f"[{first}]–[{last}]" for first, last in _runs(numbers)]
+    return f"cell{'s' if len(parts) > 1 or '–' in parts[0] else ''} {', '.join(parts)}" if parts else ""
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """The first and the last of each run of consecutive numbers."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return runs

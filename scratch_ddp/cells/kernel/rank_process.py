@@ -44,6 +44,8 @@ class RankProcess:
     renewed: dict[str, Any] | None = None  # its answer, once it has fresh process groups
     cell: int = 0  # the last that it was given
     last_lines: list[str] = field(default_factory=list)  # of its output in that cell
+    numbers: list[int] = field(default_factory=list)  # the notebook's numbers of all cells that it was given
+    lost: list[int] = field(default_factory=list)  # the same of the process that it replaces
 
     @property
     def alive(self) -> bool:
@@ -52,8 +54,13 @@ class RankProcess:
     def on_gone(self) -> None:
         """Called by the reader's thread when the channel is closed. The kernel's main thread gets an event."""
 
-    def begin_cell(self, cell: int) -> None:
+    def begin_cell(self, cell: int, number: int) -> None:
         self.cell, self.last_lines = cell, []
+        self.numbers.append(number)
+
+    def replaces(self, other: "RankProcess") -> None:
+        """Remember which cells had run in the other process; the one in which it got stuck is not among them."""
+        self.lost = sorted({*other.lost, *other.numbers[:-1]})
 
     def remember_output(self, cell: int, text: str) -> None:
         """Keep the last lines of its output in its last cell, in case it dies."""

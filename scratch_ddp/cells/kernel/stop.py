@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from scratch_ddp.cells.kernel.cluster import Cluster
-from scratch_ddp.cells.kernel.rank_lists import name_ranks
+from scratch_ddp.cells.kernel.rank_lists import name_cells, name_ranks
 from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.kernel.reader import Event
 
@@ -113,13 +113,17 @@ def _replace(cluster: Cluster, lost: set[int]) -> list[str]:
         cluster.rendezvous, cluster.generation = cluster.rendezvous + 1, 0
     _ask_to_renew(cluster, kept, _REPLACE_LIMIT)
     for rank in lost:
+        before = cluster.ranks[rank]
         cluster.ranks[rank] = cluster.start_rank(rank)
+        cluster.ranks[rank].replaces(before)
     cluster.await_ready([cluster.ranks[rank] for rank in lost], _REPLACE_LIMIT + 5)
     if any(_await_renewed(cluster, kept, _REPLACE_LIMIT)):
         return _replace(cluster, set(range(cluster.world_size)))
     were, their = ("was", "its") if len(lost) == 1 else ("were", "their")
+    cells = name_cells({number for rank in lost for number in cluster.ranks[rank].lost})
     return [
         f"{name_ranks(lost).capitalize()} could not be freed and {were} replaced: {their} variables are gone.",
+        *([f"Run again on all ranks what is needed of {cells}."] if cells else []),
         *_groups_lost(cluster),
     ]
 
