@@ -1,0 +1,62 @@
+"""A number in a lesson's prose stands in a cell, too: who changes the cell hears which sentence no longer fits."""
+
+import re
+
+import nbformat
+import pytest
+
+from scratch_ddp.commands.lessons import lesson_paths
+
+NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
+    "02_inside_all_reduce": {"1011": "10⁰ + 10¹ + 10³"},
+    "04_seeding_checks": {"0.32": "(3/4)⁴", "256": "SHA-256"},
+    "06_no_sync_accumulation": {"7.5": "15 / 2"},
+    "07_communication_cost": {
+        "4000000": "bytes of 1_000_000 elements",
+        "0.125": "GB in a Gb",
+        "450": "900 / 2",
+        "360": "a model's name",
+        "269": "published",
+    },
+    "08_overlap": {"1.5": "the mean of 1 and 2"},
+    "09_bucketing": {"0.498": "published"},
+    "11_zero_and_fsdp": {
+        "520": "2 × 260",
+        "240": "80 + 160, of 0.080 and 0.160 s",
+        "192": "24 × 8",
+        "1.8": "(240 + 192) / 240",
+    },
+}
+
+NUMBER = re.compile(r"(?<![\w.^])\d[\d,_]*(?:\.\d+)?")
+
+
+def numbers_in(text: str) -> list[str]:
+    return [found[0].replace(",", "").replace("_", "") for found in NUMBER.finditer(text)]
+
+
+def prose_of(cell) -> str:
+    """Without what a link points to, and without HTML tags."""
+    return re.sub(r"<[^>]*>", "", re.sub(r"\]\([^)]*\)", "]", cell.source))
+
+
+def shown_by(cell) -> str:
+    texts = [cell.source]
+    for output in cell.outputs:
+        texts += [output.get("text", ""), output.get("data", {}).get("text/plain", "")]
+    return "\n".join(texts)
+
+
+def stands_in(number: str, values: list[float]) -> bool:
+    decimals = len(number.partition(".")[2])
+    return any(round(value, decimals) == float(number) for value in values)
+
+
+@pytest.mark.parametrize("path", lesson_paths(), ids=lambda path: path.stem)
+def test_numbers_in_the_prose_stand_in_a_cell(path):
+    cells = nbformat.read(path, as_version=4).cells
+    values = [float(n) for cell in cells if cell.cell_type == "code" for n in numbers_in(shown_by(cell))]
+    prose = [number for cell in cells if cell.cell_type == "markdown" for number in numbers_in(prose_of(cell))]
+    precise = [number for number in prose if "." in number or len(number) > 2]
+    lonely = {number for number in precise if not stands_in(number, values)}
+    assert lonely == set(NOT_IN_A_CELL.get(path.stem, ()))
