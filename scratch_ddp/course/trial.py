@@ -10,7 +10,7 @@ import functools
 import hashlib
 import inspect
 import pickle
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -90,7 +90,7 @@ class Trial:
         self._calls += 1
         log = MessageLog(self._world.members)
         answer = self._function if self._world.group is None else _with_group(self._function, self._world.group)
-        names = list(inspect.signature(self._function).parameters) if using is None else []
+        names = _names_of(self._function, args)
         names += [f"argument {place}" for place in range(len(names) + 1, len(args) + len(beside) + 1)]
         guard = Guard(self._function, dict(zip(names, [*args, *beside], strict=False)), changes)
         sizes = message_sizes_compared(self._meeting.store, f"{self._meeting.name}/call {self._calls}")
@@ -247,6 +247,14 @@ class Trial:
     def _give_up(self, criterion: str, text: str) -> NoReturn:
         self._fatal = {criterion: f"{self._case}: {text}" if self._case else text}
         raise AnswerFailed
+
+
+def _names_of(function: Callable, args: Sequence[Any]) -> list[str]:
+    """What the function calls its arguments, if these are its own: not what it has returned, for instance."""
+    parameters = inspect.signature(function).parameters.values()
+    needed = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
+    own = len(args) >= needed and not any(map(inspect.isfunction, args))
+    return [parameter.name for parameter in parameters][: len(args)] if own else []
 
 
 def _as_text(thing: Any) -> str:

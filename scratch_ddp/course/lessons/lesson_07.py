@@ -144,7 +144,7 @@ def examine_forecast_step(trial: Trial) -> None:
     ):
         sizes = [4_000, 400_000]
         timed = dict(zip(sizes, _on_a_link(2, link, sizes), strict=True))
-        case = f"{len(gradients)} gradients, n={n}"
+        case = f"{len(gradients)} gradient{'s' if len(gradients) > 1 else ''}, n={n}"
         seconds = trial.call(gradients, timed, n, case=case, using=_as_tensor)
         expected = torch.tensor(sum(_on_a_link(n, link, gradients)), dtype=torch.float64)
         trial.value(seconds, expected, "the result", tolerance=1e-5)
