@@ -117,6 +117,9 @@ def sentences(rows: Any) -> list[str]:
     return [*rows["sentence1"], *rows["sentence2"]]
 
 
+SHORTEST = 4  # tokens of a pair: one of each sentence, and two separators
+
+
 @dataclass(frozen=True)
 class Item:
     tokens: list[int]
@@ -127,8 +130,11 @@ def tokenise(rows: Any, tokenizer: Any, max_length: int = 256) -> list[Item]:
     """Turn each pair into at most `max_length` token ids: sentence 1, separator, sentence 2, separator.
 
     The separator is the tokenizer's own, or its end-of-text token. If a pair is too long, the longer sentence is
-    shortened at its end. Raises ValueError if the tokenizer has neither token.
+    shortened at its end. Raises ValueError if the tokenizer has neither token, or `max_length` no room for a token of
+    each sentence.
     """
+    if max_length < SHORTEST:
+        raise ValueError(f"max_length must be {SHORTEST} or more, for a token of each sentence; it is {max_length}")
     separator = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     if separator is None:
         raise ValueError("the tokenizer has neither a separator nor an end-of-text token")

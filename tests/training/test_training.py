@@ -1,11 +1,14 @@
 """One process and n ranks train alike, whatever the shares are; and there is something to learn."""
 
+import contextlib
 import copy
+import io
 import os
 import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
 from scratch_ddp.instruments.traffic import traffic
+from scratch_ddp.training import __main__ as command
 from scratch_ddp.training.data import Batches, load_pairs, sentences, tokenise
 from scratch_ddp.training.loop import (
     accumulate,
@@ -219,3 +223,66 @@ def test_the_same_lines_under_python_and_torchrun():
     assert outputs[1][-1].startswith("2 ranks on cpu: 50 steps")
     assert outputs[0][:-1] == outputs[1][:-1] and len(outputs[0]) == 4
     assert outputs[0][-1].split(";")[1] == outputs[1][-1].split(";")[1]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--accumulation", "0", "a whole number, 1 or more, is needed, not '0'"),
+        ("--epochs", "0", "a whole number, 1 or more, is needed, not '0'"),
+        ("--batch-size", "-4", "a whole number, 1 or more, is needed, not '-4'"),
+        ("--max-length", "1", "a whole number, 4 or more, is needed, not '1'"),
+        ("--lr", "nan", "a number, 0 or more, is needed, not 'nan'"),
+        ("--strategy", "none", "choose from"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_is_loaded(option, value, says, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["training", f"{option}={value}"])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--data", "nowhere"], ["--batch-size", "3"]])
+def test_what_does_not_fit_is_one_sentence_without_a_traceback(options):
+    def on_rank():
+        sys.argv = ["training", "--data=built-in", "--model=built-in", "--device=cpu", *options]
+        os.environ["RANK"] = str(dist.get_rank())
+        command.dist = SimpleNamespace(  # the ranks exist already
+            init_process_group=lambda _: None,
+            destroy_process_group=lambda: None,
+            get_rank=dist.get_rank,
+            get_world_size=dist.get_world_size,
+        )
+        try:
+            command.main()
+        except SystemExit as ended:
+            return ended.code
+
+    first, second = run_ranks(2, on_rank)
+    assert first.startswith("scratch_ddp.training: ") and "\n" not in first and second == 1
+
+
+def lines_of(strategy: str) -> list[str]:
+    """What the command prints on rank 0 of two, but for the time."""
+    sys.argv = ["training", "--data=built-in", "--model=built-in", "--device=cpu", "--epochs=1", "--max-length=16"]
+    sys.argv += ["--strategy", strategy]
+    options, printed = command.arguments(), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        command.run(options, torch.device("cpu"), dist.get_rank(), dist.get_world_size())
+    return re.sub(r"in [\d.]+ s", "in … s", printed.getvalue()).splitlines()
+
+
+def test_zero_and_fsdp_train_as_ddp_does():
+    bucketed, *others = [run_ranks(2, lines_of, strategy)[0] for strategy in ("bucketed", "zero", "fsdp")]
+    assert bucketed[-1].startswith("2 ranks") and others == [bucketed, bucketed]
+
+
+def test_a_learning_rate_of_zero_is_no_default(monkeypatch):
+    def train(*_, lr, **__):
+        raise ValueError(f"the learning rate is {lr}")
+
+    monkeypatch.setattr(sys, "argv", ["training", "--data=built-in", "--model=built-in", "--device=cpu", "--lr=0"])
+    monkeypatch.setattr(command, "train", train)
+    with pytest.raises(SystemExit, match="the learning rate is 0.0"):
+        command.main()
