@@ -99,6 +99,8 @@ class HookedModule(ReplicatedModule):
 
     def gradient_arrived(self, number: int, parameter: nn.Parameter) -> None:
         """Put a gradient that autograd has just completed into bucket `number`. One with a problem stays in `.grad`."""
+        if parameter.grad is None:  # an autograd function has returned none: it counts as absent
+            return
         if self.do_sync:
             reduction = self._reduction_in_backward()
             if self._as_wrapped[parameter].problem() is None:

@@ -188,14 +188,26 @@ def test_gradients_are_summed_by_position_not_by_address(strategy):
     assert run_ranks(2, other_layout, strategy) == [[[0, 1], [2, 3]]] * 2
 
 
+class NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
 def unequal_presence(strategy) -> tuple:
-    """Rank 1 has no gradient for one layer, no rank has one for another."""
-    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in ("some", "all", "none")})
+    """Rank 1 has no gradient for one layer, no rank has one for two others: one is unused, one's function gives none."""
+    names = ("some", "all", "none", "refused")
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in names})
     wrapped = strategy(model.double()) if dist.get_rank() == 0 else strategy(copy.deepcopy(model).double())
     x = torch.ones(1, 2, dtype=torch.float64)
     y = wrapped.module["all"](x).sum()
     if dist.get_rank() == 0:
         y = y + wrapped.module["some"](x).sum()
+    y = y + NoGradient.apply(wrapped.module["refused"].weight).sum()
     y.backward()
     wrapped.sync_gradients()
     return tuple(None if p.grad is None else p.grad.unique().tolist() for p in wrapped.parameters())
@@ -205,7 +217,7 @@ def unequal_presence(strategy) -> tuple:
 @each_strategy
 def test_the_mean_counts_an_absent_gradient_as_zero(strategy, world_size):
     for result in run_ranks(world_size, unequal_presence, strategy):
-        assert result == ([1 / world_size], [1.0], None)
+        assert result == ([1 / world_size], [1.0], None, None)
 
 
 def on_half_the_ranks(strategy, how: str) -> tuple:
