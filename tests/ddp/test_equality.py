@@ -199,7 +199,7 @@ class NoGradient(torch.autograd.Function):
 
 
 def unequal_presence(strategy) -> tuple:
-    """Rank 1 has no gradient for one layer, no rank has one for two others: one is unused, one's function gives none."""
+    """Rank 1 has no gradient for one layer, no rank has one for two others (unused; NoGradient)."""
     names = ("some", "all", "none", "refused")
     model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in names})
     wrapped = strategy(model.double()) if dist.get_rank() == 0 else strategy(copy.deepcopy(model).double())
