@@ -40,6 +40,17 @@ EDITS = {
         }
     ],
     "reduce_to_owners": [{"parameter.grad /= n": "parameter.grad.mul_(1 / n)"}],
+    "shift": [
+        {
+            "        sending = dist.isend(mine, group=group, group_dst=(rank + step) % n)\n": (
+                "        send = dist.P2POp(dist.isend, mine, group=group, group_peer=(rank + step) % n)\n"
+            ),
+            "dist.recv(arriving, group=group, group_src=(rank - step) % n)": (
+                "receive = dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - step) % n)"
+            ),
+            "sending.wait()": "[work.wait() for work in dist.batch_isend_irecv([receive, send])]",
+        }
+    ],
     "bytes_held": [
         {"return 4 * (weights + gradients + state)": "return sum(4 * part for part in (weights, gradients, state))"}
     ],
@@ -63,6 +74,15 @@ BODIES = {
             model.sync_gradients()
             optimizer.step()
         optimizer.zero_grad()
+    """,
+    "send_rows": """
+        n, columns = dist.get_world_size(group), rows.shape[1]
+        leaving = torch.tensor(counts, device=rows.device) * columns
+        arriving = torch.zeros(n, dtype=leaving.dtype, device=rows.device)
+        dist.all_to_all_single(arriving, leaving, [1] * n, [1] * n, group=group)
+        flat = torch.zeros(int(arriving.sum()), dtype=rows.dtype, device=rows.device)
+        dist.all_to_all_single(flat, rows.reshape(-1), arriving.tolist(), leaving.tolist(), group=group)
+        return flat.reshape(-1, columns)
     """,
     "forecast_step": """
         sizes = sorted(timed)
