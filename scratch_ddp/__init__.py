@@ -1,4 +1,4 @@
-"""Distributed training from scratch: data parallelism, ZeRO and FSDP for PyTorch, ready to be used under torchrun.
+"""Distributed training from scratch: data and tensor parallelism, ZeRO and FSDP for PyTorch, ready for torchrun.
 
 ```python
 from scratch_ddp import FSDP, BucketedDDP, get
@@ -17,17 +17,21 @@ if TYPE_CHECKING:
     from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
     from scratch_ddp.fsdp import FSDP
     from scratch_ddp.mesh import cache_mesh, get
+    from scratch_ddp.tensor_parallel import ColumnParallelLinear, RowParallelLinear, parallelize
     from scratch_ddp.zero import ShardedOptimizer, reduce_gradients
 
 __all__ = [
     "FSDP",
     "BucketedDDP",
+    "ColumnParallelLinear",
     "FlatDDP",
     "OverlappedDDP",
+    "RowParallelLinear",
     "ShardedOptimizer",
     "SimpleDistributedDataParallelism",
     "cache_mesh",
     "get",
+    "parallelize",
     "reduce_gradients",
 ]
 
@@ -35,6 +39,7 @@ _PLACES = {
     "scratch_ddp.ddp": ("BucketedDDP", "FlatDDP", "OverlappedDDP", "SimpleDistributedDataParallelism"),
     "scratch_ddp.fsdp": ("FSDP",),
     "scratch_ddp.mesh": ("cache_mesh", "get"),
+    "scratch_ddp.tensor_parallel": ("ColumnParallelLinear", "RowParallelLinear", "parallelize"),
     "scratch_ddp.zero": ("ShardedOptimizer", "reduce_gradients"),
 }
 

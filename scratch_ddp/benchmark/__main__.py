@@ -4,7 +4,7 @@ import argparse
 import subprocess
 import sys
 
-from scratch_ddp.benchmark import cells, collectives, ddp, fsdp, lessons, link, rings, zero
+from scratch_ddp.benchmark import cells, collectives, ddp, fsdp, lessons, link, rings, tensor_parallel, zero
 
 COMMANDS = {
     "cells": (cells, "rank cells: start, round trip, Stop, killed ranks, shutdown"),
@@ -14,6 +14,7 @@ COMMANDS = {
     "lessons": (lessons, "strict nbval of the lessons, repeatedly"),
     "link": (link, "the simulated link: its exactness, a published table on it, hidden communication"),
     "rings": (rings, "our collectives against gloo's own"),
+    "tensor_parallel": (tensor_parallel, "sliced layers against torch's DTensor: forward and backward"),
     "zero": (zero, "the sharded optimizer: state per rank, weights, steps against torch's"),
 }
 
