@@ -38,8 +38,17 @@ def _draw_load(panel: Axes, table: torch.Tensor) -> None:
         panel.annotate(f"{total:.0f}", (place, total), (0, 2), textcoords="offset points", ha="center", fontsize=8)
     share = table.sum().item() / experts
     panel.axhline(share, color=GREY, lw=1, ls="--", label="an equal share")
-    panel.set_xticks(places, [f"{place}\nrank {place // (experts // n)}" for place in places])
-    for place, label in zip(places, panel.get_xticklabels(), strict=True):
-        label.set_color(rank_color(place // (experts // n)))
+    panel.set_xticks(places, [str(place) for place in places])
+    for rank in range(n):
+        panel.text(
+            (rank + 0.5) * experts / n - 0.5,
+            -0.15,
+            f"rank {rank}",
+            ha="center",
+            fontsize=8,
+            color=rank_color(rank),
+            weight="bold",
+            transform=panel.get_xaxis_transform(),
+        )
     draw_quiet_axes(panel)
-    panel.set_xlabel("expert, and the rank that holds it", fontsize=9)
+    panel.set_xlabel("expert, and the rank that holds it", fontsize=9, labelpad=16)

@@ -1,4 +1,4 @@
-"""Steps of one model that is split in several ways, on several links: forecast and measured."""
+"""One model, split in several ways, on several links: how many times as fast as one GPU it is trained."""
 
 from collections.abc import Mapping
 
@@ -7,34 +7,33 @@ from matplotlib.figure import Figure
 
 from scratch_ddp.course.plots.style import GREY, draw_quiet_axes, rank_color
 
-Steps = Mapping[str, Mapping[str, float]]  # link -> way -> milliseconds
+Steps = Mapping[str, Mapping[str, float]]  # link -> way -> seconds
 
 
-def ways_on_links(forecast: Steps, measured: Steps | None = None, alone: float | None = None) -> Figure:
-    """A group for each link, in it a column for each way; a short black line across it is the forecast.
+def ways_on_links(measured: Steps, forecast: Steps, alone: float, gpus: int = 2) -> Figure:
+    """A group for each link, in it a column for each way: `alone` / measured. A black line across it is the forecast.
 
-    Without `measured` the columns are the forecasts themselves, in pale. `alone`: milliseconds of one GPU, as a dashed
-    line. The axis is logarithmic.
+    `alone`: seconds of a step on one GPU, which is the dashed line at 1; the one at `gpus` is what can be hoped for.
     """
     figure, panel = plt.subplots(figsize=(8.2, 3.8), layout="constrained")
-    ways = list(next(iter(forecast.values())))
+    ways = list(next(iter(measured.values())))
     width = 0.8 / len(ways)
     for number, way in enumerate(ways):
-        for group, link in enumerate(forecast):
-            place = group + (number - (len(ways) - 1) / 2) * width
-            expected = forecast[link][way]
-            found = (measured or forecast)[link][way]
-            label = way if group == 0 else None
-            style = {"alpha": 1.0 if measured else 0.45, "color": rank_color(number), "label": label}
-            panel.bar(place, found, 0.9 * width, **style)
-            panel.annotate(f"{found:.0f}", (place, found), (0, 2), textcoords="offset points", ha="center", fontsize=7)
-            panel.plot([place - 0.45 * width, place + 0.45 * width], [expected] * 2, color="black", lw=1.4)
-    if alone:
-        panel.axhline(alone, color=GREY, lw=1, ls="--", label=f"one GPU: {alone:.1f} ms")
-    panel.set_yscale("log")
-    panel.set_xticks(range(len(forecast)), list(forecast))
-    panel.set_ylabel("step, ms", fontsize=9)
+        places = [group + (number - (len(ways) - 1) / 2) * width for group in range(len(measured))]
+        speeds = [alone / steps[way] for steps in measured.values()]
+        panel.bar(places, speeds, 0.9 * width, color=rank_color(number), label=way)
+        for place, speed, link in zip(places, speeds, measured, strict=True):
+            panel.annotate(
+                f"{speed:.2f}", (place, speed), (0, 3), textcoords="offset points", ha="center", fontsize=7.5
+            )
+            ends = [place - 0.45 * width, place + 0.45 * width]
+            panel.plot(ends, [alone / forecast[link][way]] * 2, color="black", lw=1.4)
+    for speed in (1, gpus):
+        panel.axhline(speed, color=GREY, lw=1, ls="--", zorder=0)
     panel.plot([], [], color="black", lw=1.4, label="forecast")
-    panel.legend(fontsize=8, frameon=False, loc="upper left", ncols=2)
+    panel.set_xticks(range(len(measured)), list(measured))
+    panel.set_ylabel("times as fast as one GPU", fontsize=9)
+    panel.set_ylim(0, 1.25 * gpus)
+    panel.legend(fontsize=8, frameon=False, loc="upper center", ncols=len(ways) + 1)
     draw_quiet_axes(panel)
     return figure
