@@ -23,9 +23,9 @@ def ways_on_links(measured: Steps, forecast: Steps, alone: float, gpus: int = 2)
         speeds = [alone / steps[way] for steps in measured.values()]
         panel.bar(places, speeds, 0.9 * width, color=rank_color(number), label=way)
         for place, speed, link in zip(places, speeds, measured, strict=True):
-            panel.annotate(
-                f"{speed:.2f}", (place, speed), (0, 3), textcoords="offset points", ha="center", fontsize=7.5
-            )
+            high = speed > 0.25 * gpus  # room for the number inside
+            style = {"ha": "center", "fontsize": 8, "color": "white" if high else "black"}
+            panel.annotate(f"{speed:.2f}", (place, speed), (0, -13 if high else 4), textcoords="offset points", **style)
             ends = [place - 0.45 * width, place + 0.45 * width]
             panel.plot(ends, [alone / forecast[link][way]] * 2, color="black", lw=1.4)
     for speed in (1, gpus):
