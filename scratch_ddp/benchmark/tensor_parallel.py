@@ -205,7 +205,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    return steps.run(options, "Tensor parallelism: forward and backward of two models of 16 and 17 M parameters", _measure)
+    return steps.run(
+        options, "Tensor parallelism: forward and backward of two models of 16 and 17 M parameters", _measure
+    )
 
 
 def _measure(options: argparse.Namespace, device_type: str) -> tuple[list[TableRow], str]:
