@@ -20,6 +20,7 @@ from scratch_ddp.course.plots.memory_curves import memory_curves
 from scratch_ddp.course.plots.memory_strip import memory_strips
 from scratch_ddp.course.plots.messages import message_ladder
 from scratch_ddp.course.plots.rings import Frame, ring_frames
+from scratch_ddp.course.plots.slices import Station, cut_products, slice_layouts
 from scratch_ddp.course.plots.timeline import timeline_chart
 from scratch_ddp.course.plots.ways_on_links import ways_on_links
 
@@ -27,6 +28,7 @@ __all__ = [
     "attention_map",
     "bandwidth_chart",
     "bucket_sweep",
+    "cut_products",
     "disagreement_saw",
     "expert_load",
     "Frame",
@@ -37,6 +39,8 @@ __all__ = [
     "memory_strips",
     "message_ladder",
     "ring_frames",
+    "slice_layouts",
+    "Station",
     "step_curves",
     "Sweep",
     "time_chart",
