@@ -1,4 +1,4 @@
-"""Distributed training from scratch: data parallelism, ZeRO and FSDP for PyTorch, ready to be used under torchrun.
+"""Distributed training from scratch: data parallelism, ZeRO, FSDP and pipelines for PyTorch, for use under torchrun.
 
 ```python
 from scratch_ddp import FSDP, BucketedDDP, get
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
     from scratch_ddp.fsdp import FSDP
     from scratch_ddp.mesh import cache_mesh, get
+    from scratch_ddp.pipeline import Pipeline
     from scratch_ddp.zero import ShardedOptimizer, reduce_gradients
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "BucketedDDP",
     "FlatDDP",
     "OverlappedDDP",
+    "Pipeline",
     "ShardedOptimizer",
     "SimpleDistributedDataParallelism",
     "cache_mesh",
@@ -35,6 +37,7 @@ _PLACES = {
     "scratch_ddp.ddp": ("BucketedDDP", "FlatDDP", "OverlappedDDP", "SimpleDistributedDataParallelism"),
     "scratch_ddp.fsdp": ("FSDP",),
     "scratch_ddp.mesh": ("cache_mesh", "get"),
+    "scratch_ddp.pipeline": ("Pipeline",),
     "scratch_ddp.zero": ("ShardedOptimizer", "reduce_gradients"),
 }
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import scratch_ddp
-from scratch_ddp import ddp, fsdp, mesh, zero
+from scratch_ddp import ddp, fsdp, mesh, pipeline, zero
 
 HOMES = dict.fromkeys(("SimpleDistributedDataParallelism", "FlatDDP", "OverlappedDDP", "BucketedDDP"), ddp)
 HOMES |= {"get": mesh, "cache_mesh": mesh, "FSDP": fsdp, "ShardedOptimizer": zero, "reduce_gradients": zero}
+HOMES |= {"Pipeline": pipeline}
 
 
 def test_every_name_is_there():
