@@ -73,7 +73,7 @@ def test_a_tied_matrix_is_exchanged_once():
     run_ranks(2, tied_traffic)
 
 
-def run_sleeping(rows, m: int, unit: float, rounds: int) -> tuple[list, int]:
+def run_sleeping(rows, m: int, unit: float, rounds: int, group=None) -> tuple[list, int]:
     """The spans of the quickest round, and how many activations were alive at most."""
     live, rank = LiveActivations(), dist.get_rank()
     stages = {stage: SleepingStage(unit, live=live) for stage, home in homes(rows).items() if home == rank}
@@ -81,7 +81,7 @@ def run_sleeping(rows, m: int, unit: float, rounds: int) -> tuple[list, int]:
     for _ in range(rounds):
         dist.barrier()
         live.now = live.most = 0
-        rounds_spans.append(execute(rows, stages, inputs, lambda _, y: y.sum(), sizes)[1])
+        rounds_spans.append(execute(rows, stages, inputs, lambda _, y: y.sum(), sizes, group)[1])
         assert live.now == 0
     return rounds_spans, live.most
 
@@ -99,8 +99,8 @@ def test_the_bubble(name):
     rows = SCHEDULES[name](4, 4)
     unit = 0.04 / (2 if name == "interleaved" else 1)
     per_rank = [spans for spans, _ in run_ranks(4, run_sleeping, rows, 4, unit, 3)]
-    measured = min(bubble(round_) for round_ in zip(*per_rank, strict=True))
-    assert measured == pytest.approx(bubble(simulate(rows)), abs=0.02)
+    quickest = min(zip(*per_rank, strict=True), key=lambda spans: max(row[-1][2] for row in spans) - spans[0][0][1])
+    assert bubble(quickest) == pytest.approx(bubble(simulate(rows)), abs=0.02)
 
 
 def test_evaluation_holds_nothing():

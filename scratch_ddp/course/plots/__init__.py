@@ -18,6 +18,7 @@ from scratch_ddp.course.plots.memory_curves import memory_curves
 from scratch_ddp.course.plots.memory_strip import memory_strips
 from scratch_ddp.course.plots.messages import message_ladder
 from scratch_ddp.course.plots.rings import Frame, ring_frames
+from scratch_ddp.course.plots.schedules import schedule_chart
 from scratch_ddp.course.plots.timeline import timeline_chart
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "memory_strips",
     "message_ladder",
     "ring_frames",
+    "schedule_chart",
     "step_curves",
     "Sweep",
     "time_chart",
