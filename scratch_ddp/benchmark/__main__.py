@@ -4,7 +4,7 @@ import argparse
 import subprocess
 import sys
 
-from scratch_ddp.benchmark import cells, collectives, ddp, fsdp, lessons, link, rings, zero
+from scratch_ddp.benchmark import cells, collectives, ddp, fsdp, lessons, link, pipeline, rings, zero
 
 COMMANDS = {
     "cells": (cells, "rank cells: start, round trip, Stop, killed ranks, shutdown"),
@@ -13,6 +13,7 @@ COMMANDS = {
     "fsdp": (fsdp, "the sharded model against torch's fully_shard: steps, memory, hidden communication"),
     "lessons": (lessons, "strict nbval of the lessons, repeatedly"),
     "link": (link, "the simulated link: its exactness, a published table on it, hidden communication"),
+    "pipeline": (pipeline, "pipelines against torch's; stages that sleep against the simulated schedule"),
     "rings": (rings, "our collectives against gloo's own"),
     "zero": (zero, "the sharded optimizer: state per rank, weights, steps against torch's"),
 }
