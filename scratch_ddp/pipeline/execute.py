@@ -71,9 +71,9 @@ def execute(
 
 
 def _problem(action: Action, arrived: torch.Tensor | None, error: Exception) -> str:
-    got = f", which got {Size.of(arrived)}" if action.kind == "F" and arrived is not None else ""
+    got = f", which got {Size.of(arrived)}," if action.kind == "F" and arrived is not None else ""
     name, (_, stage, micro) = _NAMES[action.kind], action
-    return f"stage {stage}{got}, failed in the {name} of micro-batch {micro}: {type(error).__name__}: {error}"
+    return f"stage {stage}{got} failed in the {name} of micro-batch {micro}: {type(error).__name__}: {error}"
 
 
 class _Computing:

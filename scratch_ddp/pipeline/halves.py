@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-Later = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]]  # input, weight, bias, gradient
+Parameters = tuple[torch.Tensor | None, ...]  # weight and bias, if there is one
+Later = list[tuple[torch.Tensor, Parameters, torch.Tensor]]  # input, parameters, gradient of the output
 
 
 class weights_put_off(TorchFunctionMode):
@@ -23,7 +24,10 @@ class weights_put_off(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if function is torch.nn.functional.linear and not kwargs and _is_plain(*args):
-            return _Linear.apply(*args[:2], args[2] if len(args) > 2 else None, self.later)
+            x, *parameters = args
+            wanted = x.requires_grad
+            x = x if wanted else x.detach().requires_grad_()  # so that the backward comes by
+            return _Linear.apply(x, tuple(parameters), self.later, wanted)
         return function(*args, **(kwargs or {}))
 
 
@@ -45,25 +49,25 @@ def _is_plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
 def compute_weight_gradients(later: Later) -> None:
     """Add the gradients that were put off to `.grad`, as a backward does: the parameters' hooks are called."""
     while later:
-        x, weight, bias, gradient = later.pop()
+        x, (weight, *bias), gradient = later.pop()
         x, gradient = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
         weight.backward(gradient.T @ x)
-        if bias is not None:
-            bias.backward(gradient.sum(0))
+        for each in bias:
+            if each is not None:
+                each.backward(gradient.sum(0))
 
 
 class _Linear(torch.autograd.Function):
+    """Autograd sees the input alone: it would call the hooks of weights without a gradient."""
+
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, later: Later
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, parameters: Parameters, later: Later, wanted: bool) -> torch.Tensor:
         ctx.save_for_backward(x)
-        ctx.parameters = weight, bias  # a checkpoint would hand out copies of saved ones
-        ctx.later = later
-        return torch.nn.functional.linear(x, weight, bias)
+        ctx.parameters, ctx.later, ctx.wanted = parameters, later, wanted
+        return torch.nn.functional.linear(x, *parameters)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
-        (x,), (weight, bias) = ctx.saved_tensors, ctx.parameters
-        ctx.later.append((x.detach(), weight, bias, gradient))
-        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None, None
+        (x,) = ctx.saved_tensors
+        ctx.later.append((x.detach(), ctx.parameters, gradient))
+        return gradient @ ctx.parameters[0] if ctx.wanted else None, None, None, None

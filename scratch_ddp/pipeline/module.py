@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import check_same_lines, compare, digest, message_device, raise_everywhere
-from scratch_ddp.common.replicas import describe
+from scratch_ddp.common.replicas import describe, named_tensors
 from scratch_ddp.common.wrapper import process_group
 from scratch_ddp.pipeline.execute import execute
 from scratch_ddp.pipeline.messages import Sizes
@@ -65,11 +65,15 @@ class Pipeline(nn.Module):
         try:
             self.schedule = _rows(schedule, dist.get_world_size(self.group), n_micro)
             parts = _cut(layers_of(layers), 1 + max(homes(self.schedule)), costs, cuts)
-            _check_callable(loss)
+            problem = _problem_with(parts, loss, ahead)
         except (TypeError, ValueError) as error:
             problem = str(error)
         raise_everywhere(problem, self.group)
-        lines = [*_described(parts), *(f"row {rank}: {list(map(str, row))}" for rank, row in enumerate(self.schedule))]
+        lines = [
+            *_described(parts),
+            f"ahead {ahead}",
+            *(f"row {rank}: {list(map(str, row))}" for rank, row in enumerate(self.schedule)),
+        ]
         check_same_lines(lines, "the ranks build different pipelines; do the same everywhere", self.group)
         self._wires = self.group if "cpu:" in dist.get_backend_config(self.group) else _main_memory_group(self.group)
         self._home, self._rank, self._last = homes(self.schedule), dist.get_rank(self.group), len(parts) - 1
@@ -216,11 +220,22 @@ def _rows(schedule: str | Schedule, p: int, m: int) -> Schedule:
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))} or rows, not {schedule!r}")
         return SCHEDULES[schedule](p, m)
-    rows = [[Action(*action) for action in row] for row in schedule]
+    rows = _actions(schedule)
     if len(rows) != p:
         raise ValueError(f"the schedule has {len(rows)} rows, but there are {p} ranks")
     validate(rows, m)
     return rows
+
+
+def _actions(schedule: Any) -> Schedule:
+    try:
+        rows = [list(row) for row in schedule]
+    except TypeError:
+        raise TypeError(f"schedule must be a name or a row of actions for each rank, not {schedule!r}") from None
+    for action in (action for row in rows for action in row):
+        if not (isinstance(action, tuple) and len(action) == 3 and all(isinstance(n, int) for n in action[1:])):
+            raise TypeError(f"rows must hold actions (kind, stage, micro-batch), not {action!r}")
+    return [[Action(*action) for action in row] for row in rows]
 
 
 def _cut(
@@ -239,9 +254,13 @@ def _cut(
     return [list(layers[start:end]) for start, end in itertools.pairwise(ends)]
 
 
-def _check_callable(loss: object) -> None:
+def _problem_with(parts: Sequence[Sequence[Layer]], loss: object, ahead: object) -> str | None:
     if not callable(loss):
-        raise TypeError(f"loss must be a function of output and target, not {loss!r}")
+        return f"loss must be a function of output and target, not {loss!r}"
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
+        return f"ahead must be a number of actions, 0 or more, not {ahead!r}"
+    tensors = named_tensors(_assembled(layer for part in parts for layer in part))
+    return next((f"{name!r} is on the meta device and has no values" for name, each in tensors if each.is_meta), None)
 
 
 def _described(parts: Sequence[Sequence[Layer]]) -> list[str]:

@@ -40,11 +40,8 @@ def layers_of(model: nn.Module | Sequence[nn.Module]) -> list[Layer]:
     config = getattr(model, "config", None)
     if getattr(config, "model_type", None) in DECODERS and hasattr(model, "lm_head"):
         return _decoder_layers(model)
-    types = ", ".join(DECODERS)
-    raise TypeError(
-        f"a {type(model).__name__} can't be cut: pass an nn.Sequential, a list of modules, or a transformers model with "
-        f"a head, of type {types}"
-    )
+    can = f"an nn.Sequential, a list of modules, or a transformers model with a head, of type {', '.join(DECODERS)}"
+    raise TypeError(f"a {type(model).__name__} can't be cut, only {can}")
 
 
 def _decoder_layers(model: nn.Module) -> list[Layer]:

@@ -51,6 +51,10 @@ EDITS = {
             "sending.wait()": "[work.wait() for work in dist.batch_isend_irecv([receive, send])]",
         }
     ],
+    "one_f_one_b": [
+        {'row.append(Action("F", r, ahead + i))': 'row.append(("F", r, ahead + i))', "row += [": "row[:] = ["}
+    ],
+    "forwards_ahead": [{"1 + ceil(2 * hop": "ceil((forward + backward + 2 * hop)"}],
     "bytes_held": [
         {"return 4 * (weights + gradients + state)": "return sum(4 * part for part in (weights, gradients, state))"}
     ],
@@ -129,6 +133,31 @@ BODIES = {
         flat = torch.zeros(int(arriving.sum()), dtype=rows.dtype, device=rows.device)
         dist.all_to_all_single(flat, rows.reshape(-1), arriving.tolist(), leaving.tolist(), group=group)
         return flat.reshape(-1, columns)
+    """,
+    "zero_bubble": """
+        rows = []
+        for r in range(p):
+            left = {kind: list(range(m)) for kind in "FIW"}
+            row = [Action("F", r, left["F"].pop(0)) for _ in range(min(p - 1 - r, m))]
+            while left["W"]:
+                for kind in "FI":
+                    if left[kind]:
+                        row.append(Action(kind, r, left[kind].pop(0)))
+                if m - len(left["I"]) > r or not left["I"]:
+                    row.append(Action("W", r, left["W"].pop(0)))
+            rows.append(row)
+        return rows
+    """,
+    "who_is_stuck": """
+        done, waiting = set(), {r: list(row) for r, row in enumerate(rows)}
+        for _ in range(sum(map(len, rows))):
+            for r in [r for r in waiting if waiting[r]]:
+                kind, stage, i = waiting[r][0]
+                needs = [("F", stage - 1, i)] if kind == "F" else [("F", stage, i), ("B", stage + 1, i)]
+                if all(each in done or not 0 <= each[1] <= last for each in needs):
+                    done.add((kind, stage, i))
+                    del waiting[r][0]
+        return sorted(r for r in waiting if waiting[r])
     """,
     "forecast_step": """
         sizes = sorted(timed)

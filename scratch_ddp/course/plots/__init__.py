@@ -20,6 +20,7 @@ from scratch_ddp.course.plots.memory_curves import memory_curves
 from scratch_ddp.course.plots.memory_strip import memory_strips
 from scratch_ddp.course.plots.messages import message_ladder
 from scratch_ddp.course.plots.rings import Frame, ring_frames
+from scratch_ddp.course.plots.schedules import schedule_chart
 from scratch_ddp.course.plots.slices import Station, cut_products, slice_layouts
 from scratch_ddp.course.plots.timeline import timeline_chart
 from scratch_ddp.course.plots.ways_on_links import ways_on_links
@@ -41,6 +42,7 @@ __all__ = [
     "ring_frames",
     "slice_layouts",
     "Station",
+    "schedule_chart",
     "step_curves",
     "Sweep",
     "time_chart",
