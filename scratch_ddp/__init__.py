@@ -1,4 +1,4 @@
-"""Distributed training from scratch: data parallelism, ZeRO and FSDP for PyTorch, ready to be used under torchrun.
+"""Distributed training from scratch for PyTorch under torchrun: data parallelism, ZeRO, FSDP, models that are split.
 
 ```python
 from scratch_ddp import FSDP, BucketedDDP, get
@@ -14,27 +14,42 @@ from typing import TYPE_CHECKING, Any
 from scratch_ddp import old_names
 
 if TYPE_CHECKING:
+    from scratch_ddp.context_parallel import ring_attention, ulysses_attention
     from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
+    from scratch_ddp.experts import ExpertParallel
     from scratch_ddp.fsdp import FSDP
     from scratch_ddp.mesh import cache_mesh, get
+    from scratch_ddp.pipeline import Pipeline
+    from scratch_ddp.tensor_parallel import ColumnParallelLinear, RowParallelLinear, parallelize
     from scratch_ddp.zero import ShardedOptimizer, reduce_gradients
 
 __all__ = [
     "FSDP",
     "BucketedDDP",
+    "ColumnParallelLinear",
+    "ExpertParallel",
     "FlatDDP",
     "OverlappedDDP",
+    "Pipeline",
+    "RowParallelLinear",
     "ShardedOptimizer",
     "SimpleDistributedDataParallelism",
     "cache_mesh",
     "get",
+    "parallelize",
     "reduce_gradients",
+    "ring_attention",
+    "ulysses_attention",
 ]
 
 _PLACES = {
+    "scratch_ddp.context_parallel": ("ring_attention", "ulysses_attention"),
     "scratch_ddp.ddp": ("BucketedDDP", "FlatDDP", "OverlappedDDP", "SimpleDistributedDataParallelism"),
+    "scratch_ddp.experts": ("ExpertParallel",),
     "scratch_ddp.fsdp": ("FSDP",),
     "scratch_ddp.mesh": ("cache_mesh", "get"),
+    "scratch_ddp.pipeline": ("Pipeline",),
+    "scratch_ddp.tensor_parallel": ("ColumnParallelLinear", "RowParallelLinear", "parallelize"),
     "scratch_ddp.zero": ("ShardedOptimizer", "reduce_gradients"),
 }
 

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 import scratch_ddp
-from scratch_ddp import ddp, fsdp, mesh, zero
+from scratch_ddp import context_parallel, ddp, experts, fsdp, mesh, pipeline, tensor_parallel, zero
 
 HOMES = dict.fromkeys(("SimpleDistributedDataParallelism", "FlatDDP", "OverlappedDDP", "BucketedDDP"), ddp)
 HOMES |= {"get": mesh, "cache_mesh": mesh, "FSDP": fsdp, "ShardedOptimizer": zero, "reduce_gradients": zero}
+HOMES |= dict.fromkeys(("ColumnParallelLinear", "RowParallelLinear", "parallelize"), tensor_parallel)
+HOMES |= dict.fromkeys(("ring_attention", "ulysses_attention"), context_parallel)
+HOMES |= {"Pipeline": pipeline, "ExpertParallel": experts}
 
 
 def test_every_name_is_there():

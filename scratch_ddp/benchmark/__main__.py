@@ -4,7 +4,18 @@ import argparse
 import subprocess
 import sys
 
-from scratch_ddp.benchmark import cells, collectives, ddp, fsdp, lessons, link, rings, zero
+from scratch_ddp.benchmark import (
+    cells,
+    collectives,
+    ddp,
+    fsdp,
+    lessons,
+    link,
+    pipeline,
+    rings,
+    tensor_parallel,
+    zero,
+)
 
 COMMANDS = {
     "cells": (cells, "rank cells: start, round trip, Stop, killed ranks, shutdown"),
@@ -12,8 +23,10 @@ COMMANDS = {
     "ddp": (ddp, "steps of the data-parallel strategies against torch's"),
     "fsdp": (fsdp, "the sharded model against torch's fully_shard: steps, memory, hidden communication"),
     "lessons": (lessons, "strict nbval of the lessons, repeatedly"),
-    "link": (link, "the simulated link: its exactness, a published table on it, hidden communication"),
+    "link": (link, "the simulated link: its exactness, a published table, hidden communication, DP against TP and PP"),
+    "pipeline": (pipeline, "pipelines against torch's; stages that sleep against the simulated schedule"),
     "rings": (rings, "our collectives against gloo's own"),
+    "tensor_parallel": (tensor_parallel, "sliced layers against torch's DTensor: forward and backward"),
     "zero": (zero, "the sharded optimizer: state per rank, weights, steps against torch's"),
 }
 

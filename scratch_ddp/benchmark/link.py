@@ -1,4 +1,5 @@
-"""The simulated link, measured: its exactness, a published table of strategies on it, and hidden communication.
+"""The simulated link, measured: its exactness, a published table of strategies on it, hidden communication, and one
+model that is split in several ways.
 
 Exactness is measured by transfers of stated lengths, and the processor time that waiting for them takes.
 """
@@ -20,12 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.benchmark.command import REPORTED, TableRow, positive_count, report
 from scratch_ddp.benchmark.steps import step
-from scratch_ddp.course.lessons import published_step
+from scratch_ddp.course.lessons import published_step, three_ways
 from scratch_ddp.course.lessons.sleeping_model import SleepingModel, scaled
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.instruments.cost import Backward, bucketed
 from scratch_ddp.instruments.forked_ranks import run_ranks
-from scratch_ddp.instruments.network import Link, LinkedGroup, linked_group, lone_rank
+from scratch_ddp.instruments.network import PRESETS, Link, LinkedGroup, linked_group, lone_rank
 from scratch_ddp.instruments.timing import Spread, interleaved, machine, spread_of
 
 LENGTHS = (0.001, 0.005, 0.02, 0.05)  # seconds
@@ -248,6 +249,44 @@ def last_transfer(run: Callable[[], object], group: LinkedGroup) -> float:
     return gradients[-1].ended - gradients[-1].started
 
 
+_WITHIN = 1.08  # a step of a split model may take so many times its forecast
+
+Taken = dict[str, dict[str, list[float]]]  # link -> way -> seconds of each step
+
+
+def split_model(rounds: int, seconds: float = 1.0) -> tuple[str, list[TableRow]]:
+    """One model on two ranks under data, tensor and pipeline parallelism, on four links, against the forecasts.
+
+    `seconds`: how long each step takes here.
+    """
+
+    def on_ranks() -> Taken:
+        group = linked_group(None)
+        return {link: three_ways.measure(link, group, rounds, seconds) for link in three_ways.LINKS}
+
+    return judge_split(run_ranks(three_ways.RANKS, on_ranks, timeout=60 + 40 * rounds)[0])
+
+
+def judge_split(taken: Taken) -> tuple[str, list[TableRow]]:
+    """A table of medians with the forecasts, and a row for each way: how far its worst link is from the forecast."""
+    forecasts = {link: three_ways.forecasts(PRESETS[link]) for link in taken}
+    ways = list(next(iter(taken.values())))
+    lines = [f"Measured (forecast) ms of a step on two GPUs; on one: {1e3 * three_ways.ALONE:.1f}.", ""]
+    lines += [f"| | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
+    for link, steps in taken.items():
+        cells = [f"{1e3 * median(steps[way]):.1f} ({1e3 * forecasts[link][way]:.1f})" for way in ways]
+        lines.append(f"| {link} | {' | '.join(cells)} |")
+    rows = []
+    for way in ways:
+        ratios = {link: median(steps[way]) / forecasts[link][way] for link, steps in taken.items()}
+        worst = max(ratios, key=ratios.__getitem__)
+        measured = f"{ratios[worst]:.3f} at worst ({worst})"
+        rows.append(
+            TableRow(f"a split model's step / forecast, {way}", f"≤ {_WITHIN}", measured, ratios[worst] <= _WITHIN)
+        )
+    return "\n".join(lines), rows
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive_count, default=5, help="timed steps of each strategy (default: 5)")
     parser.add_argument("--transfers", type=positive_count, default=20, help="transfers of each length (default: 20)")
@@ -258,4 +297,7 @@ def main(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     on_the_link = exactness_rows(options.transfers)
     table, rows = published_table(options.rounds)
-    return report([*on_the_link, *rows, *hidden(options.rounds)], before=table, after=_LEGEND)
+    ways, split_rows = split_model(options.rounds)
+    return report(
+        [*on_the_link, *rows, *hidden(options.rounds), *split_rows], before=f"{table}\n\n{ways}", after=_LEGEND
+    )

@@ -1,5 +1,6 @@
 """Where the lessons stand, and how a lesson is named on the command line."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,14 +15,15 @@ class UsageError(Exception):
 
 
 def lesson_paths(folder: Path = NOTEBOOKS) -> list[Path]:
-    """The notebooks of a folder, in the order of their numbers."""
-    return sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    """The notebooks of a folder, in the order of their numbers: 14_….ipynb, then 14b_….ipynb."""
+    return sorted(path for path in folder.glob("*.ipynb") if re.match(r"\d\d[a-z]?_", path.name))
 
 
 def find_lesson(name: str, folder: Path = NOTEBOOKS) -> Path:
-    """The lesson that `2`, `02`, `02_inside_all_reduce`, its file name or its path means."""
+    """The lesson that `2`, `02`, `02_inside_all_reduce`, its file name or its path means; `14b` is not `14`."""
     stem = Path(name).name.removesuffix(".ipynb")
-    number = f"{int(stem):02d}_" if stem.isdecimal() else None
+    short = re.fullmatch(r"(\d+)([a-z]?)", stem, re.ASCII)
+    number = f"{int(short[1]):02d}{short[2]}_" if short else None
     found = [path for path in lesson_paths(folder) if path.stem == stem or (number and path.stem.startswith(number))]
     if not found:
         there = ", ".join(path.stem for path in lesson_paths(folder)) or "none yet"

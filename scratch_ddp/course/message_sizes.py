@@ -1,4 +1,7 @@
-"""A message that is larger than the buffer that it arrives in is an error. gloo alone would end the process."""
+"""A message that is larger than the buffer that it arrives in is an error, and so is a piece of an all-to-all.
+
+gloo alone would end the process.
+"""
 
 import contextlib
 from collections import Counter
@@ -15,13 +18,15 @@ from scratch_ddp.cells.rank import interruptible_group
 def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
     """Raise ValueError where a message doesn't fit, on the rank that comes to it second, before gloo hears of it.
 
-    Nobody waits for the other end. Costs two operations on the store per message. Seen is what goes through
-    interruptible groups; a receive from any rank is not.
+    Nobody waits for the other end. Costs two operations on the store per message, and for each other rank in an
+    all_to_all_single. Seen is what goes through interruptible groups; a receive from any rank is not.
     """
     numbers: Counter[str] = Counter()
     own_rank = dist.get_rank()
 
     def compare(call: dict[str, Any]) -> None:
+        if "pieces" in call:
+            compare_pieces(f"{prefix}/{call['group']}/all-to-all {call['number']}", *call["pieces"])
         way, _, peer = call["peer"].strip().rpartition(" rank ")
         if not peer.isdigit():
             return
@@ -37,6 +42,18 @@ def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
         sent, room = (call["given"], theirs) if sends else (theirs, call["given"])
         if _nbytes(sent) > _nbytes(room):
             raise ValueError(f"rank {ends[0]} sends {sent}, rank {ends[1]} receives into {room}")
+
+    def compare_pieces(place: str, rank: int, sent: list[int], received: list[int]) -> None:
+        for other in range(len(sent)):
+            store.set(f"{place}/{rank} to {other}/out", str(sent[other]))
+            store.set(f"{place}/{other} to {rank}/in", str(received[other]))
+            for sender, receiver, theirs in ((rank, other, "in"), (other, rank, "out")):
+                key = f"{place}/{sender} to {receiver}"
+                if not store.check([f"{key}/{theirs}"]):
+                    continue
+                out, room = (int(store.get(f"{key}/{end}")) for end in ("out", "in"))
+                if out != room:
+                    raise ValueError(f"rank {sender} sends {out} elements to rank {receiver}, which expects {room}")
 
     interruptible_group.observers.append(compare)
     try:

@@ -33,9 +33,9 @@ def test_too_slow_is_not_right(tmp_path, monkeypatch):
 
 
 def test_which_lessons(tmp_path):
-    for name in ("06_a.ipynb", "07_b.ipynb", "09_c.ipynb", "10_d.ipynb", "map.md"):
+    for name in ("06_a.ipynb", "07_b.ipynb", "09_c.ipynb", "09b_e.ipynb", "10_d.ipynb", "map.md"):
         (tmp_path / name).touch()
-    assert [path.name for path in chapters("07-09", tmp_path)] == ["07_b.ipynb", "09_c.ipynb"]
+    assert [path.name for path in chapters("07-09", tmp_path)] == ["07_b.ipynb", "09_c.ipynb", "09b_e.ipynb"]
 
 
 @pytest.mark.parametrize("asked, complaint", [(["12-13"], "'12-13' is none of 00-02"), ([], "in the clone's folder")])
@@ -57,5 +57,5 @@ def test_without_a_name_all_are_run_and_one_that_fails_is_not_forgotten(monkeypa
     monkeypatch.setattr(command.subprocess, "call", call)
     monkeypatch.setattr(sys, "argv", ["benchmark"])
     assert command.main() == 1
-    assert ran == [["-m", "scratch_ddp.benchmark", name] for name in command.COMMANDS] and len(ran) == 8
+    assert ran == [["-m", "scratch_ddp.benchmark", name] for name in command.COMMANDS] and len(ran) == 10
     assert "## zero" in capsys.readouterr().out

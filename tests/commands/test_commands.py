@@ -204,6 +204,19 @@ def test_how_a_lesson_may_be_named(course, name):
     assert lessons.find_lesson(name, course / "notebooks").stem == "01_second"
 
 
+def test_a_lesson_may_have_a_second_part(course):
+    notebooks = course / "notebooks"
+    (notebooks / "00b_second_part.ipynb").write_text((notebooks / "00_first.ipynb").read_text())
+    assert [path.stem for path in lessons.lesson_paths(notebooks)] == ["00_first", "00b_second_part", "01_second"]
+    assert [lessons.find_lesson(name, notebooks).stem for name in ("0", "0b", "00b")] == [
+        "00_first",
+        "00b_second_part",
+        "00b_second_part",
+    ]
+    copies.make_copies(notebooks, course / "mine")
+    assert (course / "mine" / "00b_second_part.ipynb").exists()
+
+
 @pytest.mark.parametrize("name", ["7", "second", "", "00_fir"])
 def test_a_lesson_that_is_not_there(course, name):
     with pytest.raises(UsageError, match="00_first, 01_second"):

@@ -40,11 +40,72 @@ EDITS = {
         }
     ],
     "reduce_to_owners": [{"parameter.grad /= n": "parameter.grad.mul_(1 / n)"}],
+    "shift": [
+        {
+            "        sending = dist.isend(mine, group=group, group_dst=(rank + step) % n)\n": (
+                "        send = dist.P2POp(dist.isend, mine, group=group, group_peer=(rank + step) % n)\n"
+            ),
+            "dist.recv(arriving, group=group, group_src=(rank - step) % n)": (
+                "receive = dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - step) % n)"
+            ),
+            "sending.wait()": "[work.wait() for work in dist.batch_isend_irecv([receive, send])]",
+        }
+    ],
+    "one_f_one_b": [
+        {'row.append(Action("F", r, ahead + i))': 'row.append(("F", r, ahead + i))', "row += [": "row[:] = ["}
+    ],
+    "forwards_ahead": [{"1 + ceil(2 * hop": "ceil((forward + backward + 2 * hop)"}],
     "bytes_held": [
         {"return 4 * (weights + gradients + state)": "return sum(4 * part for part in (weights, gradients, state))"}
     ],
+    "f_and_g": [
+        {
+            "return x.view_as(x)": "return x.clone()",
+            "            return gradient\n": "            return gradient.clone()\n",
+        },
+        {"return F.apply, G.apply": "return lambda x: F.apply(x), lambda y: G.apply(y)"},
+    ],
+    "sliced_cross_entropy": [
+        {
+            "exps = (logits - largest[:, None]).exp()": "exps = torch.exp(logits - largest.unsqueeze(1))",
+            "dist.all_reduce(terms, group=group)": "dist.all_reduce(terms, dist.ReduceOp.SUM, group)",
+        },
+    ],
 }
 BODIES = {
+    "f_and_g": """
+        def add_up(tensor):
+            total = tensor.detach() + 0
+            dist.all_reduce(total, group=group)
+            return total
+
+        class G(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, y):
+                return add_up(y)
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient
+
+        def f(x):
+            out = 1 * x
+            out.register_hook(add_up)
+            return out
+
+        return f, G.apply
+    """,
+    "sliced_cross_entropy": """
+        first = columns * dist.get_rank(group)
+        largest, _ = logits.max(dim=1, keepdim=True)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        hit = torch.arange(first, first + columns, device=logits.device) == targets[:, None]
+        terms = torch.stack([(logits - largest).exp().sum(1), ((logits - largest) * hit).sum(1)], dim=1)
+        dist.all_reduce(terms, group=group)
+        total, target = terms.unbind(1)
+        gradient = ((logits - largest).exp() / total[:, None] - hit.double()) / tokens
+        return [(total.log() - target).sum() / tokens, gradient]
+    """,
     "all_reduce_in_two_steps": """
         total = tensor.clone()
         dist.reduce(total, dst=root)
@@ -63,6 +124,40 @@ BODIES = {
             model.sync_gradients()
             optimizer.step()
         optimizer.zero_grad()
+    """,
+    "send_rows": """
+        n, columns = dist.get_world_size(group), rows.shape[1]
+        leaving = torch.tensor(counts, device=rows.device) * columns
+        arriving = torch.zeros(n, dtype=leaving.dtype, device=rows.device)
+        dist.all_to_all_single(arriving, leaving, [1] * n, [1] * n, group=group)
+        flat = torch.zeros(int(arriving.sum()), dtype=rows.dtype, device=rows.device)
+        dist.all_to_all_single(flat, rows.reshape(-1), arriving.tolist(), leaving.tolist(), group=group)
+        return flat.reshape(-1, columns)
+    """,
+    "zero_bubble": """
+        rows = []
+        for r in range(p):
+            left = {kind: list(range(m)) for kind in "FIW"}
+            row = [Action("F", r, left["F"].pop(0)) for _ in range(min(p - 1 - r, m))]
+            while left["W"]:
+                for kind in "FI":
+                    if left[kind]:
+                        row.append(Action(kind, r, left[kind].pop(0)))
+                if m - len(left["I"]) > r or not left["I"]:
+                    row.append(Action("W", r, left["W"].pop(0)))
+            rows.append(row)
+        return rows
+    """,
+    "who_is_stuck": """
+        done, waiting = set(), {r: list(row) for r, row in enumerate(rows)}
+        for _ in range(sum(map(len, rows))):
+            for r in [r for r in waiting if waiting[r]]:
+                kind, stage, i = waiting[r][0]
+                needs = [("F", stage - 1, i)] if kind == "F" else [("F", stage, i), ("B", stage + 1, i)]
+                if all(each in done or not 0 <= each[1] <= last for each in needs):
+                    done.add((kind, stage, i))
+                    del waiting[r][0]
+        return sorted(r for r in waiting if waiting[r])
     """,
     "forecast_step": """
         sizes = sorted(timed)

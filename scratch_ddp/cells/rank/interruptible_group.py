@@ -134,6 +134,8 @@ class InterruptibleGroup(dist.ProcessGroup):
             given="" if operation in _MAY_DIFFER else _describe(args),
             peer=peer,
         )
+        if operation == "alltoall_base":
+            call["pieces"] = self._own_rank, *_pieces(self._own_size, *args[:4])
         for observe in observers:
             observe(call)
         start = getattr(self._inner, operation)
@@ -161,6 +163,17 @@ def _describe(args: tuple) -> str:
         if isinstance(given, torch.Tensor):
             return describe_tensor(given)
     return ""
+
+
+def _pieces(
+    n: int, output: torch.Tensor, tensor: torch.Tensor, out_splits: list[int], in_splits: list[int]
+) -> tuple[list[int], list[int]]:
+    """How many elements of an all-to-all go to each rank, and come from each."""
+    counts = []
+    for each, splits in ((tensor, in_splits), (output, out_splits)):
+        row = each.numel() // len(each) if each.ndim and len(each) else 0
+        counts.append([row * rows for rows in splits] or [each.numel() // n] * n)
+    return counts[0], counts[1]
 
 
 def _operation(name: str, coalesced: bool = False) -> Callable[..., InterruptibleWork]:

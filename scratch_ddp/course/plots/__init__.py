@@ -8,22 +8,30 @@ from scratch_ddp.common.extras import extra
 with extra("cells"):
     import matplotlib  # noqa: F401
 
+from scratch_ddp.course.plots.attention_map import attention_map
 from scratch_ddp.course.plots.bandwidth import bandwidth_chart, time_chart
 from scratch_ddp.course.plots.bucket_sweep import Sweep, bucket_sweep
 from scratch_ddp.course.plots.curves import losses_and_residuals, step_curves
 from scratch_ddp.course.plots.disagreement import disagreement_saw
+from scratch_ddp.course.plots.expert_load import expert_load
 from scratch_ddp.course.plots.gradients import gradient_arrows
 from scratch_ddp.course.plots.holdings import holdings_atlas
 from scratch_ddp.course.plots.memory_curves import memory_curves
 from scratch_ddp.course.plots.memory_strip import memory_strips
 from scratch_ddp.course.plots.messages import message_ladder
 from scratch_ddp.course.plots.rings import Frame, ring_frames
+from scratch_ddp.course.plots.schedules import schedule_chart
+from scratch_ddp.course.plots.slices import Station, cut_products, slice_layouts
 from scratch_ddp.course.plots.timeline import timeline_chart
+from scratch_ddp.course.plots.ways_on_links import ways_on_links
 
 __all__ = [
+    "attention_map",
     "bandwidth_chart",
     "bucket_sweep",
+    "cut_products",
     "disagreement_saw",
+    "expert_load",
     "Frame",
     "gradient_arrows",
     "holdings_atlas",
@@ -32,8 +40,12 @@ __all__ = [
     "memory_strips",
     "message_ladder",
     "ring_frames",
+    "slice_layouts",
+    "Station",
+    "schedule_chart",
     "step_curves",
     "Sweep",
     "time_chart",
     "timeline_chart",
+    "ways_on_links",
 ]

@@ -72,6 +72,10 @@ class Wire:
         """Seconds for an all-reduce of `nbytes` bytes on a ring; 0 for a single rank."""
         return self.alpha_of_all_reduce + self.beta_of_all_reduce * nbytes
 
+    def message(self, nbytes: float) -> float:
+        """Seconds for a message of `nbytes` bytes from one rank to another."""
+        return self.alpha + self.per_round + self.beta * nbytes
+
     @property
     def alpha_of_all_reduce(self) -> float:
         """Seconds that an all-reduce takes regardless of its size."""

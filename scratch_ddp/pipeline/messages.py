@@ -1,0 +1,146 @@
+"""What travels between stages in one pass. The schedule tells every rank who sends what to whom, so nobody asks."""
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.pipeline.schedules import Action, Schedule
+from scratch_ddp.pipeline.simulate import Message, gives, homes, needs
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+MOST_DIMENSIONS = 8
+_FAILED = -1  # in a header, in place of a dtype
+
+
+class Size(NamedTuple):
+    """Shape and dtype of what a stage puts out, which its gradient has too."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Size":
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
+
+
+Sizes = dict[tuple[int, int], Size]  # of a stage's output for a micro-batch
+
+
+class Lost(Exception):
+    """A message will not come, because its sender has failed."""
+
+
+class Messages:
+    """This rank's messages of one pass, through main memory. If `sizes` is empty, headers fill it."""
+
+    def __init__(self, schedule: Schedule, sizes: Sizes, group: dist.ProcessGroup | None, device: torch.device):
+        self.rank, self.home, self.last = dist.get_rank(group), homes(schedule), max(homes(schedule))
+        self.sizes, self.announced, self.group, self.device = sizes, not sizes, group, device
+        places = [(action, rank, at) for rank, row in enumerate(schedule) for at, action in enumerate(row)]
+        self.made = {gives(action): at for action, _, at in places}  # at which place in its rank's row
+        self.used = {self.needed(action): (rank, at) for action, rank, at in places}
+        self.here: dict[Message, torch.Tensor | None] = {}  # from one stage of this rank to another
+        self.coming: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
+        self.going: dict[Message, list[dist.Work]] = {}
+
+    def needed(self, action: Action) -> Message | None:
+        """What the action needs from another stage."""
+        return next((each for each in needs(action, self.last) if each.stage != action.stage), None)
+
+    def post(self, action: Action) -> None:
+        """Begin to receive what the action needs, if its size is known by now."""
+        message = self.needed(action)
+        if message is None or self.home[message.stage] == self.rank or message in self.coming:
+            return
+        if not (self.announced and message.what == "x") and (size := self.sizes.get(_output(message))):
+            self._receive(message, size)
+
+    def take(self, action: Action) -> torch.Tensor | None:
+        """Return what the action needs from another stage, None if that is nothing. Lost if it will not come."""
+        message = self.needed(action)
+        if message is None:
+            return None
+        if self.home[message.stage] == self.rank:
+            if (tensor := self.here.pop(message)) is None:
+                raise Lost
+            return tensor
+        if self.announced and message.what == "x" and (size := self._hear_size(message)):
+            self._receive(message, size)
+        self.post(action)
+        if message not in self.coming:
+            raise Lost
+        tensor, work = self.coming.pop(message)
+        work.wait()
+        self._let_go(self.home[message.stage], self.made[message])
+        return tensor.to(self.device)
+
+    def give(self, action: Action, tensor: torch.Tensor | None) -> None:
+        """Send what the action has computed to the stage that needs it; None if it could not be computed."""
+        message = gives(action)
+        if message is None or message not in self.used:
+            return
+        to, _ = self.used[message]
+        if to == self.rank:
+            self.here[message] = tensor
+            return
+        self.going[message] = []
+        if self.announced and message.what == "x":
+            self._send(_header(tensor), message, is_header=True)
+        elif tensor is None and (size := self.sizes.get(_output(message))):
+            tensor = torch.zeros(size.shape, dtype=size.dtype)  # the receiver waits for it
+        if tensor is not None:
+            self._send(tensor.contiguous().cpu(), message)
+
+    def finish(self) -> None:
+        """Return when everything has been received."""
+        for message in list(self.going):
+            self._wait(message)
+
+    def _let_go(self, rank: int, at: int) -> None:
+        """What this place of the rank's row has made is here: so all that it used up to there was received."""
+        for message in [each for each in self.going if self.used[each] <= (rank, at) and self.used[each][0] == rank]:
+            self._wait(message)
+
+    def _wait(self, message: Message) -> None:
+        for work in self.going.pop(message):
+            work.wait()
+
+    def _send(self, tensor: torch.Tensor, message: Message, is_header: bool = False) -> None:
+        with set_up() if is_header else contextlib.nullcontext():
+            to, tag = self.used[message][0], self._tag(message, is_header)
+            self.going[message].append(dist.isend(tensor, group=self.group, group_dst=to, tag=tag))
+
+    def _receive(self, message: Message, size: Size) -> None:
+        buffer = torch.empty(size.shape, dtype=size.dtype)
+        source = self.home[message.stage]
+        self.coming[message] = buffer, dist.irecv(buffer, group=self.group, group_src=source, tag=self._tag(message))
+
+    def _hear_size(self, message: Message) -> Size | None:
+        header = _header(None)
+        with set_up():
+            dist.recv(header, group=self.group, group_src=self.home[message.stage], tag=self._tag(message, True))
+        dtype, dimensions, *shape = header.tolist()
+        if dtype == _FAILED:
+            return None
+        return self.sizes.setdefault(_output(message), Size(tuple(shape[:dimensions]), DTYPES[dtype]))
+
+    def _tag(self, message: Message, is_header: bool = False) -> int:
+        return 4 * (message.micro * (self.last + 1) + message.stage) + 2 * (message.what == "g") + is_header
+
+
+def _output(message: Message) -> tuple[int, int]:
+    """The stage and micro-batch whose output has the message's size."""
+    return message.stage - (message.what == "g"), message.micro
+
+
+def _header(tensor: torch.Tensor | None) -> torch.Tensor:
+    if tensor is None:
+        return torch.full((2 + MOST_DIMENSIONS,), _FAILED)
+    row = [DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
+    return torch.tensor(row + [0] * (2 + MOST_DIMENSIONS - len(row)))

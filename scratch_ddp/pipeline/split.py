@@ -1,0 +1,116 @@
+"""A model as a list of layers, and where to cut the list so that the slowest stage is as quick as it can be."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+DECODERS = ("llama", "mistral", "qwen2", "qwen3")  # transformers' model types that are cut
+
+
+class Layer(NamedTuple):
+    """Something that is not cut. `call` takes a tensor and returns one; `modules` it consists of, by their names."""
+
+    call: Callable[[torch.Tensor], torch.Tensor]
+    modules: dict[str, nn.Module]
+
+    def numel(self) -> int:
+        """How many numbers its parameters hold."""
+        return sum(each.numel() for module in self.modules.values() for each in module.parameters())
+
+
+def layers_of(model: nn.Module | Sequence[nn.Module]) -> list[Layer]:
+    """Return the layers of a `Sequential`, a list of modules or a transformers decoder with its head, in order.
+
+    A decoder's are its embedding, each block, and the norm with the head; it is called with token ids, without padding,
+    and puts out logits. Raises TypeError or ValueError for what can't be cut.
+    """
+    if isinstance(model, nn.Sequential | nn.ModuleList):
+        return [Layer(module, {name: module}) for name, module in model.named_children()]
+    if isinstance(model, list | tuple):
+        for place, each in enumerate(model):
+            if not isinstance(each, nn.Module):
+                raise TypeError(f"layers must be modules, but number {place} is a {type(each).__name__}")
+        return [Layer(module, {str(place): module}) for place, module in enumerate(model)]
+    config = getattr(model, "config", None)
+    if getattr(config, "model_type", None) in DECODERS and hasattr(model, "lm_head"):
+        return _decoder_layers(model)
+    can = f"an nn.Sequential, a list of modules, or a transformers model with a head, of type {', '.join(DECODERS)}"
+    raise TypeError(f"a {type(model).__name__} can't be cut, only {can}")
+
+
+def _decoder_layers(model: nn.Module) -> list[Layer]:
+    attention, kinds = model.config._attn_implementation, getattr(model.config, "layer_types", None) or ()
+    if attention != "sdpa" or any(kind != "full_attention" for kind in kinds):
+        raise ValueError("a decoder is cut only if its blocks need no mask: load it with attn_implementation='sdpa'")
+    inner = model.model
+    rotary = {"model.rotary_emb": inner.rotary_emb}
+    blocks = [
+        Layer(partial(_call_block, block, inner.rotary_emb), {f"model.layers.{number}": block, **rotary})
+        for number, block in enumerate(inner.layers)
+    ]
+    head = Layer(lambda x: model.lm_head(inner.norm(x)), {"model.norm": inner.norm, "lm_head": model.lm_head})
+    return [Layer(inner.embed_tokens, {"model.embed_tokens": inner.embed_tokens}), *blocks, head]
+
+
+def _call_block(block: nn.Module, rotary: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+    out = block(x, attention_mask=None, position_ids=places, position_embeddings=rotary(x, places))
+    return out[0] if isinstance(out, tuple) else out
+
+
+def balanced_cuts(costs: Sequence[float], stages: int) -> list[int]:
+    """Return the numbers of the layers before which to cut, so that the costliest of the stages costs the least.
+
+    costs: of each layer. Raises ValueError if there are fewer layers than stages.
+    """
+    if len(costs) < stages:
+        raise ValueError(f"{len(costs)} layers can't be cut into {stages} stages: use fewer ranks or fewer stages")
+    upto = [0, *itertools.accumulate(costs)]
+    # best[i]: (costliest stage, cuts) of the first i layers in as many stages as rounds have passed
+    best: list[tuple[float, list[int]]] = [(upto[i], []) for i in range(len(upto))]
+    for stage in range(1, stages):
+        best = [
+            min(
+                ((max(best[cut][0], upto[i] - upto[cut]), [*best[cut][1], cut]) for cut in range(stage, i)),
+                key=lambda found: found[0],
+                default=(float("inf"), []),
+            )
+            for i in range(len(upto))
+        ]
+    return best[-1][1]
+
+
+def layer_seconds(
+    model: nn.Module | Sequence[nn.Module], x: torch.Tensor, group: dist.ProcessGroup | None = None, rounds: int = 3
+) -> list[float]:
+    """Measure each layer's forward and backward, one after the other, beginning with the input x: `Pipeline`'s `costs`.
+
+    The quickest of some rounds, and of the ranks the slowest, the same list on every rank. The model must fit on each
+    rank. Gradients stay as they were. One all-reduce of 8 bytes per layer.
+    """
+    seconds = []
+    for layer in layers_of(model):
+        parameters = [each for module in layer.modules.values() for each in module.parameters() if each.requires_grad]
+        quickest = min(_seconds(layer, x, parameters) for _ in range(rounds))
+        with torch.no_grad():
+            x = layer.call(x)
+        seconds.append(quickest)
+    slowest = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
+    return slowest.tolist()
+
+
+def _seconds(layer: Layer, x: torch.Tensor, parameters: Iterable[nn.Parameter]) -> float:
+    x = x.detach().requires_grad_(x.is_floating_point())
+    began = time.perf_counter()
+    y = layer.call(x)
+    wanted = [each for each in (x, *parameters) if each.requires_grad]
+    if y.requires_grad:
+        torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True)
+    return time.perf_counter() - began

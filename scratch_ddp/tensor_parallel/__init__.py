@@ -1,0 +1,37 @@
+"""Tensor parallelism: each rank holds a slice of every large matrix, and all ranks work on the same tokens together.
+
+`parallelize` changes a model in place, layer by layer, as a plan says; `LLAMA` and `LLAMA_SEQUENCE` are plans for
+transformers' Llama and models built like it. The layers can be used alone too.
+"""
+
+from scratch_ddp.tensor_parallel.cross_entropy import vocabulary_parallel_cross_entropy
+from scratch_ddp.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding
+from scratch_ddp.tensor_parallel.model import clip_grad_norm_, gather_full_grads, gather_full_params
+from scratch_ddp.tensor_parallel.moves import move
+from scratch_ddp.tensor_parallel.parallelize import parallelize
+from scratch_ddp.tensor_parallel.plans import (
+    LLAMA,
+    LLAMA_SEQUENCE,
+    attention_by_heads,
+    move_input,
+    on_token_slices,
+    vocabulary_parallel_loss,
+)
+
+__all__ = [
+    "LLAMA",
+    "LLAMA_SEQUENCE",
+    "ColumnParallelLinear",
+    "RowParallelLinear",
+    "VocabularyParallelEmbedding",
+    "attention_by_heads",
+    "clip_grad_norm_",
+    "gather_full_grads",
+    "gather_full_params",
+    "move",
+    "move_input",
+    "on_token_slices",
+    "parallelize",
+    "vocabulary_parallel_cross_entropy",
+    "vocabulary_parallel_loss",
+]

@@ -1,0 +1,105 @@
+"""Plans for `parallelize`, and the entries in them that are no layers."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import pad
+
+from scratch_ddp.tensor_parallel import moves
+from scratch_ddp.tensor_parallel.checks import check_multiple
+from scratch_ddp.tensor_parallel.cross_entropy import vocabulary_parallel_cross_entropy
+from scratch_ddp.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding
+
+Group = dist.ProcessGroup | None
+Install = Callable[[], object]
+
+
+def move_input(module: nn.Module, group: Group, move: str = "copy") -> Install:
+    """Move the module's input once, for all layers in it that read it; their `input_move` is None.
+
+    With an f in each of q, k and v, backward would take three all-reduces where one does. The input is the first
+    positional argument, or the keyword argument `hidden_states`.
+    """
+    hook = partial(_move_input, name=move, group=group)
+    return lambda: module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _move_input(_: nn.Module, args: tuple, kwargs: dict[str, Any], name: str, group: Group) -> tuple[tuple, dict]:
+    if args:
+        return (moves.move(args[0], name, group), *args[1:]), kwargs
+    return args, kwargs | {"hidden_states": moves.move(kwargs["hidden_states"], name, group)}
+
+
+def attention_by_heads(attention: nn.Module, group: Group, move: str = "copy") -> Install:
+    """`move_input` for an attention with `q_proj`, `k_proj`, `v_proj` and `head_dim`: each rank gets whole heads.
+
+    A rank's key/value heads are those that its own query heads use, since both are sliced in order. Raises ValueError
+    if n ranks can't hold equally many.
+    """
+    for name, what in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")):
+        heads = getattr(attention, name).out_features // attention.head_dim
+        check_multiple(f"the {what} heads", heads, dist.get_world_size(group))
+    return move_input(attention, group, move)
+
+
+def on_token_slices(module: nn.Module, group: Group) -> Install:
+    """For a module that computes on slices of tokens, such as a norm: its gradients become the sum over the ranks.
+
+    Costs one all-reduce for each parameter in each backward, of the parameter's size.
+    """
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return lambda: [parameter.register_hook(partial(moves.all_reduce, group=group)) for parameter in trained]
+
+
+def vocabulary_parallel_loss(model: nn.Module, group: Group) -> Install:
+    """For a causal language model of transformers whose logits are sliced: `model(input_ids, labels=…).loss`."""
+    if not hasattr(type(model), "loss_function"):
+        raise ValueError(f"{type(model).__name__} has no loss_function: leave the plan's entry '' out")
+    return partial(setattr, model, "loss_function", partial(_next_token_loss, group=group))
+
+
+def _next_token_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    *_: Any,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: torch.Tensor | None = None,
+    group: Group = None,
+    **__: Any,
+) -> torch.Tensor:
+    """What transformers' ForCausalLMLoss computes: logits at one place predict the label at the next."""
+    targets = pad(labels, (0, 1), value=ignore_index)[..., 1:] if shift_labels is None else shift_labels
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = vocabulary_parallel_cross_entropy(logits, targets, group, ignore_index=ignore_index, reduction=reduction)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+_columns = partial(ColumnParallelLinear, input_move=None)
+_PROJECTIONS = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), _columns),
+    **dict.fromkeys(("o_proj", "down_proj"), RowParallelLinear),
+}
+LLAMA = {
+    "": vocabulary_parallel_loss,
+    "embed_tokens": VocabularyParallelEmbedding,
+    "self_attn": attention_by_heads,
+    "mlp": move_input,
+    **_PROJECTIONS,
+    "lm_head": ColumnParallelLinear,
+}
+LLAMA_SEQUENCE = {  # residual stream and norms hold slices of tokens
+    **LLAMA,
+    # The model reads the positions from the embedding's shape, so its output is sliced where the first block begins.
+    "embed_tokens": partial(VocabularyParallelEmbedding, output_move=None),
+    "layers.0": partial(move_input, move="reduce_scatter"),
+    "self_attn": partial(attention_by_heads, move="gather"),
+    "mlp": partial(move_input, move="gather"),
+    **dict.fromkeys(("o_proj", "down_proj"), partial(RowParallelLinear, output_move="reduce_scatter")),
+    **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "norm"), on_token_slices),
+    "lm_head": partial(ColumnParallelLinear, input_move="gather"),
+}

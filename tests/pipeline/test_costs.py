@@ -1,0 +1,127 @@
+"""What a step costs: messages and bytes, activations held, and the bubble, all as the schedule says."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.course.lessons.sleeping_stage import LiveActivations, SleepingStage
+from scratch_ddp.instruments.traffic import traffic
+from scratch_ddp.pipeline import bubble, held, simulate
+from scratch_ddp.pipeline.execute import execute
+from scratch_ddp.pipeline.simulate import homes
+from tests.pipeline.cases import SCHEDULES, WIDTH, batch, build, pipeline_of
+from tests.ranks import run_ranks
+
+
+def expected_messages(rows, kinds: str) -> tuple[int, int]:
+    """How many messages this rank sends and receives: every hand-over to a stage of another rank."""
+    home, rank = homes(rows), dist.get_rank()
+    sent = received = 0
+    for kind, stage, _ in (action for row in rows for action in row if action.kind in kinds):
+        to = home.get(stage + 1 if kind == "F" else stage - 1) if kind != "W" else None
+        if to is not None and to != home[stage]:
+            sent += home[stage] == rank
+            received += to == rank
+    return sent, received
+
+
+def exact_traffic() -> None:
+    p = dist.get_world_size()
+    for name, make in SCHEDULES.items():
+        m, items = 2 * p, 5 * p + 1
+        pipeline, (x, y) = pipeline_of(build(), m, name), batch(items)
+        for headers in (True, False):
+            with traffic() as counted:
+                pipeline.step(x, y)
+            sent, received = expected_messages(make(p, m), "FBI")
+            assert counted.calls == {"send": sent, "recv": received}, name
+            # All micro-batches together have `items` items, and each stage passes each micro-batch on.
+            assert counted.bytes_sent == sent // m * items * 3 * WIDTH * 8, name
+            forwards, backwards = expected_messages(make(p, m), "F"), expected_messages(make(p, m), "BI")
+            headers_sent = forwards[0] if headers else 0
+            assert counted.setup.messages == headers_sent and counted.setup.bytes_sent == 80 * headers_sent, name
+            assert counted.setup.calls["all_reduce"] == 2, name  # before and after
+            assert backwards[0] == forwards[1], name
+        pipeline.evaluate(x, y)
+        with traffic() as counted:
+            pipeline.evaluate(x, y, everywhere=True)
+        calls = {"send": forwards[0], "recv": forwards[1], "broadcast": 1}
+        assert counted.calls == {call: times for call, times in calls.items() if times}, name
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_messages_and_bytes(p):
+    run_ranks(p, exact_traffic)
+
+
+def tied_traffic() -> None:
+    embedding, head = torch.nn.Embedding(11, 6), torch.nn.Linear(6, 11, bias=False)
+    head.weight = embedding.weight
+    pipeline = pipeline_of(torch.nn.Sequential(embedding, torch.nn.Linear(6, 6), head), 2)
+    pipeline.loss = torch.nn.functional.cross_entropy
+    ids = torch.arange(4)
+    pipeline.step(ids, ids)
+    with traffic() as counted:
+        pipeline.step(ids, ids)
+    assert counted.calls == {"send": 3, "recv": 3}
+    assert counted.bytes_sent == 4 * 6 * 4 + 11 * 6 * 4  # activations or their gradients, and the matrix
+
+
+def test_a_tied_matrix_is_exchanged_once():
+    run_ranks(2, tied_traffic)
+
+
+def run_sleeping(rows, m: int, unit: float, rounds: int, group=None) -> tuple[list, int]:
+    """The spans of the quickest round, and how many activations were alive at most."""
+    live, rank = LiveActivations(), dist.get_rank()
+    stages = {stage: SleepingStage(unit, live=live) for stage, home in homes(rows).items() if home == rank}
+    inputs, sizes, rounds_spans = [torch.ones(1, 4)] * m, {}, []
+    for _ in range(rounds):
+        dist.barrier()
+        live.now = live.most = 0
+        rounds_spans.append(execute(rows, stages, inputs, lambda _, y: y.sum(), sizes, group)[1])
+        assert live.now == 0
+    return rounds_spans, live.most
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_activations_held(name):
+    rows = SCHEDULES[name](4, 8)
+    found = run_ranks(4, run_sleeping, rows, 8, 0.0, 2)
+    assert [most for _, most in found] == [held(row) for row in rows]
+
+
+@pytest.mark.measures_time
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_bubble(name):
+    rows = SCHEDULES[name](4, 4)
+    unit = 0.04 / (2 if name == "interleaved" else 1)
+    per_rank = [spans for spans, _ in run_ranks(4, run_sleeping, rows, 4, unit, 3)]
+    quickest = min(zip(*per_rank, strict=True), key=lambda spans: max(row[-1][2] for row in spans) - spans[0][0][1])
+    assert bubble(quickest) == pytest.approx(bubble(simulate(rows)), abs=0.02)
+
+
+def test_evaluation_holds_nothing():
+    def ranks() -> int:
+        pipeline, (x, y) = pipeline_of(build(), 4), batch(8)
+        live = LiveActivations()
+        with live:
+            pipeline.evaluate(x, y)
+        return live.most
+
+    assert run_ranks(2, ranks) == [0, 0]
+
+
+def test_spans_are_the_schedules_actions():
+    def ranks() -> None:
+        pipeline, (x, y) = pipeline_of(build(), 4), batch(8)
+        began = time.monotonic()
+        pipeline.step(x, y)
+        actions = [action for action, _, _ in pipeline.spans]
+        assert actions == SCHEDULES["1f1b"](2, 4)[dist.get_rank()]
+        moments = [moment for _, *span in pipeline.spans for moment in span]
+        assert moments == sorted(moments) and began <= moments[0] and moments[-1] <= time.monotonic()
+
+    run_ranks(2, ranks)

@@ -1,0 +1,96 @@
+"""What the tests share: plain models, their inputs, and a comparison with one process."""
+
+import torch
+import torch._dynamo  # as transformers: imported here once, and not in every forked rank
+from torch import nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+from transformers import LlamaForCausalLM  # noqa: F401
+
+from scratch_ddp.benchmark.steps import build_llama
+from scratch_ddp.tensor_parallel import gather_full_grads, gather_full_params
+
+ATOL = 1e-12
+VOCABULARY, TOKENS = 32, 8
+SMALL_LLAMA = {
+    "dtype": torch.float64,
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "vocab_size": VOCABULARY,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+
+
+class Block(nn.Module):
+    """An MLP between two norms, with biases everywhere."""
+
+    def __init__(self, width: int = 8, hidden: int = 24):
+        super().__init__()
+        self.first, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(silu(self.up(self.first(x))))
+
+
+class Attention(nn.Module):
+    """Grouped queries: four query heads to two of keys and values, with biases."""
+
+    def __init__(self, width: int = 16, heads: int = 8, groups: int = 4):
+        super().__init__()
+        self.head_dim = width // heads
+        self.q_proj, self.o_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.k_proj, self.v_proj = nn.Linear(width, groups * self.head_dim), nn.Linear(width, groups * self.head_dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            each(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for each in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.o_proj(y.transpose(1, 2).flatten(2))
+
+
+def seeded(build, *args, **kwargs) -> nn.Module:
+    torch.manual_seed(0)
+    return build(*args, **kwargs).double()
+
+
+def llama(**sizes) -> nn.Module:
+    return build_llama(**(SMALL_LLAMA | sizes))
+
+
+def random_input(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def ids(rows: int = 2, seed: int = 1) -> torch.Tensor:
+    return torch.randint(VOCABULARY, (rows, TOKENS), generator=torch.Generator().manual_seed(seed))
+
+
+def next_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def assert_close(mine: torch.Tensor, plain: torch.Tensor, told: str = "") -> None:
+    torch.testing.assert_close(mine, plain, rtol=0, atol=ATOL, msg=lambda text: f"{told}: {text}")
+
+
+def assert_same_model(mine: nn.Module, plain: nn.Module) -> None:
+    """Parameters and gradients are those of the plain model, under the same names, on every rank."""
+    parameters, gradients = gather_full_params(mine), gather_full_grads(mine)
+    assert sorted(parameters) == sorted(name for name, _ in plain.named_parameters(remove_duplicate=False))
+    for name, parameter in plain.named_parameters(remove_duplicate=False):
+        assert_close(parameters[name], parameter.data, name)
+        assert (gradients[name] is None) == (parameter.grad is None), name
+        if parameter.grad is not None:
+            assert_close(gradients[name], parameter.grad, name)
+
+
+def message_of(do, errors=(ValueError, TypeError)) -> str:
+    """What is said where `do` raises one of these errors; it must."""
+    try:
+        do()
+    except errors as error:
+        return str(error)
+    return "nothing was raised"
