@@ -84,9 +84,8 @@ class _Computing:
         self.stages, self.inputs, self.loss_of, self.sizes, self.last = stages, inputs, loss, sizes, last
         self.trains = any(action.kind != "F" for action in row)
         self.in_halves = {action[1:] for action in row if action.kind == "W"}
-        self.graphs: dict[
-            tuple[int, int], tuple
-        ] = {}  # (stage, micro-batch) -> input, its gradient, output, what is put off
+        # (stage, micro-batch) -> input, its gradient, output, what is put off
+        self.graphs: dict[tuple[int, int], tuple] = {}
         self.loss = torch.zeros((), dtype=torch.float64)
 
     def run(self, action: Action, arrived: torch.Tensor | None) -> torch.Tensor | None:
@@ -104,6 +103,8 @@ class _Computing:
             y = self.stages[stage](x)
             if stage == self.last:
                 y = self.loss_of(micro, y)
+                if not isinstance(y, torch.Tensor) or y.dim():
+                    raise TypeError(f"the loss must be one number in a tensor, not {_in_words(y)}")
                 self.loss += y.detach().cpu()
         if self.trains:
             self.graphs[stage, micro] = x, gradients, y, later
@@ -123,10 +124,13 @@ class _Computing:
 
     def check_size(self, stage: int, micro: int, y: torch.Tensor) -> None:
         if not isinstance(y, torch.Tensor) or y.dtype not in DTYPES or y.dim() > MOST_DIMENSIONS:
-            found = Size.of(y) if isinstance(y, torch.Tensor) else type(y).__name__
-            raise TypeError(f"a stage must put out one tensor of floating-point numbers, not {found}")
+            raise TypeError(f"a stage must put out one tensor of floating-point numbers, not {_in_words(y)}")
         if (size := Size.of(y)) != (before := self.sizes.setdefault((stage, micro), size)):
             raise ValueError(f"it put out {size}, and {before} before, for inputs of the same size")
+
+
+def _in_words(y: Any) -> str:
+    return str(Size.of(y)) if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"
 
 
 class _Arrived(torch.autograd.Function):

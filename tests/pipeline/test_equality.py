@@ -238,5 +238,5 @@ def a_decoder() -> float:
 
 @pytest.mark.parametrize("p", [1, 2, 4])
 def test_a_transformers_decoder_with_tied_embeddings(p):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers.models.llama.modeling_llama")  # before the fork: it takes seconds
     assert max(run_ranks(p, a_decoder)) < EXACT
