@@ -59,6 +59,7 @@ class Trial:
         self._digests: list[tuple[str, str]] = []
         self._printed: list[list[dict]] = []
         self._reports: list[str] = []  # what each rank counted in the last call
+        self._made_by: dict[str, str] = {}  # by which of torch's functions its calls were made, if not by the answer
 
     def generator(self) -> torch.Generator:
         """For inputs that all ranks draw alike, and another run draws differently. Name the seed in the case."""
@@ -111,6 +112,7 @@ class Trial:
             }
         )
         self._reports = [fact["counted"] for fact in facts]
+        self._made_by = {name: maker for fact in facts for name, maker in fact["log"]["made_by"].items()}
         outcomes = [fact["outcome"] for fact in facts]
         if not may_print:
             self._printed.append(outcomes)
@@ -118,6 +120,7 @@ class Trial:
         if wrong := fault(outcomes, self._seconds):
             stuck = any(each["how"] == "unfinished" for each in outcomes)
             self.spoiled = bool(behind) or stuck
+            self._give_up_for_messages_elsewhere([fact["log"]["elsewhere"] for fact in facts])
             self._give_up("runs", " ".join(filter(None, [wrong, behind if stuck else ""])))
         if any(fact["destroyed"] for fact in facts):
             self._give_up("group", "The default process group is gone after the call.")
@@ -159,9 +162,17 @@ class Trial:
         self.criterion("memory", complaint if held > budget else "")
         return result
 
+    def _give_up_for_messages_elsewhere(self, complaints: list[str]) -> None:
+        """Messages outside of the group are why a call failed, whatever it failed with."""
+        guilty = [rank for rank, complaint in enumerate(complaints) if complaint]
+        if guilty:
+            self._give_up("group", f"{ranks(guilty)}: {complaints[guilty[0]]}.")
+
     def _expected_error(self, outcome: Outcome, raises: str) -> Outcome:
         if outcome.how == "returned":
             self.criterion("value", f"returned, should raise {raises}")
+        if outcome.how == "raised" and not outcome.error.startswith(raises):
+            outcome.error += f", should raise {raises}"
         return Outcome("returned") if outcome.error.startswith(raises) else outcome
 
     def value(self, actual: Any, expected: Any, what: str = "the result", tolerance: float = 0.0) -> None:
@@ -210,7 +221,8 @@ class Trial:
         for name in sorted(used) if allowed is not None else ():
             most = max(counts.calls.get(name, 0) for counts in totals.per_rank)
             if most > allowed.get(name, 0):
-                complaints.append(f"calls {name} {times(most)}, budget {allowed.get(name, 0)}")
+                maker = f" ({self._made_by[name]} is made of it)" if name in self._made_by else ""
+                complaints.append(f"calls {name} {times(most)}, budget {allowed.get(name, 0)}{maker}")
         for name, number in (allowed or {}).items() if exactly else ():
             least = min(counts.calls.get(name, 0) for counts in totals.per_rank)
             if least < number:

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "every rank prints",
             fails="value",
-            says="Rank 1, all ranks agree: what it prints is ['ready'], should be []. Ranks 0, 2 and 3 too.",
+            says="Rank 1, all ranks agree: what it prints is ['ready'], should be []. Ranks 2 and 3 too.",
             body="print(text)",
         ),
         WrongAnswer(
@@ -72,12 +72,18 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "asks the other ranks",
             fails="cost",
-            says="calls all_gather twice, budget 0",
+            says="calls all_gather twice, budget 0 (all_gather_object is made of it)",
             body="""
                 if what == "next":
                     l=[None]*dist.get_world_size(); dist.all_gather_object(l, 1)
                     return (dist.get_rank(group) + 1) % dist.get_world_size(group)
             """,
+        ),
+        WrongAnswer(
+            "makes a group in every call",
+            fails="runs",
+            says="raised RuntimeError: the answer makes a process group in every call",
+            edits={'    if what == "next":\n': '    if what == "next":\n        dist.new_group()\n'},
         ),
     ),
 }
