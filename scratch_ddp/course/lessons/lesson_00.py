@@ -29,7 +29,6 @@ def examine_print_together(trial: Trial) -> None:
     """V: what is printed when all ranks agree, when all differ, and when one of them differs a little."""
     n, long = trial.size, "the loss after 1,000 steps is 0.12345"
     pairs = {
-        "": ("ready", "late"),
         " in a capital letter": ("ready", "Ready"),
         " in a space at the end": ("ready", "ready "),
         " in the last letter of a long text": (long, long[:-1] + "6"),
@@ -42,11 +41,13 @@ def examine_print_together(trial: Trial) -> None:
         "all ranks agree": ["ready"] * n,
         "all ranks differ": [f"x = {rank}" for rank in range(n)],
         **odd_ones,
+    }
+    odd_texts = {
         "all ranks pass several lines, spaces and %": ["  100 %\n\n  %d {}  \n"] * n,
         "several lines, spaces and %, which differ": [f" 100 %s\n {{}} {rank} \n" for rank in range(n)],
         "all ranks pass an empty text": [""] * n,
     }
-    for case, texts in cases.items():
+    for case, texts in (cases | odd_texts if trial.on_all_ranks else cases).items():
         mine = texts[trial.rank]
         trial.call(mine, case=case, may_print=True)
         once = [mine] if trial.rank == 0 else []
