@@ -30,10 +30,9 @@ def parts_of_every_kind(n: int) -> dict[str, list[torch.Tensor]]:
             [257.0, 60000.0, _SMALLEST_HALF * (rank + 1), rank], dtype=torch.float16
         ),
         "bfloat16, 2 × 3": lambda rank: torch.arange(6.0, dtype=torch.bfloat16).view(2, 3) + rank,
-        "int8, a scalar": lambda rank: torch.tensor(5 + rank, dtype=torch.int8),
         "uint8 with a sum above 255": lambda rank: torch.tensor([200 + rank, rank], dtype=torch.uint8),
         "int32 above 2²⁴, zeros on rank 0": lambda rank: torch.tensor([2**24 + 1, -1], dtype=torch.int32) * rank,
-        "int64 above 2⁵³": lambda rank: torch.tensor([2**55 + rank, -rank]),
+        "int64 above 2⁵³, a scalar": lambda rank: torch.tensor(2**55 + rank),
         "complex64": lambda rank: torch.tensor([1 + 2j, -3j]) * (rank + 1),
         "no elements, 0 × 3": lambda rank: torch.zeros(0, 3),
     }

@@ -19,7 +19,7 @@ from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
 MORE = 5  # ranks: more than a lesson has
-DOUBLE = "float64, 2 × 2"  # of the kinds of tensors, the one whose memory is counted
+HALF, DOUBLE = "bfloat16, 2 × 3", "float64, 2 × 2"  # kinds of tensors; the memory of the second one is counted
 
 
 def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
@@ -83,9 +83,9 @@ def rounds_of_a_tree(n: int) -> int:
 
 
 def kinds_for(trial: Trial) -> dict[str, list[torch.Tensor]]:
-    """Every kind of tensor on all ranks; elsewhere one that is smaller than float32, and a scalar."""
+    """Every kind of tensor on all ranks; elsewhere one."""
     kinds = parts_of_every_kind(trial.size)
-    return kinds if trial.on_all_ranks else {name: kinds[name] for name in ("bfloat16, 2 × 3", "int8, a scalar")}
+    return kinds if trial.on_all_ranks else {HALF: kinds[HALF]}
 
 
 def examine_tree_broadcast(trial: Trial) -> None:
@@ -159,7 +159,7 @@ def examine_ring_all_reduce(trial: Trial) -> None:
     """V for all kinds of tensors, and sizes that n divides or not, smaller than n, and 0; A; C: the ring's; M."""
     n, generator = trial.size, trial.generator()
     drawn = int(torch.randint(1, 40, (), generator=generator))
-    sizes = {f"{size} elements": size for size in (3 * n, 3 * n + 1, n - 1, 0)}
+    sizes = {f"{size} elements": size for size in ((3 * n, 3 * n + 1, n - 1, 0) if trial.on_all_ranks else (n - 1,))}
     sizes[f"{drawn} elements drawn with seed {trial.seed}"] = drawn
     if trial.on_all_ranks:
         sizes["20,003 elements"] = 20_003
