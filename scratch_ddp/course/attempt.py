@@ -127,19 +127,24 @@ def _raise_at_the_next_line(frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _group_protected() -> Iterator[None]:
-    """Refuse to destroy the default process group, which all cells share. An answer may destroy its own groups."""
-    destroy = dist.destroy_process_group
+    """Refuse to destroy the default process group, which all cells share, and to make a group in every call."""
+    destroy, make = dist.destroy_process_group, dist.distributed_c10d._new_group_with_tag
 
     def refuse(group: dist.ProcessGroup | None = None) -> None:
         if group is None or group is dist.group.WORLD:
             raise RuntimeError("destroy_process_group would end the process group that all cells share")
         destroy(group)
 
+    def refuse_to_make(*_: Any, **__: Any) -> None:  # new_group and DeviceMesh, however they were imported, end here
+        raise RuntimeError("the answer makes a process group in every call: use the one that it has")
+
     dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = refuse
+    dist.distributed_c10d._new_group_with_tag = refuse_to_make
     try:
         yield
     finally:
         dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy
+        dist.distributed_c10d._new_group_with_tag = make
 
 
 def _place(where: TracebackType | None, function: Callable) -> tuple[int | None, str]:
@@ -190,6 +195,7 @@ class MessageLog:
 
     members: the group's ranks. Other groups are the answer's own business; `elsewhere` names calls on the default
     group where the answer was given another. `never_waited_for` names asynchronous calls of which nobody took the end.
+    `made_by`: which of them torch itself made, to carry objects.
     """
 
     def __init__(self, members: Sequence[int]):
@@ -200,9 +206,12 @@ class MessageLog:
         self._from_any_rank: set[Call] = set()
         self._under_way: dict[Call, None] = {}
         self.calls: list[Call] = []  # all of this rank's, in order
+        self.made_by: dict[str, str] = {}  # all_gather -> all_gather_object
         self._elsewhere: Counter[str] = Counter()
 
     def started(self, call: Call) -> None:
+        if maker := _object_call():
+            self.made_by[call.name] = maker
         self._under_way[call] = None
         self.calls.append(call)
         if call.name in ("send", "recv") and not set(call.members) <= set(self._members):
@@ -245,7 +254,23 @@ class MessageLog:
         def by_peer(counts: Counter[int]) -> list[int]:
             return [counts[peer] for peer in self._members]
 
-        return {"sent": by_peer(self._sent), "received": by_peer(self._received), "collectives": self._collectives}
+        return {
+            "sent": by_peer(self._sent),
+            "received": by_peer(self._received),
+            "collectives": self._collectives,
+            "made_by": self.made_by,
+            "elsewhere": self.elsewhere,
+        }
+
+
+def _object_call() -> str:
+    """The function for objects, such as all_gather_object, that makes the call now being reported; "" if none does."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code is not attempt.__code__:
+        if frame.f_globals is vars(dist.distributed_c10d) and "_object" in frame.f_code.co_name:
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return ""
 
 
 def left_over(logs: list[dict[str, Any]]) -> str:

@@ -37,11 +37,12 @@ class AnswerFailed(Exception):
 class Trial:
     """The examination of one answer in one world (see `worlds`): all ranks, or some of them.
 
-    rank, size: of this rank in that world. seed: for inputs that are drawn; the same on all ranks, another in each run.
-    device: where the tensors of the test live. printed: the first lines that the last call printed on this rank;
-    line_ended: they end with a line break. calls: what the last call started on this rank, as `traffic` describes it.
-    spoiled: the process group can't be trusted any more. ranks_missing: some rank did not even come back to say how its
-    call ended.
+    rank, size: of this rank in that world. on_all_ranks: it is the world of all ranks, which comes first. place: how
+    complaints name it; a test may change it. seed: for inputs that are drawn; the same on all ranks, another in each
+    run. device: where the tensors of the test live.
+    printed: the first lines that the last call printed on this rank; line_ended: they end with a line break. calls:
+    what the last call started on this rank, as `traffic` describes it. spoiled: the process group can't be trusted any
+    more. ranks_missing: some rank did not even come back to say how its call ended.
     """
 
     def __init__(self, function: Callable, meeting: Meeting, seconds: float, seed: int = 0, world: World | None = None):
@@ -51,6 +52,7 @@ class Trial:
         self.spoiled = self.ranks_missing = False
         self._function, self._meeting, self._seconds = function, meeting, seconds
         self.seed, self._world = seed, world or all_ranks()
+        self.on_all_ranks, self.place = world is None, self._world.place
         self._case, self._calls = "", 0
         # Criterion -> (in which call, this rank's first complaint), "" if there is none.
         self._found: dict[str, tuple[int, str]] = {}
@@ -59,6 +61,7 @@ class Trial:
         self._digests: list[tuple[str, str]] = []
         self._printed: list[list[dict]] = []
         self._reports: list[str] = []  # what each rank counted in the last call
+        self._made_by: dict[str, str] = {}  # by which of torch's functions its calls were made, if not by the answer
 
     def generator(self) -> torch.Generator:
         """For inputs that all ranks draw alike, and another run draws differently. Name the seed in the case."""
@@ -86,7 +89,7 @@ class Trial:
         answer(*args), for an answer whose result must be used as well, such as a context manager. Raises AnswerFailed,
         on every rank, if on any rank the answer raised, did not end, or left messages behind.
         """
-        self._case = ", ".join(filter(None, [self._world.place, case]))
+        self._case = ", ".join(filter(None, [self.place, case]))
         self._calls += 1
         log = MessageLog(self._world.members)
         answer = self._function if self._world.group is None else _with_group(self._function, self._world.group)
@@ -111,6 +114,7 @@ class Trial:
             }
         )
         self._reports = [fact["counted"] for fact in facts]
+        self._made_by = {name: maker for fact in facts for name, maker in fact["log"]["made_by"].items()}
         outcomes = [fact["outcome"] for fact in facts]
         if not may_print:
             self._printed.append(outcomes)
@@ -118,6 +122,7 @@ class Trial:
         if wrong := fault(outcomes, self._seconds):
             stuck = any(each["how"] == "unfinished" for each in outcomes)
             self.spoiled = bool(behind) or stuck
+            self._give_up_for_messages_elsewhere([fact["log"]["elsewhere"] for fact in facts])
             self._give_up("runs", " ".join(filter(None, [wrong, behind if stuck else ""])))
         if any(fact["destroyed"] for fact in facts):
             self._give_up("group", "The default process group is gone after the call.")
@@ -159,18 +164,34 @@ class Trial:
         self.criterion("memory", complaint if held > budget else "")
         return result
 
+    def _give_up_for_messages_elsewhere(self, complaints: list[str]) -> None:
+        """Messages outside of the group are why a call failed, whatever it failed with."""
+        guilty = [rank for rank, complaint in enumerate(complaints) if complaint]
+        if guilty:
+            self._give_up("group", f"{ranks(guilty)}: {complaints[guilty[0]]}.")
+
     def _expected_error(self, outcome: Outcome, raises: str) -> Outcome:
         if outcome.how == "returned":
             self.criterion("value", f"returned, should raise {raises}")
+        if outcome.how == "raised" and not outcome.error.startswith(raises):
+            outcome.error += f", should raise {raises}"
         return Outcome("returned") if outcome.error.startswith(raises) else outcome
 
-    def value(self, actual: Any, expected: Any, what: str = "the result", tolerance: float = 0.0) -> None:
-        """V: `actual` is what one process would compute. Compared by `wording.difference`."""
-        self.criterion("value", difference(actual, expected, tolerance), what)
+    def value(
+        self,
+        actual: Any,
+        expected: Any,
+        what: str = "the result",
+        tolerance: float = 0.0,
+        every_bit: bool = False,
+    ) -> None:
+        """V: `actual` is what one process would compute. Compared by `wording.difference`; every_bit: and as bits."""
+        complaint = difference(actual, expected, tolerance) or (every_bit and _difference_in_bits(actual, expected))
+        self.criterion("value", complaint or "", what)
 
     def untouched(self, actual: Any, before: Any, what: str = "the tensor") -> None:
         """The answer left this as it was."""
-        self.criterion("untouched", difference(actual, before), what)
+        self.criterion("untouched", difference(actual, before) or _difference_in_bits(actual, before), what)
 
     def criterion(self, name: str, complaint: str, what: str = "") -> None:
         """Any other criterion: `complaint` says what is wrong on this rank, "" if nothing is. The first one is kept."""
@@ -188,6 +209,7 @@ class Trial:
         only: tuple[str, ...] | None = None,
         exactly: bool = False,
         note: Callable[[Totals], str] = lambda _: "",
+        totals: Totals | None = None,
         **budget: int | dict[str, int],
     ) -> None:
         """C: the last call stayed within `budget`.
@@ -195,9 +217,9 @@ class Trial:
         messages, depth: of all ranks together · max_messages, max_bytes_sent, max_wire_bytes: of the rank with most
         (see `traffic.Totals`) · calls: {name: how often each rank may call it}, other names never · exactly: it must
         call them as often · only: the calls that the answer may be made of · note: adds a sentence where a budget is
-        exceeded.
+        exceeded · totals: what to judge instead of the last call, the same on all ranks.
         """
-        totals = Totals.of([_from_text(report) for report in self._reports])
+        totals = totals or Totals.of([_from_text(report) for report in self._reports])
         used = {name for counts in totals.per_rank for name in counts.calls}
         allowed = budget.pop("calls", None)
         complaints = [
@@ -210,12 +232,13 @@ class Trial:
         for name in sorted(used) if allowed is not None else ():
             most = max(counts.calls.get(name, 0) for counts in totals.per_rank)
             if most > allowed.get(name, 0):
-                complaints.append(f"calls {name} {times(most)}, budget {allowed.get(name, 0)}")
+                maker = f" ({self._made_by[name]} is made of it)" if name in self._made_by else ""
+                complaints.append(f"calls {name} {times(most)}, budget {allowed.get(name, 0)}{maker}")
         for name, number in (allowed or {}).items() if exactly else ():
             least = min(counts.calls.get(name, 0) for counts in totals.per_rank)
             if least < number:
                 complaints.append(f"calls {name} {times(least)}, should be {number}")
-        place = self._case if self._world.place else f"{self.size} ranks{f', {self._case}' if self._case else ''}"
+        place = self._case if self.place else f"{self.size} ranks{f', {self._case}' if self._case else ''}"
         text = f"{place}: {'; '.join(complaints)}. {note(totals)}".strip() if complaints else ""
         self._shared["cost"] = self._shared.get("cost") or text
 
@@ -247,6 +270,10 @@ class Trial:
     def _give_up(self, criterion: str, text: str) -> NoReturn:
         self._fatal = {criterion: f"{self._case}: {text}" if self._case else text}
         raise AnswerFailed
+
+
+def _difference_in_bits(actual: Any, expected: Any) -> str:
+    return "" if bits(actual) == bits(expected) else "differs in some bits, as 0.0 and -0.0 do"
 
 
 def _names_of(function: Callable, args: Sequence[Any]) -> list[str]:

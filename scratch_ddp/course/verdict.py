@@ -65,7 +65,7 @@ def _ending(outcome: dict[str, Any], seconds: float) -> str:
 def merge(
     found: list[dict[str, tuple[int, str]]], digests: list[list[tuple[str, str]]], shared: dict[str, str]
 ) -> dict[str, str]:
-    """The criteria of all ranks as one: of each the earliest complaint, with its rank, and which ranks complain too.
+    """The criteria of all ranks as one: of each the earliest complaint, its rank, and who else complains of that call.
 
     found, digests: by rank, as Trial keeps them; shared: what is the same on all ranks.
     """
@@ -73,7 +73,7 @@ def merge(
     for name in dict.fromkeys(name for criteria in found for name in criteria):  # in the order they were stated
         complaints = [(*criteria.get(name, (0, "")), rank) for rank, criteria in enumerate(found)]
         complaints = sorted((call, rank, text) for call, text, rank in complaints if text)
-        others = [rank for _, rank, _ in complaints[1:]]
+        others = [rank for call, rank, _ in complaints[1:] if call == complaints[0][0]]
         too = f" {ranks(others)} too." if others else ""
         merged[name] = f"{ranks([complaints[0][1]])}{complaints[0][2]}.{too}" if complaints else ""
     if digests[0]:

@@ -14,10 +14,32 @@ EDITS = {
         {"for rank in range(world_size)]\n": "for rank in range(dist.get_world_size())]\n"},
     ],
     "tree_broadcast": [
-        {"dist.send(": "dist.isend(", "group_dst=(rank + reach) % n)": "group_dst=(rank + reach) % n).wait()"}
+        {"dist.send(": "dist.isend(", "group_dst=(rank + reach) % n)": "group_dst=(rank + reach) % n).wait()"},
+        {
+            "group=group, group_dst=(rank + reach) % n": "members[(rank + reach) % n], group",
+            "group=group, group_src=(rank - reach) % n": "members[(rank - reach) % n], group",
+            "    reach = 1": "    members = dist.get_process_group_ranks(group)\n    reach = 1",
+        },
     ],
-    "reduce": [{"torch.empty_like(tensor)": "tensor.clone()"}],
-    "ring_all_reduce": [{"torch.empty_like(chunks[0])": "chunks[0].clone()"}],
+    "reduce": [
+        {"torch.empty_like(tensor)": "tensor.clone()"},
+        {"    if rank == root:": "    if dist.get_rank() == dst:"},
+    ],
+    "ring_all_reduce": [
+        {"torch.empty_like(chunks[0])": "chunks[0].clone()"},
+        {
+            "        mine += buffer[: mine.numel()]": "        mine.add_(buffer[: mine.numel()])\n"
+            "        buffer = torch.empty_like(chunks[0])"
+        },
+        {
+            "    for step in range(n - 1):  # reduce": "    def send_recv(leaving, dst, arriving, src, group):\n"
+            "        calls = [dist.P2POp(dist.isend, leaving, group=group, group_peer=dst)]\n"
+            "        calls.append(dist.P2POp(dist.irecv, arriving, group=group, group_peer=src))\n"
+            "        for work in dist.batch_isend_irecv(calls):\n"
+            "            work.wait()\n\n"
+            "    for step in range(n - 1):  # reduce"
+        },
+    ],
     "average_gradients": [{"parameter.grad /= dist.get_world_size()": "parameter.grad.div_(dist.get_world_size())"}],
     "same_on_all_ranks": [
         {

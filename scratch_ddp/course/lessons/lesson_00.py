@@ -10,8 +10,9 @@ from scratch_ddp.course.trial import Trial
 def print_together(text):
     """Print `text` once, from rank 0, if all ranks pass the same; else each rank its own.
 
-    In the second case rank 2's line is "rank 2: its text". Called by every rank,
-    `dist.all_gather_object(texts, text)` fills the list `texts` with the texts of all ranks.
+    In the second case rank 2 prints "rank 2: " and its text. Texts are printed as they are,
+    of any length and number of lines, and they are the same only if every character is.
+    Called by every rank, `dist.all_gather_object(texts, text)` fills `texts` with all texts.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     texts = [None] * world_size
@@ -25,20 +26,33 @@ def print_together(text):
 
 
 def examine_print_together(trial: Trial) -> None:
-    """V: what is printed when all ranks agree, when all differ, and when only one of them does."""
-    odd_one = trial.size - 1
-    cases = {
-        "all ranks agree": ["ready"] * trial.size,
-        "all ranks differ": [f"x = {rank}" for rank in range(trial.size)],
-        f"rank {odd_one} differs": ["ready"] * odd_one + ["late"],
-        f"rank {odd_one} differs in a capital letter": ["ready"] * odd_one + ["Ready"],
-        f"rank {odd_one} differs in a space at the end": ["ready"] * odd_one + ["ready "],
+    """V: what is printed when all ranks agree, when all differ, and when one of them differs a little."""
+    n, long = trial.size, "the loss after 1,000 steps is 0.12345"
+    pairs = {
+        " in a capital letter": ("ready", "Ready"),
+        " in a space at the end": ("ready", "ready "),
+        " in the last letter of a long text": (long, long[:-1] + "6"),
     }
-    for case, texts in cases.items():
+    odd_ones = {
+        f"rank {odd % n} differs{how}": [other if rank == odd % n else usual for rank in range(n)]
+        for odd, (how, (usual, other)) in enumerate(pairs.items(), n - 1)
+    }
+    cases = {
+        "all ranks agree": ["ready"] * n,
+        "all ranks differ": [f"x = {rank}" for rank in range(n)],
+        **odd_ones,
+    }
+    odd_texts = {
+        "all ranks pass several lines, spaces and %": ["  100 %\n\n  %d {}  \n"] * n,
+        "several lines, spaces and %, which differ": [f" 100 %s\n {{}} {rank} \n" for rank in range(n)],
+        "all ranks pass an empty text": [""] * n,
+    }
+    for case, texts in (cases | odd_texts if trial.on_all_ranks else cases).items():
         mine = texts[trial.rank]
         trial.call(mine, case=case, may_print=True)
         once = [mine] if trial.rank == 0 else []
-        trial.value(trial.printed, once if len(set(texts)) == 1 else [f"rank {trial.rank}: {mine}"], "what it prints")
+        lines = once if len(set(texts)) == 1 else [f"rank {trial.rank}: {mine}"]
+        trial.value(trial.printed, [part for line in lines for part in f"{line}\n".splitlines()], "what it prints")
         trial.criterion("value", "" if trial.line_ended else "does not end with a line break", "what it prints")
 
 
@@ -50,8 +64,8 @@ def get(what, dm=None):
 
     "ws": number of ranks · "pg": the process group · "rank": this rank's number in it ·
     "grank": its number among all ranks · "next": the number, in the group, of the rank that
-    follows it; after the last comes 0.
-    Cost: nothing is sent.
+    follows it; after the last comes 0. Any other key: ValueError.
+    Cost: nothing is sent, no group is made.
     """
     group = dist.group.WORLD if dm is None else dm.get_group()
     if what == "ws":
@@ -70,21 +84,23 @@ def get(what, dm=None):
 
 
 def examine_get(trial: Trial) -> None:
-    """V: "next" among all ranks and in a mesh, the other keys as before, an unknown key refused; C: nothing is sent."""
+    """V: "next" among all ranks and in two meshes, the other keys as before, unknown keys; C: nothing is sent."""
     inner = trial.size // 2 if trial.size % 2 == 0 else 1
-    mesh = init_device_mesh(trial.device.type, (trial.size // inner, inner), mesh_dim_names=("outer", "inner"))["inner"]
-    place = trial.rank % inner
-    cases = {
-        "next": [("next", None, (trial.rank + 1) % trial.size), ("next", mesh, (place + 1) % inner)],
-        "ws": [("ws", None, trial.size), ("ws", mesh, inner)],
-        "rank": [("rank", None, trial.rank), ("rank", mesh, place)],
-        "grank": [("grank", mesh, trial.rank)],
-    }
-    for what, dm, expected in (entry for entries in cases.values() for entry in entries):
-        where = f", in a mesh of {inner}" if dm is not None else ""
-        trial.value(trial.call(what, dm, case=f'get("{what}"){where}'), expected)
-        trial.cost(calls={})
-    trial.call("left", case='get("left")', raises="ValueError")
+    outer = trial.size // inner
+    mesh = init_device_mesh(trial.device.type, (outer, inner), mesh_dim_names=("outer", "inner"))
+    for dm, keys, size, place in (
+        (None, ("next", "ws", "pg", "rank", "grank"), trial.size, trial.rank),
+        (mesh["inner"], ("next", "ws", "pg", "rank", "grank"), inner, trial.rank % inner),
+        (mesh["outer"], ("next",), outer, trial.rank // inner),
+    ):
+        group = dist.group.WORLD if dm is None else dm.get_group()
+        answers = {"next": (place + 1) % size, "ws": size, "pg": group, "rank": place, "grank": trial.rank}
+        for what in keys:
+            answer = trial.call(what, dm, case=f'get("{what}"){"" if dm is None else f", in a mesh of {size}"}')
+            trial.value(answer, answers[what])
+            trial.cost(calls={})
+    for what in ("left", "NEXT", ""):
+        trial.call(what, case=f'get("{what}")', raises="ValueError")
 
 
 GET = Exercise(get, examine_get)

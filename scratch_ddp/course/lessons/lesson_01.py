@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.lessons.every_kind import parts_of_every_kind, total_of
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -13,7 +14,7 @@ FLOAT, INTEGER = 4, 8  # bytes
 def all_reduce_in_two_steps(tensor, root=0):
     """Leave the sum of all ranks' tensors in `tensor` on every rank, by way of rank `root`.
 
-    `tensor` is contiguous, of any shape and of a dtype that gloo can add.
+    `tensor` is contiguous, of any shape; float16, bfloat16, float32, float64 or integers.
     Cost: one dist.reduce to `root` and one dist.broadcast from it, of the tensor's own bytes.
     """
     # Who holds the sum after the first step?
@@ -28,13 +29,12 @@ def examine_all_reduce_in_two_steps(trial: Trial) -> None:
     n = trial.size
     everyones = [torch.arange(4.0) + 10**rank for rank in range(n)]
     cases = [(f"root={root}", root, everyones) for root in range(n)]
-    tiny = [torch.full((2, 2), 1 + 2.0**-40, dtype=torch.float64) * (rank + 1) for rank in range(n)]
-    large = [torch.tensor(2**60 + rank) for rank in range(n)]
-    cases += [("float64, 2 × 2", n - 1, tiny), ("int64 above 2⁵³, a scalar", 0, large)]
+    kinds = {kind: parts for kind, parts in parts_of_every_kind(n).items() if not parts[0].is_complex()}
+    cases += [(kind, n - 1, parts) for kind, parts in kinds.items() if trial.on_all_ranks or "int64" in kind]
     for case, root, parts in cases:
         tensor = parts[trial.rank].clone().to(trial.device)
         trial.call(tensor, root, case=case, changes=[tensor])
-        trial.value(tensor, sum(parts).to(trial.device), "tensor")
+        trial.value(tensor, total_of(parts).to(trial.device), "tensor")
         trial.agreement(tensor)
         by_way_of = {call.peer for call in trial.calls if call.name in ("reduce", "broadcast")}
         trial.criterion("root", f"goes by way of rank {min(by_way_of - {root})}" if by_way_of - {root} else "")
@@ -50,9 +50,9 @@ ALL_REDUCE_IN_TWO_STEPS = Exercise(all_reduce_in_two_steps, examine_all_reduce_i
 def all_gather_uneven(tensor):
     """Return a list with every rank's `tensor`, in the order of the ranks.
 
-    They are one-dimensional, float32, of any lengths and values, and may be strided;
-    `dist.all_gather` takes contiguous tensors of one size only.
-    Cost: two dist.all_gather, of one int64 and of as many elements as the longest tensor has.
+    They are one-dimensional, float32, of any lengths and values, and may be strided; every bit
+    is kept. `dist.all_gather` takes contiguous tensors of one size only.
+    Cost: two dist.all_gather, of one int64, then of as many elements as the longest tensor has.
     """
     world_size = dist.get_world_size()
     # Nobody knows the others' lengths yet.
@@ -86,8 +86,10 @@ def examine_all_gather_uneven(trial: Trial) -> None:
         tensors = [tensor.to(trial.device) for tensor in tensors]
         lengths = [len(tensor) for tensor in tensors]
         pieces = trial.call(tensors[trial.rank], case=case)
-        trial.value(pieces, tensors)
+        trial.value(pieces, tensors, every_bit=True)
         trial.agreement(pieces)
+        first = trial.calls[0].payload if trial.calls else INTEGER
+        trial.criterion("length", f"is sent in {first} bytes, should be one int64" if first != INTEGER else "")
         trial.cost(calls={"all_gather": 2}, max_wire_bytes=(n - 1) * (INTEGER + FLOAT * max(lengths)))
 
 

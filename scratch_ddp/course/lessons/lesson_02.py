@@ -4,30 +4,31 @@ The reference of `tree_broadcast` is the package's own function. The package's `
 memory that they receive into; the references here allocate it, as a learner does.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.collectives import send_recv, tree_broadcast
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.lessons.every_kind import parts_of_every_kind, total_of
+from scratch_ddp.course.lessons.more_ranks import MoreRanks
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
-# What a tensor may be besides one-dimensional and float32. Elements are smaller than a float32: gloo ends the process
-# where a message is larger than the buffer that it arrives in, as it would be in a buffer that is float32 by default.
-_KINDS = {
-    "bfloat16, 2 × 3": torch.arange(6.0, dtype=torch.bfloat16).view(2, 3),
-    "int8, a scalar": torch.tensor(5, dtype=torch.int8),
-}
+MORE = 5  # ranks: more than a lesson has
+HALF, DOUBLE = "bfloat16, 2 × 3", "float64, 2 × 2"  # kinds of tensors; the memory of the second one is counted
 
 
 def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
     """Leave the sum of all ranks' tensors in `tensor` on rank dst. The others keep theirs.
 
-    `tensor` is contiguous, of any shape and dtype. Messages stay in `group`, of one rank or more.
+    `tensor` is contiguous, of any shape and any dtype of numbers, added as by torch's `+`.
+    Messages stay in `group`, of one rank or more.
     Cost: n-1 messages, at most one sent by a rank: S bytes. Depth ⌈log2 n⌉.
-    Memory: 2·S at most beside `tensor`.
+    Memory: at most 2·S beside `tensor`.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     root = dist.get_group_rank(group or dist.group.WORLD, dst)
@@ -53,9 +54,11 @@ def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None =
 def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Sum `tensor` over the ranks, in place, and return it. All ranks get the same bits.
 
-    `tensor` is contiguous, of any shape and dtype. Messages stay in `group`, of one rank or more.
-    Cost: 2(n-1) messages and 2(n-1)/n·S bytes sent by each rank, which no algorithm can do
-    with fewer (Patarasuk and Yuan 2009). Depth 2(n-1). Memory: S/n beside `tensor`.
+    `tensor` is contiguous, of any shape and any dtype of numbers, added as by torch's `+`.
+    Messages stay in `group`, of one rank or more.
+    Cost: each rank sends 2(n-1) messages of at most ⌈S/n⌉ (whole elements), some may be empty.
+    In every algorithm the busiest rank sends 2(n-1)/n·S or more (Patarasuk and Yuan 2009).
+    Depth 2(n-1). Memory: at most 2·⌈S/n⌉ beside `tensor`.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     # Cut the tensor into n chunks. First each chunk's sum is to be complete on one rank,
@@ -79,23 +82,49 @@ def rounds_of_a_tree(n: int) -> int:
     return (n - 1).bit_length()
 
 
+def kinds_for(trial: Trial) -> dict[str, list[torch.Tensor]]:
+    """Every kind of tensor on all ranks; elsewhere one."""
+    kinds = parts_of_every_kind(trial.size)
+    return kinds if trial.on_all_ranks else {HALF: kinds[HALF]}
+
+
 def examine_tree_broadcast(trial: Trial) -> None:
-    """V and A for every source; C: n-1 messages, depth ⌈log2 n⌉."""
-    cases = [(f"src={trial.peer(src)}", src, torch.arange(5.0)) for src in range(trial.size)]
-    cases += [(case, trial.size - 1, values) for case, values in _KINDS.items()]
-    for case, src, values in cases:
-        everyones = [(values + 10 * rank).to(trial.device) for rank in range(trial.size)]
-        tensor = everyones[trial.rank].clone()
+    """V and A, every bit, for every source and kind of tensor; C: n-1 messages, depth ⌈log2 n⌉, also on more ranks."""
+    n = trial.size
+    vectors = vectors_of(n)
+    cases = [(f"src={trial.peer(src)}", src, vectors) for src in range(n)]
+    cases += [(kind, n - 1, parts) for kind, parts in kinds_for(trial).items()]
+    for case, src, parts in cases:
+        tensor = parts[trial.rank].clone().to(trial.device)
         trial.call(tensor, trial.peer(src), case=case, changes=[tensor])
-        trial.value(tensor, everyones[src], "tensor")
+        trial.value(tensor, parts[src].to(trial.device), "tensor", every_bit=True)
         trial.agreement(tensor)
-        trial.cost(
-            messages=trial.size - 1,
-            max_bytes_sent=rounds_of_a_tree(trial.size) * tensor.nbytes,
-            depth=rounds_of_a_tree(trial.size),
-            only=FROM_MESSAGES,
-            note=_received_too_often,
-        )
+        trial.cost(**budget_of_a_tree(n, rounds_of_a_tree(n) * tensor.nbytes), note=_received_too_often)
+    if trial.size == 1:  # the last of the worlds
+        parts, src = vectors_of(MORE), trial.seed % MORE
+        budget = budget_of_a_tree(MORE, rounds_of_a_tree(MORE) * parts[0].nbytes)
+        examine_on_more_ranks(trial, parts, [parts[src]] * MORE, budget, src)
+
+
+def vectors_of(n: int) -> list[torch.Tensor]:
+    return [torch.arange(5.0) + 10 * rank for rank in range(n)]
+
+
+def budget_of_a_tree(n: int, most: int) -> dict[str, Any]:
+    return {"messages": n - 1, "max_bytes_sent": most, "depth": rounds_of_a_tree(n), "only": FROM_MESSAGES}
+
+
+def examine_on_more_ranks(
+    trial: Trial, parts: list[torch.Tensor], expected: list[torch.Tensor], budget: dict[str, Any], root: int | None
+) -> None:
+    """V and C where there are as many ranks as `parts`. They take turns in one process (`more_ranks`)."""
+    ran = MoreRanks(parts, root)
+    trial.place = f"if there were {len(parts)} ranks"
+    trial.call(case="" if root is None else f"rank {root} at the root", using=ran)
+    trial.criterion("value", ran.left_over.rstrip("."))
+    for rank, tensor in enumerate(ran.tensors):
+        trial.value(tensor, expected[rank], f"rank {rank}'s tensor", 1e-6)
+    trial.cost(**budget, totals=ran.totals)
 
 
 def _received_too_often(totals: Totals) -> str:
@@ -104,50 +133,59 @@ def _received_too_often(totals: Totals) -> str:
 
 
 def examine_reduce(trial: Trial) -> None:
-    """V on every destination, the others' tensors untouched; C: n-1 messages, at most S bytes from one rank."""
-    everyones = [torch.arange(6.0) + 10**rank for rank in range(trial.size)]
-    cases = [(f"dst={trial.peer(dst)}", dst, everyones) for dst in range(trial.size)]
-    cases += [(kind, 0, [values + rank for rank in range(trial.size)]) for kind, values in _KINDS.items()]
+    """V for every destination and kind of tensor; the others' tensors untouched; C as for a tree; M: 2·S."""
+    n = trial.size
+    everyones = [torch.arange(6.0) + 10**rank for rank in range(n)]
+    cases = [(f"dst={trial.peer(dst)}", dst, everyones) for dst in range(n)]
+    cases += [(kind, 0, parts) for kind, parts in kinds_for(trial).items()]
     for case, dst, parts in cases:
         tensor = parts[trial.rank].clone().to(trial.device)
-        trial.call(tensor, trial.peer(dst), case=case, changes=[tensor])
+        if case == DOUBLE:
+            trial.call_within(2 * tensor.numel(), tensor, trial.peer(dst), case=case, changes=[tensor])
+        else:
+            trial.call(tensor, trial.peer(dst), case=case, changes=[tensor])
         if trial.rank == dst:
-            trial.value(tensor, sum(parts).to(trial.device), "tensor")
+            trial.value(tensor, total_of(parts).to(trial.device), "tensor")
         else:
             trial.untouched(tensor, parts[trial.rank].to(trial.device), "tensor")
-        trial.cost(
-            messages=trial.size - 1,
-            max_bytes_sent=tensor.nbytes,
-            depth=rounds_of_a_tree(trial.size),
-            only=FROM_MESSAGES,
-        )
+        trial.cost(**budget_of_a_tree(n, tensor.nbytes))
+    if trial.size == 1:  # the last of the worlds
+        parts, dst = vectors_of(MORE), trial.seed % MORE
+        expected = [*parts[:dst], total_of(parts), *parts[dst + 1 :]]
+        examine_on_more_ranks(trial, parts, expected, budget_of_a_tree(MORE, parts[0].nbytes), dst)
 
 
 def examine_ring_all_reduce(trial: Trial) -> None:
-    """V for sizes that n divides or not, smaller than n, and 0; A; C: the ring's messages and bytes for each rank."""
+    """V for all kinds of tensors, and sizes that n divides or not, smaller than n, and 0; A; C: the ring's; M."""
     n, generator = trial.size, trial.generator()
-    cases = {}
-    for size in (3 * n, 3 * n + 1, n - 1, 0):
-        cases[f"{size} elements"] = [
-            torch.randn(size, generator=torch.Generator().manual_seed(rank)) for rank in range(n)
-        ]
-    cases |= {kind: [values + rank for rank in range(n)] for kind, values in _KINDS.items()}
     drawn = int(torch.randint(1, 40, (), generator=generator))
-    cases[f"{drawn} elements drawn with seed {trial.seed}"] = list(torch.randn(n, drawn, generator=generator))
-    for case, parts in cases.items():
+    sizes = {f"{size} elements": size for size in ((3 * n, 3 * n + 1, n - 1, 0) if trial.on_all_ranks else (n - 1,))}
+    sizes[f"{drawn} elements drawn with seed {trial.seed}"] = drawn
+    if trial.on_all_ranks:
+        sizes["20,003 elements"] = 20_003
+    cases = {case: list(torch.randn(n, size, generator=generator)) for case, size in sizes.items()}
+    for case, parts in (cases | kinds_for(trial)).items():
         tensor = parts[trial.rank].clone().to(trial.device)
-        result = trial.call(tensor, case=case, changes=[tensor])
-        expected = (
-            torch.stack([part.double() for part in parts]).sum(dim=0).to(tensor)
-            if tensor.is_floating_point()
-            else sum(parts)
-        )
-        tolerance = 1e-6 if tensor.dtype is torch.float32 else 0.0
-        trial.value(tensor, expected, "tensor", tolerance)
+        chunk = -(-tensor.numel() // n)
+        if case == DOUBLE:
+            result = trial.call_within(2 * chunk, tensor, case=case, changes=[tensor])
+        else:
+            result = trial.call(tensor, case=case, changes=[tensor])
+        expected = total_of([part.double() for part in parts]).to(tensor) if case in cases else total_of(parts)
+        trial.value(tensor, expected.to(trial.device), "tensor", 1e-6 if case in cases else 0.0)
         trial.criterion("value", "" if result is tensor else "is not `tensor` itself", "the result")
         trial.agreement(tensor)
-        most = 2 * (n - 1) * -(-tensor.numel() // n) * tensor.element_size()
-        trial.cost(max_messages=2 * (n - 1), max_bytes_sent=most, only=FROM_MESSAGES)
+        trial.cost(**budget_of_a_ring(n, chunk * tensor.element_size()))
+    if trial.size == 1:  # the last of the worlds
+        parts = list(torch.randn(MORE, 2 * MORE + 3, generator=generator))
+        total = total_of([part.double() for part in parts]).float()
+        examine_on_more_ranks(trial, parts, [total] * MORE, budget_of_a_ring(MORE, 3 * parts[0].element_size()), None)
+
+
+def budget_of_a_ring(n: int, chunk: int) -> dict[str, Any]:
+    """chunk: bytes of the largest."""
+    rounds = 2 * (n - 1)
+    return {"max_messages": rounds, "max_bytes_sent": rounds * chunk, "depth": rounds, "only": FROM_MESSAGES}
 
 
 TREE_BROADCAST = Exercise(tree_broadcast, examine_tree_broadcast)

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "every rank prints",
             fails="value",
-            says="Rank 1, all ranks agree: what it prints is ['ready'], should be []. Ranks 0, 2 and 3 too.",
+            says="Rank 1, all ranks agree: what it prints is ['ready'], should be []. Ranks 2 and 3 too.",
             body="print(text)",
         ),
         WrongAnswer(
@@ -35,6 +35,18 @@ WRONG_ANSWERS = {
             edits={"len(set(texts)) > 1": "len({t.strip().lower() for t in texts}) > 1"},
         ),
         WrongAnswer(
+            "compares the first and the last text",
+            fails="value",
+            says="rank 1 differs in the last letter of a long text: what it prints is",
+            edits={"len(set(texts)) > 1": "texts[0] != texts[-1]"},
+        ),
+        WrongAnswer(
+            "tidies the text up",
+            fails="value",
+            says="all ranks pass several lines, spaces and %: what it prints is",
+            edits={"        print(text)": "        print(text.strip())"},
+        ),
+        WrongAnswer(
             "leaves the line open",
             fails="value",
             says="what it prints does not end with a line break",
@@ -58,6 +70,27 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "begins at its number among all ranks, which is right in a row of the mesh",
+            fails="value",
+            says='Rank 1, get("next"), in a mesh of 2: the result is 0, should be 1.',
+            edits={"dist.get_rank(group) + 1": "dist.get_rank() + 1"},
+        ),
+        WrongAnswer(
+            "takes parts of a key for the key",
+            fails="value",
+            says='get(""): returned, should raise ValueError',
+            edits={'what == "next"': 'what in "next"'},
+        ),
+        WrongAnswer(
+            "another error for an unknown key",
+            fails="runs",
+            says="should raise ValueError",
+            body="""
+                answers = {"next": (dist.get_rank(group) + 1) % dist.get_world_size(group)}
+                return answers[what]
+            """,
+        ),
+        WrongAnswer(
             "the neighbour on the other side",
             fails="value",
             says='Rank 0, get("next"): the result is 3, should be 1.',
@@ -72,12 +105,18 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "asks the other ranks",
             fails="cost",
-            says="calls all_gather twice, budget 0",
+            says="calls all_gather twice, budget 0 (all_gather_object is made of it)",
             body="""
                 if what == "next":
                     l=[None]*dist.get_world_size(); dist.all_gather_object(l, 1)
                     return (dist.get_rank(group) + 1) % dist.get_world_size(group)
             """,
+        ),
+        WrongAnswer(
+            "makes a group in every call",
+            fails="runs",
+            says="raised RuntimeError: the answer makes a process group in every call",
+            edits={'    if what == "next":\n': '    if what == "next":\n        dist.new_group()\n'},
         ),
     ),
 }

@@ -63,6 +63,19 @@ WRONG_ANSWERS = {
                 dist.broadcast(t, root)
                 tensor.copy_(t)
             """,
+            also=("cost",),
+        ),
+        WrongAnswer(
+            "hides NaN and infinity",
+            fails="value",
+            says="float32 with NaN, infinity and -0.0: tensor is [0, 3.40282e+38,",
+            edits={"    dist.broadcast(tensor, root)\n": "    dist.broadcast(tensor.nan_to_num_(), root)\n"},
+        ),
+        WrongAnswer(
+            "leaves out ranks that have nothing to add",
+            fails="runs",
+            says="zeros on rank 0: ",
+            edits={"    dist.reduce": "    if tensor.numel() and not tensor.any():\n        return\n    dist.reduce"},
         ),
         WrongAnswer(
             "puts the sum into other memory",
@@ -118,6 +131,21 @@ WRONG_ANSWERS = {
             fails="value",
             says="zeros, NaN and infinity",
             edits={"pieces[rank][: int(lengths[rank])]": "pieces[rank][pieces[rank] != 0]"},
+        ),
+        WrongAnswer(
+            "adds to zeros, so that -0.0 becomes 0.0",
+            fails="value",
+            says="the result differs in some bits, as 0.0 and -0.0 do",
+            edits={"padded[: len(tensor)] = tensor": "padded[: len(tensor)] += tensor"},
+        ),
+        WrongAnswer(
+            "sends the length as a float32",
+            fails="length",
+            says="is sent in 4 bytes, should be one int64",
+            edits={
+                "dtype=torch.int64": "dtype=torch.float32",
+                "torch.tensor([len(tensor)],": "torch.tensor([float(len(tensor))],",
+            },
         ),
         WrongAnswer(
             "reads the memory of a strided tensor as it lies",

@@ -41,6 +41,23 @@ WRONG_ANSWERS = {
             body="dist.recv(tensor, group=group, group_src=(rank - 1) % n)",
         ),
         WrongAnswer(
+            "two rounds, which is right for four ranks",
+            fails="value",
+            says="if there were 5 ranks, rank ",
+            edits={"while reach < n": "while reach < min(n, 4)"},
+        ),
+        WrongAnswer(
+            "multiplies the old values by zero, and NaN stays",
+            fails="value",
+            says="float32 with NaN, infinity and -0.0: tensor is [nan, inf, nan, 3e+38, -0], should be [1, inf, inf,",
+            edits={
+                "dist.recv(tensor, group=group, group_src=(rank - reach) % n)": "buffer = torch.empty_like(tensor)\n"
+                "            dist.recv(buffer, group=group, group_src=(rank - reach) % n)\n"
+                "            tensor.mul_(0).add_(buffer)"
+            },
+            also=("agreement",),
+        ),
+        WrongAnswer(
             "a tree for four ranks",
             fails="runs",
             says="in a group of ranks 1, 2 and 3",
@@ -62,6 +79,24 @@ WRONG_ANSWERS = {
             fails="untouched",
             says="Rank 2, dst=0: tensor is [1100, 1102, 1104, 1106, 1108, 1110], should be [100, 101,",
             edits={"total = arriving.add_(total)": "total = tensor.add_(arriving)"},
+        ),
+        WrongAnswer(
+            "sums up in the caller's tensor, and subtracts it again",
+            fails="untouched",
+            says="Rank 2, float32 with NaN, infinity and -0.0: tensor is",
+            edits={
+                "    total = tensor\n": "    total, arrived = tensor, []\n",
+                "total = arriving.add_(total)": "total = tensor.add_(arriving)\n            arrived.append(arriving)",
+                "        tensor.copy_(total)\n": "        arrived = []\n"
+                "    for part in arrived:\n"
+                "        tensor.sub_(part)\n",
+            },
+        ),
+        WrongAnswer(
+            "keeps everything that arrives",
+            fails="memory",
+            says="Rank 0, float64, 2 × 2: holds 12 elements at once, budget 8.",
+            edits={"total = arriving.add_(total)": "total = arriving + total"},
         ),
         WrongAnswer(
             "the tree always ends at rank 0",
@@ -117,7 +152,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sends float32, whatever the tensor is",
             fails="runs",
-            says="rank 1 sends 6 × float32, rank 0 receives into 6 × bfloat16",
+            says="rank 1 sends 4 × float32, rank 0 receives into 4 × float16",
             edits={"    total = tensor\n": "    total = tensor.float()\n"},
         ),
         WrongAnswer(
@@ -141,7 +176,40 @@ WRONG_ANSWERS = {
                     leaving, arriving = arriving, leaving
                 tensor.copy_(total)
             """,
-            also=("agreement",),  # every rank adds in another order
+            also=("agreement", "memory"),  # every rank adds in another order
+        ),
+        WrongAnswer(
+            "works on a copy of the whole tensor",
+            fails="memory",
+            says="float64, 2 × 2: holds 9 elements at once, budget 2.",
+            body="""
+                chunks = tensor.clone().view(-1).tensor_split(n)
+                buffer = torch.empty_like(chunks[0])
+                left, right = (rank - 1) % n, (rank + 1) % n
+                for step in range(n - 1):
+                    mine = chunks[(rank - step - 1) % n]
+                    send_recv(chunks[(rank - step) % n], right, buffer[: mine.numel()], left, group)
+                    mine += buffer[: mine.numel()]
+                for step in range(n - 1):
+                    send_recv(chunks[(rank + 1 - step) % n], right, chunks[(rank - step) % n], left, group)
+                tensor.view(-1).copy_(torch.cat(chunks))
+            """,
+        ),
+        WrongAnswer(
+            "one rank after the other",
+            fails="cost",
+            says="4 ranks, 12 elements: depth 24, budget 6.",
+            edits={
+                "    for step in range(n - 1):  # reduce": "    def send_recv(leaving, dst, arriving, src, group):\n"
+                "        if rank:\n"
+                "            dist.send(leaving, group=group, group_dst=dst)\n"
+                "        else:\n"
+                "            leaving = leaving.clone()\n"
+                "        dist.recv(arriving, group=group, group_src=src)\n"
+                "        if not rank:\n"
+                "            dist.send(leaving, group=group, group_dst=dst)\n\n"
+                "    for step in range(n - 1):  # reduce"
+            },
         ),
         WrongAnswer(
             "takes n to divide the number of elements",

@@ -1,0 +1,44 @@
+"""A tensor for each rank, in every dtype of numbers, with numbers that answers get wrong: inputs for lessons 01 and 02.
+
+The sum over the ranks is the same in every order, for up to eight ranks.
+"""
+
+import functools
+
+import torch
+
+_SMALLEST_HALF = 2.0**-24  # 0 in a dtype with a shorter exponent, and in a sum that starts from a large number
+
+
+def parts_of_every_kind(n: int) -> dict[str, list[torch.Tensor]]:
+    """By name: the n ranks' tensors, contiguous, of different shapes."""
+    ranks, last = range(n), n - 1
+    by_name = {
+        "float32 with NaN, infinity and -0.0": lambda rank: torch.tensor(
+            [
+                torch.nan if rank == 0 else 1.0,
+                torch.inf if rank == last else rank,
+                torch.inf if rank == last else -torch.inf,
+                3e38,
+                -0.0,
+            ]
+        ),
+        "float64, 2 × 2": lambda rank: (
+            torch.tensor([[1 + 2.0**-40, 2.0**-800], [-1.0, 2.0**-40]], dtype=torch.float64) * (rank + 1)
+        ),
+        "float16 with a sum that is too large": lambda rank: torch.tensor(
+            [257.0, 60000.0, _SMALLEST_HALF * (rank + 1), rank], dtype=torch.float16
+        ),
+        "bfloat16, 2 × 3": lambda rank: torch.arange(6.0, dtype=torch.bfloat16).view(2, 3) + rank,
+        "uint8 with a sum above 255": lambda rank: torch.tensor([200 + rank, rank], dtype=torch.uint8),
+        "int32 above 2²⁴, zeros on rank 0": lambda rank: torch.tensor([2**24 + 1, -1], dtype=torch.int32) * rank,
+        "int64 above 2⁵³, a scalar": lambda rank: torch.tensor(2**55 + rank),
+        "complex64": lambda rank: torch.tensor([1 + 2j, -3j]) * (rank + 1),
+        "no elements, 0 × 3": lambda rank: torch.zeros(0, 3),
+    }
+    return {name: [part(rank) for rank in ranks] for name, part in by_name.items()}
+
+
+def total_of(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Their sum as torch forms it: integers wrap around."""
+    return functools.reduce(torch.add, parts)

@@ -1,0 +1,139 @@
+"""More ranks than there are: an answer made of messages is run for each of them in this process, one after the other.
+
+A rank receives what its sender sent, in this round or in the one before; in the first round that may be nothing. The
+rounds are repeated until one of them changes nothing. Then every rank has received what it would have received. Who
+would have waited for whom is computed from the order of each rank's calls, as `traffic` does.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.course.attempt import MessageLog, left_over
+from scratch_ddp.instruments.traffic import Counts, Totals
+from scratch_ddp.instruments.traffic.calls import Call
+from scratch_ddp.instruments.traffic.rounds import Start, Wait
+
+Messages = dict[tuple[int, int, int], torch.Tensor]  # by sender, receiver and number: what was sent
+
+
+class MoreRanks:
+    """parts: the tensor of each rank. root: a rank that the answer is given as its second argument.
+
+    Afterwards `tensors` are the ranks' tensors, `results` what each call returned, `totals` what was sent, and
+    `left_over` says what was sent and not received.
+    """
+
+    def __init__(self, parts: list[torch.Tensor], root: int | None = None):
+        self._parts, self._root, self._size = parts, root, len(parts)
+
+    def __call__(self, answer: Callable) -> None:
+        messages: Messages = {}
+        for _ in range(4 * self._size):
+            before, messages = messages, {}
+            seats = [self._played(answer, rank, before, messages) for rank in range(self._size)]
+            if before.keys() == messages.keys() and all(_same(before[key], messages[key]) for key in messages):
+                break
+        self.totals = Totals.of([(seat.counts, seat.events) for seat in seats])
+        self.left_over = left_over([seat.log.as_fact() for seat in seats])
+
+    def _played(self, answer: Callable, rank: int, before: Messages, messages: Messages) -> "_Seat":
+        """Run the answer as rank `rank`."""
+        if rank == 0:
+            self.tensors, self.results = [], []
+        seat = _Seat(rank, self._size, before, messages)
+        tensor = self._parts[rank].clone()
+        with seat.registered() as members:
+            root = () if self._root is None else (members[self._root],)
+            self.results.append(answer(tensor, *root, group=seat))
+        self.tensors.append(tensor)
+        return seat
+
+
+class _Seat(dist.ProcessGroup):
+    """The group as one of its ranks sees it."""
+
+    def __init__(self, rank: int, size: int, before: Messages, messages: Messages):
+        super().__init__(rank, size)
+        self._rank, self._size, self._before, self._messages = rank, size, before, messages
+        self.log, self.counts, self.events = MessageLog(range(size)), Counts(), []
+        self._numbers: dict[tuple[int, int], int] = {}
+        # As attributes of the object: `traffic` replaces methods of the class, and these messages are not sent.
+        self.send, self.recv = self._send, self._receive
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return self._rank
+
+    @contextlib.contextmanager
+    def registered(self) -> Iterator[list[int]]:
+        """Known to torch.distributed as a group in which this process is rank `rank`. Yields its global ranks."""
+        world, own = dist.distributed_c10d._world, dist.get_rank()
+        others = [number for number in range(self._size + 1) if number != own]
+        members = [*others[: self._rank], own, *others[self._rank :]][: self._size]
+        default = dist.group.WORLD
+        world.pg_group_ranks[self] = {member: rank for rank, member in enumerate(members)}
+        world.pg_map[self], world.pg_names[self] = world.pg_map[default], "more ranks"
+        world.pg_backend_config[self] = "cpu:gloo"
+        try:
+            yield members
+        finally:
+            for registry in (world.pg_group_ranks, world.pg_map, world.pg_names, world.pg_backend_config):
+                del registry[self]
+
+    def _send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> "_Work":
+        self._messages[self._next(self._rank, dst)] = tensors[0].detach().clone()
+        return self._started("send", tensors[0], dst)
+
+    def _receive(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> "_Work":
+        key = self._next(src, self._rank)
+        sent = self._messages.get(key, self._before.get(key))
+        if sent is not None:
+            if (sent.numel(), sent.dtype) != (tensors[0].numel(), tensors[0].dtype):
+                what = f"rank {src} sends {_described(sent)}, rank {self._rank} receives into {_described(tensors[0])}"
+                raise ValueError(what)
+            with torch.no_grad():
+                tensors[0].copy_(sent.view_as(tensors[0]))
+        return self._started("recv", tensors[0], src)
+
+    def _next(self, sender: int, receiver: int) -> tuple[int, int, int]:
+        peer = receiver if sender == self._rank else sender
+        if not 0 <= peer < self._size:
+            raise ValueError(f"there is no rank {peer} among {self._size}")
+        self._numbers[sender, receiver] = self._numbers.get((sender, receiver), -1) + 1
+        return sender, receiver, self._numbers[sender, receiver]
+
+    def _started(self, name: str, tensor: torch.Tensor, peer: int) -> "_Work":
+        call = Call(name, tensor.numel() * tensor.element_size(), tuple(range(self._size)), self._rank, peer)
+        self.log.started(call)
+        self.counts.add(call)
+        number = len(self.log.calls) - 1
+        ends = (self._rank, peer) if name == "send" else (peer, self._rank)
+        self.events.append(Start(number, ("message", *ends), 2, 1))
+        return _Work(lambda: self.events.append(Wait(number)))
+
+
+class _Work(dist.Work):
+    def __init__(self, waited: Callable[[], Any]):
+        super().__init__()
+        self._waited = waited
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._waited()
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{tensor.numel()} × {str(tensor.dtype).removeprefix('torch.')}"
