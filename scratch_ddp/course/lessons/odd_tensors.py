@@ -24,37 +24,36 @@ class _Kind:
 
 _KINDS = {
     "vector": _Kind((3,)),
-    "vector_2": _Kind((3,)),  # of the same size
     "scalar": _Kind(()),
     "empty": _Kind((0, 3)),
     "transposed": _Kind((3, 2)),
     "infinite": _Kind((3,)),  # in the weights and in the gradients
+    "large_half": _Kind((2,), torch.float16, _LARGE),
+    "tiny_half": _Kind((2,), torch.float16, _TINY),
     "large": _Kind((2,), gradients=_LARGE),
     "tiny": _Kind((2,), gradients=_TINY),
     "large_double": _Kind((2,), torch.float64, _LARGE),
-    "tiny_double": _Kind((), torch.float64, _TINY),
-    "large_half": _Kind((2,), torch.float16, _LARGE),
-    "tiny_half": _Kind((2,), torch.float16, _TINY),
-    "bfloat": _Kind((2,), torch.bfloat16),
+    "bf16": _Kind((2,), torch.bfloat16),
     "complex": _Kind((2,), torch.complex64),
 }
 
 
 class OddModel(nn.Module):
-    """The same values on all ranks. Buffers, a frozen parameter with an old gradient, a tied one, a part in eval mode.
+    """The same values on all ranks. Buffers, a tied parameter, a part in eval mode; two frozen parameters.
 
-    dtypes: only parameters of these, if given.
+    frozen: with those two, one of which still has a gradient. dtypes: only parameters of these, if given.
     """
 
-    def __init__(self, device: torch.device, dtypes: tuple[torch.dtype, ...] = ()):
+    def __init__(self, device: torch.device, dtypes: tuple[torch.dtype, ...] = (), frozen: bool = True):
         super().__init__()
         for name, kind in _KINDS.items():
             if not dtypes or kind.dtype in dtypes:
                 self.register_parameter(name, nn.Parameter(_weights(name, kind)))
         self.inner, self.head = nn.Linear(2, 2, bias=False).eval(), nn.Linear(2, 2)
         self.head.weight = self.inner.weight
-        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-        self.frozen.grad = torch.full((3,), 7.0)  # from before it was frozen
+        if frozen:
+            self.frozen, self.frozen_2 = (nn.Parameter(torch.ones(3), requires_grad=False) for _ in range(2))
+            self.frozen.grad = torch.full((3,), 7.0)  # from before it was frozen
         self.register_buffer("mean", torch.tensor([-0.0, 0.5]))
         self.register_buffer("steps", torch.tensor(2**60 + 1))
         self.register_buffer("mask", torch.tensor([True, False, True]), persistent=False)
@@ -71,34 +70,43 @@ class OddModel(nn.Module):
 def gradient_of(name: str, parameter: nn.Parameter, rank: int, size: int, step: int = 0) -> torch.Tensor:
     """Rank `rank`'s gradient of a parameter of `OddModel`, or of another model: exact when divided by `size`.
 
-    Each step has other values. Large ones are so near to the largest number that two of them can't be added; tiny ones
-    become 0 in the next smaller dtype. Those of `infinite` hold inf on rank 0 and NaN on the last rank.
+    Each step has other values, and so have most names. Two large ones are more than the dtype can hold; tiny ones are 0
+    in the next smaller dtype. Those of `infinite` hold inf on rank 0 and NaN on the last rank.
     """
-    kind = _KINDS.get(name, _Kind(()))
-    real = parameter.dtype.to_real() if parameter.is_complex() else parameter.dtype
-    unit, factor = math.lcm(12, size), (rank + 1) ** 2 * (-1) ** step
-    numbers = torch.arange(1, parameter.numel() + 1, dtype=torch.float64) * unit * factor
-    if kind.gradients == _LARGE:
-        numbers = torch.full_like(numbers, (-1) ** step * unit * 2.0 ** int(math.log2(torch.finfo(real).max / unit)))
-    elif kind.gradients == _TINY:
-        numbers *= {torch.float16: 2.0**-20, torch.float64: 2.0**-800}.get(real, 2.0**-100)
-    if name == "infinite":
-        numbers[0] = torch.nan if rank == size - 1 else numbers[0]
-        numbers[1] = torch.inf if rank == 0 else numbers[1]
-    if parameter.is_complex():
-        numbers = torch.complex(numbers, -2 * numbers)
-    return torch.empty_like(parameter, requires_grad=False).copy_(numbers.view(parameter.shape))
+    return _like(parameter, _numbers(name, parameter, rank, size, step))
 
 
 def combined(name: str, parameter: nn.Parameter, parts: list[int], total: int, step: int = 0) -> torch.Tensor:
     """What one process computes: the sum of all ranks' gradients, each times its part / total. 0 leaves a rank out."""
-    wide = torch.complex128 if parameter.is_complex() else torch.float64
     terms = [
-        gradient_of(name, parameter, rank, len(parts), step).to(wide) / total * part
+        [number / total * part for number in _numbers(name, parameter, rank, len(parts), step)]
         for rank, part in enumerate(parts)
         if part
     ]
-    return sum(terms, torch.zeros_like(parameter, dtype=wide, requires_grad=False)).to(parameter.dtype)
+    return _like(parameter, [sum(numbers) for numbers in zip(*terms, strict=True)] or [0.0] * parameter.numel())
+
+
+def _numbers(name: str, parameter: nn.Parameter, rank: int, size: int, step: int) -> list[complex]:
+    """Python's numbers, since every operation of torch is observed during a check."""
+    kind, count = _KINDS.get(name, _Kind(())), parameter.numel()
+    real = parameter.dtype.to_real() if parameter.is_complex() else parameter.dtype
+    unit, factor = math.lcm(12, size), (rank + 1) ** 2 * (1 + sum(name.encode()) % 3) * (-1) ** step
+    numbers = [unit * factor * place for place in range(1, count + 1)]
+    if kind.gradients == _LARGE:
+        numbers = [(-1) ** step * unit * 2.0 ** int(math.log2(torch.finfo(real).max / unit))] * count
+    elif kind.gradients == _TINY:
+        scale = {torch.float16: 2.0**-20, torch.float64: 2.0**-800}.get(real, 2.0**-100)
+        numbers = [number * scale for number in numbers]
+    if name == "infinite":
+        numbers[0] = math.nan if rank == size - 1 else numbers[0]
+        numbers[1] = math.inf if rank == 0 else numbers[1]
+    return [complex(number, -2 * number) for number in numbers] if parameter.is_complex() else numbers
+
+
+def _like(parameter: nn.Parameter, numbers: list[complex]) -> torch.Tensor:
+    """Also in memory, where a transposed one lies in another order."""
+    flat = torch.tensor(numbers, dtype=parameter.dtype, device=parameter.device)
+    return torch.empty_like(parameter, requires_grad=False).copy_(flat.view(parameter.shape))
 
 
 def _weights(name: str, kind: _Kind) -> torch.Tensor:
