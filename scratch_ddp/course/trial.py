@@ -37,15 +37,16 @@ class AnswerFailed(Exception):
 class Trial:
     """The examination of one answer in one world (see `worlds`): all ranks, or some of them.
 
-    rank, size: of this rank in that world. seed: for inputs that are drawn; the same on all ranks, another in each run.
-    device: where the tensors of the test live. printed: the first lines that the last call printed on this rank;
-    line_ended: they end with a line break. calls: what the last call started on this rank, as `traffic` describes it.
-    spoiled: the process group can't be trusted any more. ranks_missing: some rank did not even come back to say how its
-    call ended.
+    rank, size: of this rank in that world. again: the answer has passed in another world. seed: for inputs that are
+    drawn; the same on all ranks, another in each run. device: where the tensors of the test live. printed: the first
+    lines that the last call printed on this rank; line_ended: they end with a line break. calls: what the last call
+    started on this rank, as `traffic` describes it. spoiled: the process group can't be trusted any more.
+    ranks_missing: some rank did not even come back to say how its call ended.
     """
 
     def __init__(self, function: Callable, meeting: Meeting, seconds: float, seed: int = 0, world: World | None = None):
         self.rank, self.size, self.device = meeting.rank, meeting.size, message_device()
+        self.again = world is not None
         self.printed: list[str] = []
         self.line_ended, self.calls = True, []
         self.spoiled = self.ranks_missing = False
