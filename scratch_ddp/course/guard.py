@@ -73,7 +73,8 @@ class Guard:
             del self._names["hash"]
         for name in [name for name in self._names if name not in self._names_before]:
             del self._names[name]
-            yield f"leaves the name `{name}` behind in the notebook"
+            if name != "__warningregistry__":  # Python's own, after a warning
+                yield f"leaves the name `{name}` behind in the notebook"
         for name, value in self._names_before.items():
             if self._names.get(name, self) is not value:
                 self._names[name] = value

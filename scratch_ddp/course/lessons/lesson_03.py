@@ -105,13 +105,14 @@ def examine_average_gradients(trial: Trial) -> None:
     """V, A, C: plain and tied models, unused parameters, and a model with every kind of tensor."""
     last = trial.size - 1
     doubles, odd = _model(trial, (3,), (3,), dtype=torch.float64), OddModel(trial.device)
+    odd.frozen.grad.fill_(trial.rank)
     nobody = dict.fromkeys(range(trial.size), {"head.bias"})
     some = {"head.bias", "infinite", "scalar", "transposed", "complex", "inner.weight"}
     cases: list[tuple[str, nn.Module, dict[int, set[str]]]] = [  # by rank: the parameters that have no gradient there
         ("plain model", _model(trial, (3,), (2, 2)), {}),
         ("parameters in another order in memory on odd ranks", _shuffled_in_memory(trial), {}),
         ("tied weight", _Tied(_model(trial, (2, 2))[0]).to(trial.device), {}),
-        ("rank 1 did not use '0'", doubles, {1: {"0"}}),
+        ("rank 0 did not use '1', rank 1 not '0'", doubles, {0: {"1"}, 1: {"0"}}),
         (f"rank {last} used no parameter", doubles, {last: {"0", "1"}}),
         ("many kinds of tensors, some unused on rank 0, 'head.bias' on all", odd, nobody | {0: some}),
     ]
@@ -127,6 +128,8 @@ def examine_average_gradients(trial: Trial) -> None:
         trial.call(model, case=case, changes=[GRADIENTS])
         _expect(trial, parameters, means)
         _budget(trial, parameters)
+        if "in memory" in case:
+            trial.end_if_wrong()
 
 
 def examine_average_unequal(trial: Trial) -> None:

@@ -71,7 +71,7 @@ def gradient_of(name: str, parameter: nn.Parameter, rank: int, size: int, step: 
     """Rank `rank`'s gradient of a parameter of `OddModel`, or of another model: exact when divided by `size`.
 
     Each step has other values, and so have most names. Two large ones are more than the dtype can hold; tiny ones are 0
-    in the next smaller dtype. Those of `infinite` hold inf on rank 0 and NaN on the last rank.
+    in the next smaller dtype. Those of `infinite` hold NaN and inf on the last rank.
     """
     return _like(parameter, _numbers(name, parameter, rank, size, step))
 
@@ -98,8 +98,7 @@ def _numbers(name: str, parameter: nn.Parameter, rank: int, size: int, step: int
         scale = {torch.float16: 2.0**-20, torch.float64: 2.0**-800}.get(real, 2.0**-100)
         numbers = [number * scale for number in numbers]
     if name == "infinite":
-        numbers[0] = math.nan if rank == size - 1 else numbers[0]
-        numbers[1] = math.inf if rank == 0 else numbers[1]
+        numbers[:2] = [math.nan, math.inf] if rank == size - 1 else numbers[:2]
     return [complex(number, -2 * number) for number in numbers] if parameter.is_complex() else numbers
 
 

@@ -23,7 +23,8 @@ WRONG_ANSWERS = {
             says="used no parameter: the gradient of '1' is",
             edits={
                 "    for parameter in": "    zeros = {}\n    for parameter in",
-                "torch.zeros_like(parameter)": "zeros.setdefault(parameter.shape, torch.zeros_like(parameter))",
+                "torch.zeros_like(parameter)": "zeros.setdefault((parameter.shape, parameter.dtype), "
+                "torch.zeros_like(parameter))",
             },
             also=("agreement",),
         ),
@@ -44,7 +45,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "hides NaN and inf",
             fails="value",
-            says="the gradient of 'infinite' is [0, -3.40282e+38, -270], should be [nan, -inf, -270]",
+            says="the gradient of 'infinite' is [0, 3.40282e+38, -783], should be [nan, inf, -783]",
             edits={
                 "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad)\n"
                 "        parameter.grad.nan_to_num_()"
@@ -97,7 +98,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "gives frozen parameters gradients of zeros",
             fails="untouched",
-            says="the gradient of 'frozen' is changed, should be left alone.",
+            says="is changed, should be left alone.",
             edits={"if not parameter.requires_grad:": "if False:"},
             also=("cost",),
         ),
@@ -110,8 +111,8 @@ WRONG_ANSWERS = {
                     if parameter.requires_grad:
                         everyones = [None] * dist.get_world_size()
                         dist.all_gather_object(everyones, parameter.grad)
-                        present = [each.double() for each in everyones if each is not None]
-                        parameter.grad = (sum(present) / len(everyones)).to(parameter.dtype)
+                        present = [each / len(everyones) for each in everyones if each is not None]
+                        parameter.grad = sum(present, torch.zeros_like(parameter))
             """,
         ),
         WrongAnswer(
@@ -211,14 +212,14 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "hides every NaN",
             fails="value",
-            says="a real NaN in the last rank's gradient",
+            says="a real NaN: all of the last rank's gradient of '0'",
             edits={"dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad.nan_to_num_())"},
         ),
         WrongAnswer(
             "counts items in two bytes",
             fails="value",
             says="20,000 items and more: the gradient of '0' is",
-            edits={"    dist.all_reduce(total)": "    total = total.short()\n    dist.all_reduce(total)"},
+            edits={"total.item()": "total.short().item()"},
         ),
     ),
 }

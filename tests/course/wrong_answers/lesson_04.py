@@ -16,12 +16,12 @@ WRONG_ANSWERS = {
             """,
         ),
         WrongAnswer(
-            "the same as bits: still blind for order",
+            "the sum of all bytes: blind for order",
             fails="value",
             says="rank 1 has the same numbers in another order: the result is True, should be False.",
             body="""
-                mine = sum(tensor.detach().double().sum() for tensor in [*model.parameters(), *model.buffers()])
-                mine = mine.view(torch.int64)
+                tensors = [*model.parameters(), *model.buffers()]
+                mine = sum(tensor.detach().flatten().view(torch.uint8).long().sum() for tensor in tensors)
                 everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
                 dist.all_gather(everyones, mine)
                 return all(torch.equal(mine, other) for other in everyones)

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "counts what the sampler has filled up with",
             fails="value",
-            says="13 items: the result is 0.375, should be 0.384615.",
+            says="13 items: the result is 0.5, should be 0.384615.",
             edits={
                 "hits[places < items].sum()": "hits.sum()",
                 "right.item() / items": "right.item() / (n * len(hits))",
@@ -16,7 +16,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "divides by the items, but still counts hits twice",
             fails="value",
-            says="13 items: the result is 0.461538, should be 0.384615.",
+            says="13 items: the result is 0.615385, should be 0.384615.",
             edits={"hits[places < items].sum()": "hits.sum()"},
         ),
         WrongAnswer(
@@ -37,7 +37,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes the shards for contiguous ones",
             fails="value",
-            says="13 items: the result is 0.461538, should be 0.384615.",
+            says="13 items: the result is 0.538462, should be 0.384615.",
             edits={
                 "rank + n * torch.arange(len(hits), device=hits.device)": "rank * len(hits) + torch.arange(len(hits))"
             },
@@ -45,7 +45,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "each rank's own accuracy",
             fails="agreement",
-            says="13 items: Ranks 2 and 3 have different bits from rank 0.",
+            says="15 items: Ranks 1 and 2 have different bits from rank 0.",
             body="return hits.double().mean().item()",
             also=("value",),
         ),
@@ -104,7 +104,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "counts hits in one byte",
             fails="value",
-            says="items: the result is",
+            says="drawn with seed=",
             edits={"hits[places < items].sum()": "hits[places < items].sum().to(torch.uint8)"},
         ),
     ),
@@ -186,6 +186,7 @@ WRONG_ANSWERS = {
                 dist.all_reduce(both)
                 return both[0] / both[1]
             """,
+            also=("cost",),
         ),
         WrongAnswer(
             "a rank without tokens returns early",
@@ -198,7 +199,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "calls backward itself",
             fails="untouched",
-            says="the gradient of losses is changed",
+            says="4 tokens each: backward was called",
             edits={
                 "return losses[counts].sum() * n / tokens": "mine = losses[counts].sum() * n / tokens\n"
                 "    mine.backward(retain_graph=True)\n    return mine"
