@@ -117,6 +117,8 @@ def examine_average_gradients(trial: Trial) -> None:
         ("many kinds of tensors, some unused on rank 0, 'head.bias' on all", odd, nobody | {0: some}),
     ]
     for step, (case, model, unused) in enumerate(cases):
+        if trial.again and (model is odd or "in memory" in case):
+            continue
         parameters = _trainable(model)
         _give_gradients(trial, parameters, step, unused.get(trial.rank, ()))
         means = {
