@@ -73,7 +73,8 @@ class Guard:
             del self._names["hash"]
         for name in [name for name in self._names if name not in self._names_before]:
             del self._names[name]
-            yield f"leaves the name `{name}` behind in the notebook"
+            if name != "__warningregistry__":  # Python's own, after a warning
+                yield f"leaves the name `{name}` behind in the notebook"
         for name, value in self._names_before.items():
             if self._names.get(name, self) is not value:
                 self._names[name] = value
@@ -89,7 +90,9 @@ class Guard:
 
     def _changed(self) -> Iterator[str]:
         for before, now in zip(self._before, self._facts(), strict=False):
-            if before.value != now.value:
+            if isinstance(before.value, frozenset) and isinstance(now.value, frozenset):
+                yield from _names_changed(before, now)
+            elif before.value != now.value:
                 yield f"{before.what} {before.complaint or difference(now.value, before.value)}"
 
     def _facts(self) -> Iterator["_Fact"]:
@@ -118,26 +121,38 @@ class Guard:
                 yield from self._facts_of(f"{what}[{key!r}]", value, seen)
 
     def _facts_of_tensor(self, what: str, tensor: torch.Tensor) -> Iterator["_Fact"]:
+        kept = VALUES not in self._changes and id(tensor) not in self._may_differ
+        instead = "the answer must not change it" if kept else "write into it in place"
         lies = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-        yield _Fact(what, lies, "lies in other memory than before, or has another shape: write into it in place")
+        yield _Fact(what, lies, f"lies in other memory than before, or has another shape: {instead}")
         yield _Fact(f"{what}: requires_grad", tensor.requires_grad)
-        if VALUES not in self._changes and id(tensor) not in self._may_differ:
+        if kept:
             values = bits(tensor) if tensor.untyped_storage().nbytes() >= tensor.nbytes else b"freed"
             yield _Fact(what, values, "has other values than before: the answer must not change it")
         if HOOKS not in self._changes and tensor.requires_grad:
             hooks = [tensor._backward_hooks, tensor._post_accumulate_grad_hooks]
             yield _Fact(f"{what}: number of hooks", sum(len(each or ()) for each in hooks))
-        if tensor.is_leaf and not (GRADIENTS in self._changes and tensor.requires_grad):
+        if not tensor.is_leaf:
+            yield _Fact(f"{what}: retains_grad", tensor.retains_grad)
+            return
+        if not (GRADIENTS in self._changes and tensor.requires_grad):
             yield _Fact(f"the gradient of {what}", bits(tensor.grad), "is changed, should be left alone")
+        has_graph = tensor.grad is not None and tensor.grad.requires_grad
+        yield _Fact(f"the gradient of {what}: requires_grad", has_graph)
 
     def _facts_of_model(self, model: nn.Module, seen: set[int]) -> Iterator["_Fact"]:
+        for name, module in model.named_modules():
+            parts = {"parameter": module._parameters, "buffer": module._buffers, "module": module._modules}
+            names = {
+                f"the {kind} {name!r}" for kind, held in parts.items() for name in held if name not in self._changes
+            }
+            yield _Fact(repr(name) if name else "the model", frozenset(names))
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             yield from self._facts_of(repr(name), tensor, seen)
         for name, module in model.named_modules():
             of = repr(name) if name else "the model"
             own = {key: value for key, value in vars(module).items() if key not in self._changes}
-            names = sorted(key for key in own if not key.startswith("_"))
-            yield _Fact(f"{of}: the list of its attributes", names)
+            yield _Fact(of, frozenset(f"the attribute {key!r}" for key in own if not key.startswith("_")))
             for key, value in own.items():
                 if key in _HOOKS and HOOKS not in self._changes:
                     yield _Fact(f"{of}: number of {key}", len(value))
@@ -164,11 +179,18 @@ class _Fact:
     complaint: str = ""
 
 
+def _names_changed(before: _Fact, now: _Fact) -> Iterator[str]:
+    """Complaints about what an answer has left on `what`, or taken from it."""
+    yield from (f"leaves {name} on {before.what}" for name in sorted(now.value - before.value))
+    yield from (f"removes {name} from {before.what}" for name in sorted(before.value - now.value))
+
+
 class _Settings:
     """Settings of the whole process that an answer may not leave changed."""
 
     def __init__(self) -> None:
         self._grad, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+        self._anomalies = torch.is_anomaly_enabled()
         self._random, self._torch_random = random.getstate(), torch.get_rng_state()
         self._functions = [dict(vars(module)) for module in _MODULES]
 
@@ -180,6 +202,9 @@ class _Settings:
             left = torch.get_default_dtype()
             torch.set_default_dtype(self._dtype)
             yield f"leaves {left} as the default dtype"
+        if torch.is_anomaly_enabled() != self._anomalies:
+            torch.autograd.set_detect_anomaly(self._anomalies)
+            yield "leaves anomaly detection switched on or off (torch.autograd.set_detect_anomaly)"
         if random.getstate() != self._random or not torch.equal(torch.get_rng_state(), self._torch_random):
             random.setstate(self._random)
             torch.set_rng_state(self._torch_random)

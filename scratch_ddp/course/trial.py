@@ -193,6 +193,12 @@ class Trial:
         """The answer left this as it was."""
         self.criterion("untouched", difference(actual, before) or _difference_in_bits(actual, before), what)
 
+    def end_if_wrong(self) -> None:
+        """Try nothing further if anything was wrong on any rank: after some mistakes messages would no longer fit."""
+        complaints = [*self._shared.values(), *(text for _, text in self._found.values())]
+        if any(self._exchange(any(complaints))):
+            raise AnswerFailed
+
     def criterion(self, name: str, complaint: str, what: str = "") -> None:
         """Any other criterion: `complaint` says what is wrong on this rank, "" if nothing is. The first one is kept."""
         text = f"{f', {self._case}' if self._case else ''}: {f'{what} {complaint}'.strip()}"  # behind `Rank 2`

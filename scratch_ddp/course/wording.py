@@ -20,11 +20,14 @@ def times(number: int) -> str:
 
 
 def shown(value: Any, exact: bool = False) -> str:
-    """A value as it may stand in a line: tensors as their numbers, long ones cut. exact: with all digits."""
+    """A value as it may stand in a line: tensors as their numbers, long ones cut. exact: with all digits.
+
+    A tensor without dimensions is shown as a number.
+    """
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().flatten()
         numbers = ", ".join(str(number) if exact else f"{number:g}" for number in flat[:_SHOWN].tolist())
-        return f"[{numbers}{', …' if len(flat) > _SHOWN else ''}]"
+        return f"[{numbers}{', …' if len(flat) > _SHOWN else ''}]" if value.dim() else numbers
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
 
@@ -38,7 +41,8 @@ def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
     if type(actual) is int and isinstance(expected, float):
         actual = float(actual)
     if type(actual) is not type(expected):
-        return f"is {_kind(actual)}, should be {_kind(expected)}"
+        beside_numpy = type(actual).__module__ == "numpy"
+        return f"is {_kind(actual)}, should be {_kind(expected, 'Python ' if beside_numpy else '')}"
     if isinstance(expected, list) and any(isinstance(entry, torch.Tensor) for entry in expected):
         return _difference_of_lists(actual, expected, tolerance)
     if isinstance(expected, torch.Tensor):
@@ -83,7 +87,7 @@ def _difference_of_tensors(actual: torch.Tensor, expected: torch.Tensor, toleran
     if len(wrong) <= _SHOWN:
         return _is_should_be(actual, expected)
     first = int(wrong.nonzero()[0])
-    values = _is_should_be(actual.flatten()[first], expected.flatten()[first]).replace("[", "").replace("]", "")
+    values = _is_should_be(actual.flatten()[first], expected.flatten()[first])
     return f"is wrong in {int(wrong.sum())} of {len(wrong)} elements: element {first} {values}"
 
 
@@ -93,10 +97,11 @@ def _is_should_be(actual: torch.Tensor, expected: torch.Tensor) -> str:
     return f"is {shown(actual, exact)}, should be {shown(expected, exact)}"
 
 
-def _kind(value: Any) -> str:
+def _kind(value: Any, language: str = "") -> str:
     if value is None:
         return "None"
-    name = type(value).__name__
+    kind = type(value)
+    name = f"{language}{'numpy.' if kind.__module__ == 'numpy' else ''}{kind.__name__}"
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 

@@ -40,15 +40,49 @@ EDITS = {
             "    for step in range(n - 1):  # reduce"
         },
     ],
-    "average_gradients": [{"parameter.grad /= dist.get_world_size()": "parameter.grad.div_(dist.get_world_size())"}],
+    "average_gradients": [
+        {"parameter.grad /= dist.get_world_size()": "parameter.grad.div_(dist.get_world_size())"},
+        {"parameter.grad /= dist.get_world_size()": "parameter.grad = parameter.grad / dist.get_world_size()"},
+        {"model.parameters():\n": "reversed(list(model.parameters())):\n"},
+        {
+            "parameter.grad /= dist.get_world_size()": "parameter.grad.mul_(1 / dist.get_world_size())",
+            "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad, async_op=True).wait()",
+        },
+    ],
+    "average_unequal": [
+        {"parameter.grad *= items / total.item()": "parameter.grad *= items / total"},
+        {"parameter.grad *= items / total.item()": "parameter.grad = parameter.grad * (items / total.item())"},
+        {"    for parameter in": "    total = total.double()\n    for parameter in"},
+        {"torch.zeros_like(parameter)": "parameter.detach().clone().zero_()"},
+    ],
     "same_on_all_ranks": [
         {
             "all(torch.equal(mine, other) for": "1 == len({tuple(other.tolist()) for",
             "other in everyones)": "other in everyones})",
-        }
+        },
+        {"[*model.parameters(), *model.buffers()]": "[*model.buffers(), *model.parameters()]"},
+        {
+            "torch.tensor(list(digest.digest()), dtype=torch.uint8, device=tensor.device)": "torch.frombuffer("
+            "bytearray(digest.digest()), dtype=torch.int64)"
+        },
+        {
+            "list(digest.digest())": "list(digest.digest()[:8])",
+            "torch.equal(mine, other)": "bytes(other.tolist()) == digest.digest()[:8]",
+        },
+        {"digest.update(": "digest.update(str(tensor.shape).encode()), digest.update("},
     ],
-    "accuracy_once": [{"return right.item() / items": "return (right / items).item()"}],
-    "token_mean": [{"losses[counts].sum() * n / tokens": "torch.where(counts, losses, 0).sum() / tokens * n"}],
+    "accuracy_once": [
+        {"return right.item() / items": "return (right / items).item()"},
+        {"hits[places < items].sum()": "(hits & (places < items)).count_nonzero()"},
+        {"hits[places < items].sum()": "hits[: (items - rank + n - 1) // n].sum()"},
+        {"hits[places < items].sum()": "torch.tensor(sum(hits[places < items].tolist()))"},
+    ],
+    "token_mean": [
+        {"losses[counts].sum() * n / tokens": "torch.where(counts, losses, 0).sum() / tokens * n"},
+        {"losses[counts].sum() * n / tokens": "losses.masked_fill(~counts, 0).sum() * (n / tokens.item())"},
+        {"losses[counts].sum() * n / tokens": "losses.masked_select(counts).sum() / (tokens / n)"},
+        {"tokens = counts.sum()": "tokens = counts.sum().float()"},
+    ],
     "average_when_ready": [
         {"work.wait()": "work.get_future().wait()"},
         {

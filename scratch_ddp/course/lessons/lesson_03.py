@@ -1,11 +1,14 @@
 """Lesson 03, naive data parallelism: the mean of gradients for any model, and for batches of any sizes."""
 
+from collections.abc import Collection
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS
+from scratch_ddp.course.lessons.odd_tensors import OddModel, combined, gradient_of
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -15,8 +18,10 @@ COUNT = 8  # bytes of one int64
 def average_gradients(model):
     """Replace the gradient of every trainable parameter by its mean over all ranks.
 
-    Where a rank has none (`.grad` is None), it counts as zeros. Parameters with
-    `requires_grad=False` are left alone, also a `.grad` that they still have.
+    Where a rank has none (`.grad` is None), it counts as zeros, also where no rank has one.
+    Parameters are of any shape and dtype, NaN and inf stay what they are, and a mean that its
+    dtype can hold comes out, also of large numbers. Parameters with `requires_grad=False` are
+    left alone, also a `.grad` that they still have.
     Cost: one all-reduce for each trainable parameter, of the parameter's size.
     """
     # Which ranks have to take part in a parameter's all-reduce, and what do they bring?
@@ -34,9 +39,10 @@ def average_gradients(model):
 def average_unequal(model, items):
     """Replace every gradient by the whole batch's.
 
-    This rank's is that of the mean loss over its own `items` items. A rank with no items
-    has no gradient (`.grad` is None), or NaN; any other NaN is a real one and has to be
-    seen in the result. Every parameter is trainable.
+    This rank's is that of the mean loss over its own `items` items (an int). A rank with no
+    items has no gradients (`.grad` is None), or only NaN; any other NaN is a real one and has
+    to be seen in the result. Some rank has items, and then all its gradients; every parameter
+    is trainable, of any shape and dtype, as in `average_gradients`.
     Cost: one all-reduce for each parameter, and one of a single number.
     """
     # Which share of the whole batch's mean is this rank's?
@@ -64,87 +70,98 @@ def _model(trial: Trial, *shapes: tuple[int, ...], dtype: torch.dtype = torch.fl
     return nn.ParameterList(torch.ones(shape, dtype=dtype, device=trial.device) for shape in shapes)
 
 
-def _gradient(parameter: nn.Parameter, rank: int, unit: float = 12.0) -> torch.Tensor:
-    """Rank r's: (r+1)² times unit, 2·unit, 3·unit, …; exact when divided by 2, 3 or 4."""
-    numbers = unit * torch.arange(1, parameter.numel() + 1, device=parameter.device) * (rank + 1) ** 2
-    return numbers.to(parameter.dtype).view_as(parameter)
+def _shuffled_in_memory(trial: Trial) -> nn.ParameterList:
+    """Six parameters: what goes through them by address, or through a set, takes another order on odd ranks."""
+    made = sorted(_model(trial, *[(2,)] * 32), key=lambda parameter: (id(parameter) % 32, id(parameter)))
+    chosen = [*made[:3], *made[-3:]]  # a small set goes by the last bits of an address
+    return nn.ParameterList(chosen[::-1] if trial.rank % 2 else chosen)
 
 
-def _expect(trial: Trial, model: nn.Module, means: list[torch.Tensor], tolerance: float = 0.0) -> None:
-    for (name, parameter), mean in zip(model.named_parameters(), means, strict=True):
-        trial.value(parameter.grad, mean, f"the gradient of {name!r}", tolerance)
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _give_gradients(trial: Trial, parameters: dict[str, nn.Parameter], step: int, but: Collection[str] = ()) -> None:
+    for name, parameter in parameters.items():
+        parameter.grad = None if name in but else gradient_of(name, parameter, trial.rank, trial.size, step)
+
+
+def _expect(
+    trial: Trial, parameters: dict[str, nn.Parameter], means: dict[str, torch.Tensor], tolerance: float = 0.0
+) -> None:
+    for name, parameter in parameters.items():
+        close = 0.02 if tolerance and means[name].dtype.itemsize == 2 else tolerance
+        trial.value(parameter.grad, means[name], f"the gradient of {name!r}", close)
         trial.agreement(parameter.grad)
 
 
-def _budget(trial: Trial, parameters: list[nn.Parameter], extra_bytes: tuple[int, ...] = ()) -> None:
-    sizes = [parameter.numel() * parameter.element_size() for parameter in parameters] + [*extra_bytes]
+def _budget(trial: Trial, parameters: dict[str, nn.Parameter], extra_bytes: tuple[int, ...] = ()) -> None:
+    sizes = [parameter.numel() * parameter.element_size() for parameter in parameters.values()] + [*extra_bytes]
     wire = sum(ring_bytes("all_reduce", size, trial.size, trial.rank) for size in sizes)
     trial.cost(calls={"all_reduce": len(sizes)}, max_wire_bytes=wire)
 
 
 def examine_average_gradients(trial: Trial) -> None:
-    """V, A, C: a plain model, a frozen parameter, one unused on a rank, half precision, a tied weight."""
-    n = trial.size
-
-    def mean(parameter: nn.Parameter, having: range | list[int], unit: float = 12.0) -> torch.Tensor:
-        return sum(_gradient(parameter, rank, unit).double() for rank in having).div(n).to(parameter.dtype)
-
-    plain = _model(trial, (3,), (2, 2))
-    frozen = _model(trial, (3,), (4,))
-    frozen[0].requires_grad_(False)
-    frozen[0].grad = torch.full_like(frozen[0], trial.rank)  # an old one, from before it was frozen
-    half = _model(trial, (2,), dtype=torch.float16)
-    tied = _Tied(_model(trial, (2, 2))[0]).to(trial.device)
-    cases = {"plain model": plain, "tied weight": tied, "half precision": half, "a frozen parameter": frozen}
-    for case, model in cases.items():
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        for parameter in trainable:
-            parameter.grad = _gradient(parameter, trial.rank)
-        if model is half:
-            half[0].grad = torch.full_like(half[0], 40_000.0)  # two of them are too large for half precision
+    """V, A, C: plain and tied models, unused parameters, and a model with every kind of tensor."""
+    last = trial.size - 1
+    doubles, odd = _model(trial, (3,), (3,), dtype=torch.float64), OddModel(trial.device)
+    odd.frozen.grad.fill_(trial.rank)
+    nobody = dict.fromkeys(range(trial.size), {"head.bias"})
+    some = {"head.bias", "infinite", "scalar", "transposed", "complex", "inner.weight"}
+    cases: list[tuple[str, nn.Module, dict[int, set[str]]]] = [  # by rank: the parameters that have no gradient there
+        ("plain model", _model(trial, (3,), (2, 2)), {}),
+        ("parameters in another order in memory on odd ranks", _shuffled_in_memory(trial), {}),
+        ("tied weight", _Tied(_model(trial, (2, 2))[0]).to(trial.device), {}),
+        ("rank 0 did not use '1', rank 1 not '0'", doubles, {0: {"1"}, 1: {"0"}}),
+        (f"rank {last} used no parameter", doubles, {last: {"0", "1"}}),
+        ("many kinds of tensors, some unused on rank 0, 'head.bias' on all", odd, nobody | {0: some}),
+    ]
+    for step, (case, model, unused) in enumerate(cases):
+        if not trial.on_all_ranks and (model is odd or "in memory" in case):
+            continue
+        parameters = _trainable(model)
+        _give_gradients(trial, parameters, step, unused.get(trial.rank, ()))
+        means = {
+            name: combined(
+                name, parameter, [name not in unused.get(rank, ()) for rank in range(trial.size)], trial.size, step
+            )
+            for name, parameter in parameters.items()
+        }
         trial.call(model, case=case, changes=[GRADIENTS])
-        if model is frozen:
-            trial.value(frozen[1].grad, mean(frozen[1], range(n)), "the gradient of '1'")
-        else:
-            means = [mean(parameter, range(n)) for parameter in trainable]
-            _expect(trial, model, [torch.full_like(half[0], 40_000.0)] if model is half else means)
-        _budget(trial, trainable)
-
-    unused = _model(trial, (3,), (3,), dtype=torch.float64)
-    unused[1].grad = _gradient(unused[1], trial.rank)
-    if trial.rank != 1:
-        unused[0].grad = _gradient(unused[0], trial.rank)
-    trial.call(unused, case="rank 1 did not use '0'", changes=[GRADIENTS])
-    others = [rank for rank in range(n) if rank != 1]
-    _expect(trial, unused, [mean(unused[0], others), mean(unused[1], range(n))], tolerance=1e-6)
-    _budget(trial, list(unused.parameters()))
+        _expect(trial, parameters, means)
+        _budget(trial, parameters)
+        if "in memory" in case:
+            trial.end_if_wrong()
 
 
 def examine_average_unequal(trial: Trial) -> None:
-    """V, A, C: equal batches, unequal ones, and a rank without any items, whose gradient is None or NaN."""
-    n, rank = trial.size, trial.rank
-    uneven = [3 + other for other in range(n)]
-    cases = [("2 items each", [2] * n, None), (f"items {uneven}", uneven, None)]
-    cases.append(("200 items and more", [200 + other for other in range(n)], None))
-    cases.append(("a real NaN in the last rank's gradient", uneven, None))
+    """V, A, C: equal batches and unequal ones, ranks without items, real NaN and inf, and every kind of tensor."""
+    n, last = trial.size, trial.size - 1
+    uneven, many = [3 + rank for rank in range(n)], [20_000 + rank for rank in range(n)]
+    plain, odd = _model(trial, (3,), (2, 2)), OddModel(trial.device, frozen=False)
+    tied = _Tied(_model(trial, (2, 2))[0]).to(trial.device)
+    cases = [("2 items each", plain, [2] * n), (f"items {uneven}", plain, uneven)]
     if n > 1:
-        cases.append(("rank 0 has no items and no gradient", [0, *uneven[1:]], None))
-        cases.append(("rank 0 has no items, its gradient is NaN", [0, *uneven[1:]], torch.nan))
-    for case, items, empty in cases:
-        model = _model(trial, (3,), (2, 2))
-        if items[rank] or empty is not None:
-            for parameter in model:
-                mine = _gradient(parameter, rank)
-                parameter.grad = mine if items[rank] else torch.full_like(mine, torch.nan)
-        real = case.startswith("a real NaN")
-        if real and rank == n - 1:
-            model[0].grad[1] = torch.nan
-        trial.call(model, items[rank], case=case, changes=[GRADIENTS])
-        means = [sum(items[r] * _gradient(each, r).double() for r in range(n)) / sum(items) for each in model]
-        if real:
-            means[0][1] = torch.nan
-        _expect(trial, model, [each.float() for each in means], tolerance=1e-6)
-        _budget(trial, list(model), (COUNT,))
+        cases.append(("rank 0 has no items and no gradient", plain, [0, *uneven[1:]]))
+        cases.append(("rank 0 has no items, its gradient is NaN", plain, [0, *uneven[1:]]))
+    cases.append(("20,000 items and more", plain, many))
+    cases.append(("a tied weight, and one item in all", tied, [0] * last + [1]))
+    cases.append(("a real NaN: all of the last rank's gradient of '0'", plain, uneven))
+    cases.append(("many kinds of tensors, and rank 0 has no items", odd, [0, *many[1:]] if n > 1 else many))
+    for step, (case, model, items) in enumerate(cases):
+        mine, parameters = items[trial.rank], _trainable(model)
+        _give_gradients(trial, parameters, step, () if mine else parameters)
+        means = {name: combined(name, each, items, sum(items), step) for name, each in parameters.items()}
+        if "real NaN" in case:
+            means["0"].fill_(torch.nan)
+            if trial.rank == last:
+                plain[0].grad.fill_(torch.nan)
+        if "is NaN" in case and not mine:
+            for parameter in plain:
+                parameter.grad = torch.full_like(parameter, torch.nan, requires_grad=False)
+        trial.call(model, mine, case=case, changes=[GRADIENTS])
+        _expect(trial, parameters, means, tolerance=1e-6)
+        _budget(trial, parameters, (COUNT,))
 
 
 AVERAGE_GRADIENTS = Exercise(average_gradients, examine_average_gradients)

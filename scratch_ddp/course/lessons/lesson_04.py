@@ -1,14 +1,21 @@
 """Lesson 04, seeding checks: are all replicas equal? Asked with one small message."""
 
+import contextlib
+import functools
 import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.lessons.odd_tensors import OddModel
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
+from scratch_ddp.instruments.traffic.calls import METHODS
+from scratch_ddp.instruments.traffic.intercept import in_a_call, with_subclasses
 
 DIGEST = 32  # bytes of a SHA-256
 
@@ -16,10 +23,12 @@ DIGEST = 32  # bytes of a SHA-256
 def same_on_all_ranks(model):
     """Return on every rank whether all ranks' models hold the same bits: True or False.
 
-    Parameters and buffers count, of any dtype, also buffers that `state_dict()` leaves out. The
-    model stays as it is. Whatever the models are, every rank takes part.
-    Cost: one dist.all_gather, of 8 to 32 bytes from each rank: with fewer, different models are
-    too often taken for equal ones.
+    The values of all parameters and buffers count, of any shape and dtype, also of buffers that
+    `state_dict()` leaves out. Nothing else does: not gradients, flags, attributes or the layout
+    in memory. Names and shapes are equal, and there is some tensor. The model stays as it is,
+    and every rank makes the call, also if there are no parameters, or no buffers.
+    Cost: one dist.all_gather, of 8 to 32 bytes from each rank, which all count: with fewer, or
+    with a checksum that is easily the same, different models are taken for equal ones.
     """
     # What can 32 bytes say of a whole model?
     # answer: begin
@@ -33,75 +42,190 @@ def same_on_all_ranks(model):
     # answer: end
 
 
-class _Model(nn.Module):
-    """Parameters of two dtypes, one of them transposed in memory, and a buffer."""
+class _Model(OddModel):
+    """With a few more tensors, on which a difference is hard to see."""
 
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.arange(1.0, 7.0).view(2, 3).t())
-        self.scale = nn.Parameter(torch.tensor([0.5, 0.25], dtype=torch.bfloat16))
-        self.register_buffer("mean", torch.zeros(2))
-        self.register_buffer("passing", torch.ones(2, dtype=torch.float64), persistent=False)
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        self.register_buffer("codes", torch.arange(100, 164, dtype=torch.uint8, device=device))
+        self.register_buffer("passing", torch.ones(2, dtype=torch.float64, device=device), persistent=False)
+        with torch.no_grad():
+            self.tiny.fill_(2.0)  # unlike `large`, which has the same shape
 
 
-def _swap(model: _Model) -> None:
-    model.weight.copy_(model.weight.flip(0))
+def _tensors(model: _Model) -> dict[str, torch.Tensor]:
+    return dict([*model.named_parameters(), *model.named_buffers()])
 
 
 def _nudge(model: _Model) -> None:
-    model.weight[2, 1] = torch.nextafter(model.weight[2, 1], torch.tensor(torch.inf, device=model.weight.device))
+    number = model.transposed[2, 1]
+    model.transposed[2, 1] = torch.nextafter(number, torch.full_like(number, torch.inf))
 
 
-def _put(name: str, value: float):
+def _put(name: str, value: complex, place: int = 0) -> Callable[[_Model], None]:
     def change(model: _Model) -> None:
-        getattr(model, name)[0] = value
+        _tensors(model)[name][place] = value
 
     return change
 
 
-def _share_memory(model: _Model) -> None:
-    """The same numbers, as a part of a tensor whose other elements are each rank's own."""
-    large = torch.full((4,), float(dist.get_rank()), dtype=model.scale.dtype, device=model.scale.device)
-    large[:2] = model.scale
-    model.scale.data = large[:2]
+def _flip(name: str, place: int, pattern: Sequence[int]) -> Callable[[_Model], None]:
+    """Flip the bits of `pattern` in the bytes of a tensor, from the byte at `place` on."""
+
+    def change(model: _Model) -> None:
+        tensor = _tensors(model)[name]
+        flat = tensor.flatten().view(torch.uint8).clone()
+        flat[place : place + len(pattern)] ^= torch.tensor(pattern, dtype=torch.uint8, device=flat.device)
+        tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
+    return change
 
 
-def _without_buffers(model: _Model) -> None:
-    model.weight[0] += 1
+def _drawn(trial: Trial) -> Callable[[_Model], None]:
+    """Flip one bit anywhere, drawn anew in each run."""
+    sizes = {name: each.nbytes for name, each in _Model(trial.device).named_parameters() if each.numel()}
+    numbers = torch.randint(2**31, (3,), generator=trial.generator()).tolist()
+    name = [*sizes][numbers[0] % len(sizes)]
+    return _flip(name, numbers[1] % sizes[name], [1 << numbers[2] % 8])
+
+
+def _reorder(model: _Model) -> None:
+    model.transposed.copy_(model.transposed.flip(0))
+
+
+def _exchange(model: _Model) -> None:
+    model.large.data, model.tiny.data = model.tiny.data, model.large.data
+
+
+def _bend(model: _Model) -> None:
+    """Neither the sum of all bytes nor the sum of byte times place changes."""
+    model.codes[10:13] += torch.tensor([1, 254, 1], dtype=torch.uint8, device=model.codes.device)
+
+
+def _change_the_rest(model: _Model) -> None:
+    """What has another layout in memory, or lies beside other numbers there, is the same model."""
+    rank = dist.get_rank()
+    large = torch.full((4,), float(rank), dtype=model.bf16.dtype, device=model.bf16.device)
+    large[:2] = model.bf16
+    model.bf16.data = large[:2]
+    if rank % 2:
+        model.transposed.data = model.transposed.data.contiguous()
+        model.vector.requires_grad_(False)
+    model.head.weight.grad = torch.full_like(model.head.weight, rank)
+    model.train(rank > 0)
+    model.note = torch.tensor(rank)
+
+
+_SAME_CRC_32 = (0x41, 0x06, 0x71, 0xDB, 0x01)  # the polynomial of CRC-32: flip these bits, and no remainder is left
+
+
+@contextlib.contextmanager
+def _messages_changed(change: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """What a rank gives to an all-gather is changed in place first, as if it had been another digest."""
+    replaced = []
+
+    def wrapped(original: Any, position: int) -> Callable:
+        def gather(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            given = [*args, *kwargs.values()][position]
+            if not in_a_call():
+                change(given if isinstance(given, torch.Tensor) else given[0])
+            return original.__get__(group, type(group))(*args, **kwargs)
+
+        return gather
+
+    for cls in with_subclasses(dist.ProcessGroup):
+        for method in METHODS.keys() & vars(cls).keys():
+            name, position = METHODS[method]
+            if name == "all_gather":
+                replaced.append((cls, method, vars(cls)[method]))
+                setattr(cls, method, wrapped(vars(cls)[method], position))
+    try:
+        yield
+    finally:
+        for each in replaced:
+            setattr(*each)
+
+
+def _swap_two_bytes(message: torch.Tensor, last: bool) -> None:
+    """The first two that differ, or the last two: no sum shows it, nor does a part of the digest."""
+    flat = message.detach().view(-1).view(torch.uint8)
+    numbers = flat.tolist()
+    places = range(len(numbers) - 1, -1, -1) if last else range(len(numbers))
+    other = next((place for place in places if numbers[place] != numbers[places[0]]), places[0])
+    flat[places[0]], flat[other] = numbers[other], numbers[places[0]]
+
+
+def _all_ones(message: torch.Tensor) -> None:
+    if message.is_floating_point():
+        message.detach().view(-1).view(torch.uint8).fill_(255)
 
 
 def examine_same_on_all_ranks(trial: Trial) -> None:
-    """V and A: equal models, the same NaN, the last bit, a swap, -0.0, half precision, a buffer. C: one all-gather."""
-    last, second, everyone = [trial.size - 1], [1 % trial.size], range(trial.size)
-    for case, who, change, expected in (
-        ("equal models", [], _swap, True),
-        ("the same NaN everywhere", everyone, _put("weight", torch.nan), True),
+    """V and A: equal models, and one difference of each kind. C: one all-gather, of which every byte counts."""
+    last, second, everyone, nobody = [trial.size - 1], [1 % trial.size], range(trial.size), []
+    cases = (
+        ("equal models, with NaN and inf", nobody, _nudge, True),
+        ("gradients, flags, attributes and memory layout differ, no value does", everyone, _change_the_rest, True),
         ("the last rank differs in the last bit of one number", last, _nudge, False),
-        ("rank 1 has the same numbers in another order", second, _swap, False),
-        ("a buffer is -0.0 on rank 1, 0.0 elsewhere", second, _put("mean", -0.0), False),
-        ("rank 1 differs in a bfloat16 parameter", second, _put("scale", 0.75), False),
-        ("rank 0 differs in a buffer", [0], _put("mean", 1.0), False),
-        ("rank 0 differs in a buffer that is not in state_dict()", [0], _put("passing", 2.0), False),
-        ("rank 0 differs in the 40th binary digit of a float64", [0], _put("passing", 1 + 2.0**-40), False),
-        ("memory beside a parameter differs, no number does", everyone, _share_memory, True),
-        ("no buffers, rank 1 differs", second, _without_buffers, False),
-    ):
-        model = _Model().to(trial.device)
-        if change is _without_buffers:
-            del model.mean, model.passing
+        ("rank 1 has the same numbers in another order", second, _reorder, False),
+        ("NaN on every rank, with other bits on rank 1", second, _flip("infinite", 8, [1]), False),
+        ("two parameters of rank 1 are exchanged", second, _exchange, False),
+        ("a buffer is -0.0 on rank 1, 0.0 elsewhere", second, _flip("mean", 3, [128]), False),
+        ("the last rank differs in a frozen parameter", last, _put("frozen", 2.0), False),
+        ("rank 0 differs in a buffer that is not in state_dict(), by 2⁻⁴⁰", [0], _put("passing", 1 + 2.0**-40), False),
+        ("rank 1 differs by 1 in an int64 of 2⁶⁰", second, _flip("steps", 0, [1]), False),
+        ("rank 1 differs in the last of 30,000 numbers", second, _put("head.bias", 1.0, -1), False),
+        ("rank 0 differs in an imaginary part", [0], _put("complex", 0.5 + 1j), False),
+        ("three bytes of rank 1 differ by 1, -2 and 1", second, _bend, False),
+        ("rank 1 differs, and has the same CRC-32", second, _flip("codes", 10, _SAME_CRC_32), False),
+        (f"the last rank differs in a bit drawn with seed={trial.seed}", last, _drawn(trial), False),
+        ("no buffers, rank 1 differs", second, _put("vector", 3.0), False),
+        ("no parameters, rank 1 differs", second, _put("mean", 3.0), False),
+    )
+    if not trial.on_all_ranks:  # the others don't depend on the number of ranks
+        cases = cases[:3]
+    for case, who, change, expected in cases:
+        model = _Model(trial.device)
+        if "30,000" in case:
+            model.head.bias = nn.Parameter(torch.zeros(30_000, device=trial.device))
         if trial.rank in who:
             with torch.no_grad():
                 change(model)
-        result = trial.call(model, case=case)
-        trial.value(result, expected or trial.size == 1)
-        trial.agreement(result)
-        sent = sum(call.payload for call in trial.calls)
-        trial.criterion("digest", f"has {sent} bytes, should have 8 to 32" if sent < 8 else "", "what a rank sends")
-        trial.cost(
-            calls={"all_gather": 1},
-            exactly=True,
-            max_wire_bytes=ring_bytes("all_gather", DIGEST, trial.size, trial.rank),
-        )
+        if case.startswith("no buffers"):
+            trial.end_if_wrong()
+        if case.startswith("no "):
+            emptied = "_buffers" if "buffers" in case else "_parameters"
+            for module in model.modules():
+                getattr(module, emptied).clear()
+        _examine_call(trial, model, case, expected)
+    trial.end_if_wrong()
+    if not trial.on_all_ranks:
+        return
+    for case, who, change in (
+        ("the first bytes of rank 1's message are exchanged", second, functools.partial(_swap_two_bytes, last=False)),
+        ("the last bytes of rank 1's message are exchanged", second, functools.partial(_swap_two_bytes, last=True)),
+        ("all messages have the same bits, as floats NaN", everyone, _all_ones),
+    ):
+        _examine_call(trial, _Model(trial.device), case, who is everyone, change if trial.rank in who else None)
+
+
+def _examine_call(
+    trial: Trial, model: nn.Module, case: str, expected: bool, change: Callable[[torch.Tensor], None] | None = None
+) -> None:
+    def with_another_message(answer: Callable, *args: Any) -> Any:
+        with _messages_changed(change):
+            return answer(*args)
+
+    result = trial.call(model, case=case, using=with_another_message if change else None)
+    trial.value(result, expected or trial.size == 1)
+    trial.agreement(result)
+    sent = sum(call.payload for call in trial.calls)
+    trial.criterion("digest", f"has {sent} bytes, should have 8 to 32" if sent < 8 else "", "what a rank sends")
+    trial.cost(
+        calls={"all_gather": 1},
+        exactly=True,
+        max_wire_bytes=ring_bytes("all_gather", DIGEST, trial.size, trial.rank),
+    )
 
 
 SAME_ON_ALL_RANKS = Exercise(

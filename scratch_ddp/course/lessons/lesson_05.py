@@ -13,9 +13,11 @@ NUMBER = 8  # bytes of one int64 or float64
 def accuracy_once(hits, items):
     """Return the accuracy over all items, each counted once: a float, the same on every rank.
 
-    `hits` (bool, one for each prediction of this rank) are in the order of DistributedSampler:
-    rank r of n predicted the places r, r + n, r + 2n, … of a list that begins with all `items`
-    items and is filled up with some of them again until n divides its length.
+    `hits` (a bool tensor, one for each prediction of this rank) are in the order of
+    DistributedSampler: rank r of n predicted the places r, r + n, r + 2n, … of a list that begins
+    with all `items` items (1 or more) and is filled up with some of them again until n divides
+    its length. The first prediction of an item counts; another one of it may differ.
+    The accuracy is right to six digits.
     Cost: one all-reduce of a single number.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -31,10 +33,11 @@ def accuracy_once(hits, items):
 def token_mean(losses, counts):
     """Return this rank's part of the loss, a scalar to call backward on before `sync_gradients`.
 
-    `losses` (float, this rank's rows × tokens) carry a graph; `counts` (bool, same shape) is
-    False at padding, where a loss means nothing and may be NaN. The mean of the parts over the
-    ranks is the mean over all tokens of all ranks, and a rank's part depends on its own tokens
-    alone. A rank may have no tokens.
+    `losses` (float32 or float64, this rank's rows × tokens, maybe no rows) are computed from
+    something else and carry a graph; `counts` (bool, same shape) is False at padding, which is
+    anywhere and where a loss means nothing and may be NaN or inf. The mean of the parts over the
+    ranks is the mean over all tokens of all ranks (one or more), and a rank's part depends on its
+    own tokens alone: a counted NaN is seen there. A rank may have no tokens.
     Cost: one all-reduce of a single number.
     """
     n = dist.get_world_size()
@@ -47,34 +50,46 @@ def token_mean(losses, counts):
 
 
 def examine_accuracy_once(trial: Trial) -> None:
-    """V, A, C: an even share, a padded one, one with more ranks than items; right answers in various places."""
+    """V, A, C: an even share, padded ones, more ranks than items, many items; hits that are a column of a table."""
     n = trial.size
-    for items in (3 * n, 3 * n + 1, 4 * n - 1, 1, 900 * n + 1):
-        length = -(-items // n) * n
-        order = [place % items for place in range(length)]
-        right = torch.tensor([item % 3 == 0 for item in range(items)], device=trial.device)
-        hits = right[order[trial.rank :: n]]
-        result = trial.call(hits, items, case=f"{items} items")
+    drawn = int(torch.randint(5 * n, 50 * n, (), generator=trial.generator()))
+    for items in (3 * n, 3 * n + 1, 4 * n - 1, 1, drawn, 110_000 + drawn):
+        places = torch.arange(trial.rank, -(-items // n) * n, n, device=trial.device)
+        right = torch.arange(items, device=trial.device) % 3 == 0
+        hits = right[places.clamp(max=items - 1)] | (places >= items)  # whoever counts a repeated one finds too many
+        table = torch.stack([hits, ~hits], dim=1)
+        case = f"{items} item{'s' if items > 1 else ''}{f', drawn with seed={trial.seed}' if items >= drawn else ''}"
+        result = trial.call(table[:, 0], items, case=case)
         trial.value(_rounded(result), _rounded(right.sum().item() / items))
         trial.agreement(result)
         trial.cost(calls={"all_reduce": 1}, max_wire_bytes=ring_bytes("all_reduce", NUMBER, n, trial.rank))
 
 
 def examine_token_mean(trial: Trial) -> None:
-    """V of the loss's mean over the ranks, and of this rank's gradient; C. Padding carries a loss of 1000, or NaN."""
-    n, rank = trial.size, trial.rank
+    """V of the loss's mean over the ranks, and of this rank's gradient; C. Padding carries 1000, NaN or inf."""
+    n, rank, device = trial.size, trial.rank, trial.device
     cases = {"4 tokens each": [4] * n, "a token more on each rank": list(range(1, n + 1))}
     cases["2,049 tokens each"] = [2049] * n
     if n > 1:
         cases["rank 0 has no tokens"] = [0, *range(2, n + 1)]
-    for case, lengths in cases.items():
-        tokens, total = lengths[rank], sum(lengths)
-        everyones = [_losses(length, other).to(trial.device) for other, length in enumerate(lengths)]
-        losses, counts = everyones[rank].clone().requires_grad_(), _counts(tokens).to(trial.device)
-        result = trial.call(losses, counts, case=case)
-        expected = everyones[rank][counts].sum() * n / total
-        trial.value(_plain(result), expected, "this rank's loss", tolerance=1e-6)
-        trial.value(_gradient(result, losses), counts * (n / total), "the gradient of losses", tolerance=1e-6)
+        cases["rank 0 has no rows"] = [0, *range(2, n + 1)]
+    cases["the last rank counts a NaN"] = [4] * n
+    batches = {case: [_batch(length, other) for other, length in enumerate(of)] for case, of in cases.items()}
+    batches["the last rank counts a NaN"][-1][0][0, 0] = torch.nan
+    if n > 1:
+        batches["rank 0 has no rows"][0] = tuple(each[:0] for each in batches["rank 0 has no rows"][0])
+    generator = trial.generator()
+    batches[f"padding anywhere, float64, drawn with seed={trial.seed}"] = [_drawn(generator) for _ in range(n)]
+    for case, everyones in batches.items():
+        total = sum(int(counts.sum()) for _, counts in everyones)
+        losses, counts = (each.to(device) for each in everyones[rank])
+        source = losses.clone().requires_grad_()
+        result = trial.call(source * 1, counts, case=case)
+        if source.grad is not None:
+            trial.criterion("untouched", "backward was called: that is left to the caller")
+        trial.value(_plain(result), losses[counts].sum() * n / total, "this rank's loss", tolerance=1e-6)
+        expected = counts.to(losses.dtype) * (n / total)
+        trial.value(_gradient(result, source), expected, "the gradient of losses", tolerance=1e-6)
         trial.cost(calls={"all_reduce": 1}, max_wire_bytes=ring_bytes("all_reduce", NUMBER, n, rank))
 
 
@@ -89,9 +104,19 @@ def _counts(tokens: int) -> torch.Tensor:
     return torch.arange(max(4, tokens // 2 + 2)) < lengths
 
 
-def _losses(tokens: int, rank: int) -> torch.Tensor:
-    """NaN at padding in the longer case, where 1000 would hardly be seen."""
-    return torch.where(_counts(tokens), float(rank + 1), 1000.0 if tokens < 2049 else torch.nan)
+def _batch(tokens: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses and counts. NaN at padding in the longer case, where 1000 would hardly be seen."""
+    counts = _counts(tokens)
+    return torch.where(counts, float(rank + 1), 1000.0 if tokens < 2049 else torch.nan), counts
+
+
+def _drawn(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses with exact sums, some of them negative, 0 or large; transposed in memory, padding at any place."""
+    counts = torch.rand(7, 5, generator=generator) < 0.6
+    losses = torch.randint(-50, 300, counts.shape, generator=generator).double()
+    losses[0, :2], counts[0, :2] = torch.tensor([0.0, 1000.0]), True
+    padding = torch.tensor([torch.nan, torch.inf, -torch.inf]).repeat(12)[:35].view(7, 5)
+    return torch.where(counts, losses, padding.double()).t(), counts.t()
 
 
 def _plain(result: object) -> object:

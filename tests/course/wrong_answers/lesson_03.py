@@ -5,6 +5,67 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "average_gradients": (
         WrongAnswer(
+            "goes through the parameters by address",
+            fails="value",
+            says="parameters in another order in memory on odd ranks: the gradient of",
+            edits={"model.parameters()": "sorted(model.parameters(), key=lambda each: (each.numel(), id(each)))"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "zeros by multiplication, which are NaN where a weight is inf",
+            fails="value",
+            says="the gradient of 'infinite' is [nan, nan, nan], should be",
+            edits={"torch.zeros_like(parameter)": "parameter.detach() * 0"},
+        ),
+        WrongAnswer(
+            "the same zeros for two parameters",
+            fails="value",
+            says="used no parameter: the gradient of '1' is",
+            edits={
+                "    for parameter in": "    zeros = {}\n    for parameter in",
+                "torch.zeros_like(parameter)": "zeros.setdefault((parameter.shape, parameter.dtype), "
+                "torch.zeros_like(parameter))",
+            },
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "reduces a copy where memory has another order",
+            fails="value",
+            says="the gradient of 'transposed' is",
+            edits={"dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad.contiguous())"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "skips numbers without dimensions",
+            fails="value",
+            says="the gradient of 'scalar' is",
+            edits={"if not parameter.requires_grad:": "if not parameter.requires_grad or parameter.dim() == 0:"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "hides NaN and inf",
+            fails="value",
+            says="the gradient of 'infinite' is [0, 3.40282e+38, -783], should be [nan, inf, -783]",
+            edits={
+                "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad)\n"
+                "        parameter.grad.nan_to_num_()"
+            },
+        ),
+        WrongAnswer(
+            "leaves gradients that require a gradient",
+            fails="untouched",
+            says="the gradient of '0': requires_grad is True, should be False",
+            edits={
+                "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad), parameter.grad.requires_grad_()"
+            },
+        ),
+        WrongAnswer(
+            "puts a part in eval mode into training",
+            fails="untouched",
+            says="'inner': .training is True, should be False",
+            edits={"    for parameter in": "    model.train()\n    for parameter in"},
+        ),
+        WrongAnswer(
             "the sum, never divided",
             fails="value",
             says="Rank 0, plain model: the gradient of '0' is [360, 720, 1080], should be [90, 180, 270].",
@@ -13,7 +74,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "divides after the sum, which half precision can't hold",
             fails="value",
-            says="half precision: the gradient of '0' is [inf, inf], should be [40000, 40000].",
+            says="the gradient of 'large_half' is [-inf, -inf], should be [-49152, -49152].",
             edits={
                 "        parameter.grad /= dist.get_world_size()  # before the sum": "        # the sum",
                 "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad)\n"
@@ -37,7 +98,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "gives frozen parameters gradients of zeros",
             fails="untouched",
-            says="a frozen parameter: the gradient of '0' is changed, should be left alone.",
+            says="is changed, should be left alone.",
             edits={"if not parameter.requires_grad:": "if False:"},
             also=("cost",),
         ),
@@ -50,8 +111,8 @@ WRONG_ANSWERS = {
                     if parameter.requires_grad:
                         everyones = [None] * dist.get_world_size()
                         dist.all_gather_object(everyones, parameter.grad)
-                        present = [each.double() for each in everyones if each is not None]
-                        parameter.grad = (sum(present) / len(everyones)).to(parameter.dtype)
+                        present = [each / len(everyones) for each in everyones if each is not None]
+                        parameter.grad = sum(present, torch.zeros_like(parameter))
             """,
         ),
         WrongAnswer(
@@ -69,7 +130,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "averages an old gradient of a frozen parameter",
             fails="untouched",
-            says="the gradient of '0' is changed",
+            says="the gradient of 'frozen' is changed",
             body="""
                 for parameter in model.parameters():
                     if not parameter.requires_grad and parameter.grad is None:
@@ -84,9 +145,40 @@ WRONG_ANSWERS = {
     ),
     "average_unequal": (
         WrongAnswer(
+            "takes a gradient that is NaN throughout for that of a rank without items",
+            fails="value",
+            says="a real NaN: all of the last rank's gradient of '0'",
+            edits={"if items == 0:": "if parameter.grad is None or parameter.grad.isnan().all():"},
+        ),
+        WrongAnswer(
+            "multiplies first, which half precision can't hold",
+            fails="value",
+            says="the gradient of 'large_half' is",
+            edits={
+                "parameter.grad *= items / total.item()": "parameter.grad *= items",
+                "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad)\n"
+                "        parameter.grad /= total.item()",
+            },
+        ),
+        WrongAnswer(
+            "divides first, which is 0 in half precision",
+            fails="value",
+            says="the gradient of 'tiny_half' is",
+            edits={
+                "parameter.grad *= items / total.item()": "parameter.grad /= total.item()\n"
+                "        parameter.grad *= items"
+            },
+        ),
+        WrongAnswer(
+            "divides by the number of ranks at least",
+            fails="value",
+            says="one item in all",
+            edits={"total.item()": "max(total.item(), dist.get_world_size())"},
+        ),
+        WrongAnswer(
             "the mean of the ranks' means",
             fails="value",
-            says="Rank 0, items [3, 4, 5, 6]: the gradient of '0' is [90, 180, 270], should be",
+            says="Rank 0, items [3, 4, 5, 6]: the gradient of '0' is [-90, -180, -270], should be",
             edits={"items / total.item()": "1 / dist.get_world_size()"},
         ),
         WrongAnswer(
@@ -120,14 +212,14 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "hides every NaN",
             fails="value",
-            says="a real NaN in the last rank's gradient",
+            says="a real NaN: all of the last rank's gradient of '0'",
             edits={"dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad.nan_to_num_())"},
         ),
         WrongAnswer(
-            "counts items in one byte",
+            "counts items in two bytes",
             fails="value",
-            says="200 items and more",
-            edits={"torch.tensor(items, device": "torch.tensor(items, dtype=torch.uint8, device"},
+            says="20,000 items and more: the gradient of '0' is",
+            edits={"total.item()": "total.short().item()"},
         ),
     ),
 }

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the sum of all numbers for a digest",
             fails="value",
-            says="Rank 0, the same NaN everywhere: the result is False, should be True.",
+            says="Rank 0, equal models, with NaN and inf: the result is False, should be True.",
             body="""
                 mine = sum(tensor.detach().double().sum() for tensor in [*model.parameters(), *model.buffers()])
                 everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
@@ -16,12 +16,12 @@ WRONG_ANSWERS = {
             """,
         ),
         WrongAnswer(
-            "the same as bits: still blind for order",
+            "the sum of all bytes: blind for order",
             fails="value",
             says="rank 1 has the same numbers in another order: the result is True, should be False.",
             body="""
-                mine = sum(tensor.detach().double().sum() for tensor in [*model.parameters(), *model.buffers()])
-                mine = mine.view(torch.int64)
+                tensors = [*model.parameters(), *model.buffers()]
+                mine = sum(tensor.detach().flatten().view(torch.uint8).long().sum() for tensor in tensors)
                 everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
                 dist.all_gather(everyones, mine)
                 return all(torch.equal(mine, other) for other in everyones)
@@ -90,9 +90,80 @@ WRONG_ANSWERS = {
             edits={"list(digest.digest())": "list(digest.digest())[:1]"},
         ),
         WrongAnswer(
+            "compares the first bytes of the digest",
+            fails="value",
+            says="the last bytes of rank 1's message are exchanged: the result is True, should be False.",
+            edits={"torch.equal(mine, other)": "torch.equal(mine[:2], other[:2])"},
+        ),
+        WrongAnswer(
+            "compares digests as floats, of which some are NaN",
+            fails="value",
+            says="all messages have the same bits, as floats NaN: the result is False, should be True.",
+            edits={
+                "torch.tensor(list(digest.digest()), dtype=torch.uint8, device=tensor.device)": "torch.frombuffer("
+                "bytearray(digest.digest()), dtype=torch.float32)"
+            },
+        ),
+        WrongAnswer(
+            "a checksum of 32 bits",
+            fails="value",
+            says="rank 1 differs, and has the same CRC-32: the result is True, should be False.",
+            body="""
+                import zlib
+                crc = 0
+                for tensor in [*model.parameters(), *model.buffers()]:
+                    crc = zlib.crc32(tensor.detach().flatten().view(torch.uint8).numpy(), crc)
+                mine = torch.tensor([crc])
+                everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+                dist.all_gather(everyones, mine)
+                return all(torch.equal(mine, other) for other in everyones)
+            """,
+        ),
+        WrongAnswer(
+            "digests in any order",
+            fails="value",
+            says="two parameters of rank 1 are exchanged: the result is True, should be False.",
+            body="""
+                parts = []
+                for tensor in [*model.parameters(), *model.buffers()]:
+                    parts.append(hashlib.sha256(tensor.detach().flatten().view(torch.uint8).numpy()).digest())
+                mine = torch.tensor(list(hashlib.sha256(b"".join(sorted(parts))).digest()), dtype=torch.uint8)
+                everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+                dist.all_gather(everyones, mine)
+                return all(torch.equal(mine, other) for other in everyones)
+            """,
+        ),
+        WrongAnswer(
+            "everything as float64, which has too few digits for int64",
+            fails="value",
+            says="rank 1 differs by 1 in an int64 of 2⁶⁰: the result is True, should be False.",
+            edits={"tensor.detach()": "(tensor if tensor.is_complex() else tensor.double()).detach()"},
+        ),
+        WrongAnswer(
+            "takes the layout in memory for a difference",
+            fails="value",
+            says="flags, attributes and memory layout differ, no value does: the result is False",
+            edits={"digest.update(": "digest.update(repr(tensor.stride()).encode()), digest.update("},
+        ),
+        WrongAnswer(
+            "moves the parameters",
+            fails="untouched",
+            says="'transposed' lies in other memory than before, or has another shape: the answer must not change it",
+            edits={
+                "    digest = hashlib.sha256()": "    for each in model.parameters():\n"
+                "        each.data = each.data.contiguous()\n    digest = hashlib.sha256()"
+            },
+        ),
+        WrongAnswer(
+            "leaves a buffer on the model",
+            fails="untouched",
+            says="leaves the buffer 'digest' on the model",
+            edits={"    dist.all_gather(": "    model.register_buffer('digest', mine)\n    dist.all_gather("},
+        ),
+        WrongAnswer(
             "Python's hash(), which differs between processes",
             fails="value",
-            says="equal models: the result is False",
+            says="equal models, with NaN and inf: the result is False",
             body="""
                 tensors = [*model.parameters(), *model.buffers()]
                 s = hash(tuple(bytes(t.detach().cpu().flatten().view(torch.uint8).numpy()) for t in tensors))
