@@ -64,6 +64,12 @@ BODIES = {
             optimizer.step()
         optimizer.zero_grad()
     """,
+    "no_sync": """
+        with contextlib.ExitStack() as stack:
+            stack.callback(setattr, model, "do_sync", model.do_sync)
+            model.do_sync = False
+            yield
+    """,
     "forecast_step": """
         sizes = sorted(timed)
         beta = (timed[sizes[1]] - timed[sizes[0]]) / (sizes[1] - sizes[0])
