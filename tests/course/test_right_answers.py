@@ -27,7 +27,24 @@ EDITS = {
     ],
     "accuracy_once": [{"return right.item() / items": "return (right / items).item()"}],
     "token_mean": [{"losses[counts].sum() * n / tokens": "torch.where(counts, losses, 0).sum() / tokens * n"}],
+    "time_calls": [
+        {
+            "        taken[call] = clock() - began\n    dist.all_reduce(taken,": "        seconds.append(clock() - began)\n"
+            "    taken = torch.tensor(seconds, dtype=torch.float64).to(device)\n    dist.all_reduce(taken,",
+            "taken = torch.zeros(repeats, dtype=torch.float64, device=device)": "seconds = []",
+        }
+    ],
     "average_when_ready": [
+        {
+            "parameter.grad /= dist.get_world_size()  # before the sum, which could be too large for half precision": "",
+            "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
+                "works.append((dist.all_reduce(parameter.grad, async_op=True), parameter))"
+            ),
+            "for work in works:\n            work.wait()": (
+                "for work, parameter in works:\n            work.wait()\n"
+                "            parameter.grad = parameter.grad / dist.get_world_size()"
+            ),
+        },
         {"work.wait()": "work.get_future().wait()"},
         {
             "(parameter.grad, async_op=True))": "(parameter.grad, async_op=True).get_future())",

@@ -179,6 +179,7 @@ def examine_no_sync(trial: Trial) -> None:
     def sync_after(answer, model):
         with answer(model):
             pass
+        model.enable_grad_sync()
         if all(parameter.grad is not None for parameter in trained):  # else that is the complaint
             model.sync_gradients()
 
