@@ -27,16 +27,9 @@ EDITS = {
     ],
     "accuracy_once": [{"return right.item() / items": "return (right / items).item()"}],
     "token_mean": [{"losses[counts].sum() * n / tokens": "torch.where(counts, losses, 0).sum() / tokens * n"}],
-    "time_calls": [
-        {
-            "        taken[call] = clock() - began\n    dist.all_reduce(taken,": "        seconds.append(clock() - began)\n"
-            "    taken = torch.tensor(seconds, dtype=torch.float64).to(device)\n    dist.all_reduce(taken,",
-            "taken = torch.zeros(repeats, dtype=torch.float64, device=device)": "seconds = []",
-        }
-    ],
     "average_when_ready": [
         {
-            "parameter.grad /= dist.get_world_size()  # before the sum, which could be too large for half precision": "",
+            "parameter.grad /= dist.get_world_size()  # before": "# after",
             "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
                 "works.append((dist.all_reduce(parameter.grad, async_op=True), parameter))"
             ),
@@ -80,6 +73,18 @@ BODIES = {
             model.sync_gradients()
             optimizer.step()
         optimizer.zero_grad()
+    """,
+    "time_calls": """
+        operation()
+        times = []
+        for _ in range(repeats):
+            dist.barrier()
+            began = clock()
+            operation()
+            times.append(clock() - began)
+        everyones = torch.tensor(times, dtype=torch.float64).to(device)
+        dist.all_reduce(everyones, op=dist.ReduceOp.MAX)
+        times = everyones.cpu().tolist()
     """,
     "no_sync": """
         with contextlib.ExitStack() as stack:

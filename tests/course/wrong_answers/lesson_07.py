@@ -150,9 +150,7 @@ WRONG_ANSWERS = {
             "returns a tensor",
             fails="value",
             says="the result is a Tensor, should be a float",
-            edits={
-                "    seconds = alpha * len(gradients) + beta * sent": "    seconds = torch.tensor(alpha * len(gradients) + beta * sent)"
-            },
+            edits={"alpha * len(gradients) + beta * sent": "torch.tensor(alpha * len(gradients) + beta * sent)"},
         ),
     ),
 }
