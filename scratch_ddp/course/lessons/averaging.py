@@ -106,11 +106,11 @@ class ObservedStep:
         return f"{what} complete, and the all-reduce was started only later" if self.late else ""
 
     def kept(self) -> str:
-        """Which handles are still there, as a complaint; to be asked after `finish()`."""
+        """Which handles are still there, as a complaint; to be asked some time later."""
         if any(handle() is not None for handle in self.handles):
             gc.collect()
         kept = sum(handle() is not None for handle in self.handles)
-        return f"finish() keeps {kept} handle{'s' if kept > 1 else ''}: let go of each" if kept else ""
+        return f"{kept} handles of the step before are still kept: let go of them in finish()" if kept else ""
 
 
 @contextlib.contextmanager

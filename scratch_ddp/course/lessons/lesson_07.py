@@ -185,7 +185,7 @@ def examine_forecast_step(trial: Trial) -> None:
     sizes = [4_000, 400_000]
     few, many = [4_000_000], [4 * (1 + size % 7) for size in range(40)] + [100_000]
     drawn = torch.randint(0, 2**16, (20,), generator=trial.generator()).tolist()  # of half precision, odd numbers
-    odd = [2 * size for size in drawn] * 2 + [0, 2]
+    odd = [2 * size for size in drawn] * 2 + [0, 2, 2**27 + 2]
     by_seed = f", sizes drawn with seed {trial.seed}"
     for n, gradients, link, seconds_of, note in (
         (2, few, Link(1e-4, 1e-9), _on_a_link, ""),

@@ -1,6 +1,7 @@
 """Lesson 08, where communication can hide: averages that start from gradient hooks; what sticks out of a timeline."""
 
 import functools
+import time
 import weakref
 from itertools import pairwise
 
@@ -19,9 +20,8 @@ def average_when_ready(model):
     """Have every gradient averaged over the ranks while backward goes on.
 
     Return a function `finish`. In each step there is one backward, then `finish()`, and then every
-    gradient that this backward computed is the mean; NaN and inf stay what they are. Others are left
-    alone: those of frozen parameters (`requires_grad=False`), and those of parameters that no rank
-    uses in this step.
+    gradient that this backward computed is the mean. Others are left alone: those of frozen
+    parameters (`requires_grad=False`), and of parameters that no rank uses in this step.
     Cost: one all-reduce for each gradient. It is started as soon as `.grad` is complete. Before
     `finish()`, nobody waits for it or asks whether it has ended. After it, neither handles nor
     gradients are kept.
@@ -84,6 +84,7 @@ def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -
         )
         for name, each in used.items()
     }
+    drawn["first.bias"] *= 1 + 2.0**-30  # float32 could not hold it
     if rank == 0:
         drawn["scale"].zero_()  # not so on the other ranks
         drawn["first.bias"][0] = torch.inf
@@ -93,24 +94,27 @@ def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -
 
 
 class _ObservedStep(ObservedStep):
-    """Notices also a message that starts before its gradient is in `.grad`, which is empty at first."""
+    """Notices also a message that starts before any gradient is in `.grad`, which is empty at first."""
 
     early = False
 
     def started(self, call: Call) -> None:
         super().started(call)
-        complete = sum(parameter.grad is not None for (parameter,) in self.buckets)
-        self.early |= self.calls > complete
+        self.early |= all(parameter.grad is None for (parameter,) in self.buckets)
 
 
 def examine_average_when_ready(trial: Trial) -> None:
     """V and A over four steps; C; overlap: all is started when backward returns, and nobody has waited; M."""
     model = _OddModel(trial.device)
     finish = trial.call(model, case="called with a model", changes=[HOOKS])
+    observed = _ObservedStep([])
     for step in range(4):
         used, unused = model.used(step), model.sometimes.weight
         everyones = [_gradients(used, rank, trial.size, step) for rank in range(trial.size)]
         mine = everyones[trial.rank]
+        if handles := observed.kept():
+            time.sleep(0.05)  # the thread that sent it may have held one a moment longer
+            handles = observed.kept()
         before = [weakref.ref(parameter.grad) for parameter in used.values() if parameter.grad is not None]
         for parameter in used.values():
             parameter.grad = None
@@ -127,7 +131,7 @@ def examine_average_when_ready(trial: Trial) -> None:
             trial.criterion("value", f"finish() returned while {under_way} messages were under way")
             return
         kept = sum(gradient() is not None for gradient in before)
-        trial.criterion("memory", observed.kept() or (f"keeps {kept} gradients of the step before" if kept else ""))
+        trial.criterion("memory", handles or (f"keeps {kept} gradients of the step before" if kept else ""))
         for name, parameter in used.items():
             mean = sum(each[name] / trial.size for each in everyones)
             trial.value(parameter.grad, mean, f"the gradient of {name!r}")

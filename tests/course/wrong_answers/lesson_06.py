@@ -21,7 +21,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "switches on, whatever was before",
             fails="restored",
-            says="Rank 0, a block in a block: do_sync after the inner block is [True], should be [False].",
+            says="a micro-batch, switched off before: do_sync after the block is True, should be False.",
             edits={_SWITCH_BACK: "model.enable_grad_sync()"},
         ),
         WrongAnswer(
@@ -103,14 +103,14 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the remainder waits for the next epoch",
             fails="value",
-            says="Rank 0, 10 micro-batches, n=4: the parameter '0.module.weight' is",
+            says="Rank 0, 6 micro-batches, n=4: the parameter '0.module.weight' is",
             edits={" or i + 1 == len(batches)": ""},
             also=("passes",),
         ),
         WrongAnswer(
             "divides by n in the shorter window too",
             fails="value",
-            says="Rank 0, 10 micro-batches, n=4: the parameter '0.module.weight' is",
+            says="Rank 0, 6 micro-batches, n=4: the parameter '0.module.weight' is",
             edits={"/ window": "/ n"},
         ),
         WrongAnswer(
@@ -131,13 +131,14 @@ WRONG_ANSWERS = {
             fails="value",
             says="Rank 0, 8 micro-batches, n=4: the parameter '0.module.weight' is",
             edits={"contextlib.nullcontext() if last else model.no_sync()": "model.no_sync()"},
-            also=("agreement",),
+            also=("agreement", "passes"),
         ),
         WrongAnswer(
             "talks after each micro-batch: right, and n times as much",
             fails="cost",
             says="4 ranks, 8 micro-batches, n=4: calls all_reduce 16 times, budget 4.",
             edits={"contextlib.nullcontext() if last else model.no_sync()": "contextlib.nullcontext()"},
+            also=("passes",),
         ),
         WrongAnswer(
             "syncs at one micro-batch, steps at another",
@@ -157,6 +158,7 @@ WRONG_ANSWERS = {
                     loss.backward(); model.sync_gradients()
                     optimizer.step(); optimizer.zero_grad()
             """,
+            also=("memory",),
         ),
         WrongAnswer(
             "one forward for the whole window",
@@ -169,6 +171,7 @@ WRONG_ANSWERS = {
                     loss.backward(); model.sync_gradients()
                     optimizer.step(); optimizer.zero_grad()
             """,
+            also=("value",),
         ),
         WrongAnswer(
             "keeps outputs",

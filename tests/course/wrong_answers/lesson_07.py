@@ -108,7 +108,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "one α for all messages together",
             fails="value",
-            says="41 gradient, n=2: the result is",
+            says="41 gradients, n=2: the result is",
             edits={"alpha * len(gradients)": "alpha"},
         ),
         WrongAnswer(

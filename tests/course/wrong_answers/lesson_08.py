@@ -36,7 +36,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps every handle for ever",
             fails="memory",
-            says="Rank 0, step 0: finish() keeps 4 handles: let go of each.",
+            says="Rank 0, step 1: 4 handles of the step before are still kept: let go of them in finish().",
             edits={"        works.clear()\n": ""},
         ),
         WrongAnswer(
@@ -60,6 +60,7 @@ def finish():
             parameter.grad /= dist.get_world_size()
             dist.all_reduce(parameter.grad)
 """,
+            also=("cost",),
         ),
         WrongAnswer(
             "does not divide",
@@ -144,7 +145,7 @@ def finish():
         WrongAnswer(
             "keeps the last handle",
             fails="memory",
-            says="finish() keeps 1 handle: let go of each",
+            says="step 1: 1 handles of the step before are still kept",
             edits={"works.clear()": "works[:] = works[-1:]"},
         ),
     ),
