@@ -118,7 +118,7 @@ def examine_average_when_ready(trial: Trial) -> None:
         before = [weakref.ref(parameter.grad) for parameter in used.values() if parameter.grad is not None]
         for parameter in used.values():
             parameter.grad = None
-        left = unused.grad.clone() if step == 2 else None
+        left = None if unused.grad is None else unused.grad.clone()
         observed = _ObservedStep([[parameter] for parameter in used.values()])
         run = functools.partial(observed.run, functools.partial(model, mine))
         case = f"step {step}{', without sometimes.weight' if step == 2 else ''}"
@@ -135,7 +135,7 @@ def examine_average_when_ready(trial: Trial) -> None:
         for name, parameter in used.items():
             mean = sum(each[name] / trial.size for each in everyones)
             trial.value(parameter.grad, mean, f"the gradient of {name!r}")
-        if left is not None:
+        if step == 2:
             trial.value(unused.grad, left, "the gradient of 'sometimes.weight', which no rank used in this step,")
         trial.agreement([parameter.grad for parameter in used.values()])
 
