@@ -84,6 +84,16 @@ EDITS = {
         {"tokens = counts.sum()": "tokens = counts.sum().float()"},
     ],
     "average_when_ready": [
+        {
+            "parameter.grad /= dist.get_world_size()  # before": "# after",
+            "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
+                "works.append((dist.all_reduce(parameter.grad, async_op=True), parameter))"
+            ),
+            "for work in works:\n            work.wait()": (
+                "for work, parameter in works:\n            work.wait()\n"
+                "            parameter.grad = parameter.grad / dist.get_world_size()"
+            ),
+        },
         {"work.wait()": "work.get_future().wait()"},
         {
             "(parameter.grad, async_op=True))": "(parameter.grad, async_op=True).get_future())",
@@ -214,6 +224,24 @@ BODIES = {
                     done.add((kind, stage, i))
                     del waiting[r][0]
         return sorted(r for r in waiting if waiting[r])
+    """,
+    "time_calls": """
+        operation()
+        times = []
+        for _ in range(repeats):
+            dist.barrier()
+            began = clock()
+            operation()
+            times.append(clock() - began)
+        everyones = torch.tensor(times, dtype=torch.float64).to(device)
+        dist.all_reduce(everyones, op=dist.ReduceOp.MAX)
+        times = everyones.cpu().tolist()
+    """,
+    "no_sync": """
+        with contextlib.ExitStack() as stack:
+            stack.callback(setattr, model, "do_sync", model.do_sync)
+            model.do_sync = False
+            yield
     """,
     "forecast_step": """
         sizes = sorted(timed)

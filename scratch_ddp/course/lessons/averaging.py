@@ -102,10 +102,11 @@ class ObservedStep:
             return "asks is_completed() before backward has returned: nobody may wait for a message, in a loop either"
         if calls < expected:
             return f"when backward returned, {calls} of {expected} messages were started"
-        return "a bucket had all its gradients, and its message was started later" if self.late else ""
+        what = "all gradients of a bucket were" if any(len(bucket) > 1 for bucket in self.buckets) else "a gradient was"
+        return f"{what} complete, and the all-reduce was started only later" if self.late else ""
 
     def kept(self) -> str:
-        """Which handles are still there, as a complaint; to be asked after the next step."""
+        """Which handles are still there, as a complaint; to be asked some time later."""
         if any(handle() is not None for handle in self.handles):
             gc.collect()
         kept = sum(handle() is not None for handle in self.handles)

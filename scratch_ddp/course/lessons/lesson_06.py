@@ -1,6 +1,8 @@
 """Lesson 06, when ranks must talk: `no_sync` as a context manager, and an epoch whose last window is shorter."""
 
 import contextlib
+import weakref
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -9,15 +11,16 @@ from torch.nn.functional import mse_loss
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, STATE, VALUES
 from scratch_ddp.course.trial import Trial
-from scratch_ddp.course.wording import difference
+from scratch_ddp.course.wording import difference, times
 from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 
 
 def no_sync(model):
-    """Return a context manager: inside it `model.do_sync` is False, after it as it was before.
+    """Return a context manager: in its `with` block, `model.do_sync` is False.
 
-    However the block ends, also by Stop; and each model has a switch of its own.
-    Use model.do_sync, model.disable_grad_sync() and model.enable_grad_sync().
+    After the block it is what it was when the block began, however the block ends; an exception,
+    Stop too, reaches the caller. Nothing else of the model changes, and nothing of another model:
+    blocks of two models may end in any order. Use model.do_sync and model.disable_grad_sync().
     Cost: nothing is sent.
     """
 
@@ -30,49 +33,101 @@ def no_sync(model):
         try:
             yield
         finally:
-            if before:
-                model.enable_grad_sync()
+            model.do_sync = before
         # answer: end
 
     return block()
 
 
-def _wrapped(inputs: int, device: torch.device) -> SimpleDistributedDataParallelism:
-    """A linear model in float64 whose weights are the same on every rank; the caller's random numbers stay."""
-    layer = nn.Linear(inputs, 1, dtype=torch.float64, device=device)
-    for parameter in layer.parameters():
-        nn.init.constant_(parameter, 0.5)
-    return SimpleDistributedDataParallelism(layer)
+class _Counted(SimpleDistributedDataParallelism):
+    """Counts the calls of sync_gradients() that average. Has a tied weight, a frozen bias, a part in eval mode.
+
+    In float64, with the same values on all ranks. The first layer is a wrapped model, too.
+    """
+
+    def __init__(self, device: torch.device):
+        first, last = (nn.Linear(3, 3, dtype=torch.float64, device=device) for _ in range(2))
+        last.weight = first.weight
+        first.bias.requires_grad_(False)
+        with torch.no_grad():
+            for parameter in (first.weight, first.bias, last.bias):
+                parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view_as(parameter))
+        super().__init__(nn.Sequential(SimpleDistributedDataParallelism(first), nn.Tanh().eval(), last))
+        self._syncs = 0
+
+    def sync_gradients(self) -> None:
+        self._syncs += self.do_sync
+        super().sync_gradients()
+
+    def syncs(self) -> int:
+        """How many there were since this was last asked."""
+        syncs, self._syncs = self._syncs, 0
+        return syncs
+
+
+class SomeError(KeyError, RuntimeError, AssertionError, ValueError, ArithmeticError, TypeError):
+    """What `except` with any of these classes would catch."""
+
+
+class Stop(KeyboardInterrupt):
+    """As the interrupt: no Exception, so `except Exception` does not catch it."""
+
+
+def _ending(run: Callable, error: BaseException) -> str:
+    """What is wrong with the end of run(), in which `error` is raised; "" if it reaches the caller."""
+    try:
+        run()
+    except type(error) as raised:
+        return "" if raised is error else f"raised another {type(error).__name__} than the one in the block"
+    return f"returned, should raise {type(error).__name__}"
 
 
 def examine_no_sync(trial: Trial) -> None:
-    """V and C inside the block; R after it: after an exception, in another block, where it was off before."""
-    model = _wrapped(2, trial.device)
-    own = torch.full((1, 2), trial.rank + 1.0, dtype=torch.float64, device=trial.device)
-    inside = []
+    """V and C inside the block; R after it: however it ends, whatever the flag was, in blocks of two models."""
+    model = _Counted(trial.device)
+    other = model.module[0]
+    own = torch.full((1, 3), trial.rank + 1.0, dtype=torch.float64, device=trial.device)
+    model(own).sum().backward()
+    trained, inside = model.trained(), []
 
-    def after(expected: bool) -> None:
-        trial.criterion("restored", difference(model.do_sync, expected), "do_sync after the block")
-        (model.enable_grad_sync if expected else model.disable_grad_sync)()  # the next case begins as it should
+    def examine(lines: Callable, case: str, before: bool = True, changes: tuple[str, ...] = (), syncs: int = 0) -> list:
+        """Call lines(answer, model), and return what it appends to `inside`. Both flags are `before`, and stay so."""
+        inside.clear()
+        model.do_sync = other.do_sync = before
+        trial.call(model, case=case, using=lines, changes=["do_sync", *changes])
+        for flagged, whose in ((model, ""), (other, "the other model's ")):
+            trial.criterion("restored", difference(flagged.do_sync, before), f"{whose}do_sync after the block")
+        trial.cost(calls={"all_reduce": syncs * len(trained)}, exactly=True)
+        return list(inside)
 
     def micro_batch(answer, model):
+        model.zero_grad()
         with answer(model):
             inside.append(model.do_sync)
+            inside.append(other.do_sync)
             model(own).sum().backward()
             model.sync_gradients()
 
-    trial.call(model, case="a micro-batch", using=micro_batch, changes=[GRADIENTS, "do_sync"])
-    trial.value(inside, [False], "do_sync in the block")
-    trial.value(model.module.weight.grad, own, "the gradient")
-    trial.cost(calls={})
-    after(True)
+    for case, before in (("a micro-batch", True), ("a micro-batch, switched off before", False)):
+        flags = examine(micro_batch, case, before, changes=(GRADIENTS,))
+        trial.value(flags[:1], [False], "do_sync in the block")
+        trial.value(flags[1:], [before], "in the block, the do_sync of another model, a part of this one")
+        mine = list(torch.autograd.grad(model(own).sum(), trained))
+        trial.value([parameter.grad for parameter in trained], mine, "the gradient")
 
     def failing(answer, model):
-        with answer(model):
-            raise ZeroDivisionError
+        for error in (SomeError(), Stop(), SystemExit(), GeneratorExit()):
 
-    trial.call(model, case="an exception in the block", using=failing, changes=["do_sync"], raises="ZeroDivisionError")
-    after(True)
+            def run(error: BaseException = error) -> None:
+                with answer(model):
+                    raise error
+
+            inside.append((type(error).__name__, _ending(run, error), model.do_sync))
+            model.enable_grad_sync()
+
+    for error, complaint, flag in examine(failing, "an exception in the block"):
+        trial.criterion("value", complaint)
+        trial.criterion("restored", difference(flag, True), f"do_sync after {error} in the block")
 
     def nested(answer, model):
         with answer(model):
@@ -80,45 +135,55 @@ def examine_no_sync(trial: Trial) -> None:
                 pass
             inside.append(model.do_sync)
 
-    trial.call(model, case="a block in a block", using=nested, changes=["do_sync"])
-    trial.criterion("restored", difference(inside[1:], [False]), "do_sync after the inner block")
-    after(True)
-
-    def stopped(answer, model):
-        with answer(model):
-            raise Stopped
-
-    trial.call(model, case="Stop in the block", using=stopped, changes=["do_sync"], raises="Stopped")
-    after(True)
+    flags = examine(nested, "a block in a block")
+    trial.criterion("restored", difference(flags, [False]), "do_sync after the inner block")
 
     def switched_off_later(answer, model):
+        model.enable_grad_sync()
         block = answer(model)
         model.disable_grad_sync()
         with block:
             pass
 
-    trial.call(model, case="switched off between the call and the block", using=switched_off_later, changes=["do_sync"])
-    after(False)
-    model.enable_grad_sync()
-    other = _wrapped(2, trial.device)
+    examine(switched_off_later, "switched off between the call and the block", before=False)
+
+    def switched_on_inside(answer, model):
+        with answer(model):
+            model.enable_grad_sync()
+
+    examine(switched_on_inside, "switched off before, switched on in the block", before=False)
 
     def two_models(answer, model):
-        with answer(model), answer(other):
-            inside.append(other.do_sync)
-        inside.append(other.do_sync)
+        other.disable_grad_sync()
+        first, second = answer(model), answer(other)
+        for step in (first.__enter__, second.__enter__):
+            step()
+        for block in (first, second):
+            block.__exit__(None, None, None)
+            inside.append([model.do_sync, other.do_sync])
+        other.enable_grad_sync()
 
-    trial.call(model, case="two models", using=two_models, changes=["do_sync"])
-    trial.criterion(
-        "restored", difference(inside[2:], [False, True]), "the other model's do_sync in the block, after it"
-    )
-    after(True)
-    model.disable_grad_sync()
-    trial.call(model, case="switched off before", using=micro_batch, changes=[GRADIENTS, "do_sync"])
-    after(False)
+    flags = examine(two_models, "blocks of two models, the second one's flag off before")
+    what = "do_sync of both, after the first block ended and after the second"
+    trial.criterion("restored", difference(flags, [[True, False], [True, False]]), what)
 
+    def eval_inside(answer, model):
+        with answer(model):
+            model.training = False
+        inside.append(model.training)
+        model.training = True
 
-class Stopped(BaseException):
-    """As KeyboardInterrupt: no Exception, so `except Exception` does not see it."""
+    flags = examine(eval_inside, "model.training is set to False in the block")
+    trial.criterion("restored", difference(flags, [False]), "model.training after the block")
+
+    def sync_after(answer, model):
+        with answer(model):
+            pass
+        model.enable_grad_sync()
+        if all(parameter.grad is not None for parameter in trained):  # else that is the complaint
+            model.sync_gradients()
+
+    examine(sync_after, "a sync after the block", changes=(GRADIENTS,), syncs=1)
 
 
 NO_SYNC = Exercise(
@@ -132,10 +197,12 @@ def train_epoch(model, optimizer, batches, n):
     """One epoch: a step after every n micro-batches, and one for those that remain at the end.
 
     Each step takes the gradient of the mean loss over all micro-batches of its window, on all
-    ranks. `model` is a SimpleDistributedDataParallelism. `batches` is a list of (inputs, targets),
-    all of one size, as many on every rank; the loss is mse_loss. Each micro-batch has a forward and
-    a backward of its own, so that memory is needed for one at a time. A Stop ends the epoch.
-    Cost: for each step one sync, which is one all-reduce per parameter.
+    ranks. `model` is a SimpleDistributedDataParallelism, whose sync_gradients() averages. `batches`
+    is a list of (inputs, targets), perhaps empty, all of one size, as many on every rank; the loss
+    is mse_loss. Each micro-batch has a forward and a backward of its own; outputs are not kept.
+    Gradients are clear before and after the epoch, and do_sync is True. An exception, Stop too,
+    reaches the caller, with no step for its window; do_sync is True then as well.
+    Cost: for each step one sync, which is one all-reduce for each trainable parameter.
     """
     # How many micro-batches does the last window have?
     # answer: begin
@@ -153,57 +220,133 @@ def train_epoch(model, optimizer, batches, n):
 
 
 def examine_train_epoch(trial: Trial) -> None:
-    """V against one process that takes each window at once, over two epochs; A; C: one sync per step; R: do_sync."""
-    for micro_batches, n in ((8, 4), (10, 4), (3, 4), (5, 1)):
-        generator = torch.Generator().manual_seed(micro_batches)
-        items = torch.randn(micro_batches, trial.size, 2, 4, generator=generator, dtype=torch.float64).to(trial.device)
-        inputs, targets = items[..., :3], items[..., 3:]
-        mine = [(inputs[i, trial.rank], targets[i, trial.rank]) for i in range(micro_batches)]
-        model = _wrapped(3, trial.device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-        steps_taken = []
-        optimizer.register_step_post_hook(lambda *_, steps_taken=steps_taken: steps_taken.append(1))
-        passes = _Passes(model)
-        expected = _wrapped(3, trial.device).module
-        plain = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.5)
-        for epoch in ("", ", second epoch"):
-            case = f"{micro_batches} micro-batches, n={n}{epoch}"
-            trial.call(model, optimizer, list(mine), n, case=case, changes=[VALUES, GRADIENTS, STATE, "do_sync"])
-            _train_at_once(expected, plain, inputs.split(n), targets.split(n))
-            trial.value(model.module.weight.detach(), expected.weight.detach(), "the weight", tolerance=1e-12)
-            trial.agreement(model.module.weight)
-            steps = -(-micro_batches // n)
-            trial.criterion("passes", passes.complaint(micro_batches))
-            complaint = f"is called {len(steps_taken)} times, should be {steps}" if len(steps_taken) != steps else ""
-            trial.criterion("passes", complaint, "optimizer.step()")
-            steps_taken.clear()
-            trial.cost(calls={"all_reduce": steps * len(list(model.parameters()))})
-            trial.criterion("restored", difference(model.do_sync, True), "do_sync after the epoch")
-
-    model = _wrapped(3, trial.device)
-    model.module.register_forward_pre_hook(_stop)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    changes = [VALUES, GRADIENTS, STATE, "do_sync"]
-    trial.call(model, optimizer, list(mine), 4, case="Stop in a forward", changes=changes, raises="Stopped")
+    """V against one process that takes each window at once; A; M; C: one sync per step; R: do_sync, after Stop too."""
+    many = 6 + trial.seed % 4
+    for micro_batches, n, epochs in ((8, 4, 1), (6, 4, 2), (3, 4, 1), (2, 1, 1), (0, 3, 1), (many + 1, many, 1)):
+        drawn = f", drawn with seed {trial.seed}" if n == many else ""
+        case = f"{micro_batches} micro-batches, n={n}{drawn}"
+        epoch = _Epoch(trial, micro_batches, n)
+        for each in range(epochs):
+            epoch.examine(f"{case}{', second epoch' if each else ''}")
+    epoch = _Epoch(trial, 2, 2)
+    epoch.targets[0, 0, 0, 0] = torch.nan
+    epoch.examine("2 micro-batches, n=2, a target is NaN")
+    _Epoch(trial, 8, 4).examine_stopped()
 
 
-def _stop(*_: object) -> None:
-    raise Stopped
+class _Epoch:
+    """Micro-batches, a model and an optimizer for the answer, and the same for one process that has all of them."""
+
+    changes = VALUES, GRADIENTS, STATE, "do_sync"
+
+    def __init__(self, trial: Trial, micro_batches: int, n: int):
+        self._trial, self._micro_batches, self._n = trial, micro_batches, n
+        self._steps = -(-micro_batches // n)
+        generator = torch.Generator().manual_seed(trial.seed + micro_batches if n > 5 else micro_batches)
+        items = torch.randn(micro_batches, trial.size, 2, 6, generator=generator, dtype=torch.float64)
+        self._inputs, self.targets = items.to(trial.device).split(3, dim=-1)
+        self.model, alone = _Counted(trial.device), _Counted(trial.device)
+        self._alone = alone.module
+        self._optimizer, self._plain = (
+            torch.optim.SGD(each.trained(), lr=0.1, momentum=0.5) for each in (self.model, alone)
+        )
+        self._passes, self._steps_taken = _Passes(self.model), []
+        self._optimizer.register_step_post_hook(lambda *_: self._steps_taken.append(1))
+
+    def _call(self, case: str, using: Callable | None = None) -> None:
+        mine = list(zip(self._inputs[:, self._trial.rank], self.targets[:, self._trial.rank], strict=True))
+        given = self.model, self._optimizer, mine, self._n
+        self._trial.call(*given, case=case, changes=self.changes, using=using)
+
+    def examine(self, case: str) -> None:
+        """The answer's epoch, and what must hold after it."""
+        trial, model, steps = self._trial, self.model, self._steps
+        self._call(case)
+        self._train_at_once()
+        expected = dict(self._alone.named_parameters())
+        for name, parameter in model.module.named_parameters():
+            trial.value(parameter.detach(), expected[name].detach(), f"the parameter {name!r}", tolerance=1e-12)
+            left = parameter.grad is not None and bool(parameter.grad.count_nonzero())
+            trial.criterion("value", "is not clear after the epoch" if left else "", f"the gradient of {name!r}")
+        trial.agreement(list(model.module.parameters()))
+        trial.criterion("passes", self._passes.complaint(self._micro_batches))
+        trial.criterion("passes", self._called(len(self._steps_taken), steps), "optimizer.step()")
+        trial.criterion("passes", self._called(model.syncs(), steps), "sync_gradients(), with do_sync True,")
+        trial.criterion("memory", self._passes.kept())
+        self._steps_taken.clear()
+        trial.cost(calls={"all_reduce": steps * len(model.trained())})
+        trial.criterion("restored", difference(model.do_sync, True), "do_sync after the epoch")
+
+    @staticmethod
+    def _called(number: int, expected: int) -> str:
+        return f"is called {times(number)}, should be {times(expected)}" if number != expected else ""
+
+    def _train_at_once(self) -> None:
+        """What one process does that has room for a whole window of all ranks."""
+        for inputs, targets in zip(self._inputs.split(self._n), self.targets.split(self._n), strict=True):
+            if not len(inputs):  # what an empty tensor is split into
+                return
+            self._plain.zero_grad()
+            mse_loss(self._alone(inputs), targets).backward()
+            self._plain.step()
+
+    def examine_stopped(self) -> None:
+        """An exception in the second window, and Stop: no further step, and the caller hears of it."""
+        model, found = self.model, []
+
+        def stopped(answer: Callable, *given: object) -> None:
+            for error in (SomeError(), Stop()):
+                left = iter(range(5))
+                raising = model.module.register_forward_pre_hook(lambda *_, error=error, left=left: _fail(error, left))
+                complaint = _ending(lambda: answer(*given), error)
+                raising.remove()
+                found.append((complaint, len(self._steps_taken), type(error).__name__, model.do_sync))
+                self._steps_taken.clear()
+                model.enable_grad_sync()
+                model.zero_grad()
+
+        self._call("an exception in the sixth forward, n=4", using=stopped)
+        for complaint, steps, error, flag in found:
+            self._trial.criterion("value", complaint)
+            self._trial.criterion("passes", self._called(steps, 1), f"after {error}, optimizer.step()")
+            self._trial.criterion("restored", difference(flag, True), f"do_sync after {error} in the sixth forward")
+
+
+def _fail(error: BaseException, left: Iterator[int]) -> None:
+    """Raise once `left` is used up."""
+    if next(left, None) is None:
+        raise error
 
 
 class _Passes:
-    """The order of a model's forward and backward passes, as "FBFB…"."""
+    """The order of a model's forward and backward passes, as "FBFB…", and what is kept of them."""
 
-    def __init__(self, model: nn.Module):
-        self._order = ""
-        model.module.register_forward_hook(self._forward)
+    def __init__(self, model: _Counted):
+        self._order, self._earlier = "", False
+        self._activations: list[weakref.ref[torch.Tensor]] = []
+        self._outputs: list[weakref.ref[torch.Tensor]] = []
+        model.register_forward_pre_hook(self._begin)
+        model.module[1].register_forward_hook(lambda _, args, output: self._activations.append(weakref.ref(output)))
+        model.register_forward_hook(self._forward)
+
+    def _begin(self, *_: object) -> None:
+        """`output` may still be the name of the last one, but what was needed for backward is gone."""
+        self._earlier |= any(each() is not None for each in (*self._activations, *self._outputs[:-1]))
 
     def _forward(self, _: nn.Module, args: tuple, output: torch.Tensor) -> None:
         self._order += "F"
+        self._outputs.append(weakref.ref(output))
         output.register_hook(self._backward)
 
     def _backward(self, _: torch.Tensor) -> None:
         self._order += "B"
+
+    def kept(self) -> str:
+        """That a forward pass began while an earlier micro-batch's tensors were held, as a complaint. Begins anew."""
+        earlier, self._earlier = self._earlier, False
+        self._activations.clear()
+        self._outputs.clear()
+        return "a forward pass begins while outputs or activations of earlier micro-batches are kept" if earlier else ""
 
     def complaint(self, micro_batches: int) -> str:
         """That there are not as many pairs as micro-batches; "" if there are. Begins anew."""
@@ -213,19 +356,6 @@ class _Passes:
         if order.count("F") != micro_batches:
             return f"{order.count('F')} forward passes for {micro_batches} micro-batches, should be one each"
         return "a forward pass begins before the backward pass of the one before"
-
-
-def _train_at_once(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    inputs: tuple[torch.Tensor, ...],
-    targets: tuple[torch.Tensor, ...],
-) -> None:
-    """What one process does that has room for a whole window of all ranks."""
-    for window, wanted in zip(inputs, targets, strict=True):
-        optimizer.zero_grad()
-        mse_loss(model(window), wanted).backward()
-        optimizer.step()
 
 
 TRAIN_EPOCH = Exercise(

@@ -1,24 +1,30 @@
 """Lesson 08, where communication can hide: averages that start from gradient hooks; what sticks out of a timeline."""
 
 import functools
+import time
+import weakref
 from itertools import pairwise
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, HOOKS
-from scratch_ddp.course.lessons.averaging import ObservedStep, everyones_inputs, examine_means, three_layers
+from scratch_ddp.course.lessons.averaging import ObservedStep
 from scratch_ddp.course.trial import Trial
+from scratch_ddp.instruments.traffic.calls import Call
 
 
 def average_when_ready(model):
     """Have every gradient averaged over the ranks while backward goes on.
 
-    Return a function `finish`: after backward and `finish()`, every gradient is the mean, in
-    each step anew. Parameters with `requires_grad=False` are left alone.
-    Cost: one all-reduce for each trainable parameter. It is started when the gradient is
-    complete, and nobody waits for it, or asks whether it has ended, before `finish()`, which
-    then lets go of it.
+    Return a function `finish`. In each step there is one backward, then `finish()`, and then every
+    gradient that this backward computed is the mean. Others are left alone: those of frozen
+    parameters (`requires_grad=False`), and of parameters that no rank uses in this step.
+    Cost: one all-reduce for each gradient. It is started as soon as `.grad` is complete. Before
+    `finish()`, nobody waits for it or asks whether it has ended. After it, neither handles nor
+    gradients are kept.
     """
     works = []  # what is under way
     # What does a hook do when its gradient is complete, and what is left for finish()?
@@ -41,43 +47,109 @@ def average_when_ready(model):
     return finish
 
 
-def examine_average_when_ready(trial: Trial) -> None:
-    """V and A over two steps; C; overlap: all is started when backward returns, and nothing has been waited for; M."""
-    model = three_layers(trial)
-    model[1].requires_grad_(False)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    finish = trial.call(model, case="called with a model", changes=[HOOKS])
-    before = None
-    for step in range(2):
-        observed, inputs = ObservedStep([[parameter] for parameter in trained]), everyones_inputs(trial, step)
-        mine = inputs[trial.rank]
-        model.zero_grad()
-        run = functools.partial(observed.run, lambda mine=mine: model(mine).sum())
-        trial.call(
-            finish,
-            case=f"step {step}",
-            using=lambda _, finish, run=run: run(finish),
-            beside=[model],
-            changes=[GRADIENTS],
+class _OddModel(nn.Module):
+    """Parameters of its own and of its parts: without dimensions, transposed, tied, of two dtypes, inf, frozen.
+
+    Its output is the sum of each parameter times a tensor, so that tensor is the parameter's gradient.
+    """
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(torch.inf))
+        self.first, self.last, self.sometimes = nn.Linear(4, 3), nn.Linear(4, 3).double(), nn.Linear(2, 1)
+        self.first.weight = nn.Parameter(torch.zeros(4, 3).t())
+        self.first.bias = self.last.bias
+        self.last.weight.requires_grad_(False).grad = torch.full((3, 4), 7.0).double()  # from before it was frozen
+        self.sometimes.bias.requires_grad_(False)
+        self.to(device)
+
+    def used(self, step: int) -> dict[str, nn.Parameter]:
+        """The parameters whose gradients this step computes."""
+        trained = {name: each for name, each in self.named_parameters() if each.requires_grad}
+        return {name: each for name, each in trained.items() if step != 2 or not name.startswith("sometimes")}
+
+    def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+        half = gradients["first.bias"] / 2  # tied to last.bias: it is used twice
+        named = dict(self.named_parameters(remove_duplicate=False))
+        terms = {**gradients, "first.bias": half, "last.bias": half}
+        return sum((named[name] * gradient).sum().double() for name, gradient in terms.items())
+
+
+def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -> dict[str, torch.Tensor]:
+    """Rank `rank`'s gradients of these parameters: whole numbers, times the ranks, so that any mean is exact."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    drawn = {
+        name: torch.empty_like(each, requires_grad=False).copy_(
+            2 * size * torch.randint(1, 1000, each.shape, generator=generator)
         )
-        trial.cost(calls={"all_reduce": len(trained)})
+        for name, each in used.items()
+    }
+    drawn["first.bias"] *= 1 + 2.0**-30  # float32 could not hold it
+    if rank == 0:
+        drawn["scale"].zero_()  # not so on the other ranks
+        drawn["first.bias"][0] = torch.inf
+    if rank == size - 1:
+        drawn["first.bias"][1] = torch.nan
+    return drawn
+
+
+class _ObservedStep(ObservedStep):
+    """Notices also a message that starts before any gradient is in `.grad`, which is empty at first."""
+
+    early = False
+
+    def started(self, call: Call) -> None:
+        super().started(call)
+        self.early |= all(parameter.grad is None for (parameter,) in self.buckets)
+
+
+def examine_average_when_ready(trial: Trial) -> None:
+    """V and A over four steps; C; overlap: all is started when backward returns, and nobody has waited; M."""
+    model = _OddModel(trial.device)
+    finish = trial.call(model, case="called with a model", changes=[HOOKS])
+    observed = _ObservedStep([])
+    for step in range(4):
+        used, unused = model.used(step), model.sometimes.weight
+        everyones = [_gradients(used, rank, trial.size, step) for rank in range(trial.size)]
+        mine = everyones[trial.rank]
+        if handles := observed.kept():
+            time.sleep(0.05)  # the thread that sent it may have held one a moment longer
+            handles = observed.kept()
+        before = [weakref.ref(parameter.grad) for parameter in used.values() if parameter.grad is not None]
+        for parameter in used.values():
+            parameter.grad = None
+        left = None if unused.grad is None else unused.grad.clone()
+        observed = _ObservedStep([[parameter] for parameter in used.values()])
+        run = functools.partial(observed.run, functools.partial(model, mine))
+        case = f"step {step}{', without sometimes.weight' if step == 2 else ''}"
+        trial.call(finish, case=case, using=lambda _, finish, run=run: run(finish), beside=[model], changes=[GRADIENTS])
+        trial.cost(calls={"all_reduce": len(used)})
+        early = "an all-reduce was started before `.grad` was complete: there is another hook for that"
+        trial.criterion("value", early if observed.early else "")
         trial.criterion("overlap", observed.exposed())
         if under_way := observed.calls - observed.waits:
             trial.criterion("value", f"finish() returned while {under_way} messages were under way")
             return
-        trial.criterion("memory", before.kept() if before else "")
-        before = observed
-        examine_means(trial, model, [inputs])
+        kept = sum(gradient() is not None for gradient in before)
+        trial.criterion("memory", handles or (f"keeps {kept} gradients of the step before" if kept else ""))
+        for name, parameter in used.items():
+            mean = sum(each[name] / trial.size for each in everyones)
+            trial.value(parameter.grad, mean, f"the gradient of {name!r}")
+        if step == 2:
+            trial.value(unused.grad, left, "the gradient of 'sometimes.weight', which no rank used in this step,")
+        trial.agreement([parameter.grad for parameter in used.values()])
 
 
 AVERAGE_WHEN_READY = Exercise(average_when_ready, examine_average_when_ready)
 
 
 def exposed_time(compute, communication):
-    """Seconds in which something is on the wire and the rank does not compute.
+    """Seconds, as a float, in which something is on the wire and the rank does not compute.
 
-    Both are lists of (start, end) in seconds, in any order; messages may overlap, and so may
-    stretches of computing. Cost: nothing is sent.
+    Both are lists of (start, end) in seconds, in any order, perhaps empty. An end may be equal to
+    its start. Messages may overlap, and one may lie inside another; so may stretches of computing.
+    Time is counted from any moment, so it may be negative, or large. Nothing is rounded.
+    Cost: nothing is sent.
     """
     # Between which moments does nothing begin or end?
     # answer: begin
@@ -102,16 +174,37 @@ _CASES = {  # case: (compute, communication, seconds)
     "more computing than messages": ([(0.0, 10.0)], [(9.0, 12.0)], 2.0),
     "nothing on the wire": ([(0.0, 4.0)], [], 0.0),
     "nothing computed": ([], [(1.0, 2.0)], 1.0),
+    "nothing at all": ([], [], 0.0),
+    "a message inside another": ([(4.0, 5.0)], [(0.0, 4.0), (1.0, 2.0)], 4.0),
+    "computing inside other computing": ([(0.0, 4.0), (1.0, 2.0)], [(3.0, 5.0)], 1.0),
+    "a message before all computing": ([(5.0, 6.0)], [(0.0, 3.0)], 3.0),
+    "computing that takes no time": ([(0.0, 0.0), (0.5, 0.5)], [(0.0, 1.0)], 1.0),
 }
+
+
+def _drawn(generator: torch.Generator, longest: int) -> tuple[list, list, int]:
+    """Stretches with whole numbers from 0 to 40 at their ends, and what `exposed_time` of them is, hour by hour."""
+
+    def stretches() -> list[tuple[int, int]]:
+        starts = torch.randint(0, 40 - longest, (8,), generator=generator).tolist()
+        lengths = torch.randint(0, longest + 1, (8,), generator=generator).tolist()
+        return [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+
+    compute, communication = stretches(), stretches()
+    hours = [{hour for a, b in each for hour in range(a, b)} for each in (compute, communication)]
+    return compute, communication, len(hours[1] - hours[0])
 
 
 def examine_exposed_time(trial: Trial) -> None:
     """V on stretches whose ends are exact in binary, each rank with others; C: nothing is sent."""
-    cases = [(case, float(trial.rank + 1), given) for case, given in _CASES.items()]
-    cases += [(f"{case}, in units of 1/1024 s", (trial.rank + 1) / 1024, given) for case, given in _CASES.items()]
-    for case, scale, (compute, communication, expected) in cases:
-        given = [[(scale * start, scale * end) for start, end in stretches] for stretches in (compute, communication)]
-        trial.value(trial.call(*given, case=case), scale * expected)
+    cases = [(case, float(trial.rank + 1), 0.0, given) for case, given in _CASES.items()]
+    generator = torch.Generator().manual_seed(trial.seed + trial.rank)
+    for unit, began, longest in ((2.0**-10, -0.01171875, 4), (2.0**-21, 2.0**30, 12), (1.0, -20.0, 20)):
+        case = f"in units of {unit:g} s, from {began:g} s on, drawn with seed {trial.seed}"
+        cases.append((case, unit, began, _drawn(generator, longest)))
+    for case, unit, began, (compute, communication, expected) in cases:
+        given = [[(began + unit * a, began + unit * b) for a, b in each] for each in (compute, communication)]
+        trial.value(trial.call(*given, case=case), unit * expected)
         trial.cost(calls={})
 
 

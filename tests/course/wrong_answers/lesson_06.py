@@ -2,7 +2,7 @@
 
 from tests.course.wrong_answer import WrongAnswer
 
-_SWITCH_BACK = "if before:\n                model.enable_grad_sync()"
+_SWITCH_BACK = "model.do_sync = before"
 
 WRONG_ANSWERS = {
     "no_sync": (
@@ -15,19 +15,19 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "does not expect an exception",
             fails="restored",
-            says="Rank 0, an exception in the block: do_sync after the block is False, should be True.",
-            body="before = model.do_sync\nmodel.disable_grad_sync()\nyield\nif before:\n    model.enable_grad_sync()",
+            says="Rank 0, an exception in the block: do_sync after SomeError in the block is False, should be True.",
+            body="before = model.do_sync\nmodel.disable_grad_sync()\nyield\nmodel.do_sync = before",
         ),
         WrongAnswer(
             "switches on, whatever was before",
             fails="restored",
-            says="Rank 0, a block in a block: do_sync after the inner block is [True], should be [False].",
+            says="a micro-batch, switched off before: do_sync after the block is True, should be False.",
             edits={_SWITCH_BACK: "model.enable_grad_sync()"},
         ),
         WrongAnswer(
             "keeps the exception to itself",
             fails="value",
-            says="Rank 0, an exception in the block: returned, should raise ZeroDivisionError.",
+            says="Rank 0, an exception in the block: returned, should raise SomeError.",
             edits={"finally:\n": "except ZeroDivisionError:\n            pass\n        finally:\n"},
         ),
         WrongAnswer(
@@ -46,7 +46,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "restores after an Exception only, not after Stop",
             fails="restored",
-            says="Stop in the block: do_sync after the block is False",
+            says="an exception in the block: do_sync after Stop in the block is False",
             body="""
                 before = model.do_sync
                 model.disable_grad_sync()
@@ -62,53 +62,88 @@ WRONG_ANSWERS = {
             "leaves another sync_gradients behind",
             fails="untouched",
             says="the list of its attributes",
-            edits={"            if before:": "            model.sync_gradients = lambda: None\n            if before:"},
+            edits={"model.do_sync = before": "model.do_sync = before\n            model.sync_gradients = lambda: None"},
+        ),
+        WrongAnswer(
+            "puts back everything that the model had",
+            fails="restored",
+            says="model.training after the block is [True], should be [False]",
+            edits={
+                "before = model.do_sync": "before = dict(vars(model))",
+                _SWITCH_BACK: "vars(model).update(before)",
+            },
+        ),
+        WrongAnswer(
+            "switches parts of the model that are wrapped as well",
+            fails="value",
+            says="in the block, the do_sync of another model, a part of this one is [False], should be [True].",
+            edits={
+                "model.disable_grad_sync()": "flagged = [m for m in model.modules() if hasattr(m, 'do_sync')]\n"
+                "        for each in flagged:\n            each.disable_grad_sync()",
+                _SWITCH_BACK: "for each in flagged:\n                each.do_sync = before",
+            },
+            also=("restored",),
+        ),
+        WrongAnswer(
+            "sends after an exception",
+            fails="cost",
+            says="an exception in the block: calls barrier 4 times, budget 0.",
+            edits={
+                "finally:\n": "except BaseException:\n            dist.barrier()\n            raise\n        finally:\n"
+            },
+        ),
+        WrongAnswer(
+            "switches on again what was off before",
+            fails="restored",
+            says="switched off before, switched on in the block: do_sync after the block is True, should be False.",
+            edits={_SWITCH_BACK: "if before:\n                model.enable_grad_sync()"},
         ),
     ),
     "train_epoch": (
         WrongAnswer(
             "the remainder waits for the next epoch",
             fails="value",
-            says="Rank 0, 10 micro-batches, n=4: the weight is",
+            says="Rank 0, 6 micro-batches, n=4: the parameter '0.module.weight' is",
             edits={" or i + 1 == len(batches)": ""},
             also=("passes",),
         ),
         WrongAnswer(
             "divides by n in the shorter window too",
             fails="value",
-            says="Rank 0, 10 micro-batches, n=4: the weight is",
+            says="Rank 0, 6 micro-batches, n=4: the parameter '0.module.weight' is",
             edits={"/ window": "/ n"},
         ),
         WrongAnswer(
             "does not divide",
             fails="value",
-            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            says="Rank 0, 8 micro-batches, n=4: the parameter '0.module.weight' is",
             edits={" / window": ""},
         ),
         WrongAnswer(
             "off by one: the first window has one micro-batch",
             fails="value",
-            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            says="Rank 0, 8 micro-batches, n=4: the parameter '0.module.weight' is",
             edits={"(i + 1) % n": "i % n"},
             also=("cost", "passes"),
         ),
         WrongAnswer(
             "never leaves no_sync",
             fails="value",
-            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            says="Rank 0, 8 micro-batches, n=4: the parameter '0.module.weight' is",
             edits={"contextlib.nullcontext() if last else model.no_sync()": "model.no_sync()"},
-            also=("agreement",),
+            also=("agreement", "passes"),
         ),
         WrongAnswer(
             "talks after each micro-batch: right, and n times as much",
             fails="cost",
             says="4 ranks, 8 micro-batches, n=4: calls all_reduce 16 times, budget 4.",
             edits={"contextlib.nullcontext() if last else model.no_sync()": "contextlib.nullcontext()"},
+            also=("passes",),
         ),
         WrongAnswer(
             "syncs at one micro-batch, steps at another",
             fails="value",
-            says="Rank 0, 8 micro-batches, n=4: the weight is",
+            says="Rank 0, 8 micro-batches, n=4: the parameter '0.module.weight' is",
             edits={"if last else model": "if i % n == 0 else model"},
             also=("agreement",),
         ),
@@ -123,6 +158,7 @@ WRONG_ANSWERS = {
                     loss.backward(); model.sync_gradients()
                     optimizer.step(); optimizer.zero_grad()
             """,
+            also=("memory",),
         ),
         WrongAnswer(
             "one forward for the whole window",
@@ -135,6 +171,54 @@ WRONG_ANSWERS = {
                     loss.backward(); model.sync_gradients()
                     optimizer.step(); optimizer.zero_grad()
             """,
+            also=("value",),
+        ),
+        WrongAnswer(
+            "keeps outputs",
+            fails="memory",
+            says="8 micro-batches, n=4: a forward pass begins while outputs or activations of earlier",
+            edits={
+                "mse_loss(model(inputs), targets)": "mse_loss(kept.append(model(inputs)) or kept[-1], targets)",
+                "    for i,": "    kept = []\n    for i,",
+            },
+        ),
+        WrongAnswer(
+            "a step for the half window after Stop",
+            fails="passes",
+            says="after Stop, optimizer.step() is called twice, should be once.",
+            edits={
+                "loss = mse_loss(model(inputs), targets) / window": "try:\n"
+                "                loss = mse_loss(model(inputs), targets) / window\n"
+                "            except KeyboardInterrupt:\n                optimizer.step()\n                raise"
+            },
+        ),
+        WrongAnswer(
+            "sets the flag by hand, with no thought of an exception",
+            fails="restored",
+            says="do_sync after SomeError in the sixth forward is False, should be True.",
+            edits={
+                "with contextlib.nullcontext() if last else model.no_sync():": "model.do_sync = last\n        if True:"
+            },
+        ),
+        WrongAnswer(
+            "averages itself",
+            fails="passes",
+            says="sync_gradients(), with do_sync True, is called never, should be twice.",
+            edits={
+                "model.sync_gradients()": "pass",
+                "            optimizer.step()": "            for parameter in model.trained():\n"
+                "                dist.all_reduce(parameter.grad)\n"
+                "                parameter.grad /= dist.get_world_size()\n            optimizer.step()",
+            },
+        ),
+        WrongAnswer(
+            "hides NaN",
+            fails="value",
+            says="a target is NaN: the parameter",
+            edits={
+                "            optimizer.step()": "            for parameter in model.trained():\n"
+                "                parameter.grad.nan_to_num_()\n            optimizer.step()"
+            },
         ),
     ),
 }

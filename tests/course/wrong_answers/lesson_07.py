@@ -7,26 +7,26 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "each rank believes its own clock",
             fails="value",
-            says="Rank 0, repeats=3: the result is [1.0, 3.0, 5.0], should be [4.0, 5.0, 6.0].",
+            says="Rank 0, repeats=3: the result is [2.0, 2.0, 5.0], should be [5.0, 4.0, 6.0].",
             edits={"    dist.all_reduce(taken, op=dist.ReduceOp.MAX)\n": ""},
             also=("agreement",),
         ),
         WrongAnswer(
             "the sum over the ranks",
             fails="value",
-            says="Rank 0, repeats=3: the result is [10.0, 14.0, 18.0], should be [4.0, 5.0, 6.0].",
+            says="Rank 0, repeats=3: the result is [14.0, 10.0, 18.0], should be [5.0, 4.0, 6.0].",
             edits={"MAX": "SUM"},
         ),
         WrongAnswer(
             "counts the first call",
             fails="value",
-            says="Rank 0, repeats=3: the result is [64.0, 4.0, 5.0], should be [4.0, 5.0, 6.0].",
+            says="Rank 0, repeats=3: the result is [64.0, 5.0, 4.0], should be [5.0, 4.0, 6.0].",
             edits={"operation()\n    taken =": "taken ="},
         ),
         WrongAnswer(
             "from the first rank's beginning to the last one's end, by clocks that differ",
             fails="value",
-            says="Rank 0, repeats=3: the result is [30",
+            says="Rank 0, repeats=3: the result is [",
             edits={
                 "taken[call] = clock() - began": "taken[call] = clock()\n        begins[call] = -began",
                 "    for call": "    begins = taken.clone()\n    for call",
@@ -64,18 +64,45 @@ WRONG_ANSWERS = {
             says="barrier was started and never waited for",
             edits={"dist.barrier()": "dist.barrier(async_op=True)"},
         ),
+        WrongAnswer(
+            "sorts the times",
+            fails="value",
+            says="Rank 0, repeats=3: the result is [4.0, 5.0, 6.0], should be [5.0, 4.0, 6.0].",
+            edits={"taken.tolist()": "sorted(taken.tolist())"},
+        ),
+        WrongAnswer(
+            "goes on after an exception",
+            fails="value",
+            says="operation() raises OperationFailed in its third call: returned, should raise OperationFailed.",
+            edits={
+                "        operation()\n        taken": "        try:\n"
+                "            operation()\n        except Exception:\n            pass\n        taken"
+            },
+        ),
+        WrongAnswer(
+            "takes no notice of the device",
+            fails="value",
+            says="the tensor that ranks send is not on `device`",
+            edits={", device=device": ""},
+        ),
+        WrongAnswer(
+            "switches gradients off for the operation",
+            fails="untouched",
+            says="calls operation() with gradients switched off",
+            edits={"        operation()\n": "        with torch.no_grad():\n            operation()\n"},
+        ),
     ),
     "forecast_step": (
         WrongAnswer(
             "2·S at any number of ranks, as published",
             fails="value",
-            says="1 gradients, n=2: the result is [0.0081], should be [0.0041].",
+            says="1 gradient, n=2: the result is 0.0081, should be 0.0041.",
             edits={"2 * (n - 1) / n": "2"},
         ),
         WrongAnswer(
             "S at any number of ranks",
             fails="value",
-            says="1 gradients, n=4: the result is",
+            says="1 gradient, n=4: the result is",
             edits={"2 * (n - 1) / n * sum": "sum"},
         ),
         WrongAnswer(
@@ -87,7 +114,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "bandwidth from the larger transfer alone",
             fails="value",
-            says="1 gradients, n=2: the result is",
+            says="1 gradient, n=2: the result is",
             edits={"(large_seconds - small_seconds) / (large - small)": "large_seconds / large"},
         ),
         WrongAnswer(
@@ -103,6 +130,27 @@ WRONG_ANSWERS = {
             fails="untouched",
             says="has other entries than before",
             edits={"    seconds = alpha": "    timed.clear()\n    seconds = alpha"},
+        ),
+        WrongAnswer(
+            "expects the smaller of the two first",
+            fails="value",
+            says="1 gradient, n=2: the result is",
+            edits={
+                "sorted(timed.items())": "timed.items()",
+                "(large_seconds - small_seconds)": "abs(large_seconds - small_seconds)",
+            },
+        ),
+        WrongAnswer(
+            "counts whole float32 numbers",
+            fails="value",
+            says="sizes drawn with seed",
+            edits={"sum(gradients)": "sum(each // 4 * 4 for each in gradients)"},
+        ),
+        WrongAnswer(
+            "returns a tensor",
+            fails="value",
+            says="the result is a Tensor, should be a float",
+            edits={"alpha * len(gradients) + beta * sent": "torch.tensor(alpha * len(gradients) + beta * sent)"},
         ),
     ),
 }

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes its argument for the gradient: it is the parameter",
             fails="value",
-            says="Rank 0, step 0: the gradients at entry 0 is wrong in",
+            says="Rank 0, step 0: the gradient of 'scale' is [0], should be",
             edits={
                 "parameter.grad /= dist": "parameter /= dist",
                 "works.append(dist.all_reduce(parameter.grad,": "works.append(dist.all_reduce(parameter,",
@@ -60,11 +60,12 @@ def finish():
             parameter.grad /= dist.get_world_size()
             dist.all_reduce(parameter.grad)
 """,
+            also=("cost",),
         ),
         WrongAnswer(
             "does not divide",
             fails="value",
-            says="Rank 0, step 0: the gradients at entry 0 is wrong in",
+            says="Rank 0, step 0: the gradient of 'scale' is",
             edits={
                 "        parameter.grad /= dist.get_world_size()  "
                 "# before the sum, which could be too large for half precision\n": ""
@@ -88,12 +89,64 @@ def finish():
         WrongAnswer(
             "gives frozen parameters gradients of zeros",
             fails="untouched",
-            says="the gradient of '1.weight' is changed",
+            says="the gradient of 'sometimes.bias' is changed",
             edits={
                 "        for work in works:": "        for parameter in model.parameters():\n"
                 "            if parameter.grad is None:\n                parameter.grad = torch.zeros_like(parameter)\n"
                 "        for work in works:"
             },
+        ),
+        WrongAnswer(
+            "a hook that runs before the gradient is in .grad",
+            fails="value",
+            says="an all-reduce was started before `.grad` was complete: there is another hook for that.",
+            body="""
+def hook(gradient):
+    gradient /= dist.get_world_size()
+    works.append(dist.all_reduce(gradient, async_op=True))
+
+for parameter in model.parameters():
+    if parameter.requires_grad:
+        parameter.register_hook(hook)
+
+def finish():
+    for work in works:
+        work.wait()
+    works.clear()
+""",
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "divides all gradients in finish, also one that no rank used in this step",
+            fails="value",
+            says="step 2, the gradient of 'sometimes.weight', which no rank used in this step,",
+            edits={
+                "        parameter.grad /= dist.get_world_size()  "
+                "# before the sum, which could be too large for half precision\n": "",
+                "        works.clear()\n": "        works.clear()\n        for parameter in model.parameters():\n"
+                "            if parameter.requires_grad:\n                parameter.grad /= dist.get_world_size()\n",
+            },
+        ),
+        WrongAnswer(
+            "sends a copy of a gradient that is not contiguous",
+            fails="value",
+            says="the gradient of 'first.weight' is wrong in",
+            edits={"dist.all_reduce(parameter.grad,": "dist.all_reduce(parameter.grad.reshape(-1),"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "hides NaN",
+            fails="value",
+            says="the gradient of 'first.bias' is",
+            edits={
+                "        parameter.grad /= dist": "        parameter.grad.nan_to_num_()\n        parameter.grad /= dist"
+            },
+        ),
+        WrongAnswer(
+            "keeps the last handle",
+            fails="memory",
+            says="step 1: 1 handles of the step before are still kept",
+            edits={"works.clear()": "works[:] = works[-1:]"},
         ),
     ),
     "exposed_time": (
@@ -158,8 +211,33 @@ return float(sum(end - start for start, end in communication if not beside(start
         WrongAnswer(
             "rounds to hundredths of a second",
             fails="value",
-            says="in units of 1/1024 s",
+            says="in units of 0.000976562 s",
             edits={"    return exposed": "    return round(exposed, 2)"},
+        ),
+        WrongAnswer(
+            "joins stretches and forgets that one may lie inside another",
+            fails="value",
+            says="a message inside another: the result is",
+            body="""
+def joined(stretches):
+    found = []
+    for start, end in sorted(stretches):
+        if found and start <= found[-1][1]:
+            found[-1][1] = end
+        else:
+            found.append([start, end])
+    return found
+
+compute, communication = joined(compute), joined(communication)
+hidden = sum(max(0.0, min(b, d) - max(a, c)) for a, b in compute for c, d in communication)
+return float(sum(end - start for start, end in communication) - hidden)
+""",
+        ),
+        WrongAnswer(
+            "begins at 0",
+            fails="value",
+            says="from -",
+            edits={"exposed = 0.0": "exposed = 0.0\n    moments = [moment for moment in moments if moment >= 0]"},
         ),
     ),
 }

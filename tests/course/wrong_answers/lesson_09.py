@@ -88,7 +88,7 @@ def finish():
         WrongAnswer(
             "starts everything with the last gradient of all",
             fails="overlap",
-            says="Rank 0, step 0: a bucket had all its gradients, and its message was started later.",
+            says="Rank 0, step 0: all gradients of a bucket were complete, and the all-reduce was started only later.",
             edits={"missing[len(on_the_way)] == 0:": "not any(missing):"},
         ),
         WrongAnswer(
