@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes its argument for the gradient: it is the parameter",
             fails="value",
-            says="Rank 0, step 0: the gradients at entry 0 is wrong in",
+            says="Rank 0, step 0: the gradient of parameter 0 is wrong in",
             edits={
                 "parameter.grad /= dist": "parameter /= dist",
                 "works.append(dist.all_reduce(parameter.grad,": "works.append(dist.all_reduce(parameter,",
@@ -64,7 +64,7 @@ def finish():
         WrongAnswer(
             "does not divide",
             fails="value",
-            says="Rank 0, step 0: the gradients at entry 0 is wrong in",
+            says="Rank 0, step 0: the gradient of parameter 0 is wrong in",
             edits={
                 "        parameter.grad /= dist.get_world_size()  "
                 "# before the sum, which could be too large for half precision\n": ""
