@@ -46,7 +46,7 @@ def examine_means(trial: Trial, model: nn.Module, batches: list[list[torch.Tenso
     trial.agreement([parameter.grad for parameter in parameters])
 
 
-class OddModel(nn.Module):
+class OddParameters(nn.Module):
     """Parameters of odd shapes, eight for each dtype. Their gradients are numbers of the input, from 0 to 1.
 
     order: in which backward reaches them. huge: the gradients are so large that the sum over two ranks overflows.

@@ -12,7 +12,7 @@ from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, HOOKS
 from scratch_ddp.course.lessons.averaging import (
     ObservedStep,
-    OddModel,
+    OddParameters,
     everyones_inputs,
     examine_means,
     three_layers,
@@ -87,10 +87,11 @@ def examine_average_in_buckets(trial: Trial) -> None:
 
 
 def _examine_odd_sets(trial: Trial) -> None:
-    model = OddModel(trial, torch.float64, torch.float16, torch.float32)
+    model = OddParameters(trial, torch.float64, torch.float16, torch.float32)
     order = [torch.randperm(size, generator=trial.generator()).tolist() for size in (16, 8)]
     sets = [_odd_buckets(model, numbers) for numbers in (order[0], [16 + number for number in order[1]])]
-    finish = [_finish_of(trial, each, f"called with {len(each)} odd buckets") for each in sets]
+    given = [[list(bucket) for bucket in each] for each in sets]
+    finish = trial.call(*given, case="called with two sets of odd buckets", using=_call_with_each, changes=[HOOKS])
     model.order = [*order[0], *(16 + number for number in order[1])]
     buckets, case = sum(sets, []), f"two sets of odd buckets, seed {trial.seed}"
     if _examine_step(trial, finish, model, buckets, 4, case):
@@ -98,7 +99,7 @@ def _examine_odd_sets(trial: Trial) -> None:
         _examine_step(trial, finish, model, buckets, 5, f"{case}, with huge gradients, NaN and infinities")
 
 
-def _odd_buckets(model: OddModel, numbers: list[int]) -> list[list[nn.Parameter]]:
+def _odd_buckets(model: OddParameters, numbers: list[int]) -> list[list[nn.Parameter]]:
     """Of each dtype buckets of five, one and two parameters, in the order of `numbers`."""
     of_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
     for number in numbers:
@@ -225,9 +226,10 @@ def examine_average_through_buffer(trial: Trial) -> None:
 
 def _examine_odd_parameters(trial: Trial) -> None:
     """V and A with two models of the same sizes, both averaged before the first is looked at, and with one parameter"""
-    models = [OddModel(trial, torch.float16), OddModel(trial, torch.float16)]
+    models = [OddParameters(trial, torch.float16), OddParameters(trial, torch.float16)]
     models.append(nn.Linear(48, 1, bias=False, dtype=torch.float64, device=trial.device))
-    averages = [trial.call(list(each.parameters()), case="called with odd parameters") for each in models]
+    lists = [list(each.parameters()) for each in models]
+    averages = trial.call(*lists, case="called with odd parameters", using=_call_with_each)
     for step, huge in enumerate((False, True)):
         models[0].huge = models[1].huge = huge
         batches = [everyones_inputs(trial, 50 + 3 * step + number) for number in range(3)]
@@ -242,6 +244,10 @@ def _examine_odd_parameters(trial: Trial) -> None:
         for model, inputs in zip(models, batches, strict=True):
             examine_means(trial, model, [inputs])
             trial.criterion("views", _views_complaint(list(model.parameters()), [], None))
+
+
+def _call_with_each(answer: Callable, *given: list) -> list:
+    return [answer(each) for each in given]
 
 
 def _call_all(_, *averages: Callable[[], None]) -> None:

@@ -78,7 +78,7 @@ def examine_sharded_step(trial: Trial) -> None:
     n, width = trial.size, 16 * trial.size
     for layers in (2, 3):
         weights, items = [_random(layer, width, width, trial=trial) / width for layer in range(layers)], [2] * n
-        _examine_steps(trial, f"{layers} layers", weights, items, (0.125, 0.125))
+        _examine_steps(trial, f"{layers} layers", weights, items, (0.125, 0.125) if layers == 2 else (0.0,))
     seed = trial.seed
     rows = [n * int(size) for size in torch.randint(1, 6, (5,), generator=trial.generator())]
     ends = zip(rows, [7, *rows[:-1]], strict=True)
