@@ -14,11 +14,11 @@ class LeavingTorch(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.elements, self._way = 0, ""
+        self.elements, self.few, self._way = 0, FEW, ""
 
     @property
     def complaint(self) -> str:
-        return f"takes {self.elements:,} elements out of torch by .{self._way}()" if self.elements > FEW else ""
+        return f"takes {self.elements:,} elements out of torch by .{self._way}()" if self.elements > self.few else ""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if (way := _WAYS_OUT.get(func)) is not None:
