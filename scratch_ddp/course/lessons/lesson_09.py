@@ -229,7 +229,7 @@ def _examine_odd_parameters(trial: Trial) -> None:
     models = [OddParameters(trial, torch.float16), OddParameters(trial, torch.float16)]
     models.append(nn.Linear(48, 1, bias=False, dtype=torch.float64, device=trial.device))
     lists = [list(each.parameters()) for each in models]
-    averages = trial.call(*lists, case="called with odd parameters", using=_call_with_each)
+    averages = trial.call(*lists, case="called with odd parameters", using=_call_with_each, changes=[GRADIENTS])
     for step, huge in enumerate((False, True)):
         models[0].huge = models[1].huge = huge
         batches = [everyones_inputs(trial, 50 + 3 * step + number) for number in range(3)]

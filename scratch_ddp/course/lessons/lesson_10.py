@@ -149,7 +149,7 @@ def examine_gather_uneven(trial: Trial) -> None:
         weight = _weight(trial, 10 * number + rows, rows, columns, dtype)
         shard = weight[trial.rank * k : (trial.rank + 1) * k].clone()
         of_kind = f" of {str(dtype).removeprefix('torch.')}" if dtype != torch.float64 else ""
-        case = f"{rows} rows{of_kind}{f', seed {trial.seed}' if rows == drawn else ''}"
+        case = f"{rows} rows{of_kind}{f', seed {trial.seed}' if dtype == torch.bfloat16 else ''}"
         result = trial.call_within((n * k + 2 * k) * columns, shard, rows, case=case)
         trial.value(result, weight)
         if before:
@@ -162,9 +162,9 @@ def examine_gather_uneven(trial: Trial) -> None:
 
 
 def _weight(trial: Trial, seed: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Random numbers; with more than two rows also rows of zeros, the last one among them, and odd numbers."""
+    """Random numbers; with many rows also rows of zeros, the last one among them, and odd numbers."""
     weight = 1000 * _random(seed, rows, columns, trial=trial)
-    if rows > 2:
+    if rows > 2 * trial.size:
         weight[0], weight[-1] = 0, 0
         if dtype.is_floating_point:
             weight[1, 0], weight[-1, 0], weight[-2, -1], weight[-3, 0] = math.nan, -0.0, math.inf, 6e4

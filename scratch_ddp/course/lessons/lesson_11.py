@@ -265,7 +265,7 @@ def examine_bytes_held(trial: Trial) -> None:
         ):
             seed = f", seed {trial.seed}" if n == drawn else ""
             result = trial.call(parameters, n, stage, case=f"{name}, {parameters:,} parameters, n={n}{seed}")
-            whole = (4, 3, 2, 0)[stage]  # numbers per parameter that are not shared out
+            whole = (4, 2, 1, 0)[stage]  # numbers per parameter that are not shared out
             trial.value(result, 4 * (whole * parameters + (4 - whole) * parameters // n))
 
 
