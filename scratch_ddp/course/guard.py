@@ -4,6 +4,7 @@ A `Guard` remembers them before the call, hides the names with which a notebook 
 (`rank`, `world_size`, meshes and groups), and afterwards puts back what it can and says what was changed.
 """
 
+import copy
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class Guard:
         self._names.setdefault("hash", _hash_of_this_process)
         self._lengths = {name: len(value) for name, value in self._names.items() if _can_keep(value)}
         self._kept = dict(vars(self._function)) if hasattr(self._function, "__dict__") else {}
+        self._defaults = [(default, copy.copy(default)) for default in _defaults(self._function) if _can_keep(default)]
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, where: TracebackType | None) -> None:
@@ -87,6 +89,11 @@ class Guard:
             vars(self._function).clear()
             vars(self._function).update(self._kept)
             yield "keeps something in an attribute of the function"
+        for default, before in self._defaults:
+            if _identities(default) != _identities(before):
+                default.clear()
+                (default.extend if isinstance(default, list) else default.update)(before)
+                yield "keeps something in the default value of an argument, which all calls share"
 
     def _changed(self) -> Iterator[str]:
         for before, now in zip(self._before, self._facts(), strict=False):
@@ -210,7 +217,8 @@ class _Settings:
             torch.set_rng_state(self._torch_random)
             yield "draws random numbers from the generator that all share"
         for module, before in zip(_MODULES, self._functions, strict=True):
-            for name in [name for name, value in before.items() if vars(module).get(name) is not value]:
+            changed = [name for name, value in before.items() if vars(module).get(name) is not value]
+            for name in (name for name in changed if name != "_group_count"):  # torch names groups by it
                 setattr(module, name, before[name])
                 if callable(before[name]):
                     yield f"replaces dist.{name}"
@@ -229,6 +237,16 @@ def _hash_of_this_process(value: Any) -> int:
 def _holds_text(value: Any) -> bool:
     parts = value if isinstance(value, (tuple, frozenset)) else ()
     return isinstance(value, (str, bytes)) or any(map(_holds_text, parts))
+
+
+def _defaults(function: Callable) -> list[Any]:
+    by_name = getattr(function, "__kwdefaults__", None) or {}
+    return [*(getattr(function, "__defaults__", None) or ()), *by_name.values()]
+
+
+def _identities(value: list | dict | set) -> list[Any]:
+    """Of what it holds; of a dict's values, with their keys."""
+    return [(key, id(each)) for key, each in value.items()] if isinstance(value, dict) else [id(each) for each in value]
 
 
 def _can_keep(value: Any) -> bool:

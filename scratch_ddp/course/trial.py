@@ -22,6 +22,7 @@ from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, left_over
 from scratch_ddp.course.guard import Guard
 from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing
 from scratch_ddp.course.message_sizes import message_sizes_compared
+from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.course.verdict import Verdict, fault, merge, prints
 from scratch_ddp.course.wording import bits, difference, ranks, times
 from scratch_ddp.course.worlds import World, all_ranks
@@ -154,14 +155,16 @@ class Trial:
         given = ledger.moments[0].elements()
         ledger.unremarkable = given + budget
 
+        leaving = LeavingTorch()
+
         def in_ledger(answer: Callable, *args: Any) -> Any:
-            with ledger("call"):
+            with ledger("call"), leaving:
                 return answer(*args)
 
         result = self.call(*args, case=case, changes=changes, using=in_ledger)
         held = ledger.peak() - given
         complaint = f"holds {held:,} elements at once, budget {budget:,}{f' ({note})' if note else ''}"
-        self.criterion("memory", complaint if held > budget else "")
+        self.criterion("memory", complaint if held > budget else leaving.complaint)
         return result
 
     def _give_up_for_messages_elsewhere(self, complaints: list[str]) -> None:

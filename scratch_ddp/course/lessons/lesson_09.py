@@ -1,7 +1,8 @@
 """Lesson 09, how large a message: gradients that travel in buckets, and through a buffer that is allocated once."""
 
 import functools
-import tracemalloc
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -9,20 +10,31 @@ from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, HOOKS
-from scratch_ddp.course.lessons.averaging import ObservedStep, everyones_inputs, examine_means, three_layers
+from scratch_ddp.course.lessons.averaging import (
+    ObservedStep,
+    OddParameters,
+    everyones_inputs,
+    examine_means,
+    three_layers,
+    with_nan_and_infinities,
+)
+from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.course.trial import Trial
+from scratch_ddp.instruments.memory import MemoryLedger
 
 SMALL = 1024  # bytes that `average` may allocate after its first call: far less than a gradient
 
 
 def average_in_buckets(buckets):
-    """Have the gradients of each bucket, a list of parameters, averaged while backward goes on.
+    """Have the gradients of each bucket averaged while backward goes on.
 
-    Return a function `finish`: after backward and `finish()`, every gradient is the mean over
-    the ranks, in each step anew. All parameters are used, gradients are cleared between steps.
-    Gradients may arrive in any order, and in another one on each rank.
-    Cost: one all-reduce per bucket. It is started when the gradients of this bucket and of all
-    buckets before it are complete, and nobody waits for it before `finish()`.
+    A bucket is a list of parameters of one dtype and of any shapes. Return a function `finish`:
+    after backward and `finish()`, every gradient is the mean over the ranks, in each step anew,
+    also where the sum would overflow. All parameters are used, gradients are cleared between
+    steps. They may arrive in any order, and in another one on each rank. Several sets of buckets
+    may be in use at once. Cost: one all-reduce per bucket. It is started when the gradients of
+    this bucket and of all buckets before it are complete; nobody waits for it before `finish()`,
+    which then lets go of it.
     """
     missing = [len(bucket) for bucket in buckets]  # how many gradients each of them waits for
     on_the_way = []
@@ -55,30 +67,65 @@ def average_in_buckets(buckets):
 
 
 def examine_average_in_buckets(trial: Trial) -> None:
-    """V and A in two steps, then in other orders of gradients; C; overlap: no bucket is late, and nobody has waited."""
+    """V and A in two steps, in other orders, with two odd sets; C; overlap: no bucket is late, nobody has waited."""
     model = three_layers(trial)
     *first, third, fourth, fifth, sixth = reversed(list(model.parameters()))
     buckets = [first, [third], [fourth, sixth, fifth]]
-    finish = trial.call([list(bucket) for bucket in buckets], case="called with three buckets", changes=[HOOKS])
-    if not all(_examine_step(trial, finish, model, buckets, step, f"step {step}") for step in range(2)):
+    finish = _finish_of(trial, buckets, "called with three buckets")
+    before = _examine_step(trial, [finish], model, buckets, 0, "step 0")
+    if not before or not _examine_step(trial, [finish], model, buckets, 1, "step 1"):
         return
+    trial.criterion("memory", before.kept())
     model = _Branches(trial)
     buckets = [list(branch.parameters()) for branch in model.branches]
-    finish = trial.call(
-        [list(bucket) for bucket in buckets], case="called with buckets of another model", changes=[HOOKS]
-    )
-    if _examine_step(trial, finish, model, buckets, 2, "the last bucket is complete first"):
-        model.turn = trial.rank
-        _examine_step(trial, finish, model, buckets, 3, "another order on each rank")
+    finish = _finish_of(trial, buckets, "called with buckets of another model")
+    if not _examine_step(trial, [finish], model, buckets, 2, "the last bucket is complete first"):
+        return
+    model.turn = trial.rank
+    if _examine_step(trial, [finish], model, buckets, 3, "another order on each rank"):
+        _examine_odd_sets(trial)
 
 
-def _examine_step(trial: Trial, finish, model: nn.Module, buckets: list, step: int, case: str) -> bool:
-    """Return whether as many messages as there are buckets were started and waited for, the same on all ranks."""
+def _examine_odd_sets(trial: Trial) -> None:
+    model = OddParameters(trial, torch.float64, torch.float16, torch.float32)
+    order = [torch.randperm(size, generator=trial.generator()).tolist() for size in (16, 8)]
+    sets = [_odd_buckets(model, numbers) for numbers in (order[0], [16 + number for number in order[1]])]
+    given = [[list(bucket) for bucket in each] for each in sets]
+    finish = trial.call(*given, case="called with two sets of odd buckets", using=_call_with_each, changes=[HOOKS])
+    model.order = [*order[0], *(16 + number for number in order[1])]
+    buckets, case = sum(sets, []), f"two sets of odd buckets, seed {trial.seed}"
+    if _examine_step(trial, finish, model, buckets, 4, case):
+        model.huge = True
+        _examine_step(trial, finish, model, buckets, 5, f"{case}, with huge gradients, NaN and infinities")
+
+
+def _odd_buckets(model: OddParameters, numbers: list[int]) -> list[list[nn.Parameter]]:
+    """Of each dtype buckets of five, one and two parameters, in the order of `numbers`."""
+    of_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+    for number in numbers:
+        of_dtype.setdefault(model.odd[number].dtype, []).append(model.odd[number])
+    buckets = []
+    for same in of_dtype.values():
+        empty, others = ([each for each in same if bool(each.numel()) == filled] for filled in (False, True))
+        buckets += [[empty[0], *others[:4]], others[4:5], [empty[1], *others[5:]]]
+    return buckets
+
+
+def _finish_of(trial: Trial, buckets: list, case: str) -> Callable[[], None]:
+    return trial.call([list(bucket) for bucket in buckets], case=case, changes=[HOOKS])
+
+
+def _examine_step(
+    trial: Trial, finish: list, model: nn.Module, buckets: list, step: int, case: str
+) -> ObservedStep | None:
+    """Return what was observed, if as many messages as there are buckets were started and waited for."""
     observed = ObservedStep(buckets, in_order=True)
     inputs = everyones_inputs(trial, step)
+    if getattr(model, "huge", False):
+        inputs = with_nan_and_infinities(inputs)
     model.zero_grad()
     run = functools.partial(_observe, observed=observed, model=model, inputs=inputs[trial.rank])
-    trial.call(finish, case=case, using=run, beside=[model], changes=[GRADIENTS])
+    trial.call(*finish, case=case, using=run, beside=[model], changes=[GRADIENTS])
     trial.cost(calls={"all_reduce": len(buckets)})
     trial.criterion("overlap", observed.exposed())
     if under_way := observed.calls - observed.waits:
@@ -87,11 +134,11 @@ def _examine_step(trial: Trial, finish, model: nn.Module, buckets: list, step: i
         trial.criterion("value", f"finish() returned when {observed.calls} of {len(buckets)} messages had been started")
     else:
         examine_means(trial, model, [inputs])
-    return observed.waits >= len(buckets)
+    return observed if observed.waits >= len(buckets) else None
 
 
-def _observe(_, finish, observed: ObservedStep, model: nn.Module, inputs: torch.Tensor) -> None:
-    observed.run(lambda: model(inputs).sum(), finish)
+def _observe(_, *finish, observed: ObservedStep, model: nn.Module, inputs: torch.Tensor) -> None:
+    observed.run(lambda: model(inputs).sum(), lambda: [each() for each in finish])
 
 
 class _Branches(nn.Module):
@@ -119,11 +166,11 @@ AVERAGE_IN_BUCKETS = Exercise(average_in_buckets, examine_average_in_buckets)
 def average_through_buffer(parameters):
     """Keep room for the gradients of all parameters, one after another in one tensor.
 
-    Return a function `average`, to be called after backward: it leaves the means over the
-    ranks in `.grad`, as views of that tensor. It must not matter how gradients were cleared,
-    or whether they were. All parameters are used, and have one dtype.
-    Cost: one all-reduce per call. After the first call, `average()` allocates less than 1 KiB
-    for tensors, and makes no copy of the gradients elsewhere, as in numpy.
+    `parameters` is a list, of any shapes and one dtype; all are used. Return a function `average`,
+    to be called after backward: it leaves the means over the ranks in `.grad`, as views of that
+    tensor, also where the sums would overflow. It must not matter how gradients were cleared, or
+    whether they were. Cost: one all-reduce per call. After the first call, `average()` allocates
+    less than 1 KiB for tensors, uses no other room for the gradients, and leaves them in torch.
     """
     # Where is a gradient when average() is called, after zero_grad() and without it?
     # answer: begin
@@ -144,10 +191,9 @@ def average_through_buffer(parameters):
 
 
 def examine_average_through_buffer(trial: Trial) -> None:
-    """V and A however gradients were cleared; views at the same place in each step; C; M from the second step on."""
-    _allocated_by(trial, None, lambda: None)  # the profiler's first start takes seconds: not in the answer's time
+    """V and A however gradients were cleared; views at the same place in each step; C; M; then with odd parameters."""
+    _memory_of(trial, [], None, lambda: None)  # the profiler's first start takes seconds: not in the answer's time
     model = three_layers(trial, times=4)
-    half = sum(each.nbytes for each in model.parameters()) // 2
     parameters = list(model.parameters())
     average = trial.call(list(parameters), case="called with six parameters", changes=[GRADIENTS])
     addresses, batches = None, []
@@ -158,26 +204,55 @@ def examine_average_through_buffer(trial: Trial) -> None:
         fresh = [everyones_inputs(trial, 10 * step + each) for each in range(backwards)]
         for inputs in fresh:
             model(inputs[trial.rank]).sum().backward()
-        allocated, elsewhere = trial.call(
+        groups = dist.distributed_c10d._world.group_count
+        complaint = trial.call(
             average,
             case=case,
-            using=functools.partial(_allocated_by, trial),
+            using=functools.partial(_memory_of, trial, parameters),
             beside=[model],
             changes=[GRADIENTS],
         )
         batches = batches + fresh
         trial.cost(calls={"all_reduce": 1})
-        if step:
-            complaint = f"average() allocates {allocated:,} bytes, budget {SMALL:,}" if allocated > SMALL else ""
-            if elsewhere > half:
-                complaint = (
-                    f"average() holds {elsewhere:,} bytes outside of torch at once, more than half the gradients"
-                )
-            trial.criterion("memory", complaint)
+        if dist.distributed_c10d._world.group_count > groups:
+            trial.criterion("group", "average() makes a process group in every call")
+        trial.criterion("memory", complaint if step else "")
         examine_means(trial, model, batches)
         lies_at = [each.grad.data_ptr() for each in parameters if isinstance(each.grad, torch.Tensor)]
         trial.criterion("views", _views_complaint(parameters, lies_at, addresses))
         addresses = lies_at
+    _examine_odd_parameters(trial)
+
+
+def _examine_odd_parameters(trial: Trial) -> None:
+    """V and A with two models of the same sizes, both averaged before the first is looked at, and with one parameter"""
+    models = [OddParameters(trial, torch.float16), OddParameters(trial, torch.float16)]
+    models.append(nn.Linear(48, 1, bias=False, dtype=torch.float64, device=trial.device))
+    lists = [list(each.parameters()) for each in models]
+    averages = trial.call(*lists, case="called with odd parameters", using=_call_with_each, changes=[GRADIENTS])
+    for step, huge in enumerate((False, True)):
+        models[0].huge = models[1].huge = huge
+        batches = [everyones_inputs(trial, 50 + 3 * step + number) for number in range(3)]
+        for model, inputs in zip(models, batches, strict=True):
+            if huge:
+                with_nan_and_infinities(inputs)
+            model.zero_grad()
+            model(inputs[trial.rank]).sum().backward()
+        case = "three models" + ", with huge gradients, NaN and infinities" * huge
+        trial.call(*averages, case=case, using=_call_all, beside=models, changes=[GRADIENTS])
+        trial.cost(calls={"all_reduce": 3})
+        for model, inputs in zip(models, batches, strict=True):
+            examine_means(trial, model, [inputs])
+            trial.criterion("views", _views_complaint(list(model.parameters()), [], None))
+
+
+def _call_with_each(answer: Callable, *given: list) -> list:
+    return [answer(each) for each in given]
+
+
+def _call_all(_, *averages: Callable[[], None]) -> None:
+    for average in averages:
+        average()
 
 
 _CASES = [  # what is said, set_to_none of the zero_grad before it (None: not called), backwards
@@ -189,19 +264,24 @@ _CASES = [  # what is said, set_to_none of the zero_grad before it (None: not ca
 ]
 
 
-def _allocated_by(trial: Trial, _, average) -> tuple[int, int]:
-    """Bytes that torch allocates in average(), and the most that Python and numpy hold of their own."""
+def _memory_of(trial: Trial, parameters: list[nn.Parameter], _, average) -> str:
+    """That average() allocates too much, has room for the gradients twice, or takes them elsewhere, as a complaint."""
     # Imported only here: from then on torch notes every allocation, and warns where an older one is freed.
     from scratch_ddp.instruments.memory import memory_use
 
-    with memory_use(trial.device) as used:
-        tracemalloc.start()
-        try:
-            average()
-            elsewhere = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    return used.allocated_bytes, elsewhere
+    size = sum(each.nbytes for each in parameters)
+    ledger = MemoryLedger(SimpleNamespace(given=[parameters, [each.grad for each in parameters]]), torch.uint8)
+    with ledger("before"):
+        pass
+    given = ledger.moments[0].elements()
+    ledger.unremarkable = given + size + SMALL
+    with memory_use(trial.device) as used, ledger("average"), LeavingTorch() as leaving:
+        average()
+    if used.allocated_bytes > SMALL:
+        return f"average() allocates {used.allocated_bytes:,} bytes, budget {SMALL:,}"
+    if (beside := ledger.peak() - given) > size + SMALL:
+        return f"average() works with {beside:,} bytes beside the gradients, and one tensor has {size:,}"
+    return leaving.complaint and f"average() {leaving.complaint}"
 
 
 def _views_complaint(parameters: list[nn.Parameter], lies_at: list[int], before: list[int] | None) -> str:

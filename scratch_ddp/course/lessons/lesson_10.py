@@ -1,24 +1,25 @@
 """Lesson 10, the FSDP walkthrough: a step that gathers and frees, and shards of different sizes."""
 
+import math
+
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.wording import bits, difference
 from scratch_ddp.instruments.traffic import ring_bytes
-
-ELEMENT = 8  # bytes of a float64
 
 
 def sharded_step(shards, inputs, targets, lr):
-    """One step of SGD on linear layers with a relu between them. Updates `shards` in place.
+    """One step of SGD on one or more linear layers with a relu between them.
 
-    shards: this rank's rows of each layer's weight, first layer first; all ranks have equally many.
-    inputs, targets: this rank's items. The loss is half the sum of the squared errors over all
-    ranks' items.
+    shards: a list of this rank's rows of each layer's weight, first layer first; all ranks have
+    equally many. They are updated in place. inputs, targets: this rank's items; other ranks may
+    have more, fewer or none. The loss is half the sum of the squared errors over all ranks' items.
     Cost: for each layer two all-gathers and one reduce-scatter.
     Memory: beside the arguments, what layers put out and the gradients of that, one whole matrix at
-    once, be it a weight or a gradient, and two shards.
+    once, be it a weight or a gradient, and two shards. Nothing is kept outside of torch.
     """
     # Which line is the last that needs the weight? Which is the first that needs the gradient?
     # answer: begin
@@ -51,8 +52,8 @@ def gather_uneven(shard, rows):
     """Return the whole weight of `rows` rows on every rank, each rank having some of them.
 
     With k = rows / n rounded up, rank 0 has the first k rows, rank 1 the next k, and so on until
-    there are no more: the last ranks may have fewer than k, or none, shape (0, columns). The
-    result may be a view.
+    there are no more: the last ranks may have fewer than k, or none, shape (0, columns). There is
+    at least one row. Any dtype; the result has the shards' bits, and may be a view.
     Cost: one all-gather, of k rows from each rank.
     Memory: beside `shard`, n·k rows and twice k rows at once.
     """
@@ -73,29 +74,55 @@ def _random(seed: int, *shape: int, trial: Trial) -> torch.Tensor:
 
 
 def examine_sharded_step(trial: Trial) -> None:
-    """V against one process, two steps; C: the calls and their bytes on a ring; M: one whole matrix and two shards."""
-    n, rank, items, lr = trial.size, trial.rank, 2, 0.125
-    width = 16 * n
-    whole, shard = width * width, width * width // n
-    gather = ring_bytes("all_gather", shard * ELEMENT, n, rank)
-    wire = 2 * gather + ring_bytes("reduce_scatter", whole * ELEMENT, n, rank)  # of a layer
+    """V against one process, with odd layers and items too; C: the calls and their bytes on a ring; M."""
+    n, width = trial.size, 16 * trial.size
     for layers in (2, 3):
-        weights = [_random(layer, width, width, trial=trial) / width for layer in range(layers)]
-        inputs, targets = (_random(seed, n, items, width, trial=trial) for seed in (10, 11))
-        shards = [weight.chunk(n)[rank].clone() for weight in weights]
-        budget = whole + 2 * shard + (layers + 5) * items * width
-        for step in ("", ", second step"):
-            case = f"{layers} layers{step}"
-            mine = [each[rank].clone() for each in (inputs, targets)]
-            trial.call_within(
-                budget, shards, *mine, lr, case=case, note=f"a whole matrix has {whole:,}", changes=shards
-            )
-            weights = _step_alone(weights, inputs.flatten(0, 1), targets.flatten(0, 1), lr)
-            for layer, weight in enumerate(weights, start=1):
-                trial.value(shards[layer - 1], weight.chunk(n)[rank], f"the shard of layer {layer}", tolerance=1e-12)
-            trial.cost(
-                calls={"all_gather": 2 * layers, "reduce_scatter": layers}, exactly=True, max_wire_bytes=layers * wire
-            )
+        weights, items = [_random(layer, width, width, trial=trial) / width for layer in range(layers)], [2] * n
+        _examine_steps(trial, f"{layers} layers", weights, items, (0.125, 0.125) if layers == 2 else (0.0,))
+    seed = trial.seed
+    rows = [n * int(size) for size in torch.randint(1, 6, (5,), generator=trial.generator())]
+    ends = zip(rows, [7, *rows[:-1]], strict=True)
+    weights = [_random(seed + layer, *shape, trial=trial) for layer, shape in enumerate(ends)]
+    items = [(1, 0, 3, 2)[rank % 4] for rank in range(n)]
+    _examine_steps(
+        trial, f"5 layers of {rows} rows on 7 inputs, {items} items, seed {seed}", weights, items, (0.1, 0.0)
+    )
+    _examine_steps(trial, "1 layer", [_random(1, width, 9, trial=trial)], [2] * n, (0.1,), odd_targets=True)
+
+
+def _examine_steps(
+    trial: Trial, case: str, weights: list, items: list[int], lrs: tuple[float, ...], odd_targets: bool = False
+) -> None:
+    n, rank, layers = trial.size, trial.rank, len(weights)
+    inputs, targets = (
+        _random(seed, sum(items), size, trial=trial)
+        for seed, size in ((10, weights[0].shape[1]), (11, len(weights[-1])))
+    )
+    if odd_targets:
+        targets[0, 0], targets[-1, -1], targets[0, -2] = math.nan, math.inf, 1e100
+    shards = [weight.chunk(n)[rank].clone() for weight in weights]
+    sizes = [len(inputs[0]), *map(len, weights)]
+    largest = max(weight.numel() for weight in weights)
+    budget = largest + 2 * largest // n + items[rank] * (sum(sizes[1:-1]) + 6 * max(sizes))
+    wire = sum(
+        2 * ring_bytes("all_gather", weight.nbytes // n, n, rank) + ring_bytes("reduce_scatter", weight.nbytes, n, rank)
+        for weight in weights
+    )
+    for step, lr in enumerate(lrs):
+        mine = [each.split(items)[rank].clone() for each in (inputs, targets)]
+        trial.call_within(
+            budget,
+            shards,
+            *mine,
+            lr,
+            case=case + ", second step" * step,
+            note=f"a whole matrix has {largest:,}",
+            changes=shards,
+        )
+        weights = _step_alone(weights, inputs, targets, lr)
+        for layer, weight in enumerate(weights, start=1):
+            trial.value(shards[layer - 1], weight.chunk(n)[rank], f"the shard of layer {layer}", tolerance=1e-12)
+        trial.cost(calls={"all_gather": 2 * layers, "reduce_scatter": layers}, exactly=True, max_wire_bytes=wire)
 
 
 def _step_alone(
@@ -112,16 +139,41 @@ def _step_alone(
 
 def examine_gather_uneven(trial: Trial) -> None:
     """V and A for rows that n divides or not, fewer than n, and one; C: one all-gather of k rows; M: no second copy."""
-    n, columns = trial.size, 6
-    for number, rows in enumerate((2 * n, n + 1, 3 * n - 1, 1, 2 * n)):
+    n = trial.size
+    drawn = int(torch.randint(2, 8 * n, (1,), generator=trial.generator()))
+    cases = [(rows, torch.float64, 6) for rows in (2 * n, n + 1, 3 * n - 1, 1, 2 * n, n)]
+    cases += [(3 * n, torch.float16, 1), (drawn, torch.bfloat16, 3), (3 * n - 1, torch.int64, 6)]
+    before = None
+    for number, (rows, dtype, columns) in enumerate(cases):
         k = -(-rows // n)
-        weight = _random(10 * number + rows, rows, columns, trial=trial)
+        weight = _weight(trial, 10 * number + rows, rows, columns, dtype)
         shard = weight[trial.rank * k : (trial.rank + 1) * k].clone()
-        result = trial.call_within((n * k + 2 * k) * columns, shard, rows, case=f"{rows} rows")
+        of_kind = f" of {str(dtype).removeprefix('torch.')}" if dtype != torch.float64 else ""
+        case = f"{rows} rows{of_kind}{f', seed {trial.seed}' if dtype == torch.bfloat16 else ''}"
+        result = trial.call_within((n * k + 2 * k) * columns, shard, rows, case=case)
         trial.value(result, weight)
+        if before:
+            trial.value(*before, "the result of the call before")
+        trial.criterion("value", _other_bits(result, weight), "the result")
         trial.agreement(result)
-        wire = ring_bytes("all_gather", k * columns * ELEMENT, n, trial.rank)
+        wire = ring_bytes("all_gather", k * columns * dtype.itemsize, n, trial.rank)
         trial.cost(calls={"all_gather": 1}, max_wire_bytes=wire)
+        before = (result, weight)
+
+
+def _weight(trial: Trial, seed: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Random numbers; with many rows also rows of zeros, the last one among them, and odd numbers."""
+    weight = 1000 * _random(seed, rows, columns, trial=trial)
+    if rows > 2 * trial.size:
+        weight[0], weight[-1] = 0, 0
+        if dtype.is_floating_point:
+            weight[1, 0], weight[-1, 0], weight[-2, -1], weight[-3, 0] = math.nan, -0.0, math.inf, 6e4
+    return weight.to(dtype)
+
+
+def _other_bits(result: object, weight: torch.Tensor) -> str:
+    same = difference(result, weight) or bits(result) == bits(weight)
+    return "" if same else "has other bits than the weight, such as 0.0 for -0.0"
 
 
 SHARDED_STEP = Exercise(sharded_step, examine_sharded_step)

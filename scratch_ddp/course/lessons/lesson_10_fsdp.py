@@ -1,7 +1,11 @@
 """Lesson 10, the last exercise: FSDP as four hooks."""
 
+import contextlib
+import math
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -9,8 +13,12 @@ from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import EVERYTHING
+from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.wording import bits
+from scratch_ddp.instruments.memory import MemoryLedger
 from scratch_ddp.instruments.traffic import ring_bytes
+from scratch_ddp.instruments.traffic.intercept import works_under_way
 
 ELEMENT = 8  # bytes of a float64
 WIDTH = 6  # of what passes through a unit
@@ -19,13 +27,13 @@ WIDTH = 6  # of what passes through a unit
 def shard_unit(module):
     """Make the module a unit of FSDP; return this rank's shard, the nn.Parameter left to train.
 
-    All ranks hold equal modules, with parameters of one dtype and device. The module takes one
-    tensor, which requires a gradient, and returns one. Its parameters are whole while its forward
-    or its backward runs. After backward, shard.grad is this rank's part of the mean gradient, and
-    the parameters' own .grad is None.
+    All ranks hold equal modules, with parameters of one dtype and any shapes, all used; a forward
+    is followed by its backward, or runs under no_grad. The parameters are whole, as gathered from
+    the shards, while forward or backward runs. After backward, shard.grad is this rank's part of
+    the mean gradient, also where the sum would overflow, and the parameters' own .grad is None.
     Cost: an all-gather in forward, an all-gather and a reduce-scatter in backward. A rank's part
-    has ⌈elements / n⌉ elements in each, as the shard has.
-    Memory: at all other times the parameters take 0 bytes, and nothing keeps what they were.
+    has ⌈elements / n⌉ elements in each. Memory: at all other times the parameters take 0 bytes,
+    and neither a tensor nor anything outside of torch keeps them or their gradients.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     parameters = list(module.parameters())
@@ -68,34 +76,106 @@ def shard_unit(module):
 
 
 def examine_shard_unit(trial: Trial) -> None:
-    """V and A of what units compute with, in three steps of SGD with momentum; C; M: one unit at a time, then none."""
+    """V and A of what units compute with, in three steps of SGD with momentum, and in odd ones; C; M."""
     units, alone = _units(trial.device), _units(trial.device)
+    before = [_state(unit) for unit in units]
     shards = [_examine_shard(trial, unit) for unit in units]
     whole = [parameter for unit in alone for parameter in unit.parameters()]
     optimizer, plain = (torch.optim.SGD(trained, lr=0.25, momentum=0.5) for trained in (shards, whole))
-    calls = {"all_gather": 2 * len(units), "reduce_scatter": len(units)}
-    wire = sum(_wire_bytes(unit, trial) for unit in units)
     for step in range(3):
-        generator = torch.Generator().manual_seed(step)
-        inputs = torch.randn(trial.size, 2, WIDTH, generator=generator, dtype=torch.float64).to(trial.device)
-        complaint = trial.call(
-            units, optimizer, inputs[trial.rank], case=f"step {step}", using=_step, changes=[EVERYTHING]
-        )
-        _step(None, alone, plain, inputs.flatten(0, 1))
-        for unit, expected in zip(units, alone, strict=True):
-            trial.value(unit.seen, expected.seen, f"unit {unit.number} in its forward", tolerance=1e-12)
-            trial.agreement(unit.seen)
-        trial.criterion("memory", complaint)
-        trial.cost(calls=calls, max_wire_bytes=wire)
+        inputs = _inputs(trial, step)
+        _examine_step(trial, units, alone, (optimizer, plain), inputs, f"step {step}")
+    for parameter in (*shards, *whole):
+        parameter.data = parameter.data * 1.5  # as if a checkpoint were loaded
+    complaint = trial.call(
+        units,
+        _inputs(trial, 3)[0],
+        case="eval() and no_grad(), other weights loaded",
+        using=_look,
+        changes=[EVERYTHING],
+    )
+    _look(None, alone, _inputs(trial, 3)[0])
+    _compare(trial, units, alone)
+    trial.criterion("memory", complaint)
+    changed = [unit.number for unit, state in zip(units, before, strict=True) if _state(unit) != state]
+    trial.criterion("untouched", f"the modes or the buffers of units {changed} have changed" if changed else "")
+    scale = 1e308
+    huge = [torch.optim.SGD(trained, lr=0.25 / scale) for trained in (shards, whole)]
+    same = [_inputs(trial, 4)[0]] * trial.size
+    _examine_step(trial, units, alone, huge, torch.stack(same), "huge gradients", scale)
+    odd = _inputs(trial, 5)
+    odd[-1, 0, 0] = math.nan
+    _examine_step(trial, units, alone, (optimizer, plain), odd, "NaN in the inputs")
+    complaint = trial.call(units, same[0], case="after NaN", using=_look, changes=[EVERYTHING])
+    _look(None, alone, same[0])
+    _compare(trial, units, alone)
+    trial.criterion("memory", complaint)
+
+
+def _inputs(trial: Trial, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(trial.size, 2, WIDTH, generator=generator, dtype=torch.float64).to(trial.device)
+
+
+def _examine_step(
+    trial: Trial, units: list, alone: list, optimizers: Sequence, inputs: torch.Tensor, case: str, scale: float = 1.0
+) -> None:
+    mine = inputs[trial.rank]
+    complaint = trial.call(units, optimizers[0], mine, scale, case=case, using=_step, changes=[EVERYTHING])
+    _step(None, alone, optimizers[1], inputs.flatten(0, 1), scale)
+    _compare(trial, units, alone)
+    trial.criterion("memory", complaint)
+    calls = {"all_gather": 2 * len(units), "reduce_scatter": len(units)}
+    trial.cost(calls=calls, max_wire_bytes=sum(_wire_bytes(unit, trial) for unit in units))
+
+
+def _compare(trial: Trial, units: list, alone: list) -> None:
+    for unit, expected in zip(units, alone, strict=True):
+        trial.value(unit.seen, expected.seen, f"unit {unit.number} in its forward", tolerance=1e-12)
+        trial.agreement(unit.seen)
+
+
+def _look(_, units: list["_ObservedUnit"], inputs: torch.Tensor) -> str:
+    """A forward alone. Return what was left in memory, as a complaint."""
+    modes = [module.training for unit in units for module in unit.modules()]
+    with torch.no_grad():
+        for unit in units:
+            inputs = unit.eval()(inputs)
+    for module, mode in zip((module for unit in units for module in unit.modules()), modes, strict=True):
+        module.training = mode
+    return next(filter(None, (unit.still_there("after a forward under no_grad()") for unit in units)), "")
+
+
+def _state(unit: "_ObservedUnit") -> list:
+    """Modes, and buffers to the bit."""
+    buffers = [(name, str(each.dtype), bits(each)) for name, each in unit.named_buffers()]
+    return [*buffers, *(module.training for module in unit.modules())]
 
 
 def _examine_shard(trial: Trial, unit: "_ObservedUnit") -> nn.Parameter:
     """V: it is a parameter; M: it has an n-th of the elements, and the whole ones have been freed."""
-    shard = trial.call(unit, case=f"unit {unit.number}", using=_make_unit, changes=[EVERYTHING])
+    leaving = LeavingTorch()
+
+    def make(answer: Callable, unit: "_ObservedUnit") -> nn.Parameter:
+        with leaving, _why_not_resizable():
+            return _make_unit(answer, unit)
+
+    leaving.few = unit.elements // 2
+    shard = trial.call(unit, case=f"unit {unit.number}", using=make, changes=[EVERYTHING])
     size, budget = shard.numel(), unit.part_of(trial.size)
     trial.criterion("memory", f"the shard has {size} elements, budget {budget}" if size > budget else "")
-    trial.criterion("memory", unit.still_there("after the call"))
+    trial.criterion("memory", unit.still_there("after the call") or leaving.complaint)
     return shard
+
+
+@contextlib.contextmanager
+def _why_not_resizable() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "not resizable" in str(error):
+            error.args = (f"{error.args[0]}: .numpy() has been taken of it",)
+        raise
 
 
 def _make_unit(answer: Callable, unit: "_ObservedUnit") -> nn.Parameter:
@@ -114,18 +194,34 @@ def _wire_bytes(unit: "_ObservedUnit", trial: Trial) -> int:
     return 2 * gathered + ring_bytes("reduce_scatter", trial.size * part, trial.size, trial.rank)
 
 
-def _step(_, units: list["_ObservedUnit"], optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> str:
+def _step(_, units: list["_ObservedUnit"], optimizer: torch.optim.Optimizer, inputs: torch.Tensor, scale: float) -> str:
     """Train one step. Return what was in memory and should not have been, as a complaint; "" if nothing was."""
-    outputs = inputs.clone().requires_grad_()
-    for unit in units:
-        outputs = unit(outputs)
-    complaints = [unit.still_there("between forward and backward") for unit in units]
-    outputs.square().mean().backward()
+    ledger = MemoryLedger(SimpleNamespace(), torch.uint8)
+    with ledger("step"):
+        outputs = inputs.clone().requires_grad_()
+        for unit in units:
+            outputs = unit(outputs)
+        complaints = [unit.still_there("between forward and backward") for unit in units]
+        (outputs.square().mean() * scale).backward()
+        del outputs
     complaints += [unit.whole_beside() for unit in units]
     complaints += [unit.still_there("after backward") or unit.gradients_there() for unit in units]
+    complaints += [_kept(ledger, units)]
     optimizer.step()
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=False)
     return next(filter(None, complaints), "")
+
+
+def _kept(ledger: MemoryLedger, units: list["_ObservedUnit"]) -> str:
+    """That something as large as a unit's parameters was made in the step and is still there, as a complaint."""
+    sizes = units[0].whole_sizes(dist.get_world_size())
+    own = {unit.seen.untyped_storage() for unit in units}
+    for _ in range(50):  # gloo's threads release a tensor only shortly after its message
+        left = [storage.nbytes() for storage in ledger.storages() if storage.nbytes() in sizes and storage not in own]
+        if not left:
+            return ""
+        time.sleep(0.002)
+    return f"after backward a tensor of {left[0]:,} bytes is still there, as large as unit 1 is whole"
 
 
 class _ObservedUnit(nn.Module):
@@ -137,10 +233,15 @@ class _ObservedUnit(nn.Module):
     def __init__(self, number: int, hidden: int, device: torch.device):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH, bias=False)
+        self.down.weight = nn.Parameter(torch.empty(hidden, WIDTH).t())  # transposed
+        self.again = nn.Linear(WIDTH, hidden, bias=False).eval()
+        self.again.weight = self.up.weight
+        self.gain, self.cube, self.none = (nn.Parameter(torch.empty(shape)) for shape in ((), (2, 1, 3), (0, 2)))
         generator = torch.Generator().manual_seed(number)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1, 1, generator=generator)
         self.double().to(device)
+        self.register_buffer("scale", torch.tensor([0.5, -0.0], dtype=torch.float32, device=device))
         self.number, self.elements = number, sum(parameter.numel() for parameter in self.parameters())
         self.seen = torch.empty(0)  # the parameters' values in the last forward
         self.others: list[_ObservedUnit] = []
@@ -152,9 +253,15 @@ class _ObservedUnit(nn.Module):
         self._look("forward", storages)
         self._read = [weakref.ref(storage) for storage in storages]
         self.seen = torch.cat([parameter.detach().flatten() for parameter in self.parameters()])
-        change = self.down(torch.tanh(self.up(x)))
-        change.register_hook(lambda _: self._look("backward", [storage() for storage in self._read]))
+        change = self.down(torch.tanh(self.up(x) + self.again(x))) * self.scale[0]
+        change = change + self.gain + self.cube.flatten() + self.none.sum()
+        if change.requires_grad:
+            change.register_hook(lambda _: self._look("backward", [storage() for storage in self._read]))
         return x + change
+
+    def whole_sizes(self, n: int) -> set[int]:
+        """Bytes of all parameters together, with and without what fills up the last part; nothing if n is 1."""
+        return {ELEMENT * self.elements, ELEMENT * n * self.part_of(n)} if n > 1 else set()
 
     def part_of(self, n: int) -> int:
         return -(-self.elements // n)
@@ -176,9 +283,14 @@ class _ObservedUnit(nn.Module):
         return f"after backward the parameters of unit {self.number} have a .grad, should be None" if left else ""
 
     def _storages(self) -> list[torch.UntypedStorage]:
-        return [parameter.untyped_storage() for parameter in self.parameters()]
+        return [parameter.untyped_storage() for parameter in self.parameters() if parameter.numel()]
 
     def _look(self, moment: str, storages: list[torch.UntypedStorage | None]) -> None:
+        for work, call in works_under_way().items():
+            work.wait()  # else gloo may write into memory that is freed
+            raise RuntimeError(
+                f"unit {self.number} computes in {moment} while its {call.name} is under way: wait for it"
+            )
         if not all(storage is not None and storage.nbytes() for storage in storages):
             text = f"unit {self.number} finds no memory in {moment}"
             if all(storage.nbytes() for storage in self._storages()):
@@ -188,7 +300,7 @@ class _ObservedUnit(nn.Module):
 
 
 def _units(device: torch.device) -> list[_ObservedUnit]:
-    """Three units, of 65, 39 and 26 elements, with the same values on every rank."""
+    """Three units, of 72, 46 and 33 elements, with the same values on every rank."""
     units = [_ObservedUnit(number, hidden, device) for number, hidden in enumerate((5, 3, 2), start=1)]
     for unit in units:
         unit.others = [other for other in units if other is not unit]

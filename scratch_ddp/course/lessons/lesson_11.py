@@ -1,20 +1,19 @@
 """Lesson 11, ZeRO and FSDP: ZeRO-1 as a function, the reduction of ZeRO-2, and the bytes that each stage holds."""
 
 import copy
+import math
 from collections.abc import Callable
+from itertools import cycle
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.accounting import set_up
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, VALUES
 from scratch_ddp.course.trial import Trial
-from scratch_ddp.instruments.cost.memory import STAGES, model_states
+from scratch_ddp.instruments.cost.memory import STAGES
 from scratch_ddp.instruments.traffic import ring_bytes
-
-NUMBER = 8  # bytes of a float64
 
 
 def sharded_optimizer(params, make):
@@ -22,8 +21,9 @@ def sharded_optimizer(params, make):
 
     Parameter i belongs to rank i % n; every rank owns at least one. `make` turns a list of
     parameters into an ordinary optimizer: own is one that has state for what this rank owns
-    only. step() updates all parameters on every rank, as make(params).step() would; all ranks
-    have the same gradients then. zero_grad() sets the gradients to None.
+    only, and what is changed in it between steps, such as its lr, counts. step() does to all
+    parameters what make(params).step() would, in errors too, and leaves gradients alone; all ranks
+    have the same ones then, or None. zero_grad() sets all of them to None.
     Cost: one broadcast per parameter at each step.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -45,10 +45,11 @@ def sharded_optimizer(params, make):
 
 
 def reduce_to_owners(params):
-    """Leave in .grad the mean over the ranks on the parameter's owner, None elsewhere: ZeRO-2.
+    """ZeRO-2: on each parameter's owner, leave in .grad the mean of all ranks' gradients.
 
-    Parameter i belongs to rank i % n. Every rank has a gradient of its own for every parameter.
-    Cost: one reduce per parameter.
+    On the other ranks leave None. Parameter i belongs to rank i % n. Every rank has a contiguous
+    gradient of its own for every parameter, of any shape and dtype. The mean comes out also where
+    the sum would overflow. Cost: one reduce per parameter, in the same order on all ranks.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # What is in the tensor of a rank that is not the destination of a reduce?
@@ -63,15 +64,15 @@ def reduce_to_owners(params):
 
 def _parameters(trial: Trial) -> list[nn.Parameter]:
     """Two or three for each rank, of several shapes; the same values on every rank."""
-    shapes = [(3,), (2, 2), (1,), (5, 2), ()]
+    shapes = [(3,), (2, 2), (1,), (5, 2), (), (0, 2), (2, 1, 3)]
     generator = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(shapes[i % 5], generator=generator, dtype=torch.float64) for i in range(2 * trial.size + 1)]
+    tensors = [torch.randn(shapes[i % 7], generator=generator, dtype=torch.float64) for i in range(2 * trial.size + 5)]
     return [nn.Parameter(tensor.to(trial.device)) for tensor in tensors]
 
 
 def _gradients(params: list[nn.Parameter], rank: int, step: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(100 * step + rank)
-    return [torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device) for p in params]
+    return [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device, p.dtype) for p in params]
 
 
 def _mean_gradients(params: list[nn.Parameter], n: int, step: int) -> list[torch.Tensor]:
@@ -80,51 +81,114 @@ def _mean_gradients(params: list[nn.Parameter], n: int, step: int) -> list[torch
 
 
 def _adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(params, lr=0.1)
+    """Matrices decay, as is usual, and the other parameters don't."""
+    groups = [
+        {"params": [each for each in params if (each.dim() > 1) == decays], "weight_decay": 0.1 * decays, "lr": lr}
+        for decays, lr in ((True, 0.1), (False, 0.05))
+    ]
+    return torch.optim.AdamW(groups)
 
 
-def _train(answer: Callable, params: list[nn.Parameter], rank: int, steps: int) -> int:
-    """Train with the answer as a loop would: backward adds to .grad, then it is averaged. Return elements of state."""
-    made = []
+def _momentum(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=1e-100, momentum=0.5)
 
-    def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        made.append(_adam(params))
-        return made[-1]
 
-    own, step, zero_grad = answer(params, make)
-    for number in range(steps):
-        for parameter, gradient in zip(params, _gradients(params, rank, number), strict=True):
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-            with set_up():  # not the answer's own
-                parameter.grad /= dist.get_world_size()
-                dist.all_reduce(parameter.grad)
-        step()
-        zero_grad()
-    optimizers = made if own in made else [own, *made]
-    states = [state for optimizer in optimizers for state in optimizer.state.values()]
-    return sum(tensor.numel() for state in states for tensor in state.values() if tensor.dim())
+def _failing(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    optimizer.register_step_pre_hook(_fail)
+    return optimizer
+
+
+def _fail(*_) -> None:
+    raise RuntimeError("this optimizer always fails")
+
+
+class _Training:
+    """Steps of a loop, with changes between them; the same for all parameters in one process and for an answer."""
+
+    def __init__(self, params: list[nn.Parameter], make: Callable, n: int):
+        self.params, self.n, self.made = params, n, []
+        self._make = make
+
+    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        self.made.append(self._make(params))
+        return self.made[-1]
+
+    def run(self, own: torch.optim.Optimizer, step: Callable, zero_grad: Callable, steps: int) -> str:
+        """Return a complaint about gradients after a step, "" if they are as before."""
+        complaint = ""
+        for number in range(steps):
+            if number:  # a schedule, and weights that are loaded
+                for group in own.param_groups:
+                    group["lr"] *= 0.5
+                with torch.no_grad():
+                    self.params[-1].mul_(-2)
+            gradients = self._set_gradients(number)
+            step()
+            changed = [i for i, each in enumerate(self.params) if each.grad is not gradients[i]]
+            complaint = complaint or (f"has changed the gradients of parameters {changed}" if changed else "")
+            self.params[1].requires_grad_(False)
+            zero_grad()
+            self.params[1].requires_grad_()
+        return complaint
+
+    def _set_gradients(self, number: int) -> list[torch.Tensor | None]:
+        """Parameter 3 has none, one is NaN, and with momentum they are huge."""
+        gradients: list[torch.Tensor | None] = _mean_gradients(self.params, self.n, number)
+        if self._make is _momentum:
+            gradients = [1e100 * each for each in gradients]
+            gradients[0][0] = math.nan
+        gradients[3] = None
+        for parameter, gradient in zip(self.params, gradients, strict=True):
+            parameter.grad = gradient
+        return gradients
+
+    def state_elements(self, own: torch.optim.Optimizer) -> int:
+        optimizers = self.made if own in self.made else [own, *self.made]
+        states = [state for optimizer in optimizers for state in optimizer.state.values()]
+        return sum(tensor.numel() for state in states for tensor in state.values() if _holds(tensor))
+
+
+def _holds(state: object) -> bool:
+    return isinstance(state, torch.Tensor) and state.dim() > 0
+
+
+def _train(answer: Callable, params: list[nn.Parameter], training: _Training, steps: int) -> tuple[str, int]:
+    """Train with the answer. Return a complaint about gradients, and elements of state."""
+    own, step, zero_grad = answer(params, training.make)
+    return training.run(own, step, zero_grad, steps), training.state_elements(own)
 
 
 def examine_sharded_optimizer(trial: Trial) -> None:
-    """V against one process with all gradients, A, M: elements of state, C: broadcasts; after one step and two."""
-    for steps in (1, 2):
+    """V against one process with all gradients, A, M: elements of state, C: broadcasts; after one step and three."""
+    for steps, make in ((1, _adam), (3, _adam), (2, _momentum)):
         params = _parameters(trial)
         alone = copy.deepcopy(params)
-        plain = _adam(alone)
-        for number in range(steps):
-            for parameter, mean in zip(alone, _mean_gradients(params, trial.size, number), strict=True):
-                parameter.grad = mean
-            plain.step()
-        case = f"{steps} step{'s' if steps > 1 else ''}"
-        held = trial.call(params, trial.rank, steps, case=case, using=_train, changes=[VALUES, GRADIENTS])
+        plain = make(alone)
+        _Training(alone, make, trial.size).run(plain, plain.step, plain.zero_grad, steps)
+        case = f"{steps} step{'s' if steps > 1 else ''}{' of SGD with huge gradients' * (make is _momentum)}"
+        training = _Training(params, make, trial.size)
+        complaint, held = trial.call(params, training, steps, case=case, using=_train, changes=[VALUES, GRADIENTS])
         for i, (parameter, expected) in enumerate(zip(params, alone, strict=True)):
             trial.value(parameter.detach(), expected.detach(), f"parameter {i}", tolerance=1e-9)
         left = [i for i, parameter in enumerate(params) if parameter.grad is not None]
         trial.criterion("value", f"parameters {left} still have a gradient" if left else "", "after zero_grad()")
+        trial.criterion("value", complaint, "step()")
         trial.agreement([parameter.detach() for parameter in params])
         room = 2 * sum(parameter.numel() for parameter in params[trial.rank :: trial.size] if parameter.dim())
         trial.criterion("memory", _too_much(held, room), "the state of all optimizers made")
         trial.cost(calls={"broadcast": steps * len(params)})
+    params = _parameters(trial)
+    training = _Training(params, _failing, trial.size)
+    trial.call(
+        params,
+        training,
+        1,
+        case="an optimizer whose step() raises",
+        using=_train,
+        changes=[VALUES, GRADIENTS],
+        raises="RuntimeError: this optimizer always fails",
+    )
 
 
 def _too_much(held: object, room: int) -> str:
@@ -133,23 +197,39 @@ def _too_much(held: object, room: int) -> str:
 
 def examine_reduce_to_owners(trial: Trial) -> None:
     """V on the owners and None elsewhere, C: one reduce per parameter; M follows from the None."""
-    params = _parameters(trial)
-    for parameter, gradient in zip(params, _gradients(params, trial.rank, 0), strict=True):
+    params = [
+        nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(_parameters(trial), cycle(_DTYPES), strict=False)
+    ]
+    for parameter, gradient in zip(params, _odd_gradients(params, trial.rank, trial.size), strict=True):
         parameter.grad = gradient
     before = [parameter.detach().clone() for parameter in params]
     trial.call(params, changes=[GRADIENTS])
-    means = _mean_gradients(params, trial.size, 0)
+    everyones = [_odd_gradients(params, rank, trial.size) for rank in range(trial.size)]
+    means = [sum(gradient / trial.size for gradient in gradients) for gradients in zip(*everyones, strict=True)]
     for i, (parameter, mean) in enumerate(zip(params, means, strict=True)):
         if i % trial.size == trial.rank:
-            trial.value(parameter.grad, mean, f"parameter {i}, which this rank owns: .grad", tolerance=1e-9)
+            what, tolerance = f"parameter {i}, which this rank owns: .grad", 4 * torch.finfo(mean.dtype).eps
+            trial.value(parameter.grad, mean, what, tolerance=max(1e-12, tolerance))
     left = [i for i, p in enumerate(params) if i % trial.size != trial.rank and p.grad is not None]
     trial.criterion("memory", f"{left} are still there, should be None" if left else "", "gradients of others")
     trial.untouched([p.detach() for p in params], before, "the parameters")
     most = max(
-        sum(ring_bytes("reduce", p.numel() * NUMBER, trial.size, rank, i % trial.size) for i, p in enumerate(params))
+        sum(ring_bytes("reduce", p.nbytes, trial.size, rank, i % trial.size) for i, p in enumerate(params))
         for rank in range(trial.size)
     )
     trial.cost(calls={"reduce": len(params)}, max_wire_bytes=most)
+
+
+_DTYPES = (torch.float64, torch.float16, torch.float32)
+
+
+def _odd_gradients(params: list[nn.Parameter], rank: int, n: int) -> list[torch.Tensor]:
+    """As others, but three: zeros on rank 0, one so large that the sum overflows, and one with NaN and infinity."""
+    gradients = _gradients(params, rank, 0)
+    gradients[0].mul_(min(rank, 1))
+    gradients[1].fill_(0.75 * torch.finfo(gradients[1].dtype).max)
+    gradients[3].copy_(torch.tensor([[math.nan, math.inf], [0, 1e100], [1e7, 1], [2, 3], [4, rank]]))
+    return gradients
 
 
 SHARDED_OPTIMIZER = Exercise(sharded_optimizer, examine_sharded_optimizer)
@@ -159,7 +239,7 @@ REDUCE_TO_OWNERS = Exercise(reduce_to_owners, examine_reduce_to_owners)
 def bytes_held(parameters, n, stage):
     """Return the bytes that one of n ranks holds of weights, gradients and optimizer state together.
 
-    An integer. All in float32, under AdamW, which keeps two numbers for each parameter. stage 0
+    An exact integer, for any n. All in float32, under AdamW, which keeps two numbers for each parameter. stage 0
     is DDP, 1, 2 and 3 are ZeRO's. n divides the number of parameters.
     """
     # Which of the three does each stage share out?
@@ -173,11 +253,20 @@ def bytes_held(parameters, n, stage):
 
 
 def examine_bytes_held(trial: Trial) -> None:
-    """V: every stage, for some numbers of ranks; the same formulas as the package's."""
+    """V: every stage, for some numbers of ranks, of which one is drawn."""
+    drawn, share = (int(number) for number in torch.randint(3, 5000, (2,), generator=trial.generator()))
     for stage, name in enumerate(STAGES):
-        for parameters, n in ((1_000_000, 2), (7_500_000_000, 64), (12, 1)):
-            result = trial.call(parameters, n, stage, case=f"{name}, {parameters:,} parameters, n={n}")
-            trial.value(result, round(model_states(parameters, n, name).total))
+        for parameters, n in (
+            (1_000_000, 2),
+            (7_500_000_000, 64),
+            (12, 1),
+            (49 * (10**17 + 1), 49),
+            (drawn * share, drawn),
+        ):
+            seed = f", seed {trial.seed}" if n == drawn else ""
+            result = trial.call(parameters, n, stage, case=f"{name}, {parameters:,} parameters, n={n}{seed}")
+            whole = (4, 2, 1, 0)[stage]  # numbers per parameter that are not shared out
+            trial.value(result, 4 * (whole * parameters + (4 - whole) * parameters // n))
 
 
 BYTES_HELD = Exercise(bytes_held, examine_bytes_held)

@@ -116,6 +116,10 @@ class MemoryLedger:
         moments = self.moments
         return max((each.elements(*kinds) if kinds else each.peak for each in moments), default=0)
 
+    def storages(self) -> list[torch.UntypedStorage]:
+        """All that were seen and are still there."""
+        return list(self._storages)
+
     def _see(self, values: Any) -> None:
         self._storages.update(_storages(values))
         self._peak = max(self._peak, self._wait_for_threads(self._peak))

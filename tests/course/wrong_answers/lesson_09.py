@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sums",
             fails="value",
-            says="Rank 0, step 0: the gradients at entry 0 is wrong in",
+            says="Rank 0, step 0: the gradient of parameter 0 is wrong in",
             edits={"            flat /= dist.get_world_size()\n": ""},
         ),
         WrongAnswer(
@@ -32,7 +32,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "starts a bucket when it is complete: which is first depends on the rank",
             fails="value",
-            says="Rank 0, another order on each rank: the gradients at entry 0 is wrong in",
+            says="Rank 0, another order on each rank: the gradient of parameter 0 is wrong in",
             edits={
                 "        while len(on_the_way) < len(buckets) and missing[len(on_the_way)] == 0:\n"
                 "            bucket = buckets[len(on_the_way)]  # the next in the order that all ranks keep\n": (
@@ -94,7 +94,7 @@ def finish():
         WrongAnswer(
             "the means stay in the flat tensor",
             fails="value",
-            says="Rank 0, step 0: the gradients at entry 0 is wrong in",
+            says="Rank 0, step 0: the gradient of parameter 0 is wrong in",
             edits={"                each.grad.copy_(part.view_as(each))": "                part.view_as(each)"},
             also=("agreement",),
         ),
@@ -103,7 +103,7 @@ def finish():
         WrongAnswer(
             "sums",
             fails="value",
-            says="Rank 0, the first step: the gradients at entry 0 is wrong in",
+            says="Rank 0, the first step: the gradient of parameter 0 is wrong in",
             edits={
                 "torch.div(parameter.grad, dist.get_world_size(), out=view)  # also if it is the view": (
                     "view.copy_(parameter.grad)"
@@ -113,7 +113,7 @@ def finish():
         WrongAnswer(
             "a new flat array in each step, in numpy",
             fails="memory",
-            says="bytes outside of torch at once, more than half the gradients",
+            says="elements out of torch by .numpy()",
             edits={
                 "        dist.all_reduce(buffer)\n": (
                     "        import numpy as np\n"
@@ -139,7 +139,7 @@ def average():
         WrongAnswer(
             "the gradients are views from the beginning, and nobody looks again",
             fails="value",
-            says="Rank 0, the first step: the gradients at entry 0 is wrong in",
+            says="Rank 0, the first step: the gradient of parameter 0 is wrong in",
             edits={
                 "    def average():\n": (
                     "    for parameter, view in zip(parameters, views, strict=True):\n"
@@ -157,7 +157,7 @@ def average():
         WrongAnswer(
             "only what is copied in is divided",
             fails="value",
-            says="Rank 0, after zero_grad(set_to_none=False): the gradients at entry 0 is wrong in",
+            says="Rank 0, after zero_grad(set_to_none=False): the gradient of parameter 0 is wrong in",
             edits={
                 "            torch.div(": (
                     "            if parameter.grad.data_ptr() != view.data_ptr():\n                torch.div("
@@ -167,7 +167,7 @@ def average():
         WrongAnswer(
             "adds to what is left of the step before",
             fails="value",
-            says="Rank 0, after zero_grad(): the gradients at entry 0 is wrong in",
+            says="Rank 0, after zero_grad(): the gradient of parameter 0 is wrong in",
             edits={
                 "torch.div(parameter.grad, dist.get_world_size(), out=view)  # also if it is the view": (
                     "view.add_(parameter.grad, alpha=1 / dist.get_world_size())"
