@@ -31,6 +31,8 @@ def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
         if not peer.isdigit():
             return
         sends, group = way == "to", call["group"]
+        if int(peer) == own_rank:
+            raise ValueError(f"rank {own_rank} {'sends to' if sends else 'receives from'} itself")
         ends = (own_rank, int(peer)) if sends else (int(peer), own_rank)
         message = f"{prefix}/{group}/{ends[0]} to {ends[1]}"
         numbers[message] += 1

@@ -31,7 +31,7 @@ def examine_print_together(trial: Trial) -> None:
     pairs = {
         " in a capital letter": ("ready", "Ready"),
         " in a space at the end": ("ready", "ready "),
-        " in the last letter of a long text": (long, long[:-1] + "6"),
+        " in the last digits of a long text": (long, long[:-2] + "54"),
     }
     odd_ones = {
         f"rank {odd % n} differs{how}": [other if rank == odd % n else usual for rank in range(n)]

@@ -101,7 +101,7 @@ def examine_tree_broadcast(trial: Trial) -> None:
         trial.agreement(tensor)
         trial.cost(**budget_of_a_tree(n, rounds_of_a_tree(n) * tensor.nbytes), note=_received_too_often)
     if trial.size == 1:  # the last of the worlds
-        parts, src = vectors_of(MORE), trial.seed % MORE
+        parts, src = vectors_of(MORE), 1 + trial.seed % (MORE - 1)
         budget = budget_of_a_tree(MORE, rounds_of_a_tree(MORE) * parts[0].nbytes)
         examine_on_more_ranks(trial, parts, [parts[src]] * MORE, budget, src)
 
@@ -150,7 +150,7 @@ def examine_reduce(trial: Trial) -> None:
             trial.untouched(tensor, parts[trial.rank].to(trial.device), "tensor")
         trial.cost(**budget_of_a_tree(n, tensor.nbytes))
     if trial.size == 1:  # the last of the worlds
-        parts, dst = vectors_of(MORE), trial.seed % MORE
+        parts, dst = vectors_of(MORE), 1 + trial.seed % (MORE - 1)
         expected = [*parts[:dst], total_of(parts), *parts[dst + 1 :]]
         examine_on_more_ranks(trial, parts, expected, budget_of_a_tree(MORE, parts[0].nbytes), dst)
 
@@ -161,18 +161,18 @@ def examine_ring_all_reduce(trial: Trial) -> None:
     drawn = int(torch.randint(1, 40, (), generator=generator))
     sizes = {f"{size} elements": size for size in ((3 * n, 3 * n + 1, n - 1, 0) if trial.on_all_ranks else (n - 1,))}
     sizes[f"{drawn} elements drawn with seed {trial.seed}"] = drawn
-    if trial.on_all_ranks:
-        sizes["20,003 elements"] = 20_003
     cases = {case: list(torch.randn(n, size, generator=generator)) for case, size in sizes.items()}
-    for case, parts in (cases | kinds_for(trial)).items():
+    large = {"20,003 elements": list(torch.randn(n, 20_003, generator=generator))} if trial.on_all_ranks else {}
+    for case, parts in (cases | kinds_for(trial) | large).items():
         tensor = parts[trial.rank].clone().to(trial.device)
         chunk = -(-tensor.numel() // n)
         if case == DOUBLE:
             result = trial.call_within(2 * chunk, tensor, case=case, changes=[tensor])
         else:
             result = trial.call(tensor, case=case, changes=[tensor])
-        expected = total_of([part.double() for part in parts]).to(tensor) if case in cases else total_of(parts)
-        trial.value(tensor, expected.to(trial.device), "tensor", 1e-6 if case in cases else 0.0)
+        rounded = case in cases or case in large
+        expected = total_of([part.double() for part in parts]).to(tensor) if rounded else total_of(parts)
+        trial.value(tensor, expected.to(trial.device), "tensor", 1e-6 if rounded else 0.0)
         trial.criterion("value", "" if result is tensor else "is not `tensor` itself", "the result")
         trial.agreement(tensor)
         trial.cost(**budget_of_a_ring(n, chunk * tensor.element_size()))

@@ -37,7 +37,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "compares the first and the last text",
             fails="value",
-            says="rank 1 differs in the last letter of a long text: what it prints is",
+            says="rank 1 differs in the last digits of a long text: what it prints is",
             edits={"len(set(texts)) > 1": "texts[0] != texts[-1]"},
         ),
         WrongAnswer(
