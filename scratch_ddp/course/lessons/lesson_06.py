@@ -65,7 +65,7 @@ class _Counted(SimpleDistributedDataParallelism):
         return syncs
 
 
-class SomeError(KeyError, RuntimeError, AssertionError, ValueError, ArithmeticError, TypeError):
+class SomeError(KeyError, IndexError, torch.OutOfMemoryError, AssertionError, ValueError, ZeroDivisionError, TypeError):
     """What `except` with any of these classes would catch."""
 
 

@@ -205,6 +205,8 @@ def examine_forecast_step(trial: Trial) -> None:
             "value", _difference(seconds, expected, 1e-9 if seconds_of is _calculated else 1e-5), "the result"
         )
         trial.cost(calls={})
+        if trial.calls:  # it measures, and some of the next are too large for that
+            return
 
 
 def _difference(seconds: object, expected: float, tolerance: float) -> str:
