@@ -197,6 +197,7 @@ def _wire_bytes(unit: "_ObservedUnit", trial: Trial) -> int:
 def _step(_, units: list["_ObservedUnit"], optimizer: torch.optim.Optimizer, inputs: torch.Tensor, scale: float) -> str:
     """Train one step. Return what was in memory and should not have been, as a complaint; "" if nothing was."""
     ledger = MemoryLedger(SimpleNamespace(), torch.uint8)
+    ledger.unremarkable = 2**40  # what is there is asked at the end
     with ledger("step"):
         outputs = inputs.clone().requires_grad_()
         for unit in units:
