@@ -116,7 +116,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "every rank trains all of the unit",
             fails="memory",
-            says="Rank 0, unit 1: the shard has 68 elements, budget 17.",
+            says="Rank 0, unit 1: the shard has 72 elements, budget 18.",
             edits={
                 "whole.view(n, part)[rank].clone()": "whole.clone()",
                 "shard.detach())": "shard.detach()[rank * part : (rank + 1) * part].clone())",
