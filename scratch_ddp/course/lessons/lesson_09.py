@@ -277,9 +277,9 @@ def _memory_of(trial: Trial, parameters: list[nn.Parameter], _, average) -> str:
     given = ledger.moments[0].elements()
     ledger.unremarkable = given + size + SMALL
     looks = any(each.grad is None or each.grad._base is None for each in parameters)  # cleared: gradients of their own
-    with memory_use(trial.device) as used, LeavingTorch() as leaving:
-        with ledger("average") if looks else contextlib.nullcontext():
-            average()
+    seen = ledger("average") if looks else contextlib.nullcontext()
+    with memory_use(trial.device) as used, seen, LeavingTorch() as leaving:
+        average()
     if used.allocated_bytes > SMALL:
         return f"average() allocates {used.allocated_bytes:,} bytes, budget {SMALL:,}"
     if (beside := ledger.peak() - given) > size + SMALL:
