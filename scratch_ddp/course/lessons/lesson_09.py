@@ -1,5 +1,6 @@
 """Lesson 09, how large a message: gradients that travel in buckets, and through a buffer that is allocated once."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -275,7 +276,9 @@ def _memory_of(trial: Trial, parameters: list[nn.Parameter], _, average) -> str:
         pass
     given = ledger.moments[0].elements()
     ledger.unremarkable = given + size + SMALL
-    with memory_use(trial.device) as used, ledger("average"), LeavingTorch() as leaving:
+    looks = any(each.grad is None or each.grad._base is None for each in parameters)  # cleared: gradients of their own
+    seen = ledger("average") if looks else contextlib.nullcontext()
+    with memory_use(trial.device) as used, seen, LeavingTorch() as leaving:
         average()
     if used.allocated_bytes > SMALL:
         return f"average() allocates {used.allocated_bytes:,} bytes, budget {SMALL:,}"

@@ -5,6 +5,15 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "average_in_buckets": (
         WrongAnswer(
+            "divides after the sum, which overflows",
+            fails="value",
+            says="with huge gradients, NaN and infinities: the gradient of parameter",
+            edits={
+                "            flat /= dist.get_world_size()\n": "",
+                "            work.wait()\n": "            work.wait()\n            flat /= dist.get_world_size()\n",
+            },
+        ),
+        WrongAnswer(
             "sums",
             fails="value",
             says="Rank 0, step 0: the gradient of parameter 0 is wrong in",
@@ -100,6 +109,17 @@ def finish():
         ),
     ),
     "average_through_buffer": (
+        WrongAnswer(
+            "a second room, made beforehand",
+            fails="memory",
+            says="bytes beside the gradients, and one tensor has",
+            edits={
+                "    def average():\n": "    scratch = [view.clone() for view in views]\n\n    def average():\n",
+                "torch.div(parameter.grad, dist.get_world_size(), out=view)  # also if it is the view": "pass\n"
+                "        for parameter, room, view in zip(parameters, scratch, views, strict=True):\n"
+                "            view.copy_(room.copy_(parameter.grad)).div_(dist.get_world_size())",
+            },
+        ),
         WrongAnswer(
             "sums",
             fails="value",

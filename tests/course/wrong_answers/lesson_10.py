@@ -89,6 +89,12 @@ WRONG_ANSWERS = {
     ),
     "gather_uneven": (
         WrongAnswer(
+            "pads in float32",
+            fails="runs",
+            says="raised",
+            edits={"shard.new_zeros(k, shard.shape[1])": "torch.zeros(k, shard.shape[1], dtype=torch.float64)"},
+        ),
+        WrongAnswer(
             "leaves the padding in",
             fails="value",
             says="Rank 0, 5 rows: the result has shape (8, 6), should have (5, 6).",

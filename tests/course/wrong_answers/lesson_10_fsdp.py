@@ -43,7 +43,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "nobody frees after the forward",
             fails="memory",
-            says="Rank 0, step 0: between forward and backward unit 1 takes 544 bytes, should be 0.",
+            says="Rank 0, step 0: between forward and backward unit 1 takes 576 bytes, should be 0.",
             edits={"    module.register_forward_hook(lambda *_: free())\n": ""},
         ),
         WrongAnswer(
@@ -104,7 +104,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "forgets that n need not divide the elements",
             fails="runs",
-            says="unit 1: Ranks 0, 1, 2 and 3 raised RuntimeError",
+            says="unit 2: Ranks 0, 1, 2 and 3 raised RuntimeError",
             edits={"-(-sum(sizes) // n)": "sum(sizes) // n"},
         ),
         WrongAnswer(
@@ -116,7 +116,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "every rank trains all of the unit",
             fails="memory",
-            says="Rank 0, unit 1: the shard has 68 elements, budget 17.",
+            says="Rank 0, unit 1: the shard has 72 elements, budget 18.",
             edits={
                 "whole.view(n, part)[rank].clone()": "whole.clone()",
                 "shard.detach())": "shard.detach()[rank * part : (rank + 1) * part].clone())",

@@ -5,6 +5,12 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "sharded_optimizer": (
         WrongAnswer(
+            "step() clears the gradients",
+            fails="value",
+            says="step() has changed the gradients of parameters",
+            edits={"        own.step()\n": "        own.step()\n        own.zero_grad()\n"},
+        ),
+        WrongAnswer(
             "an optimizer for all parameters: right, and nothing saved",
             fails="memory",
             says="the state of all optimizers made has 64 elements, budget 14",
@@ -73,6 +79,12 @@ WRONG_ANSWERS = {
     ),
     "reduce_to_owners": (
         WrongAnswer(
+            "divides after the sum, which overflows",
+            fails="value",
+            says=".grad is [inf",
+            edits={"        parameter.grad /= n\n": "", "dst=i % n)\n": "dst=i % n)\n        parameter.grad /= n\n"},
+        ),
+        WrongAnswer(
             "reads what reduce leaves behind on the others",
             fails="memory",
             says="gradients of others",
@@ -117,6 +129,12 @@ WRONG_ANSWERS = {
         ),
     ),
     "bytes_held": (
+        WrongAnswer(
+            "divides in floating point",
+            fails="value",
+            says="should be",
+            edits={"parameters // n": "int(parameters / n)"},
+        ),
         WrongAnswer(
             "ZeRO-1 shares out the gradients too",
             fails="value",
