@@ -2,6 +2,10 @@
 
 `parallelize` changes a model in place, layer by layer, as a plan says; `LLAMA` and `LLAMA_SEQUENCE` are plans for
 transformers' Llama and models built like it. The layers can be used alone too.
+
+    mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))
+    model = BucketedDDP(parallelize(model, LLAMA, mesh["tp"]), group=mesh["dp"])
+    loss = model(input_ids=ids, labels=ids).loss  # all ranks of a tp group pass the same ids
 """
 
 from scratch_ddp.tensor_parallel.cross_entropy import vocabulary_parallel_cross_entropy

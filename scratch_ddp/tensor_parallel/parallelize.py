@@ -1,6 +1,7 @@
 """`parallelize`: change the layers of a model in place, as a plan says."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from typing import TypeVar
 
@@ -59,8 +60,7 @@ def _prepare(
     for ending, entry in plan.items():
         found = [name for name in names if name == ending or (ending and name.endswith(f".{ending}"))]
         if not found:
-            last = sorted({name.rpartition(".")[2] for name in names if name and not name[-1].isdigit()})
-            raise ValueError(f"the plan's {ending!r} matches no module; their names end in {', '.join(last)}")
+            raise ValueError(f"the plan's {ending!r} matches no module; {_hint(ending, names)}")
         for name in found:
             if name in changes:
                 raise ValueError(f"two entries of the plan match {name!r}")
@@ -70,6 +70,12 @@ def _prepare(
                 raise ValueError(f"{name or 'the model'}: {error}") from None
     _check_tied(model, changes)
     return changes
+
+
+def _hint(ending: str, names: Iterable[str]) -> str:
+    last = sorted({name.rpartition(".")[2] for name in names if name and not name[-1].isdigit()})
+    similar = get_close_matches(ending.rpartition(".")[2], last)
+    return f"is {' or '.join(similar)} meant?" if similar else f"their names end in {', '.join(last)}"
 
 
 def _tied(model: nn.Module) -> list[list[str]]:

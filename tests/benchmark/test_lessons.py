@@ -57,5 +57,5 @@ def test_without_a_name_all_are_run_and_one_that_fails_is_not_forgotten(monkeypa
     monkeypatch.setattr(command.subprocess, "call", call)
     monkeypatch.setattr(sys, "argv", ["benchmark"])
     assert command.main() == 1
-    assert ran == [["-m", "scratch_ddp.benchmark", name] for name in command.COMMANDS] and len(ran) == 10
+    assert ran == [["-m", "scratch_ddp.benchmark", name] for name in command.COMMANDS] and ran
     assert "## zero" in capsys.readouterr().out

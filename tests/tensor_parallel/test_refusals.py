@@ -65,7 +65,11 @@ class TiedHead(nn.Module):
 def plans() -> dict[str, str]:
     pair = {"up": ColumnParallelLinear, "down": RowParallelLinear}
     asked = {
-        "the plan's 'upp' matches no module; their names end in down, first, up": (Block(), pair | {"upp": nn.Linear}),
+        "the plan's 'upp' matches no module; is up meant?": (Block(), pair | {"upp": nn.Linear}),
+        "the plan's 'q_proj' matches no module; their names end in down, first, up": (
+            Block(),
+            {"q_proj": ColumnParallelLinear},
+        ),
         "two entries of the plan match 'up'": (nn.ModuleDict({"up": nn.Linear(2, 2)}), {"up": ColumnParallelLinear}),
         "model.layers.0.self_attn: the 3 key heads can't be shared evenly by 2 ranks: 2 or 4 could be, or take a "
         "number of ranks that divides 3": (llama(hidden_size=24, num_attention_heads=6, num_key_value_heads=3), LLAMA),

@@ -181,9 +181,11 @@ def examine_sliced_cross_entropy(trial: Trial) -> None:
         )
     ):
         whole = scale * _random(trial, number, tokens, n * columns) + shift * (ahead == n - 1)
-        targets = (
-            torch.arange(tokens, device=trial.device) * (n * columns - 1) // (tokens - 1)
-        )  # from the first to the last
+        places = torch.arange(tokens, device=trial.device)
+        if number:  # from the first column of the vocabulary to the last
+            targets = places * (n * columns - 1) // (tokens - 1)
+        else:  # the first and the last column of each rank
+            targets = places // 2 % n * columns + places % 2 * (columns - 1)
         logits = whole.chunk(n, dim=1)[rank].clone()
         budget = 3 * logits.numel() + 16 * tokens
         result = trial.call_within(

@@ -135,6 +135,18 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "a target in this rank's first column is looked for elsewhere",
+            fails="value",
+            says="logits about 1: the list of loss and gradient at entry 0 is",
+            edits={"(here >= 0)": "(here > 0)"},
+        ),
+        WrongAnswer(
+            "a target in the next rank's first column is looked for here",
+            fails="runs",
+            says="raised IndexError",
+            edits={"(here < columns)": "(here <= columns)"},
+        ),
+        WrongAnswer(
             "the gradient of its own columns' softmax",
             fails="value",
             says="the list of loss and gradient at entry 1 is wrong in",
