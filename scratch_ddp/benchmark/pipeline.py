@@ -3,8 +3,9 @@
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,9 +43,9 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def measure(rounds: int) -> dict[str, list[Sample]]:
+def measure(rounds: int, sizes: Mapping[str, Any]) -> dict[str, list[Sample]]:
     """On each rank: seconds of a step of every schedule, ours and torch's, on the same stages. Collective."""
-    model = steps.build_llama(num_hidden_layers=8)
+    model = steps.build_llama(**sizes)
     x = torch.randint(steps.VOCABULARY, (MICRO * ROWS, TOKENS), generator=torch.Generator().manual_seed(1))
     variants: dict[str, Callable[[], object]] = {}
     for name, (torchs_name, laps, *_) in TORCHS.items():
@@ -144,6 +145,6 @@ def main(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace, _: str) -> tuple[list[TableRow], str]:
     import torch.distributed.pipelining  # noqa: F401 (takes seconds: once here, not in every rank)
 
-    samples = run_ranks(options.ranks, measure, options.rounds, timeout=120 + 30.0 * options.rounds)[0]
+    samples = steps.sample_on_ranks(options, measure, {"num_hidden_layers": 8})
     rows = step_rows(samples) + sleeping_rows(max(3, options.rounds // 3))
     return rows, steps.times_table(samples, "Schedule1F1B")

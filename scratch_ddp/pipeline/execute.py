@@ -7,6 +7,7 @@ end every rank raises.
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -83,43 +84,64 @@ class _Computing:
         self.stages, self.inputs, self.loss_of, self.sizes, self.last = stages, inputs, loss, sizes, last
         self.trains = any(action.kind != "F" for action in row)
         self.in_halves = {action[1:] for action in row if action.kind == "W"}
-        self.graphs: dict[tuple[int, int], tuple] = {}  # (stage, micro-batch) -> input, output, weights' work put off
+        # (stage, micro-batch) -> input, its gradient, output, what is put off
+        self.graphs: dict[tuple[int, int], tuple] = {}
         self.loss = torch.zeros((), dtype=torch.float64)
 
     def run(self, action: Action, arrived: torch.Tensor | None) -> torch.Tensor | None:
         kind, stage, micro = action
         if kind == "W":
-            return compute_weight_gradients(self.graphs.pop((stage, micro))[2])
+            return compute_weight_gradients(self.graphs.pop((stage, micro))[-1])
         with torch.set_grad_enabled(self.trains):
             return (self.forward if kind == "F" else self.backward)(stage, micro, arrived)
 
     def forward(self, stage: int, micro: int, x: torch.Tensor | None) -> torch.Tensor:
-        x = self.inputs[micro] if stage == 0 else x.requires_grad_(self.trains)
+        gradients: list[torch.Tensor] = []
+        x = self.inputs[micro] if stage == 0 else _Arrived.apply(x, torch.empty(0, requires_grad=True), gradients)
         later: list = []
         with weights_put_off(later) if (stage, micro) in self.in_halves else contextlib.nullcontext():
             y = self.stages[stage](x)
             if stage == self.last:
                 y = self.loss_of(micro, y)
+                if not isinstance(y, torch.Tensor) or y.dim():
+                    raise TypeError(f"the loss must be one number in a tensor, not {_in_words(y)}")
                 self.loss += y.detach().cpu()
         if self.trains:
-            self.graphs[stage, micro] = x, y, later
+            self.graphs[stage, micro] = x, gradients, y, later
         if stage < self.last:
             self.check_size(stage, micro, y)
         return y.detach()
 
     def backward(self, stage: int, micro: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        x, y, later = self.graphs.pop((stage, micro))
+        x, gradients, y, later = self.graphs.pop((stage, micro))
         if (stage, micro) in self.in_halves:
-            self.graphs[stage, micro] = None, None, later
+            self.graphs[stage, micro] = (later,)
         if y.requires_grad and (stage, micro) in self.in_halves:
             backward_of_inputs(y, gradient, later)
         elif y.requires_grad:
             torch.autograd.backward(y, gradient)
-        return torch.zeros_like(x) if x.grad is None and stage > 0 else x.grad
+        return gradients[0] if gradients else torch.zeros_like(x)
 
     def check_size(self, stage: int, micro: int, y: torch.Tensor) -> None:
         if not isinstance(y, torch.Tensor) or y.dtype not in DTYPES or y.dim() > MOST_DIMENSIONS:
-            found = Size.of(y) if isinstance(y, torch.Tensor) else type(y).__name__
-            raise TypeError(f"a stage must put out one tensor of floating-point numbers, not {found}")
+            raise TypeError(f"a stage must put out one tensor of floating-point numbers, not {_in_words(y)}")
         if (size := Size.of(y)) != (before := self.sizes.setdefault((stage, micro), size)):
             raise ValueError(f"it put out {size}, and {before} before, for inputs of the same size")
+
+
+def _in_words(y: Any) -> str:
+    return str(Size.of(y)) if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"
+
+
+class _Arrived(torch.autograd.Function):
+    """What arrived, as the output of an operation: a stage may change it in place. Notes its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, _: torch.Tensor, gradients: list[torch.Tensor]) -> torch.Tensor:
+        ctx.gradients = gradients
+        return torch.empty(0, dtype=x.dtype, device=x.device).set_(x)  # the same memory, but no view
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+        ctx.gradients.append(gradient)
+        return None, None, None

@@ -86,8 +86,8 @@ class Messages:
         if message is None or message not in self.used:
             return
         to, _ = self.used[message]
-        if to == self.rank:
-            self.here[message] = tensor
+        if to == self.rank:  # the next stage may change what it gets
+            self.here[message] = tensor.clone() if tensor is not None and message.what == "x" else tensor
             return
         self.going[message] = []
         if self.announced and message.what == "x":
@@ -104,8 +104,10 @@ class Messages:
 
     def _let_go(self, rank: int, at: int) -> None:
         """What this place of the rank's row has made is here: so all that it used up to there was received."""
-        for message in [each for each in self.going if self.used[each] <= (rank, at) and self.used[each][0] == rank]:
-            self._wait(message)
+        for message in list(self.going):
+            user, place = self.used[message]
+            if user == rank and place <= at:
+                self._wait(message)
 
     def _wait(self, message: Message) -> None:
         for work in self.going.pop(message):

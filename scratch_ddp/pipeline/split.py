@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-DECODERS = ("llama", "mistral", "qwen2", "qwen3")  # transformers' model types that are cut
+DECODERS = ("llama", "qwen2", "qwen3")  # transformers' model types that are cut
 
 
 class Layer(NamedTuple):
@@ -27,8 +27,8 @@ class Layer(NamedTuple):
 def layers_of(model: nn.Module | Sequence[nn.Module]) -> list[Layer]:
     """Return the layers of a `Sequential`, a list of modules or a transformers decoder with its head, in order.
 
-    A decoder's are its embedding, each block, and the norm with the head; it is called with token ids, without padding,
-    and puts out logits. Raises TypeError or ValueError for what can't be cut.
+    A decoder's layer 0 is its embedding, layer 1 + i is block i, the last one is the norm with the head. It takes token
+    ids, without padding, and puts out logits. Raises TypeError or ValueError for what can't be cut.
     """
     if isinstance(model, nn.Sequential | nn.ModuleList):
         return [Layer(module, {name: module}) for name, module in model.named_children()]

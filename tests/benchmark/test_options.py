@@ -7,7 +7,7 @@ import pytest
 from scratch_ddp.benchmark.__main__ import main
 
 COUNTS = [
-    *[(command, option) for command in ("ddp", "fsdp", "zero") for option in ("--rounds", "--ranks")],
+    *[(command, option) for command in ("ddp", "fsdp", "pipeline", "zero") for option in ("--rounds", "--ranks")],
     *[("link", "--rounds"), ("link", "--transfers"), ("collectives", "--ranks")],
 ]
 

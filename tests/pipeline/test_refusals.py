@@ -183,17 +183,23 @@ def wrong_outputs() -> list[str]:
     pipeline.step(x, y)
     x[2:, 0, 0] = -1
     said.append(message_of(lambda: pipeline.step(x, y)))
+    pipeline = pipeline_of(build(4), 2)
+    pipeline.loss = (
+        nn.functional.mse_loss if dist.get_rank() == 0 else lambda output, target: (output - target).square()
+    )
+    said.append(message_of(lambda: pipeline.step(x, y)))
     return said
 
 
 def test_outputs_that_do_not_fit_the_next_stage():
     first, second = run_ranks(2, wrong_outputs)
     assert first == second
-    shapes, two, whole, shrinks = first
+    shapes, two, whole, shrinks, loss = first
+    assert "the loss must be one number in a tensor, not float64 (2, 3, 6)" in loss
     assert re.match(
         r"rank 1: stage 1, which got float64 \(2, 3, 5\), failed in the forward of micro-batch 0: .*6x6", shapes
     )
-    assert "rank 0: stage 0 failed" in two and "one tensor of floating-point numbers, not tuple" in two
+    assert "rank 0: stage 0 failed" in two and "one tensor of floating-point numbers, not a tuple" in two
     assert "one tensor of floating-point numbers, not int64 (2, 3, 6)" in whole
     assert "put out float64 (1, 3, 6), and float64 (2, 3, 6) before, for inputs of the same size" in shrinks
 

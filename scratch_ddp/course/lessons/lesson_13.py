@@ -197,6 +197,11 @@ def examine_forwards_ahead(trial: Trial) -> None:
     for case, (forward, backward, hop, expected) in _WIRES.items():
         trial.value(trial.call(forward, backward, hop, case=f"{case}: {forward:g}, {backward:g}, {hop:g}"), expected)
         trial.cost(calls={})
+    for times in (torch.randint(1, 65, (6, 3), generator=trial.generator()) / 8).tolist():
+        trial.value(
+            trial.call(*times, case=f"{', '.join(map(str, times))} (seed {trial.seed})"), forwards_ahead(*times)
+        )
+        trial.cost(calls={})
 
 
 def with_forwards_ahead(p: int, m: int, k: int) -> list[list[Action]]:

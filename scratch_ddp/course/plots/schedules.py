@@ -1,5 +1,6 @@
 """Pipeline schedules: what every rank does over time, as simulated or as it ran."""
 
+import colorsys
 from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
@@ -66,7 +67,8 @@ def _draw(panel: Axes, spans: Spans, zero: float, unit: float, longest: float) -
 
 
 def _shade(color: str, lap: int) -> tuple[float, float, float]:
-    return tuple(part * 0.72**lap for part in to_rgb(color))
+    hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(color))
+    return colorsys.hls_to_rgb(hue, lightness * 0.72**lap, saturation)
 
 
 def _ink(color: tuple[float, float, float]) -> str:

@@ -139,6 +139,7 @@ WRONG_ANSWERS = {
             "GPipe with its backward in two",
             fails="memory",
             says="row 0 holds 8 activations, budget 4",
+            also=("time",),
             body="""
                 return [[Action(kind, r, i) for kind in "FIW" for i in range(m)] for r in range(p)]
             """,
@@ -226,7 +227,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "waits for ever",
             fails="runs",
-            says="did not return",
+            says="did not come back",
             edits={"        progress = False": "        pass"},
         ),
     ),
