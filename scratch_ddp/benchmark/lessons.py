@@ -13,7 +13,8 @@ from scratch_ddp.benchmark.processes import busy_cores
 from scratch_ddp.commands.lessons import lesson_paths
 from scratch_ddp.instruments.timing import machine
 
-LIMITS = {"00-02": 180, "03-06": 240, "07-09": 240, "10-11": 180, "13-14": 180}  # seconds that a run of these lessons may take
+# Seconds that a run of these lessons may take.
+LIMITS = {"00-02": 180, "03-06": 240, "07-09": 240, "10-11": 180, "13-14": 180}
 FOLDER = Path("notebooks")
 
 
