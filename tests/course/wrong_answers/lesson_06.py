@@ -61,8 +61,9 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "leaves another sync_gradients behind",
             fails="untouched",
-            says="the list of its attributes",
+            says="leaves the attribute",
             edits={"model.do_sync = before": "model.do_sync = before\n            model.sync_gradients = lambda: None"},
+            also=("cost",),
         ),
         WrongAnswer(
             "puts back everything that the model had",

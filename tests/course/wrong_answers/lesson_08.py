@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes its argument for the gradient: it is the parameter",
             fails="value",
-            says="Rank 0, step 0: the gradient of 'scale' is [0], should be",
+            says="Rank 0, step 0: the gradient of 'scale' is 0, should be",
             edits={
                 "parameter.grad /= dist": "parameter /= dist",
                 "works.append(dist.all_reduce(parameter.grad,": "works.append(dist.all_reduce(parameter,",

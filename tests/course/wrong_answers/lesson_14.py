@@ -79,7 +79,7 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "forgets the group",
-            fails="runs",
+            fails="group",
             says="in a group of ranks 1, 2 and 3",
             edits={"dist.all_reduce(total, group=group)": "dist.all_reduce(total)"},
         ),
@@ -94,7 +94,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "subtracts nothing",
             fails="value",
-            says="logits about 1000: the list of loss and gradient at entry 0 is [inf], should be",
+            says="logits about 1000: the list of loss and gradient at entry 0 is inf, should be",
             edits={
                 _EXPS: "exps = logits.exp()",
                 "logits[mine, here[mine]] - largest[mine]": "logits[mine, here[mine]]",
@@ -186,7 +186,7 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "forgets the group",
-            fails="runs",
+            fails="group",
             says="in a group of ranks 1, 2 and 3",
             edits={_TERMS: "dist.all_reduce(terms)"},
         ),
