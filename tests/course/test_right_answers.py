@@ -169,7 +169,7 @@ BODIES = {
         terms = torch.stack([(logits - largest).exp().sum(1), ((logits - largest) * hit).sum(1)], dim=1)
         dist.all_reduce(terms, group=group)
         total, target = terms.unbind(1)
-        gradient = ((logits - largest).exp() / total[:, None] - hit.double()) / tokens
+        gradient = ((logits - largest).exp() / total[:, None] - hit.to(logits.dtype)) / tokens
         return [(total.log() - target).sum() / tokens, gradient]
     """,
     "all_reduce_in_two_steps": """

@@ -65,6 +65,7 @@ def sliced_cross_entropy(logits, targets, group=None):
     large: exp(1000) is inf. Gradient: (softmax - 1 at the target) / tokens, this rank's columns.
     Cost: two all-reduces, of three numbers a token together.
     Memory: beside the arguments, three times the size of `logits` and 16 numbers a token.
+    Everything is computed in the dtype of `logits`.
     """
     tokens, columns = logits.shape
     # Which three numbers of a token does a rank need from the others?
@@ -97,15 +98,20 @@ def examine_f_and_g(trial: Trial) -> None:
     cuts = [1, 1, 1, 0, 1, 0]  # q, k, v, o; up, down
     sliced = [each.chunk(n, dim)[trial.rank].clone().requires_grad_() for each, dim in zip(whole, cuts, strict=True)]
     for step in range(2):
-        x = _random(trial, 10 + step, 2, 3, width)
+        x = torch.randn(2, 3, width, generator=trial.generator(), dtype=torch.float64).to(trial.device) + step
         expected_y, expected = _alone(whole, x)
         x.requires_grad_()
-        y = trial.call(x, sliced, case=f"a block, pass {step}, forward", using=_block)
+        y = trial.call(x, sliced, case=f"a block, pass {step}, drawn with seed {trial.seed}, forward", using=_block)
         trial.value(y, expected_y, "the output", tolerance=1e-12)
         trial.agreement(y)
         trial.cost(calls={"all_reduce": 2}, exactly=True)
         trial.call(
-            y, x, sliced, case=f"a block, pass {step}, backward", using=_backward, changes=[GRADIENTS, x, *sliced]
+            y,
+            x,
+            sliced,
+            case=f"a block, pass {step}, drawn with seed {trial.seed}, backward",
+            using=_backward,
+            changes=[GRADIENTS, x, *sliced],
         )
         trial.cost(calls={"all_reduce": 2}, exactly=True)
         trial.value(x.grad, expected[-1], "the input's gradient", tolerance=1e-12)
@@ -168,35 +174,40 @@ def _backward(_: Callable, y: torch.Tensor, x: torch.Tensor, weights: Weights) -
     y.square().sum().backward()
 
 
+_LOGITS = {  # case: (tokens, columns of a rank, scale of all logits, added to the last rank's, dtype)
+    "logits about 1": (12, 60, 1.0, 0.0, torch.float64),
+    "logits about 1000": (12, 60, 1000.0, 0.0, torch.float64),
+    "the last rank's logits larger": (12, 60, 1.0, 900.0, torch.float64),
+    "all logits below -1000": (12, 45, 1.0, -2000.0, torch.float64),
+    "float32": (24, 31, 1.0, 0.0, torch.float32),
+}
+
+
 def examine_sliced_cross_entropy(trial: Trial) -> None:
-    """V against one process, for logits small, large and largest on one rank; C; M."""
-    n, rank, tokens, columns = trial.size, trial.rank, 12, 60
-    wire = 3 * ring_bytes("all_reduce", tokens * ELEMENT, n, rank)
-    ahead = torch.arange(n * columns, device=trial.device) // columns  # the rank that has the column
-    for number, (case, scale, shift) in enumerate(
-        (
-            ("logits about 1", 1.0, 0.0),
-            ("logits about 1000", 1000.0, 0.0),
-            ("the last rank's logits larger", 1.0, 900.0),
-        )
-    ):
-        whole = scale * _random(trial, number, tokens, n * columns) + shift * (ahead == n - 1)
-        places = torch.arange(tokens, device=trial.device)
-        if number:  # from the first column of the vocabulary to the last
-            targets = places * (n * columns - 1) // (tokens - 1)
-        else:  # the first and the last column of each rank
-            targets = places // 2 % n * columns + places % 2 * (columns - 1)
-        logits = whole.chunk(n, dim=1)[rank].clone()
-        budget = 3 * logits.numel() + 16 * tokens
+    """V against one process, for logits small, large and largest on one rank, and in float32; C; M."""
+    n, rank, generator = trial.size, trial.rank, trial.generator()
+    for case, (tokens, columns, scale, shift, dtype) in _LOGITS.items():
+        whole = scale * torch.randn(tokens, n * columns, generator=generator, dtype=torch.float64)
+        whole[:, 0 if shift < 0 else (n - 1) * columns :] += shift
+        whole = whole.to(trial.device, dtype)
+        targets = torch.randint(n * columns, (tokens,), generator=generator)
+        edges = torch.arange(min(tokens, 2 * n))  # the first and the last column of each rank
+        targets[: len(edges)] = edges // 2 * columns + edges % 2 * (columns - 1)
+        logits, targets = whole.chunk(n, dim=1)[rank].clone(), targets.to(trial.device)
         result = trial.call_within(
-            budget, logits, targets, case=case, note=f"the slice has {logits.numel()}, the whole logits {whole.numel()}"
+            3 * logits.numel() + 16 * tokens,
+            logits,
+            targets,
+            case=f"{case}, drawn with seed {trial.seed}",
+            note=f"the slice has {logits.numel()}, the whole logits {whole.numel()}",
         )
         whole.requires_grad_()
         loss = cross_entropy(whole, targets)
         (gradient,) = torch.autograd.grad(loss, whole)
         expected = [loss.detach(), gradient.chunk(n, dim=1)[rank].contiguous()]
-        trial.value(result, expected, "the list of loss and gradient", tolerance=1e-12)
-        trial.cost(calls={"all_reduce": 2}, max_wire_bytes=wire)
+        trial.value(result, expected, "the list of loss and gradient", 1e-12 if dtype == torch.float64 else 1e-5)
+        wire = ring_bytes("all_reduce", tokens * logits.element_size(), n, rank)
+        trial.cost(calls={"all_reduce": 2}, max_wire_bytes=3 * wire)
 
 
 F_AND_G = Exercise(f_and_g, examine_f_and_g)

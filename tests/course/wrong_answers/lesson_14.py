@@ -88,17 +88,24 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "each rank subtracts its own largest logit",
             fails="value",
-            says="logits about 1: the list of loss and gradient at entry 0 is",
+            says="the list of loss and gradient at entry 0 is",
             edits={_MAX: ""},
         ),
         WrongAnswer(
             "subtracts nothing",
             fails="value",
-            says="logits about 1000: the list of loss and gradient at entry 0 is inf, should be",
+            says="the list of loss and gradient at entry 0 is inf, should be",
             edits={
                 _EXPS: "exps = logits.exp()",
                 "logits[mine, here[mine]] - largest[mine]": "logits[mine, here[mine]]",
             },
+        ),
+        WrongAnswer(
+            "computes in float64 always",
+            fails="value",
+            says="float32, drawn with seed",
+            edits={_EXPS: "logits, largest = logits.double(), largest.double()\n    " + _EXPS},
+            also=("cost",),
         ),
         WrongAnswer(
             "gathers the logits",
@@ -137,7 +144,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a target in this rank's first column is looked for elsewhere",
             fails="value",
-            says="logits about 1: the list of loss and gradient at entry 0 is",
+            says="the list of loss and gradient at entry 0 is",
             edits={"(here >= 0)": "(here > 0)"},
         ),
         WrongAnswer(
