@@ -17,19 +17,17 @@ def one_f_one_b(p, m):
     after 3 (m + p - 1) units, and rank r holds at most p - r activations: an activation is held
     from the F of its micro-batch until the end of its B.
     """
-    rows = []
-    for r in range(p):
-        row = []
-        # How many forwards must rank r have begun before the first gradient can come back?
-        # answer: begin
+    rows = [[] for _ in range(p)]
+    # How many forwards must rank r have begun before the first gradient can come back?
+    # answer: begin
+    for r, row in enumerate(rows):
         ahead = min(p - 1 - r, m)
         row += [Action("F", r, i) for i in range(ahead)]
         for i in range(m):
             if ahead + i < m:
                 row.append(Action("F", r, ahead + i))
             row.append(Action("B", r, i))
-        # answer: end
-        rows.append(row)
+    # answer: end
     return rows
 
 
@@ -88,10 +86,9 @@ def forwards_ahead(forward, backward, hop):
     """Return how many forwards a rank must be ahead of the next rank so that neither waits.
 
     forward, backward: seconds of a rank for one micro-batch. hop: seconds that a message between
-    two ranks takes. Begun and caught up, both then need forward + backward per micro-batch. The
-    smallest whole number that is enough; 1F1B has 1.
+    two ranks takes. The smallest whole number that is enough once the pipeline is full; 1F1B has 1.
     """
-    # After how many seconds, beside its own computing, is the gradient of a forward back?
+    # After how many seconds is the gradient of a forward back? What can its rank do until then?
     # answer: begin
     return 1 + ceil(2 * hop / (forward + backward))
     # answer: end

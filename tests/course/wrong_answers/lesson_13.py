@@ -9,7 +9,8 @@ WRONG_ANSWERS = {
             fails="memory",
             says="row 0 holds 8 activations, budget 4",
             body="""
-                row += [Action(kind, r, i) for kind in "FB" for i in range(m)]
+                for r, row in enumerate(rows):
+                    row += [Action(kind, r, i) for kind in "FB" for i in range(m)]
             """,
         ),
         WrongAnswer(
@@ -56,12 +57,13 @@ WRONG_ANSWERS = {
             fails="value",
             says="rank 3, at B0 of stage 3, waits for the output of stage 3",
             body="""
-                ahead = min(p - 1 - r, m)
-                row += [Action("F", r, i) for i in range(ahead)]
-                for i in range(m):
-                    row.append(Action("B", r, i))
-                    if ahead + i < m:
-                        row.append(Action("F", r, ahead + i))
+                for r, row in enumerate(rows):
+                    ahead = min(p - 1 - r, m)
+                    row += [Action("F", r, i) for i in range(ahead)]
+                    for i in range(m):
+                        row.append(Action("B", r, i))
+                        if ahead + i < m:
+                            row.append(Action("F", r, ahead + i))
             """,
         ),
         WrongAnswer(
