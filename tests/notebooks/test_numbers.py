@@ -26,6 +26,10 @@ NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
         "192": "24 × 8",
         "1.8": "(240 + 192) / 240",
     },
+    "14b_context_and_experts": {
+        "4096": "tokens, set in course/lessons/three_ways.py",
+        "125": "TFLOP/s, set there too",
+    },
 }
 
 NUMBER = re.compile(r"(?<![\w.^])\d[\d,_]*(?:\.\d+)?")
