@@ -15,7 +15,7 @@ from scratch_ddp.instruments.traffic import traffic
 
 
 def time_calls(operation, repeats, clock, device):
-    """Return a list with the seconds that each of `repeats` calls of operation() takes, in their order.
+    """Return a list of the seconds that each of `repeats` calls of operation() takes, in order.
 
     The time of a call is that of the slowest rank, so the list is the same on every rank. The ranks
     begin each of these calls together. One more call comes before them and is not in the list, since
