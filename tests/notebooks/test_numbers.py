@@ -63,4 +63,4 @@ def test_numbers_in_the_prose_stand_in_a_cell(path):
     prose = [number for cell in cells if cell.cell_type == "markdown" for number in numbers_in(prose_of(cell))]
     precise = [number for number in prose if "." in number or len(number) > 2]
     lonely = {number for number in precise if not stands_in(number, values)}
-    assert lonely == set(NOT_IN_A_CELL.get(path.stem, ()))
+    assert lonely <= set(NOT_IN_A_CELL.get(path.stem, ()))  # times that a cell printed may equal one of these

@@ -239,8 +239,8 @@ REDUCE_TO_OWNERS = Exercise(reduce_to_owners, examine_reduce_to_owners)
 def bytes_held(parameters, n, stage):
     """Return the bytes that one of n ranks holds of weights, gradients and optimizer state together.
 
-    An exact integer, for any n. All in float32, under AdamW, which keeps two numbers for each parameter. stage 0
-    is DDP, 1, 2 and 3 are ZeRO's. n divides the number of parameters.
+    An exact integer, for any n. All in float32, under AdamW, which keeps two numbers for each
+    parameter. stage 0 is DDP, 1, 2 and 3 are ZeRO's. n divides the number of parameters.
     """
     # Which of the three does each stage share out?
     # answer: begin
