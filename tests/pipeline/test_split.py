@@ -37,7 +37,7 @@ def test_fewer_layers_than_stages():
 
 def by_parameters_and_by_time() -> tuple[list[str], list[str]]:
     torch.manual_seed(0)
-    layers = [nn.Embedding(50, 4), SleepingStage(0.0), SleepingStage(0.01), SleepingStage(0.01), SleepingStage(0.01)]
+    layers = [nn.Embedding(50, 4), SleepingStage(0.0), *(SleepingStage(0.01) for _ in range(4))]
     seconds = layer_seconds(layers, torch.arange(3))
     shared = [None, None]
     dist.all_gather_object(shared, seconds)
@@ -52,5 +52,5 @@ def by_parameters_and_by_time() -> tuple[list[str], list[str]]:
 
 def test_by_parameters_or_by_measured_times():
     (few, many), (rest, later) = run_ranks(2, by_parameters_and_by_time)
-    assert few == ["0.weight"] and rest == ["1.weight", "2.weight", "3.weight", "4.weight"]
-    assert many == ["0.weight", "1.weight", "2.weight"] and later == ["3.weight", "4.weight"]
+    assert few == ["0.weight"] and rest == [f"{i}.weight" for i in range(1, 6)]
+    assert many == [f"{i}.weight" for i in range(4)] and later == ["4.weight", "5.weight"]

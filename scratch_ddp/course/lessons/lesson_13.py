@@ -7,7 +7,7 @@ import torch
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.trial import Trial
-from scratch_ddp.pipeline import Action, gpipe, held, interleaved, simulate, validate
+from scratch_ddp.pipeline import Action, gpipe, held, interleaved, schedules, simulate, validate
 
 
 def one_f_one_b(p, m):
@@ -41,7 +41,7 @@ def zero_bubble(p, m):
     # Who waits for an I, and who for a W?
     # answer: begin
     rows = []
-    for r, whole in enumerate(one_f_one_b(p, m)):
+    for r, whole in enumerate(schedules.one_f_one_b(p, m)):
         row = []
         for kind, stage, i in whole:
             row.append(Action("I" if kind == "B" else kind, stage, i))
@@ -148,12 +148,12 @@ def _invalid(rows: list[list[Action]], m: int) -> str:
 
 
 def examine_who_is_stuck(trial: Trial) -> None:
-    """V on schedules that run, and on rows in another order: two actions exchanged, or all of a row shuffled."""
+    """V on grids that run, and on rows in another order: two actions exchanged, or all of a row shuffled."""
     generator = trial.generator()
-    schedules = {"GPipe": gpipe(4, 4), "1F1B": one_f_one_b(4, 8), "two stages a rank": interleaved(2, 4, 2)}
+    grids = {"GPipe": gpipe(4, 4), "1F1B": one_f_one_b(4, 8), "two stages a rank": interleaved(2, 4, 2)}
     f0, b0, f1, b1 = (Action(kind, 0, i) for i in range(2) for kind in "FB")
     other = [Action("F", 1, 0), Action("F", 1, 1), Action("B", 1, 0), Action("B", 1, 1)]
-    for name, rows in schedules.items():
+    for name, rows in grids.items():
         _examine_stuck(trial, rows, name)
         _examine_stuck(trial, [row[::-1] for row in rows], f"{name}, all rows reversed")
     _examine_stuck(trial, [[f0, b0, f1, b1], other], "each waits for the other")
@@ -162,7 +162,7 @@ def examine_who_is_stuck(trial: Trial) -> None:
     laps = ["F0 F2 B2 B0", "F1 F3 B1 B3", "F4 B4"]  # kinds and stages
     rows = [[Action(each[0], int(each[1]), 0) for each in row.split()] for row in laps]
     _examine_stuck(trial, rows, "two stages a rank, of which one has the earlier backward first")
-    for name, rows in schedules.items():
+    for name, rows in grids.items():
         for number in range(6):
             r, (one, other) = number % len(rows), torch.randint(len(rows[0]), (2,), generator=generator).tolist()
             changed = [list(row) for row in rows]
@@ -214,7 +214,7 @@ def with_forwards_ahead(p: int, m: int, k: int) -> list[list[Action]]:
 
 GIVEN = "from scratch_ddp.pipeline import Action"
 ONE_F_ONE_B = Exercise(one_f_one_b, examine_one_f_one_b, given=GIVEN)
-ZERO_BUBBLE = Exercise(zero_bubble, examine_zero_bubble, given=f"{GIVEN}, one_f_one_b")
+ZERO_BUBBLE = Exercise(zero_bubble, examine_zero_bubble, given=f"{GIVEN}, schedules")
 WHO_IS_STUCK = Exercise(who_is_stuck, examine_who_is_stuck, given=GIVEN)
 FORWARDS_AHEAD = Exercise(forwards_ahead, examine_forwards_ahead, given="from math import ceil")
 EXERCISES = (ONE_F_ONE_B, ZERO_BUBBLE, WHO_IS_STUCK, FORWARDS_AHEAD)

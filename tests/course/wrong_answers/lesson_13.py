@@ -84,7 +84,7 @@ WRONG_ANSWERS = {
             "1F1B as it is",
             fails="value",
             says="row 0 should have the kinds F, I, W alone",
-            body="return one_f_one_b(p, m)",
+            body="return schedules.one_f_one_b(p, m)",
         ),
         WrongAnswer(
             "each W at once",
@@ -129,7 +129,7 @@ WRONG_ANSWERS = {
             says="the schedule deadlocks: rank 0, at W0 of stage 0, waits for the gradient of stage 0",
             body="""
                 rows = []
-                for r, whole in enumerate(one_f_one_b(p, m)):
+                for r, whole in enumerate(schedules.one_f_one_b(p, m)):
                     row = []
                     for kind, stage, i in whole:
                         row += [Action("W", r, i), Action("I", r, i)] if kind == "B" else [Action("F", r, i)]
