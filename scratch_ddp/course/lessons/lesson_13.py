@@ -96,7 +96,7 @@ def forwards_ahead(forward, backward, hop):
 
 def examine_one_f_one_b(trial: Trial) -> None:
     """V: a valid schedule; time; memory on each rank."""
-    for p, m in ((4, 8), (2, 4), (4, 2), (1, 3), (3, 7), (5, 5)):
+    for p, m in ((4, 8), (2, 4), (4, 2), (1, 3), (3, 7), (5, 5), (9, 70)):
         result = trial.call(p, m, case=f"p = {p}, m = {m}")
         _examine_rows(trial, result, p, m, "FB", 3 * (m + p - 1), [p - r for r in range(p)])
         trial.cost(calls={})
@@ -104,7 +104,7 @@ def examine_one_f_one_b(trial: Trial) -> None:
 
 def examine_zero_bubble(trial: Trial) -> None:
     """V: a valid schedule; time; memory."""
-    for p, m in ((4, 8), (2, 4), (3, 3), (4, 17), (1, 2), (5, 9)):
+    for p, m in ((4, 8), (2, 4), (3, 3), (4, 17), (1, 2), (5, 9), (8, 70)):
         result = trial.call(p, m, case=f"p = {p}, m = {m}")
         _examine_rows(trial, result, p, m, "FIW", 3 * m + p - 1, [p] * p)
         trial.cost(calls={})
@@ -158,6 +158,10 @@ def examine_who_is_stuck(trial: Trial) -> None:
         _examine_stuck(trial, [row[::-1] for row in rows], f"{name}, all rows reversed")
     _examine_stuck(trial, [[f0, b0, f1, b1], other], "each waits for the other")
     _examine_stuck(trial, [[f0, f1, b0, b1], other], "no longer")
+    _examine_stuck(trial, [[f1, b1, f0, b0], other], "each waits for the other, the later micro-batch first")
+    _examine_stuck(trial, gpipe(4, 4)[::-1], "the first stage on the last rank")
+    _examine_stuck(trial, [*gpipe(2, 2), []], "a rank with nothing to do")
+    _examine_stuck(trial, gpipe(2, 200), "200 micro-batches")
     _examine_stuck(trial, [*gpipe(4, 2)[:3], gpipe(4, 2)[3][::-1]], "the last rank begins with its backwards")
     laps = ["F0 F2 B2 B0", "F1 F3 B1 B3", "F4 B4"]  # kinds and stages
     rows = [[Action(each[0], int(each[1]), 0) for each in row.split()] for row in laps]
@@ -186,6 +190,9 @@ _WIRES = {  # forward, backward, hop: forwards ahead
     "milliseconds": (1 / 1024, 2 / 1024, 6 / 1024, 5),
     "backward as long as forward": (1.0, 1.0, 1.5, 3),
     "a very slow wire": (1.0, 2.0, 30.0, 21),
+    "a wire to the moon": (1.0, 1.0, 200.0, 201),
+    "microseconds": (2.0**-20, 2.0**-19, 6 * 2.0**-20, 5),
+    "a hop of hardly more": (1.0, 1.0, 1 + 2.0**-22, 3),
 }
 
 

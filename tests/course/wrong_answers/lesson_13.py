@@ -193,7 +193,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the stage's number for the rank's",
             fails="value",
-            says="two stages a rank",
+            says="a rank with nothing to do",
             edits={"if stage < last else": "if stage < len(rows) - 1 else"},
         ),
         WrongAnswer(
