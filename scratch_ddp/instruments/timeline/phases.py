@@ -88,6 +88,8 @@ def _phase(event: Any) -> str | None:
     if name.startswith("c10d::"):
         return _CALL
     if event.is_user_annotation():
+        if name.startswith("enumerate(DataLoader)"):  # torch's own name for the next batch
+            return "data"
         return name if name in COMPUTING else None
     return _UNDECIDED
 

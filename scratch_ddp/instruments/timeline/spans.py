@@ -5,6 +5,7 @@ rank is a process; computing, operations, waiting and communication are its thre
 start of the earliest rank.
 """
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -20,7 +21,7 @@ from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import raise_everywhere
 from scratch_ddp.instruments.intervals import Interval, exposed_seconds, total_seconds
 
-COMPUTING = ("forward", "backward", "optimizer", "other")
+COMPUTING = ("forward", "backward", "optimizer", "other", "data")  # what a rank is busy with; "data": loading it
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,17 @@ class Timeline:
     waits: list[Span] = field(default_factory=list)
     communication: list[Span] = field(default_factory=list)
     operations: list[Span] = field(default_factory=list)  # every operation of torch, for the trace
+    sites: list[Span] = field(default_factory=list)  # at which line of your own code the rank was, if recorded
+    steps: list[Interval] = field(default_factory=list)  # blocks of step()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Mark a training step inside the block of `timeline()`."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.steps.append((began, time.monotonic()))
 
     def seconds(self, *names: str) -> float:
         """Seconds of computing; with names ("backward", "optimizer"), of these alone."""
@@ -98,13 +110,14 @@ class Timeline:
 
         lists = {
             name: [shifted(span) for span in getattr(self, name)]
-            for name in ("compute", "waits", "communication", "operations")
+            for name in ("compute", "waits", "communication", "operations", "sites")
         }
+        lists["steps"] = [(start + seconds, end + seconds) for start, end in self.steps]
         return dataclasses.replace(self, start=self.start + seconds, end=self.end + seconds, **lists)
 
 
 # Threads of a rank in the trace; communication takes further ones where it overlaps.
-_PHASES, _OPERATIONS, _WAITS, _COMMUNICATION = 1, 2, 3, 4
+_PHASES, _OPERATIONS, _WAITS, _SITES, _COMMUNICATION = 1, 2, 3, 4, 5
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
@@ -136,6 +149,8 @@ def _events_of(timeline: Timeline, zero: float) -> Iterator[dict[str, Any]]:
         (_OPERATIONS, "operations", timeline.operations),
         (_WAITS, "waiting", timeline.waits),
     ]
+    if timeline.sites:
+        threads.append((_SITES, "your lines", timeline.sites))
     for number, lane in enumerate(lanes(timeline.communication)):
         threads.append((_COMMUNICATION + number, f"communication {number + 1}" if number else "communication", lane))
     for thread, name, spans in threads:
