@@ -22,13 +22,14 @@ LOADER, ITEM, STRAGGLER, BUCKET, BATCH = "loader", ".item()", "straggler", "last
 FAULTS = (LOADER, ITEM, STRAGGLER, BUCKET, BATCH)
 WITH_A_RANK = (LOADER, STRAGGLER)  # faults of one rank
 
-ROWS, WIDTH, LAYERS = 8, 104, 4  # of a batch; features of a layer; layers
+ROWS, WIDTH, LAYERS = 8, 106, 4  # of a batch; features of a layer; layers
 FORWARD, BACKWARD = 1e-3, 2e-3  # seconds of a layer for a row
 LOADING = 4e-3  # seconds for a batch
 METRICS = 10  # logged in a step
 SMALL = 1024  # bytes; a message below holds no gradient
 
 _SLOW_LOADING, _SLOWER, _MORE_ROWS, _LARGER = 60e-3, 1.8, 6, 5
+_SLOW_RANK = 2  # of `job_with_a_slow_rank`
 _CALL, _LAYER = 4e-3, 8e-3  # seconds on the link: of a call, of a layer's gradients
 
 
@@ -45,8 +46,9 @@ class _Layer(nn.Linear):
 class Job:
     """What a training loop needs: `next_batch()`, `model`, `log(loss)`, `optimizer`. At most one fault is in it.
 
-    fault: one of FAULTS; "" for none. at: the rank that has it, where it is one rank's. Changes the group's link to one
-    on which a layer's gradients take about as long as its backward, unless `link` is False.
+    fault: one of FAULTS; "" for none. at: the rank that has it, where it is one rank's. rows: of this rank's batches.
+    dtype: of the model. Unless `link` is False, the group gets a link on which a layer's gradients take somewhat less
+    time than its backward.
     """
 
     def __init__(
@@ -56,13 +58,14 @@ class Job:
         at: int = 0,
         strategy: type[DataParallel] = OverlappedDDP,
         link: bool = True,
+        rows: int = ROWS,
         dtype: torch.dtype = torch.float32,
     ):
         if fault and fault not in FAULTS:
             raise ValueError(f"there is no fault {fault!r}; there are {', '.join(FAULTS)}")
         self.group, self.fault, self.at = group, fault, at
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.dtype, self.batches, self.losses = dtype, 0, []
+        self.dtype, self.rows, self.batches, self.losses = dtype, rows, 0, []
         slower = _SLOWER if fault == STRAGGLER and self.rank == at else 1.0
         self.inputs = _LARGER * WIDTH if fault == BUCKET else WIDTH
         torch.manual_seed(43)
@@ -80,7 +83,7 @@ class Job:
             sleep_until(now() + (_SLOW_LOADING if slow else LOADING))
             longer = self.fault == BATCH and (self.at + self.batches) % self.size == self.rank
             self.batches += 1
-            return torch.ones(ROWS + _MORE_ROWS * longer, self.inputs, dtype=self.dtype)
+            return torch.ones(self.rows + _MORE_ROWS * longer, self.inputs, dtype=self.dtype)
 
     def log(self, loss: torch.Tensor) -> None:
         """Keep the losses, or, as a fault, read means over all ranks at once."""
@@ -91,6 +94,11 @@ class Job:
             mean = loss.detach().clone()
             dist.all_reduce(mean, group=self.group)
             self.losses.append(mean.item())
+
+
+def job_with_a_slow_rank(group: LinkedGroup, strategy: type[DataParallel], link: bool = True, rows: int = ROWS) -> Job:
+    """A job in which one rank computes more slowly than the others; `at` says which. See `Job`."""
+    return Job(group, STRAGGLER, _SLOW_RANK, strategy, link, rows)
 
 
 class Game:

@@ -20,7 +20,13 @@ from torch.autograd import DeviceType
 from scratch_ddp.instruments.intervals import Interval
 from scratch_ddp.instruments.profiler import recording
 from scratch_ddp.instruments.timeline.hot_spots import call_sites_recorded
-from scratch_ddp.instruments.timeline.phases import collective_spans, compute_spans, gpu_spans, operation_spans
+from scratch_ddp.instruments.timeline.phases import (
+    collective_spans,
+    compute_spans,
+    gpu_spans,
+    kernel_spans,
+    operation_spans,
+)
 from scratch_ddp.instruments.timeline.spans import Span, Timeline
 from scratch_ddp.instruments.traffic.intercept import with_subclasses
 
@@ -114,6 +120,7 @@ def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: A
     recorded.waits = [Span("wait", start, end) for start, end in waits]
     recorded.compute = compute_spans(own, waits, later)
     recorded.operations = operation_spans(own, later)
+    recorded.kernels = kernel_spans(events, later)
     if getattr(group, "link", None) is not None:
         recorded.communication = _transfers(group, last_before)
         return
