@@ -223,8 +223,7 @@ def examine_sync_batch_norm(trial: Trial) -> None:
             whole = (whole * torch.arange(1.0, features + 1).view(-1, *[1] * (len(shape) - 1)) + mean).to(dtype)
             if step == 2:
                 norm.eval(), alone.eval()
-            what = f"{case}, {'eval mode' if step == 2 else f'step {step}'}, {rows[trial.rank]} rows here"
-            what += f", drawn with seed {trial.seed}"
+            what = f"{case}, {'eval mode' if step == 2 else f'step {step}'}, rows {rows}, drawn with seed {trial.seed}"
             given = (whole.to(trial.device), grads.to(trial.device, dtype), rows, tolerance)
             _examine_batch(trial, what, norm, alone, *given)
 

@@ -119,8 +119,7 @@ class Timeline:
 
 
 # Threads of a rank in the trace; communication takes further ones where it overlaps.
-_PHASES, _OPERATIONS, _WAITS, _SITES, _COMMUNICATION = 1, 2, 3, 4, 5
-_STREAMS = 100
+_PHASES, _OPERATIONS, _WAITS, _COMMUNICATION, _SITES, _STREAMS = 1, 2, 3, 4, 90, 100
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
@@ -152,10 +151,10 @@ def _events_of(timeline: Timeline, zero: float) -> Iterator[dict[str, Any]]:
         (_OPERATIONS, "operations", timeline.operations),
         (_WAITS, "waiting", timeline.waits),
     ]
-    if timeline.sites:
-        threads.append((_SITES, "your lines", timeline.sites))
     for number, lane in enumerate(lanes(timeline.communication)):
         threads.append((_COMMUNICATION + number, f"communication {number + 1}" if number else "communication", lane))
+    if timeline.sites:
+        threads.append((_SITES, "your lines", timeline.sites))
     for stream in sorted({span.stream for span in timeline.kernels if span.stream is not None}):
         kernels = [span for span in timeline.kernels if span.stream == stream]
         threads.append((_STREAMS + stream, f"stream {stream}", kernels))
@@ -175,7 +174,7 @@ def _slice(rank: int, thread: int, span: Span, zero: float) -> Iterator[dict[str
         return round((moment - zero) * 1e6, 3)
 
     start = microseconds(span.start)
-    content: dict[str, Any] = {"bytes": span.nbytes} if _COMMUNICATION <= thread < _STREAMS else {}
+    content: dict[str, Any] = {"bytes": span.nbytes} if _COMMUNICATION <= thread < _SITES else {}
     if span.posted is not None:
         content["queued for (ms)"] = round((span.start - span.posted) * 1e3, 3)
         arrow = {"name": "posted", "cat": "link", "id": f"{rank}.{start}"}
