@@ -79,9 +79,8 @@ class SyncBatchNorm(_BatchNorm):
         found = [(name, each) for name, each in model.named_modules() if isinstance(each, _BatchNorm)]
         for name, each in found:
             if each.weight is None or each.running_mean is None or each.momentum is None:
-                raise ValueError(
-                    f"{name or 'the model'} can't be synchronized: it needs affine, running statistics, momentum"
-                )
+                which = f"the norm {name!r}" if name else "the norm"
+                raise ValueError(f"{which} can't be synchronized: it needs a weight, running statistics and a momentum")
         for name, each in found:
             synced = cls(each.num_features, each.eps, each.momentum).train(each.training)
             synced.group = group
