@@ -51,7 +51,7 @@ def split_step(rank, step, computing, calls):
 
 
 def find_straggler(called, group=None):
-    """Return the number in `group` of the rank for which the others waited longest; None if nobody waited.
+    """Return the rank in `group` for which the others waited longest; None if nobody waited.
 
     called: a contiguous int64 tensor (collectives,): when this rank called each of its collectives,
     in nanoseconds on a clock that all ranks share. As many on every rank, perhaps none.
@@ -173,7 +173,7 @@ def examine_find_straggler(trial: Trial) -> None:
         "no collective": noise[:, :0],
         "one collective": noise[:, :1],
         "the first and the last rank are late, equally": (torch.arange(n) % max(n - 1, 1) == 0)[:, None] * 100,
-        "by some seconds": noise[:, :2] + (torch.arange(n) == late)[:, None] * 5_000_000_000,
+        "by some seconds": noise[:, :2] + (torch.arange(n) == late)[:, None] * (2**32 - 5000),
         "ranks 0 and 1 are late together, then rank 1 alone": torch.stack([100 * first, 10 * second], dim=1),
         "by one nanosecond": (torch.arange(n) == late)[:, None] * 1,
     }
