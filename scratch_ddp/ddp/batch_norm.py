@@ -22,7 +22,7 @@ def sync_batch_norm(x, norm, group=None):
     def per_feature(values):  # of shape (features,): so that it can be multiplied with x
         return values.view(1, features, *[1] * (x.dim() - 2))
 
-    # Of which three sums can mean and variance be computed? What is the gradient of a sum over all ranks?
+    # From which three sums follow mean and variance? What is the gradient of a sum over all ranks?
     # answer: begin
 
     class Total(torch.autograd.Function):
