@@ -14,14 +14,14 @@ from scratch_ddp.commands.lessons import lesson_paths
 from scratch_ddp.instruments.timing import machine
 
 # Seconds that a run of these lessons may take.
-LIMITS = {"00-02": 180, "03-06": 240, "07-09": 240, "10-11": 180, "13-14": 180}
+LIMITS = {"00-02": 180, "03-06": 240, "07-09": 240, "10-11": 180, "12": 90, "13-14": 180}
 FOLDER = Path("notebooks")
 
 
 def chapters(which: str, folder: Path = FOLDER) -> list[Path]:
-    """The notebooks of "07-09". Raises ValueError if there are none here."""
-    first, last = which.split("-")
-    found = [path for path in lesson_paths(folder) if first <= path.name[:2] <= last]
+    """The notebooks of "07-09", or of "12" alone. Raises ValueError if there are none here."""
+    first, _, last = which.partition("-")
+    found = [path for path in lesson_paths(folder) if first <= path.name[:2] <= (last or first)]
     if not found:
         raise ValueError(f"there are no lessons {which} in {folder.absolute().name}/: run it in the clone's folder")
     return found

@@ -10,6 +10,7 @@ with extra("cells"):
 
 from scratch_ddp.course.plots.attention_map import attention_map
 from scratch_ddp.course.plots.bandwidth import bandwidth_chart, time_chart
+from scratch_ddp.course.plots.breakdown import breakdown_chart
 from scratch_ddp.course.plots.bucket_sweep import Sweep, bucket_sweep
 from scratch_ddp.course.plots.curves import losses_and_residuals, step_curves
 from scratch_ddp.course.plots.disagreement import disagreement_saw
@@ -28,6 +29,7 @@ from scratch_ddp.course.plots.ways_on_links import ways_on_links
 __all__ = [
     "attention_map",
     "bandwidth_chart",
+    "breakdown_chart",
     "bucket_sweep",
     "cut_products",
     "disagreement_saw",

@@ -11,7 +11,13 @@ from scratch_ddp.course.plots.style import SENT_COLOR, draw_quiet_axes
 from scratch_ddp.instruments.intervals import Interval, without
 from scratch_ddp.instruments.timeline import Timeline
 
-_COMPUTING = {"forward": "#9ecae1", "backward": "#4e79a7", "optimizer": "#59a14f", "other": "#b9a38f"}
+COMPUTING_COLORS = {
+    "forward": "#9ecae1",
+    "backward": "#4e79a7",
+    "optimizer": "#59a14f",
+    "other": "#b9a38f",
+    "data": "#edc948",
+}
 _HIDDEN = "#f2b5b5"  # communication during computing; exposed communication is red
 _BAR = 0.42  # height of a bar, in rows of a rank
 
@@ -49,7 +55,7 @@ def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
 
 def _draw_rank(panel: Axes, row: int, timeline: Timeline, zero: float) -> None:
     for span in timeline.compute:
-        _draw_bars(panel, [span.interval], row - _BAR, zero, _COMPUTING[span.name])
+        _draw_bars(panel, [span.interval], row - _BAR, zero, COMPUTING_COLORS[span.name])
     computing = [span.interval for span in timeline.compute]
     for span in timeline.communication:
         _draw_bars(panel, [span.interval], row, zero, _HIDDEN)
@@ -70,7 +76,7 @@ def _beginning(timeline: Timeline) -> float:
 def _add_legend(figure: Figure, panels: Mapping[str, Sequence[Timeline]]) -> None:
     timelines = [timeline for each in panels.values() for timeline in each]
     seen = {span.name for timeline in timelines for span in timeline.compute}
-    patches = [Patch(color=color, label=name) for name, color in _COMPUTING.items() if name in seen]
+    patches = [Patch(color=color, label=name) for name, color in COMPUTING_COLORS.items() if name in seen]
     if any(timeline.communication for timeline in timelines):
         patches += [Patch(color=_HIDDEN, label="communication, hidden"), Patch(color=SENT_COLOR, label="exposed")]
     if patches:

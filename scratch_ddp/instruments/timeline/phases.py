@@ -62,6 +62,15 @@ def gpu_spans(events: Sequence[Any], compute: Sequence[Span], later: float) -> t
     return _joined(sorted(computing, key=lambda span: span.start), []), communication
 
 
+def kernel_spans(events: Iterable[Any], later: float) -> list[Span]:
+    """A GPU's kernels and copies, each with its stream."""
+    return [
+        Span(event.name(), *_interval(event, later), stream=event.device_resource_id())
+        for event in events
+        if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
+    ]
+
+
 def operation_spans(events: Iterable[Any], later: float) -> list[Span]:
     """Every operation and named range, for the trace."""
     return [Span(event.name(), *_interval(event, later)) for event in events]
@@ -88,6 +97,8 @@ def _phase(event: Any) -> str | None:
     if name.startswith("c10d::"):
         return _CALL
     if event.is_user_annotation():
+        if name.startswith("enumerate(DataLoader)"):  # torch's own name for the next batch
+            return "data"
         return name if name in COMPUTING else None
     return _UNDECIDED
 

@@ -19,7 +19,14 @@ from torch.autograd import DeviceType
 
 from scratch_ddp.instruments.intervals import Interval
 from scratch_ddp.instruments.profiler import recording
-from scratch_ddp.instruments.timeline.phases import collective_spans, compute_spans, gpu_spans, operation_spans
+from scratch_ddp.instruments.timeline.hot_spots import call_sites_recorded
+from scratch_ddp.instruments.timeline.phases import (
+    collective_spans,
+    compute_spans,
+    gpu_spans,
+    kernel_spans,
+    operation_spans,
+)
 from scratch_ddp.instruments.timeline.spans import Span, Timeline
 from scratch_ddp.instruments.traffic.intercept import with_subclasses
 
@@ -28,7 +35,7 @@ _GLOO_DELAY = 0.02  # seconds: a gloo thread records the end of its work shortly
 
 
 @contextlib.contextmanager
-def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
+def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -> Iterator[Timeline]:
     """Record this rank's timeline inside the block; it is filled when the block ends.
 
     The ranks of `group` (default: the default group) start together, so each of them must open a block.
@@ -45,7 +52,8 @@ def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
     Communication is what the simulated link carried if `group` is on one. Otherwise it is what gloo ran, from when one
     of its threads took a collective up, or on a GPU, NCCL's kernels. Computing is recorded in the thread that opens the
     block and in the backward passes that it starts. On a GPU it is the kernels, except on a simulated link, which has
-    the processor's clock alone. Each operation takes some microseconds longer. Costs a barrier, which is not recorded.
+    the processor's clock alone. With `call_sites`, the lines of your own code that the thread is at are recorded, too
+    (see `by_call_site`). Each operation takes some microseconds longer. Costs a barrier, which is not recorded.
     Raises RuntimeError where torch's profiler is on already.
     """
     group = group or (dist.group.WORLD if dist.is_initialized() else None)
@@ -57,6 +65,7 @@ def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
         waits = stack.enter_context(_waits_recorded())
         with torch.profiler.record_function(_MARK):
             pass  # marks which thread is ours
+        sites = stack.enter_context(call_sites_recorded()) if call_sites else []
         last_before = next(reversed(getattr(group, "transfers", [])), None)
         recorded.start = time.monotonic()
         try:
@@ -67,6 +76,7 @@ def timeline(group: dist.ProcessGroup | None = None) -> Iterator[Timeline]:
             recorded.end = time.monotonic()
             time.sleep(_GLOO_DELAY)
             stack.close()
+            recorded.sites = list(sites)
             _fill(recorded, profile.profiler.kineto_results.events(), waits, group, last_before)
 
 
@@ -110,6 +120,7 @@ def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: A
     recorded.waits = [Span("wait", start, end) for start, end in waits]
     recorded.compute = compute_spans(own, waits, later)
     recorded.operations = operation_spans(own, later)
+    recorded.kernels = kernel_spans(events, later)
     if getattr(group, "link", None) is not None:
         recorded.communication = _transfers(group, last_before)
         return

@@ -5,6 +5,7 @@ rank is a process; computing, operations, waiting and communication are its thre
 start of the earliest rank.
 """
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -20,7 +21,7 @@ from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import raise_everywhere
 from scratch_ddp.instruments.intervals import Interval, exposed_seconds, total_seconds
 
-COMPUTING = ("forward", "backward", "optimizer", "other")
+COMPUTING = ("forward", "backward", "optimizer", "other", "data")  # what a rank is busy with; "data": loading it
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Span:
     end: float
     nbytes: int = 0  # of communication: bytes on a simulated link's wire; for a real collective, bytes of its tensors
     posted: float | None = None  # of communication: when it was called, if known
+    stream: int | None = None  # of a GPU's kernel: where it was queued
 
     @property
     def interval(self) -> Interval:
@@ -49,6 +51,18 @@ class Timeline:
     waits: list[Span] = field(default_factory=list)
     communication: list[Span] = field(default_factory=list)
     operations: list[Span] = field(default_factory=list)  # every operation of torch, for the trace
+    kernels: list[Span] = field(default_factory=list)  # of a GPU, those of NCCL too; for the trace
+    sites: list[Span] = field(default_factory=list)  # at which line of your own code the rank was, if recorded
+    steps: list[Interval] = field(default_factory=list)  # blocks of step()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Mark a training step inside the block of `timeline()`."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.steps.append((began, time.monotonic()))
 
     def seconds(self, *names: str) -> float:
         """Seconds of computing; with names ("backward", "optimizer"), of these alone."""
@@ -98,13 +112,14 @@ class Timeline:
 
         lists = {
             name: [shifted(span) for span in getattr(self, name)]
-            for name in ("compute", "waits", "communication", "operations")
+            for name in ("compute", "waits", "communication", "operations", "kernels", "sites")
         }
+        lists["steps"] = [(start + seconds, end + seconds) for start, end in self.steps]
         return dataclasses.replace(self, start=self.start + seconds, end=self.end + seconds, **lists)
 
 
 # Threads of a rank in the trace; communication takes further ones where it overlaps.
-_PHASES, _OPERATIONS, _WAITS, _COMMUNICATION = 1, 2, 3, 4
+_PHASES, _OPERATIONS, _WAITS, _COMMUNICATION, _SITES, _STREAMS = 1, 2, 3, 4, 90, 100
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
@@ -138,6 +153,11 @@ def _events_of(timeline: Timeline, zero: float) -> Iterator[dict[str, Any]]:
     ]
     for number, lane in enumerate(lanes(timeline.communication)):
         threads.append((_COMMUNICATION + number, f"communication {number + 1}" if number else "communication", lane))
+    if timeline.sites:
+        threads.append((_SITES, "your lines", timeline.sites))
+    for stream in sorted({span.stream for span in timeline.kernels if span.stream is not None}):
+        kernels = [span for span in timeline.kernels if span.stream == stream]
+        threads.append((_STREAMS + stream, f"stream {stream}", kernels))
     for thread, name, spans in threads:
         yield _label(rank, thread, "thread_name", name=name)
         yield _label(rank, thread, "thread_sort_index", sort_index=thread)
@@ -154,7 +174,7 @@ def _slice(rank: int, thread: int, span: Span, zero: float) -> Iterator[dict[str
         return round((moment - zero) * 1e6, 3)
 
     start = microseconds(span.start)
-    content: dict[str, Any] = {"bytes": span.nbytes} if thread >= _COMMUNICATION else {}
+    content: dict[str, Any] = {"bytes": span.nbytes} if _COMMUNICATION <= thread < _SITES else {}
     if span.posted is not None:
         content["queued for (ms)"] = round((span.start - span.posted) * 1e3, 3)
         arrow = {"name": "posted", "cat": "link", "id": f"{rank}.{start}"}

@@ -1,0 +1,98 @@
+"""Batch normalization over the batches of all ranks, as if one process had them all."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def sync_batch_norm(x, norm, group=None):
+    """Return what norm(x) would return for this rank's rows if one process had the rows of all ranks.
+
+    x: (rows, features, ...) of float32 or float64. Ranks may have different numbers of rows, or
+    none; together they have several. norm: an nn.BatchNorm with weight and bias, the same on all
+    ranks of `group`. In training, norm's running statistics are updated as in one process, and so
+    is num_batches_tracked. In eval mode, the running statistics are used and nothing is sent.
+    x.grad is as in one process; the gradients of weight and bias are this rank's part of a sum.
+    Cost in training: one all-reduce of 2 features + 1 numbers in forward, and one in backward.
+    """
+    features = x.shape[1]
+    others = [dim for dim in range(x.dim()) if dim != 1]
+
+    def per_feature(values):  # of shape (features,): so that it can be multiplied with x
+        return values.view(1, features, *[1] * (x.dim() - 2))
+
+    # From which three sums follow mean and variance? What is the gradient of a sum over all ranks?
+    # answer: begin
+
+    class Total(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, mine):
+            total = mine.clone()
+            dist.all_reduce(total, group=group)
+            return total
+
+        @staticmethod
+        def backward(ctx, gradient):
+            total = gradient.clone()
+            dist.all_reduce(total, group=group)  # each rank's result depends on the total
+            return total
+
+    if norm.training:
+        exact = x.double()  # the difference of two large sums needs all digits
+        count = exact.new_full((1,), x.numel() / features)
+        total = Total.apply(torch.cat([exact.sum(others), exact.square().sum(others), count]))
+        count = total[-1].detach()
+        mean = total[:features] / count
+        variance = (total[features:-1] / count - mean.square()).clamp(min=0)
+        with torch.no_grad():
+            norm.num_batches_tracked += 1
+            share = norm.momentum
+            for running, value in (
+                (norm.running_mean, mean),
+                (norm.running_var, variance * count / (count - 1)),
+            ):
+                running.lerp_(value.to(running.dtype), share)
+    else:
+        mean, variance = norm.running_mean, norm.running_var
+    scale = (variance + norm.eps).rsqrt()
+    mean, scale = mean.to(x.dtype), scale.to(x.dtype)
+    return (x - per_feature(mean)) * per_feature(scale * norm.weight) + per_feature(norm.bias)
+    # answer: end
+
+
+class SyncBatchNorm(_BatchNorm):
+    """A BatchNorm of any number of dimensions whose statistics are those of all ranks' batches.
+
+    Made by `SyncBatchNorm.convert(model, group)` from the norms of a model. See `sync_batch_norm` for the cost.
+    """
+
+    group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def convert(cls, model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
+        """Replace every BatchNorm in `model`, keeping its parameters and statistics; return the model.
+
+        No communication. Raises ValueError, before anything is replaced, for a norm without weight, running statistics
+        or momentum.
+        """
+        found = [(name, each) for name, each in model.named_modules() if isinstance(each, _BatchNorm)]
+        for name, each in found:
+            if each.weight is None or each.running_mean is None or each.momentum is None:
+                which = f"the norm {name!r}" if name else "the norm"
+                raise ValueError(f"{which} can't be synchronized: it needs a weight, running statistics and a momentum")
+        for name, each in found:
+            synced = cls(each.num_features, each.eps, each.momentum).train(each.training)
+            synced.group = group
+            synced._parameters, synced._buffers = each._parameters, each._buffers
+            if not name:
+                return synced
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, synced)
+        return model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As BatchNorm's; every rank of the group calls it. Raises ValueError if x has another number of features."""
+        if x.dim() < 2 or x.shape[1] != self.num_features:
+            raise ValueError(f"x of shape (rows, {self.num_features}, …) is needed, not {tuple(x.shape)}")
+        return sync_batch_norm(x, self, self.group)

@@ -1,0 +1,176 @@
+"""Where a step's time went, on each rank: parts that follow one another and add up to the step.
+
+A rank that computes nothing and has called a collective either waits for the last rank to call it, too, or the data is
+on its way. A rank's own record can't tell which. The ranks of one machine share a clock, so the records of all ranks
+can: the data can't be on its way before the last rank has called.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from scratch_ddp.instruments.intervals import Interval, total_seconds, union, without
+from scratch_ddp.instruments.timeline.spans import COMPUTING, Span, Timeline
+
+WAITING, TRANSFER, IDLE = "waiting", "transfer", "idle"
+PARTS = (*COMPUTING, WAITING, TRANSFER, IDLE)
+_MESSAGES = ("send", "recv")
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """A step of one rank, in parts that don't overlap.
+
+    parts: by name from PARTS, when it took place, in seconds of time.monotonic. "forward", "backward", "optimizer",
+    "other" and "data" (loading it): this rank was busy, whatever was on the wire. Of the rest: "waiting", for a rank
+    that had not called the same collective yet; "transfer", when all had; "idle", when nothing was under way.
+    """
+
+    rank: int
+    start: float
+    end: float
+    parts: dict[str, list[Interval]]
+
+    @property
+    def step(self) -> float:
+        """Seconds of the whole step: the sum of the parts."""
+        return self.end - self.start
+
+    def seconds(self, *names: str) -> float:
+        """Seconds of these parts; without names, of all. Raises ValueError for a name that is not in PARTS."""
+        if unknown := [name for name in names if name not in PARTS]:
+            raise ValueError(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+        return sum(total_seconds(self.parts[name]) for name in names or PARTS)
+
+    @property
+    def busy(self) -> float:
+        """Seconds in which this rank itself did something: computing and loading data."""
+        return self.seconds(*COMPUTING)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The k-th collective on one rank. `ready`: when the last of all ranks called it."""
+
+    name: str
+    nbytes: int
+    called: float
+    ready: float
+    ended: float
+
+
+def breakdown(timelines: Sequence[Timeline]) -> list[Breakdown]:
+    """Divide what each rank recorded in one block of `timeline()`; by rank, as `over_ranks()` returns it.
+
+    Costs nothing: no communication. Raises ValueError, in words that name the rank, if nothing was recorded, if an
+    interval ends before it starts, if waits or steps overlap, or if the ranks did not make the same collectives.
+    """
+    _check(timelines)
+    calls = collectives(timelines)
+    return [_divided(each, mine, (each.start, each.end)) for each, mine in zip(timelines, calls, strict=True)]
+
+
+def breakdown_of_steps(timelines: Sequence[Timeline]) -> list[list[Breakdown]]:
+    """Divide each step that was marked by `with recorded.step():`. A list per step; in it, by rank.
+
+    Raises ValueError as `breakdown`, and if no step is marked or the ranks marked different numbers of steps.
+    """
+    _check(timelines)
+    counts = [len(each.steps) for each in timelines]
+    if not max(counts):
+        raise ValueError("no steps were recorded: put each one into a block `with recorded.step():`")
+    for each in timelines:
+        if len(each.steps) != counts[0]:
+            one, other = (f"rank {mine.rank} {len(mine.steps)}" for mine in (timelines[0], each))
+            raise ValueError(f"the ranks recorded different numbers of steps: {one}, {other}")
+    calls = collectives(timelines)
+    return [
+        [_divided(each, mine, each.steps[number]) for each, mine in zip(timelines, calls, strict=True)]
+        for number in range(counts[0])
+    ]
+
+
+def collectives(timelines: Sequence[Timeline]) -> list[list[Call]]:
+    """Each rank's collectives, in order, with the time at which the last rank called the same one.
+
+    Raises ValueError if the ranks recorded different collectives. Messages between two ranks are left out.
+    """
+    spans = [[span for span in each.communication if span.name not in _MESSAGES] for each in timelines]
+    for each, mine in zip(timelines, spans, strict=True):
+        if [span.name for span in mine] != [span.name for span in spans[0]]:
+            one, other = f"rank {timelines[0].rank} {len(spans[0])}", f"rank {each.rank} {len(mine)}"
+            raise ValueError(
+                f"the ranks recorded different collectives ({one}, {other}), so they can't be compared: record calls "
+                f"of one group, which all of its ranks make"
+            )
+    ready = [max(_called(span) for span in same) for same in zip(*spans, strict=True)]
+    return [
+        [Call(span.name, span.nbytes, _called(span), last, span.end) for span, last in zip(mine, ready, strict=True)]
+        for mine in spans
+    ]
+
+
+def as_table(parts: Sequence[Breakdown]) -> str:
+    """The parts in milliseconds, a line per rank, as text. Parts that no rank has are left out."""
+    names = [name for name in PARTS if any(each.seconds(name) >= 5e-5 for each in parts)]
+    lines = [f"{'rank':>4}  " + "  ".join(f"{name:>9}" for name in [*names, "step"])]
+    for each in parts:
+        figures = [each.seconds(name) for name in names] + [each.step]
+        lines.append(f"{each.rank:>4}  " + "  ".join(f"{1e3 * seconds:9.1f}" for seconds in figures))
+    return "\n".join(lines)
+
+
+def waited_for(timelines: Sequence[Timeline]) -> dict[int, float]:
+    """By rank: for how many seconds the other ranks together waited because it was the last to call a collective."""
+    seconds = {each.rank: 0.0 for each in timelines}
+    for same in zip(*collectives(timelines), strict=True):
+        last = max(range(len(same)), key=lambda place: same[place].called)
+        seconds[timelines[last].rank] += sum(call.ready - call.called for call in same)
+    return seconds
+
+
+def _called(span: Span) -> float:
+    return span.start if span.posted is None else span.posted
+
+
+def _divided(timeline: Timeline, calls: Sequence[Call], step: Interval) -> Breakdown:
+    """One part after the other gets what is left of the step."""
+    left = [step]
+    parts: dict[str, list[Interval]] = {}
+    messages = [(_called(span), span.start, span.end) for span in timeline.communication if span.name in _MESSAGES]
+    pending = [(call.called, call.ready, call.ended) for call in calls] + messages
+    on_the_wire = [(max(called, ready), ended) for called, ready, ended in pending if ended > ready]
+    not_ready = [(called, ready) for called, ready, _ in pending if ready > called]
+    blocked = [span.interval for span in timeline.waits]  # beyond the end of a transfer: until the rank woke up
+    candidates = [
+        *((name, [span.interval for span in timeline.compute if span.name == name]) for name in COMPUTING),
+        (TRANSFER, on_the_wire),
+        (WAITING, not_ready),
+        (TRANSFER, blocked),
+    ]
+    for name, intervals in candidates:
+        remaining = without(left, intervals)
+        parts[name] = union([*parts.get(name, []), *without(left, remaining)])
+        left = remaining
+    parts[IDLE] = left
+    return Breakdown(timeline.rank, *step, {name: parts[name] for name in PARTS})
+
+
+def _check(timelines: Sequence[Timeline]) -> None:
+    if not timelines:
+        raise ValueError("there is no timeline to divide: over_ranks() returns those of all ranks")
+    for each in timelines:
+        if each.end <= each.start:
+            raise ValueError(f"rank {each.rank} recorded nothing: its block of timeline() has not ended yet")
+        for span in [*each.compute, *each.waits, *each.communication]:
+            if span.end < span.start:
+                raise ValueError(f"rank {each.rank}: {span.name!r} ends {span.start - span.end:g} s before it starts")
+        _refuse_overlap(each.rank, "waits", [span.interval for span in each.waits])
+        _refuse_overlap(each.rank, "steps", each.steps)
+
+
+def _refuse_overlap(rank: int, what: str, intervals: Sequence[Interval]) -> None:
+    """A thread does one thing at a time. (A GPU's streams may compute at the same time.)"""
+    for (_, end), (start, _) in pairwise(sorted(intervals)):
+        if start < end:
+            raise ValueError(f"rank {rank}: two {what} overlap by {end - start:g} s, which can't be")

@@ -1,0 +1,106 @@
+"""Where in the program a step's time was spent: by operator of torch, and by line of your own code."""
+
+import contextlib
+import linecache
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+import scratch_ddp
+from scratch_ddp.instruments.intervals import total_seconds, without
+from scratch_ddp.instruments.timeline.breakdown import Breakdown
+from scratch_ddp.instruments.timeline.spans import Span, Timeline
+
+_EVERY = 2e-3  # seconds from one look at the thread to the next
+_WIDTH = 60  # characters of a line that are shown
+_LIBRARIES = tuple(
+    str(Path(each)) for each in (torch.__path__[0], scratch_ddp.__path__[0], *sysconfig.get_paths().values())
+)
+
+
+def by_operator(timeline: Timeline, within: Breakdown | None = None) -> dict[str, float]:
+    """Seconds of each operator without those that it calls, largest first; `within`: during this step alone.
+
+    On a GPU these are the calls that launch kernels.
+    """
+    first, last = (timeline.start, timeline.end) if within is None else (within.start, within.end)
+    spent: Counter[str] = Counter()
+    open_spans: list[Span] = []
+    for span in sorted(timeline.operations, key=lambda each: (each.start, -each.end)):
+        if not first <= span.start < last:
+            continue
+        while open_spans and open_spans[-1].end <= span.start:
+            open_spans.pop()
+        if open_spans:
+            spent[open_spans[-1].name] -= span.end - span.start
+        spent[span.name] += span.end - span.start
+        open_spans.append(span)
+    return dict(spent.most_common())
+
+
+def by_call_site(timeline: Timeline, within: Breakdown, *parts: str) -> dict[str, float]:
+    """Seconds of a step by the line of your own code that the rank was at, largest first; of these parts alone.
+
+    Needs `timeline(group, call_sites=True)`. Without parts: of all, so that the seconds add up to the step. Raises
+    ValueError if no lines were recorded.
+    """
+    if not timeline.sites:
+        raise ValueError(f"rank {timeline.rank} recorded no lines: open the block with timeline(call_sites=True)")
+    wanted = [interval for name in parts or within.parts for interval in within.parts[name]]
+    spent: Counter[str] = Counter()
+    for site in timeline.sites:
+        spent[site.name] += total_seconds([site.interval]) - total_seconds(without([site.interval], wanted))
+    return {name: seconds for name, seconds in spent.most_common() if seconds > 0}
+
+
+@contextlib.contextmanager
+def call_sites_recorded() -> Iterator[list[Span]]:
+    """Look every two milliseconds which line this thread is at. The list is filled when the block ends.
+
+    A library's lines count for the line of your own that called it: those of torch, of Python and of this package.
+    """
+    spans: list[Span] = []
+    seen: list[tuple[float, str]] = []
+    over, watched = threading.Event(), threading.get_ident()
+
+    def look() -> None:
+        while not over.wait(_EVERY):
+            frame = sys._current_frames().get(watched)
+            seen.append((time.monotonic(), _site(frame)))
+
+    watcher = threading.Thread(target=look, name="call-sites", daemon=True)
+    began = time.monotonic()
+    watcher.start()
+    try:
+        yield spans
+    finally:
+        over.set()
+        watcher.join()
+        ended = time.monotonic()
+        middles = [(one + other) / 2 for (one, _), (other, _) in zip(seen, seen[1:], strict=False)]
+        for (_, site), start, end in zip(seen, [began, *middles], [*middles, ended], strict=False):
+            if spans and spans[-1].name == site:
+                spans[-1] = Span(site, spans[-1].start, end)
+            else:
+                spans.append(Span(site, start, end))
+
+
+def _site(frame: FrameType | None) -> str:
+    """The innermost line that is in no library, such as "train, line 4: loss.backward()"."""
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return "elsewhere"
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals).strip()
+    return f"{frame.f_code.co_name}, line {frame.f_lineno}: {text[:_WIDTH]}"
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith((*_LIBRARIES, "<frozen"))

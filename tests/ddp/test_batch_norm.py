@@ -1,0 +1,59 @@
+"""SyncBatchNorm in a model is one process's BatchNorm over all ranks' rows; what can't be converted is named."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scratch_ddp.ddp import SyncBatchNorm
+from scratch_ddp.instruments.traffic import traffic
+from tests.ranks import run_ranks
+
+
+def _model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4)
+    ).double()
+
+
+def _trained():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    alone, synced = _model(), SyncBatchNorm.convert(_model())
+    whole = torch.randn(7, 2, 4, 4, dtype=torch.float64)
+    mine = whole.tensor_split(n)[rank]
+    for _ in range(2):
+        with traffic() as counted:
+            y = synced(mine)
+            y.square().sum().backward()
+        expected = alone(whole)
+        expected.square().sum().backward()
+        assert counted.calls == {"all_reduce": 4}  # two norms, forward and backward
+        torch.testing.assert_close(y, expected.tensor_split(n)[rank])
+        for mine_, its in zip(synced.parameters(), alone.parameters(), strict=True):
+            dist.all_reduce(mine_.grad)
+            torch.testing.assert_close(mine_.grad, its.grad)
+        synced.zero_grad(), alone.zero_grad()
+    torch.testing.assert_close(synced.state_dict(), alone.state_dict())
+    with traffic() as counted:
+        torch.testing.assert_close(synced.eval()(mine), alone.eval()(mine))
+    assert counted.calls == {}
+
+
+def test_a_converted_model_trains_as_one_process():
+    run_ranks(3, _trained)
+
+
+def test_conversion_keeps_the_tensors_and_names_what_it_cannot_convert():
+    model = _model()
+    before = copy.copy(list(model.parameters()))
+    converted = SyncBatchNorm.convert(model)
+    assert converted is model and all(a is b for a, b in zip(before, model.parameters(), strict=True))
+    assert [type(each).__name__ for each in model].count("SyncBatchNorm") == 2
+    assert type(SyncBatchNorm.convert(nn.BatchNorm1d(3))) is SyncBatchNorm
+    with pytest.raises(ValueError, match="the norm '0' can't be synchronized: it needs a weight"):
+        SyncBatchNorm.convert(nn.Sequential(nn.BatchNorm1d(3, affine=False)))
+    with pytest.raises(ValueError, match=r"x of shape \(rows, 3, …\) is needed, not \(2, 5\)"):
+        SyncBatchNorm.convert(nn.BatchNorm1d(3))(torch.ones(2, 5))
