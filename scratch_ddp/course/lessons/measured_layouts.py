@@ -59,12 +59,19 @@ def forecast(layout: Layout) -> float:
     return step_time(SHAPE, layout, CLUSTER, SEQUENCE, efficiency=1.0).total
 
 
-def measure(layout: Layout, rounds: int = 3, seconds: float = 1.0) -> list[float]:
+def calls(layout: Layout) -> int:
+    """About how many collectives and messages a rank takes part in during a step: each costs the processor something."""
+    passed = layout.micro_batches * SHAPE.blocks // layout.pp  # blocks, by a micro-batch
+    between = 4 * layout.micro_batches * layout.chunks * (layout.pp > 1)
+    return 8 * passed * (layout.tp > 1) + between + 3 * SHAPE.blocks * (layout.dp > 1)
+
+
+def measure(layout: Layout, rounds: int = 3, least: float = 1.0, each: float = 0.012) -> list[float]:
     """Seconds of `rounds` steps of the slowest rank, not stretched. Every rank calls it; they are layout.devices.
 
-    `seconds`: how long a step shall take here.
+    A step takes `least` seconds here, or `each` for every collective and message if that is more.
     """
-    slower = seconds / forecast(layout)
+    slower = max(least, each * calls(layout)) / forecast(layout)
     with _groups(layout, slower) as groups:
         step = _step(layout, slower, *groups)
         step()  # agrees on sizes, makes buffers
@@ -112,9 +119,7 @@ def _blocks(layout: Layout, slower: float, tp: LinkedGroup) -> list[nn.Module]:
     return [nn.Sequential(*halves[i : i + 2]) for i in range(0, len(halves), 2)]
 
 
-def _step(
-    layout: Layout, slower: float, dp: LinkedGroup, tp: LinkedGroup, pp: LinkedGroup
-) -> Callable[[], None]:
+def _step(layout: Layout, slower: float, dp: LinkedGroup, tp: LinkedGroup, pp: LinkedGroup) -> Callable[[], None]:
     blocks, m = _blocks(layout, slower, tp), layout.micro_batches
     numbers = round(layout.micro * SEQUENCE * SHAPE.width / layout.tp * _NUMBER)
     if layout.pp > 1:

@@ -19,6 +19,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         shape = from_config(options.model) if Path(options.model).exists() else model(options.model)
         machine = cluster(options.gpu)
+        if options.gpus < 1:
+            raise ValueError(f"--gpus must be 1 or more, not {options.gpus}")
         print(_sizes(shape, options.sequence), _states(shape, options.gpus), sep="\n\n")
         if shape.experts:
             print(f"\n{shape.name} is a mixture of experts: its layouts can't be forecast here.")

@@ -47,7 +47,9 @@ def _wire(gigabytes: float, per_round: float) -> Wire:
 
 
 A100 = Accelerator("A100", 312e12, 80 * _GB, 1.5, "NVIDIA A100 data sheet: 312 TFLOP/s in BF16 without sparsity, 80 GB")
-H100 = Accelerator("H100", 989e12, 80 * _GB, 2.5, "NVIDIA H100 SXM data sheet: 1,979 TFLOP/s with sparsity, half without")
+H100 = Accelerator(
+    "H100", 989e12, 80 * _GB, 2.5, "NVIDIA H100 SXM data sheet: 1,979 TFLOP/s with sparsity, half without"
+)
 H200 = Accelerator("H200", 989e12, 141 * _GB, 3.5, "NVIDIA H200 SXM data sheet: as the H100, with 141 GB")
 V5P = Accelerator("TPU v5p", 459e12, 95 * _GIB, 4.2, "Google Cloud, TPU v5p: 459 TFLOP/s in BF16, 95 GiB")
 T4 = Accelerator("T4", 65e12, 16 * _GB, 0.35, "NVIDIA T4 data sheet: 65 TFLOP/s in FP16, 16 GB")

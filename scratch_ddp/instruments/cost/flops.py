@@ -59,9 +59,7 @@ class Training:
         return self.seconds / _DAY
 
 
-def training(
-    flops: float, devices: int, peak: float, utilisation: float, price_per_hour: float = 0.0
-) -> Training:
+def training(flops: float, devices: int, peak: float, utilisation: float, price_per_hour: float = 0.0) -> Training:
     """Time and money for `flops` operations in all, on devices of `peak` operations a second that reach `utilisation`.
 
     Raises ValueError for no device, and for a utilisation that is not above 0 and at most 1.

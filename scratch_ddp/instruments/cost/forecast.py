@@ -66,17 +66,18 @@ def step_time(
     backward = stages[slowest] * ((1 + passes) * block + passes * sent) + 2 * heads
     computes = stages[slowest] * (2 + passes) * block + 3 * heads
     m, p = layout.micro_batches, layout.pp
+    tensor = m * stages[slowest] * (1 + passes) * sent
     if p > 1:
         hop = cluster.wire(2, layout.tp).message(_ELEMENT * tokens * shape.width / layout.tp)
         return StepTime(
             m * computes,
-            m * (forward + backward - computes),
+            tensor,
             layout.chunks * hops(p, m, hop),
             (p - 1) / layout.chunks * (forward + backward),
             _after_backward(shape, layout, cluster, stages),
         )
     data = _during_backward(shape, layout, cluster, forward, backward)
-    return StepTime(m * computes, m * (forward + backward - computes), data=data)
+    return StepTime(m * computes, tensor, data=data)
 
 
 def hops(p: int, m: int, hop: float) -> float:
@@ -112,9 +113,7 @@ def _gradients(layout: Layout, wire: Wire, nbytes: float) -> float:
     return wire.all_reduce(nbytes) + (wire.all_gather(nbytes) if layout.stage == "ZeRO-1" else 0.0)
 
 
-def _during_backward(
-    shape: ModelShape, layout: Layout, cluster: Cluster, forward: float, backward: float
-) -> float:
+def _during_backward(shape: ModelShape, layout: Layout, cluster: Cluster, forward: float, backward: float) -> float:
     """What sticks out of the last micro-batch's backward; under ZeRO-3 of every micro-batch's passes."""
     wire, block = cluster.wire(layout.dp, layout.tp), _ELEMENT * shape.block / layout.tp
     if layout.dp == 1:

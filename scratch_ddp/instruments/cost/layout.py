@@ -50,9 +50,12 @@ class Layout:
 
     def __str__(self) -> str:
         kept = ", checkpointing" if self.checkpointing else ""
-        parts = f"{self.dp} × {self.tp} × {self.pp} (dp × tp × pp), {self.stage}"
+        sharding = f", {self.stage}" if self.dp > 1 else ""
+        parts = f"dp {self.dp} × tp {self.tp} × pp {self.pp}{sharding}"
         chunks = f" in {self.chunks} chunks a rank" if self.chunks > 1 else ""
-        return f"{parts}, {self.micro_batches} micro-batches of {self.micro}{chunks}{kept}"
+        return (
+            f"{parts}, {self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)} of {self.micro}{chunks}{kept}"
+        )
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,11 @@ def rank_memory(
     """
     if sequence < 1:
         raise ValueError(f"a sequence must have 1 token or more, not {sequence}")
-    if layout.pp == 1 or shape.blocks == layout.pp:
-        stages = range(layout.pp)
-    else:  # those in the middle are alike but for their blocks, of which the second has as many as any
-        stages = sorted({0, 1, layout.pp - 1})
-    return max((_stage_memory(shape, layout, each, sequence, precision, optimizer, element) for each in stages),
-               key=lambda memory: memory.total)
+    stages = sorted({0, min(1, layout.pp - 1), layout.pp - 1})  # of those in the middle the second holds most
+    return max(
+        (_stage_memory(shape, layout, each, sequence, precision, optimizer, element) for each in stages),
+        key=lambda memory: memory.total,
+    )
 
 
 def _stage_memory(
@@ -134,9 +136,7 @@ def _stage_memory(
     return RankMemory(**vars(states), activations=tokens * kept, logits=logits)
 
 
-def _states(
-    shape: ModelShape, layout: Layout, parameters: int, precision: Precision, optimizer: str
-) -> ModelStates:
+def _states(shape: ModelShape, layout: Layout, parameters: int, precision: Precision, optimizer: str) -> ModelStates:
     """ZeRO's formula. Two blocks are whole at once under ZeRO-3; gradients that accumulate are whole under ZeRO-2."""
     gathered = 2 * math.ceil(shape.block / layout.tp) if layout.stage == "ZeRO-3" and layout.dp > 1 else 0
     states = model_states(parameters, layout.dp, layout.stage, optimizer, precision, gathered)

@@ -55,10 +55,9 @@ class Plan:
             cut = f"{each.micro_batches} × {each.micro}" + (f" / {each.chunks}" if each.chunks > 1 else "")
             keeps = "inputs" if each.checkpointing else "all"
             share = 100 * getattr(time, time.binds) / time.total
-            lines.append(
-                f"{each.dp:5}{each.tp:4}{each.pp:4}  {each.stage:9}{cut:14}{keeps:8}{found.memory.total / 1e9:7.1f}"
-                f"{1e3 * time.total:9.0f}  {time.binds} ({share:.0f} %)"
-            )
+            split = f"{each.dp:5}{each.tp:4}{each.pp:4}  {each.stage if each.dp > 1 else '–':9}{cut:14}{keeps:8}"
+            took = f"{found.memory.total / 1e9:7.1f}{1e3 * time.total:9.0f}"
+            lines.append(f"{split}{took}  {time.binds} ({share:.0f} %)")
         if not self.best:
             lines = [self.why_none()]
         return "\n".join(lines + [f"{number:6,} layouts: {reason}" for reason, number in self.refused.most_common()])
