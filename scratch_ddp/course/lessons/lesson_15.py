@@ -147,7 +147,7 @@ def examine_devices_needed(trial: Trial) -> None:
 
 
 def examine_smallest_batch(trial: Trial) -> None:
-    """V on figures that are exact in binary, equality among them; on an H100; on drawn ones that no rounding decides."""
+    """V on figures that are exact in binary, equality among them; on an H100; on drawn ones."""
     exact = (  # flops, bandwidth, alpha, weights, n
         (2.0**40, 2.0**30, 0.0, 2**20, 2),
         (2.0**40, 2.0**30, 0.0, 2**20, 8),

@@ -60,13 +60,13 @@ def forecast(layout: Layout) -> float:
 
 
 def calls(layout: Layout) -> int:
-    """About how many collectives and messages a rank takes part in during a step: each costs the processor something."""
+    """About how many collectives and messages a rank has in a step: each costs the processor something."""
     passed = layout.micro_batches * SHAPE.blocks // layout.pp  # blocks, by a micro-batch
     between = 4 * layout.micro_batches * layout.chunks * (layout.pp > 1)
     return 8 * passed * (layout.tp > 1) + between + 3 * SHAPE.blocks * (layout.dp > 1)
 
 
-def measure(layout: Layout, rounds: int = 3, least: float = 1.0, each: float = 0.012) -> list[float]:
+def measure(layout: Layout, rounds: int = 3, least: float = 1.5, each: float = 0.025) -> list[float]:
     """Seconds of `rounds` steps of the slowest rank, not stretched. Every rank calls it; they are layout.devices.
 
     A step takes `least` seconds here, or `each` for every collective and message if that is more.
@@ -99,7 +99,7 @@ def _groups(layout: Layout, slower: float) -> Iterator[tuple[LinkedGroup, Linked
 
 
 class _Half(nn.Module):
-    """The attention or the MLP of a block, of which each of `tp` ranks has a part: tokens are gathered and scattered."""
+    """The attention or the MLP of a block, of which each rank of `group` has a part: it gathers and scatters tokens."""
 
     def __init__(self, elements: int, forward: float, backward: float, group: LinkedGroup):
         super().__init__()

@@ -11,6 +11,13 @@ scratch_ddp.instruments.cost` prints them.
 """
 
 from scratch_ddp.instruments.cost.activations import bytes_per_token, logits_bytes, saved_bytes
+from scratch_ddp.instruments.cost.bounds import (
+    BOUNDS,
+    best_mesh,
+    operations_per_byte,
+    tokens_to_be_compute_bound,
+    what_binds,
+)
 from scratch_ddp.instruments.cost.bucket_size import best_bucket, best_bucket_bytes, exposed_by_formula
 from scratch_ddp.instruments.cost.clusters import CLUSTERS, Accelerator, Cluster, cluster
 from scratch_ddp.instruments.cost.flops import batch_trade, flops_per_token, training, utilisation
@@ -29,6 +36,7 @@ from scratch_ddp.instruments.cost.memory import (
     states_table,
 )
 from scratch_ddp.instruments.cost.models import MODELS, model
+from scratch_ddp.instruments.cost.plan import Plan, plan
 from scratch_ddp.instruments.cost.shape import ModelShape, from_config
 from scratch_ddp.instruments.cost.split import pipelined, tensor_parallel
 from scratch_ddp.instruments.cost.step import (
@@ -48,6 +56,7 @@ __all__ += ["Precision", "Wire", "best_bucket", "best_bucket_bytes", "bucketed",
 __all__ += ["exposed_by_formula", "flat", "grouped", "measured_states", "model_states", "naive"]
 __all__ += ["per_parameter", "pipelined", "ring_bytes", "ring_rounds", "states_table", "tensor_parallel"]
 __all__ += ["transfer_seconds"]
+__all__ += ["BOUNDS", "Plan", "best_mesh", "operations_per_byte", "plan", "tokens_to_be_compute_bound", "what_binds"]
 __all__ += ["CLUSTERS", "MODELS", "Accelerator", "Cluster", "Layout", "ModelShape", "RankMemory", "StepTime"]
 __all__ += ["batch_trade", "bytes_per_token", "cluster", "flops_per_token", "from_config", "logits_bytes", "model"]
 __all__ += ["rank_memory", "saved_bytes", "step_time", "training", "utilisation"]

@@ -1,15 +1,18 @@
 """Computing or sending: from which batch on a device computes for longer than it sends.
 
-A device that has t tokens does 2 P t operations with P weights in forward, and needs P weights that it does not have. It
-sends 2 P bytes in bfloat16 and computes 2 P t operations, so the weights cancel: what counts is the operations that
-it does while one byte travels, C/W. The backward does twice of both. Source for the mesh: J. Austin et al., "How to Scale
-Your Model", 2025, part 5.
+A device that has t tokens does 2 P t operations in forward with a block of P weights, most of which it has to gather:
+about 2 P bytes in bfloat16. So the weights cancel, and what counts is how many operations a device does while one byte
+travels, C/W. The backward does twice of both. Source for the mesh: J. Austin et al., "How to Scale Your Model", 2025,
+part 5.
 """
 
 import math
 from dataclasses import dataclass
 
 from scratch_ddp.instruments.cost.clusters import Cluster
+from scratch_ddp.instruments.cost.flops import forward_flops_of_block
+from scratch_ddp.instruments.cost.layout import Layout, rank_memory
+from scratch_ddp.instruments.cost.shape import ModelShape
 from scratch_ddp.instruments.cost.wire import Wire, refuse_unless_finite
 
 
@@ -45,7 +48,7 @@ class Mesh:
 
 
 def best_mesh(n: int, inner: int, ratio: float, x_axes: int = 1, y_axes: int = 1) -> Mesh:
-    """The mesh X · Y = n that is compute-bound with fewest tokens, where messages of both kinds travel at the same time.
+    """The mesh X · Y = n that is compute-bound with fewest tokens, if messages of both kinds travel at the same time.
 
     `ratio`: C/W of one axis of the network; `x_axes`, `y_axes`: how many serve FSDP and tensor parallelism; `inner`:
     the MLP's width, of a model of two matrices. Tensor parallelism is compute-bound for Y ≤ inner · y_axes / ratio,
@@ -59,3 +62,44 @@ def best_mesh(n: int, inner: int, ratio: float, x_axes: int = 1, y_axes: int = 1
         raise ValueError("ratio, inner and axes must be more than 0")
     y = min(max(1.0, inner * y_axes / ratio), n)
     return Mesh(n / y, y, ratio / (y * x_axes) if n > y else 0.0)
+
+
+BOUNDS = ("compute", "FSDP's messages", "tensor parallel's messages", "memory", "too few sequences")
+
+
+def what_binds(
+    shape: ModelShape,
+    cluster: Cluster,
+    devices: int,
+    batch: int,
+    sequence: int,
+    tp: int = 1,
+    checkpointing: bool = False,
+    usable: float = 0.9,
+) -> str:
+    """Return which of BOUNDS sets the pace under ZeRO-3 over devices / tp replicas, each of tp devices.
+
+    `batch`: sequences in a step. A replica takes as many at once as the memory holds: each micro-batch gathers every
+    block twice and scatters its gradient once. Devices compute at their peak. Raises ValueError as `Layout` and
+    `rank_memory` do, and unless tp divides the devices.
+    """
+    if devices < 1 or devices % tp:
+        raise ValueError(f"{devices} devices can't be shared by replicas of {tp}")
+    replicas = devices // tp
+    if batch < replicas:
+        return "too few sequences"
+    stage = "ZeRO-3" if replicas > 1 else "DDP"
+    one, two = (rank_memory(shape, Layout(replicas, tp, 1, m, 1, stage, checkpointing), sequence).total for m in (1, 2))
+    room = usable * cluster.device.memory
+    if one > room:
+        return "memory"
+    micro = min(batch // replicas, 1 + int((room - one) / (two - one)))
+    tokens = micro * sequence
+    passes = 4 if checkpointing else 3
+    compute = passes * tokens * forward_flops_of_block(shape, sequence) / (tp * cluster.device.flops)
+    messages = 3 * cluster.wire(replicas, tp).all_gather(2 * shape.block / tp)
+    parts = 2 if shape.heads else 1
+    tensor = (passes - 1) * 2 * parts * cluster.wire(tp).all_gather(2 * tokens * shape.width)
+    if messages > compute + tensor:
+        return "FSDP's messages"
+    return "tensor parallel's messages" if tensor > compute else "compute"

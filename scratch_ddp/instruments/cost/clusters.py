@@ -66,10 +66,10 @@ _CLUSTERS = [
         8960,
         _wire(180, 1e-6),
         _wire(6.25, NETWORK),
-        "J. Austin et al., How to Scale Your Model, 2025: a pod of 8960 in three rings, 90 GB/s a link each way, so 180 "
-        "on a ring; Google Cloud: 50 Gb/s to other pods; about 1 µs a hop",
+        "J. Austin et al., How to Scale Your Model, 2025: a pod of 8960 in three rings, 90 GB/s a link each way, so 180 on "
+        "a ring; Google Cloud: 50 Gb/s to other pods; about 1 µs a hop",
     ),
-    Cluster("T4", T4, 4, _wire(15.75, PCIE), _wire(6.25, NETWORK), "PCIe 3.0 x16 inside, Ethernet of 50 Gb/s between"),
+    Cluster("T4", T4, 4, _wire(15.75, PCIE), _wire(6.25, NETWORK), "PCIe 3.0, Ethernet of 50 Gb/s"),
 ]
 CLUSTERS: dict[str, Cluster] = {cluster.name: cluster for cluster in _CLUSTERS}
 

@@ -1,8 +1,8 @@
 """Operations of a training step, how well a GPU is used, and what a whole training takes in time and money.
 
-Sources: J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020 (6 N operations a token); A. Chowdhery et al.,
-"PaLM", 2022, appendix B (the attention's, and utilisation); S. McCandlish et al., "An Empirical Model of Large-Batch
-Training", 2018 (what a larger batch costs).
+Sources: J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020 (6 N operations a token); A. Chowdhery
+et al., "PaLM", 2022, appendix B (the attention's, and utilisation); S. McCandlish et al., "An Empirical Model of
+Large-Batch Training", 2018 (what a larger batch costs).
 """
 
 from dataclasses import dataclass
