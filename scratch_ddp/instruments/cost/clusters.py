@@ -54,21 +54,14 @@ H200 = Accelerator("H200", 989e12, 141 * _GB, 3.5, "NVIDIA H200 SXM data sheet: 
 V5P = Accelerator("TPU v5p", 459e12, 95 * _GIB, 4.2, "Google Cloud, TPU v5p: 459 TFLOP/s in BF16, 95 GiB")
 T4 = Accelerator("T4", 65e12, 16 * _GB, 0.35, "NVIDIA T4 data sheet: 65 TFLOP/s in FP16, 16 GB")
 
-_SUPERPOD = "a DGX SuperPOD: eight devices a node over NVLink, a network port for each"
-_PORTS = "NVLink and ports of {} Gb/s: data sheets of NVIDIA; latencies as in `wire`"
+_SUPERPOD = "NVIDIA DGX SuperPOD: eight devices over NVLink, a port of {} Gb/s for each; latencies as in `wire`"
+_POD = """J. Austin et al., "How to Scale Your Model", 2025: 8960 chips, 90 GB/s a link each way, so 180 on a ring, and
+three rings; Google Cloud: 50 Gb/s to other pods; a hop of about 1 µs is a guess"""
 _CLUSTERS = [
-    Cluster("A100 HDR", A100, 8, _wire(300, NVLINK), _wire(25, NETWORK), f"{_SUPERPOD}; {_PORTS.format(200)}"),
-    Cluster("H100", H100, 8, _wire(450, NVLINK), _wire(50, NETWORK), f"{_SUPERPOD}; {_PORTS.format(400)}"),
-    Cluster("H200", H200, 8, _wire(450, NVLINK), _wire(50, NETWORK), f"{_SUPERPOD}; {_PORTS.format(400)}"),
-    Cluster(
-        "TPU v5p",
-        V5P,
-        8960,
-        _wire(180, 1e-6),
-        _wire(6.25, NETWORK),
-        "J. Austin et al., How to Scale Your Model, 2025: a pod of 8960 in three rings, 90 GB/s a link each way, so 180 on "
-        "a ring; Google Cloud: 50 Gb/s to other pods; about 1 µs a hop",
-    ),
+    Cluster("A100 HDR", A100, 8, _wire(300, NVLINK), _wire(25, NETWORK), _SUPERPOD.format(200)),
+    Cluster("H100", H100, 8, _wire(450, NVLINK), _wire(50, NETWORK), _SUPERPOD.format(400)),
+    Cluster("H200", H200, 8, _wire(450, NVLINK), _wire(50, NETWORK), _SUPERPOD.format(400)),
+    Cluster("TPU v5p", V5P, 8960, _wire(180, 1e-6), _wire(6.25, NETWORK), _POD),
     Cluster("T4", T4, 4, _wire(15.75, PCIE), _wire(6.25, NETWORK), "PCIe 3.0, Ethernet of 50 Gb/s"),
 ]
 CLUSTERS: dict[str, Cluster] = {cluster.name: cluster for cluster in _CLUSTERS}
