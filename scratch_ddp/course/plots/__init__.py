@@ -11,6 +11,7 @@ with extra("cells"):
 from scratch_ddp.course.plots.attention_map import attention_map
 from scratch_ddp.course.plots.bandwidth import bandwidth_chart, time_chart
 from scratch_ddp.course.plots.bound_map import bound_map
+from scratch_ddp.course.plots.bound_sliders import bound_sliders
 from scratch_ddp.course.plots.bucket_sweep import Sweep, bucket_sweep
 from scratch_ddp.course.plots.curves import losses_and_residuals, step_curves
 from scratch_ddp.course.plots.disagreement import disagreement_saw
@@ -32,6 +33,7 @@ __all__ = [
     "attention_map",
     "bandwidth_chart",
     "bound_map",
+    "bound_sliders",
     "bucket_sweep",
     "cut_products",
     "disagreement_saw",
