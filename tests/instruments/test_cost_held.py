@@ -5,7 +5,15 @@ import torch
 import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
 
 from scratch_ddp.course.lessons import held_by_ranks
-from scratch_ddp.course.lessons.held_by_ranks import NAMES, by_formula, fullest, loss_of, new_model, shape_of
+from scratch_ddp.course.lessons.held_by_ranks import (
+    NAMES,
+    by_formula,
+    fullest,
+    loss_of,
+    new_model,
+    shape_of,
+    with_checkpointing,
+)
 from scratch_ddp.instruments.cost import STAGES, Layout, bytes_per_token, flops_per_token, logits_bytes, saved_bytes
 from tests.ranks import run_ranks
 
@@ -43,8 +51,7 @@ def test_forwards_save_what_the_formula_says(name, dtype):
 def test_checkpointing_keeps_a_blocks_input(name):
     tokens, per_token = 2 * 64, []
     for blocks in (2, 3):
-        model = new_model(name, blocks).train()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model = with_checkpointing(new_model(name, blocks))
         found, loss = saved_bytes(model, lambda model=model: loss_of(model, name, 2, 64))
         loss.backward()
         per_token.append(found / tokens)

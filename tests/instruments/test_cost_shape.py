@@ -1,8 +1,6 @@
 """Sizes and parameters from a config: exact, held against transformers' own models, which have no data here."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from transformers import (
 )
 
 from scratch_ddp.instruments.cost import MODELS, ModelShape, flops_per_token, from_config, model
+from scratch_ddp.instruments.cost.__main__ import main
 from scratch_ddp.instruments.cost.models import MEGATRON
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
@@ -106,10 +105,9 @@ def test_an_unknown_name_lists_the_known():
         ModelShape("none", 1, 0, 1)
 
 
-def test_the_command(tmp_path):
+def test_the_command_takes_a_config(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
-    command = [sys.executable, "-m", "scratch_ddp.instruments.cost", "--gpus", "2", "--batch", "4"]
-    options = ["--sequence", "128", "--model", str(tmp_path / "config.json")]
-    found = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
+    assert main(["--gpus", "2", "--batch", "4", "--sequence", "128", "--model", str(tmp_path / "config.json")]) == 0
+    found = capsys.readouterr().out
     assert f"{from_config(SMALL).parameters:,} parameters" in found
     assert "2 H100, 4 sequences of 128 tokens a step:\n   dp  tp  pp" in found and "device hours, $" in found

@@ -30,7 +30,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "Llama": LlamaConfig(**_SIZES, num_attention_heads=8, num_key_value_heads=4, use_cache=False),
     "GPT-2": GPT2Config(
         vocab_size=512, n_embd=96, n_layer=8, n_head=6, n_positions=256, use_cache=False,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
     ),
 }  # fmt: skip
 TWO_MATRICES = ModelShape("two matrices", 8, 96, 256, mlp_matrices=2, norm_vectors=0, saved_in_mlp=1)
@@ -61,6 +61,15 @@ def new_model(name: str, blocks: int = 8) -> nn.Module:
     config = CONFIGS[name].__class__(**CONFIGS[name].to_dict())
     config.num_hidden_layers = blocks
     return AutoModelForCausalLM.from_config(config)
+
+
+def with_checkpointing(model: nn.Module) -> nn.Module:
+    """Have every block of a transformers model keep its input alone."""
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    )  # before 5.2
+    enable({"use_reentrant": False})
+    return model.train()
 
 
 def loss_of(model: nn.Module, name: str, sequences: int = 2, tokens: int = 32) -> torch.Tensor:

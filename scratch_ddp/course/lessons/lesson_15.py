@@ -8,7 +8,7 @@ import torch
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.trial import Trial
-from scratch_ddp.course.wording import difference
+from scratch_ddp.course.wording import difference, shown
 from scratch_ddp.instruments.cost import Accelerator, Cluster, Layout, ModelShape, Wire, rank_memory, step_time
 
 
@@ -113,7 +113,11 @@ def examine_bytes_of_rank(trial: Trial) -> None:
         _examine_bytes(trial, model, dp, tp, pp, stage, tokens, "")
     drawn = torch.randint(2, 10, (8,), generator=trial.generator()).tolist()
     dp, tp, pp, tokens, *others = drawn
-    model = {"blocks": pp * others[0], "parameters": dp * tp * (10**15 + others[1]), "activations": tp * others[2]}
+    model = {
+        "blocks": pp * others[0],
+        "parameters": dp * tp * (10**17 + 2 * others[1] + 1),
+        "activations": tp * others[2],
+    }
     for stage in range(4):
         _examine_bytes(trial, model, dp, tp, pp, stage, tokens, f", drawn with seed {trial.seed}")
 
@@ -142,7 +146,11 @@ def examine_devices_needed(trial: Trial) -> None:
         seed = f" (seed {trial.seed})" if number >= len(cases) - len(numbers) else ""
         case = f"{parameters:,} parameters, {memory:,} bytes, stage {stage}, {activations:,} of activations{seed}"
         expected = devices_needed(parameters, memory, stage, activations)
-        trial.value(trial.call(parameters, memory, stage, activations, case=case), expected)
+        result = trial.call(parameters, memory, stage, activations, case=case)
+        if (result is None) != (expected is None):
+            trial.criterion("value", f"is {shown(result)}, should be {expected}", "the result")
+        else:
+            trial.value(result, expected)
         trial.cost(calls={})
 
 
@@ -199,7 +207,7 @@ def examine_choose_layout(trial: Trial) -> None:
         ("small", 4, (100, 10), 8, 32, 256, 2.0, ""),
         ("deep", 8, (100, 10), 16, 48, 1024, 0.6, ""),
         ("wide", 4, (300, 25), 16, 32, 1024, 0.45, ""),
-        ("wide", 2, (300, 1), 6, 12, 512, 0.5, ""),
+        ("wide", 2, (300, 300), 16, 4, 512, 0.5, ""),
         ("wide", 8, (300, 25), 8, 16, 1024, 0.05, ""),
         ("small", 4, (100, 10), 1, 3, 256, 1.5, ""),
         ("deep", 3, (100, 2), 9, 27, 512, 0.8, ""),

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from scratch_ddp.course.plots.bound_map import bound_map
 from scratch_ddp.instruments.cost import CLUSTERS, MODELS, what_binds
 
-_DEVICES, _BATCHES, _SEQUENCE = [2**k for k in range(3, 14)], [2**k for k in range(3, 15)], 2048
+_DEVICES, _BATCHES, _SEQUENCE = [2**k for k in range(4, 15)], [2**k for k in range(3, 15)], 2048
 _DENSE = [name for name, shape in MODELS.items() if not shape.experts]
 
 

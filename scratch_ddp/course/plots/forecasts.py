@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
 from scratch_ddp.course.plots.style import GREY, SENT_COLOR, SUM_COLOR, draw_quiet_axes, rank_color
 
@@ -33,13 +34,19 @@ def forecast_curve(
 def forecast_diagonal(forecast: Mapping[str, float], measured: Mapping[str, float]) -> Figure:
     """A dot for each layout: forecast milliseconds against measured ones. On the line they are the same."""
     figure, panel = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
-    most = 1.12e3 * max(*forecast.values(), *measured.values())
-    panel.plot([0, most], [0, most], color=GREY, lw=1)
+    values = [1e3 * each for each in (*forecast.values(), *measured.values())]
+    ends = 0.85 * min(values), 1.18 * max(values)
+    panel.plot(ends, ends, color=GREY, lw=1)
     for number, name in enumerate(sorted(measured, key=forecast.__getitem__)):
         at = 1e3 * forecast[name], 1e3 * measured[name]
         panel.plot(*at, "o", color=rank_color(number), label=name)
-    panel.set_xlim(0, most)
-    panel.set_ylim(0, most)
+    for axis, scale in ((panel.xaxis, panel.set_xscale), (panel.yaxis, panel.set_yscale)):
+        scale("log")
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FormatStrFormatter("%g"))
+        axis.set_minor_locator(NullLocator())
+    panel.set_xlim(ends)
+    panel.set_ylim(ends)
     panel.set_xlabel("forecast, ms", fontsize=9)
     panel.set_ylabel("measured, ms", fontsize=9)
     panel.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
