@@ -12,7 +12,7 @@ from scratch_ddp.benchmark.command import REPORTED, TableRow, positive_count, re
 from scratch_ddp.course.lessons import measured_layouts
 from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Layout, flops_per_token, rank_memory, training
 from scratch_ddp.instruments.cost.forecast import tflops_of_device
-from scratch_ddp.instruments.cost.models import LLAMA_3, MEGATRON, PublishedRun
+from scratch_ddp.instruments.cost.models import LLAMA_3, MEGATRON
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.timing import machine
 
@@ -64,18 +64,12 @@ def _ranks(values: Sequence[float]) -> list[int]:
     return [order.index(place) for place in range(len(values))]
 
 
-def layout_of(run: PublishedRun, chunks: int = 1) -> Layout:
-    """A published run's layout, with micro-batches of one sequence."""
-    stage = "DDP" if run.recomputes else "ZeRO-2"
-    return Layout(run.dp, run.tp, run.pp, 1, run.batch // run.dp, stage, run.recomputes, chunks)
-
-
 def published_table() -> str:
     """Forecast and published TFLOP/s of a GPU; then DeepSeek-V3's hours, whose layout can't be forecast."""
     lines = ["| | tp × pp × dp | published TFLOP/s | forecast | off | GB of a rank |", "|---|---|---|---|---|---|"]
     for run in (*MEGATRON, *LLAMA_3):
         for chunks in (1,) if run.recomputes else (1, 4):
-            layout, cluster = layout_of(run, chunks), CLUSTERS[run.cluster]
+            layout, cluster = run.layout(chunks), CLUSTERS[run.cluster]
             found = tflops_of_device(run.shape, layout, cluster, run.sequence)
             held = rank_memory(run.shape, layout, run.sequence).total / 1e9
             name = run.shape.name + (f", {chunks} chunks a rank" if chunks > 1 else "")
@@ -109,7 +103,7 @@ def main(options: argparse.Namespace) -> int:
         measured |= measure(devices, measured_layouts.layouts(devices), options.rounds)
     rows = judge(measured)
     worst = max(
-        abs(tflops_of_device(run.shape, layout_of(run), CLUSTERS[run.cluster], run.sequence) / run.tflops - 1)
+        abs(tflops_of_device(run.shape, run.layout(), CLUSTERS[run.cluster], run.sequence) / run.tflops - 1)
         for run in MEGATRON[2:]
     )
     what = "published: TFLOP/s of the eight GPT of 7.5 to 1,008 billion parameters, at worst"

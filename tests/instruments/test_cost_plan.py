@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scratch_ddp.benchmark.plan import layout_of, rank_correlation
+from scratch_ddp.benchmark.plan import rank_correlation
 from scratch_ddp.course.lessons import measured_layouts
 from scratch_ddp.course.lessons.lesson_15 import devices_needed
 from scratch_ddp.instruments.cost import (
@@ -81,10 +81,10 @@ def test_what_binds(devices, batch, options, binds):
 def test_published_trainings():
     """Of the Megatron paper from 7.5 billion parameters on, within 10 %; of Llama 3 with chunks that are assumed."""
     for run in MEGATRON[2:]:
-        found = tflops_of_device(run.shape, layout_of(run), CLUSTERS[run.cluster], run.sequence)
+        found = tflops_of_device(run.shape, run.layout(), CLUSTERS[run.cluster], run.sequence)
         assert found == pytest.approx(run.tflops, rel=0.10), run.shape.name
     for run in LLAMA_3:
-        found = tflops_of_device(run.shape, layout_of(run, chunks=4), CLUSTERS[run.cluster], run.sequence)
+        found = tflops_of_device(run.shape, run.layout(chunks=4), CLUSTERS[run.cluster], run.sequence)
         assert found == pytest.approx(run.tflops, rel=0.07)
     flops = flops_per_token(MODELS["DeepSeek-V3"], 4096) * 1e12
     assert training(flops, 2048, 989e12, 1.0).device_hours / 180_000 == pytest.approx(0.42, abs=0.01)

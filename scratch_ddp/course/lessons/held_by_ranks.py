@@ -30,7 +30,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "Llama": LlamaConfig(**_SIZES, num_attention_heads=8, num_key_value_heads=4, use_cache=False),
     "GPT-2": GPT2Config(
         vocab_size=512, n_embd=96, n_layer=8, n_head=6, n_positions=256, use_cache=False,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     ),
 }  # fmt: skip
 TWO_MATRICES = ModelShape("two matrices", 8, 96, 256, mlp_matrices=2, norm_vectors=0, saved_in_mlp=1)
@@ -60,7 +60,9 @@ def new_model(name: str, blocks: int = 8) -> nn.Module:
         return nn.Sequential(*(_Block(shape.width, shape.inner) for _ in range(blocks)))
     config = CONFIGS[name].__class__(**CONFIGS[name].to_dict())
     config.num_hidden_layers = blocks
-    return AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config)
+    model.loss_type = "ForCausalLM"  # transformers warns where GPT-2's is not said
+    return model
 
 
 def with_checkpointing(model: nn.Module) -> nn.Module:

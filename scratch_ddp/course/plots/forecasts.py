@@ -17,15 +17,17 @@ def forecast_curve(
     `knee`: the tokens from which on the step is compute-bound; `compute`: seconds of computing for a token.
     """
     figure, panel = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
-    panel.plot(tokens, [1e6 * each / t for t, each in zip(tokens, forecast, strict=True)], color=SUM_COLOR, lw=1.4)
-    places = [1e6 * seconds / t for t, seconds in measured.items()]
+    panel.plot(tokens, [1e3 * each / t for t, each in zip(tokens, forecast, strict=True)], color=SUM_COLOR, lw=1.4)
+    places = [1e3 * seconds / t for t, seconds in measured.items()]
     panel.plot(list(measured), places, "o", color=rank_color(0), label="measured")
-    panel.axhline(1e6 * compute, color=GREY, lw=1, ls="--", label="computing alone")
+    panel.axhline(1e3 * compute, color=GREY, lw=1, ls="--", label="computing alone")
     panel.axvline(knee, color=SENT_COLOR, lw=1, label="compute-bound from here on")
-    panel.set_xscale("log", base=2)
+    panel.set_xscale("log")
+    panel.set_xticks(list(measured), [str(each) for each in measured])
+    panel.xaxis.set_minor_locator(NullLocator())
     panel.set_ylim(0)
     panel.set_xlabel("tokens of a device", fontsize=9)
-    panel.set_ylabel("µs of a step for each", fontsize=9)
+    panel.set_ylabel("ms of a step for each", fontsize=9)
     panel.legend(fontsize=8, frameon=False)
     draw_quiet_axes(panel)
     return figure

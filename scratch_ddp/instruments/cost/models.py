@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from scratch_ddp.instruments.cost.layout import Layout
 from scratch_ddp.instruments.cost.shape import ModelShape, from_config
 
 _LLAMA_3 = {"vocab_size": 128256, "num_key_value_heads": 8, "model_type": "llama"}
@@ -81,6 +82,11 @@ class PublishedRun:
     sequence: int
     tflops: float
     recomputes: bool
+
+    def layout(self, chunks: int = 1) -> Layout:
+        """Its layout, with micro-batches of one sequence, and so many chunks of an interleaved pipeline on each rank."""
+        stage = "DDP" if self.recomputes else "ZeRO-2"
+        return Layout(self.dp, self.tp, self.pp, 1, self.batch // self.dp, stage, self.recomputes, chunks)
 
 
 _NARAYANAN = """D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
