@@ -84,7 +84,7 @@ class PublishedRun:
     recomputes: bool
 
     def layout(self, chunks: int = 1) -> Layout:
-        """Its layout, with micro-batches of one sequence, and so many chunks of an interleaved pipeline on each rank."""
+        """Its layout, with micro-batches of one sequence, and so many chunks of the pipeline on each rank."""
         stage = "DDP" if self.recomputes else "ZeRO-2"
         return Layout(self.dp, self.tp, self.pp, 1, self.batch // self.dp, stage, self.recomputes, chunks)
 

@@ -173,6 +173,23 @@ WRONG_ANSWERS = {
             edits={"min(devices, cluster.per_node) + 1": "2"},
         ),
         WrongAnswer(
+            "forgets the bubble",
+            fails="value",
+            says="times as long",
+            edits={
+                "        took = step_time(shape, layout, cluster, sequence).total": (
+                    "        took = step_time(shape, layout, cluster, sequence)\n"
+                    "                    took = took.total - took.bubble"
+                )
+            },
+        ),
+        WrongAnswer(
+            "powers of two",
+            fails="value",
+            says="times as long",
+            edits={"if dp * tp * pp != devices": "if pp & (pp - 1) or dp * tp * pp != devices"},
+        ),
+        WrongAnswer(
             "tp over nodes",
             fails="value",
             says="is against the rules",
