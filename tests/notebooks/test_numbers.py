@@ -30,6 +30,19 @@ NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
         "4096": "tokens, set in course/lessons/three_ways.py",
         "125": "TFLOP/s, set there too",
     },
+    "15_accounting": {
+        "818": "published",
+        "17543808": "published",
+        "0.02": "percent, 17,543,808 for 17,547,264",
+        "989": "TFLOP/s of an H100, set in instruments/cost/clusters.py",
+        "450": "GB/s, set there too",
+        "180": "GB/s, set there too",
+        "7.5": "billion, a model's name",
+        "2021": "a year",
+        "2024": "a year",
+        "2018": "a year",
+        "2.50": "dollars, set in clusters.py",
+    },
 }
 
 NUMBER = re.compile(r"(?<![\w.^])\d[\d,_]*(?:\.\d+)?")

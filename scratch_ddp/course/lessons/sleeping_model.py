@@ -68,7 +68,7 @@ class SleepingBlocks(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.zeros(1))
         elements = nbytes // count // _ELEMENT
-        self.blocks = nn.ModuleList(_Block(elements, forward / count, backward / count) for _ in range(count))
+        self.blocks = nn.ModuleList(SleepingBlock(elements, forward / count, backward / count) for _ in range(count))
 
     def forward(self) -> torch.Tensor:
         """Sleep for the forward's seconds; return 0, which depends on every parameter. No communication."""
@@ -78,7 +78,9 @@ class SleepingBlocks(nn.Module):
         return x.sum()
 
 
-class _Block(nn.Module):
+class SleepingBlock(nn.Module):
+    """A layer of so many parameters whose forward and backward take so many seconds. It returns its input."""
+
     def __init__(self, elements: int, forward: float, backward: float):
         super().__init__()
         self.weight, self.seconds = nn.Parameter(torch.zeros(elements)), (forward, backward)

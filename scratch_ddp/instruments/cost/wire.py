@@ -9,6 +9,11 @@ import math
 from dataclasses import dataclass
 from numbers import Real
 
+# Seconds with which NCCL itself forecasts a ring (NVIDIA/nccl, src/graph/tuning.cc, protocol Simple): of a call, and of
+# a round, which depend on the hardware that it passes.
+CALL = 8.4e-6
+NVLINK, PCIE, NETWORK = 3.4e-6, 5.7e-6, 14.0e-6
+
 
 def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = None) -> int:
     """Bytes that `rank` (of `n`, in the group) sends when the collective `call` runs on a ring.
@@ -71,6 +76,13 @@ class Wire:
     def all_reduce(self, nbytes: float) -> float:
         """Seconds for an all-reduce of `nbytes` bytes on a ring; 0 for a single rank."""
         return self.alpha_of_all_reduce + self.beta_of_all_reduce * nbytes
+
+    def all_gather(self, nbytes: float) -> float:
+        """Seconds for an all-gather that leaves `nbytes` bytes on each rank, or a reduce-scatter of as many."""
+        n = self.world_size
+        if n == 1:
+            return 0.0
+        return self.alpha + self.per_round * ring_rounds("all_gather", n) + self.beta * nbytes * (n - 1) / n
 
     def message(self, nbytes: float) -> float:
         """Seconds for a message of `nbytes` bytes from one rank to another."""

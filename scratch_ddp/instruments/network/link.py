@@ -6,7 +6,7 @@ latencies are those with which NCCL itself forecasts a ring (protocol "Simple"):
 
 from dataclasses import dataclass
 
-from scratch_ddp.instruments.cost.wire import Wire, refuse_unless_finite
+from scratch_ddp.instruments.cost.wire import CALL, NETWORK, NVLINK, PCIE, Wire, refuse_unless_finite
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,11 @@ class Link:
 
 
 _NCCL = "latencies: NVIDIA/nccl, src/graph/tuning.cc, ring with protocol Simple, a call and a round"
-_CALL = 8.4e-6  # seconds; those of a round depend on the hardware that it passes
-_NVLINK, _PCIE, _NETWORK = 3.4e-6, 5.7e-6, 14.0e-6
 
 
 def _by_bandwidth(name: str, gigabytes: float, per_round: float, source: str) -> Link:
     """A link by its bandwidth in one direction, in 10⁹ bytes per second."""
-    return Link(_CALL, 1e-9 / gigabytes, name, f"bandwidth: {source}; {_NCCL}", per_round)
+    return Link(CALL, 1e-9 / gigabytes, name, f"bandwidth: {source}; {_NCCL}", per_round)
 
 
 _LINKS = [
@@ -60,18 +58,18 @@ _LINKS = [
         "1406.7 ms with an all-reduce for each of 219 parameters and 1365.2 ms with one for all (see "
         "scratch_ddp.course.lessons.published_step)",
     ),
-    _by_bandwidth("NVLink 3", 300, _NVLINK, "NVIDIA A100 data sheet, 600 GB/s in both directions together"),
-    _by_bandwidth("NVLink 4", 450, _NVLINK, "NVIDIA H100 data sheet, 900 GB/s in both directions together"),
-    _by_bandwidth("NVLink 5", 900, _NVLINK, "NVIDIA Blackwell architecture, 1.8 TB/s in both directions together"),
-    _by_bandwidth("PCIe 3.0 x16", 16 * 8 * 128 / 130 / 8, _PCIE, "PCI-SIG, 16 lanes of 8 GT/s, 128b/130b"),
-    _by_bandwidth("PCIe 4.0 x16", 16 * 16 * 128 / 130 / 8, _PCIE, "PCI-SIG, 16 lanes of 16 GT/s, 128b/130b"),
-    _by_bandwidth("PCIe 5.0 x16", 16 * 32 * 128 / 130 / 8, _PCIE, "PCI-SIG, 16 lanes of 32 GT/s, 128b/130b"),
-    _by_bandwidth("InfiniBand HDR", 200 / 8, _NETWORK, "NVIDIA ConnectX-6 data sheet, 200 Gb/s a port"),
-    _by_bandwidth("InfiniBand NDR", 400 / 8, _NETWORK, "NVIDIA ConnectX-7 data sheet, 400 Gb/s a port"),
-    _by_bandwidth("Ethernet 1 Gb", 1 / 8, _NETWORK, "IEEE 802.3ab"),
-    _by_bandwidth("Ethernet 10 Gb", 10 / 8, _NETWORK, "IEEE 802.3ae"),
-    _by_bandwidth("Ethernet 25 Gb", 25 / 8, _NETWORK, "IEEE 802.3by"),
-    _by_bandwidth("Ethernet 100 Gb", 100 / 8, _NETWORK, "IEEE 802.3ba"),
+    _by_bandwidth("NVLink 3", 300, NVLINK, "NVIDIA A100 data sheet, 600 GB/s in both directions together"),
+    _by_bandwidth("NVLink 4", 450, NVLINK, "NVIDIA H100 data sheet, 900 GB/s in both directions together"),
+    _by_bandwidth("NVLink 5", 900, NVLINK, "NVIDIA Blackwell architecture, 1.8 TB/s in both directions together"),
+    _by_bandwidth("PCIe 3.0 x16", 16 * 8 * 128 / 130 / 8, PCIE, "PCI-SIG, 16 lanes of 8 GT/s, 128b/130b"),
+    _by_bandwidth("PCIe 4.0 x16", 16 * 16 * 128 / 130 / 8, PCIE, "PCI-SIG, 16 lanes of 16 GT/s, 128b/130b"),
+    _by_bandwidth("PCIe 5.0 x16", 16 * 32 * 128 / 130 / 8, PCIE, "PCI-SIG, 16 lanes of 32 GT/s, 128b/130b"),
+    _by_bandwidth("InfiniBand HDR", 200 / 8, NETWORK, "NVIDIA ConnectX-6 data sheet, 200 Gb/s a port"),
+    _by_bandwidth("InfiniBand NDR", 400 / 8, NETWORK, "NVIDIA ConnectX-7 data sheet, 400 Gb/s a port"),
+    _by_bandwidth("Ethernet 1 Gb", 1 / 8, NETWORK, "IEEE 802.3ab"),
+    _by_bandwidth("Ethernet 10 Gb", 10 / 8, NETWORK, "IEEE 802.3ae"),
+    _by_bandwidth("Ethernet 25 Gb", 25 / 8, NETWORK, "IEEE 802.3by"),
+    _by_bandwidth("Ethernet 100 Gb", 100 / 8, NETWORK, "IEEE 802.3ba"),
 ]
 
 PRESETS: dict[str, Link] = {link.name: link for link in _LINKS}

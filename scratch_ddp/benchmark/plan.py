@@ -1,0 +1,111 @@
+"""Forecasts of layouts (data × tensor × pipeline) against steps on the simulated link, and against published ones."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import torch
+import torch._dynamo  # noqa: F401  FSDP imports it at its first forward, which takes seconds
+import torch.distributed as dist
+
+from scratch_ddp.benchmark.command import REPORTED, TableRow, positive_count, report
+from scratch_ddp.course.lessons import measured_layouts
+from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Layout, flops_per_token, rank_memory, training
+from scratch_ddp.instruments.cost.forecast import tflops_of_device
+from scratch_ddp.instruments.cost.models import LLAMA_3, MEGATRON
+from scratch_ddp.instruments.forked_ranks import run_ranks
+from scratch_ddp.instruments.timing import machine
+
+_RANK_CORRELATION, _MEDIAN_ERROR = 0.95, 0.05
+Measured = Mapping[Layout, float]  # seconds of a step
+
+
+def measure(devices: int, layouts: Sequence[Layout], rounds: int, **pace: float) -> dict[Layout, float]:
+    """The median step of each layout, on so many ranks."""
+
+    def on_ranks() -> dict[Layout, float]:
+        found = {}
+        for layout in layouts:
+            found[layout] = median(measured_layouts.measure(layout, rounds, **pace))
+            if dist.get_rank() == 0:
+                print(_line(layout, found[layout]), flush=True)
+        return found
+
+    return run_ranks(devices, on_ranks, timeout=60 + 60 * rounds * len(layouts))[0]
+
+
+def _line(layout: Layout, seconds: float) -> str:
+    forecast = measured_layouts.forecast(layout)
+    return f"| {layout} | {1e3 * forecast:.1f} | {1e3 * seconds:.1f} | {seconds / forecast:.3f} |"
+
+
+def judge(measured: Measured) -> list[TableRow]:
+    """Whether the forecasts put the layouts in order, and how far they are off."""
+    forecasts = [measured_layouts.forecast(layout) for layout in measured]
+    order = rank_correlation(forecasts, list(measured.values()))
+    errors = [abs(forecast / seconds - 1) for forecast, seconds in zip(forecasts, measured.values(), strict=True)]
+    what = f"{len(errors)} layouts: rank correlation of forecast and measured step"
+    worst = f"{median(errors):.1%} (at worst {max(errors):.1%})"
+    return [
+        TableRow(what, f"≥ {_RANK_CORRELATION}", f"{order:.3f}", order >= _RANK_CORRELATION),
+        TableRow("the same: median error", f"≤ {_MEDIAN_ERROR:.0%}", worst, median(errors) <= _MEDIAN_ERROR),
+    ]
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's: 1 if both put their entries in the same order, −1 if in the reverse one. No ties."""
+    n = len(one)
+    apart = sum((a - b) ** 2 for a, b in zip(_ranks(one), _ranks(other), strict=True))
+    return 1 - 6 * apart / (n * (n * n - 1))
+
+
+def _ranks(values: Sequence[float]) -> list[int]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return [order.index(place) for place in range(len(values))]
+
+
+def published_table() -> str:
+    """Forecast and published TFLOP/s of a GPU; then DeepSeek-V3's hours, whose layout can't be forecast."""
+    lines = ["| | tp × pp × dp | published TFLOP/s | forecast | off | GB of a rank |", "|---|---|---|---|---|---|"]
+    for run in (*MEGATRON, *LLAMA_3):
+        for chunks in (1,) if run.recomputes else (1, 4):
+            layout, cluster = run.layout(chunks), CLUSTERS[run.cluster]
+            found = tflops_of_device(run.shape, layout, cluster, run.sequence)
+            held = rank_memory(run.shape, layout, run.sequence).total / 1e9
+            name = run.shape.name + (f", {chunks} chunks a rank" if chunks > 1 else "")
+            split = f"{run.tp} × {run.pp} × {run.dp}"
+            lines.append(
+                f"| {name} | {split} | {run.tflops} | {found:.0f} | {found / run.tflops - 1:+.0%} | {held:.0f} |"
+            )
+    return "\n".join([*lines, "", deepseek()])
+
+
+def deepseek() -> str:
+    """What utilisation the hours of DeepSeek-V3's report stand for."""
+    hours, tokens = 180_000, 1e12  # DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 1: for 10¹² tokens
+    flops = flops_per_token(MODELS["DeepSeek-V3"], 4096) * tokens
+    peak = CLUSTERS["H100"].device.flops  # an H800 computes as much
+    used = training(flops, 1, peak, 1.0).device_hours / hours
+    return f"DeepSeek-V3: 180,000 hours for 10¹² tokens are {used:.0%} of the peak in bfloat16 (it computes in FP8)."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=positive_count, default=3, help="timed steps of each layout (default: 3)")
+    parser.add_argument("--ranks", type=positive_count, nargs="+", default=[2, 4, 8], help="numbers of ranks (2 4 8)")
+
+
+def main(options: argparse.Namespace) -> int:
+    print(f"Layouts on simulated links, on {machine()}.\n", flush=True)
+    print("| layout | forecast ms | measured ms | measured / forecast |\n|---|---|---|---|", flush=True)
+    torch.set_num_threads(1)
+    measured: dict[Layout, float] = {}
+    for devices in options.ranks:
+        measured |= measure(devices, measured_layouts.layouts(devices), options.rounds)
+    rows = judge(measured)
+    worst = max(
+        abs(tflops_of_device(run.shape, run.layout(), CLUSTERS[run.cluster], run.sequence) / run.tflops - 1)
+        for run in MEGATRON[2:]
+    )
+    what = "published: TFLOP/s of the eight GPT of 7.5 to 1,008 billion parameters, at worst"
+    rows.append(TableRow(what, REPORTED, f"{worst:.0%} off", True))
+    return report(rows, before="\n" + published_table())

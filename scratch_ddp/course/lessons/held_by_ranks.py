@@ -1,0 +1,147 @@
+"""What ranks really hold of small models under a layout, for comparison with the formulas of `instruments.cost`."""
+
+from functools import partial
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import AdamW
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig
+
+from scratch_ddp.ddp import FlatDDP
+from scratch_ddp.fsdp import FSDP
+from scratch_ddp.instruments.cost import (
+    FP32,
+    Layout,
+    ModelShape,
+    ModelStates,
+    from_config,
+    measured_states,
+    rank_memory,
+)
+from scratch_ddp.instruments.cost.layout import blocks_of_stages
+from scratch_ddp.pipeline import Pipeline
+from scratch_ddp.tensor_parallel import LLAMA, parallelize
+from scratch_ddp.zero import ShardedOptimizer, reduce_gradients
+
+_SIZES = {"vocab_size": 512, "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 8}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "Llama": LlamaConfig(**_SIZES, num_attention_heads=8, num_key_value_heads=4, use_cache=False),
+    "GPT-2": GPT2Config(
+        vocab_size=512, n_embd=96, n_layer=8, n_head=6, n_positions=256, use_cache=False,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    ),
+}  # fmt: skip
+TWO_MATRICES = ModelShape("two matrices", 8, 96, 256, mlp_matrices=2, norm_vectors=0, saved_in_mlp=1)
+NAMES = (*CONFIGS, TWO_MATRICES.name)
+
+
+class _Block(nn.Module):
+    """XXL's block, small: two matrices and a relu."""
+
+    def __init__(self, width: int, inner: int):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).relu())
+
+
+def shape_of(name: str) -> ModelShape:
+    return from_config(CONFIGS[name], name) if name in CONFIGS else TWO_MATRICES
+
+
+def new_model(name: str, blocks: int = 8) -> nn.Module:
+    """One of NAMES in float32, the same on every rank."""
+    torch.manual_seed(43)
+    if name not in CONFIGS:
+        shape = TWO_MATRICES
+        return nn.Sequential(*(_Block(shape.width, shape.inner) for _ in range(blocks)))
+    config = CONFIGS[name].__class__(**CONFIGS[name].to_dict())
+    config.num_hidden_layers = blocks
+    model = AutoModelForCausalLM.from_config(config)
+    model.loss_type = "ForCausalLM"  # transformers warns where GPT-2's is not said
+    return model
+
+
+def with_checkpointing(model: nn.Module) -> nn.Module:
+    """Have every block of a transformers model keep its input alone."""
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    )  # before 5.2
+    enable({"use_reentrant": False})
+    return model.train()
+
+
+def loss_of(model: nn.Module, name: str, sequences: int = 2, tokens: int = 32) -> torch.Tensor:
+    """A loss on random tokens, or on ones for a model without an embedding."""
+    x, _ = _batch(name, sequences, tokens)
+    if name not in CONFIGS:
+        return model(x.to(next(model.parameters()).dtype)).sum()
+    return model(input_ids=x, labels=x).loss
+
+
+def measured(name: str, layout: Layout) -> ModelStates:
+    """Train two steps on all ranks; return what this one holds between backward and step. `layout` splits one way."""
+    model = new_model(name)
+    backward = partial(_backward, model, name)
+    if layout.tp > 1:
+        parallelize(model, LLAMA)
+    if layout.pp > 1:
+        pipeline = _pipeline(model, name, layout)
+        model, backward = pipeline.local_module, partial(pipeline.step, *_batch(name, 2 * layout.micro_batches))
+    if layout.dp > 1 and layout.stage != "ZeRO-2":
+        model = FSDP(model) if layout.stage == "ZeRO-3" else FlatDDP(model)
+        backward = partial(_backward, model, name)
+    owns = layout.dp > 1 and layout.stage in ("ZeRO-1", "ZeRO-2")
+    optimizer = ShardedOptimizer(model.parameters(), AdamW) if owns else AdamW(model.parameters())
+    for _ in range(2):
+        backward()
+        if layout.dp > 1 and layout.stage == "ZeRO-2":
+            reduce_gradients(optimizer)
+        elif layout.dp > 1:
+            model.sync_gradients()
+        held = measured_states(model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    return held
+
+
+def _backward(model: nn.Module, name: str) -> None:
+    loss_of(model, name).backward()
+
+
+def _pipeline(model: nn.Module, name: str, layout: Layout) -> Pipeline:
+    """Cut where the formulas cut; a decoder's layer 0 is its embedding."""
+    ends = accumulate(blocks_of_stages(shape_of(name).blocks, layout.pp)[:-1])
+    cuts = [end + (name in CONFIGS) for end in ends]
+    return Pipeline(model, layout.micro_batches, loss=_loss if name in CONFIGS else _mean, cuts=cuts)
+
+
+def _loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+def _mean(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return output.mean()
+
+
+def _batch(name: str, sequences: int, tokens: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    if name not in CONFIGS:
+        return torch.ones(sequences, tokens, TWO_MATRICES.width), torch.zeros(sequences)
+    ids = torch.randint(512, (sequences, tokens), generator=torch.Generator().manual_seed(1))
+    return ids, ids
+
+
+def fullest(name: str, layout: Layout) -> float:
+    """The bytes of states on the rank that holds most, measured. Every rank calls it. Costs a small all-reduce."""
+    most = torch.tensor(measured(name, layout).total, dtype=torch.float64)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return most.item()
+
+
+def by_formula(name: str, layout: Layout) -> float:
+    """The same by `rank_memory`, without activations, all in float32."""
+    found = rank_memory(shape_of(name), layout, 32, FP32)
+    return found.weights + found.gradients + found.optimizer
