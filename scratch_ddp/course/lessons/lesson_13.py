@@ -163,6 +163,7 @@ def examine_who_is_stuck(trial: Trial) -> None:
         _examine_stuck(trial, [row[::-1] for row in rows], f"{name}, all rows reversed")
     _examine_stuck(trial, [[f0, b0, f1, b1], other], "each waits for the other")
     _examine_stuck(trial, [[f0, f1, b0, b1], other], "no longer")
+    _examine_stuck(trial, [other, [f0, b0, f1, b1]], "each waits for the other, the last stage on the first rank")
     _examine_stuck(trial, [[f1, b1, f0, b0], other], "each waits for the other, the later micro-batch first")
     _examine_stuck(trial, gpipe(4, 4)[::-1], "the first stage on the last rank")
     _examine_stuck(trial, [*gpipe(2, 2), []], "a rank with nothing to do")
@@ -176,9 +177,7 @@ def examine_who_is_stuck(trial: Trial) -> None:
     _examine_stuck(trial, rows, "two stages a rank, of which one has the earlier backward first")
     for number in range(4):
         rows = _some_stuck(generator)
-        _examine_stuck(
-            trial, rows, f"ranks 0 and 1 share four stages, rank 2 has the last two ({number}, seed {trial.seed})"
-        )
+        _examine_stuck(trial, rows, f"six stages, of which one rank has the last two ({number}, seed {trial.seed})")
     for name, rows in grids.items():
         for number in range(6):
             r, (one, other) = number % len(rows), torch.randint(len(rows[0]), (2,), generator=generator).tolist()
@@ -189,7 +188,7 @@ def examine_who_is_stuck(trial: Trial) -> None:
 
 
 def _some_stuck(generator: torch.Generator) -> list[list[Action]]:
-    """All forwards are in order. Rank 2 ends its row, whatever the order of the backwards on ranks 0 and 1."""
+    """All forwards are in order. The rank of the last two stages ends its row, whatever the others' backwards do."""
     owners = [*torch.randint(2, (4,), generator=generator).tolist(), 2, 2]
     rows = []
     for rank in range(3):
@@ -197,7 +196,7 @@ def _some_stuck(generator: torch.Generator) -> list[list[Action]]:
         forwards, backwards = ([Action(kind, stage, i) for stage in stages for i in range(2)] for kind in "FB")
         order = torch.randperm(len(backwards), generator=generator).tolist()
         rows.append(forwards + ([backwards[place] for place in order] if rank < 2 else backwards[::-1]))
-    return rows
+    return [rows[rank] for rank in torch.randperm(3, generator=generator).tolist()]
 
 
 def _examine_stuck(trial: Trial, rows: list, case: str) -> None:
@@ -246,7 +245,7 @@ def with_forwards_ahead(p: int, m: int, k: int) -> list[list[Action]]:
 
 GIVEN = "from scratch_ddp.pipeline import Action"
 ONE_F_ONE_B = Exercise(one_f_one_b, examine_one_f_one_b, given=GIVEN)
-ZERO_BUBBLE = Exercise(zero_bubble, examine_zero_bubble, given=f"{GIVEN}, schedules")
-WHO_IS_STUCK = Exercise(who_is_stuck, examine_who_is_stuck, given=GIVEN)
+ZERO_BUBBLE = Exercise(zero_bubble, examine_zero_bubble, given=f"{GIVEN}, schedules", also_named=("zb_h1",))
+WHO_IS_STUCK = Exercise(who_is_stuck, examine_who_is_stuck, given=GIVEN, also_named=("simulate", "validate"))
 FORWARDS_AHEAD = Exercise(forwards_ahead, examine_forwards_ahead, given="from math import ceil")
 EXERCISES = (ONE_F_ONE_B, ZERO_BUBBLE, WHO_IS_STUCK, FORWARDS_AHEAD)

@@ -26,7 +26,7 @@ def f_and_g(group=None):
     Tensors and gradients have any floating dtype, shape and strides, the same on all ranks, and any
     values, NaN too. They stay as they are, and so do results when f or g is used again. g adds up
     also where y needs no gradient, on some ranks or on all.
-    Cost: f one all-reduce, in backward; g one all-reduce, in forward.
+    Cost: f one all-reduce, in backward; g one all-reduce, in forward: of the tensor's bytes.
     """
     # A class made from torch.autograd.Function has forward(ctx, x) and backward(ctx, gradient), both
     # static methods. You call it as TheClass.apply(x). Which of the four methods sends something?
@@ -133,6 +133,10 @@ def _examine_alone(trial: Trial, place: int, name: str) -> None:
     everyones = [_of_every_kind(rank, trial.device) for rank in range(trial.size)]
     mine, uses = everyones[trial.rank], 2 * len(everyones[0])
     totals = {kind: sum(each[kind] for each in everyones) for kind in mine}
+    wire = max(
+        sum(2 * ring_bytes("all_reduce", tensor.nbytes, trial.size, rank) for tensor in mine.values())
+        for rank in range(trial.size)
+    )
     forward, backward = ((mine, totals), (totals, mine))[place]
     for who in ("no rank's", "rank 0's"):
         needs = who == "rank 0's" and trial.rank == 0
@@ -144,7 +148,7 @@ def _examine_alone(trial: Trial, place: int, name: str) -> None:
             )
         for kind, expected in forward.items():
             trial.value(results[kind], [expected, 2 * expected], f"[{name}(x), {name}(2 x)] for {kind}")
-        trial.cost(calls={"all_reduce": uses * place}, exactly=True)
+        trial.cost(calls={"all_reduce": uses * place}, max_wire_bytes=wire, exactly=True)
         trial.end_if_wrong()  # a rank that sends nothing would be waited for
     known = {
         "tensors": {kind: tensor.detach().requires_grad_() for kind, tensor in mine.items()},
@@ -157,7 +161,7 @@ def _examine_alone(trial: Trial, place: int, name: str) -> None:
             f"the gradient of x, which {name} is applied to twice, with gradients y and 3 y of the results, for {kind}"
         )
         trial.value(found[kind], 4 * expected, what)
-    trial.cost(calls={"all_reduce": uses}, exactly=True)
+    trial.cost(calls={"all_reduce": uses}, max_wire_bytes=wire, exactly=True)
 
 
 def _of_every_kind(rank: int, device: torch.device) -> Named:
@@ -276,6 +280,8 @@ def _batches(n: int, generator: torch.Generator) -> dict[str, tuple[torch.Tensor
     return {case: (whole.float() if "float32" in case else whole, targets) for case, (whole, targets) in cases.items()}
 
 
-F_AND_G = Exercise(f_and_g, examine_f_and_g)
-SLICED_CROSS_ENTROPY = Exercise(sliced_cross_entropy, examine_sliced_cross_entropy)
+F_AND_G = Exercise(f_and_g, examine_f_and_g, also_named=("move",))
+SLICED_CROSS_ENTROPY = Exercise(
+    sliced_cross_entropy, examine_sliced_cross_entropy, also_named=("vocabulary_parallel_cross_entropy",)
+)
 EXERCISES = (F_AND_G, SLICED_CROSS_ENTROPY)

@@ -172,11 +172,12 @@ def _tables(trial: Trial) -> dict[str, tuple[list[list[int]], list[torch.Tensor]
     n = trial.size
     two, nothing = [[2] * n for _ in range(n)], [[0] * n for _ in range(n)]
     drawn = torch.randint(0, 5, (n, n), generator=trial.generator()).tolist()
+    to_last = [[0] * (n - 1) + [5001 + each if each < n - 1 or n == 1 else 0] for each in range(n)]
     without = [[0] * n, *([0, *(1 + other for other in range(1, n))] for _ in range(1, n))]
     cases = {
         "two rows to each": (two, torch.float64, 2),
         "two rows to each from rank 0, others from the others": ([two[0], *drawn[1:]], torch.float64, 2),
-        "all rows to the last rank, strided": ([[0] * (n - 1) + [1300 + each] for each in range(n)], torch.float32, 3),
+        "all rows to the last rank, strided": (to_last, torch.float32, 2),
         "no rows at all": (nothing, torch.float64, 2),
         f"counts {drawn}, int64": (drawn, torch.int64, 3),
         "nothing from rank 0 and nothing to it, bfloat16": (without, torch.bfloat16, 1),
@@ -193,12 +194,12 @@ def _tables(trial: Trial) -> dict[str, tuple[list[list[int]], list[torch.Tensor]
 
 def _numbered(rank: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """Numbers that the next smaller dtype can't hold."""
-    numbers = torch.arange(rows * columns).view(rows, columns) + 100 * rank
+    numbers = torch.arange(rows * columns).view(rows, columns) + 100 * rank - 3
     if dtype is torch.int64:
         return numbers + 2**55
     return numbers.to(dtype) * (1 + 2.0**-40 if dtype is torch.float64 else 1)
 
 
-SHIFT = Exercise(shift, examine_shift)
-SEND_ROWS = Exercise(send_rows, examine_send_rows)
+SHIFT = Exercise(shift, examine_shift, also_named=("ring_shift",))
+SEND_ROWS = Exercise(send_rows, examine_send_rows, also_named=("exchange_rows",))
 EXERCISES = (SHIFT, SEND_ROWS)
