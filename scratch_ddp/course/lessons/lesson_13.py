@@ -11,12 +11,13 @@ from scratch_ddp.pipeline import Action, gpipe, held, interleaved, schedules, si
 
 
 def one_f_one_b(p, m):
-    """Return a list of p rows, rank r's of which has the actions of stage r for m micro-batches.
+    """Return a list of p rows of actions. Rank r has stage r alone, and carries out row r.
 
-    An action is Action(kind, stage, micro-batch), or a tuple of these. Each rank does F (one unit of
-    time) and B (two units) of every micro-batch, and there is at least one. Messages take no time.
-    Everything is done after 3 (m + p - 1) units, as `simulate` computes it. Rank r holds at most
-    p - r activations: one is held from the F of its micro-batch until the end of its B.
+    m, the number of micro-batches, is at least 1. An action is Action(kind, stage, micro-batch), or a
+    tuple of these three. Each rank does F (one unit of time) and B (two units) of every micro-batch.
+    Messages take no time. Everything is done after 3 (m + p - 1) units, as `simulate` computes it.
+    Rank r holds at most p - r activations: one is held from the F of its micro-batch until the end of
+    its B.
     """
     rows = [[] for _ in range(p)]
     # How many forwards must rank r have begun before the first gradient can come back?
@@ -33,13 +34,14 @@ def one_f_one_b(p, m):
 
 
 def zero_bubble(p, m):
-    """Return a list of p rows, rank r's of which has the actions of stage r for m micro-batches.
+    """Return a list of p rows of actions. Rank r has stage r alone, and carries out row r.
 
-    m is at least p. An action is Action(kind, stage, micro-batch), or a tuple of these. Each rank does
-    F, I and W of every micro-batch, a unit each. I needs the F of its stage, and the I of stage + 1 if
-    there is one; W needs the I of its stage, all for the same micro-batch. Messages take no time.
-    Everything is done after 3 m + p - 1 units, as `simulate` computes it. No rank holds more than p
-    activations: one is held from the F of its micro-batch until the end of its W.
+    m, the number of micro-batches, is at least p. An action is Action(kind, stage, micro-batch), or a
+    tuple of these three. Each rank does F, I and W of every micro-batch, a unit each. I needs the F of
+    its stage, and the I of stage + 1 if there is one; W needs the I of its stage: all for the same
+    micro-batch. Messages take no time. Everything is done after 3 m + p - 1 units, as `simulate`
+    computes it. No rank holds more than p activations: one is held from the F of its micro-batch
+    until the end of its W.
     """
     # Who waits for an I, and who for a W?
     # answer: begin
