@@ -24,8 +24,8 @@ def f_and_g(group=None):
     f(x) has the values of x; in backward x gets the sum of all ranks' gradients.
     g(y) is the sum of all ranks' y, the same bits on each; in backward the gradient passes as it is.
     Tensors and gradients have any floating dtype, shape and strides, the same on all ranks, and any
-    values, NaN too. They stay as they are, and so do results when f or g is used again. g adds up
-    also where y needs no gradient, on some ranks or on all.
+    values, NaN too. They stay as they are, and so do results when f or g is used again. Both take
+    tensors that need no gradient, on some ranks or on all, and g adds those up as well.
     Cost: f one all-reduce, in backward; g one all-reduce, in forward: of the tensor's bytes.
     """
     # A class made from torch.autograd.Function has forward(ctx, x) and backward(ctx, gradient), both
