@@ -81,8 +81,8 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
     if unwritten:
         still = "has" if len(unwritten) == 1 else "have"
         return Verdict({"written": f"{ranks(unwritten)} still {still} the stub: run your cell on every rank."})
-    if any(meeting.exchange(borrows(function, exercise), GRACE)):
-        return Verdict({"own": f"The answer calls the package's {exercise.name}: write it yourself."})
+    if borrowed := next(filter(None, meeting.exchange(borrows(function, exercise), GRACE)), ""):
+        return Verdict({"own": f"The answer calls the package's {borrowed}: write it yourself."})
     backend = dist.get_backend()
     with interruptible_default_group():
 

@@ -30,12 +30,14 @@ class Exercise:
     """A function that learners write, known by its name.
 
     `reference` holds the answer between the markers; `examine` calls the learner's function through a Trial and states
-    the criteria; `given` are the imports that the stub's cell begins with.
+    the criteria; `given` are the imports that the stub's cell begins with; `also_named`: what the package has in place
+    of the answer under other names, which the answer may not call.
     """
 
     reference: Callable[..., Any]
     examine: "Callable[[Trial], None]"
     given: str = ""
+    also_named: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -92,19 +94,28 @@ def exercise_of(function: Any) -> Exercise:
         raise ValueError(f"no exercise is called {function.__name__!r}; there are {names}") from None
 
 
-def borrows(function: Callable, exercise: Exercise) -> bool:
-    """Whether a learner's function calls the package's function of its name, imported in the notebook or in itself."""
-    codes = [getattr(function, "__code__", None)]
+def borrows(function: Callable, exercise: Exercise) -> str:
+    """What a learner's function calls of the package in place of an answer, imported in the notebook or in itself."""
+    codes, known = [getattr(function, "__code__", None)], getattr(function, "__globals__", {})
+    names = {exercise.name, *exercise.also_named}
     for code in codes:  # grows by the functions inside
         if code is None:
             continue
-        if exercise.name in code.co_names:
-            found = getattr(function, "__globals__", {}).get(exercise.name, function)
-            imports = any(name.split(".")[0] == "scratch_ddp" for name in code.co_names)
-            if imports or (found is not function and str(getattr(found, "__module__", "")).startswith("scratch_ddp")):
-                return True
+        called = names.intersection(code.co_names)
+        things = [known[name] for name in code.co_names if name in known and known[name] is not function]
+        for thing in filter(_of_the_package, things):
+            held = {name for name in called if isinstance(thing, ModuleType) and hasattr(thing, name)}
+            if found := held or names.intersection([getattr(thing, "__name__", "")]):
+                return min(found)
+        if called and any(name.split(".")[0] == "scratch_ddp" for name in code.co_names):
+            return min(called)
         codes += [each for each in code.co_consts if hasattr(each, "co_names")]
-    return False
+    return ""
+
+
+def _of_the_package(thing: Any) -> bool:
+    module = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", "")
+    return str(module).split(".")[0] == "scratch_ddp"
 
 
 def reference_source(reference: Callable) -> str:

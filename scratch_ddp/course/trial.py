@@ -289,7 +289,7 @@ def _names_of(function: Callable, args: Sequence[Any]) -> list[str]:
     """What the function calls its arguments, if these are its own: not what it has returned, for instance."""
     parameters = inspect.signature(function).parameters.values()
     needed = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
-    own = len(args) >= needed and not any(map(inspect.isfunction, args))
+    own = 0 < needed <= len(args) <= len(parameters) and not any(map(inspect.isfunction, args))
     return [parameter.name for parameter in parameters][: len(args)] if own else []
 
 

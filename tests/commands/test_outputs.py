@@ -1,5 +1,7 @@
 """How a notebook's outputs are saved, and `refresh`, which saves them."""
 
+import base64
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from PIL import Image
 
 from scratch_ddp.commands import outputs, refresh
 from scratch_ddp.commands.execution import CellFailed
@@ -160,3 +163,22 @@ def test_strict_nbval_compares_what_refresh_saved(tmp_path):
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "--nbval", "-q", str(tmp_path)]
     done = subprocess.run(command, cwd=outputs.ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_pictures_are_saved_with_a_palette_and_look_the_same():
+    written = io.BytesIO()
+    Image.effect_mandelbrot((64, 48), (-2, -1.5, 1, 1.5), 60).convert("RGBA").save(written, "PNG")
+    data = {"image/png": base64.b64encode(written.getvalue()).decode()}
+    notebook = new_notebook(cells=[new_code_cell("", outputs=[new_output("display_data", data=data)])])
+    sizes = []
+    for _ in range(2):  # one with a palette stays as it is
+        outputs.clean_notebook(notebook)
+        saved = base64.b64decode(notebook.cells[0].outputs[0].data["image/png"])
+        sizes.append(len(saved))
+    assert sizes[0] == sizes[1] < len(written.getvalue())
+    pairs = zip(
+        Image.open(io.BytesIO(saved)).convert("RGB").tobytes(),
+        Image.open(written).convert("RGB").tobytes(),
+        strict=True,
+    )
+    assert max(abs(a - b) for a, b in pairs) <= 4

@@ -11,11 +11,13 @@ from scratch_ddp.pipeline import Action, gpipe, held, interleaved, schedules, si
 
 
 def one_f_one_b(p, m):
-    """Return a row of actions for each of p ranks, for m micro-batches: stage r is on rank r.
+    """Return a list of p rows of actions. Rank r has stage r alone, and carries out row r.
 
-    Each rank does F (one unit of time) and B (two units) of every micro-batch. Everything is done
-    after 3 (m + p - 1) units, and rank r holds at most p - r activations: an activation is held
-    from the F of its micro-batch until the end of its B.
+    m, the number of micro-batches, is at least 1. An action is Action(kind, stage, micro-batch), or a
+    tuple of these three. Each rank does F (one unit of time) and B (two units) of every micro-batch.
+    Messages take no time. Everything is done after 3 (m + p - 1) units, as `simulate` computes it.
+    Rank r holds at most p - r activations: one is held from the F of its micro-batch until the end of
+    its B.
     """
     rows = [[] for _ in range(p)]
     # How many forwards must rank r have begun before the first gradient can come back?
@@ -32,11 +34,14 @@ def one_f_one_b(p, m):
 
 
 def zero_bubble(p, m):
-    """Return a row of actions for each of p ranks, for m micro-batches, at least p: stage r on rank r.
+    """Return a list of p rows of actions. Rank r has stage r alone, and carries out row r.
 
-    Each rank does F, I and W of every micro-batch, a unit each, W some time after I. Everything is
-    done after 3 m + p - 1 units, and no rank holds more than p activations: an activation is held
-    from F until the end of W.
+    m, the number of micro-batches, is at least p. An action is Action(kind, stage, micro-batch), or a
+    tuple of these three. Each rank does F, I and W of every micro-batch, a unit each. I needs the F of
+    its stage, and the I of stage + 1 if there is one; W needs the I of its stage: all for the same
+    micro-batch. Messages take no time. Everything is done after 3 m + p - 1 units, as `simulate`
+    computes it. No rank holds more than p activations: one is held from the F of its micro-batch
+    until the end of its W.
     """
     # Who waits for an I, and who for a W?
     # answer: begin
@@ -55,11 +60,12 @@ def zero_bubble(p, m):
 def who_is_stuck(rows):
     """Return the ranks that can't carry out their row to its end, in ascending order; [] if all can.
 
-    Actions are F and B, each there once; a rank may have several stages. A rank carries out its row
-    in order. F of stage s needs the F of stage s - 1 for the same micro-batch. B of stage s needs
-    the F of stage s, and the B of stage s + 1 if there is one. A send waits for nobody.
+    Actions are F and B, each there once. A rank may have several stages, or an empty row; a stage is
+    on one rank. A rank carries out its row in order. F of stage s needs the F of stage s - 1, if there
+    is one. B of stage s needs the F of stage s, and the B of stage s + 1 if there is one: all for the
+    same micro-batch. To send, a rank waits for nobody. `rows` stays as it is.
     """
-    last = max(stage for row in rows for _, stage, _ in row)
+    last = max((stage for row in rows for _, stage, _ in row), default=0)
     # Which ranks can do their next action, and what changes when one of them does?
     # answer: begin
 
@@ -83,10 +89,11 @@ def who_is_stuck(rows):
 
 
 def forwards_ahead(forward, backward, hop):
-    """Return how many forwards a rank must be ahead of the next rank so that neither waits.
+    """Return how many forwards a rank must be ahead of the next one so that neither waits once the
+    pipeline is full: the smallest int that is enough. 1F1B has 1.
 
-    forward, backward: seconds of a rank for one micro-batch. hop: seconds that a message between
-    two ranks takes. The smallest whole number that is enough once the pipeline is full; 1F1B has 1.
+    forward, backward: seconds that any rank takes for a micro-batch, more than 0. hop: seconds that a
+    message between two ranks takes, 0 or more.
     """
     # After how many seconds is the gradient of a forward back? What can its rank do until then?
     # answer: begin
@@ -158,14 +165,21 @@ def examine_who_is_stuck(trial: Trial) -> None:
         _examine_stuck(trial, [row[::-1] for row in rows], f"{name}, all rows reversed")
     _examine_stuck(trial, [[f0, b0, f1, b1], other], "each waits for the other")
     _examine_stuck(trial, [[f0, f1, b0, b1], other], "no longer")
+    _examine_stuck(trial, [other, [f0, b0, f1, b1]], "each waits for the other, the last stage on the first rank")
     _examine_stuck(trial, [[f1, b1, f0, b0], other], "each waits for the other, the later micro-batch first")
     _examine_stuck(trial, gpipe(4, 4)[::-1], "the first stage on the last rank")
     _examine_stuck(trial, [*gpipe(2, 2), []], "a rank with nothing to do")
-    _examine_stuck(trial, gpipe(2, 200), "200 micro-batches")
+    _examine_stuck(trial, [[], []], "no rank has anything to do")
+    _examine_stuck(trial, one_f_one_b(2, 240), "240 micro-batches")
+    _examine_stuck(trial, [*gpipe(12, 1)[:11], gpipe(12, 1)[11][::-1]], "12 ranks, the last in reverse")
+    _examine_stuck(trial, [[f0, f1, b0, b1], [other[0], other[3], other[1], other[2]]], "a backward before its forward")
     _examine_stuck(trial, [*gpipe(4, 2)[:3], gpipe(4, 2)[3][::-1]], "the last rank begins with its backwards")
     laps = ["F0 F2 B2 B0", "F1 F3 B1 B3", "F4 B4"]  # kinds and stages
     rows = [[Action(each[0], int(each[1]), 0) for each in row.split()] for row in laps]
     _examine_stuck(trial, rows, "two stages a rank, of which one has the earlier backward first")
+    for number in range(4):
+        rows = _some_stuck(generator)
+        _examine_stuck(trial, rows, f"six stages, of which one rank has the last two ({number}, seed {trial.seed})")
     for name, rows in grids.items():
         for number in range(6):
             r, (one, other) = number % len(rows), torch.randint(len(rows[0]), (2,), generator=generator).tolist()
@@ -173,6 +187,18 @@ def examine_who_is_stuck(trial: Trial) -> None:
             changed[r][one], changed[r][other] = changed[r][other], changed[r][one]
             case = f"{name}, row {r}: places {one} and {other} exchanged (seed {trial.seed})"
             _examine_stuck(trial, changed, case)
+
+
+def _some_stuck(generator: torch.Generator) -> list[list[Action]]:
+    """All forwards are in order. The rank of the last two stages ends its row, whatever the others' backwards do."""
+    owners = [*torch.randint(2, (4,), generator=generator).tolist(), 2, 2]
+    rows = []
+    for rank in range(3):
+        stages = [stage for stage, owner in enumerate(owners) if owner == rank]
+        forwards, backwards = ([Action(kind, stage, i) for stage in stages for i in range(2)] for kind in "FB")
+        order = torch.randperm(len(backwards), generator=generator).tolist()
+        rows.append(forwards + ([backwards[place] for place in order] if rank < 2 else backwards[::-1]))
+    return [rows[rank] for rank in torch.randperm(3, generator=generator).tolist()]
 
 
 def _examine_stuck(trial: Trial, rows: list, case: str) -> None:
@@ -221,7 +247,7 @@ def with_forwards_ahead(p: int, m: int, k: int) -> list[list[Action]]:
 
 GIVEN = "from scratch_ddp.pipeline import Action"
 ONE_F_ONE_B = Exercise(one_f_one_b, examine_one_f_one_b, given=GIVEN)
-ZERO_BUBBLE = Exercise(zero_bubble, examine_zero_bubble, given=f"{GIVEN}, schedules")
-WHO_IS_STUCK = Exercise(who_is_stuck, examine_who_is_stuck, given=GIVEN)
+ZERO_BUBBLE = Exercise(zero_bubble, examine_zero_bubble, given=f"{GIVEN}, schedules", also_named=("zb_h1",))
+WHO_IS_STUCK = Exercise(who_is_stuck, examine_who_is_stuck, given=GIVEN, also_named=("simulate", "validate"))
 FORWARDS_AHEAD = Exercise(forwards_ahead, examine_forwards_ahead, given="from math import ceil")
 EXERCISES = (ONE_F_ONE_B, ZERO_BUBBLE, WHO_IS_STUCK, FORWARDS_AHEAD)

@@ -14,16 +14,19 @@ from scratch_ddp.instruments.traffic import ring_bytes
 ELEMENT = 8  # bytes of a float64
 HEAD = 4  # features of a head
 Weights = list[torch.Tensor]
+Named = dict[str, torch.Tensor]
 
 
 def f_and_g(group=None):
     """Return two functions of a tensor: f for the input of column-cut layers, g for the output of
-    row-cut ones.
+    row-cut ones. `group`: the ranks that share the layers, all if None.
 
-    f(x) has the values of x; in backward the gradients of all ranks in `group` are added up.
+    f(x) has the values of x; in backward x gets the sum of all ranks' gradients.
     g(y) is the sum of all ranks' y, the same bits on each; in backward the gradient passes as it is.
-    The tensors and gradients that they get stay as they are.
-    Cost: f one all-reduce, in backward; g one all-reduce, in forward.
+    Tensors and gradients have any floating dtype, shape and strides, the same on all ranks, and any
+    values, NaN too. They stay as they are, and so do results when f or g is used again. Both take
+    tensors that need no gradient, on some ranks or on all, and g adds those up as well.
+    Cost: f one all-reduce, in backward; g one all-reduce, in forward: of the tensor's bytes.
     """
     # A class made from torch.autograd.Function has forward(ctx, x) and backward(ctx, gradient), both
     # static methods. You call it as TheClass.apply(x). Which of the four methods sends something?
@@ -59,13 +62,14 @@ def f_and_g(group=None):
 def sliced_cross_entropy(logits, targets, group=None):
     """Return a list of two tensors: the mean loss of all tokens, and its gradient for `logits`.
 
-    logits: (tokens, vocabulary / n), this rank's columns: rank 0 of `group` has the first ones.
-    targets: (tokens,), numbers in the whole vocabulary, the same on every rank.
+    logits: (tokens, vocabulary / n), this rank's columns: rank 0 of `group` has the first ones. They
+    need no gradient. Any strides. targets: (tokens,), int64, numbers in the whole vocabulary, the same
+    on every rank. Both stay as they are.
     Loss of a token: log(sum of exp(logit) over the vocabulary) - logit of its target. Logits can be
-    large: exp(1000) is inf. Gradient: (softmax - 1 at the target) / tokens, this rank's columns.
-    Cost: two all-reduces, of three numbers a token together.
-    Memory: beside the arguments, three times the size of `logits` and 16 numbers a token.
-    Everything is computed in the dtype of `logits`.
+    large: exp(1000) is inf. They can be -inf, all of a rank's too, where the vocabulary is padded.
+    Gradient: (softmax - 1 at the target) / tokens, this rank's columns.
+    All in the dtype of `logits`. Cost: two all-reduces, of three numbers a token together.
+    Memory: beside the arguments, three times the size of `logits`, and 16 numbers of 8 bytes a token.
     """
     tokens, columns = logits.shape
     # Which three numbers of a token does a rank need from the others?
@@ -91,7 +95,8 @@ def _random(trial: Trial, seed: int, *shape: int) -> torch.Tensor:
 
 def examine_f_and_g(trial: Trial) -> None:
     """V and untouched for each function alone; V, A and C for an attention and an MLP, twice."""
-    _examine_each(trial)
+    for place, name in enumerate("fg"):
+        _examine_alone(trial, place, name)
     n, width = trial.size, HEAD * 2 * trial.size
     shapes = [(width, width)] * 4 + [(width, 2 * width), (2 * width, width)]
     whole = [_random(trial, seed, *shape) / width**0.5 for seed, shape in enumerate(shapes)]
@@ -116,35 +121,78 @@ def examine_f_and_g(trial: Trial) -> None:
         trial.cost(calls={"all_reduce": 2}, exactly=True)
         trial.value(x.grad, expected[-1], "the input's gradient", tolerance=1e-12)
         trial.agreement(x.grad)
-        for name, weight, gradient, dim in zip(
-            ("q", "k", "v", "o", "up", "down"), sliced, expected, cuts, strict=False
-        ):
+        names = ("q", "k", "v", "o", "up", "down")
+        for name, weight, gradient, dim in zip(names, sliced, expected, cuts, strict=False):
             mine = gradient.chunk(n, dim)[trial.rank].contiguous()
             trial.value(weight.grad, mine, f"the gradient of {name}'s slice", tolerance=1e-12)
             weight.grad = None
 
 
-def _examine_each(trial: Trial) -> None:
-    """Whole numbers: each rank's own, moved forward and backward, beside another use of the same tensor."""
-    own, total = float(trial.rank + 1), float(sum(range(1, trial.size + 1)))
-    row = torch.arange(1.0, 4.0, dtype=torch.float64, device=trial.device)
-    for place, (name, forward, backward) in enumerate((("f", own, total + own), ("g", total, 2 * own))):
-        x = (own * row).requires_grad_()
-        result = trial.call(x, case=f"{name} alone, forward", using=lambda answer, x, i=place: answer()[i](x))
-        trial.value(result, forward * row, f"what {name} returns")
-        trial.cost(calls={"all_reduce": place}, exactly=True)
-        x, y = (own * row).requires_grad_(), own * row
-        found = trial.call(
-            x, y, case=f"{name} alone, backward", using=lambda answer, x, y, i=place: _twice(answer()[i], x, y)
+def _examine_alone(trial: Trial, place: int, name: str) -> None:
+    """Tensors of every kind, each moved twice: where none needs a gradient, and where rank 0's do; backward."""
+    everyones = [_of_every_kind(rank, trial.device) for rank in range(trial.size)]
+    mine, uses = everyones[trial.rank], 2 * len(everyones[0])
+    totals = {kind: sum(each[kind] for each in everyones) for kind in mine}
+    wire = max(
+        sum(2 * ring_bytes("all_reduce", tensor.nbytes, trial.size, rank) for tensor in mine.values())
+        for rank in range(trial.size)
+    )
+    forward, backward = ((mine, totals), (totals, mine))[place]
+    for who in ("no rank's", "rank 0's"):
+        needs = who == "rank 0's" and trial.rank == 0
+        tensors = {kind: tensor.detach().requires_grad_(needs) for kind, tensor in mine.items()}
+        case = f"{name} alone, used {uses} times where {who} tensors need gradients"
+        with torch.set_grad_enabled(who != "no rank's"):
+            results = trial.call(
+                case=case, beside=[tensors], using=lambda answer, xs=tensors: _twice(answer()[place], xs)
+            )
+        for kind, expected in forward.items():
+            trial.value(results[kind], [expected, 2 * expected], f"[{name}(x), {name}(2 x)] for {kind}")
+        trial.cost(calls={"all_reduce": uses * place}, max_wire_bytes=wire, exactly=True)
+        trial.end_if_wrong()  # a rank that sends nothing would be waited for
+    known = {
+        "tensors": {kind: tensor.detach().requires_grad_() for kind, tensor in mine.items()},
+        "gradients": {kind: tensor.clone() for kind, tensor in mine.items()},
+    }
+    case = f"{name} alone, used {uses} times, with backward"
+    found = trial.call(case=case, beside=[known], using=lambda answer: _gradients(answer()[place], **known))
+    for kind, expected in backward.items():
+        what = (
+            f"the gradient of x, which {name} is applied to twice, with gradients y and 3 y of the results, for {kind}"
         )
-        trial.value(found, backward * row, f"the gradient of x, where x + {name}(x) has the gradient y")
-        trial.cost(calls={"all_reduce": 1}, exactly=True)
+        trial.value(found[kind], 4 * expected, what)
+    trial.cost(calls={"all_reduce": uses}, max_wire_bytes=wire, exactly=True)
 
 
-def _twice(function: Callable, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The gradient of x, which goes into a sum directly and through the function."""
-    (gradient,) = torch.autograd.grad(x + function(x), x, y)
-    return gradient
+def _of_every_kind(rank: int, device: torch.device) -> Named:
+    """Numbers that add up exactly, in every order, for up to eight ranks."""
+    own, last = rank + 1.0, rank > 0
+    tensors = {
+        "a vector": torch.tensor([1.0, 2.0, 3.0]) * own,
+        "float64": torch.tensor([[1 + 2.0**-40, 2.0**-800]], dtype=torch.float64) * own,
+        "2 × 3 × 2 in bfloat16": (torch.arange(12, dtype=torch.bfloat16) % 2).view(2, 3, 2) * own,
+        "four dimensions": torch.arange(8.0).view(2, 2, 1, 2) - own,
+        "a transposed matrix": (torch.arange(6.0).view(2, 3) * own).t(),
+        "one number, expanded": torch.tensor(own).expand(2, 2),
+        "a number without dimensions": torch.tensor(own),
+        "an empty matrix": torch.zeros(0, 3),
+        "NaN, inf and 3e38": torch.tensor([torch.nan if last else 1.0, torch.inf, -torch.inf if last else 1.0, 3e38]),
+    }
+    return {kind: tensor.to(device) for kind, tensor in tensors.items()}
+
+
+def _twice(function: Callable, tensors: Named) -> dict[str, Weights]:
+    return {kind: [function(x), function(2 * x)] for kind, x in tensors.items()}
+
+
+def _gradients(function: Callable, tensors: Named, gradients: Named) -> dict[str, torch.Tensor | None]:
+    """Of each x, which the function is applied to twice; None where a result does not depend on it."""
+    found: dict[str, torch.Tensor | None] = dict.fromkeys(tensors)
+    for kind, x in tensors.items():
+        results = [function(x), function(x)]
+        if all(result.requires_grad for result in results):
+            found[kind] = torch.autograd.grad(results, x, [gradients[kind], 3 * gradients[kind]], allow_unused=True)[0]
+    return found
 
 
 def _block(answer: Callable, x: torch.Tensor, weights: Weights) -> torch.Tensor:
@@ -174,31 +222,17 @@ def _backward(_: Callable, y: torch.Tensor, x: torch.Tensor, weights: Weights) -
     y.square().sum().backward()
 
 
-_LOGITS = {  # case: (tokens, columns of a rank, scale of all logits, added to the last rank's, dtype)
-    "logits about 1": (12, 60, 1.0, 0.0, torch.float64),
-    "logits about 1000": (12, 60, 1000.0, 0.0, torch.float64),
-    "the last rank's logits larger": (12, 60, 1.0, 900.0, torch.float64),
-    "all logits below -1000": (12, 45, 1.0, -2000.0, torch.float64),
-    "float32": (24, 31, 1.0, 0.0, torch.float32),
-}
-
-
 def examine_sliced_cross_entropy(trial: Trial) -> None:
-    """V against one process, for logits small, large and largest on one rank, and in float32; C; M."""
-    n, rank, generator = trial.size, trial.rank, trial.generator()
-    for case, (tokens, columns, scale, shift, dtype) in _LOGITS.items():
-        whole = scale * torch.randn(tokens, n * columns, generator=generator, dtype=torch.float64)
-        whole[:, 0 if shift < 0 else (n - 1) * columns :] += shift
-        whole = whole.to(trial.device, dtype)
-        targets = torch.randint(n * columns, (tokens,), generator=generator)
-        edges = torch.arange(min(tokens, 2 * n))  # the first and the last column of each rank
-        targets[: len(edges)] = edges // 2 * columns + edges % 2 * (columns - 1)
-        logits, targets = whole.chunk(n, dim=1)[rank].clone(), targets.to(trial.device)
-        mine = targets.clone()  # what is expected comes from the others
+    """V against one process; C; M."""
+    n, rank = trial.size, trial.rank
+    for case, (whole, targets) in _batches(n, trial.generator()).items():
+        whole, targets = whole.to(trial.device), targets.to(trial.device)
+        logits, tokens = whole.chunk(n, dim=1)[rank], len(targets)
+        logits = logits.T.contiguous().T if "transposed" in case else logits.contiguous()
         result = trial.call_within(
-            3 * logits.numel() + 16 * tokens,
+            3 * logits.nbytes // ELEMENT + 16 * tokens,
             logits,
-            mine,
+            targets.clone(),  # what is expected comes from the others
             case=f"{case}, drawn with seed {trial.seed}",
             note=f"the slice has {logits.numel()}, the whole logits {whole.numel()}",
         )
@@ -206,11 +240,48 @@ def examine_sliced_cross_entropy(trial: Trial) -> None:
         loss = cross_entropy(whole, targets)
         (gradient,) = torch.autograd.grad(loss, whole)
         expected = [loss.detach(), gradient.chunk(n, dim=1)[rank].contiguous()]
-        trial.value(result, expected, "the list of loss and gradient", 1e-12 if dtype == torch.float64 else 1e-5)
-        wire = ring_bytes("all_reduce", tokens * logits.element_size(), n, rank)
-        trial.cost(calls={"all_reduce": 2}, max_wire_bytes=3 * wire)
+        trial.value(result, expected, "the list of loss and gradient", 1e-12 if loss.dtype == torch.float64 else 1e-5)
+        sizes = [numbers * tokens * logits.element_size() for numbers in (1, 2)]
+        wire = [sum(ring_bytes("all_reduce", size, n, each) for size in sizes) for each in range(n)]
+        trial.cost(calls={"all_reduce": 2}, max_wire_bytes=max(wire))
 
 
-F_AND_G = Exercise(f_and_g, examine_f_and_g)
-SLICED_CROSS_ENTROPY = Exercise(sliced_cross_entropy, examine_sliced_cross_entropy)
+def _batches(n: int, generator: torch.Generator) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """By case: whole logits, and targets, of which some are the first and the last column of each rank."""
+
+    def drawn(tokens: int, columns: int, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = scale * torch.randn(tokens, n * columns, generator=generator, dtype=torch.float64)
+        targets = torch.randint(n * columns, (tokens,), generator=generator)
+        edges = torch.arange(min(tokens, 2 * n))
+        targets[: len(edges)] = edges // 2 * columns + edges % 2 * (columns - 1)
+        return whole, targets
+
+    cases = {
+        "logits about 1": drawn(12, 60),
+        "logits about 1000": drawn(12, 60, 1000.0),
+        "transposed logits, the last rank's larger, one target for all tokens": drawn(9, 60),
+        "all logits below -1000": drawn(12, 45),
+        "float32, -inf for the last rank's columns": drawn(24, 31),
+        "one token, one column a rank": drawn(1, 1),
+        "NaN in one token": drawn(5, 40),
+    }
+    for case, (whole, targets) in cases.items():
+        columns = whole.shape[1] // n
+        if "larger" in case:
+            whole[:, -columns:] += 900
+            targets.fill_(3)
+        elif "below" in case:
+            whole.sub_(2000)
+        elif "-inf" in case and n > 1:  # else there are no other columns
+            whole[:, -columns:] = -torch.inf
+            targets %= whole.shape[1] - columns
+        elif "NaN" in case:
+            whole[2, 1] = torch.nan
+    return {case: (whole.float() if "float32" in case else whole, targets) for case, (whole, targets) in cases.items()}
+
+
+F_AND_G = Exercise(f_and_g, examine_f_and_g, also_named=("move",))
+SLICED_CROSS_ENTROPY = Exercise(
+    sliced_cross_entropy, examine_sliced_cross_entropy, also_named=("vocabulary_parallel_cross_entropy",)
+)
 EXERCISES = (F_AND_G, SLICED_CROSS_ENTROPY)

@@ -207,6 +207,22 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "one finished forward is enough for all backwards",
+            fails="value",
+            says="a backward before its forward: the result is [], should be [0, 1]",
+            edits={
+                'return {Action("F", stage, i)} |': 'return ({Action("F", stage, i)} - {Action("F", last, 1)}) |',
+            },
+        ),
+        WrongAnswer(
+            "a hundred rounds are enough",
+            fails="value",
+            says="240 micro-batches: the result is [0, 1], should be []",
+            edits={
+                "    while progress:\n        progress = False": "    for _ in range(100):\n        progress = False"
+            },
+        ),
+        WrongAnswer(
             "who is not",
             fails="value",
             says="is [0, 1, 2, 3], should be []",

@@ -14,35 +14,35 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "no f: its gradients stay partial",
             fails="value",
-            says="where x + f(x) has the gradient y is [2, 4, 6], should be [11, 22, 33]",
+            says="for a vector is [4, 8, 12], should be [40, 80, 120]",
             edits={_F_BACKWARD: "def backward(ctx, gradient):\n            return gradient"},
-            also=("cost", "agreement"),
+            also=("cost",),
         ),
         WrongAnswer(
             "g adds up in both directions",
             fails="value",
-            says="where x + g(x) has the gradient y is [11, 22, 33], should be [2, 4, 6]",
+            says="for a vector is [40, 80, 120], should be [4, 8, 12]",
             edits={_G_BACKWARD: "            return add_up(gradient)\n"},
             also=("cost",),
         ),
         WrongAnswer(
             "g takes the mean",
             fails="value",
-            says="what g returns is [2.5, 5, 7.5], should be [10, 20, 30]",
+            says="[g(x), g(2 x)] for a vector at entry 0 is [2.5, 5, 7.5], should be [10, 20, 30]",
             edits={_G_FORWARD: _G_FORWARD + " / dist.get_world_size(group)"},
         ),
         WrongAnswer(
             "f takes the mean, as of data-parallel gradients",
             fails="value",
-            says="where x + f(x) has the gradient y is [3.5, 7, 10.5], should be [11, 22, 33]",
+            says="for a vector is [10, 20, 30], should be [40, 80, 120]",
             edits={_F_BACKWARD: _F_BACKWARD + " / dist.get_world_size(group)"},
         ),
         WrongAnswer(
             "f and g swapped",
             fails="value",
-            says="what f returns is [10, 20, 30], should be [1, 2, 3]",
+            says="[f(x), f(2 x)] for a vector at entry 0 is [10, 20, 30], should be [1, 2, 3]",
             edits={"return F.apply, G.apply": "return G.apply, F.apply"},
-            also=("cost", "agreement"),
+            also=("cost",),
         ),
         WrongAnswer(
             "adds up the gradient in place, which x + f(x) uses twice",
@@ -54,14 +54,14 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "f adds up in forward too",
             fails="value",
-            says="what f returns is [10, 20, 30], should be [1, 2, 3]",
+            says="[f(x), f(2 x)] for a vector at entry 0 is [10, 20, 30], should be [1, 2, 3]",
             edits={"return x.view_as(x)": "return add_up(x)"},
             also=("cost",),
         ),
         WrongAnswer(
             "gathers all tensors and adds them up",
             fails="cost",
-            says="calls all_gather once, budget 0",
+            says="calls all_gather 18 times, budget 0",
             edits={
                 "dist.all_reduce(total, group=group)": (
                     "parts = [torch.empty_like(total) for _ in range(dist.get_world_size(group))]\n"
@@ -73,9 +73,42 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "g is the plain all-reduce, through which no gradient passes",
             fails="value",
-            says="where x + g(x) has the gradient y is [1, 2, 3], should be [2, 4, 6]",
+            says="for a vector is None, should be a Tensor",
             edits={"return F.apply, G.apply": "return F.apply, lambda y: add_up(y.detach())"},
             also=("cost",),
+        ),
+        WrongAnswer(
+            "one buffer for all sums of a shape",
+            fails="value",
+            says="f is applied to twice, with gradients y and 3 y of the results, for a vector",
+            edits={
+                "    def add_up(tensor):": "    buffers = {}\n\n    def add_up(tensor):",
+                "tensor.clone(memory_format=torch.contiguous_format)": (
+                    "buffers.setdefault((tensor.shape, tensor.dtype), tensor.new_empty(tensor.shape)).copy_(tensor)"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "takes NaN and inf out of gradients",
+            fails="value",
+            says="for NaN, inf and 3e38",
+            edits={_G_BACKWARD: "            return gradient.nan_to_num()\n"},
+        ),
+        WrongAnswer(
+            "g adds up only where the tensor needs a gradient",
+            fails="value",
+            says="used 18 times where no rank's tensors need gradients: [g(x), g(2 x)] for a vector",
+            edits={"return F.apply, G.apply": "return F.apply, lambda y: G.apply(y) if y.requires_grad else y"},
+            also=("cost",),
+        ),
+        WrongAnswer(
+            "sees a tensor as a vector, as it lies",
+            fails="runs",
+            says="view size is not compatible",
+            edits={
+                "tensor.clone(memory_format=torch.contiguous_format)": "tensor.view(-1).clone()",
+                "return total": "return total.view(tensor.shape)",
+            },
         ),
         WrongAnswer(
             "forgets the group",
@@ -103,9 +136,9 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "computes in float64 always",
             fails="value",
-            says="float32, drawn with seed",
+            says="float32, -inf for the last rank's columns, drawn with seed",
             edits={_EXPS: "logits, largest = logits.double(), largest.double()\n    " + _EXPS},
-            also=("cost",),
+            also=("cost", "memory"),
         ),
         WrongAnswer(
             "gathers the logits",
@@ -190,6 +223,24 @@ WRONG_ANSWERS = {
             fails="untouched",
             says="has other values than before",
             edits={_EXPS: "exps = logits.sub_(largest[:, None]).exp()", "- largest[mine]": ""},
+            also=("value",),  # where all logits of one process are its own
+        ),
+        WrongAnswer(
+            "0 times a logit of -inf",
+            fails="value",
+            says="float32, -inf for the last rank's columns",
+            edits={
+                "terms[1, mine] = logits[mine, here[mine]] - largest[mine]": (
+                    "hit = torch.arange(columns, device=logits.device) == here[:, None]\n"
+                    "    terms[1] = ((logits - largest[:, None]) * hit).sum(dim=1)"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "hides NaN",
+            fails="value",
+            says="NaN in one token, drawn with seed",
+            edits={_EXPS: "logits = logits.nan_to_num()\n    " + _EXPS},
         ),
         WrongAnswer(
             "forgets the group",

@@ -7,31 +7,31 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "hands on to the left",
             fails="value",
-            says="Rank 0, 6 numbers: the result is",
+            says="Rank 0, one tensor: the result for 6 numbers is",
             edits={"return hand_on(mine, 1)": "return hand_on(mine, -1)"},
         ),
         WrongAnswer(
             "hands gradients on to the right as well",
             fails="value",
-            says="Rank 0, 6 numbers, backward: the gradient is",
+            says="Rank 0, one tensor, backward: the gradient for 6 numbers is",
             edits={"return hand_on(gradient, -1)": "return hand_on(gradient, 1)"},
         ),
         WrongAnswer(
             "leaves the gradient where it is",
             fails="value",
-            says="Rank 0, 6 numbers, backward: the gradient is",
+            says="Rank 0, one tensor, backward: the gradient for 6 numbers is",
             edits={"return hand_on(gradient, -1)": "return gradient"},
         ),
         WrongAnswer(
             "autograd knows nothing of it",
             fails="value",
-            says="Rank 0, 6 numbers, backward: the gradient is None",
+            says="Rank 0, one tensor, backward: the gradient for 6 numbers is None",
             edits={"return Shift.apply(tensor)": "return hand_on(tensor.detach(), 1)"},
         ),
         WrongAnswer(
             "every rank sends before it receives",
             fails="runs",
-            says="6 numbers: Ranks 0, 1, 2 and 3 did not come back",
+            says="one tensor: Ranks 0, 1, 2 and 3 did not come back",
             edits={
                 "sending = dist.isend(": "dist.send(",
                 "        sending.wait()\n": "",
@@ -54,20 +54,20 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the gradient goes to both neighbours and is added up",
             fails="value",
-            says="Rank 0, 6 numbers, backward: the gradient is",
+            says="Rank 0, one tensor, backward: the gradient for 6 numbers is",
             edits={"return hand_on(gradient, -1)": "return hand_on(gradient, -1) + hand_on(gradient, 1)"},
             also=("cost",),
         ),
         WrongAnswer(
             "sends strided tensors as they are",
             fails="runs",
-            says="2 × 3, strided: Ranks 0, 1, 2 and 3 raised RuntimeError: input tensor has to be contiguous",
+            says="tensors of every kind: Ranks 0, 1, 2 and 3 raised RuntimeError: input tensor has to be contiguous",
             edits={"        mine = mine.contiguous()\n": ""},
         ),
         WrongAnswer(
             "writes into the tensor it was given",
             fails="untouched",
-            says="Rank 0, 6 numbers: tensor",
+            says="Rank 0, one tensor: tensor['6 numbers'] lies in other memory",
             edits={"return Shift.apply(tensor)": "tensor.data = Shift.apply(tensor).detach()\n    return tensor"},
             also=("value",),
         ),
@@ -78,9 +78,37 @@ WRONG_ANSWERS = {
             edits={"rank, n = dist.get_rank(group), dist": "rank, n = dist.get_rank(), dist"},
         ),
         WrongAnswer(
+            "sends everything in float32",
+            fails="value",
+            says="tensors of every kind: the result for float64, 2 × 2",
+            edits={
+                "mine = mine.contiguous()": "dtype, mine = mine.dtype, mine.contiguous()\n"
+                "        mine = mine.float() if mine.is_floating_point() else mine",
+                "return arriving": "return arriving.to(dtype)",
+            },
+        ),
+        WrongAnswer(
+            "receives into the same buffer each time",
+            fails="untouched",
+            says="backward: argument 1['results']['6 numbers'] has other values than before",
+            edits={
+                "    def hand_on(mine, step):": "    buffers = dist.__dict__.setdefault('buffers', {})\n\n"
+                "    def hand_on(mine, step):",
+                "arriving = torch.empty_like(mine)": (
+                    "arriving = buffers.setdefault((mine.shape, mine.dtype), torch.empty_like(mine))"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "an empty tensor has no gradient",
+            fails="value",
+            says="the gradient for no elements, 0 × 3 is None, should be a Tensor",
+            edits={"return Shift.apply(tensor)": "return Shift.apply(tensor) if tensor.numel() else tensor.detach()"},
+        ),
+        WrongAnswer(
             "does not wait until its own message has been sent",
             fails="waits",
-            says="Rank 0, 6 numbers",
+            says="Rank 0, one tensor: send was started",
             edits={"        sending.wait()\n": ""},
         ),
     ),
@@ -185,7 +213,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "drops what is beyond a capacity of three rows for each rank",
             fails="value",
-            says="all rows to the last rank, strided: the result has shape",
+            says="two rows to each from rank 0, others from the others: the result has shape",
             edits={
                 "leaving = torch.tensor(counts, device=rows.device)": (
                     "rows = torch.cat([part[:3] for part in rows.split(counts)])\n"
@@ -197,7 +225,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "pads, and leaves the padding in",
             fails="value",
-            says="all rows to the last rank, strided: the result has shape",
+            says="two rows to each from rank 0, others from the others: the result has shape",
             body="""
                 most = torch.tensor(counts, device=rows.device)
                 dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
@@ -209,6 +237,32 @@ WRONG_ANSWERS = {
                 dist.all_to_all_single(result, padded, group=group)
                 return result.flatten(0, 1)
             """,
+            also=("cost",),
+        ),
+        WrongAnswer(
+            "a rank without rows leaves",
+            fails="runs",
+            says="nothing from rank 0 and nothing to it, bfloat16: Ranks 1, 2 and 3 did not come back",
+            edits={
+                "result = rows.new_empty(": (
+                    "if not sum(received) + sum(counts):\n        return rows.clone()\n    result = rows.new_empty("
+                )
+            },
+        ),
+        WrongAnswer(
+            "rows of zeros are padding",
+            fails="value",
+            says="NaN, inf, 0 and -0.0: the result has shape",
+            edits={"return result": "return result[result.ne(0).any(dim=1)] if rows.shape[1] == 1 else result"},
+        ),
+        WrongAnswer(
+            "integers travel as float64",
+            fails="value",
+            says="int64: the result is wrong in",
+            edits={
+                "result = rows.new_empty(": "dtype, rows = rows.dtype, rows.double()\n    result = rows.new_empty(",
+                "return result": "return result.to(dtype)",
+            },
             also=("cost",),
         ),
     ),
