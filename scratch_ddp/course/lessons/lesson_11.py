@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
-from itertools import cycle
+from itertools import cycle, product
 
 import torch
 import torch.distributed as dist
@@ -255,18 +255,15 @@ def bytes_held(parameters, n, stage):
 def examine_bytes_held(trial: Trial) -> None:
     """V: every stage, for some numbers of ranks, of which one is drawn."""
     drawn, share = (int(number) for number in torch.randint(3, 5000, (2,), generator=trial.generator()))
-    for stage, name in enumerate(STAGES):
-        for parameters, n in (
-            (1_000_000, 2),
-            (7_500_000_000, 64),
-            (12, 1),
-            (49 * (10**17 + 1), 49),
-            (drawn * share, drawn),
-        ):
-            seed = f", seed {trial.seed}" if n == drawn else ""
-            result = trial.call(parameters, n, stage, case=f"{name}, {parameters:,} parameters, n={n}{seed}")
-            whole = (4, 2, 1, 0)[stage]  # numbers per parameter that are not shared out
-            trial.value(result, 4 * (whole * parameters + (4 - whole) * parameters // n))
+    models = ((1_000_000, 2), (7_500_000_000, 64), (12, 1), (49 * (10**17 + 1), 49), (drawn * share, drawn))
+    cases, expected = {}, []
+    for (stage, name), (parameters, n) in product(enumerate(STAGES), models):
+        seed = f", seed {trial.seed}" if n == drawn else ""
+        cases[f"{name}, {parameters:,} parameters, n={n}{seed}"] = parameters, n, stage
+        whole = (4, 2, 1, 0)[stage]  # numbers per parameter that are not shared out
+        expected.append(4 * (whole * parameters + (4 - whole) * parameters // n))
+    for result, right in zip(trial.call_each(cases), expected, strict=True):
+        trial.value(result, right)
 
 
 BYTES_HELD = Exercise(bytes_held, examine_bytes_held)
