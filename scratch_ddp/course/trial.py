@@ -141,23 +141,22 @@ class Trial:
                 self.criterion(name, complaint)
         return result
 
-    def call_each(self, cases: Mapping[str, tuple]) -> Iterator[Any]:
+    def call_each(self, cases: Mapping[str, tuple], using: Callable | None = None, **options: Any) -> Iterator[Any]:
         """Call the answer with each of these arguments; yield the results, to be judged one by one. Keys: the cases.
 
-        All together are one call, which takes less time: for answers that send nothing.
+        All together are one call, with `options` as for `call`, which takes less time: for answers that send nothing.
         """
         results = []
 
         def in_turn(answer: Callable, *_: Any) -> None:
             for case, args in cases.items():
                 self._case = self._named(case)
-                results.append(answer(*args))
+                results.append(using(answer, *args) if using else answer(*args))
             self._case = self._named("")
 
-        known = {
-            f"{name} ({case})": value for case, args in cases.items() for name, value in self._by_name(args).items()
-        }
-        self.call(using=in_turn, beside=known)
+        names = {} if using else {case: self._by_name(args) for case, args in cases.items()}
+        known = {f"{name} ({case})": value for case, named in names.items() for name, value in named.items()}
+        self.call(using=in_turn, **({"beside": known} | options))
         for case, result in zip(cases, results, strict=True):
             self._begin(case)
             yield result

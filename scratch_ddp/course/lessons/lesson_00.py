@@ -29,26 +29,17 @@ def print_together(text):
 
 def examine_print_together(trial: Trial) -> None:
     """V: what is printed when all ranks agree, when all differ, and when one of them differs a little."""
-    n, long = trial.size, "the loss after 1,000 steps is 0.12345"
-    pairs = {
-        " in a capital letter": ("ready", "Ready"),
-        " in a space at the end": ("ready", "ready "),
-        " in the last digits of a long text": (long, long[:-2] + "54"),
-    }
-    odd_ones = {
-        f"rank {odd % n} differs{how}": [other if rank == odd % n else usual for rank in range(n)]
-        for odd, (how, (usual, other)) in enumerate(pairs.items(), n - 1)
-    }
+    n, long, odd = trial.size, "the loss after 1,000 steps is 0.12345", "  100 %\n\n  %d {}  \n"
     cases = {
         "all ranks agree": ["ready"] * n,
-        "all ranks differ": [f"x = {rank}" for rank in range(n)],
-        **odd_ones,
-        "all ranks pass several lines, spaces and %": ["  100 %\n\n  %d {}  \n"] * n,
+        "all ranks differ, rank 0's text is empty": ["", *(f"x = {rank}" for rank in range(1, n))],
+        "the last rank differs in a capital letter": ["ready"] * (n - 1) + ["Ready"],
+        "rank 1 differs in the last digits of a long text": [long, long[:-2] + "54", *[long] * (n - 2)],
     }
-    if not trial.on_all_ranks:
+    if not trial.on_all_ranks:  # an answer that is right there is tried with other texts
         cases = {
-            "several lines, spaces and %, which differ": [f" 100 %s\n {{}} {rank} \n" for rank in range(n)],
-            "all ranks pass an empty text": [""] * n,
+            "all ranks pass several lines, spaces and %": [odd] * n,
+            "several lines and %, the last rank's ends with a space": [odd] * (n - 1) + [odd + " "],
         }
     for case, texts in cases.items():
         mine = texts[trial.rank]

@@ -161,7 +161,7 @@ def _train(answer: Callable, params: list[nn.Parameter], training: _Training, st
 
 def examine_sharded_optimizer(trial: Trial) -> None:
     """V against one process with all gradients, A, M: elements of state, C: broadcasts; after one step and two."""
-    for steps, make in ((1, _adam), (2, _adam), (2, _momentum)):
+    for steps, make in ((1, _adam), (2, _adam), (2, _momentum))[: 3 if trial.on_all_ranks else 1]:
         params = _parameters(trial)
         alone = copy.deepcopy(params)
         plain = make(alone)
@@ -178,6 +178,8 @@ def examine_sharded_optimizer(trial: Trial) -> None:
         room = 2 * sum(parameter.numel() for parameter in params[trial.rank :: trial.size] if parameter.dim())
         trial.criterion("memory", _too_much(held, room), "the state of all optimizers made")
         trial.cost(calls={"broadcast": steps * len(params)})
+    if not trial.on_all_ranks:
+        return
     params = _parameters(trial)
     training = _Training(params, _failing, trial.size)
     trial.call(
@@ -197,9 +199,8 @@ def _too_much(held: object, room: int) -> str:
 
 def examine_reduce_to_owners(trial: Trial) -> None:
     """V on the owners and None elsewhere, C: one reduce per parameter; M follows from the None."""
-    params = [
-        nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(_parameters(trial), cycle(_DTYPES), strict=False)
-    ]
+    plain = _parameters(trial)[: 2 * trial.size + (1 if trial.on_all_ranks else -1)]
+    params = [nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(plain, cycle(_DTYPES), strict=False)]
     for parameter, gradient in zip(params, _odd_gradients(params, trial.rank, trial.size), strict=True):
         parameter.grad = gradient
     before = [parameter.detach().clone() for parameter in params]

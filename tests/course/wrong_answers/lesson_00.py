@@ -13,13 +13,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "rank 0 speaks for all, whatever the others have",
             fails="value",
-            says="Rank 0, all ranks differ: what it prints is ['x = 0'], should be ['rank 0: x = 0'].",
+            says="Rank 0, all ranks differ, rank 0's text is empty: what it prints is [''], should be ['rank 0: ']",
             body="if rank == 0:\n    print(text)",
         ),
         WrongAnswer(
             "compares with rank 0's text only, so rank 0 never sees a difference",
             fails="value",
-            says="Rank 0, all ranks differ: what it prints is ['x = 0']",
+            says="Rank 0, all ranks differ, rank 0's text is empty: what it prints is [''], should be ['rank 0: ']",
             edits={"len(set(texts)) > 1": "text != texts[0]"},
         ),
         WrongAnswer(
@@ -31,7 +31,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes texts for the same that differ in capital letters",
             fails="value",
-            says="rank 3 differs in a capital letter: what it prints is ['ready']",
+            says="the last rank differs in a capital letter: what it prints is ['ready']",
             edits={"len(set(texts)) > 1": "len({t.strip().lower() for t in texts}) > 1"},
         ),
         WrongAnswer(
