@@ -122,6 +122,12 @@ WRONG_ANSWERS = {
             also=("cost",),
         ),
         WrongAnswer(
+            "every rank begins with its own parameters",
+            fails="runs",
+            says="× float16, root 1, where rank",
+            edits={"in enumerate(params):": "in sorted(enumerate(params), key=lambda each: each[0] % n != rank):"},
+        ),
+        WrongAnswer(
             "divides by four, not by the number of ranks",
             fails="value",
             says="on 3 ranks",
