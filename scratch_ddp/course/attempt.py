@@ -15,6 +15,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -202,7 +203,7 @@ class MessageLog:
         self._members = tuple(members)
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
-        self._collectives: list[str] = []
+        self._collectives: list[tuple[str, int | None]] = []  # and their roots
         self._from_any_rank: set[Call] = set()
         self._under_way: dict[Call, None] = {}
         self.calls: list[Call] = []  # all of this rank's, in order
@@ -223,7 +224,7 @@ class MessageLog:
         elif call.name == "recv":
             self._received[call.members[call.peer]] += 1
         elif call.members == self._members:
-            self._collectives.append(call.name)
+            self._collectives.append((call.name, call.peer))
         elif not set(call.members) <= set(self._members):
             self._elsewhere[call.name] += 1
 
@@ -282,6 +283,8 @@ def left_over(logs: list[dict[str, Any]]) -> str:
                 return f"Rank {source} sent to rank {target} {times(sent)}, rank {target} received {times(received)}."
             if sent < received:
                 return f"Rank {target} waits for a message that rank {source} never sent."
+    if different := _different_roots([log["collectives"] for log in logs]):
+        return different
     for rank, log in enumerate(logs):
         if log["collectives"] != logs[0]["collectives"]:
             return (
@@ -291,5 +294,22 @@ def left_over(logs: list[dict[str, Any]]) -> str:
     return ""
 
 
-def _names(collectives: list[str]) -> str:
-    return ", ".join(f"{name} {times(number)}" for name, number in Counter(collectives).items()) or "no collective"
+def _different_roots(calls: list[list[tuple[str, int | None]]]) -> str:
+    """Which root each rank names, in the first collective where they differ only in that; "" if they don't."""
+    for number, made in enumerate(zip_longest(*calls), 1):
+        by_root: dict[int | None, list[int]] = {}
+        for rank, call in enumerate(made):
+            if call is not None:
+                by_root.setdefault(call[1], []).append(rank)
+        names = {call[0] for call in made if call is not None}
+        if len(names) > 1:
+            return ""
+        if len(by_root) > 1:
+            named = [f"{root} on {ranks(members).lower()}" for root, members in by_root.items()]
+            return f"The root of collective {number}, a {names.pop()}, is rank {', rank '.join(named)}."
+    return ""
+
+
+def _names(collectives: list[tuple[str, int | None]]) -> str:
+    counts = Counter(name for name, _ in collectives)
+    return ", ".join(f"{name} {times(number)}" for name, number in counts.items()) or "no collective"

@@ -19,7 +19,15 @@ from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing, interruptib
 from scratch_ddp.course.trial import AnswerFailed, Trial
 from scratch_ddp.course.verdict import Verdict
 from scratch_ddp.course.wording import ranks
-from scratch_ddp.course.worlds import Seats, World, align_group_count, another_world, other_worlds
+from scratch_ddp.course.worlds import (
+    Seats,
+    World,
+    align_group_count,
+    all_groups,
+    another_world,
+    destroy_all_but,
+    other_worlds,
+)
 from scratch_ddp.instruments.traffic import traffic
 
 INSTEAD = Path("solutions.md")  # in the notebook's folder, which is a kernel's current one
@@ -64,14 +72,19 @@ def examine(function: Callable, seconds: float = SECONDS, seed: int | None = Non
             f"{error.seconds:g} s. Run the cell without %%rank. If it failed there, mend that first."
         ) from None
     try:
-        seeds = meeting.exchange(time.time_ns() // 1000 % 1_000_000 if seed is None else seed, GRACE)
-        return _examine(function, exercise, meeting, seconds, seeds[0])
+        return _examine(function, exercise, meeting, seconds, seed)
     finally:
         meeting.close()
 
 
-def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: float, seed: int) -> Verdict:
-    facts = meeting.exchange({"name": exercise.name, "stub": is_stub(function, exercise.reference)}, GRACE)
+def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: float, seed: int | None) -> Verdict:
+    own = {
+        "name": exercise.name,
+        "stub": is_stub(function, exercise.reference),
+        "borrows": borrows(function, exercise),
+        "seed": time.time_ns() // 1000 % 1_000_000 if seed is None else seed,
+    }
+    facts = meeting.exchange(own, GRACE)
     if len({fact["name"] for fact in facts}) > 1:
         names = ", ".join(f"rank {rank} {fact['name']}" for rank, fact in enumerate(facts))
         return Verdict({"runs": f"The ranks check different functions: {names}."})
@@ -81,13 +94,13 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
     if unwritten:
         still = "has" if len(unwritten) == 1 else "have"
         return Verdict({"written": f"{ranks(unwritten)} still {still} the stub: run your cell on every rank."})
-    if borrowed := next(filter(None, meeting.exchange(borrows(function, exercise), GRACE)), ""):
+    if borrowed := next((fact["borrows"] for fact in facts if fact["borrows"]), ""):
         return Verdict({"own": f"The answer calls the package's {borrowed}: write it yourself."})
     backend = dist.get_backend()
     with interruptible_default_group():
 
         def trial_in(meeting: Meeting, world: World | None = None) -> Trial:
-            return Trial(function, meeting, seconds, seed, world)
+            return Trial(function, meeting, seconds, facts[0]["seed"], world)
 
         verdict, state = _tried(exercise, trial_in(meeting))
         for seats in other_worlds(meeting.size, exercise.takes_group):
@@ -103,10 +116,13 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
 
 
 def _tried(exercise: Exercise, trial: Trial) -> tuple[Verdict, dict[str, bool]]:
+    groups = all_groups()
     # To count at all is to replace methods of torch; an outer block does it once for all calls.
     with contextlib.suppress(AnswerFailed), traffic():
         exercise.examine(trial)
     verdict = trial.verdict()
+    if not trial.spoiled and dist.is_initialized():
+        destroy_all_but(groups)
     return verdict, {"spoiled": trial.spoiled, "ranks_missing": trial.ranks_missing}
 
 

@@ -217,6 +217,8 @@ class _Settings:
             torch.set_rng_state(self._torch_random)
             yield "draws random numbers from the generator that all share"
         for module, before in zip(_MODULES, self._functions, strict=True):
+            if vars(module) == before:  # quickly told, and true nearly always
+                continue
             changed = [name for name, value in before.items() if vars(module).get(name) is not value]
             for name in (name for name in changed if name != "_group_count"):  # torch names groups by it
                 setattr(module, name, before[name])

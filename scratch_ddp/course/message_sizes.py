@@ -1,4 +1,4 @@
-"""A message that is larger than the buffer that it arrives in is an error, and so is a piece of an all-to-all.
+"""A message that is larger than the buffer that it arrives in is an error, and so are collectives that do not match.
 
 gloo alone would end the process.
 """
@@ -18,8 +18,8 @@ from scratch_ddp.cells.rank import interruptible_group
 def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
     """Raise ValueError where a message doesn't fit, on the rank that comes to it second, before gloo hears of it.
 
-    Nobody waits for the other end. Costs two operations on the store per message, and for each other rank in an
-    all_to_all_single. Seen is what goes through interruptible groups; a receive from any rank is not.
+    Nobody waits for the other end. Costs one operation on the store per collective, two per message, and two for each
+    other rank in an all_to_all_single. Seen is what goes through interruptible groups; a receive from any rank is not.
     """
     numbers: Counter[str] = Counter()
     own_rank = dist.get_rank()
@@ -27,6 +27,9 @@ def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
     def compare(call: dict[str, Any]) -> None:
         if "pieces" in call:
             compare_pieces(f"{prefix}/{call['group']}/all-to-all {call['number']}", *call["pieces"])
+        if not call["peer"]:
+            what = " of ".join(filter(None, [call["operation"], call["given"]]))
+            compare_collectives(call["group"], f"{what}, root {call['root']}," if "root" in call else what)
         way, _, peer = call["peer"].strip().rpartition(" rank ")
         if not peer.isdigit():
             return
@@ -44,6 +47,13 @@ def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
         sent, room = (call["given"], theirs) if sends else (theirs, call["given"])
         if _nbytes(sent) > _nbytes(room):
             raise ValueError(f"rank {ends[0]} sends {sent}, rank {ends[1]} receives into {room}")
+
+    def compare_collectives(group: str, mine: str) -> None:
+        numbers[group] += 1
+        first = store.compare_set(f"{prefix}/{group}/collective {numbers[group]}", "", f"{own_rank} calls {mine}")
+        rank, _, theirs = first.decode().partition(" calls ")
+        if theirs != mine:
+            raise ValueError(f"rank {own_rank} calls {mine} where rank {rank} calls {theirs}")
 
     def compare_pieces(place: str, rank: int, sent: list[int], received: list[int]) -> None:
         for other in range(len(sent)):

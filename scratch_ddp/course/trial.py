@@ -10,7 +10,7 @@ import functools
 import hashlib
 import inspect
 import pickle
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -77,26 +77,24 @@ class Trial:
         *args: Any,
         case: str = "",
         changes: Collection[Any] = (),
-        beside: Collection[Any] = (),
+        beside: Collection[Any] | Mapping[str, Any] = (),
         may_print: bool = False,
         raises: str = "",
         using: Callable | None = None,
     ) -> Any:
         """Call the answer on all ranks and return this rank's result. Complaints begin with `case`, what was asked.
 
-        changes: what the answer may change of its arguments and of `beside` (other objects that it knows), as in
-        `Guard`; everything else is compared. may_print: printing is its task; the lines are in `printed` and are not
-        shown. raises: the error that it must raise, on every rank. using: called as using(answer, *args) in place of
-        answer(*args), for an answer whose result must be used as well, such as a context manager. Raises AnswerFailed,
-        on every rank, if on any rank the answer raised, did not end, or left messages behind.
+        changes: what the answer may change of its arguments and of `beside` (other objects that it knows, perhaps by
+        name), as in `Guard`; everything else is compared. may_print: printing is its task; the lines are in `printed`
+        and are not shown. raises: the error that it must raise, on every rank. using: called as using(answer, *args) in
+        place of answer(*args), for an answer whose result must be used as well, such as a context manager. Raises
+        AnswerFailed, on every rank, if on any rank the answer raised, did not end, or left messages behind.
         """
-        self._case = ", ".join(filter(None, [self.place, case]))
-        self._calls += 1
+        self._begin(case)
         log = MessageLog(self._world.members)
         answer = self._function if self._world.group is None else _with_group(self._function, self._world.group)
-        names = _names_of(self._function, args)
-        names += [f"argument {place}" for place in range(len(names) + 1, len(args) + len(beside) + 1)]
-        guard = Guard(self._function, dict(zip(names, [*args, *beside], strict=False)), changes)
+        also = beside if isinstance(beside, Mapping) else _numbered(beside, len(args))
+        guard = Guard(self._function, self._by_name(args) | also, changes)
         sizes = message_sizes_compared(self._meeting.store, f"{self._meeting.name}/call {self._calls}")
         with traffic() as counted, listening(log), sizes, guard:
             result, outcome = attempt(
@@ -108,6 +106,7 @@ class Trial:
         outcome.error = guard.explained(outcome.error)
         facts = self._exchange(
             {
+                "case": self._case,
                 "outcome": outcome.as_fact(),
                 "log": log.as_fact(),
                 "counted": _as_text(counted.report()),
@@ -121,6 +120,7 @@ class Trial:
             self._printed.append(outcomes)
         behind = left_over([fact["log"] for fact in facts])
         if wrong := fault(outcomes, self._seconds):
+            self._case = next(fact["case"] for fact in facts if fact["outcome"]["how"] != "returned")
             stuck = any(each["how"] == "unfinished" for each in outcomes)
             self.spoiled = bool(behind) or stuck
             self._give_up_for_messages_elsewhere([fact["log"]["elsewhere"] for fact in facts])
@@ -140,6 +140,49 @@ class Trial:
             if complaint:
                 self.criterion(name, complaint)
         return result
+
+    def call_each(self, cases: Mapping[str, tuple], using: Callable | None = None, **options: Any) -> Iterator[Any]:
+        """Call the answer with each of these arguments; yield the results, to be judged one by one. Keys: the cases.
+
+        All together are one call, with `options` as for `call`, which takes less time: for answers that send nothing.
+        """
+        results = []
+
+        def in_turn(answer: Callable, *_: Any) -> None:
+            for case, args in cases.items():
+                self._case = self._named(case)
+                results.append(using(answer, *args) if using else answer(*args))
+            self._case = self._named("")
+
+        names = {} if using else {case: self._by_name(args) for case, args in cases.items()}
+        known = {f"{name} ({case})": value for case, named in names.items() for name, value in named.items()}
+        self.call(using=in_turn, **({"beside": known} | options))
+        for case, result in zip(cases, results, strict=True):
+            self._begin(case)
+            yield result
+        self._begin("")
+
+    def _by_name(self, args: Sequence[Any]) -> dict[str, Any]:
+        """The arguments as the answer calls them, if these are its own: not what it has returned, for instance."""
+        names, needed = self._parameters
+        own = 0 < needed <= len(args) <= len(names) and not any(map(inspect.isfunction, args))
+        own_names = names[: len(args)] if own else []
+        return dict(zip(own_names, args, strict=False)) | _numbered(args[len(own_names) :], len(own_names))
+
+    @functools.cached_property
+    def _parameters(self) -> tuple[list[str], int]:
+        """The names of the answer's parameters, and how many of them have no default."""
+        parameters = inspect.signature(self._function).parameters.values()
+        needed = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
+        return [parameter.name for parameter in parameters], needed
+
+    def _begin(self, case: str) -> None:
+        """What is found from now on belongs to this case, and counts as later than what was found before."""
+        self._case = self._named(case)
+        self._calls += 1
+
+    def _named(self, case: str) -> str:
+        return ", ".join(filter(None, [self.place, case]))
 
     def call_within(
         self, budget: int, *args: Any, case: str = "", note: str = "", changes: Collection[Any] = ()
@@ -257,16 +300,13 @@ class Trial:
         criteria = self._fatal
         with contextlib.suppress(AnswerFailed):
             if not criteria:
-                self._check_group()
-                facts = self._exchange({"found": self._found, "digests": self._digests})
+                met = attempt(dist.barrier, (self._world.group,), self._seconds)[1].how == "returned"
+                facts = self._exchange({"met": met, "found": self._found, "digests": self._digests})
+                if not all(fact["met"] for fact in facts):
+                    self.spoiled = True
+                    self._give_up("group", "The process group no longer answers after the calls.")
                 criteria = merge([fact["found"] for fact in facts], [fact["digests"] for fact in facts], self._shared)
         return Verdict(criteria or self._fatal, lines)
-
-    def _check_group(self) -> None:
-        outcome = attempt(dist.barrier, (self._world.group,), self._seconds)[1]
-        if any(self._exchange(outcome.how != "returned")):
-            self.spoiled = True
-            self._give_up("group", "The process group no longer answers after the calls.")
 
     def _exchange(self, fact: Any) -> list[Any]:
         try:
@@ -285,12 +325,8 @@ def _difference_in_bits(actual: Any, expected: Any) -> str:
     return "" if bits(actual) == bits(expected) else "differs in some bits, as 0.0 and -0.0 do"
 
 
-def _names_of(function: Callable, args: Sequence[Any]) -> list[str]:
-    """What the function calls its arguments, if these are its own: not what it has returned, for instance."""
-    parameters = inspect.signature(function).parameters.values()
-    needed = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
-    own = 0 < needed <= len(args) <= len(parameters) and not any(map(inspect.isfunction, args))
-    return [parameter.name for parameter in parameters][: len(args)] if own else []
+def _numbered(things: Iterable[Any], before: int) -> dict[str, Any]:
+    return {f"argument {number}": thing for number, thing in enumerate(things, before + 1)}
 
 
 def _as_text(thing: Any) -> str:

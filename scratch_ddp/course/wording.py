@@ -1,5 +1,6 @@
 """How ranks, numbers and values are put into words, for the lines that `check` prints."""
 
+import ctypes
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,10 +54,24 @@ def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
 def bits(value: Any) -> bytes:
     """What two values are compared by to the last bit: NaN equals NaN, and -0.0 is not 0.0."""
     if isinstance(value, torch.Tensor):
+        if _lies_plainly(value):
+            return ctypes.string_at(value.data_ptr(), value.nbytes)  # one step instead of five, for many small tensors
         return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     if isinstance(value, list):
         return b"".join(bits(entry) + b"|" for entry in value)
     return repr(value).encode()
+
+
+def _lies_plainly(tensor: torch.Tensor) -> bool:
+    """Its bytes are in main memory, all of them, in order, and mean what they say."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+        and tensor.untyped_storage().nbytes() >= tensor.nbytes + tensor.storage_offset() * tensor.itemsize
+    )
 
 
 def _difference_of_lists(actual: list, expected: list, tolerance: float) -> str:

@@ -52,14 +52,49 @@ def another_world(seats: Seats, takes_group: bool, meeting: Meeting) -> Iterator
     """The world of the ranks `seats`; None on the others. All ranks of the meeting enter it."""
     default = dist.group.WORLD
     groups = _groups.setdefault(default, {})
-    lost = seats not in groups or getattr(groups[seats], "retired", False)  # a rank that replaces another has none
-    if any(meeting.exchange(lost, GRACE)):
+    if any(meeting.exchange(_is_lost(seats, groups), GRACE)):
         group = dist.new_group(list(seats), backend=interruptible_group.BACKEND)
         groups[seats] = group if dist.get_rank() in seats else None
+        _names().pop(groups[seats], None)
     group = groups[seats]
     if group is None:
         yield None
-    elif takes_group:
+        return
+    _names()[group] = group.group_name
+    try:
+        with _as_world(seats, group, takes_group) as world:
+            yield world
+    finally:
+        _names().pop(group, None)
+
+
+def _is_lost(seats: Seats, groups: dict[Seats, dist.ProcessGroup | None]) -> bool:
+    """A rank that replaces another has not got it, or an answer has destroyed it."""
+    if seats not in groups:
+        return True
+    group = groups[seats]
+    return group is not None and (group.retired or group not in dist.distributed_c10d._world.pg_group_ranks)
+
+
+def _names() -> dict[dist.ProcessGroup, str]:
+    """What torch names new groups of some ranks by: how many there are. So all ranks must have equally many."""
+    return dist.distributed_c10d._world.pg_names
+
+
+def all_groups() -> set[dist.ProcessGroup]:
+    """Those that this rank has now."""
+    return set(_names())
+
+
+def destroy_all_but(groups: set[dist.ProcessGroup]) -> None:
+    """Destroy what was made since these were all."""
+    for group in all_groups() - groups:
+        dist.destroy_process_group(group)
+
+
+@contextlib.contextmanager
+def _as_world(seats: Seats, group: dist.ProcessGroup, takes_group: bool) -> Iterator[World]:
+    if takes_group:
         yield World(seats, seats, group, f"in a group of {ranks(seats).lower()}")
     else:
         with _as_default(group):

@@ -3,10 +3,12 @@
 import ast
 
 import pytest
+import torch.distributed as dist
 
 from scratch_ddp.course.exercise import all_exercises
-from tests.course.answers import examined, on_ranks
+from tests.course.answers import BACKEND, examined, on_ranks
 from tests.course.wrong_answer import all_wrong_answers
+from tests.ranks import run_ranks
 
 EXERCISES = all_exercises()
 WRONG_ANSWERS = all_wrong_answers()
@@ -24,6 +26,18 @@ def test_the_reference_passes(name, n):
 def test_an_exercise_that_makes_groups_can_be_checked_again():
     cell = EXERCISES["get"].answer_cell()
     assert all(verdict.passed for verdict in on_ranks(4, lambda: [examined(cell, "get") for _ in range(3)]))
+
+
+def test_a_check_leaves_no_group_that_only_some_ranks_have():
+    """Then torch would give other names to the next group of some ranks on some of them, which waits for ever."""
+
+    def on_rank():
+        for name in ("get", "tree_broadcast"):
+            assert examined(EXERCISES[name].answer_cell(), name).passed
+        some = dist.new_group([0, 1], use_local_synchronization=True) if dist.get_rank() < 2 else None
+        return None if some is None else dist.get_world_size(some)
+
+    assert run_ranks(4, on_rank, backend=BACKEND) == [2, 2, None, None]
 
 
 def test_references_pass_on_plain_gloo_too():

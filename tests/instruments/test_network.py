@@ -170,6 +170,22 @@ def test_what_is_destroyed_is_gone(whole, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ranks_that_have_different_numbers_of_groups():
+    """torch names a group of some ranks by that number, and waits for ever where the names differ."""
+
+    def on_rank():
+        dist.new_group([1, 2])
+        first_two = dist.new_group([0, 1])
+        if dist.get_rank() == 2:
+            return None
+        x = torch.ones(1)
+        for _ in range(2):
+            dist.all_reduce(x, group=linked_group("NVLink 4", first_two))
+        return x.item()
+
+    assert run_ranks(3, on_rank, timeout=20) == [4, 4, None]
+
+
 def test_a_rank_that_dies_is_gloos_error():
     def outlive():
         linked = linked_group(Link(0.001, 0))

@@ -134,6 +134,8 @@ class InterruptibleGroup(dist.ProcessGroup):
             given="" if operation in _MAY_DIFFER else _describe(args),
             peer=peer,
         )
+        if roots := [options.rootRank for options in args if hasattr(options, "rootRank")]:
+            call["root"] = roots[0]
         if operation == "alltoall_base":
             call["pieces"] = self._own_rank, *_pieces(self._own_size, *args[:4])
         for observe in observers:

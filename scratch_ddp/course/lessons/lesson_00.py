@@ -1,5 +1,7 @@
 """Lesson 00, ranks: printing as one, and another key for `get`."""
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -27,27 +29,19 @@ def print_together(text):
 
 def examine_print_together(trial: Trial) -> None:
     """V: what is printed when all ranks agree, when all differ, and when one of them differs a little."""
-    n, long = trial.size, "the loss after 1,000 steps is 0.12345"
-    pairs = {
-        " in a capital letter": ("ready", "Ready"),
-        " in a space at the end": ("ready", "ready "),
-        " in the last digits of a long text": (long, long[:-2] + "54"),
-    }
-    odd_ones = {
-        f"rank {odd % n} differs{how}": [other if rank == odd % n else usual for rank in range(n)]
-        for odd, (how, (usual, other)) in enumerate(pairs.items(), n - 1)
-    }
+    n, long, odd = trial.size, "the loss after 1,000 steps is 0.12345", "  100 %\n\n  %d {}  \n"
     cases = {
         "all ranks agree": ["ready"] * n,
-        "all ranks differ": [f"x = {rank}" for rank in range(n)],
-        **odd_ones,
+        "all ranks differ, rank 0's text is empty": ["", *(f"x = {rank}" for rank in range(1, n))],
+        "the last rank differs in a capital letter": ["ready"] * (n - 1) + ["Ready"],
+        "rank 1 differs in the last digits of a long text": [long, long[:-2] + "54", *[long] * (n - 2)],
     }
-    odd_texts = {
-        "all ranks pass several lines, spaces and %": ["  100 %\n\n  %d {}  \n"] * n,
-        "several lines, spaces and %, which differ": [f" 100 %s\n {{}} {rank} \n" for rank in range(n)],
-        "all ranks pass an empty text": [""] * n,
-    }
-    for case, texts in (cases | odd_texts if trial.on_all_ranks else cases).items():
+    if not trial.on_all_ranks:  # an answer that is right there is tried with other texts
+        cases = {
+            "all ranks pass several lines, spaces and %": [odd] * n,
+            "several lines and %, the last rank's ends with a space": [odd] * (n - 1) + [odd + " "],
+        }
+    for case, texts in cases.items():
         mine = texts[trial.rank]
         trial.call(mine, case=case, may_print=True)
         once = [mine] if trial.rank == 0 else []
@@ -88,6 +82,7 @@ def examine_get(trial: Trial) -> None:
     inner = trial.size // 2 if trial.size % 2 == 0 else 1
     outer = trial.size // inner
     mesh = init_device_mesh(trial.device.type, (outer, inner), mesh_dim_names=("outer", "inner"))
+    cases, expected = {}, []
     for dm, keys, size, place in (
         (None, ("next", "ws", "pg", "rank", "grank"), trial.size, trial.rank),
         (mesh["inner"], ("next", "ws", "pg", "rank", "grank"), inner, trial.rank % inner),
@@ -95,12 +90,29 @@ def examine_get(trial: Trial) -> None:
     ):
         group = dist.group.WORLD if dm is None else dm.get_group()
         answers = {"next": (place + 1) % size, "ws": size, "pg": group, "rank": place, "grank": trial.rank}
-        for what in keys:
-            answer = trial.call(what, dm, case=f'get("{what}"){"" if dm is None else f", in a mesh of {size}"}')
-            trial.value(answer, answers[what])
-            trial.cost(calls={})
-    for what in ("left", "NEXT", ""):
-        trial.call(what, case=f'get("{what}")', raises="ValueError")
+        where = "" if dm is None else f', in the mesh "{dm.mesh_dim_names[0]}" of {size}'
+        cases |= {f'get("{what}"){where}': (what, dm) for what in keys}
+        expected += [answers[what] for what in keys]
+    for answer, right in zip(trial.call_each(cases), expected, strict=True):
+        trial.value(answer, right)
+    trial.cost(calls={})
+
+    def unknown(answer: Callable, *keys: str) -> list[str]:
+        return [_refusal(answer, what) for what in keys]
+
+    for complaint in trial.call("left", "NEXT", "", case="unknown keys", using=unknown):
+        trial.criterion("value", complaint)
+
+
+def _refusal(answer: Callable, what: str) -> str:
+    """What is wrong with how the answer refuses a key; "" if it raises ValueError."""
+    try:
+        answer(what)
+    except ValueError:
+        return ""
+    except Exception as error:
+        return f'get("{what}") raised {type(error).__name__}, should raise ValueError'
+    return f'get("{what}") returned, should raise ValueError'
 
 
 GET = Exercise(get, examine_get)

@@ -19,7 +19,7 @@ from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
 MORE = 5  # ranks: more than a lesson has
-HALF, DOUBLE = "bfloat16, 2 × 3", "float64, 2 × 2"  # kinds of tensors; the memory of the second one is counted
+DOUBLE = "float64, 2 × 2"  # the kind of tensor whose memory is counted
 
 
 def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
@@ -83,9 +83,8 @@ def rounds_of_a_tree(n: int) -> int:
 
 
 def kinds_for(trial: Trial) -> dict[str, list[torch.Tensor]]:
-    """Every kind of tensor on all ranks; elsewhere one."""
-    kinds = parts_of_every_kind(trial.size)
-    return kinds if trial.on_all_ranks else {HALF: kinds[HALF]}
+    """Every kind of tensor; none elsewhere than on all ranks."""
+    return parts_of_every_kind(trial.size) if trial.on_all_ranks else {}
 
 
 def examine_tree_broadcast(trial: Trial) -> None:
@@ -159,8 +158,9 @@ def examine_ring_all_reduce(trial: Trial) -> None:
     """V for all kinds of tensors, and sizes that n divides or not, smaller than n, and 0; A; C: the ring's; M."""
     n, generator = trial.size, trial.generator()
     drawn = int(torch.randint(1, 40, (), generator=generator))
-    sizes = {f"{size} elements": size for size in ((3 * n, 3 * n + 1, n - 1, 0) if trial.on_all_ranks else (n - 1,))}
-    sizes[f"{drawn} elements drawn with seed {trial.seed}"] = drawn
+    sizes = {f"{drawn} elements drawn with seed {trial.seed}": drawn}
+    if trial.on_all_ranks:  # other sizes are among `kinds_for`
+        sizes = {f"{3 * n + 1} elements": 3 * n + 1}
     cases = {case: list(torch.randn(n, size, generator=generator)) for case, size in sizes.items()}
     large = {"20,003 elements": list(torch.randn(n, 20_003, generator=generator))} if trial.on_all_ranks else {}
     for case, parts in (cases | kinds_for(trial) | large).items():

@@ -1,8 +1,10 @@
 """Lesson 06, when ranks must talk: `no_sync` as a context manager, and an epoch whose last window is shorter."""
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, STATE, VALUES
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import difference, times
-from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
+from scratch_ddp.minimal.ddp import DataParallel, SimpleDistributedDataParallelism
 
 
 def no_sync(model):
@@ -39,10 +41,17 @@ def no_sync(model):
     return block()
 
 
-class _Counted(SimpleDistributedDataParallelism):
+class _Wrapped(SimpleDistributedDataParallelism):
+    """The values are the same on all ranks: it sends nothing to find that out."""
+
+    def __init__(self, model: nn.Module):
+        DataParallel.__init__(self, model)
+
+
+class _Counted(_Wrapped):
     """Counts the calls of sync_gradients() that average. Has a tied weight, a frozen bias, a part in eval mode.
 
-    In float64, with the same values on all ranks. The first layer is a wrapped model, too.
+    In float64. The first layer is a wrapped model, too.
     """
 
     def __init__(self, device: torch.device):
@@ -52,7 +61,7 @@ class _Counted(SimpleDistributedDataParallelism):
         with torch.no_grad():
             for parameter in (first.weight, first.bias, last.bias):
                 parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view_as(parameter))
-        super().__init__(nn.Sequential(SimpleDistributedDataParallelism(first), nn.Tanh().eval(), last))
+        super().__init__(nn.Sequential(_Wrapped(first), nn.Tanh().eval(), last))
         self._syncs = 0
 
     def sync_gradients(self) -> None:
@@ -88,102 +97,135 @@ def examine_no_sync(trial: Trial) -> None:
     other = model.module[0]
     own = torch.full((1, 3), trial.rank + 1.0, dtype=torch.float64, device=trial.device)
     model(own).sum().backward()
-    trained, inside = model.trained(), []
+    trained = model.trained()
+    mine = list(torch.autograd.grad(model(own).sum(), trained))
 
-    def examine(lines: Callable, case: str, before: bool = True, changes: tuple[str, ...] = (), syncs: int = 0) -> list:
-        """Call lines(answer, model), and return what it appends to `inside`. Both flags are `before`, and stay so."""
-        inside.clear()
+    def flags_after(answer: Callable, lines: Callable, before: bool) -> tuple[Any, bool, bool]:
+        """What lines(answer) returns, and both flags after it. They are `before` at first, and shall stay so."""
         model.do_sync = other.do_sync = before
-        trial.call(model, case=case, using=lines, changes=["do_sync", *changes])
-        for flagged, whose in ((model, ""), (other, "the other model's ")):
-            trial.criterion("restored", difference(flagged.do_sync, before), f"{whose}do_sync after the block")
-        trial.cost(calls={"all_reduce": syncs * len(trained)}, exactly=True)
-        return list(inside)
+        return lines(answer), model.do_sync, other.do_sync
 
-    def micro_batch(answer, model):
+    def judge(flags: tuple[Any, bool, bool], before: bool) -> Any:
+        for flag, whose in zip(flags[1:], ("", "the other model's "), strict=True):
+            trial.criterion("restored", difference(flag, before), f"{whose}do_sync after the block")
+        return flags[0]
+
+    def micro_batch(answer: Callable) -> list[bool]:
         model.zero_grad()
         with answer(model):
-            inside.append(model.do_sync)
-            inside.append(other.do_sync)
+            flags = [model.do_sync, other.do_sync]
             model(own).sum().backward()
             model.sync_gradients()
+        return flags
 
-    for case, before in (("a micro-batch", True), ("a micro-batch, switched off before", False)):
-        flags = examine(micro_batch, case, before, changes=(GRADIENTS,))
-        trial.value(flags[:1], [False], "do_sync in the block")
-        trial.value(flags[1:], [before], "in the block, the do_sync of another model, a part of this one")
-        mine = list(torch.autograd.grad(model(own).sum(), trained))
-        trial.value([parameter.grad for parameter in trained], mine, "the gradient")
-
-    def failing(answer, model):
-        for error in (SomeError(), Stop(), SystemExit(), GeneratorExit()):
-
-            def run(error: BaseException = error) -> None:
-                with answer(model):
-                    raise error
-
-            inside.append((type(error).__name__, _ending(run, error), model.do_sync))
-            model.enable_grad_sync()
-
-    for error, complaint, flag in examine(failing, "an exception in the block"):
-        trial.criterion("value", complaint)
-        trial.criterion("restored", difference(flag, True), f"do_sync after {error} in the block")
-
-    def nested(answer, model):
-        with answer(model):
-            with answer(model):
-                pass
-            inside.append(model.do_sync)
-
-    flags = examine(nested, "a block in a block")
-    trial.criterion("restored", difference(flags, [False]), "do_sync after the inner block")
-
-    def switched_off_later(answer, model):
-        model.enable_grad_sync()
-        block = answer(model)
-        model.disable_grad_sync()
-        with block:
-            pass
-
-    examine(switched_off_later, "switched off between the call and the block", before=False)
-
-    def switched_on_inside(answer, model):
-        with answer(model):
-            model.enable_grad_sync()
-
-    examine(switched_on_inside, "switched off before, switched on in the block", before=False)
-
-    def two_models(answer, model):
-        other.disable_grad_sync()
-        first, second = answer(model), answer(other)
-        for step in (first.__enter__, second.__enter__):
-            step()
-        for block in (first, second):
-            block.__exit__(None, None, None)
-            inside.append([model.do_sync, other.do_sync])
-        other.enable_grad_sync()
-
-    flags = examine(two_models, "blocks of two models, the second one's flag off before")
-    what = "do_sync of both, after the first block ended and after the second"
-    trial.criterion("restored", difference(flags, [[True, False], [True, False]]), what)
-
-    def eval_inside(answer, model):
-        with answer(model):
-            model.training = False
-        inside.append(model.training)
-        model.training = True
-
-    flags = examine(eval_inside, "model.training is set to False in the block")
-    trial.criterion("restored", difference(flags, [False]), "model.training after the block")
-
-    def sync_after(answer, model):
+    def sync_after(answer: Callable) -> None:
         with answer(model):
             pass
         model.enable_grad_sync()
         if all(parameter.grad is not None for parameter in trained):  # else that is the complaint
             model.sync_gradients()
 
-    examine(sync_after, "a sync after the block", changes=(GRADIENTS,), syncs=1)
+    for case, lines, before, syncs in (
+        ("a micro-batch", micro_batch, True, 0),
+        ("a micro-batch, switched off before", micro_batch, False, 0),
+        ("a sync after the block", sync_after, True, 1),
+    ):
+        using = functools.partial(flags_after, lines=lines, before=before)
+        flags = judge(trial.call(case=case, using=using, beside=[model], changes=["do_sync", GRADIENTS]), before)
+        trial.cost(calls={"all_reduce": syncs * len(trained)}, exactly=True)
+        if lines is micro_batch:
+            trial.value(flags[:1], [False], "do_sync in the block")
+            trial.value(flags[1:], [before], "in the block, the do_sync of another model, a part of this one")
+            trial.value([parameter.grad for parameter in trained], mine, "the gradient")
+    if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
+        return
+    blocks = _Blocks(model, other)
+    cases = {case: (lines, before) for case, (lines, before, *_) in blocks.cases.items()}
+    flags = trial.call_each(cases, using=flags_after, beside=[model], changes=["do_sync"])
+    for (_, before, expected, what), found in zip(blocks.cases.values(), flags, strict=True):
+        inside = judge(found, before)
+        if what:
+            trial.criterion("restored", difference(inside, expected), what)
+            continue
+        for error, complaint, flag in inside or ():
+            trial.criterion("value", complaint)
+            trial.criterion("restored", difference(flag, True), f"do_sync after {error} in the block")
+    trial.cost(calls={})
+
+
+class _Blocks:
+    """Blocks in which nothing is sent. `cases`: lines(answer), do_sync before, what the lines should return, of what.
+
+    Where it is not said of what, the lines return what is wrong.
+    """
+
+    def __init__(self, model: _Counted, other: _Wrapped):
+        self._model, self._other = model, other
+        of_both = "do_sync of both, after the first block ended and after the second"
+        self.cases = {
+            "an exception in the block": (self._failing, True, None, ""),
+            "a block in a block": (self._nested, True, False, "do_sync after the inner block"),
+            "switched off between the call and the block": (self._switched_off_later, False, None, ""),
+            "switched off before, switched on in the block": (self._switched_on_inside, False, None, ""),
+            "blocks of two models, the second one's flag off before": (
+                self._two_models,
+                True,
+                [[True, False], [True, False]],
+                of_both,
+            ),
+            "model.training is set to False in the block": (
+                self._eval_inside,
+                True,
+                False,
+                "model.training after the block",
+            ),
+        }
+
+    def _failing(self, answer: Callable) -> list[tuple[str, str, bool]]:
+        found = []
+        for error in (SomeError(), Stop(), SystemExit(), GeneratorExit()):
+
+            def run(error: BaseException = error) -> None:
+                with answer(self._model):
+                    raise error
+
+            found.append((type(error).__name__, _ending(run, error), self._model.do_sync))
+            self._model.enable_grad_sync()
+        return found
+
+    def _nested(self, answer: Callable) -> bool:
+        with answer(self._model):
+            with answer(self._model):
+                pass
+            return self._model.do_sync
+
+    def _switched_off_later(self, answer: Callable) -> None:
+        self._model.enable_grad_sync()
+        block = answer(self._model)
+        self._model.disable_grad_sync()
+        with block:
+            pass
+
+    def _switched_on_inside(self, answer: Callable) -> None:
+        with answer(self._model):
+            self._model.enable_grad_sync()
+
+    def _two_models(self, answer: Callable) -> list[list[bool]]:
+        self._other.disable_grad_sync()
+        blocks, found = [answer(self._model), answer(self._other)], []
+        for block in blocks:
+            block.__enter__()
+        for block in blocks:
+            block.__exit__(None, None, None)
+            found.append([self._model.do_sync, self._other.do_sync])
+        self._other.enable_grad_sync()
+        return found
+
+    def _eval_inside(self, answer: Callable) -> bool:
+        with answer(self._model):
+            self._model.training = False
+        training, self._model.training = self._model.training, True
+        return training
 
 
 NO_SYNC = Exercise(
@@ -222,12 +264,15 @@ def train_epoch(model, optimizer, batches, n):
 def examine_train_epoch(trial: Trial) -> None:
     """V against one process that takes each window at once; A; M; C: one sync per step; R: do_sync, after Stop too."""
     many = 6 + trial.seed % 4
-    for micro_batches, n, epochs in ((8, 4, 1), (6, 4, 2), (3, 4, 1), (2, 1, 1), (0, 3, 1), (many + 1, many, 1)):
+    cases = [(8, 4, 1), (6, 4, 2), (3, 4, 1), (2, 1, 1), (0, 3, 1), (many + 1, many, 1)]
+    for micro_batches, n, epochs in cases if trial.on_all_ranks else cases[2:4]:
         drawn = f", drawn with seed {trial.seed}" if n == many else ""
         case = f"{micro_batches} micro-batches, n={n}{drawn}"
         epoch = _Epoch(trial, micro_batches, n)
         for each in range(epochs):
             epoch.examine(f"{case}{', second epoch' if each else ''}")
+    if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
+        return
     epoch = _Epoch(trial, 2, 2)
     epoch.targets[0, 0, 0, 0] = torch.nan
     epoch.examine("2 micro-batches, n=2, a target is NaN")

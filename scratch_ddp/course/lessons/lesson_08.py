@@ -108,7 +108,7 @@ def examine_average_when_ready(trial: Trial) -> None:
     model = _OddModel(trial.device)
     finish = trial.call(model, case="called with a model", changes=[HOOKS])
     observed = _ObservedStep([])
-    for step in range(4):
+    for step in range(4 if trial.on_all_ranks else 2):
         used, unused = model.used(step), model.sometimes.weight
         everyones = [_gradients(used, rank, trial.size, step) for rank in range(trial.size)]
         mine = everyones[trial.rank]
@@ -197,15 +197,18 @@ def _drawn(generator: torch.Generator, longest: int) -> tuple[list, list, int]:
 
 def examine_exposed_time(trial: Trial) -> None:
     """V on stretches whose ends are exact in binary, each rank with others; C: nothing is sent."""
-    cases = [(case, float(trial.rank + 1), 0.0, given) for case, given in _CASES.items()]
+    stretches = {case: (float(trial.rank + 1), 0.0, given) for case, given in _CASES.items()}
     generator = torch.Generator().manual_seed(trial.seed + trial.rank)
     for unit, began, longest in ((2.0**-10, -0.01171875, 4), (2.0**-21, 2.0**30, 12), (1.0, -20.0, 20)):
         case = f"in units of {unit:g} s, from {began:g} s on, drawn with seed {trial.seed}"
-        cases.append((case, unit, began, _drawn(generator, longest)))
-    for case, unit, began, (compute, communication, expected) in cases:
-        given = [[(began + unit * a, began + unit * b) for a, b in each] for each in (compute, communication)]
-        trial.value(trial.call(*given, case=case), unit * expected)
-        trial.cost(calls={})
+        stretches[case] = unit, began, _drawn(generator, longest)
+    cases = {
+        case: tuple([(began + unit * a, began + unit * b) for a, b in each] for each in given[:2])
+        for case, (unit, began, given) in stretches.items()
+    }
+    for result, (unit, _, given) in zip(trial.call_each(cases), stretches.values(), strict=True):
+        trial.value(result, unit * given[2])
+    trial.cost(calls={})
 
 
 EXPOSED_TIME = Exercise(

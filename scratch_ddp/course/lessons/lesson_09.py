@@ -77,6 +77,8 @@ def examine_average_in_buckets(trial: Trial) -> None:
     if not before or not _examine_step(trial, [finish], model, buckets, 1, "step 1"):
         return
     trial.criterion("memory", before.kept())
+    if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
+        return
     model = _Branches(trial)
     buckets = [list(branch.parameters()) for branch in model.branches]
     finish = _finish_of(trial, buckets, "called with buckets of another model")
@@ -94,10 +96,9 @@ def _examine_odd_sets(trial: Trial) -> None:
     given = [[list(bucket) for bucket in each] for each in sets]
     finish = trial.call(*given, case="called with two sets of odd buckets", using=_call_with_each, changes=[HOOKS])
     model.order = [*order[0], *(16 + number for number in order[1])]
-    buckets, case = sum(sets, []), f"two sets of odd buckets, seed {trial.seed}"
-    if _examine_step(trial, finish, model, buckets, 4, case):
-        model.huge = True
-        _examine_step(trial, finish, model, buckets, 5, f"{case}, with huge gradients, NaN and infinities")
+    model.huge = True
+    case = f"two sets of odd buckets, seed {trial.seed}, with huge gradients, NaN and infinities"
+    _examine_step(trial, finish, model, sum(sets, []), 4, case)
 
 
 def _odd_buckets(model: OddParameters, numbers: list[int]) -> list[list[nn.Parameter]]:
@@ -198,7 +199,7 @@ def examine_average_through_buffer(trial: Trial) -> None:
     parameters = list(model.parameters())
     average = trial.call(list(parameters), case="called with six parameters", changes=[GRADIENTS])
     addresses, batches = None, []
-    for step, (case, clear, backwards) in enumerate(_CASES):
+    for step, (case, clear, backwards) in enumerate(_CASES if trial.on_all_ranks else _CASES[:2]):
         if clear is not None:
             model.zero_grad(set_to_none=clear)
             batches = []  # whose gradients are in `.grad`
@@ -222,7 +223,8 @@ def examine_average_through_buffer(trial: Trial) -> None:
         lies_at = [each.grad.data_ptr() for each in parameters if isinstance(each.grad, torch.Tensor)]
         trial.criterion("views", _views_complaint(parameters, lies_at, addresses))
         addresses = lies_at
-    _examine_odd_parameters(trial)
+    if trial.on_all_ranks:  # what they show does not depend on the number of ranks
+        _examine_odd_parameters(trial)
 
 
 def _examine_odd_parameters(trial: Trial) -> None:
@@ -231,20 +233,16 @@ def _examine_odd_parameters(trial: Trial) -> None:
     models.append(nn.Linear(48, 1, bias=False, dtype=torch.float64, device=trial.device))
     lists = [list(each.parameters()) for each in models]
     averages = trial.call(*lists, case="called with odd parameters", using=_call_with_each, changes=[GRADIENTS])
-    for step, huge in enumerate((False, True)):
-        models[0].huge = models[1].huge = huge
-        batches = [everyones_inputs(trial, 50 + 3 * step + number) for number in range(3)]
-        for model, inputs in zip(models, batches, strict=True):
-            if huge:
-                with_nan_and_infinities(inputs)
-            model.zero_grad()
-            model(inputs[trial.rank]).sum().backward()
-        case = "three models" + ", with huge gradients, NaN and infinities" * huge
-        trial.call(*averages, case=case, using=_call_all, beside=models, changes=[GRADIENTS])
-        trial.cost(calls={"all_reduce": 3})
-        for model, inputs in zip(models, batches, strict=True):
-            examine_means(trial, model, [inputs])
-            trial.criterion("views", _views_complaint(list(model.parameters()), [], None))
+    models[0].huge = models[1].huge = True
+    batches = [with_nan_and_infinities(everyones_inputs(trial, 50 + number)) for number in range(3)]
+    for model, inputs in zip(models, batches, strict=True):
+        model(inputs[trial.rank]).sum().backward()
+    case = "three models, with huge gradients, NaN and infinities"
+    trial.call(*averages, case=case, using=_call_all, beside=models, changes=[GRADIENTS])
+    trial.cost(calls={"all_reduce": 3})
+    for model, inputs in zip(models, batches, strict=True):
+        examine_means(trial, model, [inputs])
+        trial.criterion("views", _views_complaint(list(model.parameters()), [], None))
 
 
 def _call_with_each(answer: Callable, *given: list) -> list:

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
-from itertools import cycle
+from itertools import cycle, product
 
 import torch
 import torch.distributed as dist
@@ -161,7 +161,7 @@ def _train(answer: Callable, params: list[nn.Parameter], training: _Training, st
 
 def examine_sharded_optimizer(trial: Trial) -> None:
     """V against one process with all gradients, A, M: elements of state, C: broadcasts; after one step and two."""
-    for steps, make in ((1, _adam), (2, _adam), (2, _momentum)):
+    for steps, make in ((1, _adam), (2, _adam), (2, _momentum))[: 3 if trial.on_all_ranks else 1]:
         params = _parameters(trial)
         alone = copy.deepcopy(params)
         plain = make(alone)
@@ -178,6 +178,8 @@ def examine_sharded_optimizer(trial: Trial) -> None:
         room = 2 * sum(parameter.numel() for parameter in params[trial.rank :: trial.size] if parameter.dim())
         trial.criterion("memory", _too_much(held, room), "the state of all optimizers made")
         trial.cost(calls={"broadcast": steps * len(params)})
+    if not trial.on_all_ranks:
+        return
     params = _parameters(trial)
     training = _Training(params, _failing, trial.size)
     trial.call(
@@ -197,9 +199,8 @@ def _too_much(held: object, room: int) -> str:
 
 def examine_reduce_to_owners(trial: Trial) -> None:
     """V on the owners and None elsewhere, C: one reduce per parameter; M follows from the None."""
-    params = [
-        nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(_parameters(trial), cycle(_DTYPES), strict=False)
-    ]
+    plain = _parameters(trial)[: 2 * trial.size + (1 if trial.on_all_ranks else -1)]
+    params = [nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(plain, cycle(_DTYPES), strict=False)]
     for parameter, gradient in zip(params, _odd_gradients(params, trial.rank, trial.size), strict=True):
         parameter.grad = gradient
     before = [parameter.detach().clone() for parameter in params]
@@ -255,18 +256,15 @@ def bytes_held(parameters, n, stage):
 def examine_bytes_held(trial: Trial) -> None:
     """V: every stage, for some numbers of ranks, of which one is drawn."""
     drawn, share = (int(number) for number in torch.randint(3, 5000, (2,), generator=trial.generator()))
-    for stage, name in enumerate(STAGES):
-        for parameters, n in (
-            (1_000_000, 2),
-            (7_500_000_000, 64),
-            (12, 1),
-            (49 * (10**17 + 1), 49),
-            (drawn * share, drawn),
-        ):
-            seed = f", seed {trial.seed}" if n == drawn else ""
-            result = trial.call(parameters, n, stage, case=f"{name}, {parameters:,} parameters, n={n}{seed}")
-            whole = (4, 2, 1, 0)[stage]  # numbers per parameter that are not shared out
-            trial.value(result, 4 * (whole * parameters + (4 - whole) * parameters // n))
+    models = ((1_000_000, 2), (7_500_000_000, 64), (12, 1), (49 * (10**17 + 1), 49), (drawn * share, drawn))
+    cases, expected = {}, []
+    for (stage, name), (parameters, n) in product(enumerate(STAGES), models):
+        seed = f", seed {trial.seed}" if n == drawn else ""
+        cases[f"{name}, {parameters:,} parameters, n={n}{seed}"] = parameters, n, stage
+        whole = (4, 2, 1, 0)[stage]  # numbers per parameter that are not shared out
+        expected.append(4 * (whole * parameters + (4 - whole) * parameters // n))
+    for result, right in zip(trial.call_each(cases), expected, strict=True):
+        trial.value(result, right)
 
 
 BYTES_HELD = Exercise(bytes_held, examine_bytes_held)

@@ -3,13 +3,13 @@
 import contextlib
 import datetime
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 
-from scratch_ddp.common.agreement import raise_everywhere
+from scratch_ddp.common.agreement import compare, raise_everywhere
 from scratch_ddp.instruments.cost.wire import ring_bytes, ring_rounds
 from scratch_ddp.instruments.network.clock import now
 from scratch_ddp.instruments.network.link import Link, as_link
@@ -18,6 +18,7 @@ from scratch_ddp.instruments.network.ready_times import ReadyTimes, share_ready_
 from scratch_ddp.instruments.network.work import Alarm, LinkedWork
 from scratch_ddp.instruments.traffic.calls import METHODS, Call, read_method
 
+_twins = 0  # how many groups of some ranks this process has made below linked ones, or a higher number
 _FIRST_TYPE = 200  # number of our first backend type; torch's own have lower numbers
 
 
@@ -203,7 +204,7 @@ def linked_group(link: Link | str | None, group: dist.ProcessGroup | None = None
         dist.destroy_process_group(slow)
 
     Collective: every rank of `group` calls it. Raises ValueError on every rank if a preset is unknown on any rank,
-    RuntimeError if there is no process group. Costs a new group and two small object collectives.
+    RuntimeError if there is no process group. Costs a new group and three small collectives.
     """
     outside = group == dist.GroupMember.NON_GROUP_MEMBER  # what new_group returns on ranks outside the group
     if not (group is None or outside or isinstance(group, dist.ProcessGroup)):
@@ -236,12 +237,26 @@ def linked_group(link: Link | str | None, group: dist.ProcessGroup | None = None
 def _twin(group: dist.ProcessGroup | None, ranks: list[int]) -> dist.ProcessGroup:
     """A group of the same ranks with the same timeout, for tensors in main memory."""
     whole_world = len(ranks) == dist.get_world_size()
-    return dist.new_group(
-        ranks,
-        timeout=_timeout(group or dist.group.WORLD),
-        backend=_backend_on_cpu(group),
-        use_local_synchronization=not whole_world,
-    )
+    with contextlib.nullcontext() if whole_world else _agreed_name(group, ranks):
+        return dist.new_group(
+            ranks,
+            timeout=_timeout(group or dist.group.WORLD),
+            backend=_backend_on_cpu(group),
+            use_local_synchronization=not whole_world,
+        )
+
+
+@contextlib.contextmanager
+def _agreed_name(group: dist.ProcessGroup | None, ranks: list[int]) -> Iterator[None]:
+    """torch names a group of some ranks by how many groups a rank has: where they have different numbers, it hangs."""
+    global _twins
+    _twins = compare(group, {}, {"twins": _twins}).largest["twins"] + 1
+    made, torch_names = f"twin {_twins} of {ranks}", dist.distributed_c10d._process_group_name
+    dist.distributed_c10d._process_group_name = lambda *_, **__: made
+    try:
+        yield
+    finally:
+        dist.distributed_c10d._process_group_name = torch_names
 
 
 def _backend_on_cpu(group: dist.ProcessGroup | None) -> str:

@@ -7,6 +7,7 @@ plain group. There its calls are seen as operators, by a dispatch mode.
 """
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -217,6 +218,7 @@ def _report(event: str, call: Call) -> None:
         getattr(listener, event)(call)
 
 
+@functools.cache
 def _collective(func: Any) -> str | None:
     space, _, operator = func._schema.name.partition("::")
     if space == "c10d" and (found := METHODS.get(operator.removesuffix("_"))):

@@ -13,13 +13,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "rank 0 speaks for all, whatever the others have",
             fails="value",
-            says="Rank 0, all ranks differ: what it prints is ['x = 0'], should be ['rank 0: x = 0'].",
+            says="Rank 0, all ranks differ, rank 0's text is empty: what it prints is [''], should be ['rank 0: ']",
             body="if rank == 0:\n    print(text)",
         ),
         WrongAnswer(
             "compares with rank 0's text only, so rank 0 never sees a difference",
             fails="value",
-            says="Rank 0, all ranks differ: what it prints is ['x = 0']",
+            says="Rank 0, all ranks differ, rank 0's text is empty: what it prints is [''], should be ['rank 0: ']",
             edits={"len(set(texts)) > 1": "text != texts[0]"},
         ),
         WrongAnswer(
@@ -31,7 +31,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes texts for the same that differ in capital letters",
             fails="value",
-            says="rank 3 differs in a capital letter: what it prints is ['ready']",
+            says="the last rank differs in a capital letter: what it prints is ['ready']",
             edits={"len(set(texts)) > 1": "len({t.strip().lower() for t in texts}) > 1"},
         ),
         WrongAnswer(
@@ -63,7 +63,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "counts among all ranks although a mesh is given",
             fails="value",
-            says='Rank 1, get("next"), in a mesh of 2: the result is 2, should be 0.',
+            says='Rank 1, get("next"), in the mesh "inner" of 2: the result is 2, should be 0.',
             edits={
                 "dist.get_rank(group) + 1": "dist.get_rank() + 1",
                 "% dist.get_world_size(group)": "% dist.get_world_size()",
@@ -72,19 +72,19 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "begins at its number among all ranks, which is right in a row of the mesh",
             fails="value",
-            says='Rank 1, get("next"), in a mesh of 2: the result is 0, should be 1.',
+            says='Rank 1, get("next"), in the mesh "outer" of 2: the result is 0, should be 1.',
             edits={"dist.get_rank(group) + 1": "dist.get_rank() + 1"},
         ),
         WrongAnswer(
             "takes parts of a key for the key",
             fails="value",
-            says='get(""): returned, should raise ValueError',
+            says='unknown keys: get("") returned, should raise ValueError',
             edits={'what == "next"': 'what in "next"'},
         ),
         WrongAnswer(
             "another error for an unknown key",
-            fails="runs",
-            says="should raise ValueError",
+            fails="value",
+            says='unknown keys: get("left") raised KeyError, should raise ValueError',
             body="""
                 answers = {"next": (dist.get_rank(group) + 1) % dist.get_world_size(group)}
                 return answers[what]
@@ -99,13 +99,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "answers every other question with the neighbour",
             fails="value",
-            says='get("left"): returned, should raise ValueError',
+            says='unknown keys: get("left") returned, should raise ValueError',
             edits={'    if what == "next":\n        return': "    return"},
         ),
         WrongAnswer(
             "asks the other ranks",
             fails="cost",
-            says="calls all_gather twice, budget 0 (all_gather_object is made of it)",
+            says="calls all_gather 6 times, budget 0 (all_gather_object is made of it)",
             body="""
                 if what == "next":
                     l=[None]*dist.get_world_size(); dist.all_gather_object(l, 1)

@@ -74,7 +74,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "leaves out ranks that have nothing to add",
             fails="runs",
-            says="zeros on rank 0: ",
+            says=", 0 on rank 0: ",
             edits={"    dist.reduce": "    if tensor.numel() and not tensor.any():\n        return\n    dist.reduce"},
         ),
         WrongAnswer(

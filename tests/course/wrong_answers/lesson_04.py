@@ -30,14 +30,14 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "each rank compares with rank 0 alone, so rank 0 never finds anything",
             fails="value",
-            says="Rank 0, the last rank differs in the last bit of one number: the result is True, should be False.",
+            says="Rank 0, the last rank differs in the last bit of a float64: the result is True, should be False.",
             edits={"for other in everyones)": "for other in everyones[:1])"},
             also=("agreement",),
         ),
         WrongAnswer(
             "rounds first, as allclose would",
             fails="value",
-            says="the last rank differs in the last bit of one number: the result is True, should be False.",
+            says="the last rank differs in the last bit of a float64: the result is True, should be False.",
             edits={"tensor.detach()": "tensor.detach().float().round(decimals=5)"},
         ),
         WrongAnswer(

@@ -68,7 +68,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "puts back everything that the model had",
             fails="restored",
-            says="model.training after the block is [True], should be [False]",
+            says="model.training after the block is True, should be False",
             edits={
                 "before = model.do_sync": "before = dict(vars(model))",
                 _SWITCH_BACK: "vars(model).update(before)",
@@ -88,7 +88,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sends after an exception",
             fails="cost",
-            says="an exception in the block: calls barrier 4 times, budget 0.",
+            says="4 ranks: calls barrier 4 times, budget 0.",
             edits={
                 "finally:\n": "except BaseException:\n            dist.barrier()\n            raise\n        finally:\n"
             },

@@ -205,7 +205,7 @@ return float(sum(end - start for start, end in communication if not beside(start
         WrongAnswer(
             "sorts the caller's list",
             fails="untouched",
-            says="Rank 0, a gap in computing: compute has other entries than before",
+            says="Rank 0: compute (a gap in computing) has other entries than before",
             edits={"    moments = sorted(": "    compute.sort()\n    moments = sorted("},
         ),
         WrongAnswer(

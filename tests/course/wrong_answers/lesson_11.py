@@ -93,7 +93,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "an all-reduce, of which n - 1 throw the result away",
             fails="cost",
-            says="calls all_reduce 13 times, budget 0",
+            says="calls all_reduce 9 times, budget 0",
             edits={"dist.reduce(parameter.grad, dst=i % n)": "dist.all_reduce(parameter.grad)"},
         ),
         WrongAnswer(
@@ -120,6 +120,12 @@ WRONG_ANSWERS = {
             says="Rank 1: parameter 1, which this rank owns: .grad is [",
             edits={"dst=i % n": "dst=0"},
             also=("cost",),
+        ),
+        WrongAnswer(
+            "every rank begins with its own parameters",
+            fails="runs",
+            says="× float16, root 1, where rank",
+            edits={"in enumerate(params):": "in sorted(enumerate(params), key=lambda each: each[0] % n != rank):"},
         ),
         WrongAnswer(
             "divides by four, not by the number of ranks",
