@@ -4,10 +4,12 @@ The folder always holds a complete checkpoint. A new one is written beside it an
 that is interrupted leaves the old one intact.
 """
 
+import contextlib
 import io
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +32,57 @@ def write(
     A tensor that is not a DTensor is the same on every rank, and one rank writes it. Raises OSError on every rank if
     the folder can't be written; it then still holds what it held before.
     """
-    folder = Path(folder)
-    partial = folder.with_name(folder.name + ".partial")
-    _on_first_rank(lambda: _prepare(folder, partial), group)
-    problem = None
-    try:
-        state = state | ({PACKED: _pack(others)} if dist.get_rank(group) == 0 else {})
-        dcp.save(state, checkpoint_id=partial, process_group=group)
-    except (Exception, CheckpointException) as error:
-        problem = f"{folder} can't be written: {_cause(error)}"
-    raise_everywhere(problem, group, OSError)
-    _on_first_rank(lambda: _put_in_place(partial, folder), group)
+    Write(folder, state, others, group).finish()
+
+
+class Write:
+    """A checkpoint that is being written: as `write`, which is complete when `finish` has returned.
+
+    With `background`, a thread writes a copy of the state, and the caller may change the tensors meanwhile. The threads
+    of several ranks need a process group for themselves, `messages`, with a backend for main memory.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        state: dict[str, torch.Tensor],
+        others: Any,
+        group: dist.ProcessGroup | None,
+        background: bool = False,
+        messages: dist.ProcessGroup | None = None,
+    ):
+        self.folder, self.group = Path(folder), group
+        self.partial = self.folder.with_name(self.folder.name + ".partial")
+        self._future: Future | None = None
+        self._problem: str | None = None
+        _on_first_rank(lambda: _prepare(self.folder, self.partial), group)
+        if is_first(group):
+            state = state | {PACKED: _pack(others)}
+        with self._noting_problems():
+            if background:
+                self._future = dcp.async_save(state, checkpoint_id=self.partial, process_group=messages)
+            else:
+                dcp.save(state, checkpoint_id=self.partial, process_group=group)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `finish` need not wait for this rank's thread."""
+        return self._future is None or self._future.done()
+
+    def finish(self) -> None:
+        """Wait for this rank's thread, then let the checkpoint take its place. Every rank calls it."""
+        with self._noting_problems():
+            if self._future is not None:
+                self._future.result()
+        raise_everywhere(self._problem, self.group, OSError)
+        _on_first_rank(lambda: _put_in_place(self.partial, self.folder), self.group)
+
+    @contextlib.contextmanager
+    def _noting_problems(self) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, CheckpointException) as error:
+            self._problem = f"{self.folder} can't be written: {_cause(error)}"
 
 
 def read_metadata(folder: str | os.PathLike, group: dist.ProcessGroup | None) -> tuple[Path, Metadata]:
@@ -72,7 +114,13 @@ def read_others(folder: Path, metadata: Metadata, group: dist.ProcessGroup | Non
     """Return the `others` that were written: everything that is not a tensor."""
     packed = torch.empty(metadata.state_dict_metadata[PACKED].size, dtype=torch.uint8)
     read(folder, {PACKED: packed}, group)
-    return torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+    others = problem = None
+    try:
+        others = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+    except Exception as error:
+        problem = f"{folder} holds a checkpoint that is damaged: {_cause(error)}"
+    raise_everywhere(problem, group)
+    return others
 
 
 def _pack(value: Any) -> torch.Tensor:
@@ -81,9 +129,14 @@ def _pack(value: Any) -> torch.Tensor:
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
 
+def is_first(group: dist.ProcessGroup | None) -> bool:
+    """Whether this is the group's first rank, or the only process."""
+    return not dist.is_initialized() or dist.get_rank(group) == 0
+
+
 def _on_first_rank(do: Callable[[], None], group: dist.ProcessGroup | None) -> None:
     problem = None
-    if dist.get_rank(group) == 0:
+    if is_first(group):
         try:
             do()
         except OSError as error:
