@@ -8,8 +8,9 @@ import contextlib
 import io
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from scratch_ddp.common.agreement import raise_everywhere
 
+CHECKSUM = ".crc32"  # what follows a file's name in the name of the file with its checksum
 PACKED = "packed"  # all that is not a tensor, as bytes: torch.distributed.checkpoint would take lists and dicts apart
 
 
@@ -59,10 +61,11 @@ class Write:
         if is_first(group):
             state = state | {PACKED: _pack(others)}
         with self._noting_problems():
-            if background:
-                self._future = dcp.async_save(state, checkpoint_id=self.partial, process_group=messages)
+            if background:  # torch's own async_save can't copy our DTensors
+                copy = {name: _copy(value) for name, value in state.items()}
+                self._future = ThreadPoolExecutor(1).submit(_save, copy, self.partial, messages)
             else:
-                dcp.save(state, checkpoint_id=self.partial, process_group=group)
+                _save(state, self.partial, group)
 
     @property
     def has_ended(self) -> bool:
@@ -85,6 +88,26 @@ class Write:
             self._problem = f"{self.folder} can't be written: {_cause(error)}"
 
 
+def _save(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Write the state, and beside each of this rank's files its checksum."""
+    dcp.save(state, checkpoint_id=folder, process_group=group, no_dist=not dist.is_initialized())
+    for path in folder.glob(f"__{dist.get_rank(group) if dist.is_initialized() else 0}_*.distcp"):
+        path.with_name(path.name + CHECKSUM).write_text(_checksum(path))
+
+
+def verify(folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Read all files, shared out over the ranks. Raises ValueError on every rank if one is not what was written."""
+    me, ranks = (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
+    problem = None
+    for path in sorted(folder.glob("*.distcp"))[me::ranks]:
+        try:
+            if path.with_name(path.name + CHECKSUM).read_text() != _checksum(path):
+                problem = f"{path} is damaged: its checksum is another one"
+        except OSError as error:
+            problem = f"{path} can't be verified: {error}"
+    raise_everywhere(problem, group)
+
+
 def read_metadata(folder: str | os.PathLike, group: dist.ProcessGroup | None) -> tuple[Path, Metadata]:
     """Return where a checkpoint is, and its metadata. Raises ValueError on every rank if it is incomplete."""
     metadata = problem = None
@@ -104,7 +127,7 @@ def read(folder: Path, state: dict[str, torch.Tensor], group: dist.ProcessGroup 
     """Fill the tensors of `state`; of a DTensor, this rank's rows. Raises ValueError on every rank if it fails."""
     problem = None
     try:
-        dcp.load(state, checkpoint_id=folder, process_group=group)
+        dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=not dist.is_initialized())
     except (Exception, CheckpointException) as error:
         problem = f"{folder} can't be read; what has been loaded of it is unusable: {_cause(error)}"
     raise_everywhere(problem, group)
@@ -121,6 +144,11 @@ def read_others(folder: Path, metadata: Metadata, group: dist.ProcessGroup | Non
         problem = f"{folder} holds a checkpoint that is damaged: {_cause(error)}"
     raise_everywhere(problem, group)
     return others
+
+
+def _copy(value: Any) -> Any:
+    """A copy in main memory of a tensor; anything else as it is."""
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
 def _pack(value: Any) -> torch.Tensor:
@@ -175,7 +203,15 @@ def _found(folder: Path) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    return path.name == ".metadata" or path.suffix in (".distcp", ".tmp")
+    return path.name == ".metadata" or path.suffix in (".distcp", ".tmp", CHECKSUM)
+
+
+def _checksum(path: Path) -> str:
+    value = 0
+    with open(path, "rb") as file:
+        while part := file.read(2**20):
+            value = zlib.crc32(part, value)
+    return f"{value:08x}"
 
 
 def _missing(folder: Path, metadata: Metadata) -> str | None:

@@ -32,8 +32,8 @@ from scratch_ddp.zero import ShardedOptimizer
 WEIGHT_DECAY = 0.01
 EVERY = 50  # steps between two checkpoints, unless told otherwise
 LOST_STORE = (
-    "torchrun's agents share their store with the ranks, so this job would not outlive a lost worker: start torchrun on "
-    "every host with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
+    "torchrun's agents share their store with the ranks, so this job would not outlive a lost worker: "
+    "start torchrun on every host with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
 )
 WRAPPERS = {
     "simple": SimpleDistributedDataParallelism,
@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="where to save, and to go on from")
     parser.add_argument("--every", type=count, help=f"steps from one checkpoint to the next (default: {EVERY})")
-    parser.add_argument("--log", type=Path, metavar="FILE", help="append each step's loss and items, as JSON")
+    parser.add_argument("--step-log", type=Path, metavar="FILE", help="append each step's loss and items, as JSON")
     parser.add_argument("--timeout", type=seconds, help="seconds that a rank waits for others (default: torch's)")
     options = parser.parse_args()
     if options.every and not options.checkpoints:
@@ -162,8 +162,8 @@ def run(
         return Batches(items, options.batch_size, pad, rank, world_size, options.shards, seed)
 
     batches, after_step, history, checkpoints = share("train", options.seed), [], History(), None
-    if options.log:
-        after_step.append(StepLog(options.log).after_step)
+    if options.step_log:
+        after_step.append(StepLog(options.step_log).after_step)
     if options.checkpoints:
         names = ("epochs", "accumulation", "dtype")
         settings |= {name: getattr(options, name) for name in names} | batches.settings()

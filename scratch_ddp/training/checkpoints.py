@@ -73,6 +73,7 @@ class Checkpoints:
         unreadable = []
         for name in self._names():
             try:
+                checkpoint.verify(self.folder / name, None)
                 extra = run_state.read_extra(self.folder / name)
                 self._refuse_other_settings(name, extra["settings"])
                 run_state.restore(self.folder / name, self.model, self.optimizer)

@@ -178,7 +178,7 @@ def train_epoch(
     step: Callable[[list[Batch], torch.Tensor], None],
     first: int = 0,
 ) -> None:
-    """Train on all items, or on those from step `first` on. `step` gets each window and this rank's part of its loss."""
+    """Train on all items, or from step `first` on. `step` gets each window and this rank's part of its loss."""
     device = next(model.parameters()).device
     model.train()
     for window in windows((batch.to(device) for batch in batches.epoch(epoch, first * accumulation)), accumulation):

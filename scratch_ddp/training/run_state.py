@@ -7,7 +7,6 @@ parameters are written by the ranks that hold them.
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
