@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from scratch_ddp.common.agreement import raise_everywhere
 
+METADATA = ".metadata"  # torch's file that says what the others hold
 CHECKSUM = ".crc32"  # what follows a file's name in the name of the file with its checksum
 PACKED = "packed"  # all that is not a tensor, as bytes: torch.distributed.checkpoint would take lists and dicts apart
 
@@ -89,9 +90,10 @@ class Write:
 
 
 def _save(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> None:
-    """Write the state, and beside each of this rank's files its checksum."""
+    """Write the state, and beside each of this rank's files its checksum: torch would read flipped bits as they are."""
     dcp.save(state, checkpoint_id=folder, process_group=group, no_dist=not dist.is_initialized())
-    for path in folder.glob(f"__{dist.get_rank(group) if dist.is_initialized() else 0}_*.distcp"):
+    rank = dist.get_rank(group) if dist.is_initialized() else 0
+    for path in [*folder.glob(f"__{rank}_*.distcp"), *([folder / METADATA] if rank == 0 else [])]:
         path.with_name(path.name + CHECKSUM).write_text(_checksum(path))
 
 
@@ -99,7 +101,7 @@ def verify(folder: Path, group: dist.ProcessGroup | None) -> None:
     """Read all files, shared out over the ranks. Raises ValueError on every rank if one is not what was written."""
     me, ranks = (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
     problem = None
-    for path in sorted(folder.glob("*.distcp"))[me::ranks]:
+    for path in [folder / METADATA, *sorted(folder.glob("*.distcp"))][me::ranks]:
         try:
             if path.with_name(path.name + CHECKSUM).read_text() != _checksum(path):
                 problem = f"{path} is damaged: its checksum is another one"
@@ -203,7 +205,7 @@ def _found(folder: Path) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    return path.name == ".metadata" or path.suffix in (".distcp", ".tmp", CHECKSUM)
+    return path.name == METADATA or path.suffix in (".distcp", ".tmp", CHECKSUM)
 
 
 def _checksum(path: Path) -> str:

@@ -12,6 +12,7 @@ import datetime
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -127,6 +128,7 @@ def ranks(device: torch.device, timeout: datetime.timedelta | None = None) -> It
 def main() -> None:
     options = arguments()
     device = choose_device(options.device)
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of checkpoints of a single process
     with stop_on_sigterm() as stop, ranks(device, options.timeout) as (rank, world_size):
         try:
             run(options, device, rank, world_size, stop)
