@@ -14,8 +14,9 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,7 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="where to save, and to go on from")
     parser.add_argument("--every", type=count, help=f"steps from one checkpoint to the next (default: {EVERY})")
     parser.add_argument("--step-log", type=Path, metavar="FILE", help="append each step's loss and items, as JSON")
-    parser.add_argument("--timeout", type=seconds, help="seconds that a rank waits for others (default: torch's)")
+    parser.add_argument("--timeout", type=duration, help="seconds that a rank waits for others (default: torch's)")
     options = parser.parse_args()
     if options.every and not options.checkpoints:
         parser.error("--every says how often to save, so --checkpoints FOLDER is needed too")
@@ -96,7 +97,7 @@ def learning_rate(text: str) -> float:
     return value
 
 
-def seconds(text: str) -> datetime.timedelta:
+def duration(text: str) -> datetime.timedelta:
     return datetime.timedelta(seconds=count(text))
 
 
@@ -129,7 +130,8 @@ def main() -> None:
     options = arguments()
     device = choose_device(options.device)
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of checkpoints of a single process
-    with stop_on_sigterm() as stop, ranks(device, options.timeout) as (rank, world_size):
+    wait_for_signal = stop_on_sigterm() if options.checkpoints else nullcontext()
+    with wait_for_signal as stop, ranks(device, options.timeout) as (rank, world_size):
         try:
             run(options, device, rank, world_size, stop)
         except Stopped as stopped:
@@ -147,17 +149,7 @@ def run(
     if report and loses_its_store():
         report(LOST_STORE)
     pairs = load_pairs(options.data)
-    seed_everything(options.seed)  # the same on every rank: the model's new weights come from it
-    model, tokenizer = load_model(options.model, texts=sentences(pairs["train"]), dtype=getattr(torch, options.dtype))
-    model.to(device)
-    lr = options.lr if options.lr is not None else 1e-3 if sum(p.numel() for p in model.parameters()) < 10e6 else 2e-5
-    settings = {"lr": lr, "weight_decay": WEIGHT_DECAY}
-    if world_size > 1 or (options.strategy in ("zero", "fsdp") and "RANK" in os.environ):
-        model = WRAPPERS[options.strategy](model)
-    if world_size > 1 and options.strategy == "zero":
-        optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, **settings)
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), **settings)
+    model, optimizer, tokenizer = build(options, device, world_size, sentences(pairs["train"]))
 
     def share(split: str, seed: int | None = None) -> Batches:
         items, pad = tokenise(pairs[split], tokenizer, options.max_length), tokenizer.pad_token_id
@@ -167,8 +159,8 @@ def run(
     if options.step_log:
         after_step.append(StepLog(options.step_log).after_step)
     if options.checkpoints:
-        names = ("epochs", "accumulation", "dtype")
-        settings |= {name: getattr(options, name) for name in names} | batches.settings()
+        settings = {name: getattr(options, name) for name in ("epochs", "accumulation", "lr", "dtype")}
+        settings |= batches.settings()
         checkpoints = Checkpoints(
             options.checkpoints, options.every or EVERY, model, optimizer, settings, stop, report, options.timeout
         )
@@ -193,6 +185,22 @@ def run(
     if rank == 0:
         who = "1 process" if world_size == 1 else f"{world_size} ranks"
         print(f"{who} on {device.type}: {history.steps - resumed_at} steps in {seconds:.1f} s; test {score}")
+
+
+def build(
+    options: argparse.Namespace, device: torch.device, world_size: int, texts: list[str]
+) -> tuple[torch.nn.Module, torch.optim.Optimizer, Any]:
+    """Return the model in its strategy's wrapper, its optimizer, and the tokenizer."""
+    seed_everything(options.seed)  # the same on every rank: the model's new weights come from it
+    model, tokenizer = load_model(options.model, texts=texts, dtype=getattr(torch, options.dtype))
+    model.to(device)
+    lr = options.lr if options.lr is not None else 1e-3 if sum(p.numel() for p in model.parameters()) < 10e6 else 2e-5
+    settings = {"lr": lr, "weight_decay": WEIGHT_DECAY}
+    if world_size > 1 or (options.strategy == "fsdp" and "RANK" in os.environ):  # FSDP's checkpoints need FSDP
+        model = WRAPPERS[options.strategy](model)
+    if world_size > 1 and options.strategy == "zero":
+        return model, ShardedOptimizer(model.parameters(), torch.optim.AdamW, **settings), tokenizer
+    return model, torch.optim.AdamW(model.parameters(), **settings), tokenizer
 
 
 def loses_its_store() -> bool:

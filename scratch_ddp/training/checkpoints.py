@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ class Checkpoints:
         Every rank calls it. Raises ValueError on every rank if there are checkpoints but none can be read, or if the
         last one is of a run with other settings.
         """
-        unreadable = []
+        unreadable: dict[str, str] = {}
         for name in self._names():
             try:
                 checkpoint.verify(self.folder / name, None)
@@ -80,17 +80,17 @@ class Checkpoints:
             except _Unlike:
                 raise
             except ValueError as error:
-                unreadable.append(str(error))
+                unreadable[name] = str(error)
                 self.report(f"{name} is skipped: {error}")
                 continue
+            self._put_aside(unreadable)
             self._losses = list(extra["losses"])
             scores = [Score(*values) for values in extra["scores"]]
             self.report(f"resumed after step {len(self._losses)} ({self.folder / name})")
             return History(self._losses, extra["epoch_losses"], scores)
         if unreadable:
-            raise ValueError(
-                f"no checkpoint in {self.folder} can be read, so move it away to start anew: {unreadable[0]}"
-            )
+            first = next(iter(unreadable.values()))
+            raise ValueError(f"no checkpoint in {self.folder} can be read, so move it away to start anew: {first}")
         return History()
 
     def after_step(self, window: list[Batch], history: History) -> None:
@@ -140,6 +140,13 @@ class Checkpoints:
                 if name.removesuffix(".before") in names or name.endswith(".partial"):
                     shutil.rmtree(self.folder / name)
         return _texts("\n".join(names))[0].split()
+
+    def _put_aside(self, names: Iterable[str]) -> None:
+        """Rename damaged checkpoints, so that they do not count among those that are kept."""
+        if checkpoint.is_first(None):
+            for name in names:
+                shutil.rmtree(self.folder / f"{name}.damaged", ignore_errors=True)
+                (self.folder / name).rename(self.folder / f"{name}.damaged")
 
     def _refuse_other_settings(self, name: str, settings: Mapping[str, Any]) -> None:
         for key in self.settings | settings:

@@ -18,7 +18,7 @@ from scratch_ddp.training.loop import History
 
 
 class StepLog:
-    """Appends a line of JSON for each step: step, loss, items, ranks, restarts, time. The first rank writes."""
+    """Appends a line of JSON for each step: step, loss, items, ranks, time. The first rank writes."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
@@ -37,7 +37,6 @@ class StepLog:
             "loss": sum(loss for loss, _ in everyones) / len(everyones),
             "items": sorted(number for _, numbers in everyones for number in numbers),
             "ranks": len(everyones),
-            "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
             "time": time.time(),
         }
         with open(self.path, "a") as file:

@@ -36,13 +36,18 @@ class Model(nn.Module):
         return SimpleNamespace(logits=self.score(torch.tanh(mean)))
 
 
+def patch():
+    """Let the command use the light model and sentences in this process."""
+    command.load_pairs = lambda source: make_pairs({"train": 160, "validation": 16, "test": 16})
+    command.load_model = lambda source, texts, dtype: (Model(dtype), Tokenizer())
+
+
 def main():
     if "LIGHT_PIDS" in os.environ:
         name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.{os.environ.get('RANK', 0)}"
         Path(os.environ["LIGHT_PIDS"], name).write_text(str(os.getpid()))
     torch.set_num_threads(1)
-    command.load_pairs = lambda source: make_pairs({"train": 160, "validation": 16, "test": 16})
-    command.load_model = lambda source, texts, dtype: (Model(dtype), Tokenizer())
+    patch()
     command.main()
 
 
