@@ -41,8 +41,9 @@ def write(
 class Write:
     """A checkpoint that is being written: as `write`, which is complete when `finish` has returned.
 
-    With `background`, a thread writes a copy of the state, and the caller may change the tensors meanwhile. The threads
-    of several ranks need a process group for themselves, `messages`, with a backend for main memory.
+    With `background`, a thread writes a copy of the state, and checksums for `verify`; the caller may change the tensors
+    meanwhile. The threads of several ranks need a process group of their own, `messages`, with a backend for main
+    memory.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Write:
         with self._noting_problems():
             if background:  # torch's own async_save can't copy our DTensors
                 copy = {name: _copy(value) for name, value in state.items()}
-                self._future = ThreadPoolExecutor(1).submit(_save, copy, self.partial, messages)
+                self._future = ThreadPoolExecutor(1).submit(_save_with_checksums, copy, self.partial, messages)
             else:
                 _save(state, self.partial, group)
 
@@ -90,8 +91,12 @@ class Write:
 
 
 def _save(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> None:
-    """Write the state, and beside each of this rank's files its checksum: torch would read flipped bits as they are."""
     dcp.save(state, checkpoint_id=folder, process_group=group, no_dist=not dist.is_initialized())
+
+
+def _save_with_checksums(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Save, and write a checksum beside each of this rank's files: torch would read flipped bits as they are."""
+    _save(state, folder, group)
     rank = dist.get_rank(group) if dist.is_initialized() else 0
     for path in [*folder.glob(f"__{rank}_*.distcp"), *([folder / METADATA] if rank == 0 else [])]:
         path.with_name(path.name + CHECKSUM).write_text(_checksum(path))
