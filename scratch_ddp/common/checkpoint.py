@@ -41,9 +41,9 @@ def write(
 class Write:
     """A checkpoint that is being written: as `write`, which is complete when `finish` has returned.
 
-    With `background`, a thread writes a copy of the state, and checksums for `verify`; the caller may change the tensors
-    meanwhile. The threads of several ranks need a process group of their own, `messages`, with a backend for main
-    memory.
+    With `background`, a thread writes a copy of the state, and checksums for `verify`. The caller may change the
+    tensors meanwhile. The threads of several ranks need a process group of their own, `messages`, with a backend for
+    main memory.
     """
 
     def __init__(
