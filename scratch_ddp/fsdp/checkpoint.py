@@ -21,6 +21,14 @@ SHARDED, REPLICATED = "sharded", "replicated"  # how a tensor of the state is sa
 
 def save(model: ShardedModel, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None, extra: Any) -> None:
     """Write the model, the optimizer's state and `extra`. See `FSDP.save`."""
+    checkpoint.write(folder, *collect(model, optimizer, extra), model.group)
+
+
+def collect(model: ShardedModel, optimizer: torch.optim.Optimizer | None, extra: Any) -> tuple[State, dict[str, Any]]:
+    """Return what `save` writes: tensors, which share the model's memory, and all that is not a tensor.
+
+    Every rank calls it. Raises ValueError on every rank if the optimizer's state can't be saved.
+    """
     tensors = {MODEL + key: tensor for key, tensor in sharded_state(model).items()}
     described = problem = None
     if optimizer is not None:
@@ -31,7 +39,7 @@ def save(model: ShardedModel, folder: str | os.PathLike, optimizer: torch.optim.
             problem = str(error)
     raise_everywhere(problem, model.group)
     check_same_lines(sorted(tensors), "the ranks' optimizers differ", model.group)
-    checkpoint.write(folder, tensors, {"optimizer": described, "extra": extra}, model.group)
+    return tensors, {"optimizer": described, "extra": extra}
 
 
 def load(model: ShardedModel, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None) -> Any:

@@ -206,6 +206,14 @@ class FSDP(SyncSwitch, nn.Module):
         self._runtime.meet(Action.METHOD, "save()")
         checkpoint.save(self._sharded, folder, optimizer, extra)
 
+    def collect_checkpoint(self, optimizer: torch.optim.Optimizer | None = None, extra: Any = None) -> tuple[dict, Any]:
+        """Return what `save` writes: tensors, which share the model's memory, and all that is not a tensor.
+
+        Every rank calls it. Raises ValueError on every rank if the optimizer's state can't be saved.
+        """
+        self._runtime.meet(Action.METHOD, "collect_checkpoint()")
+        return checkpoint.collect(self._sharded, optimizer, extra)
+
     def load(self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Load what `save` has written, on any number of ranks; return the `extra` of it. Every rank calls it.
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scratch_ddp.common.agreement import digest
 from scratch_ddp.common.extras import extra
 from scratch_ddp.training.pairs import make_pairs
 from scratch_ddp.training.sources import HubFiles, choose_for_all, first_rank_first, print_once
@@ -156,6 +157,7 @@ class Batch:
     labels: torch.Tensor  # int64 (rows,)
     count: int  # 0 if there were fewer items than ranks: then a row fills in, to keep all ranks in step
     global_count: int  # over all ranks
+    numbers: tuple[int, ...] = ()  # which items the rank's own rows are
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch on another device."""
@@ -214,15 +216,23 @@ class Batches:
         """Batches per epoch."""
         return -(-len(self.items) // self.batch_size)
 
-    def epoch(self, number: int = 0) -> Iterator[Batch]:
-        """This rank's batches of one epoch."""
+    def epoch(self, number: int = 0, first: int = 0) -> Iterator[Batch]:
+        """This rank's batches of one epoch, from batch `first` on."""
         shards = [shard(self._order(number), rank, self.world_size, self.kind) for rank in range(self.world_size)]
         share = self.batch_size // self.world_size
-        for start in range(0, len(self) * share, share):
+        for start in range(first * share, len(self) * share, share):
             everyones = [part[start : start + share] for part in shards]
             mine = everyones[self.rank]
             inputs, labels = collate([self.items[i] for i in mine or shards[self.rank][:1]], self.pad)
-            yield Batch(inputs, labels, len(mine), sum(map(len, everyones)))
+            yield Batch(inputs, labels, len(mine), sum(map(len, everyones)), tuple(mine))
+
+    def settings(self) -> dict[str, Any]:
+        """What decides which items each global batch has, by name: equal settings, equal batches."""
+        settings = {"seed": self.seed, "batch size": self.batch_size, "shards": self.kind}
+        if self.kind != KINDS[0]:  # of other shards, each number of ranks makes other batches
+            settings["ranks"] = self.world_size
+        lines = [f"{item.label} {item.tokens}" for item in self.items]
+        return settings | {"items": len(self.items), "data": f"{digest(lines):014x}"}
 
     def _order(self, epoch: int) -> list[int]:
         if self.seed is None:

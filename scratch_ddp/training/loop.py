@@ -4,9 +4,9 @@ A plain model is trained by this process alone, a model in a strategy's wrapper 
 """
 
 import contextlib
+import functools
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -77,13 +77,32 @@ def accumulate(model: nn.Module, window: list[Batch], loss_sum: LossSum, world_s
     return part
 
 
-@dataclass
 class History:
     """A run as one rank saw it. `losses` are its parts of each step's loss: their mean over the ranks is the loss."""
 
-    losses: list[float] = field(default_factory=list)
-    epoch_losses: list[float] = field(default_factory=list)  # mean loss of the epoch's steps, over all ranks
-    scores: list[Score] = field(default_factory=list)
+    def __init__(self, losses: Iterable[float] = (), epoch_losses: Iterable[float] = (), scores: Iterable[Score] = ()):
+        self._losses, self._recent = list(losses), []
+        self.epoch_losses = list(epoch_losses)  # mean loss of the epoch's steps, over all ranks
+        self.scores = list(scores)
+        self.dtype = torch.float64  # of the last loss
+
+    @property
+    def losses(self) -> list[float]:
+        """This rank's part of each step's loss. To read them waits for a GPU."""
+        if self._recent:
+            self._losses += torch.stack(self._recent).tolist()
+            self._recent.clear()
+        return self._losses
+
+    @property
+    def steps(self) -> int:
+        """How many steps there were."""
+        return len(self._losses) + len(self._recent)
+
+    def add(self, part: torch.Tensor) -> None:
+        """Add this rank's part of a step's loss, without waiting for it."""
+        self.dtype = part.dtype
+        self._recent.append(part)
 
     def of_all_ranks(self, group: dist.ProcessGroup | None = None) -> torch.Tensor:
         """Return every rank's losses: float64 (steps, ranks). Costs one all-gather; nothing without a process group."""
@@ -104,33 +123,43 @@ def train(
     optimizer: torch.optim.Optimizer | None = None,
     report: Callable[[str], None] | None = None,
     progress: bool | None = None,
+    history: History | None = None,
+    after_step: Callable[[list[Batch], History], None] | None = None,
 ) -> History:
     """Train with AdamW (or `optimizer`) and a learning rate that rises over `warmup` of the steps, then falls to zero.
 
     `batches` and `validation` must share their items over the same ranks as the model (`world_size` 1 for a plain
     model), or ValueError is raised. `accumulation` micro-batches make a step. After each epoch, `report` gets a line. A
     progress bar is shown on the first rank if `progress`, by default where stderr is a terminal. Returns this rank's
-    history. Communication: that of the strategy, and after each epoch one all-reduce of one number and an evaluation.
+    history. With the `history` of an interrupted run, whose state model and optimizer have, training goes on where that
+    one ended. `after_step` is called with the micro-batches of each step and the history so far.
+    Communication: that of the strategy, and after each epoch one all-reduce of one number and an evaluation.
     """
     with extra("cells"):
         from tqdm import tqdm
     check_ranks(model, batches, validation)
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
-    steps = epochs * -(-len(batches) // accumulation)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warm_up_then_fall(step, steps, warmup))
-    history = History()
-    with tqdm(total=steps, unit="step", disable=not shows_progress(batches.rank, progress)) as bar:
+    history = history or History()
+    per_epoch = -(-len(batches) // accumulation)
+    steps, done = epochs * per_epoch, history.steps
+    factor = functools.partial(warm_up_then_fall, steps=steps, warmup=warmup)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor, last_epoch=done - 1)
+    with tqdm(total=steps, initial=done, unit="step", disable=not shows_progress(batches.rank, progress)) as bar:
 
-        def step() -> None:
+        def step(window: list[Batch], part: torch.Tensor) -> None:
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
             bar.update()
+            history.add(part)
+            if after_step:
+                after_step(window, history)
 
-        for epoch in range(epochs):
-            parts = train_epoch(model, batches, epoch, accumulation, loss_sum, step)
-            history.losses += parts.tolist()
-            history.epoch_losses.append(mean_over_ranks(parts.mean(), model, batches.world_size))
+        for epoch in range(len(history.epoch_losses), epochs):
+            began = epoch * per_epoch
+            train_epoch(model, batches, epoch, accumulation, loss_sum, step, first=history.steps - began)
+            mean = torch.tensor(history.losses[began:], dtype=history.dtype).mean()
+            history.epoch_losses.append(mean_over_ranks(mean, model, batches.world_size))
             line = f"epoch {epoch + 1}: loss {history.epoch_losses[-1]:.4f}"
             if validation:
                 history.scores.append(evaluate(model, validation))
@@ -141,16 +170,19 @@ def train(
 
 
 def train_epoch(
-    model: nn.Module, batches: Batches, epoch: int, accumulation: int, loss_sum: LossSum, step: Callable[[], None]
-) -> torch.Tensor:
-    """Train on all items once, with a `step()` after each window; return this rank's part of each step's loss."""
+    model: nn.Module,
+    batches: Batches,
+    epoch: int,
+    accumulation: int,
+    loss_sum: LossSum,
+    step: Callable[[list[Batch], torch.Tensor], None],
+    first: int = 0,
+) -> None:
+    """Train on all items, or from step `first` on. `step` gets each window and this rank's part of its loss."""
     device = next(model.parameters()).device
     model.train()
-    parts = []
-    for window in windows((batch.to(device) for batch in batches.epoch(epoch)), accumulation):
-        parts.append(accumulate(model, window, loss_sum, batches.world_size))
-        step()
-    return torch.stack(parts)
+    for window in windows((batch.to(device) for batch in batches.epoch(epoch, first * accumulation)), accumulation):
+        step(window, accumulate(model, window, loss_sum, batches.world_size))
 
 
 def mean_over_ranks(value: torch.Tensor, model: nn.Module, world_size: int) -> float:

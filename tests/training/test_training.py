@@ -281,8 +281,8 @@ def test_zero_and_fsdp_train_as_ddp_does():
 
 
 def test_a_learning_rate_of_zero_is_no_default(monkeypatch):
-    def train(*_, lr, **__):
-        raise ValueError(f"the learning rate is {lr}")
+    def train(*_, optimizer, **__):
+        raise ValueError(f"the learning rate is {optimizer.param_groups[0]['lr']}")
 
     monkeypatch.setattr(sys, "argv", ["training", "--data=built-in", "--model=built-in", "--device=cpu", "--lr=0"])
     monkeypatch.setattr(command, "train", train)

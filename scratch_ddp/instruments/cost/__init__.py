@@ -2,7 +2,8 @@
 
 `wire`: the bytes, rounds and seconds of a collective. `step`: the seconds of a training step under each strategy of
 data parallelism. `split`: those of a model that is split, by tensor parallelism or in a pipeline. `bucket_size`: the
-best size of a bucket. `memory`: the bytes of a model's states under DDP and ZeRO.
+best size of a bucket. `two_levels`: hosts whose ranks share a network card. `memory`: the bytes of a model's states
+under DDP and ZeRO.
 
 Before there is a model: `shape`: its sizes, from a config without weights. `activations`, `flops`: what a token takes.
 `models`, `clusters`: data, with sources. `layout`: what a rank holds. `forecast`: the seconds of a step. `bounds`: from
@@ -49,13 +50,14 @@ from scratch_ddp.instruments.cost.step import (
     naive,
     per_parameter,
 )
+from scratch_ddp.instruments.cost.two_levels import Passage, TwoLevels
 from scratch_ddp.instruments.cost.wire import Wire, ring_bytes, ring_rounds, transfer_seconds
 
 __all__ = ["BF16_COMPUTE", "FP32", "MIXED", "STAGES", "AllReduce", "Backward", "Forecast", "ModelStates"]
 __all__ += ["Precision", "Wire", "best_bucket", "best_bucket_bytes", "bucketed", "bytes_sent"]
 __all__ += ["exposed_by_formula", "flat", "grouped", "measured_states", "model_states", "naive"]
 __all__ += ["per_parameter", "pipelined", "ring_bytes", "ring_rounds", "states_table", "tensor_parallel"]
-__all__ += ["transfer_seconds"]
+__all__ += ["transfer_seconds", "Passage", "TwoLevels"]
 __all__ += ["BOUNDS", "Plan", "best_mesh", "operations_per_byte", "plan", "tokens_to_be_compute_bound", "what_binds"]
 __all__ += ["CLUSTERS", "MODELS", "Accelerator", "Cluster", "Layout", "ModelShape", "RankMemory", "StepTime"]
 __all__ += ["batch_trade", "bytes_per_token", "cluster", "flops_per_token", "from_config", "logits_bytes", "model"]

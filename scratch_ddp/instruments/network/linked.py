@@ -3,18 +3,21 @@
 import contextlib
 import datetime
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from scratch_ddp.common.agreement import compare, raise_everywhere
+from scratch_ddp.common.agreement import check_everywhere, compare
+from scratch_ddp.instruments.cost.two_levels import collective_seconds
 from scratch_ddp.instruments.cost.wire import ring_bytes, ring_rounds
 from scratch_ddp.instruments.network.clock import now
+from scratch_ddp.instruments.network.hosts import Hosts, layout_problem, share_hosts
 from scratch_ddp.instruments.network.link import Link, as_link
 from scratch_ddp.instruments.network.nic import Nic, Transfer
-from scratch_ddp.instruments.network.ready_times import ReadyTimes, share_ready_times
+from scratch_ddp.instruments.network.ready_times import Numbered, ReadyTimes, share_ready_times
 from scratch_ddp.instruments.network.work import Alarm, LinkedWork
 from scratch_ddp.instruments.traffic.calls import METHODS, Call, read_method
 
@@ -27,7 +30,8 @@ class LinkedGroup(dist.ProcessGroup):
 
     Made by `linked_group` and `lone_rank`. Set `link` to another Link, a preset's name or None (no link: operations go
     straight to the group below); transfers under way are not affected. Ranks may set different links, each for its own
-    end. `transfers` lists what this rank's end carried, and `busy_seconds` tells for how long.
+    end. `transfers` lists what this rank's end carried, and `busy_seconds` tells for how long. With `hosts`, `link` is
+    that between hosts, and `inside` that in each of them.
     """
 
     def __init__(
@@ -37,10 +41,13 @@ class LinkedGroup(dist.ProcessGroup):
         size: int,
         link: Link | None,
         ready_times: ReadyTimes | None = None,
+        hosts: Hosts | None = None,
+        inside: Link | None = None,
     ):
         super().__init__(rank, size)
         self.below, self._own_rank, self._own_size = below, rank, size
         self._link, self._ready_times = link, ready_times
+        self.hosts, self._inside = hosts, inside
         self._nic, self._alarm = Nic(), Alarm()
         self._free: Callable[[Any], None] | None = None
         self._generation, self._name = 0, ""
@@ -54,6 +61,15 @@ class LinkedGroup(dist.ProcessGroup):
     @link.setter
     def link(self, link: Link | str | None) -> None:
         self._link = as_link(link)
+
+    @property
+    def inside(self) -> Link | None:
+        """The link in each host, or None if nothing in there takes time, or if there are no hosts."""
+        return self._inside
+
+    @inside.setter
+    def inside(self, link: Link | str | None) -> None:
+        self._inside = as_link(link)
 
     @property
     def transfers(self) -> list[Transfer]:
@@ -98,6 +114,8 @@ class LinkedGroup(dist.ProcessGroup):
         """Called when the group that this one follows was rebuilt: drop what was under way, adopt the new backends."""
         self._nic.clear_queue()
         self._alarm.ring_now()
+        if self.hosts is not None:
+            self.hosts.clear()
         if self._ready_times is not None:
             self._ready_times.reset()
         self.adopt_backends()
@@ -122,38 +140,49 @@ class LinkedGroup(dist.ProcessGroup):
         link, transfer = self._link, None
         if link is not None:
             nbytes = link_bytes(call, args)
-            transfer = self._nic.book(call.name, nbytes, posted, link.seconds(nbytes, _rounds(call)))
-        places = self._write_ready_time(call, transfer)
+            transfer = self._nic.book(call.name, nbytes, posted, self._seconds(call, nbytes, link))
+        number = self._write_ready_time(call, transfer)
         try:
             below = operate(*args, **kwargs)
         except BaseException:
-            self._cancel(call, transfer, places)
+            self._cancel(call, transfer, number)
             raise
         if transfer is None or below is None:
             return below
-        settle = functools.partial(self._settle, call, transfer, places)
+        settle = functools.partial(self._settle, call, transfer, number, link)
         return LinkedWork(below, transfer, settle, self._nic.clear_queue, self._alarm, self._free)
 
-    def _write_ready_time(self, call: Call, transfer: Transfer | None) -> list[int] | None:
+    def _seconds(self, call: Call, nbytes: int, link: Link) -> float:
+        """Seconds for which a call takes this rank's end, while nobody else uses the hosts' cards."""
+        if self.hosts is None:
+            return link.seconds(nbytes, _rounds(call))
+        inside = self._inside or Link(0, 0)
+        return collective_seconds(inside, link, nbytes, _rounds(call), self.hosts.loads(call))
+
+    def _write_ready_time(self, call: Call, transfer: Transfer | None) -> Numbered | None:
         """Tell the peers when this rank's wire becomes free for the call, before the call can end anywhere."""
         if self._ready_times is None or (call.peer is None and call.name == "recv"):  # the sender is not known yet
             return None
         return self._ready_times.write(call, transfer.started if transfer else now())
 
-    def _cancel(self, call: Call, transfer: Transfer | None, places: list[int] | None) -> None:
+    def _cancel(self, call: Call, transfer: Transfer | None, number: Numbered | None) -> None:
         if transfer is not None:
             self._nic.cancel(transfer)
-        if places is not None:
+        if number is not None:
             self._ready_times.undo(call)
 
-    def _settle(self, call: Call, transfer: Transfer, places: list[int] | None, below: dist.Work) -> None:
+    def _settle(self, call: Call, transfer: Transfer, number: Numbered | None, link: Link, below: dist.Work) -> None:
         """The data has arrived, so all ranks that matter have written their times: find out when the transfer began."""
         if self._ready_times is None:
             return
-        if places is None:
+        if number is None:
             call.peer = below._source_rank()
-            places = self._ready_times.write(call, transfer.started)
-        self._nic.delay(transfer, self._ready_times.latest(places))
+            number = self._ready_times.write(call, transfer.started)
+            transfer.ended = transfer.started + self._seconds(call, transfer.nbytes, link)
+        ready = self._ready_times.latest(number)
+        if self.hosts is not None and (loads := self.hosts.loads(call)):
+            ready = max(ready, self.hosts.start(self._ready_times, number, loads, link.beta))
+        self._nic.delay(transfer, ready)
 
 
 def _operation(method: str) -> Callable[..., dist.Work]:
@@ -188,7 +217,12 @@ def _rounds(call: Call) -> int:
     return 1 if call.name in ("send", "recv") else ring_rounds(call.name, len(call.members))
 
 
-def linked_group(link: Link | str | None, group: dist.ProcessGroup | None = None) -> LinkedGroup:
+def linked_group(
+    link: Link | str | None,
+    group: dist.ProcessGroup | None = None,
+    hosts: int | Sequence[int] | Hosts | None = None,
+    inside: Link | str | None = None,
+) -> LinkedGroup:
     """Return a process group of the same ranks as `group` (default: all), whose operations take time on `link`.
 
     `link` is a Link, a preset's name, or None for no link at first. The data moves over a new group with the backend
@@ -203,8 +237,15 @@ def linked_group(link: Link | str | None, group: dist.ProcessGroup | None = None
         slow.link = "NVLink 4"                       # another link; None: no link
         dist.destroy_process_group(slow)
 
-    Collective: every rank of `group` calls it. Raises ValueError on every rank if a preset is unknown on any rank,
-    RuntimeError if there is no process group. Costs a new group and three small collectives.
+    By default each rank has a network card of its own. `hosts` makes a network of two levels: the ranks of a host share
+    one card, at which all that leaves or enters the host queues, and `inside` connects them (None: in no time). `hosts`
+    is a number of hosts, which have the group's ranks in equal blocks; the host of each of the group's ranks, such as
+    (0, 1, 0, 1); or another linked group's `hosts`, whose cards this group then uses too. `hosts.bytes_out` counts
+    what has left each host.
+
+    Collective: every rank of `group` calls it. Raises ValueError on every rank if a preset is unknown on any rank, if
+    the hosts don't fit the ranks or differ, or if there are hosts but not all ranks are on this machine; RuntimeError
+    if there is no process group. Costs a new group and three small collectives; with new hosts, three more.
     """
     outside = group == dist.GroupMember.NON_GROUP_MEMBER  # what new_group returns on ranks outside the group
     if not (group is None or outside or isinstance(group, dist.ProcessGroup)):
@@ -218,20 +259,58 @@ def linked_group(link: Link | str | None, group: dist.ProcessGroup | None = None
         raise ValueError(f"rank {dist.get_rank()} is not in the group: link it on the group's ranks only")
     if isinstance(group or dist.group.WORLD, LinkedGroup):
         raise ValueError("this group is on a link already: set its .link")
-    problem, found = None, None
+    ranks = dist.get_process_group_ranks(group)
+    problem, found, found_inside = None, None, None
     try:
-        found = as_link(link)
+        found, found_inside = as_link(link), as_link(inside)
+        problem = layout_problem(hosts, ranks) if hosts is not None else None
+        if hosts is None and inside is not None:
+            problem = "inside= is the link in each host, so hosts= is needed too"
     except (ValueError, TypeError) as error:
         problem = str(error)
-    raise_everywhere(problem, group)
-    ranks = dist.get_process_group_ranks(group)
+    layout = "cards of another group" if isinstance(hosts, Hosts) else str(hosts)
+    check_everywhere(problem, [f"hosts={layout}"], "the ranks give different hosts", group)
     below = _twin(group, ranks)
-    linked = LinkedGroup(below, dist.get_rank(group), len(ranks), found, share_ready_times(below))
+    ready_times = share_ready_times(below)
+    shared = share_hosts(hosts, below) if hosts is not None and ready_times else None
+    if hosts is not None and shared is None:
+        raise ValueError("ranks that share network cards must all be on this machine")
+    linked = LinkedGroup(below, dist.get_rank(group), len(ranks), found, ready_times, shared, found_inside)
     world = dist.distributed_c10d._world
     backend, store = world.pg_map[below]
     register(linked, f"{below.group_name} on a link", ranks, backend, world.pg_backend_config[below], store)
     linked.follow(below)
     return linked
+
+
+def linked_mesh(link: Link | str | None, hosts: int, inside: Link | str | None = None) -> DeviceMesh:
+    """Return a mesh ("host", "local") of all ranks on a network of two levels, as `linked_group` makes it.
+
+    `mesh["local"]` are the ranks of this rank's host, connected by `inside`; `mesh["host"]` those with the same place
+    in each host, connected by `link`. All groups share the hosts' cards:
+
+        mesh = linked_mesh("Ethernet 10 Gb", hosts=2, inside="NVLink 4")
+        dist.all_reduce(tensor, group=mesh["host"].get_group())
+        model = fully_shard(model, mesh=mesh)        # HSDP
+        flat = linked_group("Ethernet 10 Gb", hosts=mesh["host"].get_group().hosts, inside="NVLink 4")
+
+    Every rank calls it. Raises and costs what `linked_group` does, for two groups of each rank.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("there is no process group whose ranks could be linked")
+    count = dist.get_world_size()
+    whole = isinstance(hosts, int) and layout_problem(hosts, range(count)) is None
+    check_everywhere(
+        None if whole else f"{count} ranks can't be shared evenly by {hosts!r} hosts",
+        [f"hosts={hosts}"],
+        "the ranks give different hosts",
+    )
+    plain = init_device_mesh("cpu", (hosts, count // hosts), mesh_dim_names=("host", "local"))
+    shared = share_hosts(hosts, None)
+    if shared is None:
+        raise ValueError("ranks that share network cards must all be on this machine")
+    groups = [linked_group(link, plain.get_group(name), shared, inside) for name in plain.mesh_dim_names]
+    return DeviceMesh.from_group(groups, "cpu", mesh=plain.mesh, mesh_dim_names=plain.mesh_dim_names)
 
 
 def _twin(group: dist.ProcessGroup | None, ranks: list[int]) -> dist.ProcessGroup:

@@ -1,0 +1,55 @@
+"""The training command with a model and sentences that load at once, for tests that start it many times.
+
+LIGHT_SLEEP: seconds that each forward sleeps, so that there is time to end a process in the middle. LIGHT_PIDS: a
+folder in which each process leaves its number, in a file `restart.rank`.
+"""
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from scratch_ddp.training import __main__ as command
+from scratch_ddp.training.pairs import make_pairs
+
+
+class Tokenizer:
+    sep_token_id, pad_token_id = 1, 0
+
+    def __call__(self, texts, **_):
+        return {"input_ids": [[2 + ord(letter) % 62 for letter in text[:12]] for text in texts]}
+
+
+class Model(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.tokens, self.score = nn.Embedding(64, 16, dtype=dtype), nn.Linear(16, 2, dtype=dtype)
+
+    def forward(self, input_ids, attention_mask):
+        if self.training:
+            time.sleep(float(os.environ.get("LIGHT_SLEEP", 0)))
+        mask = attention_mask[..., None].to(self.tokens.weight.dtype)
+        mean = (self.tokens(input_ids) * mask).sum(1) / mask.sum(1)
+        return SimpleNamespace(logits=self.score(torch.tanh(mean)))
+
+
+def patch():
+    """Let the command use the light model and sentences in this process."""
+    command.load_pairs = lambda source: make_pairs({"train": 160, "validation": 16, "test": 16})
+    command.load_model = lambda source, texts, dtype: (Model(dtype), Tokenizer())
+
+
+def main():
+    if "LIGHT_PIDS" in os.environ:
+        name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.{os.environ.get('RANK', 0)}"
+        Path(os.environ["LIGHT_PIDS"], name).write_text(str(os.getpid()))
+    torch.set_num_threads(1)
+    patch()
+    command.main()
+
+
+if __name__ == "__main__":
+    main()
