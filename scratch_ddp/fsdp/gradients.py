@@ -2,6 +2,8 @@
 
     reduce()           start the reduce-scatter of the gradients that backward has left, and drop them
     wait_for_reduce()  wait for it
+    mark_pending()     put placeholders in the masters' `.grad`, at the end of backward
+    drop_cleared()     forget what zero_grad() has cleared since then
     accumulate()       add the rows to the masters' `.grad`
 
 Between passes a rank has no whole gradients, unless it accumulates micro-batches under `no_sync`. Parameters that are
@@ -16,6 +18,7 @@ from scratch_ddp.common.replicas import gradient_problem
 from scratch_ddp.common.tensors import group_alike
 from scratch_ddp.fsdp.comm import Pending
 from scratch_ddp.fsdp.freed_parameter import mark_sharded
+from scratch_ddp.fsdp.shard_gradients import GradientRows, PendingGradient
 from scratch_ddp.fsdp.shards import Rows, Shards, lay_out
 
 
@@ -28,6 +31,7 @@ class Gradients:
         self._part_size = 0
         self._kept: dict[str, torch.Tensor] = {}  # whole gradients of micro-batches that were not synchronised
         self._seen: set[str] = set()  # the parameters that have had a gradient here since the last `accumulate`
+        self._pending_names: set[str] = set()  # the parameters whose masters have a placeholder in `.grad`
         self._refused: str | None = None  # which gradient can't be averaged, and why
         self._mean: torch.Tensor | None = None  # this rank's rows of all of them, flat
         self._pending: Pending | None = None
@@ -60,13 +64,51 @@ class Gradients:
             mean, self._pending = self._pending.wait().to(self.shards.dtype), None
             self._mean = mean if self._mean is None else self._mean.add_(mean)
 
+    def mark_pending(self) -> None:
+        """Put a placeholder in the `.grad` of each master: also where only other ranks may have a gradient."""
+        for name in self._rows:
+            master = self.shards.masters[name]
+            if not isinstance(master.grad, PendingGradient):
+                master.grad = PendingGradient.of(name, master)
+            self._pending_names.add(name)
+
+    def pending(self) -> dict[str, nn.Parameter]:
+        """The masters whose gradients wait for `sync_gradients()`, by name."""
+        masters = {name: self.shards.masters[name] for name in self._pending_names}
+        return {name: each for name, each in masters.items() if _is_pending(each.grad)}
+
+    def cleared(self) -> list[str]:
+        """The parameters whose gradients zero_grad() has cleared since backward."""
+        return sorted(self._pending_names - self.pending().keys())
+
+    def drop_cleared(self) -> None:
+        """Forget what zero_grad() has cleared since backward."""
+        cleared = self.cleared()
+        if cleared:
+            self.wait_for_reduce()
+        for name in cleared:
+            self._unmark(name)
+            self._take(name)
+            self._seen.discard(name)
+            if self._mean is not None and name in self._rows:
+                self._rows[name].shard(self._mean, self.shards.rank).zero_()
+
+    def _unmark(self, name: str) -> None:
+        """Put the earlier gradient back in place of the placeholder, unless something else is there by now."""
+        master = self.shards.masters[name]
+        if isinstance(master.grad, PendingGradient):
+            master.grad = master.grad.earlier
+        self._pending_names.discard(name)
+
     def accumulate(self, present: set[str]) -> None:
         """Add this rank's rows of the mean to `.grad` of the masters that are `present`: had a gradient on any rank."""
         self.wait_for_reduce()
+        for name in list(self._pending_names):
+            self._unmark(name)
         for name, rows in self._rows.items():
             if name in present and self._mean is not None:
                 master, mean = self.shards.masters[name], rows.shard(self._mean, self.shards.rank)
-                master.grad = mean if master.grad is None else master.grad.add_(mean)
+                master.grad = mean.as_subclass(GradientRows) if master.grad is None else master.grad.add_(mean)
         self._mean = None
         self._seen.clear()
 
@@ -97,6 +139,8 @@ class Gradients:
         """Forget everything since the last `accumulate`."""
         for parameter in self.shards.parameters.values():
             parameter.grad = None
+        for name in list(self._pending_names):
+            self._unmark(name)
         self._kept.clear()
         self._seen.clear()
         self._mean = self._pending = self._refused = None
@@ -125,6 +169,10 @@ class Gradients:
         return gradient if kept is None else kept.add_(gradient)
 
 
+def _is_pending(gradient: torch.Tensor | None) -> bool:
+    return isinstance(gradient, PendingGradient) and not gradient.is_cleared
+
+
 class Replicated:
     """The parameters that are not sharded, by name. `masters` are what an optimizer works on.
 
@@ -137,6 +185,7 @@ class Replicated:
     ):
         self.group, self.world_size = group, dist.get_world_size(group)
         self.parameters, self.masters = parameters, dict(parameters)
+        self._is_local = False  # gradients have come since they were averaged last
         for name, parameter in parameters.items():
             if compute_dtype not in (None, parameter.dtype) and parameter.is_floating_point():
                 self.masters[name] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
@@ -157,8 +206,19 @@ class Replicated:
                 gradient, parameter.grad = parameter.grad.to(master.dtype), None
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
+    def mark_pending(self) -> None:
+        """Note that a backward pass has ended, and collect its gradients."""
+        self._is_local = True
+        self.collect()
+
+    def pending(self) -> dict[str, nn.Parameter]:
+        """The masters whose gradients wait for `sync_gradients()`, by name."""
+        masters = self.masters.items() if self._is_local else ()
+        return {name: each for name, each in masters if each.grad is not None and each.grad.any()}  # not cleared
+
     def reduce(self, present: set[str]) -> None:
         """Average the gradients of the masters that are `present`: one all-reduce per dtype."""
+        self._is_local = False
         if not self.masters:
             return
         reduced = [master for name, master in self.masters.items() if name in present and master.numel()]
@@ -183,5 +243,6 @@ class Replicated:
 
     def drop(self) -> None:
         """Drop all gradients."""
+        self._is_local = False
         for parameter in (*self.parameters.values(), *self.masters.values()):
             parameter.grad = None

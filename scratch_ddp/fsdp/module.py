@@ -1,6 +1,7 @@
 """`FSDP`: a model whose parameters, gradients and optimizer state are sharded over the ranks. All that users call."""
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
+from scratch_ddp.common.optimizer_steps import watch_steps
 from scratch_ddp.common.wrapper import SyncSwitch, process_group
 from scratch_ddp.fsdp import checkpoint
 from scratch_ddp.fsdp.desync import Action
+from scratch_ddp.fsdp.elementwise import elementwise_problem
 from scratch_ddp.fsdp.freed_parameter import unmark
 from scratch_ddp.fsdp.meta_init import Init
 from scratch_ddp.fsdp.plan import Spec, agree_on_plan
@@ -44,13 +47,16 @@ class FSDP(SyncSwitch, nn.Module):
 
     `parameters()` are the shards, under the model's own names: of a parameter of shape (d, …), ⌈d/n⌉ rows on each of n
     ranks, the last ranks fewer or none; a scalar is one row. An optimizer made from them, after wrapping, updates the
-    model. Call `sync_gradients()` after backward and before the optimizer's step: it leaves the mean in `.grad`. An
-    optimizer whose update of an element depends on others (Adafactor, Muon, LBFGS) does not compute what it would on
-    whole tensors. Values start as the first rank's. A model without parameters can be wrapped too.
+    model. Call `sync_gradients()` after backward and before the optimizer's step: it leaves the mean in `.grad`, where
+    until then a placeholder raises when it is read. A step without it raises, and so does the first step of an
+    optimizer whose update of an element depends on others (Adafactor, Muon, LBFGS), and torch's clip_grad_norm_.
+    Values start as the first rank's. A model without parameters can be wrapped too.
     Raises ValueError on every rank if one rank's model can't be wrapped, or if ranks differ.
     Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes, once in forward and
     once in backward; one reduce-scatter of as many bytes for its gradients; and a small all-reduce before each pass.
     """
+
+    is_sharded = True
 
     def __init__(
         self,
@@ -74,6 +80,8 @@ class FSDP(SyncSwitch, nn.Module):
         self._runtime = Runtime(self._sharded, prefetch, free_after_forward, do_sync=lambda: self.do_sync)
         self.hook_handles = install_hooks(self._runtime, compute_dtype)
         self.module = model
+        self._accepted: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # they work on shards
+        watch_steps(self)
 
     @property
     def world_size(self) -> int:
@@ -94,6 +102,21 @@ class FSDP(SyncSwitch, nn.Module):
         """
         if self.do_sync:
             self._runtime.sync_gradients()
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise ValueError on every rank if the optimizer steps too early, or can't work on shards."""
+        self._runtime.before_step(optimizer)
+        if self.world_size > 1 and optimizer not in self._accepted:
+            masters = (master for shards in self._sharded.shards for master in shards.masters.values())
+            if problem := elementwise_problem(optimizer, masters):
+                raise ValueError(problem)  # the same on every rank
+            self._accepted.add(optimizer)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError(
+            "an FSDP can't be pickled or copied, since each rank holds shards that belong to a group of ranks: save it "
+            "with save(), full_state_dict() or state_dict(), and load that into a new FSDP of the same model"
+        )
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

@@ -21,6 +21,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.hooks import RemovableHandle
 
 from scratch_ddp.common.agreement import raise_everywhere
+from scratch_ddp.common.optimizer_steps import SYNC_FORGOTTEN, parameters_of
 from scratch_ddp.fsdp.desync import Action, Agreed, Intent, agree
 from scratch_ddp.fsdp.schedule import Schedule
 from scratch_ddp.fsdp.units import ShardedModel, SyncWork, Unit
@@ -148,6 +149,7 @@ class Runtime:
 
     def _begin_backward(self) -> None:
         self.phase = Phase.BACKWARD
+        self.model.drop_cleared()
         self.root.gather()
         order = [*reversed(self.units), self.root]
         gathered = [unit for unit in order if not unit.is_gathered and unit is not self.root]
@@ -177,6 +179,8 @@ class Runtime:
             unit.free()
             if not self.do_sync():
                 unit.keep_gradients()
+            unit.mark_pending()
+        self.model.replicated.mark_pending()
         self.phase = Phase.IDLE
 
     # Synchronisation
@@ -198,10 +202,16 @@ class Runtime:
         """Wait until all ranks synchronise, and take part in backward passes that only other ranks have."""
         while True:
             agreed = self.meet(Action.SYNC)
+            self.model.drop_cleared()
             if agreed.action is Action.SYNC:
                 return self.model.read_flags(agreed.flags)
             self._begin_backward()
             self._end_pass()
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise on every rank, and drop all gradients, if the optimizer would step before they are synchronised."""
+        if not parameters_of(optimizer).isdisjoint(self.model.pending().values()):
+            self.meet(Action.STEP)
 
     # In step with the other ranks
 
@@ -234,7 +244,7 @@ class Runtime:
         return agreed
 
     def _problem(self, action: Action) -> str | None:
-        problem = self.model.problem()
+        problem = SYNC_FORGOTTEN if action is Action.STEP else self.model.problem()
         if problem is None and action is Action.BACKWARD and self._changes != self.model.changes():
             return "the parameters were changed between this forward pass and its backward pass"
         return problem
@@ -250,6 +260,7 @@ class Runtime:
             )
         if action in (Action.BACKWARD, Action.SYNC):  # a backward pass gathers the other units
             details += [unit.name for unit in self.model.units if unit.is_gathered]
+            details.append(f"gradients cleared since backward: {', '.join(self.model.cleared()) or 'none'}")
         return details
 
     def _tell_of_interruption(self, action: Action) -> None:

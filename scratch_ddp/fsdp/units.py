@@ -78,6 +78,10 @@ class Unit:
         for gradients in self.gradients:
             gradients.keep()
 
+    def mark_pending(self) -> None:
+        for gradients in self.gradients:
+            gradients.mark_pending()
+
     def abandon(self) -> None:
         """Free everything and drop all gradients, without waiting for a message that may never come."""
         for shards, gradients in zip(self.shards, self.gradients, strict=True):
@@ -124,6 +128,22 @@ class ShardedModel:
         """Take over what the caller may change between passes."""
         for part in (*self.shards, *self.gradients):
             part.adopt_changes()
+
+    def pending(self) -> dict[str, nn.Parameter]:
+        """The masters whose gradients wait for `sync_gradients()`, by name."""
+        found = self.replicated.pending()
+        for gradients in self.gradients:
+            found |= gradients.pending()
+        return found
+
+    def cleared(self) -> list[str]:
+        """The sharded parameters whose gradients zero_grad() has cleared since backward."""
+        return [name for gradients in self.gradients for name in gradients.cleared()]
+
+    def drop_cleared(self) -> None:
+        """Forget what zero_grad() has cleared since backward."""
+        for gradients in self.gradients:
+            gradients.drop_cleared()
 
     def problem(self) -> str | None:
         """Say what keeps this rank from a pass, or return None."""
