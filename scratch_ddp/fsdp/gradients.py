@@ -1,7 +1,7 @@
 """The second half of sharded training: whole gradients become this rank's rows of their mean over the ranks.
 
     reduce()           start the reduce-scatter of the gradients that backward has left, and drop them
-    wait_for_reduce()  wait for it
+    wait_for_reduce()  wait for it; where the model has several copies, begin the all-reduce over them
     mark_pending()     put placeholders in the masters' `.grad`, at the end of backward
     drop_cleared()     forget what zero_grad() has cleared since then
     accumulate()       add the rows to the masters' `.grad`
@@ -34,7 +34,8 @@ class Gradients:
         self._pending_names: set[str] = set()  # the parameters whose masters have a placeholder in `.grad`
         self._refused: str | None = None  # which gradient can't be averaged, and why
         self._mean: torch.Tensor | None = None  # this rank's rows of all of them, flat
-        self._pending: Pending | None = None
+        self._pending: Pending | None = None  # a reduce-scatter that has been started
+        self._over_copies: Pending | None = None  # an all-reduce of its result
         self.adopt_changes()
 
     def adopt_changes(self) -> None:
@@ -55,13 +56,19 @@ class Gradients:
 
     @property
     def is_reduced(self) -> bool:
-        """True if `wait_for_reduce` would not have to wait."""
-        return self._pending is None or self._pending.is_completed()
+        """True if `wait_for_reduce` would not have to wait, nor begin anything, which has its fixed place."""
+        return self._pending is None or (self.shards.comm.copies == 1 and self._pending.is_completed())
 
     def wait_for_reduce(self) -> None:
-        """Wait for the reduce-scatter, if one has been started."""
+        """Wait for the reduce-scatter, if one has been started; begin to add up its result over the model's copies."""
         if self._pending is not None:
-            mean, self._pending = self._pending.wait().to(self.shards.dtype), None
+            row, self._pending = self._pending.wait(), None
+            self._wait_for_copies()
+            self._over_copies = self.shards.comm.all_reduce_over_copies(row)
+
+    def _wait_for_copies(self) -> None:
+        if self._over_copies is not None:
+            mean, self._over_copies = self._over_copies.wait().to(self.shards.dtype), None
             self._mean = mean if self._mean is None else self._mean.add_(mean)
 
     def mark_pending(self) -> None:
@@ -86,6 +93,7 @@ class Gradients:
         cleared = self.cleared()
         if cleared:
             self.wait_for_reduce()
+            self._wait_for_copies()
         for name in cleared:
             self._unmark(name)
             self._take(name)
@@ -103,6 +111,7 @@ class Gradients:
     def accumulate(self, present: set[str]) -> None:
         """Add this rank's rows of the mean to `.grad` of the masters that are `present`: had a gradient on any rank."""
         self.wait_for_reduce()
+        self._wait_for_copies()
         for name in list(self._pending_names):
             self._unmark(name)
         for name, rows in self._rows.items():
@@ -120,12 +129,14 @@ class Gradients:
                     self._kept[name] = gradient.to(self.shards.dtype)
 
     def are_unreduced(self) -> bool:
-        """True if there are whole gradients."""
-        return any(name in self._kept or self.shards.parameters[name].grad is not None for name in self._rows)
+        """True if there are whole gradients, not cleared."""
+        rows = self._rows.keys() - self.cleared()
+        return any(name in self._kept or self.shards.parameters[name].grad is not None for name in rows)
 
     def present(self) -> set[str]:
         """The parameters that have had a gradient here since the last `accumulate`."""
-        return self._seen | {name for name in self._rows if self.shards.parameters[name].grad is not None}
+        here = {name for name in self._rows if self.shards.parameters[name].grad is not None}
+        return (self._seen | here).difference(self.cleared())
 
     def problem(self) -> str | None:
         """Say which gradient can't be averaged, or return None."""
@@ -143,18 +154,19 @@ class Gradients:
             self._unmark(name)
         self._kept.clear()
         self._seen.clear()
-        self._mean = self._pending = self._refused = None
+        self._mean = self._pending = self._over_copies = self._refused = None
 
     def _message(self) -> torch.Tensor:
         """The whole gradients, divided by the number of ranks; zeros where only other ranks may have one."""
         shards = self.shards
         message = shards.part.new_empty(shards.world_size, self._part_size, dtype=shards.compute_dtype)
+        scale = 1 / (shards.world_size * shards.comm.copies)
         for name, rows in self._rows.items():
             gradient = self._take(name)
             if gradient is None:
                 message[:, rows.offset : rows.offset + rows.size].zero_()
             else:  # divided before the sum, which could overflow in half precision
-                rows.write(message, gradient, scale=1 / shards.world_size)
+                rows.write(message, gradient, scale=scale)
         return message
 
     def _take(self, name: str) -> torch.Tensor | None:

@@ -13,8 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
 from scratch_ddp.common.optimizer_steps import watch_steps
-from scratch_ddp.common.wrapper import SyncSwitch, process_group
+from scratch_ddp.common.wrapper import SyncSwitch
 from scratch_ddp.fsdp import checkpoint
+from scratch_ddp.fsdp.comm import Ranks
 from scratch_ddp.fsdp.desync import Action
 from scratch_ddp.fsdp.elementwise import elementwise_problem
 from scratch_ddp.fsdp.freed_parameter import unmark
@@ -34,7 +35,8 @@ from scratch_ddp.fsdp.units import shard_model
 class FSDP(SyncSwitch, nn.Module):
     """A model of which each rank holds a shard of every parameter, and gathers one unit at a time to compute with it.
 
-    `group`: a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group.
+    `group`: a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. On a mesh of two
+    dimensions each row of ranks holds the whole model in shards, and the rows are replicas of each other (HSDP).
     `units`: the modules to be gathered one at a time, or their names or types; by default the elements of the model's
     outermost `nn.ModuleList`s and `nn.Sequential`s. All other parameters belong to the root: gathered first, freed at
     the end of backward.
@@ -54,6 +56,7 @@ class FSDP(SyncSwitch, nn.Module):
     Raises ValueError on every rank if one rank's model can't be wrapped, or if ranks differ.
     Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes, once in forward and
     once in backward; one reduce-scatter of as many bytes for its gradients; and a small all-reduce before each pass.
+    On a mesh, n is the length of a row, and each unit's rows of the gradients are also all-reduced over the column.
     """
 
     is_sharded = True
@@ -72,11 +75,12 @@ class FSDP(SyncSwitch, nn.Module):
         device: torch.device | str | None = None,
     ):
         super().__init__()
-        self.group = process_group(group)
+        ranks = Ranks.of(group)
+        self.group = ranks.everyone
         settings = {"compute_dtype": compute_dtype, "free_after_forward": free_after_forward, "prefetch": prefetch}
         plan = agree_on_plan(model, self.group, units, replicated, settings)
         device = torch.device(device) if device is not None else None
-        self._sharded = shard_model(model, plan, self.group, compute_dtype, init, device)
+        self._sharded = shard_model(model, plan, ranks, compute_dtype, init, device)
         self._runtime = Runtime(self._sharded, prefetch, free_after_forward, do_sync=lambda: self.do_sync)
         self.hook_handles = install_hooks(self._runtime, compute_dtype)
         self.module = model
@@ -127,13 +131,6 @@ class FSDP(SyncSwitch, nn.Module):
             if name == first or not remove_duplicate:
                 yield f"{prefix}.{name}".lstrip("."), masters[first]
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the shards' gradients, and whole ones that have accumulated without synchronisation."""
-        for gradients in self._sharded.gradients:
-            gradients.wait_for_reduce()
-            gradients.drop()
-        super().zero_grad(set_to_none)
-
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
@@ -144,7 +141,7 @@ class FSDP(SyncSwitch, nn.Module):
         """
         sharded = _gradients(master for shards in self._sharded.shards for master in shards.masters.values())
         replicated = _gradients(self._sharded.replicated.masters.values())
-        norm = total_norm(sharded, replicated, norm_type, message_device(self.group), self.group)
+        norm = total_norm(sharded, replicated, norm_type, message_device(self.group), self._sharded.ranks.row)
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(f"the gradients' norm of order {norm_type} is {norm.item()}: they can't be clipped")
         clip_to_norm([*sharded, *replicated], norm, max_norm)

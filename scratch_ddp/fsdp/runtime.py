@@ -193,6 +193,8 @@ class Runtime:
         for gradients in work.unreduced:
             gradients.reduce()
         for gradients in self.model.gradients:
+            gradients.wait_for_reduce()  # all of them before the first waits for the model's other copies
+        for gradients in self.model.gradients:
             gradients.accumulate(work.present)
         self.model.replicated.reduce(work.present)
         self.model.buffers.copy_from_first(work.changed_buffers)
