@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.modules.module import _IncompatibleKeys
 
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
@@ -122,6 +123,15 @@ class FSDP(SyncSwitch, nn.Module):
             "with save(), full_state_dict() or state_dict(), and load that into a new FSDP of the same model"
         )
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            raise AttributeError(
+                f"{error}: the wrapped model is .module. get_state_dict() and set_state_dict() of "
+                "torch.distributed.checkpoint don't know an FSDP: use its save() and load(), or state_dict()"
+            ) from None
+
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
@@ -205,13 +215,18 @@ class FSDP(SyncSwitch, nn.Module):
         destination.update({prefix + key: value for key, value in mine.items()})
         return destination
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict()` returned on this rank of as many ranks. Every rank calls it.
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> _IncompatibleKeys:
+        """Load what `state_dict()` returned on this rank of as many ranks; return the missing and unexpected names.
 
-        Raises ValueError on every rank if a tensor does not fit.
+        Every rank calls it. Raises ValueError on every rank if a tensor does not fit, or with `strict` if one is
+        missing or unexpected. `assign` must be False: values are copied into the shards.
         """
-        self._runtime.meet(Action.METHOD, "load_state_dict()")
-        load_sharded_state(self._sharded, state_dict)
+        self._runtime.meet(Action.METHOD, "load_state_dict()", f"strict {strict}, assign {assign}")
+        if assign:
+            raise ValueError("assign=True would replace the shards, which are views of one tensor: leave it out")
+        return _IncompatibleKeys(*load_sharded_state(self._sharded, state_dict, strict))
 
     def save(
         self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None, extra: Any = None

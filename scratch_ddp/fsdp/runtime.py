@@ -291,12 +291,13 @@ def install_hooks(runtime: Runtime, compute_dtype: torch.dtype | None) -> list[R
         a parameter          schedule.free_reduced, once its gradient is known
 
     A unit none of whose inputs needs a gradient is done only when the whole backward pass is over. Outputs are found in
-    tuples, lists, mappings and dataclasses, however nested.
+    tuples, lists, mappings and dataclasses, however nested. torch.compile leaves the hooks out of its graphs.
     """
     handles = []
+    uncompiled = functools.partial(torch.compiler.disable, reason="FSDP gathers and frees parameters here")
     for unit in runtime.model.units:
-        before = functools.partial(_before_forward, runtime, unit, compute_dtype)
-        after = functools.partial(_after_forward, runtime, unit)
+        before = uncompiled(functools.partial(_before_forward, runtime, unit, compute_dtype))
+        after = uncompiled(functools.partial(_after_forward, runtime, unit))
         handles.append(unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
         # After an exception in the model, the root's forward is ended as well: other ranks may have had none.
         handles.append(unit.module.register_forward_hook(after, always_call=unit is runtime.root))

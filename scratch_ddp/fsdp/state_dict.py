@@ -93,14 +93,24 @@ def sharded_state(model: ShardedModel) -> State:
     }
 
 
-def load_sharded_state(model: ShardedModel, state: Mapping[str, Any]) -> None:
-    """Load what `sharded_state` returned on this rank. Raises ValueError on every rank where a tensor does not fit."""
+def load_sharded_state(
+    model: ShardedModel, state: Mapping[str, Any], strict: bool = True
+) -> tuple[list[str], list[str]]:
+    """Load what `sharded_state` returned on this rank; return what is missing there, and what is unexpected.
+
+    Raises ValueError on every rank where a tensor does not fit, or, with `strict`, is missing or unexpected.
+    """
     mine = sharded_state(model)
+    missing, unexpected = [key for key in mine if key not in state], [key for key in state if key not in mine]
+    if not strict:
+        mine = {key: tensor for key, tensor in mine.items() if key in state}
+        state = {key: state[key] for key in mine}
     raise_everywhere(_difference_of_shards(state, mine), model.group)
     with torch.no_grad():
         for key, tensor in mine.items():
             _local(tensor).copy_(_local(state[key]))
     model.mark_loaded()
+    return missing, unexpected
 
 
 class DTensors:
