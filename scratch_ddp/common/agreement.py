@@ -18,6 +18,11 @@ from scratch_ddp.common.accounting import set_up
 _LARGEST = dist.AllreduceOptions()
 _LARGEST.reduceOp = dist.ReduceOp.MAX
 
+LEFT_ALONE = (
+    "Another rank has ended, or did not come within the time limit. If its batches ran out first, give every rank "
+    "equally many: DistributedSampler(…, drop_last=True), or leave out the remainder."
+)
+
 
 class Compared(NamedTuple):
     """The numbers of all ranks compared. The same on every rank."""
@@ -48,7 +53,11 @@ def compare(
     with set_up():
         # Straight to the group: the arguments are known to be right, and dist.all_reduce's checks take as long as the
         # message does.
-        (group or dist.group.WORLD).allreduce([message], _LARGEST).wait()
+        try:
+            (group or dist.group.WORLD).allreduce([message], _LARGEST).wait()
+        except RuntimeError as error:
+            error.add_note(LEFT_ALONE)
+            raise
         found = message.tolist()
     largest, complements, rest = found[: len(same)], found[len(same) : 2 * len(same)], found[2 * len(same) :]
     different = [name for name, high, low in zip(same, largest, complements, strict=True) if high != top - low]
@@ -74,10 +83,14 @@ def raise_everywhere(
             raise error(problem)
         return
     if compare(group, {}, {"problem": problem is not None}, dtype=torch.uint8).largest["problem"]:
-        with set_up():
-            problems = gather_texts(problem or "", group)
-        by_rank = {rank: text for rank, text in zip(rank_numbers(group), problems, strict=True) if text}
-        raise error("\n".join(texts_by_rank(by_rank)))
+        raise error("\n".join(said_by_ranks(problem or "", group)))
+
+
+def said_by_ranks(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
+    """Return what the ranks say, as `texts_by_rank` does, without those who say nothing. Every rank calls it."""
+    with set_up():
+        texts = gather_texts(text, group)
+    return texts_by_rank({rank: text for rank, text in zip(rank_numbers(group), texts, strict=True) if text})
 
 
 def check_same_lines(lines: Sequence[str], complaint: str, group: dist.ProcessGroup | None = None) -> None:

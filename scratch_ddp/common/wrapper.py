@@ -4,13 +4,17 @@ import contextlib
 from collections.abc import Iterator
 
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from scratch_ddp.common.torch_names import HintsAtTorchNames
 
-class SyncSwitch:
+
+class SyncSwitch(HintsAtTorchNames):
     """The switch that says whether gradients are synchronised. A wrapper inherits from it and `torch.nn.Module`."""
 
     _do_sync = True
+    is_sharded = False  # True for a class whose ranks hold parts of the parameters
 
     @property
     def do_sync(self) -> bool:
@@ -34,6 +38,19 @@ class SyncSwitch:
             yield
         finally:  # also after an exception; an inner block leaves the switch off
             self._do_sync = before
+
+
+def nesting_problem(model: nn.Module) -> str | None:
+    """Say that a model to be replicated is, or holds, a sharded one, or return None."""
+    for name, module in model.named_modules():
+        if isinstance(module, SyncSwitch) and module.is_sharded:
+            kind = type(module).__name__
+            where = f"{name!r} is" if name else "the model is"
+            return (
+                f"{where} sharded by {kind}, so that ranks hold different parameters: to replicate shards (HSDP), give "
+                f"{kind} itself a mesh of two dimensions, {kind}(model, mesh)"
+            )
+    return None
 
 
 def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:

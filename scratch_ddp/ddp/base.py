@@ -12,10 +12,12 @@
 
 A strategy inherits from `ReplicatedModule`, verifies or copies the replicas' values in its constructor, and implements
 `sync_gradients`. One that reduces after backward reads `do_sync` there. One that reduces from gradient hooks reads it
-when a gradient arrives, keeps its hooks' handles in `hook_handles`, and waits in `sync_gradients` (see `reducer`).
+when a gradient arrives, sets `takes_gradients`, and waits in `sync_gradients` (see `reducer`).
 """
 
+import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.common.agreement import check_same_lines, compare, raise_everywhere
+from scratch_ddp.common.agreement import check_same_lines, compare, raise_everywhere, said_by_ranks
+from scratch_ddp.common.optimizer_steps import REDUCED, SYNC_FORGOTTEN, parameters_of, watch_steps
 from scratch_ddp.common.replicas import (
     Buffers,
     RegisteredParameters,
@@ -33,7 +36,7 @@ from scratch_ddp.common.replicas import (
     gradient_problem,
     model_problem,
 )
-from scratch_ddp.common.wrapper import SyncSwitch, process_group
+from scratch_ddp.common.wrapper import SyncSwitch, nesting_problem, process_group
 
 _wrappers: "weakref.WeakSet[ReplicatedModule]" = weakref.WeakSet()  # all that are alive
 
@@ -47,7 +50,12 @@ class ReplicatedModule(SyncSwitch, nn.Module):
     A strategy passes its `settings` as text, and the `problem` that it has with them, if any. Raises ValueError on
     every rank if any rank has a problem, or if the ranks' models differ in names, shapes or dtypes, or are wrapped
     differently. Costs three small all-reduces.
+
+    An optimizer that steps with gradients that were not synchronised raises ValueError, on every rank, unless
+    synchronisation is switched off at that moment.
     """
+
+    takes_gradients = False  # True for a strategy that takes gradients away when they arrive
 
     def __init__(
         self,
@@ -59,7 +67,7 @@ class ReplicatedModule(SyncSwitch, nn.Module):
     ):
         super().__init__()
         self.group = process_group(group)
-        raise_everywhere(problem or model_problem(model, self.group), self.group)
+        raise_everywhere(problem or model_problem(model, self.group) or nesting_problem(model), self.group)
         strategy = f"{type(self).__name__}({settings})"
         check_same_lines([strategy], "the ranks wrap their models differently; do the same everywhere", self.group)
         complaint = "the ranks wrap different models; build the same one everywhere"
@@ -70,9 +78,20 @@ class ReplicatedModule(SyncSwitch, nn.Module):
             WrappedParameter(name, each, each.dtype, each.shape, each.device) for name, each in model.named_parameters()
         ]
         self._registered, self._model_buffers = RegisteredParameters(model), Buffers(model, self.group)
+        self._unsynchronised = False  # a gradient has arrived since the last `sync_gradients()`
+        self._failed_forward = ""  # what a forward pass has raised since then
         for other in self._others_with_hooks():
             other.remove_hooks()
+        self._install_hooks()
+
+    def _install_hooks(self) -> None:
+        """Have `gradient_arrived` called with each parameter whose gradient is complete, and `before_step`."""
+        for _, parameter, *_ in self._wrapped:
+            if parameter.requires_grad:
+                self.hook_handles.append(parameter.register_post_accumulate_grad_hook(_hook_of(self)))
+        weakref.finalize(self, _remove, self.hook_handles)
         _wrappers.add(self)
+        watch_steps(self)
 
     @property
     def world_size(self) -> int:
@@ -81,17 +100,47 @@ class ReplicatedModule(SyncSwitch, nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped model. No communication."""
-        return self.module(*args, **kwargs)
+        try:
+            return self.module(*args, **kwargs)
+        except Exception as error:
+            self._failed_forward = f"{type(error).__name__}: {error}" if torch.is_grad_enabled() else ""
+            raise
 
     def sync_gradients(self) -> None:
         """Replace each gradient by its mean over the ranks, unless synchronisation is switched off."""
         raise NotImplementedError(f"{type(self).__name__} does not implement sync_gradients()")
 
+    def gradient_arrived(self, parameter: nn.Parameter) -> None:
+        """Note that autograd has just completed a gradient."""
+        self._unsynchronised = True
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise ValueError on every rank if the optimizer would step with gradients that were not synchronised."""
+        if self._unsynchronised and self.do_sync:
+            held = parameters_of(optimizer)
+            local = (each.grad for _, each, *_ in self._wrapped if each in held and each.grad is not None)
+            if any(not hasattr(gradient, REDUCED) and gradient.any() for gradient in local):  # not cleared since
+                self.exchange_presence([0] * len(self._wrapped), SYNC_FORGOTTEN)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: everything but hooks, and no process group, which exists in this process only."""
+        if self.group is not None:
+            name = type(self).__name__
+            raise RuntimeError(
+                f"a {name} with a group of its own can't be pickled or copied: save module.state_dict(), and where it "
+                f"is loaded build {name}(model, group=…) again"
+            )
+        return self.__dict__ | {"hook_handles": [], "_unsynchronised": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Work from hooks again, in the default group. No communication."""
+        super().__setstate__(state)
+        self._install_hooks()
+
     def remove_hooks(self) -> None:
         """Remove this strategy's hooks from the model's parameters; the model is then an ordinary module again."""
-        for handle in self.hook_handles:
-            handle.remove()
-        self.hook_handles.clear()
+        _remove(self.hook_handles)
+        self._unsynchronised = False
 
     def copy_from_first(self) -> None:
         """Give every rank the first rank's parameters and buffers. Costs one broadcast per dtype."""
@@ -118,17 +167,32 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         rank (BatchNorm's statistics) take the first rank's values, as in torch's DDP. Raises ValueError on every rank
         if any rank has a `problem`, unless all ranks have `abandoned` the step.
 
+        If a forward pass has failed on a rank, and the rank has gone on, all ranks warn of it.
+
         Costs one all-reduce of a byte per parameter and buffer, and one broadcast per dtype of the buffers that
         changed. The answer is read on the processor. Over NCCL, which carries one message after the other, the
         processor therefore waits for all messages under way, and starts no more work on the GPU meanwhile.
         """
         changed = [False] * self._model_buffers.count if problem else self._model_buffers.changed()
-        votes = {"refused": problem is not None, "going on": not abandoned}
+        votes = {"refused": problem is not None, "going on": not abandoned, "failed": bool(self._failed_forward)}
         found = compare(self.group, {}, votes, flags=[*presence, *changed], dtype=torch.uint8)
         if found.largest["refused"] and found.largest["going on"]:
             raise_everywhere(problem, self.group)
+        if found.largest["failed"]:
+            self._tell_of_failed_forward()
         self._model_buffers.copy_from_first(found.flags[len(presence) :])
+        self._unsynchronised = False
         return found.flags[: len(presence)]
+
+    def _tell_of_failed_forward(self) -> None:
+        said, self._failed_forward = said_by_ranks(self._failed_forward, self.group), ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")  # each time, not only the first
+            warnings.warn(
+                f"a forward pass failed since the last synchronisation ({'; '.join(said)}). If that batch was left "
+                "out there and not elsewhere, the others will wait for that rank at the end: leave it out everywhere",
+                stacklevel=4,
+            )
 
     def _problem(self) -> str | None:
         """Say what keeps this rank from averaging its gradients, or return None."""
@@ -140,9 +204,27 @@ class ReplicatedModule(SyncSwitch, nn.Module):
 
     def _others_with_hooks(self) -> list["ReplicatedModule"]:
         """Other wrappers that have hooks on any of this model's parameters."""
-        others = [each for each in _wrappers if each is not self and each.hook_handles]
+        others = [each for each in _wrappers if each is not self and each.takes_gradients and each.hook_handles]
         mine = {each.parameter for each in self._wrapped} if others else set()
         return [each for each in others if not mine.isdisjoint(each.module.parameters())]
+
+
+def _hook_of(wrapper: ReplicatedModule) -> Callable[[nn.Parameter], None]:
+    """A parameter's hook. It neither keeps the wrapper alive nor calls one that is gone."""
+    reference = weakref.ref(wrapper)
+
+    def hook(parameter: nn.Parameter) -> None:
+        alive = reference()
+        if alive is not None and parameter.grad is not None:  # an autograd function may have returned none
+            alive.gradient_arrived(parameter)
+
+    return hook
+
+
+def _remove(handles: list[torch.utils.hooks.RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
 
 
 class WrappedParameter(NamedTuple):

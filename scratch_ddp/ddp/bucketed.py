@@ -101,4 +101,6 @@ def _laid_out_as(parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
 def _bucket_mb_problem(bucket_mb: object) -> str | None:
     if isinstance(bucket_mb, (int, float)) and not isinstance(bucket_mb, bool) and bucket_mb > 0:  # nan is not
         return None
+    if isinstance(bucket_mb, (dist.ProcessGroup, DeviceMesh)):
+        return f"the {type(bucket_mb).__name__} was taken for bucket_mb: pass it by name, BucketedDDP(model, group=…)"
     return f"bucket_mb must be a positive number (of 2²⁰ bytes), not {bucket_mb!r}"

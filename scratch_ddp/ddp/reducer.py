@@ -14,8 +14,7 @@ How a gradient travels:
 """
 
 import contextlib
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +23,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import message_device
+from scratch_ddp.common.optimizer_steps import parameters_of
 from scratch_ddp.common.replicas import complete_gradient
 from scratch_ddp.ddp.base import ReplicatedModule
 
@@ -62,12 +62,14 @@ class HookedModule(ReplicatedModule):
     communication is hidden behind backward. The same holds if modules were not registered in the order in which they
     run.
 
-    A step that was begun and not synchronised is ended by the next `forward`. It raises ValueError on every rank,
-    unless backward was interrupted on all ranks, or a Stop has renewed the group: then the step is forgotten. If one
-    rank leaves out a whole step, its next step meets the one that it left out on the others. So it waits for them at
-    the very end, and the rank cell or the process group's timeout reports that. Collectives in the model's own backward
-    (SyncBatchNorm's) need a group of their own where ranks use different parameters.
+    A step that was begun and not synchronised is ended by the next `forward`, or the optimizer's step. It raises
+    ValueError on every rank, unless backward was interrupted on all ranks, or a Stop has renewed the group: then the
+    step is forgotten. If one rank leaves out a whole step, its next step meets the one that it left out on the others.
+    So it waits for them at the very end, and the rank cell or the process group's timeout reports that. Collectives in
+    the model's own backward (SyncBatchNorm's) need a group of their own where ranks use different parameters.
     """
+
+    takes_gradients = True
 
     def __init__(
         self,
@@ -82,10 +84,13 @@ class HookedModule(ReplicatedModule):
         self._trained = [each for each in model.parameters() if each.requires_grad and each.numel()]
         self._as_wrapped = {each.parameter: each for each in self._wrapped}
         self._forget_step()
-        for number, bucket in enumerate(self.buckets):
-            for parameter in bucket.parameters:
-                hook = _hook_of(self, number)
-                self.hook_handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"buckets": [], "_number_of": {}, "_reduction": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget_step()
 
     def make_buckets(self, parameters: list[nn.Parameter]) -> list[AnyBucket]:
         """Divide parameters, given in the order in which backward reaches them, among buckets."""
@@ -97,14 +102,19 @@ class HookedModule(ReplicatedModule):
             self._end_unsynchronised_step()  # outside of a backward, in which checkpointing calls it too
         return super().forward(*args, **kwargs)
 
-    def gradient_arrived(self, number: int, parameter: nn.Parameter) -> None:
-        """Put a gradient that autograd has just completed into bucket `number`. One with a problem stays in `.grad`."""
-        if parameter.grad is None:  # an autograd function has returned none: it counts as absent
-            return
+    def gradient_arrived(self, parameter: nn.Parameter) -> None:
+        """Put a gradient that autograd has just completed into its bucket. One with a problem stays in `.grad`."""
+        super().gradient_arrived(parameter)
         if self.do_sync:
             reduction = self._reduction_in_backward()
-            if self._as_wrapped[parameter].problem() is None:
-                reduction.add(number, parameter)
+            if parameter in self._number_of and self._as_wrapped[parameter].problem() is None:
+                reduction.add(self._number_of[parameter], parameter)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise ValueError on every rank if the optimizer would step with gradients that were not synchronised."""
+        if self._reduction and not parameters_of(optimizer).isdisjoint(self._trained):
+            self._end_unsynchronised_step()
+        super().before_step(optimizer)
 
     def sync_gradients(self) -> None:
         """Wait until each gradient is its mean over the ranks. Call it after every backward outside `no_sync`."""
@@ -151,7 +161,6 @@ class HookedModule(ReplicatedModule):
 
     def _hand_out(self, where: list[int]) -> None:
         """Give each parameter its mean. What is in `.grad` on any rank is reduced now, one by one, and added."""
-        buckets = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         for (_, parameter, *_), anywhere in zip(self._wrapped, where, strict=True):
             late = None
             if anywhere == IN_GRAD:
@@ -159,8 +168,8 @@ class HookedModule(ReplicatedModule):
                 late /= self.world_size
                 if late.numel():
                     dist.all_reduce(late, group=self.group)
-            if anywhere != NOWHERE and parameter in buckets:
-                parameter.grad = buckets[parameter].mean(parameter)
+            if anywhere != NOWHERE and parameter in self._number_of:
+                parameter.grad = self.buckets[self._number_of[parameter]].mean(parameter)
                 if late is not None:
                     parameter.grad += late
 
@@ -190,18 +199,8 @@ class HookedModule(ReplicatedModule):
     def _forget_step(self) -> None:
         """Go on with new buckets: an all-reduce that was given up may still write into the old ones."""
         self.buckets = self.make_buckets(self._trained[::-1])
+        self._number_of = {each: number for number, bucket in enumerate(self.buckets) for each in bucket.parameters}
         self._reduction: Reduction | None = None  # from the first gradient of a step to its `sync_gradients()`
-
-
-def _hook_of(wrapper: HookedModule, number: int) -> Callable[[nn.Parameter], None]:
-    """The hook of a parameter in bucket `number`. It neither keeps the wrapper alive nor calls one that is gone."""
-    reference = weakref.ref(wrapper)
-
-    def hook(parameter: nn.Parameter) -> None:
-        if (alive := reference()) is not None:
-            alive.gradient_arrived(number, parameter)
-
-    return hook
 
 
 class Reduction:

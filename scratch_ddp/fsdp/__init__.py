@@ -14,6 +14,7 @@ for real models. Read it from the top:
         gradients    whole gradients, reduced to this rank's rows of their mean
         comm         all-gather and reduce-scatter, started now and waited for later
         freed_parameter   a parameter that raises when it is read while it has no values
+    elementwise      optimizers that can't work on shards
     state_dict       the whole state, or each rank's shards as DTensors
     checkpoint       saved to a folder with the optimizer's state, and loaded on any number of ranks
 """

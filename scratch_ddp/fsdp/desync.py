@@ -25,6 +25,7 @@ class Action(enum.Enum):
     UNIT_ALONE = "calls a unit outside of the model's forward"
     UNIT_AGAIN = "calls a unit again in the same forward pass"
     METHOD = "calls another method of FSDP"
+    STEP = "begins a step of the optimizer"
 
     @property
     def number(self) -> int:

@@ -46,7 +46,8 @@ def _is_freed(name: str) -> str:
     return (
         f"parameter {name!r} is freed: its values are gathered only while its unit computes. Call the wrapped model or "
         "a whole unit, read values from gather_full_params(), save with full_state_dict() or save(), move or convert a "
-        "model before it is wrapped, and make optimizers from the parameters() of the FSDP, which are the shards"
+        "model before it is wrapped, and make optimizers from the parameters() of the FSDP, which are the shards. "
+        "Where an FSDP is part of another module, wrap the outermost one instead: FSDP(outer)"
     )
 
 

@@ -1,7 +1,9 @@
 """The second half of sharded training: whole gradients become this rank's rows of their mean over the ranks.
 
     reduce()           start the reduce-scatter of the gradients that backward has left, and drop them
-    wait_for_reduce()  wait for it
+    wait_for_reduce()  wait for it; where the model has several copies, begin the all-reduce over them
+    mark_pending()     put placeholders in the masters' `.grad`, at the end of backward
+    drop_cleared()     forget what zero_grad() has cleared since then
     accumulate()       add the rows to the masters' `.grad`
 
 Between passes a rank has no whole gradients, unless it accumulates micro-batches under `no_sync`. Parameters that are
@@ -16,6 +18,7 @@ from scratch_ddp.common.replicas import gradient_problem
 from scratch_ddp.common.tensors import group_alike
 from scratch_ddp.fsdp.comm import Pending
 from scratch_ddp.fsdp.freed_parameter import mark_sharded
+from scratch_ddp.fsdp.shard_gradients import GradientRows, PendingGradient
 from scratch_ddp.fsdp.shards import Rows, Shards, lay_out
 
 
@@ -28,9 +31,11 @@ class Gradients:
         self._part_size = 0
         self._kept: dict[str, torch.Tensor] = {}  # whole gradients of micro-batches that were not synchronised
         self._seen: set[str] = set()  # the parameters that have had a gradient here since the last `accumulate`
+        self._pending_names: set[str] = set()  # the parameters whose masters have a placeholder in `.grad`
         self._refused: str | None = None  # which gradient can't be averaged, and why
         self._mean: torch.Tensor | None = None  # this rank's rows of all of them, flat
-        self._pending: Pending | None = None
+        self._pending: Pending | None = None  # a reduce-scatter that has been started
+        self._over_copies: Pending | None = None  # an all-reduce of its result
         self.adopt_changes()
 
     def adopt_changes(self) -> None:
@@ -51,22 +56,68 @@ class Gradients:
 
     @property
     def is_reduced(self) -> bool:
-        """True if `wait_for_reduce` would not have to wait."""
-        return self._pending is None or self._pending.is_completed()
+        """True if `wait_for_reduce` would not have to wait, nor begin anything, which has its fixed place."""
+        return self._pending is None or (self.shards.comm.copies == 1 and self._pending.is_completed())
 
     def wait_for_reduce(self) -> None:
-        """Wait for the reduce-scatter, if one has been started."""
+        """Wait for the reduce-scatter, if one has been started; begin to add up its result over the model's copies."""
         if self._pending is not None:
-            mean, self._pending = self._pending.wait().to(self.shards.dtype), None
+            row, self._pending = self._pending.wait(), None
+            self._wait_for_copies()
+            self._over_copies = self.shards.comm.all_reduce_over_copies(row)
+
+    def _wait_for_copies(self) -> None:
+        if self._over_copies is not None:
+            mean, self._over_copies = self._over_copies.wait().to(self.shards.dtype), None
             self._mean = mean if self._mean is None else self._mean.add_(mean)
+
+    def mark_pending(self) -> None:
+        """Put a placeholder in the `.grad` of each master: also where only other ranks may have a gradient."""
+        for name in self._rows:
+            master = self.shards.masters[name]
+            if not isinstance(master.grad, PendingGradient):
+                master.grad = PendingGradient.of(name, master)
+            self._pending_names.add(name)
+
+    def pending(self) -> dict[str, nn.Parameter]:
+        """The masters whose gradients wait for `sync_gradients()`, by name."""
+        masters = {name: self.shards.masters[name] for name in self._pending_names}
+        return {name: each for name, each in masters.items() if _is_pending(each.grad)}
+
+    def cleared(self) -> list[str]:
+        """The parameters whose gradients zero_grad() has cleared since backward."""
+        return sorted(self._pending_names - self.pending().keys())
+
+    def drop_cleared(self) -> None:
+        """Forget what zero_grad() has cleared since backward."""
+        cleared = self.cleared()
+        if cleared:
+            self.wait_for_reduce()
+            self._wait_for_copies()
+        for name in cleared:
+            self._unmark(name)
+            self._take(name)
+            self._seen.discard(name)
+            if self._mean is not None and name in self._rows:
+                self._rows[name].shard(self._mean, self.shards.rank).zero_()
+
+    def _unmark(self, name: str) -> None:
+        """Put the earlier gradient back in place of the placeholder, unless something else is there by now."""
+        master = self.shards.masters[name]
+        if isinstance(master.grad, PendingGradient):
+            master.grad = master.grad.earlier
+        self._pending_names.discard(name)
 
     def accumulate(self, present: set[str]) -> None:
         """Add this rank's rows of the mean to `.grad` of the masters that are `present`: had a gradient on any rank."""
         self.wait_for_reduce()
+        self._wait_for_copies()
+        for name in list(self._pending_names):
+            self._unmark(name)
         for name, rows in self._rows.items():
             if name in present and self._mean is not None:
                 master, mean = self.shards.masters[name], rows.shard(self._mean, self.shards.rank)
-                master.grad = mean if master.grad is None else master.grad.add_(mean)
+                master.grad = mean.as_subclass(GradientRows) if master.grad is None else master.grad.add_(mean)
         self._mean = None
         self._seen.clear()
 
@@ -78,12 +129,14 @@ class Gradients:
                     self._kept[name] = gradient.to(self.shards.dtype)
 
     def are_unreduced(self) -> bool:
-        """True if there are whole gradients."""
-        return any(name in self._kept or self.shards.parameters[name].grad is not None for name in self._rows)
+        """True if there are whole gradients, not cleared."""
+        rows = self._rows.keys() - self.cleared()
+        return any(name in self._kept or self.shards.parameters[name].grad is not None for name in rows)
 
     def present(self) -> set[str]:
         """The parameters that have had a gradient here since the last `accumulate`."""
-        return self._seen | {name for name in self._rows if self.shards.parameters[name].grad is not None}
+        here = {name for name in self._rows if self.shards.parameters[name].grad is not None}
+        return (self._seen | here).difference(self.cleared())
 
     def problem(self) -> str | None:
         """Say which gradient can't be averaged, or return None."""
@@ -97,20 +150,23 @@ class Gradients:
         """Forget everything since the last `accumulate`."""
         for parameter in self.shards.parameters.values():
             parameter.grad = None
+        for name in list(self._pending_names):
+            self._unmark(name)
         self._kept.clear()
         self._seen.clear()
-        self._mean = self._pending = self._refused = None
+        self._mean = self._pending = self._over_copies = self._refused = None
 
     def _message(self) -> torch.Tensor:
         """The whole gradients, divided by the number of ranks; zeros where only other ranks may have one."""
         shards = self.shards
         message = shards.part.new_empty(shards.world_size, self._part_size, dtype=shards.compute_dtype)
+        scale = 1 / (shards.world_size * shards.comm.copies)
         for name, rows in self._rows.items():
             gradient = self._take(name)
             if gradient is None:
                 message[:, rows.offset : rows.offset + rows.size].zero_()
             else:  # divided before the sum, which could overflow in half precision
-                rows.write(message, gradient, scale=1 / shards.world_size)
+                rows.write(message, gradient, scale=scale)
         return message
 
     def _take(self, name: str) -> torch.Tensor | None:
@@ -125,6 +181,10 @@ class Gradients:
         return gradient if kept is None else kept.add_(gradient)
 
 
+def _is_pending(gradient: torch.Tensor | None) -> bool:
+    return isinstance(gradient, PendingGradient) and not gradient.is_cleared
+
+
 class Replicated:
     """The parameters that are not sharded, by name. `masters` are what an optimizer works on.
 
@@ -137,6 +197,7 @@ class Replicated:
     ):
         self.group, self.world_size = group, dist.get_world_size(group)
         self.parameters, self.masters = parameters, dict(parameters)
+        self._is_local = False  # gradients have come since they were averaged last
         for name, parameter in parameters.items():
             if compute_dtype not in (None, parameter.dtype) and parameter.is_floating_point():
                 self.masters[name] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
@@ -157,8 +218,19 @@ class Replicated:
                 gradient, parameter.grad = parameter.grad.to(master.dtype), None
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
+    def mark_pending(self) -> None:
+        """Note that a backward pass has ended, and collect its gradients."""
+        self._is_local = True
+        self.collect()
+
+    def pending(self) -> dict[str, nn.Parameter]:
+        """The masters whose gradients wait for `sync_gradients()`, by name."""
+        masters = self.masters.items() if self._is_local else ()
+        return {name: each for name, each in masters if each.grad is not None and each.grad.any()}  # not cleared
+
     def reduce(self, present: set[str]) -> None:
         """Average the gradients of the masters that are `present`: one all-reduce per dtype."""
+        self._is_local = False
         if not self.masters:
             return
         reduced = [master for name, master in self.masters.items() if name in present and master.numel()]
@@ -183,5 +255,6 @@ class Replicated:
 
     def drop(self) -> None:
         """Drop all gradients."""
+        self._is_local = False
         for parameter in (*self.parameters.values(), *self.masters.values()):
             parameter.grad = None

@@ -1,6 +1,7 @@
 """`FSDP`: a model whose parameters, gradients and optimizer state are sharded over the ranks. All that users call."""
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -8,12 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.modules.module import _IncompatibleKeys
 
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
-from scratch_ddp.common.wrapper import SyncSwitch, process_group
+from scratch_ddp.common.optimizer_steps import watch_steps
+from scratch_ddp.common.wrapper import SyncSwitch
 from scratch_ddp.fsdp import checkpoint
+from scratch_ddp.fsdp.comm import Ranks
 from scratch_ddp.fsdp.desync import Action
+from scratch_ddp.fsdp.elementwise import elementwise_problem
 from scratch_ddp.fsdp.freed_parameter import unmark
 from scratch_ddp.fsdp.meta_init import Init
 from scratch_ddp.fsdp.plan import Spec, agree_on_plan
@@ -31,7 +36,8 @@ from scratch_ddp.fsdp.units import shard_model
 class FSDP(SyncSwitch, nn.Module):
     """A model of which each rank holds a shard of every parameter, and gathers one unit at a time to compute with it.
 
-    `group`: a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group.
+    `group`: a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. On a mesh of two
+    dimensions each row of ranks holds the whole model in shards, and the rows are replicas of each other (HSDP).
     `units`: the modules to be gathered one at a time, or their names or types; by default the elements of the model's
     outermost `nn.ModuleList`s and `nn.Sequential`s. All other parameters belong to the root: gathered first, freed at
     the end of backward.
@@ -44,13 +50,17 @@ class FSDP(SyncSwitch, nn.Module):
 
     `parameters()` are the shards, under the model's own names: of a parameter of shape (d, …), ⌈d/n⌉ rows on each of n
     ranks, the last ranks fewer or none; a scalar is one row. An optimizer made from them, after wrapping, updates the
-    model. Call `sync_gradients()` after backward and before the optimizer's step: it leaves the mean in `.grad`. An
-    optimizer whose update of an element depends on others (Adafactor, Muon, LBFGS) does not compute what it would on
-    whole tensors. Values start as the first rank's. A model without parameters can be wrapped too.
+    model. Call `sync_gradients()` after backward and before the optimizer's step: it leaves the mean in `.grad`, where
+    until then a placeholder raises when it is read. A step without it raises, and so does the first step of an
+    optimizer whose update of an element depends on others (Adafactor, Muon, LBFGS), and torch's clip_grad_norm_.
+    Values start as the first rank's. A model without parameters can be wrapped too.
     Raises ValueError on every rank if one rank's model can't be wrapped, or if ranks differ.
     Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes, once in forward and
     once in backward; one reduce-scatter of as many bytes for its gradients; and a small all-reduce before each pass.
+    On a mesh, n is the length of a row, and each unit's rows of the gradients are also all-reduced over the column.
     """
+
+    is_sharded = True
 
     def __init__(
         self,
@@ -66,14 +76,17 @@ class FSDP(SyncSwitch, nn.Module):
         device: torch.device | str | None = None,
     ):
         super().__init__()
-        self.group = process_group(group)
+        ranks = Ranks.of(group)
+        self.group = ranks.everyone
         settings = {"compute_dtype": compute_dtype, "free_after_forward": free_after_forward, "prefetch": prefetch}
         plan = agree_on_plan(model, self.group, units, replicated, settings)
         device = torch.device(device) if device is not None else None
-        self._sharded = shard_model(model, plan, self.group, compute_dtype, init, device)
+        self._sharded = shard_model(model, plan, ranks, compute_dtype, init, device)
         self._runtime = Runtime(self._sharded, prefetch, free_after_forward, do_sync=lambda: self.do_sync)
         self.hook_handles = install_hooks(self._runtime, compute_dtype)
         self.module = model
+        self._accepted: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # they work on shards
+        watch_steps(self)
 
     @property
     def world_size(self) -> int:
@@ -95,6 +108,30 @@ class FSDP(SyncSwitch, nn.Module):
         if self.do_sync:
             self._runtime.sync_gradients()
 
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise ValueError on every rank if the optimizer steps too early, or can't work on shards."""
+        self._runtime.before_step(optimizer)
+        if self.world_size > 1 and optimizer not in self._accepted:
+            masters = (master for shards in self._sharded.shards for master in shards.masters.values())
+            if problem := elementwise_problem(optimizer, masters):
+                raise ValueError(problem)  # the same on every rank
+            self._accepted.add(optimizer)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError(
+            "an FSDP can't be pickled or copied, since each rank holds shards that belong to a group of ranks: save it "
+            "with save(), full_state_dict() or state_dict(), and load that into a new FSDP of the same model"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            raise AttributeError(
+                f"{error}: the wrapped model is .module. get_state_dict() and set_state_dict() of "
+                "torch.distributed.checkpoint don't know an FSDP: use its save() and load(), or state_dict()"
+            ) from None
+
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
@@ -103,13 +140,6 @@ class FSDP(SyncSwitch, nn.Module):
         for name, first in self._sharded.first_names.items():
             if name == first or not remove_duplicate:
                 yield f"{prefix}.{name}".lstrip("."), masters[first]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the shards' gradients, and whole ones that have accumulated without synchronisation."""
-        for gradients in self._sharded.gradients:
-            gradients.wait_for_reduce()
-            gradients.drop()
-        super().zero_grad(set_to_none)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -121,7 +151,7 @@ class FSDP(SyncSwitch, nn.Module):
         """
         sharded = _gradients(master for shards in self._sharded.shards for master in shards.masters.values())
         replicated = _gradients(self._sharded.replicated.masters.values())
-        norm = total_norm(sharded, replicated, norm_type, message_device(self.group), self.group)
+        norm = total_norm(sharded, replicated, norm_type, message_device(self.group), self._sharded.ranks.row)
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(f"the gradients' norm of order {norm_type} is {norm.item()}: they can't be clipped")
         clip_to_norm([*sharded, *replicated], norm, max_norm)
@@ -185,13 +215,18 @@ class FSDP(SyncSwitch, nn.Module):
         destination.update({prefix + key: value for key, value in mine.items()})
         return destination
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict()` returned on this rank of as many ranks. Every rank calls it.
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> _IncompatibleKeys:
+        """Load what `state_dict()` returned on this rank of as many ranks; return the missing and unexpected names.
 
-        Raises ValueError on every rank if a tensor does not fit.
+        Every rank calls it. Raises ValueError on every rank if a tensor does not fit, or with `strict` if one is
+        missing or unexpected. `assign` must be False: values are copied into the shards.
         """
-        self._runtime.meet(Action.METHOD, "load_state_dict()")
-        load_sharded_state(self._sharded, state_dict)
+        self._runtime.meet(Action.METHOD, "load_state_dict()", f"strict {strict}, assign {assign}")
+        if assign:
+            raise ValueError("assign=True would replace the shards, which are views of one tensor: leave it out")
+        return _IncompatibleKeys(*load_sharded_state(self._sharded, state_dict, strict))
 
     def save(
         self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None, extra: Any = None

@@ -21,6 +21,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.hooks import RemovableHandle
 
 from scratch_ddp.common.agreement import raise_everywhere
+from scratch_ddp.common.optimizer_steps import SYNC_FORGOTTEN, parameters_of
 from scratch_ddp.fsdp.desync import Action, Agreed, Intent, agree
 from scratch_ddp.fsdp.schedule import Schedule
 from scratch_ddp.fsdp.units import ShardedModel, SyncWork, Unit
@@ -148,6 +149,7 @@ class Runtime:
 
     def _begin_backward(self) -> None:
         self.phase = Phase.BACKWARD
+        self.model.drop_cleared()
         self.root.gather()
         order = [*reversed(self.units), self.root]
         gathered = [unit for unit in order if not unit.is_gathered and unit is not self.root]
@@ -177,6 +179,8 @@ class Runtime:
             unit.free()
             if not self.do_sync():
                 unit.keep_gradients()
+            unit.mark_pending()
+        self.model.replicated.mark_pending()
         self.phase = Phase.IDLE
 
     # Synchronisation
@@ -189,6 +193,8 @@ class Runtime:
         for gradients in work.unreduced:
             gradients.reduce()
         for gradients in self.model.gradients:
+            gradients.wait_for_reduce()  # all of them before the first waits for the model's other copies
+        for gradients in self.model.gradients:
             gradients.accumulate(work.present)
         self.model.replicated.reduce(work.present)
         self.model.buffers.copy_from_first(work.changed_buffers)
@@ -198,10 +204,16 @@ class Runtime:
         """Wait until all ranks synchronise, and take part in backward passes that only other ranks have."""
         while True:
             agreed = self.meet(Action.SYNC)
+            self.model.drop_cleared()
             if agreed.action is Action.SYNC:
                 return self.model.read_flags(agreed.flags)
             self._begin_backward()
             self._end_pass()
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise on every rank, and drop all gradients, if the optimizer would step before they are synchronised."""
+        if not parameters_of(optimizer).isdisjoint(self.model.pending().values()):
+            self.meet(Action.STEP)
 
     # In step with the other ranks
 
@@ -234,7 +246,7 @@ class Runtime:
         return agreed
 
     def _problem(self, action: Action) -> str | None:
-        problem = self.model.problem()
+        problem = SYNC_FORGOTTEN if action is Action.STEP else self.model.problem()
         if problem is None and action is Action.BACKWARD and self._changes != self.model.changes():
             return "the parameters were changed between this forward pass and its backward pass"
         return problem
@@ -250,6 +262,7 @@ class Runtime:
             )
         if action in (Action.BACKWARD, Action.SYNC):  # a backward pass gathers the other units
             details += [unit.name for unit in self.model.units if unit.is_gathered]
+            details.append(f"gradients cleared since backward: {', '.join(self.model.cleared()) or 'none'}")
         return details
 
     def _tell_of_interruption(self, action: Action) -> None:
@@ -278,12 +291,13 @@ def install_hooks(runtime: Runtime, compute_dtype: torch.dtype | None) -> list[R
         a parameter          schedule.free_reduced, once its gradient is known
 
     A unit none of whose inputs needs a gradient is done only when the whole backward pass is over. Outputs are found in
-    tuples, lists, mappings and dataclasses, however nested.
+    tuples, lists, mappings and dataclasses, however nested. torch.compile leaves the hooks out of its graphs.
     """
     handles = []
+    uncompiled = functools.partial(torch.compiler.disable, reason="FSDP gathers and frees parameters here")
     for unit in runtime.model.units:
-        before = functools.partial(_before_forward, runtime, unit, compute_dtype)
-        after = functools.partial(_after_forward, runtime, unit)
+        before = uncompiled(functools.partial(_before_forward, runtime, unit, compute_dtype))
+        after = uncompiled(functools.partial(_after_forward, runtime, unit))
         handles.append(unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
         # After an exception in the model, the root's forward is ended as well: other ranks may have had none.
         handles.append(unit.module.register_forward_hook(after, always_call=unit is runtime.root))

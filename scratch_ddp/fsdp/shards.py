@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.fsdp.comm import Comm, Pending
+from scratch_ddp.fsdp.comm import Comm, Pending, Ranks
 from scratch_ddp.fsdp.freed_parameter import allow_reading, mark_sharded, refuse_reading
 
 
@@ -95,20 +95,19 @@ def lay_out(shapes: Mapping[str, torch.Size], world_size: int) -> tuple[dict[str
 
 
 class Shards:
-    """The parameters of one unit that have one dtype, by name, of which each rank of `group` keeps its rows.
+    """The parameters of one unit that have one dtype, by name, of which each of `ranks` keeps its rows.
 
     `part` is what this rank keeps: one flat tensor in the parameters' own dtype. `masters`, which the optimizer works
     on, are views of it. `parameters`, the wrapped model's own, are views of `whole`, whose memory exists only between
-    `gather` and `free`. `whole` and all messages have `compute_dtype`. A new `Shards` holds zeros, freed.
+    `gather` and `free`. `whole` and all messages have `compute_dtype`. `world_size` ranks share a copy of the model.
+    A new `Shards` holds zeros, freed.
     """
 
-    def __init__(
-        self, parameters: dict[str, nn.Parameter], group: dist.ProcessGroup | None, compute_dtype: torch.dtype
-    ):
+    def __init__(self, parameters: dict[str, nn.Parameter], ranks: Ranks, compute_dtype: torch.dtype):
         first = next(iter(parameters.values()))
         self.parameters, self.dtype, self.compute_dtype = parameters, first.dtype, compute_dtype
-        self.comm = Comm(group, first.device)
-        self.group, self.rank, self.world_size = group, self.comm.rank, self.comm.world_size
+        self.comm, self.everyone = Comm(ranks, first.device), ranks.everyone
+        self.rank, self.world_size = self.comm.rank, self.comm.world_size
         self.rows, size = lay_out({name: each.shape for name, each in parameters.items()}, self.world_size)
         self.part = torch.zeros(size, dtype=self.dtype, device=first.device)
         self.masters = {
@@ -199,7 +198,7 @@ class Shards:
         for name, rows in self.rows.items():
             if wholes is not None and name in wholes:
                 rows.write(message, wholes[name].detach())
-        dist.broadcast(message, group=self.group, group_src=0)
+        dist.broadcast(message, group=self.everyone, group_src=0)
         self.part.copy_(message[self.rank])
 
     def _make_whole(self) -> None:

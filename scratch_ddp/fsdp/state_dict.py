@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import raise_everywhere
@@ -93,14 +93,24 @@ def sharded_state(model: ShardedModel) -> State:
     }
 
 
-def load_sharded_state(model: ShardedModel, state: Mapping[str, Any]) -> None:
-    """Load what `sharded_state` returned on this rank. Raises ValueError on every rank where a tensor does not fit."""
+def load_sharded_state(
+    model: ShardedModel, state: Mapping[str, Any], strict: bool = True
+) -> tuple[list[str], list[str]]:
+    """Load what `sharded_state` returned on this rank; return what is missing there, and what is unexpected.
+
+    Raises ValueError on every rank where a tensor does not fit, or, with `strict`, is missing or unexpected.
+    """
     mine = sharded_state(model)
+    missing, unexpected = [key for key in mine if key not in state], [key for key in state if key not in mine]
+    if not strict:
+        mine = {key: tensor for key, tensor in mine.items() if key in state}
+        state = {key: state[key] for key in mine}
     raise_everywhere(_difference_of_shards(state, mine), model.group)
     with torch.no_grad():
         for key, tensor in mine.items():
             _local(tensor).copy_(_local(state[key]))
     model.mark_loaded()
+    return missing, unexpected
 
 
 class DTensors:
@@ -113,7 +123,9 @@ class DTensors:
             for name, rows in shards.rows.items()
         }
         kind = model.shards[0].part.device.type if model.shards else "cpu"
-        self._mesh = DeviceMesh.from_group(model.group or dist.group.WORLD, kind)
+        self._mesh, self._placements = model.ranks.mesh, [Replicate(), Shard(0)]
+        if self._mesh is None:
+            self._mesh, self._placements = DeviceMesh.from_group(model.group or dist.group.WORLD, kind), [Shard(0)]
 
     def make(self, name: str, mine: torch.Tensor) -> torch.Tensor:
         """This rank's rows of what belongs to the parameter `name`, as a DTensor on the same memory."""
@@ -121,7 +133,8 @@ class DTensors:
         if shape is None:  # not sharded
             return mine.detach()
         stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(mine.detach(), self._mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+        whole = {"run_check": False, "shape": shape, "stride": stride}
+        return DTensor.from_local(mine.detach(), self._mesh, self._placements, **whole)
 
 
 def difference(there: Mapping[str, Fact], here: Mapping[str, Fact]) -> str | None:

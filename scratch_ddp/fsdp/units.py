@@ -20,6 +20,7 @@ from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import gather_rows, message_device
 from scratch_ddp.common.replicas import Buffers, RegisteredParameters, broadcast_from_first, named_tensors
 from scratch_ddp.common.tensors import group_alike
+from scratch_ddp.fsdp.comm import Ranks
 from scratch_ddp.fsdp.gradients import Gradients, Replicated
 from scratch_ddp.fsdp.meta_init import Init, initialise, replace_meta
 from scratch_ddp.fsdp.plan import Plan
@@ -78,6 +79,10 @@ class Unit:
         for gradients in self.gradients:
             gradients.keep()
 
+    def mark_pending(self) -> None:
+        for gradients in self.gradients:
+            gradients.mark_pending()
+
     def abandon(self) -> None:
         """Free everything and drop all gradients, without waiting for a message that may never come."""
         for shards, gradients in zip(self.shards, self.gradients, strict=True):
@@ -101,11 +106,12 @@ class ShardedModel:
     Masters are the parameters that an optimizer works on: this rank's rows, and replicated parameters whole.
     """
 
-    def __init__(self, module: nn.Module, group: dist.ProcessGroup | None, units: list[Unit], replicated: Replicated):
-        self.module, self.group, self.units, self.replicated = module, group, units, replicated
+    def __init__(self, module: nn.Module, ranks: Ranks, units: list[Unit], replicated: Replicated):
+        self.module, self.ranks, self.units, self.replicated = module, ranks, units, replicated
+        self.group = ranks.everyone
         self.shards = [shards for unit in units for shards in unit.shards]
         self.gradients = [gradients for unit in units for gradients in unit.gradients]
-        self.buffers = Buffers(module, group)
+        self.buffers = Buffers(module, self.group)
         names = {parameter: name for name, parameter in module.named_parameters()}
         # Every name of a parameter, also where it is tied to another, and the first name of the same parameter.
         self.first_names = {name: names[each] for name, each in module.named_parameters(remove_duplicate=False)}
@@ -124,6 +130,22 @@ class ShardedModel:
         """Take over what the caller may change between passes."""
         for part in (*self.shards, *self.gradients):
             part.adopt_changes()
+
+    def pending(self) -> dict[str, nn.Parameter]:
+        """The masters whose gradients wait for `sync_gradients()`, by name."""
+        found = self.replicated.pending()
+        for gradients in self.gradients:
+            found |= gradients.pending()
+        return found
+
+    def cleared(self) -> list[str]:
+        """The sharded parameters whose gradients zero_grad() has cleared since backward."""
+        return [name for gradients in self.gradients for name in gradients.cleared()]
+
+    def drop_cleared(self) -> None:
+        """Forget what zero_grad() has cleared since backward."""
+        for gradients in self.gradients:
+            gradients.drop_cleared()
 
     def problem(self) -> str | None:
         """Say what keeps this rank from a pass, or return None."""
@@ -162,7 +184,7 @@ class ShardedModel:
 def shard_model(
     model: nn.Module,
     plan: Plan,
-    group: dist.ProcessGroup | None,
+    ranks: Ranks,
     compute_dtype: torch.dtype | None,
     init: Init | None,
     device: torch.device | None,
@@ -172,6 +194,7 @@ def shard_model(
     One broadcast per unit. What is on the meta device at the first rank is initialised by `init`, on every rank alike,
     one module at a time. Raises ValueError on every rank where values are missing.
     """
+    group = ranks.everyone
     with set_up():
         on_meta = _on_meta_at_first_rank(model, group)
         replace_meta(model, device or message_device(group))
@@ -179,12 +202,12 @@ def shard_model(
         named = dict(model.named_parameters())
         units = []
         for name, own in plan.parameters.items():
-            shards = _shard({each: named[each] for each in own}, unset, group, compute_dtype)
+            shards = _shard({each: named[each] for each in own}, unset, ranks, compute_dtype)
             units.append(Unit(name, plan.modules[name], shards))
         initialise(model, unset, [shards for unit in units for shards in unit.shards], init, group)
         replicated = {name: named[name] for name in plan.replicated}
         broadcast_from_first([*replicated.values(), *model.buffers()], group)
-    return ShardedModel(model, group, units, Replicated(replicated, group, compute_dtype))
+    return ShardedModel(model, ranks, units, Replicated(replicated, group, compute_dtype))
 
 
 def _on_meta_at_first_rank(model: nn.Module, group: dist.ProcessGroup | None) -> list[int]:
@@ -196,7 +219,7 @@ def _on_meta_at_first_rank(model: nn.Module, group: dist.ProcessGroup | None) ->
 def _shard(
     named: dict[str, nn.Parameter],
     unset: set[torch.Tensor],
-    group: dist.ProcessGroup | None,
+    ranks: Ranks,
     compute_dtype: torch.dtype | None,
 ) -> list[Shards]:
     """Shard a unit's parameters, one `Shards` per dtype. Those that are not `unset` get the first rank's values."""
@@ -206,7 +229,7 @@ def _shard(
         dtype = alike[0].dtype
         computed = compute_dtype if compute_dtype is not None and dtype.is_floating_point else dtype
         values = {names[each]: each.data for each in alike if each not in unset}
-        shards = Shards({names[each]: each for each in alike}, group, computed)
+        shards = Shards({names[each]: each for each in alike}, ranks, computed)
         if values:
             shards.scatter_full(values if shards.rank == 0 else None)
         sharded.append(shards)

@@ -17,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
+from scratch_ddp.common.optimizer_steps import REDUCED
+from scratch_ddp.common.torch_names import HintsAtTorchNames
 from scratch_ddp.common.wrapper import process_group
 from scratch_ddp.zero import checkpoint as saving
 from scratch_ddp.zero import checks
@@ -24,7 +26,7 @@ from scratch_ddp.zero.checks import Presence
 from scratch_ddp.zero.owners import Owners, broadcast_shares
 
 
-class ShardedOptimizer(Optimizer):
+class ShardedOptimizer(HintsAtTorchNames, Optimizer):
     """`optimizer_cls(params, **options)` with its state shared out over the ranks: the same updates, to the last bit.
 
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
@@ -40,7 +42,7 @@ class ShardedOptimizer(Optimizer):
     the message; pass `model.named_parameters()` to see names there.
 
     Cost of a step: broadcasts of the updated parameters, one for each parameter of 1 MB or more and one for all smaller
-    ones of an owner and dtype; on a ring a rank sends (n - 1)/n of their bytes. Besides, one all-reduce of two bytes
+    ones of an owner and dtype; on a ring a rank sends (n - 1)/n of their bytes. Besides, one all-reduce of four bytes
     per parameter and 65 more; at the first step also an all-gather of 32 bytes per parameter, to check that gradients
     were averaged.
     """
@@ -84,8 +86,8 @@ class ShardedOptimizer(Optimizer):
         """Clear every gradient, not only this rank's share: any other would be averaged into the next step's."""
         super().zero_grad(set_to_none)
         for _, parameter in self.presence.named:
-            if hasattr(parameter.grad, checks.REDUCED):  # with set_to_none=False it is kept, full of zeros
-                delattr(parameter.grad, checks.REDUCED)
+            if hasattr(parameter.grad, REDUCED):  # with set_to_none=False it is kept, full of zeros
+                delattr(parameter.grad, REDUCED)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as in torch's optimizers; all other parameters keep their owners."""

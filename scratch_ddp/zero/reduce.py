@@ -5,9 +5,9 @@ import torch.distributed as dist
 
 from scratch_ddp.common.agreement import compare, message_device, raise_everywhere
 from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
+from scratch_ddp.common.optimizer_steps import REDUCED
 from scratch_ddp.common.replicas import complete_gradient
 from scratch_ddp.common.tensors import copy_back, flatten
-from scratch_ddp.zero.checks import REDUCED
 from scratch_ddp.zero.optimizer import ShardedOptimizer
 from scratch_ddp.zero.owners import split_into_messages
 

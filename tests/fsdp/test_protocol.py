@@ -96,7 +96,9 @@ def switches() -> None:
     sharded.disable_grad_sync()
     backward(sharded, x, y)
     sharded.sync_gradients()
-    assert all(parameter.grad is None for parameter in sharded.parameters())
+    for parameter in sharded.parameters():
+        with pytest.raises(RuntimeError, match="is not synchronised: call sync_gradients"):
+            parameter.grad.norm()
     sharded.enable_grad_sync()
     sharded.sync_gradients()  # what has accumulated
     alone = build(MLP)

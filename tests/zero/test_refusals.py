@@ -6,7 +6,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import LBFGS, SGD, AdamW
 
-from scratch_ddp.ddp import FlatDDP
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.zero import ShardedOptimizer
 from tests.ranks import run_ranks
@@ -169,24 +168,26 @@ def test_gradients_that_were_not_averaged_and_other_surprises_of_a_step():
 
 
 def the_unaveraged_case() -> list[str]:
-    """What everybody forgets once: the loop without sync_gradients()."""
+    """What everybody forgets once: to average. In the first step, and in a later one."""
     torch.manual_seed(0)
-    model = FlatDDP(nn.Linear(3, 1))
+    model = nn.Linear(3, 1)
     optimizer = ShardedOptimizer(model.named_parameters(), AdamW)
     said = []
-    for forgets in (True, False):
+    for forgets in (True, False, True, False):
         model(torch.full((1, 3), 1.0 + dist.get_rank())).sum().backward()
         if not forgets:
-            model.sync_gradients()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
         said.append(message_of(lambda _: optimizer.step(), ""))
         optimizer.zero_grad()
     return said
 
 
-def test_forgotten_sync_is_found_at_the_first_step_and_can_be_mended():
-    forgotten, mended = run_ranks(3, the_unaveraged_case)[0]
-    assert "'module.weight' has a different gradient from that on rank 0" in forgotten and "ranks 1, 2: " in forgotten
-    assert mended is None
+def test_forgotten_averaging_is_found_at_each_step_and_can_be_mended():
+    for first, mended, later, again in run_ranks(3, the_unaveraged_case):
+        for message in (first, later):
+            assert "'weight' has a different gradient from that on rank 0" in message and "ranks 1, 2: " in message
+        assert mended is again is None
 
 
 def a_group_on_one_rank_only(kind: str) -> None:

@@ -76,7 +76,7 @@ def test_a_step_costs_what_its_docstring_says(n):
     assert first[0] == second[0] == {"broadcast": messages} and messages < parameters / 2
     assert sum(counts[1][1] for counts, *_ in reports) == (n - 1) * trained_bytes  # (n-1)/n of them a rank, on average
     assert first[2] == {"all_reduce": 2, "all_gather": 1} and second[2] == {"all_reduce": 1}
-    assert second[3] == 2 * parameters + 65
+    assert second[3] == 4 * parameters + 65
     assert ring_bytes("broadcast", trained_bytes, n, 0, 0) == trained_bytes  # the formula behind the sum
 
 

@@ -1,0 +1,59 @@
+"""README's section for engineers: its scripts run, and each limit is the sentence that the code prints."""
+
+import os
+import re
+import runpy
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import run_ranks
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def script(name: str) -> str:
+    return next(code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if code.startswith(f"# {name}"))
+
+
+def run(name: str, folder: Path, world_size: int = 2) -> list[str]:
+    """What each rank prints when torchrun starts the script in the folder."""
+    (folder / name).write_text(script(name))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+
+    def rank_main():
+        os.environ.update(address)
+        dist.destroy_process_group()
+        os.chdir(folder)
+        torch.manual_seed(0)
+        runpy.run_path(name, run_name="__main__")
+
+    return [printed for _, printed in run_ranks(world_size, rank_main, capture=True)]
+
+
+def test_data_parallelism_with_accumulation_and_clipping(tmp_path):
+    first, second = run("train_ddp.py", tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss (.*)", first)]
+    assert len(losses) == 10 and losses[-1] < losses[0] / 5 and second == ""
+    assert len(torch.load(tmp_path / "model.pt")) == 4
+
+
+def test_a_sharded_model_that_is_saved_and_resumed(tmp_path):
+    pytest.importorskip("transformers")
+    expected = "[5, 6, 7, 8, 9, 10, 11, 12]"
+    for start, ranks in ((0, 2), (30, 3)):
+        for rank, printed in enumerate(run("train_fsdp.py", tmp_path, ranks)):
+            assert printed == f"rank {rank} starts at step {start}\nrank {rank}: {expected}\n"
+
+
+def test_limits_are_sentences_of_the_code():
+    limits = re.findall(r"^\| .* \| \[(.*)\]\((scratch_ddp/.*\.py)\) \|$", README, re.MULTILINE)
+    assert len(limits) > 10
+    for sentence, path in limits:
+        code = re.sub(r'"\s*\n\s*f?"', "", (ROOT / path).read_text())
+        assert sentence in code, (sentence, path)
