@@ -2,6 +2,7 @@
 
 import base64
 import builtins
+import os
 import sys
 import traceback
 import warnings
@@ -131,6 +132,11 @@ def _refuse_input(prompt: str = "") -> str:
 
 def _show_figures(shell: RankShell) -> None:
     """Show matplotlib's figures at the end of a cell, without importing matplotlib before a cell needs it."""
+
+    if os.environ.get("SCRATCH_DDP_RETINA"):  # `lab` sets it; lessons are saved with smaller pictures
+        from matplotlib_inline.config import InlineBackend
+
+        InlineBackend.instance(parent=shell).figure_formats = {"retina"}
 
     def show() -> None:
         if "matplotlib.pyplot" in sys.modules:
