@@ -152,3 +152,25 @@ def test_in_a_deadlock_those_who_are_through_show_what_they_printed(four_ranks):
     assert shown.index("begun 3   ← rank 3") < shown.index("begun 3") + 30
     assert [shown.count(f"begun {rank}") for rank in range(4)] == [1] * 4
     assert_next_works(four_ranks)
+
+
+def _debug(kernel, *lines):
+    """Type these lines into the debugger of rank 1, then press Stop if the last was not q."""
+    cell = kernel.start("%debug --rank 1", attended=True)
+    for line in lines:
+        assert kernel.client.get_stdin_msg(timeout=20)["content"]["prompt"] == "ipdb> "
+        kernel.client.input(line)
+    if lines[-1] != "q":
+        kernel.client.get_stdin_msg(timeout=20)
+        kernel.interrupt()
+    return kernel.finish(cell)
+
+
+def test_debug_looks_into_one_ranks_last_error(four_ranks):
+    four_ranks.run("def fail(secret):\n    raise ValueError\nfail(rank + 40)")
+    shown = _debug(four_ranks, "p secret", "up", "p rank", "q")
+    assert not shown.error and "41" in shown.text() and "interactiveshell" not in shown.text()
+    left = _debug(four_ranks, "p secret")
+    assert left.error["ename"] == "RankInterrupt"
+    assert "nobody can type here" in four_ranks.run("%debug --rank 1").message
+    assert_next_works(four_ranks)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -106,10 +107,25 @@ class Execution:
                 self.errors[rank] = message["error"]
             if message["interrupted_in"]:
                 self.interrupted_in[rank] = message["interrupted_in"]
+        elif kind == "input":
+            self._ask_person(self.ranks[rank], message["prompt"])
         elif kind == "state":
             if message["waits_in"] is None or message["waits_in"] != self.states.get(rank, {}).get("waits_in"):
                 self.same_since[rank] = time.monotonic()
             self.states[rank] = message
+
+    def _ask_person(self, rank: RankProcess, prompt: str) -> None:
+        """A line for the debugger. Stop and the end of input interrupt the cell."""
+        self.output.update()
+        sys.stdout.flush()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            rank.channel.send({"type": "typed", "text": input(prompt)})
+        except (KeyboardInterrupt, EOFError):
+            self.interruption.press(self._running())
+        finally:
+            signal.signal(signal.SIGINT, before)
+        self.heard = time.monotonic()
 
     def _running(self) -> list[RankProcess]:
         return [process for rank, process in self.ranks.items() if rank not in self.done and process.alive]

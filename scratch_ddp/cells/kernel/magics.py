@@ -43,11 +43,13 @@ class RankMagics(DistributedMagic):
         self.cells: dict[int, int] = {}  # our number of a cell → the notebook's
         atexit.register(self.close)
         self._running = False  # whether a cell runs on ranks
+        self._failed: set[int] = set()  # the ranks that raised in the last cell that failed
+        self._debug_kernel = shell.find_line_magic("debug")
         self._end_with_kernel(getattr(shell, "kernel", None))
         self.plain_cells = PlainCells(shell, lambda: self.automatic and not self._silent())
         if getattr(shell, "kernel", None) is not None:
             answer_from_rank_0(shell.kernel, self._ask)
-        for magic in (self.pull, self.dist_run):  # nbdistributed has none of these names
+        for magic in (self.pull, self.dist_run, self.debug):  # nbdistributed has none of these names
             shell.register_magic_function(magic)
 
     # Clusters
@@ -158,14 +160,15 @@ class RankMagics(DistributedMagic):
             raise ClusterError(str(error)) from None
         cell = len(self.cells) + 1
         self.cells[cell] = number = self._number_in_brackets()
-        # A frontend with a person in front of it can ask for input.
-        notebook = NotebookOutput(attended=bool(getattr(getattr(self.shell, "kernel", None), "_allow_stdin", False)))
+        notebook = NotebookOutput(attended=self._attended())
         self._show_late(notebook)
         self._running = True
+        execution = Execution(self.cluster, ranks, code, cell, number, notebook)
         try:
-            Execution(self.cluster, ranks, code, cell, number, notebook).run(stop_after)
+            execution.run(stop_after)
         finally:
             self._running = False
+            self._failed = set(execution.errors) or self._failed
             self._show_late(notebook)
 
     def _number_in_brackets(self) -> int:
@@ -187,6 +190,22 @@ class RankMagics(DistributedMagic):
         """%dist_run train.py --lr 0.1: run a script for torchrun on every rank, in their process group."""
         self._need_cluster()
         self.distributed("", script_cell(shlex.split(line)))
+
+    def debug(self, line: str) -> None:
+        """%debug --rank 1: look around where that rank's last error was raised. Without ranks it is IPython's."""
+        rank = re.fullmatch(r"\s*--rank[ =](\d+)\s*", line)
+        if rank is None and (self.cluster is None or line.strip()):
+            self._debug_kernel(line)
+            return
+        self._need_cluster()
+        if not self._attended():
+            raise ClusterError("%debug asks for commands, and nobody can type here.")
+        chosen = rank[1] if rank else str(min(self._failed, default=0))
+        self._run(chosen, "get_ipython().debug_last_error()")
+
+    def _attended(self) -> bool:
+        """Whether a frontend with a person in front of it has sent this cell; it can ask for input."""
+        return bool(getattr(getattr(self.shell, "kernel", None), "_allow_stdin", False))
 
     def _ask(self, code: str, question: dict[str, Any]) -> dict[str, Any]:
         """A question of the editor's about a cell. Only what ranks would run, and while they run nothing."""

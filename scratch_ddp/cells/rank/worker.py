@@ -50,6 +50,7 @@ class Rank:
         self.main_thread = threading.main_thread().ident
         self.pid = os.getpid()
         self.tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.typed: queue.SimpleQueue[str] = queue.SimpleQueue()  # lines for the debugger
         self.cell: int | None = None  # the number of the cell that runs
         self.interruptible = False  # whether the learner's code runs
         self.found = _NOWHERE  # where it was when it was last asked to stop
@@ -99,6 +100,7 @@ class Rank:
         }
         self.shell = make_shell(namespace, self._send_display)
         self.shell.on_failure = self._end_of_learners_code
+        self.shell.ask_person = self._ask_person
         return device
 
     def _join_process_group(self, device: torch.device) -> None:
@@ -195,6 +197,10 @@ class Rank:
             self.interruptible = False
         self.channel.send({"type": "answer", "cell": task["cell"], "found": found})
 
+    def _ask_person(self, prompt: str = "") -> str:
+        self.channel.send({"type": "input", "cell": self.cell, "prompt": prompt})
+        return self.typed.get()
+
     # Process groups after an interrupt
 
     def _renew(self, task: dict[str, Any]) -> None:
@@ -232,6 +238,8 @@ class Rank:
         kind = message["type"]
         if kind == "execute":
             self.tasks.put(message | {"files": self.channel.take_files(2)})
+        elif kind == "typed":
+            self.typed.put(message["text"])
         elif kind in ("renew", "ask"):
             self.tasks.put(message)
         elif kind == "interrupt" and message["cell"] == self.cell:
