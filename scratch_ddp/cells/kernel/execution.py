@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from scratch_ddp.cells.kernel.reports import (
     compose_rank_error,
     describe_abort,
     describe_mismatch,
+    describe_open_calls,
     describe_states,
     is_consequence,
 )
@@ -62,6 +64,8 @@ class Execution:
                 self._look_after(time.monotonic())
             self.output.finish()
             self._conclude()
+            for note in describe_open_calls({rank.rank: (rank.open_calls, rank.begun) for rank in self.cluster.ranks}):
+                self.notebook.note(note)
 
     def _send(self) -> None:
         for rank in self.ranks.values():
@@ -98,14 +102,30 @@ class Execution:
         elif kind == "done":
             self.done.add(rank)
             self.output.close(rank)
+            self.ranks[rank].open_calls, self.ranks[rank].begun = message["open"], message["begun"]
             if message["error"]:
                 self.errors[rank] = message["error"]
             if message["interrupted_in"]:
                 self.interrupted_in[rank] = message["interrupted_in"]
+        elif kind == "input":
+            self._ask_person(self.ranks[rank], message["prompt"])
         elif kind == "state":
             if message["waits_in"] is None or message["waits_in"] != self.states.get(rank, {}).get("waits_in"):
                 self.same_since[rank] = time.monotonic()
             self.states[rank] = message
+
+    def _ask_person(self, rank: RankProcess, prompt: str) -> None:
+        """A line for the debugger. Stop and the end of input interrupt the cell."""
+        self.output.update()
+        sys.stdout.flush()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            rank.channel.send({"type": "typed", "text": input(prompt)})
+        except (KeyboardInterrupt, EOFError):
+            self.interruption.press(self._running())
+        finally:
+            signal.signal(signal.SIGINT, before)
+        self.heard = time.monotonic()
 
     def _running(self) -> list[RankProcess]:
         return [process for rank, process in self.ranks.items() if rank not in self.done and process.alive]
@@ -127,12 +147,27 @@ class Execution:
             for rank in self._running():
                 rank.channel.send({"type": "query_state", "cell": self.cell})
         if now - max(self.started, self.heard) > _SAY_AFTER:
-            self.notebook.show_passing(f" ⏳ {describe_states(self._describe_ranks())}")
+            stuck = self._wait_for_the_finished()
+            self.output.pass_over(stuck)
+            press = ". Press ■ to stop" if stuck else ""
+            self.notebook.show_passing(f" ⏳ {describe_states(self._describe_ranks())}{press}")
         if not self.interruption.begun and self._deadlocked(now):
             self.interruption.deadlocked_at = now
         dead_long_enough = self.died_at is not None and now - self.died_at > _AFTER_A_DEATH
         if self.interruption.begun or dead_long_enough:
             self.interruption.send(self._running(), now)
+
+    def _wait_for_the_finished(self) -> list[int]:
+        """The ranks that wait in a collective which a rank that is through with the cell has not called."""
+        through = {rank: self._describe_rank(rank).calls for rank in self.done}
+        stuck = []
+        for process in self._running():
+            call = self.states.get(process.rank, {}).get("waits_in")
+            if call and not call["peer"] and call["uid"] is not None:
+                key, ranks = (call["group"], call["number"]), call["ranks"] or list(self.ranks)
+                if any(rank in ranks and key not in calls for rank, calls in through.items()):
+                    stuck.append(process.rank)
+        return stuck
 
     def _deadlocked(self, now: float) -> bool:
         """Whether all that still run have long waited for a rank that has raised, or that has called something else."""

@@ -16,12 +16,13 @@ import torch.distributed as dist
 
 from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import FlightRecorder
-from scratch_ddp.cells.rank import interruptible_group, output_streams
+from scratch_ddp.cells.rank import interruptible_group, output_streams, questions, text_bars
 from scratch_ddp.cells.rank.interruptible_work import awaited_in_native_code, free_waiting_futures, waiting_in
 from scratch_ddp.cells.rank.output_streams import CellPipes
 from scratch_ddp.cells.rank.shell import RankShell, make_shell
 
 _TORCH = str(Path(torch.__file__).parent)
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 _NOWHERE = {"line": None, "waits_in": None}
 
 
@@ -49,6 +50,7 @@ class Rank:
         self.main_thread = threading.main_thread().ident
         self.pid = os.getpid()
         self.tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.typed: queue.SimpleQueue[str] = queue.SimpleQueue()  # lines for the debugger
         self.cell: int | None = None  # the number of the cell that runs
         self.interruptible = False  # whether the learner's code runs
         self.found = _NOWHERE  # where it was when it was last asked to stop
@@ -65,7 +67,7 @@ class Rank:
         self.channel.send({"type": "ready", "device": str(device)})
         while True:
             task = self.tasks.get()
-            {"execute": self._execute, "renew": self._renew}[task["type"]](task)
+            {"execute": self._execute, "renew": self._renew, "ask": self._answer}[task["type"]](task)
 
     # Set-up
 
@@ -74,8 +76,10 @@ class Rank:
         os.environ.clear()
         os.environ.update(config["environment"])
         sys.path[:] = config["path"]
+        text_bars.install(self.rank)
         os.chdir(config["directory"])
-        self.recorder = FlightRecorder(Path(config["folder"]), self.rank)
+        peers = [rank for rank in range(config["world_size"]) if rank != self.rank]
+        self.recorder = FlightRecorder(Path(config["folder"]), self.rank, peers)
         self.crash = (Path(config["folder"]) / f"crash of rank {self.rank}").open("w")
         faulthandler.enable(self.crash, all_threads=False)
         if "numpy" in sys.modules:
@@ -96,6 +100,7 @@ class Rank:
         }
         self.shell = make_shell(namespace, self._send_display)
         self.shell.on_failure = self._end_of_learners_code
+        self.shell.ask_person = self._ask_person
         return device
 
     def _join_process_group(self, device: torch.device) -> None:
@@ -134,7 +139,7 @@ class Rank:
             print(f"(sys.{name} had been replaced; it is the rank's own again)", file=sys.stderr)
         CellPipes.flush_c()
         done = {"type": "done", "cell": task["cell"], "error": self._describe(error)}
-        self.channel.send(done | {"interrupted_in": self.interrupted_in})
+        self.channel.send(done | {"interrupted_in": self.interrupted_in, **interruptible_group.open_calls()})
 
     def _run(self, code: str) -> BaseException | None:
         try:
@@ -152,7 +157,9 @@ class Rank:
         if error is None:
             return None
         text = "\n".join(self.shell.failure or [])
-        places = [*sys.path, Path(__file__).parents[3]]  # an editable install is not on the path
+        places = [*filter(os.path.isabs, sys.path), Path(__file__).parents[3]]  # an editable install is not on the path
+        with contextlib.suppress(FileNotFoundError):  # a cell may have deleted the folder that it is in
+            places.append(Path.cwd())
         for folder in sorted({str(Path(place).resolve()) for place in places}, key=len, reverse=True):
             text = text.replace(f"{folder}/", "")  # a file's name in its package says more, and is the same everywhere
         lines = text.split("\n")
@@ -160,6 +167,8 @@ class Rank:
         return {"name": type(error).__name__, "value": value, "traceback": lines}
 
     def _send_display(self, display: dict[str, Any]) -> None:
+        if display["data"].pop(_WIDGET, None) and "text/plain" not in display["data"]:
+            return  # the frontend could not reach a rank's widget, so its text is shown
         text = display["data"].get("text/plain")
         if text is not None and len(display["data"]) == 1:
             print(text)  # plain text is shown as what a rank prints
@@ -174,6 +183,23 @@ class Rank:
             self.channel.send({"type": "display", "cell": pipes.cell, "segment": pipes.begin_display(), **display})
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _answer(self, task: dict[str, Any]) -> None:
+        """Answer a question of the kernel. If the kernel gives up waiting, it interrupts the "cell" of the question."""
+        found: dict[str, Any] = {}
+        try:
+            try:
+                self.cell, self.interruptible = task["cell"], True
+                found = questions.answer(self.shell, task)
+            finally:
+                self.interruptible, self.cell = False, None
+        except BaseException:  # whatever a learner's property raises, and the interrupt
+            self.interruptible = False
+        self.channel.send({"type": "answer", "cell": task["cell"], "found": found})
+
+    def _ask_person(self, prompt: str = "") -> str:
+        self.channel.send({"type": "input", "cell": self.cell, "prompt": prompt})
+        return self.typed.get()
 
     # Process groups after an interrupt
 
@@ -212,7 +238,9 @@ class Rank:
         kind = message["type"]
         if kind == "execute":
             self.tasks.put(message | {"files": self.channel.take_files(2)})
-        elif kind == "renew":
+        elif kind == "typed":
+            self.typed.put(message["text"])
+        elif kind in ("renew", "ask"):
             self.tasks.put(message)
         elif kind == "interrupt" and message["cell"] == self.cell:
             self.interrupt()
@@ -254,13 +282,5 @@ class Rank:
         if waits_in is None and innermost.f_code.co_filename.startswith(_TORCH):
             waits_in = awaited_in_native_code()
         if waits_in:
-            waits_in = waits_in | {"called": called, "ranks": _ranks_of(waits_in["group"])}
+            waits_in = waits_in | {"called": called, "ranks": interruptible_group.members(waits_in["group"])}
         return {"line": line, "waits_in": waits_in}
-
-
-def _ranks_of(group_name: str) -> list[int] | None:
-    """The ranks of this process's group of that name, by their numbers among all; None if there is none now."""
-    for group, name in list(dist.distributed_c10d._world.pg_names.items()):
-        if name == group_name:
-            return dist.get_process_group_ranks(group)
-    return None
