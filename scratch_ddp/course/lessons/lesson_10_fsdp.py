@@ -259,7 +259,7 @@ class _ObservedUnit(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         storages = self._storages()
-        self._look("forward", storages)
+        self._look("forward", [*storages, *(buffer.untyped_storage() for buffer in self.buffers())])
         self._read = [weakref.ref(storage) for storage in storages]
         self.seen = torch.cat([parameter.detach().flatten() for parameter in self.parameters()])
         change = self.down(torch.tanh(self.up(x) + self.again(x))) * self.scale[0]

@@ -199,7 +199,7 @@ def _too_much(held: object, room: int) -> str:
 
 def examine_reduce_to_owners(trial: Trial) -> None:
     """V on the owners and None elsewhere, C: one reduce per parameter; M follows from the None."""
-    plain = _parameters(trial)[: 2 * trial.size + (1 if trial.on_all_ranks else -1)]
+    plain = _parameters(trial)[: 9 if trial.on_all_ranks else 5]
     params = [nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(plain, cycle(_DTYPES), strict=False)]
     for parameter, gradient in zip(params, _odd_gradients(params, trial.rank, trial.size), strict=True):
         parameter.grad = gradient

@@ -38,7 +38,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "only the owner calls broadcast",
             fails="runs",
-            says="Ranks 0, 1, 2 and 3 did not come back: after",
+            says="calls broadcast of",
             edits={"dist.broadcast(parameter": "if i % n == rank: dist.broadcast(parameter"},
         ),
         WrongAnswer(
@@ -124,7 +124,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "every rank begins with its own parameters",
             fails="runs",
-            says="× float16, root 1, where rank",
+            says="calls reduce of",
             edits={"in enumerate(params):": "in sorted(enumerate(params), key=lambda each: each[0] % n != rank):"},
         ),
         WrongAnswer(
