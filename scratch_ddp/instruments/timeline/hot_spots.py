@@ -20,7 +20,8 @@ from scratch_ddp.instruments.timeline.spans import Span, Timeline
 _EVERY = 2e-3  # seconds from one look at the thread to the next
 _WIDTH = 60  # characters of a line that are shown
 _PACKAGE = Path(__file__).parents[2]
-_LIBRARIES = tuple(map(str, (*torch.__path__, _PACKAGE, *sysconfig.get_paths().values())))
+_PYTHONS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_LIBRARIES = tuple(map(str, (*torch.__path__, _PACKAGE, *_PYTHONS)))
 
 
 def by_operator(timeline: Timeline, within: Breakdown | None = None) -> dict[str, float]:
