@@ -12,7 +12,7 @@ from torch.autograd import DeviceType
 
 from scratch_ddp.course.plots import timeline_chart
 from scratch_ddp.instruments.timeline import Span, Timeline, timeline, write_trace
-from scratch_ddp.instruments.timeline.phases import gpu_spans
+from scratch_ddp.instruments.timeline.phases import gpu_spans, kernel_spans
 from scratch_ddp.instruments.timeline.spans import lanes
 from tests.ranks import RankFailed, run_ranks
 
@@ -126,6 +126,7 @@ class Event:
             "linked_correlation_id": self.cause,
             "device_type": self.device,
             "is_user_annotation": False,
+            "device_resource_id": 7 + ("nccl" in self.called),
         }
         return lambda: values[name]
 
@@ -142,6 +143,17 @@ def test_kernels_are_of_the_kind_of_the_operation_that_began_them():
     computing, communication = gpu_spans(events, compute, later=0.0)
     assert computing == [Span("forward", 1.2, pytest.approx(2.2)), Span("backward", 2.3, pytest.approx(3.3))]
     assert [(span.start, span.end) for span in communication] == [(2.0, 4.0)]
+
+
+def test_a_track_for_each_stream(tmp_path):
+    events = [Event("aten::mm", 0.5, 0.1, device=DeviceType.CPU), Event("gemm", 1.2, 1.0), Event("ncclSum", 2.0, 2.0)]
+    kernels = kernel_spans(events, later=0.0)
+    assert [(each.name, each.stream) for each in kernels] == [("gemm", 7), ("ncclSum", 8)]
+    write_trace([Timeline(start=0.0, end=5.0, kernels=kernels)], tmp_path / "trace.json")
+    events = _read(tmp_path / "trace.json")
+    tracks = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
+    slices = {each["name"]: tracks[each["tid"]] for each in events if each["ph"] == "X"}
+    assert slices == {"gemm": "stream 7", "ncclSum": "stream 8"}
 
 
 def test_the_chart_has_two_rows_of_bars_a_rank_and_a_legend_of_what_occurs():

@@ -14,7 +14,7 @@ from scratch_ddp.instruments.timeline.spans import COMPUTING, Span, Timeline
 
 WAITING, TRANSFER, IDLE = "waiting", "transfer", "idle"
 PARTS = (*COMPUTING, WAITING, TRANSFER, IDLE)
-_MESSAGES = ("send", "recv")
+_MESSAGES = ("send", "recv", "SendRecv")  # between two ranks; the last is in the name of NCCL's kernel
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def collectives(timelines: Sequence[Timeline]) -> list[list[Call]]:
 
     Raises ValueError if the ranks recorded different collectives. Messages between two ranks are left out.
     """
-    spans = [[span for span in each.communication if span.name not in _MESSAGES] for each in timelines]
+    spans = [[span for span in each.communication if not _is_message(span)] for each in timelines]
     for each, mine in zip(timelines, spans, strict=True):
         if [span.name for span in mine] != [span.name for span in spans[0]]:
             one, other = f"rank {timelines[0].rank} {len(spans[0])}", f"rank {each.rank} {len(mine)}"
@@ -129,6 +129,10 @@ def waited_for(timelines: Sequence[Timeline]) -> dict[int, float]:
     return seconds
 
 
+def _is_message(span: Span) -> bool:
+    return any(name in span.name for name in _MESSAGES)
+
+
 def _called(span: Span) -> float:
     return span.start if span.posted is None else span.posted
 
@@ -137,7 +141,7 @@ def _divided(timeline: Timeline, calls: Sequence[Call], step: Interval) -> Break
     """One part after the other gets what is left of the step."""
     left = [step]
     parts: dict[str, list[Interval]] = {}
-    messages = [(_called(span), span.start, span.end) for span in timeline.communication if span.name in _MESSAGES]
+    messages = [(_called(span), span.start, span.end) for span in timeline.communication if _is_message(span)]
     pending = [(call.called, call.ready, call.ended) for call in calls] + messages
     on_the_wire = [(max(called, ready), ended) for called, ready, ended in pending if ended > ready]
     not_ready = [(called, ready) for called, ready, _ in pending if ready > called]

@@ -13,16 +13,15 @@ from types import FrameType
 
 import torch
 
-import scratch_ddp
 from scratch_ddp.instruments.intervals import total_seconds, without
 from scratch_ddp.instruments.timeline.breakdown import Breakdown
 from scratch_ddp.instruments.timeline.spans import Span, Timeline
 
 _EVERY = 2e-3  # seconds from one look at the thread to the next
 _WIDTH = 60  # characters of a line that are shown
-_LIBRARIES = tuple(
-    str(Path(each)) for each in (torch.__path__[0], scratch_ddp.__path__[0], *sysconfig.get_paths().values())
-)
+_PACKAGE = Path(__file__).parents[2]
+_PYTHONS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_LIBRARIES = tuple(map(str, (*torch.__path__, _PACKAGE, *_PYTHONS)))
 
 
 def by_operator(timeline: Timeline, within: Breakdown | None = None) -> dict[str, float]:
