@@ -89,6 +89,8 @@ def test_the_operations_of_the_megatron_paper():
         (SMALL | {"num_hidden_layers": 0}, "num_hidden_layers must be 1 or more, not 0"),
         (SMALL | {"num_key_value_heads": 3}, "4 heads can't share 3 of keys and values evenly"),
         (SMALL | {"model_type": "t5"}, "model_type 't5' is not known: .* known are llama, mistral"),
+        (SMALL | {"model_type": "mixtral"}, "the config has no num_local_experts"),
+        (SMALL | {"model_type": "deepseek_v3"}, "no moe_intermediate_size and no first_k_dense_replace"),
         ("nowhere/config.json", "can't be read as JSON"),
     ],
 )
@@ -107,7 +109,7 @@ def test_an_unknown_name_lists_the_known():
 
 def test_the_command_takes_a_config(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
-    assert main(["--gpus", "2", "--batch", "4", "--sequence", "128", "--model", str(tmp_path / "config.json")]) == 0
+    assert main(["--gpus", "2", "--batch", "4", "--sequence", "128", "--model", str(tmp_path)]) == 0
     found = capsys.readouterr().out
     assert f"{from_config(SMALL).parameters:,} parameters" in found
     assert "2 H100, 4 sequences of 128 tokens a step:\n   dp  tp  pp" in found and "device hours, $" in found

@@ -8,6 +8,9 @@ from typing import Any
 
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "deepseek_v3")
 _GPT2_NAMES = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+_DEEPSEEK = ("moe_intermediate_size", "first_k_dense_replace", "n_routed_experts", "n_shared_experts")
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
+_MORE_SIZES = {"mixtral": ("num_local_experts",), "deepseek_v3": (*_DEEPSEEK, "qk_nope_head_dim", *_LATENT)}
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
 
@@ -119,7 +122,9 @@ class ModelShape:
 
 
 def from_config(config: Any, name: str = "") -> ModelShape:
-    """Return the shape that a transformers config describes: a dict, a config object, or the path of a config.json.
+    """Return the shape that a transformers config describes: a dict, an object, or the path of a config.json.
+
+    The path may be that of the folder that has it.
 
     Knows models like Llama and GPT-2, with mixtures of experts. Raises ValueError, naming what is missing or unknown,
     for any other: a wrong count would be worse than none.
@@ -135,7 +140,8 @@ def from_config(config: Any, name: str = "") -> ModelShape:
     if kind == "gpt2":
         sizes |= {ours: sizes[theirs] for theirs, ours in _GPT2_NAMES.items() if theirs in sizes}
         sizes["intermediate_size"] = sizes.get("n_inner") or 4 * sizes.get("hidden_size", 0)
-    if missing := [size for size in _SIZES if not isinstance(sizes.get(size), int)]:
+    needed = (*_SIZES, *_MORE_SIZES.get(kind, ()))
+    if missing := [size for size in needed if not isinstance(sizes.get(size), int)]:
         raise ValueError(f"the config has no {' and no '.join(missing)}: these sizes are needed")
     if wrong := [size for size in _SIZES if sizes[size] < 1]:
         raise ValueError(f"{wrong[0]} must be 1 or more, not {sizes[wrong[0]]}")
@@ -143,6 +149,7 @@ def from_config(config: Any, name: str = "") -> ModelShape:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    path = path / "config.json" if path.is_dir() else path
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -191,6 +198,5 @@ def _llama(sizes: Mapping[str, Any], name: str, kind: str) -> ModelShape:
         found |= {"inner": sizes["moe_intermediate_size"], "dense_inner": sizes["intermediate_size"]}
         found |= {"dense_blocks": sizes["first_k_dense_replace"], "shared_experts": sizes["n_shared_experts"]}
         found["head_width"] = sizes["qk_nope_head_dim"]
-        latent = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
-        found["latent"] = tuple(sizes[each] for each in latent)
+        found["latent"] = tuple(sizes[each] for each in _LATENT)
     return ModelShape(**found)
