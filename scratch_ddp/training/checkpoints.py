@@ -5,6 +5,7 @@ of that name is complete unless a file was damaged later. Then the one before it
 """
 
 import dataclasses
+import datetime
 import re
 import secrets
 import shutil
@@ -52,7 +53,7 @@ class Checkpoints:
         settings: Mapping[str, Any],
         stop: StopRequest,
         report: Callable[[str], None] | None = None,
-        timeout: Any = None,
+        timeout: datetime.timedelta | None = None,
     ):
         self.folder, self.every, self.model, self.optimizer = folder, every, model, optimizer
         self.settings = {"strategy": run_state.family(model), **settings}

@@ -31,9 +31,12 @@ def collect(model: nn.Module, optimizer: Optimizer, extra: Any) -> tuple[dict[st
 
 
 def read_extra(folder: Path) -> Any:
-    """Return the `extra` of a checkpoint. Every rank calls it. Raises ValueError on every rank if it is incomplete."""
+    """Return the `extra` of a checkpoint. Every rank calls it. Raises ValueError on every rank if there is none."""
     place, metadata = checkpoint.read_metadata(folder, None)
-    return checkpoint.read_others(place, metadata, None)["extra"]
+    extra = checkpoint.read_others(place, metadata, None).get("extra")
+    if extra is None:
+        raise ValueError(f"{folder} is not a run's checkpoint")
+    return extra
 
 
 def restore(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:

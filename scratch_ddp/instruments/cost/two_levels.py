@@ -36,7 +36,8 @@ def card_loads(
         if hosts[source] != hosts[destination]:
             out[hosts[source]] += nbytes
             into[hosts[destination]] += nbytes
-    return {host: CardLoad(round(out[host]), round(into[host])) for host in out | into}
+    passed = out.keys() | into.keys()  # in a barrier with 0 bytes
+    return {host: CardLoad(round(out[host]), round(into[host])) for host in sorted(passed, key=hosts.index)}
 
 
 def _messages(call: str, payload: int, n: int, root: int | None) -> list[tuple[int, int, float]]:

@@ -260,27 +260,33 @@ def linked_group(
     if isinstance(group or dist.group.WORLD, LinkedGroup):
         raise ValueError("this group is on a link already: set its .link")
     ranks = dist.get_process_group_ranks(group)
-    problem, found, found_inside = None, None, None
-    try:
-        found, found_inside = as_link(link), as_link(inside)
-        problem = layout_problem(hosts, ranks) if hosts is not None else None
-        if hosts is None and inside is not None:
-            problem = "inside= is the link in each host, so hosts= is needed too"
-    except (ValueError, TypeError) as error:
-        problem = str(error)
-    layout = "cards of another group" if isinstance(hosts, Hosts) else str(hosts)
+    problem = _problem(link, hosts, inside, ranks)
+    layout = "those of another group" if isinstance(hosts, Hosts) else str(hosts)
     check_everywhere(problem, [f"hosts={layout}"], "the ranks give different hosts", group)
     below = _twin(group, ranks)
     ready_times = share_ready_times(below)
     shared = share_hosts(hosts, below) if hosts is not None and ready_times else None
     if hosts is not None and shared is None:
         raise ValueError("ranks that share network cards must all be on this machine")
-    linked = LinkedGroup(below, dist.get_rank(group), len(ranks), found, ready_times, shared, found_inside)
+    linked = LinkedGroup(below, dist.get_rank(group), len(ranks), as_link(link), ready_times, shared, as_link(inside))
     world = dist.distributed_c10d._world
     backend, store = world.pg_map[below]
     register(linked, f"{below.group_name} on a link", ranks, backend, world.pg_backend_config[below], store)
     linked.follow(below)
     return linked
+
+
+def _problem(
+    link: Link | str | None, hosts: int | Sequence[int] | Hosts | None, inside: Link | str | None, ranks: Sequence[int]
+) -> str | None:
+    """Say what is wrong with the arguments on this rank, or return None."""
+    try:
+        as_link(link), as_link(inside)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    if hosts is None:
+        return None if inside is None else "inside= is the link in each host, so hosts= is needed too"
+    return layout_problem(hosts, ranks)
 
 
 def linked_mesh(link: Link | str | None, hosts: int, inside: Link | str | None = None) -> DeviceMesh:
