@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scratch_ddp.cells.flight_recorder import describe_call
 from scratch_ddp.cells.rank import interruptible_group
 
 
@@ -28,8 +29,7 @@ def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
         if "pieces" in call:
             compare_pieces(f"{prefix}/{call['group']}/all-to-all {call['number']}", *call["pieces"])
         if not call["peer"]:
-            what = " of ".join(filter(None, [call["operation"], call["given"]]))
-            compare_collectives(call["group"], f"{what}, root {call['root']}," if "root" in call else what)
+            compare_collectives(call["group"], describe_call(call))
         way, _, peer = call["peer"].strip().rpartition(" rank ")
         if not peer.isdigit():
             return

@@ -166,8 +166,6 @@ class InterruptibleGroup(dist.ProcessGroup):
             uid=self.uid,
             **self._op_and_root(operation, (*args, *kwargs.values())),
         )
-        if roots := [options.rootRank for options in args if hasattr(options, "rootRank")]:
-            call["root"] = roots[0]
         if operation == "alltoall_base":
             call["pieces"] = self._own_rank, *_pieces(self._own_size, *args[:4])
         for observe in observers:
