@@ -228,6 +228,12 @@ class FSDP(SyncSwitch, nn.Module):
             raise ValueError("assign=True would replace the shards, which are views of one tensor: leave it out")
         return _IncompatibleKeys(*load_sharded_state(self._sharded, state_dict, strict))
 
+    def _load_from_state_dict(self, *_: Any) -> None:
+        raise RuntimeError(  # called by the load_state_dict() of a module that holds this one
+            "an FSDP can't be loaded through a module that holds it: call its own load_state_dict() or load(), or wrap "
+            "the outermost one instead, FSDP(outer)"
+        )
+
     def save(
         self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None, extra: Any = None
     ) -> None:
