@@ -13,7 +13,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
-from scratch_ddp.common.optimizer_steps import watch_steps
+from scratch_ddp.common.optimizer_steps import parameters_of, watch_steps
 from scratch_ddp.common.wrapper import SyncSwitch
 from scratch_ddp.fsdp import checkpoint
 from scratch_ddp.fsdp.comm import Ranks
@@ -111,11 +111,12 @@ class FSDP(SyncSwitch, nn.Module):
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise ValueError on every rank if the optimizer steps too early, or can't work on shards."""
         self._runtime.before_step(optimizer)
-        if self.world_size > 1 and optimizer not in self._accepted:
-            masters = (master for shards in self._sharded.shards for master in shards.masters.values())
-            if problem := elementwise_problem(optimizer, masters):
-                raise ValueError(problem)  # the same on every rank
-            self._accepted.add(optimizer)
+        masters = {master for shards in self._sharded.shards for master in shards.masters.values()}
+        if optimizer in self._accepted or masters.isdisjoint(parameters_of(optimizer)):
+            return  # also of another model's optimizer, which may step when this model's group is gone
+        if self.world_size > 1 and (problem := elementwise_problem(optimizer, masters)):
+            raise ValueError(problem)  # the same on every rank
+        self._accepted.add(optimizer)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(
@@ -227,6 +228,12 @@ class FSDP(SyncSwitch, nn.Module):
         if assign:
             raise ValueError("assign=True would replace the shards, which are views of one tensor: leave it out")
         return _IncompatibleKeys(*load_sharded_state(self._sharded, state_dict, strict))
+
+    def _load_from_state_dict(self, *_: Any) -> None:
+        raise RuntimeError(  # called by the load_state_dict() of a module that holds this one
+            "an FSDP can't be loaded through a module that holds it: call its own load_state_dict() or load(), or wrap "
+            "the outermost one instead, FSDP(outer)"
+        )
 
     def save(
         self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None, extra: Any = None

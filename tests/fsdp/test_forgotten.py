@@ -178,6 +178,18 @@ def test_optimizers_that_look_at_more_than_single_elements():
             assert message.startswith(f"{name.split()[0]} can't work on shards of parameters"), message
 
 
+def after_the_group_is_gone() -> None:
+    sharded, other = FSDP(build(MLP)), nn.Linear(2, 2)
+    dist.destroy_process_group()
+    other(torch.ones(1, 2)).sum().backward()
+    sgd(other.parameters()).step()
+    assert sharded is not None
+
+
+def test_other_optimizers_step_when_the_group_is_gone():
+    run_ranks(2, after_the_group_is_gone)
+
+
 def clipping() -> list[str]:
     x, y = batches(1, 2)[0]
     sharded, said = FSDP(build(MLP)), []

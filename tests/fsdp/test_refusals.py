@@ -90,7 +90,7 @@ def test_ranks_that_wrap_differently():
 
 def reading() -> dict[str, str]:
     sharded = FSDP(model())
-    weight, inner = sharded.module[0].weight, sharded.module
+    weight, inner, outer = sharded.module[0].weight, sharded.module, nn.Sequential(sharded)
     ways = {
         "add": lambda: weight + 1,
         "sum": lambda: weight.sum(),
@@ -113,18 +113,21 @@ def reading() -> dict[str, str]:
         "half": inner.half,
         "to": lambda: sharded.to(torch.float64),
         "optimizer": lambda: torch.optim.SGD(inner.parameters(), lr=1),
+        "optimizer of an outer module": lambda: torch.optim.SGD(outer.parameters(), lr=1),
     }
     said = {way: message_of(read) for way, read in ways.items()}
     assert (weight.shape, weight.dtype, weight.numel(), weight.grad) == ((2, 2), torch.float32, 4, None)
     assert weight.requires_grad and "'0.weight' is freed" in repr(weight) and weight in {weight: 1}
     sharded(torch.ones(1, 2)).sum().backward()
+    loading = message_of(lambda: outer.load_state_dict(outer.state_dict(), strict=False))
+    assert "can't be loaded through a module that holds it: call its own load_state_dict()" in loading
     return said | {"after a pass": message_of(lambda: weight * 2)}
 
 
 def test_reading_a_freed_parameter():
     for said in run_ranks(2, reading):
         for way, message in said.items():
-            assert "parameter '0.weight' is freed" in message, way
+            assert "parameter '0.weight' is freed" in message and "wrap the outermost one instead" in message, way
 
 
 def optimizers() -> list[str]:
