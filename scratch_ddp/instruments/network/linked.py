@@ -3,7 +3,7 @@
 import contextlib
 import datetime
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -203,7 +203,7 @@ def linked_group(link: Link | str | None, group: dist.ProcessGroup | None = None
         dist.destroy_process_group(slow)
 
     Collective: every rank of `group` calls it. Raises ValueError on every rank if a preset is unknown on any rank,
-    RuntimeError if there is no process group. Costs a new group and two small object collectives.
+    RuntimeError if there is no process group. Costs a new group and two or three small object collectives.
     """
     outside = group == dist.GroupMember.NON_GROUP_MEMBER  # what new_group returns on ranks outside the group
     if not (group is None or outside or isinstance(group, dist.ProcessGroup)):
@@ -236,12 +236,37 @@ def linked_group(link: Link | str | None, group: dist.ProcessGroup | None = None
 def _twin(group: dist.ProcessGroup | None, ranks: list[int]) -> dist.ProcessGroup:
     """A group of the same ranks with the same timeout, for tensors in main memory."""
     whole_world = len(ranks) == dist.get_world_size()
-    return dist.new_group(
-        ranks,
-        timeout=_timeout(group or dist.group.WORLD),
-        backend=_backend_on_cpu(group),
-        use_local_synchronization=not whole_world,
-    )
+    with contextlib.nullcontext() if whole_world else _one_name(group):
+        return dist.new_group(
+            ranks,
+            timeout=_timeout(group or dist.group.WORLD),
+            backend=_backend_on_cpu(group),
+            use_local_synchronization=not whole_world,
+        )
+
+
+_last_count = 0
+
+
+@contextlib.contextmanager
+def _one_name(group: dist.ProcessGroup) -> Iterator[None]:
+    """Have the ranks of `group` give a new group of theirs one name, which no group of theirs has had.
+
+    torch makes it of their numbers and of how many groups a rank has. That differs between ranks that are in other
+    groups as well, which would then wait for each other; and after a group was destroyed, it is the same again.
+    """
+    global _last_count
+    names = dist.distributed_c10d._world.pg_names
+    counts: list[int] = [0] * dist.get_world_size(group)
+    dist.all_gather_object(counts, max(len(names), _last_count + 1), group=group)
+    _last_count = max(counts)
+    stand_ins = [object() for _ in range(_last_count - len(names))]
+    names.update(dict.fromkeys(stand_ins, ""))
+    try:
+        yield
+    finally:
+        for each in stand_ins:
+            del names[each]
 
 
 def _backend_on_cpu(group: dist.ProcessGroup | None) -> str:
