@@ -45,3 +45,21 @@ def same(one, other):
     if isinstance(one, (list, tuple)):
         return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
     return one == other
+
+
+def test_a_part_of_the_ranks_that_are_in_unequally_many_groups():
+    """torch names a group of a part after how many groups a rank has: the ranks must not wait for different names."""
+
+    def linked_thrice():
+        dist.new_group([1, 2])  # rank 0 has a group less
+        part = dist.new_group([0, 1])
+        sums = []
+        for _ in range(3) if dist.get_rank() < 2 else ():  # the same name would find what the one before has left
+            linked = linked_group(Link(0, 0), part)
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor, group=linked)
+            sums.append(tensor.item())
+            dist.destroy_process_group(linked)
+        return sums
+
+    assert run_ranks(3, linked_thrice, timeout=30) == [[2, 2, 2], [2, 2, 2], []]
