@@ -17,38 +17,44 @@ PACKAGE = "scratch_ddp."
 
 # An old module, and where its names are now; if in several modules, the first that has the name is right.
 MOVED = """
-agreement                 common.agreement
-benchmark.fit             instruments.bandwidth instruments.bandwidth.alpha_beta
-benchmark.published_step  course.lessons.published_step
-benchmark.ranks           instruments.forked_ranks
-benchmark.report          instruments.timing
-benchmark.results         instruments.bandwidth instruments.bandwidth.results
-benchmark.sleeping_model  course.lessons.sleeping_model
-benchmark.timing          instruments.timing
-buffers                   common.replicas
-checkpoint                common.checkpoint
-collectives.rings         collectives
-collectives.trees         collectives
-cost                      ddp.bucketed common.tensors instruments.cost
-data                      training training.data
-ddp.hooks                 ddp.reducer
-evaluation                training training.evaluation
-exercises                 course
-exercises.notebooks       commands.stubs
-link                      instruments.network
-link.pace                 instruments.network.clock
-memory                    instruments.memory
-models                    training training.models
-plots                     course.plots
-profiling                 instruments.timeline
-progress                  common.progress
-protocol                  common.wrapper
-replicas                  common.replicas
-residency                 instruments.memory.ledger
-sharding                  training training.data
-traffic                   common.accounting instruments.traffic
-train                     training.__main__
-watched_loop              course.lessons.loop_probe
+agreement                     common.agreement
+benchmark.fit                 instruments.bandwidth instruments.bandwidth.alpha_beta
+benchmark.published_step      course.pages.published_step
+benchmark.ranks               instruments.forked_ranks
+benchmark.report              instruments.timing
+benchmark.results             instruments.bandwidth instruments.bandwidth.results
+benchmark.sleeping_model      course.pages.sleeping_model
+benchmark.timing              instruments.timing
+buffers                       common.replicas
+checkpoint                    common.checkpoint
+collectives.rings             collectives
+collectives.trees             collectives
+cost                          ddp.bucketed common.tensors instruments.cost
+course.lessons.layer_outputs  course.pages.layer_outputs
+course.lessons.loop_probe     course.pages.loop_probe
+course.lessons.published_step course.pages.published_step
+course.lessons.sleeping_model course.pages.sleeping_model
+course.lessons.sleeping_stage course.pages.sleeping_stage
+course.lessons.three_ways     course.pages.three_ways
+data                          training training.data
+ddp.hooks                     ddp.reducer
+evaluation                    training training.evaluation
+exercises                     course
+exercises.notebooks           commands.stubs
+link                          instruments.network
+link.pace                     instruments.network.clock
+memory                        instruments.memory
+models                        training training.models
+plots                         course.plots
+profiling                     instruments.timeline
+progress                      common.progress
+protocol                      common.wrapper
+replicas                      common.replicas
+residency                     instruments.memory.ledger
+sharding                      training training.data
+traffic                       common.accounting instruments.traffic
+train                         training.__main__
+watched_loop                  course.pages.loop_probe
 """
 PLACES = {old: new for old, *new in (line.split() for line in MOVED.strip().splitlines())}
 PLACES.update({f"exercises.lesson_{n:02d}": [f"course.lessons.lesson_{n:02d}"] for n in range(12)})

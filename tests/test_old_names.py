@@ -144,7 +144,7 @@ def test_names_of_one_old_module_are_in_several_places_now():
 def test_a_module_of_names_is_looked_into_when_it_is_used():
     names, said = run("from scratch_ddp.benchmark import published_step\nx = published_step.gradient_bytes")
     assert len(said) == 1 and said[0].lineno == 2
-    assert names["x"] is importlib.import_module("scratch_ddp.course.lessons.published_step").gradient_bytes
+    assert names["x"] is importlib.import_module("scratch_ddp.course.pages.published_step").gradient_bytes
 
 
 @pytest.mark.parametrize("line", ["from scratch_ddp.traffic import nothing", "import scratch_ddp.never_there"])

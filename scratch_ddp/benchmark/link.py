@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.benchmark.command import REPORTED, TableRow, positive_count, report
 from scratch_ddp.benchmark.steps import step
-from scratch_ddp.course.lessons import published_step, three_ways
-from scratch_ddp.course.lessons.sleeping_model import SleepingModel, scaled
+from scratch_ddp.course.pages import published_step, three_ways
+from scratch_ddp.course.pages.sleeping_model import SleepingModel, scaled
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.instruments.cost import Backward, bucketed
 from scratch_ddp.instruments.forked_ranks import run_ranks

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from scratch_ddp.benchmark import link
 from scratch_ddp.benchmark.__main__ import main
 from scratch_ddp.benchmark.link import TimedTransfer, exactness, judge_split
-from scratch_ddp.course.lessons import published_step, three_ways
+from scratch_ddp.course.pages import published_step, three_ways
 from scratch_ddp.instruments.network import PRESETS
 
 STRATEGIES = ["OverlappedDDP", "BucketedDDP", "torch DDP"]

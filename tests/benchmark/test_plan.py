@@ -1,8 +1,8 @@
 """The benchmark of layouts: what it says of steps that are as forecast, and of others; the published table."""
 
 from scratch_ddp.benchmark import plan
-from scratch_ddp.course.lessons import measured_layouts
-from scratch_ddp.course.lessons.measured_layouts import BATCH, SHAPE, forecast, layouts
+from scratch_ddp.course.pages import measured_layouts
+from scratch_ddp.course.pages.measured_layouts import BATCH, SHAPE, forecast, layouts
 
 
 def test_layouts_have_one_batch_and_differ():

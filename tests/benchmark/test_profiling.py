@@ -3,7 +3,7 @@
 import pytest
 
 from scratch_ddp.benchmark.profiling import Found, rows
-from scratch_ddp.course.lessons.planted_faults import FAULTS
+from scratch_ddp.course.pages.planted_faults import FAULTS
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.lessons.loop_probe import Tried, apart, try_out
+from scratch_ddp.course.pages.loop_probe import Tried, apart, try_out
 from scratch_ddp.instruments.traffic import traffic
 from tests.ranks import run_ranks
 

@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed as dist
 
-from scratch_ddp.course.lessons.planted_faults import FAULTS, WITH_A_RANK, Game, Job, culprit, profile
+from scratch_ddp.course.pages.planted_faults import FAULTS, WITH_A_RANK, Game, Job, culprit, profile
 from scratch_ddp.instruments.network import linked_group
 from tests.ranks import run_ranks
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scratch_ddp.course.lessons import three_ways
+from scratch_ddp.course.pages import three_ways
 from scratch_ddp.instruments.network import PRESETS, linked_group
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.pipeline import held, validate

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
 
-from scratch_ddp.course.lessons import held_by_ranks
-from scratch_ddp.course.lessons.held_by_ranks import (
+from scratch_ddp.course.pages import held_by_ranks
+from scratch_ddp.course.pages.held_by_ranks import (
     NAMES,
     by_formula,
     fullest,

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from scratch_ddp.benchmark.link import in_order, within
 from scratch_ddp.benchmark.steps import step
 from scratch_ddp.common.tensors import MB
-from scratch_ddp.course.lessons import published_step
-from scratch_ddp.course.lessons.sleeping_model import SleepingModel, scaled
+from scratch_ddp.course.pages import published_step
+from scratch_ddp.course.pages.sleeping_model import SleepingModel, scaled
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.ddp.bucketed import bucket_plan
 from scratch_ddp.instruments import cost

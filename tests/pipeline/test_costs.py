@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.lessons.sleeping_stage import LiveActivations, SleepingStage
+from scratch_ddp.course.pages.sleeping_stage import LiveActivations, SleepingStage
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.pipeline import bubble, held, simulate
 from scratch_ddp.pipeline.execute import execute

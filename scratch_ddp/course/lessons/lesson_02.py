@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from scratch_ddp.collectives import send_recv, tree_broadcast
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons.every_kind import parts_of_every_kind, total_of
-from scratch_ddp.course.lessons.more_ranks import MoreRanks
+from scratch_ddp.course.inputs.every_kind import parts_of_every_kind, total_of
+from scratch_ddp.course.inputs.more_ranks import MoreRanks
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Totals

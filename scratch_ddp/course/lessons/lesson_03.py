@@ -8,7 +8,7 @@ from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS
-from scratch_ddp.course.lessons.odd_tensors import OddModel, combined, gradient_of
+from scratch_ddp.course.inputs.odd_tensors import OddModel, combined, gradient_of
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons.odd_tensors import OddModel
+from scratch_ddp.course.inputs.odd_tensors import OddModel
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 from scratch_ddp.instruments.traffic.calls import METHODS

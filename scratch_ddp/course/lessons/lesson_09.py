@@ -11,7 +11,7 @@ from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, HOOKS
-from scratch_ddp.course.lessons.averaging import (
+from scratch_ddp.course.inputs.averaging import (
     ObservedStep,
     OddParameters,
     everyones_inputs,

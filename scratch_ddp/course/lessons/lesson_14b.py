@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons.every_kind import parts_of_every_kind
+from scratch_ddp.course.inputs.every_kind import parts_of_every_kind
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 

@@ -56,7 +56,7 @@ _LINKS = [
         "T4 over PCIe",
         "fitted to published figures of two T4 under NCCL: an all-reduce of 1 GiB takes 269 ms; a training step takes "
         "1406.7 ms with an all-reduce for each of 219 parameters and 1365.2 ms with one for all (see "
-        "scratch_ddp.course.lessons.published_step)",
+        "scratch_ddp.course.pages.published_step)",
     ),
     _by_bandwidth("NVLink 3", 300, NVLINK, "NVIDIA A100 data sheet, 600 GB/s in both directions together"),
     _by_bandwidth("NVLink 4", 450, NVLINK, "NVIDIA H100 data sheet, 900 GB/s in both directions together"),

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.lessons.sleeping_model import SleepingModel, scaled
+from scratch_ddp.course.pages.sleeping_model import SleepingModel, scaled
 from scratch_ddp.ddp import OverlappedDDP
 from scratch_ddp.instruments.cost import Backward, per_parameter, pipelined, tensor_parallel
 from scratch_ddp.instruments.network import Link, LinkedGroup, preset

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from scratch_ddp.course.lessons.sleeping_model import SleepingBlock
+from scratch_ddp.course.pages.sleeping_model import SleepingBlock
 from scratch_ddp.ddp import FlatDDP, OverlappedDDP
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.cost import Accelerator, Cluster, Layout, ModelShape, Wire, step_time

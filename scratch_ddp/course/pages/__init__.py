@@ -1,0 +1,1 @@
+"""What lessons import besides the ideas: layers that sleep, planted faults, observed loops, measured layouts."""
