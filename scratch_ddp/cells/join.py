@@ -51,7 +51,7 @@ def enter(ticket: Ticket, address: str | None = None) -> TlsChannel:
         source = (address, 0) if address else None
         plain = socket.create_connection((ticket.address, ticket.port), _CONNECT_LIMIT, source)
         sock = make_client_context().wrap_socket(plain)
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):
         raise JoinError(f"nobody listens at {where} any more: the ticket has been used, or its time is over") from None
     except TimeoutError:
         raise JoinError(

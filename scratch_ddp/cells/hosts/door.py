@@ -56,6 +56,7 @@ class Door:
             self._closed = True
             for connection in self._unknown:
                 _end(connection)
+        _end(self._socket)
         self._socket.close()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -90,7 +91,7 @@ class Door:
             hello = _receive_hello(sock, until)
             if not hmac.compare_digest(str(hello.pop("secret")).encode(), self.ticket.secret.encode()):
                 raise ValueError("another secret")
-        except (OSError, ValueError, KeyError, AttributeError, RecursionError, EOFError):
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             with self._lock:
                 self._unknown.pop(connection, None)
                 self.strangers += 1

@@ -52,7 +52,7 @@ def gather(door: Door, count: int, limit: float, events: "queue.SimpleQueue[Even
                 say(f"Host {host.name} ({host.address}) has left again. {host.failure}".rstrip())
             for host in [host for host in hosts if host.ready and host not in told]:
                 told.add(host)
-                say(_welcome(host, sum(each.ready for each in hosts), count))
+                say(_welcome(host, sum(each.ready and each in told for each in hosts), count))
     except BaseException:
         for host in hosts:
             host.let_go()
@@ -78,9 +78,9 @@ def place_ranks(hosts: list[Host], per_host: int, options: Any) -> Placement:
     parts = []
     for number, (host, placement) in enumerate(zip(hosts, placements, strict=True)):
         ranks = name_ranks(range(number * per_host, (number + 1) * per_host))
-        where = "on the CPU" if placement.gpus[0] is None else "GPU " + ", ".join(map(str, placement.gpus))
-        parts.append(f"{ranks} on {host.name} ({where})")
-    why = f"{'; '.join(parts)}; over {'nccl' if backend == 'nccl' else 'gloo'}"
+        where = "CPU" if placement.gpus[0] is None else "GPU " + ", ".join(map(str, placement.gpus))
+        parts.append(f"{ranks} on {host.name}, {where}")
+    why = f"over {'nccl' if backend == 'nccl' else 'gloo'}: {'; '.join(parts)}"
     return Placement(backend, [gpu for placement in placements for gpu in placement.gpus], why)
 
 

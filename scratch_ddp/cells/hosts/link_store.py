@@ -69,7 +69,7 @@ class LinkStore(dist.Store):
     def num_keys(self) -> int:
         return self._ask("num_keys")
 
-    getNumKeys = num_keys  # the name that some versions of torch call from C++
+    getNumKeys, deleteKey = num_keys, delete_key  # the names that torch calls from C++
 
 
 def _text(value: str | bytes) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 import select
 import socket
 import ssl
@@ -26,6 +27,7 @@ class TlsChannel:
     def __init__(self, sock: ssl.SSLSocket):
         self.socket = sock
         self._received = bytearray()
+        self._silent = False  # the other host was lost without a word
         self._send_lock = threading.Lock()  # held for a whole message
         self._tls_lock = threading.Lock()  # held for a call of OpenSSL, whose objects serve one thread at a time
         _notice_silence(sock)
@@ -45,7 +47,8 @@ class TlsChannel:
             try:
                 while left:
                     left = left[self._when_ready(self.socket.send, left[:_CHUNK]) :]
-            except (OSError, ValueError):  # lost; or closed by the thread that receives
+            except (OSError, ValueError) as error:  # lost; or closed by the thread that receives
+                self._note_silence(error)
                 self.shut_down()  # nobody could read what follows half a message
 
     def receive(self) -> list[dict[str, Any]]:
@@ -58,11 +61,15 @@ class TlsChannel:
                     return take_messages(self._received)
                 data = self._when_ready(self.socket.recv, _CHUNK, limit=None)
         except OSError as error:
-            if isinstance(error, TimeoutError) or error.errno in _NO_ANSWER:
-                raise EOFError("no longer answers") from None
+            self._note_silence(error)
         except (json.JSONDecodeError, UnicodeDecodeError):
             pass
-        raise EOFError("has ended")
+        raise EOFError("no longer answers" if self._silent else "has ended")
+
+    def _note_silence(self, error: Exception) -> None:
+        """The system tells only one thread, the first to send or to receive, that the other host does not answer."""
+        if isinstance(error, OSError) and (isinstance(error, TimeoutError) or error.errno in _NO_ANSWER):
+            self._silent = True
 
     def _buffered(self) -> int:
         """Bytes that OpenSSL has read from the socket already, so that nobody would wake us for them."""
@@ -82,8 +89,11 @@ class TlsChannel:
     def _wait(self, what: int, limit: float | None) -> None:
         poll = select.poll()
         poll.register(self.socket, what)
-        if not poll.poll(None if limit is None else limit * 1000):
+        ready = poll.poll(None if limit is None else limit * 1000)
+        if not ready:
             raise TimeoutError(f"nothing was sent for {limit:g} s")
+        if ready[0][1] & select.POLLERR and (code := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+            raise OSError(code, os.strerror(code))  # the ssl module would turn it into a plain end
 
     def end_sending(self) -> None:
         """The other end reads what was sent, then end-of-file."""
