@@ -94,13 +94,6 @@ class HostsOfKernel:
             agent.end()
 
 
-def ends(hosts: HostsOfKernel, limit: float) -> float:
-    """The seconds until every process of the hosts is gone. Raises AssertionError after `limit` seconds."""
-    from scratch_ddp.benchmark.processes import wait_until_gone
-
-    return wait_until_gone(hosts.family(), limit)
-
-
 # Network namespaces: two hosts with a cable between them
 
 

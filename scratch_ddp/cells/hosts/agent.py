@@ -66,8 +66,6 @@ class Agent:
     def _start(self, number: int, config: dict[str, Any]) -> None:
         place = {"folder": str(self.folder), "directory": os.getcwd(), "path": list(sys.path), "store": "link"}
         environment = _environment(self.channel.own_address) | config["environment"]
-        for name in FILES:  # of the process that this one replaces
-            self._path(name, config["rank"]).unlink(missing_ok=True)
         with self._lock:  # its first message may be read at once
             process = self.launcher.start(config | place | {"environment": environment}, self.folder)
             self._processes[number], self._numbers[process] = process, number
