@@ -13,7 +13,7 @@ from scratch_ddp.cells.hosts.versions import describe_difference, own_versions
 from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, PlacementError, place
 from scratch_ddp.cells.kernel.rank_lists import name_ranks
 from scratch_ddp.cells.kernel.reader import Event
-from scratch_ddp.cells.kernel.reports import ClusterError
+from scratch_ddp.cells.kernel.reports import ClusterError, RankInterrupt
 
 Say = Callable[[str], None]
 
@@ -53,9 +53,11 @@ def gather(door: Door, count: int, limit: float, events: "queue.SimpleQueue[Even
             for host in [host for host in hosts if host.ready and host not in told]:
                 told.add(host)
                 say(_welcome(host, sum(each.ready and each in told for each in hosts), count))
-    except BaseException:
+    except BaseException as error:
         for host in hosts:
             host.let_go()
+        if isinstance(error, KeyboardInterrupt):
+            raise RankInterrupt(f"stopped: {sum(host.ready for host in hosts)} of {count} hosts had joined.") from None
         raise
     finally:
         door.close()
