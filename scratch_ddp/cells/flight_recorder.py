@@ -1,51 +1,99 @@
 """The last collectives and messages that a rank has called, in a file that outlives the rank.
 
 (torch has the same for NCCL, under the same name.) The kernel reads it when ranks wait for one that has called
-something else, and when a rank has died and can't be asked. It is written on every call, so the file is mapped into
-memory and costs no system call.
+something else, and when a rank has died and can't be asked. Ranks read each other's, so that two different calls are
+noticed before gloo begins the second. It is written on every call, so the file is mapped into memory and costs no
+system call.
 
 The file is a ring of slots. A slot holds the count of the call, the cell, the group's name, the number of the call in
-the group, and the call in words, separated by tabs and ended by a zero byte.
+the group, and the call in words, separated by tabs and ended by a zero byte. A table of numbers follows, for a quick
+comparison: at the place of a collective, which is the same in all ranks, the upper half tells which collective it is
+and the lower half is a checksum of its words.
 """
 
 import mmap
+import os
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 _SLOTS, _SLOT = 16, 256  # calls that are remembered, bytes of each
+_TABLE = 64  # collectives in the table
+_SIZE = _SLOTS * _SLOT + 8 * _TABLE
 
 
 class FlightRecorder:
-    """The writer, in the rank. `record` is an observer of `interruptible_group`."""
+    """The writer, in the rank. `record` is an observer of `interruptible_group`. `peers` are the other ranks."""
 
-    def __init__(self, folder: Path, rank: int):
+    def __init__(self, folder: Path, rank: int, peers: Iterable[int] = ()):
         self.cell = 0  # the cell that runs
-        self._file = _path(folder, rank).open("w+b")
-        self._file.truncate(_SLOTS * _SLOT)
-        self._pages = mmap.mmap(self._file.fileno(), _SLOTS * _SLOT)
+        self._folder, self._peers = folder, list(peers)
+        self._pages = _map(folder, rank)
+        self._pages[:] = bytes(_SIZE)  # a rank that is replaced leaves its file, which others have mapped
+        self._table = _table(self._pages)
+        self._tables: list[memoryview] = []  # of the peers
         self._count = 0
 
     def record(self, call: dict[str, Any]) -> None:
+        """Write down a call that is about to begin. Raises ValueError if a peer has made another one in its place."""
         self._count += 1
-        fields = (self._count, self.cell, call["group"], call["number"], describe_call(call))
+        words = describe_call(call)
+        fields = (self._count, self.cell, call["group"], call["number"], words)
         text = "\t".join(map(str, fields)).encode()[: _SLOT - 1]
         start = self._count % _SLOTS * _SLOT
         self._pages[start : start + len(text) + 1] = text + b"\0"
+        if call["uid"] is not None and not call["peer"]:
+            self._compare(call, words)
+
+    def _compare(self, call: dict[str, Any], words: str) -> None:
+        """Of two ranks that make a call at the same time at least one sees the other's: each writes, then reads."""
+        which = (call["uid"] + call["number"]) & 0xFFFFFFFF
+        place, entry = which % _TABLE, which << 32 | zlib.crc32(words.encode())
+        self._table[place] = entry
+        if not self._tables:
+            self._tables = [_table(_map(self._folder, peer)) for peer in self._peers]
+        for peer, table in zip(self._peers, self._tables, strict=True):
+            seen = table[place]
+            if seen != entry and seen >> 32 == which:
+                theirs = read_calls(self._folder, peer).get((call["group"], call["number"]), words)
+                if theirs != words:
+                    raise ValueError(f"rank {peer} called {theirs}, this rank {words}. {ALL_THE_SAME}")
+
+
+ALL_THE_SAME = "All ranks must make the same call, with tensors of the same shape and dtype"
 
 
 def describe_call(call: dict[str, Any]) -> str:
-    """ "all_reduce of 4 × float32", "send of 2 × int64 to rank 1"."""
-    return call["operation"] + (f" of {call['given']}" if call["given"] else "") + call["peer"]
+    """ "all_reduce (SUM) of 4 × float32", "broadcast of 4 × float32 from rank 0", "send of 2 × int64 to rank 1"."""
+    given = f" of {call['given']}" if call["given"] else ""
+    return f"{call['operation']}{call['op']}{given}{call['root']}{call['peer']}"
 
 
-def read_calls(folder: Path, rank: int, cell: int) -> dict[tuple[str, int], str]:
-    """What a rank has called last in this cell, oldest first: (group, number in the group) → text."""
+def read_calls(folder: Path, rank: int, cell: int | None = None) -> dict[tuple[str, int], str]:
+    """What a rank has called last (in this cell), oldest first: (group, number in the group) → text."""
     path = _path(folder, rank)
-    pages = path.read_bytes() if path.exists() else b""
+    pages = path.read_bytes()[: _SLOTS * _SLOT] if path.exists() else b""
     slots = [pages[start : start + _SLOT].split(b"\0")[0] for start in range(0, len(pages), _SLOT)]
     records = [slot.decode(errors="replace").split("\t", 4) for slot in slots if slot]
-    records = sorted((record for record in records if int(record[1]) == cell), key=lambda record: int(record[0]))
+    records = sorted(
+        (record for record in records if cell is None or int(record[1]) == cell), key=lambda record: int(record[0])
+    )
     return {(group, int(number)): text for _, _, group, number, text in records}
+
+
+def _map(folder: Path, rank: int) -> mmap.mmap:
+    """The file of a rank, made if it is not there."""
+    descriptor = os.open(_path(folder, rank), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(descriptor, _SIZE)
+        return mmap.mmap(descriptor, _SIZE)
+    finally:
+        os.close(descriptor)
+
+
+def _table(pages: mmap.mmap) -> memoryview:
+    return memoryview(pages)[_SLOTS * _SLOT :].cast("Q")
 
 
 def _path(folder: Path, rank: int) -> Path:

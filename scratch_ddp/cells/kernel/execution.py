@@ -18,6 +18,7 @@ from scratch_ddp.cells.kernel.reports import (
     compose_rank_error,
     describe_abort,
     describe_mismatch,
+    describe_open_calls,
     describe_states,
     is_consequence,
 )
@@ -62,6 +63,8 @@ class Execution:
                 self._look_after(time.monotonic())
             self.output.finish()
             self._conclude()
+            for note in describe_open_calls({rank.rank: (rank.open_calls, rank.begun) for rank in self.cluster.ranks}):
+                self.notebook.note(note)
 
     def _send(self) -> None:
         for rank in self.ranks.values():
@@ -98,6 +101,7 @@ class Execution:
         elif kind == "done":
             self.done.add(rank)
             self.output.close(rank)
+            self.ranks[rank].open_calls, self.ranks[rank].begun = message["open"], message["begun"]
             if message["error"]:
                 self.errors[rank] = message["error"]
             if message["interrupted_in"]:

@@ -50,7 +50,7 @@ class RankMagics(DistributedMagic):
         self.cells: dict[int, int] = {}  # our number of a cell → the notebook's
         atexit.register(self.close)
         self._end_with_kernel(getattr(shell, "kernel", None))
-        PlainCells(shell, lambda: self.automatic)
+        PlainCells(shell, lambda: self.automatic and not self._silent())
 
     # Clusters
 
@@ -157,6 +157,11 @@ class RankMagics(DistributedMagic):
         self.launcher.close()
 
     # Cells
+
+    def _silent(self) -> bool:
+        """Whether the request is none of a person's: editors look at the kernel's variables in this way."""
+        parent = self.shell.get_parent() if hasattr(self.shell, "get_parent") else {}
+        return bool(parent.get("content", {}).get("silent"))
 
     def distributed(self, line: str, cell: str) -> None:
         """Run the cell on every rank."""

@@ -44,6 +44,8 @@ class RankProcess:
     host: str = ""  # where it runs, if not on the kernel's machine
     lost_with: str = ""  # how that host was lost
     renewed: dict[str, Any] | None = None  # its answer, once it has fresh process groups
+    open_calls: list[dict[str, Any]] = field(default_factory=list)  # collectives that it has left under way
+    begun: dict[str, int] = field(default_factory=dict)  # how many collectives it has begun in each group
     cell: int = 0  # the last that it was given
     last_lines: list[str] = field(default_factory=list)  # of its output in that cell
     numbers: list[int] = field(default_factory=list)  # the notebook's numbers of all cells that it was given

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from scratch_ddp.cells.flight_recorder import describe_call
+from scratch_ddp.cells.flight_recorder import ALL_THE_SAME, describe_call
 from scratch_ddp.cells.kernel.rank_lists import name_ranks
 
 
@@ -99,7 +99,7 @@ def describe_mismatch(ranks: dict[int, RankState]) -> str:
         if len(called) > 1:
             listed = "; ".join(f"{name_ranks(callers)} called {text}" for text, callers in called.items())
             line = f" (line {state.line})" if state.line else ""
-            return f"{listed}{line}. All ranks must make the same call, with tensors of the same shape and dtype"
+            return f"{listed}{line}. {ALL_THE_SAME}"
     return ""
 
 
@@ -111,6 +111,31 @@ def _includes(call: dict[str, Any], rank: int) -> bool:
 def _needs(call: dict[str, Any], rank: int, state: RankState) -> bool:
     """Whether the call waits for the rank, which has not made it."""
     return _includes(call, rank) and (call["group"], call["number"]) not in state.calls
+
+
+def describe_open_calls(ranks: dict[int, tuple[list[dict[str, Any]], dict[str, int]]]) -> list[str]:
+    """A line for each collective that nobody waits for and that some of its ranks have not called.
+
+    `ranks`: for each rank its open calls, and how many collectives it has begun in each group.
+    """
+    callers: dict[tuple[str, int], list[int]] = {}
+    calls = {}
+    for rank, (open_calls, _) in ranks.items():
+        for call in open_calls:
+            key = call["group"], call["number"]
+            callers.setdefault(key, []).append(rank)
+            calls[key] = call
+    lines = []
+    for (group, number), by in callers.items():
+        call = calls[group, number]
+        missing = [rank for rank in call["ranks"] or ranks if ranks[rank][1].get(group, 0) <= number]
+        if missing:
+            has, have = ("has" if len(who) == 1 else "have" for who in (by, missing))
+            lines.append(
+                f"({name_ranks(by)} {has} left {call['words']} open, which {name_ranks(missing)} {have} not called. "
+                "The next collective will be taken for it: wait for it on all ranks.)"
+            )
+    return lines
 
 
 def describe_abort(last_calls: dict[int, str]) -> str:

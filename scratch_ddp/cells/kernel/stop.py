@@ -131,6 +131,7 @@ def _replace(cluster: Cluster, lost: set[int]) -> list[str]:
 def _ask_to_renew(cluster: Cluster, ranks: Sequence[RankProcess], limit: float) -> None:
     for rank in ranks:
         rank.renewed = None
+        rank.open_calls, rank.begun = [], {}
         rank.channel.send({"type": "renew", "generation": cluster.generation, "timeout": limit})
 
 

@@ -1,15 +1,16 @@
 """The process group of rank cells: gloo, but a rank that waits in it can be interrupted, and the group renewed.
 
 Every operation is handed to gloo as usual, and waited for as in `interruptible_work`. What an interrupt leaves behind
-in gloo is abandoned: `renew_groups` puts a fresh gloo group inside each interruptible group. So everything that holds
-the interruptible group (other groups, meshes, wrapped models) goes on working.
+in gloo is ended with its connections, and `renew_groups` puts a fresh gloo group inside each interruptible group. So
+everything that holds the interruptible group (other groups, meshes, wrapped models) goes on working.
 
 Importing this module registers the backend "interruptible". The price is one hand-over between threads per operation.
 """
 
 import datetime
-import itertools
+import functools
 import json
+import secrets
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +18,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scratch_ddp.cells.flight_recorder import describe_call
+from scratch_ddp.cells.rank.connections import Connections
 from scratch_ddp.cells.rank.interruptible_work import (
     CoalescedWork,
     InterruptibleWork,
     describe_tensor,
     free_too,
+    left_open,
     make_call,
     make_torch_interruptible,
     run_in_helper,
@@ -47,7 +51,7 @@ _COALESCED = {
     "reduce_scatter_single_coalesced": "_reduce_scatter_base",
     "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
 }
-# Ranks may rightly pass different sizes to these, so sizes are not compared.
+# Ranks may rightly pass different sizes to these, so only dtypes are compared.
 _MAY_DIFFER = ("allgather", "allgather_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "reduce_scatter")
 _PUBLIC_NAMES = {
     "allreduce": "all_reduce",
@@ -73,9 +77,10 @@ class InterruptibleGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
         self._store, self._own_rank, self._own_size, self._timeout = store, rank, size, timeout
-        self._number = itertools.count()
+        self.begun = 0  # collectives since the last renewal
         self.retired = False
-        self._inner: dist.ProcessGroupGloo | None = None
+        self._gloo: Connections | None = None  # its `made` is the group of gloo
+        self._bypass: dist.ProcessGroupGloo | None = None
         self.wrappers: weakref.WeakSet[Any] = weakref.WeakSet()  # groups around this one, which start over with it
         self.renew()
         _groups.add(self)
@@ -85,23 +90,47 @@ class InterruptibleGroup(dist.ProcessGroup):
 
         `suffix` keeps groups apart to which different ranks have given the same name.
         """
-        name = self.group_name if self._inner is not None else ""
+        first = self._gloo is None
+        name = "" if first else self.group_name
+        self._end_gloo()
         store = dist.PrefixStore(f"generation {_generation}{suffix}", self._store)
-        self._inner = run_in_helper(
-            lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout),
+        if self._own_rank == 0:
+            store.set("uid", secrets.token_hex(4))
+        self._gloo = run_in_helper(
+            lambda: Connections(
+                lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout)
+            ),
             make_call("new_group" if dist.is_initialized() else "init_process_group", name),
         )
-        # torch keeps the first backend it was given of each type, so every generation is a type of its own. Some calls
-        # (functional collectives, coalesced gathers) go to this backend without passing through the methods below.
+        self.uid = int(store.get("uid"), 16)  # the same on all of its ranks, and no other group's
+        if first or self._bypass._get_sequence_number_for_group():
+            self._register_bypass(store, name)
+        self.begun = 0
+        for wrapper in list(self.wrappers):
+            wrapper.start_over()
+
+    def _register_bypass(self, store: dist.Store, name: str) -> None:
+        """Give torch a group of gloo for operations that some versions do not bring to the methods below.
+
+        It connects when it is first used. torch never gives a registered group back, and keeps the first that it was
+        given of each type. So this one stays until it has been used and is in doubt, and each has a type of its own.
+        """
+        options = dist.ProcessGroupGloo._Options()
+        options._devices, options._threads, options._timeout = [_lazy_device()], 1, self._timeout
+        bypass = dist.PrefixStore("bypass", store)
+        self._bypass = dist.ProcessGroupGloo(bypass, self._own_rank, self._own_size, options)
         kind = dist.ProcessGroup.BackendType(100 + _generation) if _generation else dist.ProcessGroup.BackendType.GLOO
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-            self._register_backend(torch.device(device), kind, self._inner)
+            self._register_backend(torch.device(device), kind, self._bypass)
         self._set_default_backend(kind)
         if name:
             self._set_group_name(name)  # registering forgets it
-        self._number = itertools.count()
-        for wrapper in list(self.wrappers):
-            wrapper.start_over()
+
+    def _end_gloo(self) -> None:
+        """Who waits in it gets an error, and it is gone."""
+        if self._gloo is not None:
+            self._gloo.end()
+            self._gloo.made = None
 
     def free_when_interrupted(self, future: torch.futures.Future) -> None:
         """Let Stop end waits in C++ for `future`, which a group around this one has made."""
@@ -110,6 +139,7 @@ class InterruptibleGroup(dist.ProcessGroup):
     def retire(self) -> None:
         """Refuse every further operation: some rank of this group has lost it."""
         self.retired = True
+        self._end_gloo()
 
     def size(self) -> int:
         return self._own_size
@@ -130,20 +160,42 @@ class InterruptibleGroup(dist.ProcessGroup):
         call = make_call(
             _PUBLIC_NAMES.get(operation, operation),
             self.group_name,
-            number=-1 if peer else next(self._number),  # ranks send different numbers of messages
-            given="" if operation in _MAY_DIFFER else _describe(args),
+            number=-1 if peer else self._next_number(),  # ranks send different numbers of messages
+            given=_describe(args, operation in _MAY_DIFFER),
             peer=peer,
+            uid=self.uid,
+            **self._op_and_root(operation, (*args, *kwargs.values())),
         )
         if operation == "alltoall_base":
             call["pieces"] = self._own_rank, *_pieces(self._own_size, *args[:4])
         for observe in observers:
             observe(call)
-        start = getattr(self._inner, operation)
-        if coalesced:
+        gloo = self._gloo
+        start = getattr(gloo.made, operation)
+
+        def start_all() -> CoalescedWork:
             outputs, inputs, *options = args
             pairs = zip(outputs, inputs, strict=True)
-            return InterruptibleWork(lambda: CoalescedWork([start(*pair, *options, **kwargs) for pair in pairs]), call)
-        return InterruptibleWork(lambda: start(*args, **kwargs), call)
+            return CoalescedWork([start(*pair, *options, **kwargs) for pair in pairs])
+
+        return InterruptibleWork(
+            start_all if coalesced else lambda: start(*args, **kwargs), call, stopped=lambda: gloo.ended
+        )
+
+    def _next_number(self) -> int:
+        self.begun += 1
+        return self.begun - 1
+
+    def _op_and_root(self, operation: str, args: tuple) -> dict[str, str]:
+        """What torch's options of an operation say in words: {"op": " (SUM)", "root": " from rank 0"}."""
+        found = {}
+        for options in args:
+            if hasattr(options, "reduceOp"):
+                found["op"] = f" ({options.reduceOp.op.name})"
+            if hasattr(options, "rootRank"):
+                way = "to" if operation in ("reduce", "gather") else "from"
+                found["root"] = f" {way} rank {dist.get_global_rank(self, options.rootRank)}"
+        return found
 
     def _peer(self, operation: str, args: tuple) -> str:
         if operation == "recv_anysource":
@@ -155,13 +207,19 @@ class InterruptibleGroup(dist.ProcessGroup):
         return f" {'to' if operation == 'send' else 'from'} rank {dist.get_global_rank(self, args[1])}"
 
 
-def _describe(args: tuple) -> str:
-    """The first tensor that an operation was given: "4 × float32"."""
+@functools.cache
+def _lazy_device() -> dist.ProcessGroupGloo.Device:
+    """One for all groups, with one thread."""
+    return dist.ProcessGroupGloo.create_default_device(lazy_init=True)
+
+
+def _describe(args: tuple, dtype_only: bool) -> str:
+    """The first tensor that an operation was given: "4 × float32", or "float32"."""
     for given in args:
         while isinstance(given, (list, tuple)) and given:
             given = given[0]
         if isinstance(given, torch.Tensor):
-            return describe_tensor(given)
+            return describe_tensor(given).rpartition(" ")[2] if dtype_only else describe_tensor(given)
     return ""
 
 
@@ -194,11 +252,42 @@ for _alias, _name in _COALESCED.items():
 dist.Backend.register_backend(BACKEND, InterruptibleGroup, devices=["cpu", "cuda"])
 
 
+def open_calls() -> dict[str, Any]:
+    """The collectives that nobody waits for, and how many each group has begun: {"open": [...], "begun": {...}}."""
+    open_ = [call | {"words": describe_call(call), "ranks": members(call["group"])} for call in left_open()]
+    return {"open": open_, "begun": {group.group_name: group.begun for group in list(_groups) if not group.retired}}
+
+
+def members(group_name: str) -> list[int] | None:
+    """The ranks of this process's group of that name, by their numbers among all; None if there is none now."""
+    for group, name in list(dist.distributed_c10d._world.pg_names.items()):
+        if name == group_name:
+            return dist.get_process_group_ranks(group)
+    return None
+
+
+_new_group = dist.distributed_c10d._new_group_with_tag  # what `new_group` is for all kinds of groups
+
+
+def _new_group_observed(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> dist.ProcessGroup:
+    """torch numbers groups by counting, and ranks that have counted differently wait for each other for ever."""
+    default = dist.group.WORLD
+    if isinstance(default, InterruptibleGroup) and not kwargs.get("use_local_synchronization"):
+        members = list(range(default.size())) if ranks is None else list(ranks)
+        number = dist.distributed_c10d._world.group_count
+        uid = default.uid ^ 0x80000000  # these are counted apart from the group's collectives
+        call = make_call("new_group", "its groups", number=number, given=f"ranks {members}", uid=uid)
+        for observe in observers:
+            observe(call)
+    return _new_group(ranks, *args, **kwargs)
+
+
 def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> None:
     """Make a rank's default group. A rank that replaces another joins in the generation that the others move to."""
     global _generation, _renewal_store
     _generation, _renewal_store = generation, store
     make_torch_interruptible()
+    dist.distributed_c10d._new_group_with_tag = _new_group_observed
     if generation:
         _announce(store, rank, generation, {})
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)

@@ -1,10 +1,10 @@
 """Waits that a signal can interrupt: for an operation of gloo, and for two functions of torch that block in C++.
 
 A thread that waits inside gloo can't be woken. So a helper thread waits there, and the caller waits for the helper in
-Python, where a signal is noticed at once. After an interrupt the helper is left behind.
+Python, where a signal is noticed at once. After an interrupt the helper goes on waiting until its group is ended.
 
 Each wait is for a "call": {"operation", "group" (its name), "number" (of the collective in its group), "given"
-("4 × float32"), "peer" (" to rank 1")}.
+("4 × float32"), "op" (" (SUM)"), "root" (" from rank 0"), "peer" (" to rank 1"), "uid" (of the group, or None)}.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 _works: "weakref.WeakSet[InterruptibleWork]" = weakref.WeakSet()  # those that C++ may wait for, by their future
+_under_way: "set[InterruptibleWork]" = set()
 _futures: "weakref.WeakSet[torch.futures.Future]" = weakref.WeakSet()  # of groups around an interruptible one
 _main_thread_waits_in: dict[str, Any] | None = None
 
@@ -33,6 +34,12 @@ def awaited_in_native_code() -> dict[str, Any] | None:
     """The oldest call that has a future and has not ended: what torch's DDP waits for, inside C++."""
     calls = [work.call for work in list(_works) if not work.is_completed()]
     return min(calls, key=lambda call: call["number"], default=None)
+
+
+def left_open() -> list[dict[str, Any]]:
+    """The collectives under way for whose end nobody has asked."""
+    works = [work for work in list(_under_way) if not (work.awaited or work.is_completed() or work.call["peer"])]
+    return [work.call for work in works]
 
 
 def free_waiting_futures() -> None:
@@ -50,8 +57,9 @@ def free_too(future: torch.futures.Future) -> None:
     _futures.add(future)
 
 
-def make_call(operation: str, group: str = "", number: int = 0, given: str = "", peer: str = "") -> dict[str, Any]:
-    return {"operation": operation, "group": group, "number": number, "given": given, "peer": peer}
+def make_call(operation: str, group: str = "", **details: Any) -> dict[str, Any]:
+    empty = {"number": 0, "given": "", "op": "", "root": "", "peer": "", "uid": None}
+    return {"operation": operation, "group": group, **empty, **details}
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
@@ -62,14 +70,18 @@ def describe_tensor(tensor: torch.Tensor) -> str:
 class InterruptibleWork(dist.Work):
     """An operation under way. `wait` can be interrupted by a signal; the tensors are gloo's until it has ended."""
 
-    def __init__(self, start: Callable[[], Any], call: dict[str, Any]):
+    def __init__(self, start: Callable[[], Any], call: dict[str, Any], stopped: Callable[[], bool]):
+        """`start` hands the operation to gloo; `stopped` tells whether the group of gloo was ended under way."""
         super().__init__()
         self.call = call
+        self.awaited = False  # whether anybody has asked for the end
+        self._stopped = stopped
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self._future: torch.futures.Future | None = None
         self._lock = threading.Lock()
-        self._work: dist.Work = start()
+        self._work: dist.Work | None = start()
+        _under_way.add(self)
         _helpers.run(self._wait_in_gloo)
 
     def _wait_in_gloo(self) -> None:
@@ -77,12 +89,17 @@ class InterruptibleWork(dist.Work):
             self._work.wait()
         except BaseException as error:  # whatever gloo raises belongs to the caller that waits
             self._error = error
+            if self._stopped():
+                self._error = RuntimeError(f"{self.call['operation']} was ended with a cell that was stopped")
+            self._work = None  # gloo's threads live as long as it does, and tracebacks hold this object
         with self._lock:
             self._ended.set()
             self._settle_future()
+        _under_way.discard(self)
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         __tracebackhide__ = True  # learners see their own line, not this one
+        self.awaited = True
         with _main_thread_waits(self.call):
             # torch passes 0 for "no limit of its own".
             if not self._ended.wait(timeout.total_seconds() if timeout else None):
@@ -104,10 +121,11 @@ class InterruptibleWork(dist.Work):
         return self._tensors()
 
     def _source_rank(self) -> int:
-        return self._work._source_rank()
+        return self._work._source_rank() if self._work is not None else -1
 
     def get_future(self) -> torch.futures.Future:
         """A future of our own: torch's DDP waits for it inside C++, where only an error set on it can free it."""
+        self.awaited = True
         with self._lock:
             if self._future is None:
                 self._future = torch.futures.Future()
@@ -126,6 +144,8 @@ class InterruptibleWork(dist.Work):
 
     def _tensors(self) -> list[torch.Tensor]:
         """What the operation filled. (`Work.result` gives the same, with a deprecation warning.)"""
+        if self._work is None:
+            return []
         try:
             return self._work.get_future().value()
         except RuntimeError:  # gloo has none for a send or a receive

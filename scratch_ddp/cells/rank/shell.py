@@ -3,6 +3,7 @@
 import base64
 import builtins
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,9 @@ class RankShell(InteractiveShell):
             return  # the kernel says where it was. A traceback through an unfinished import can take seconds
         if issubclass(etype, SystemExit):
             kwargs["exception_only"] = False  # IPython would hint at %tb
+        if isinstance(value, BaseExceptionGroup):
+            self.failure = _describe_group(value)
+            return
         if not issubclass(etype, SyntaxError):
             value.__traceback__ = tb = _without_own_frames(tb)
         super().showtraceback((etype, value, tb), *args, **kwargs)
@@ -106,6 +110,16 @@ def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
     if tb.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
         return rest
     return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+
+
+def _describe_group(group: BaseExceptionGroup) -> list[str]:
+    """Python's own form, which has all members. IPython would write it to stderr, with its own frames."""
+    tb = group.__traceback__
+    while tb is not None and not tb.tb_frame.f_code.co_filename.startswith("<ipython"):
+        tb = tb.tb_next
+    group.__traceback__ = tb or group.__traceback__
+    *lines, last = "".join(traceback.format_exception(group)).splitlines()
+    return [*lines, last, f"{type(group).__name__}: {group}"]
 
 
 def _refuse_input(prompt: str = "") -> str:

@@ -17,12 +17,13 @@ import torch.distributed as dist
 from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import FlightRecorder
 from scratch_ddp.cells.hosts.link_store import LinkStore
-from scratch_ddp.cells.rank import interruptible_group, output_streams
+from scratch_ddp.cells.rank import interruptible_group, output_streams, text_bars
 from scratch_ddp.cells.rank.interruptible_work import awaited_in_native_code, free_waiting_futures, waiting_in
 from scratch_ddp.cells.rank.output_streams import CellPipes
 from scratch_ddp.cells.rank.shell import RankShell, make_shell
 
 _TORCH = str(Path(torch.__file__).parent)
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 _NOWHERE = {"line": None, "waits_in": None}
 
 
@@ -76,8 +77,10 @@ class Rank:
         os.environ.clear()
         os.environ.update(config["environment"])
         sys.path[:] = config["path"]
+        text_bars.install(self.rank)
         os.chdir(config["directory"])
-        self.recorder = FlightRecorder(Path(config["folder"]), self.rank)
+        peers = [rank for rank in range(config["world_size"]) if rank != self.rank]
+        self.recorder = FlightRecorder(Path(config["folder"]), self.rank, peers)
         self.crash = (Path(config["folder"]) / f"crash of rank {self.rank}").open("w")
         faulthandler.enable(self.crash, all_threads=False)
         if "numpy" in sys.modules:
@@ -142,7 +145,7 @@ class Rank:
             print(f"(sys.{name} had been replaced; it is the rank's own again)", file=sys.stderr)
         CellPipes.flush_c()
         done = {"type": "done", "cell": task["cell"], "error": self._describe(error)}
-        self.channel.send(done | {"interrupted_in": self.interrupted_in})
+        self.channel.send(done | {"interrupted_in": self.interrupted_in, **interruptible_group.open_calls()})
 
     def _run(self, code: str) -> BaseException | None:
         try:
@@ -160,7 +163,11 @@ class Rank:
         if error is None:
             return None
         text = "\n".join(self.shell.failure or [])
-        places = [*sys.path, Path(__file__).parents[3]]  # an editable install is not on the path
+        places = [*filter(None, sys.path), Path(__file__).parents[3]]  # an editable install is not on the path
+        if os.path.isdir(os.curdir):  # else relative names mean nothing: a cell has deleted the folder that it is in
+            places.append(os.curdir)
+        else:
+            places = [place for place in places if os.path.isabs(place)]
         for folder in sorted({str(Path(place).resolve()) for place in places}, key=len, reverse=True):
             text = text.replace(f"{folder}/", "")  # a file's name in its package says more, and is the same everywhere
         lines = text.split("\n")
@@ -168,6 +175,8 @@ class Rank:
         return {"name": type(error).__name__, "value": value, "traceback": lines}
 
     def _send_display(self, display: dict[str, Any]) -> None:
+        if display["data"].pop(_WIDGET, None) and "text/plain" not in display["data"]:
+            return  # the frontend could not reach a rank's widget, so its text is shown
         text = display["data"].get("text/plain")
         if text is not None and len(display["data"]) == 1:
             print(text)  # plain text is shown as what a rank prints
@@ -264,13 +273,5 @@ class Rank:
         if waits_in is None and innermost.f_code.co_filename.startswith(_TORCH):
             waits_in = awaited_in_native_code()
         if waits_in:
-            waits_in = waits_in | {"called": called, "ranks": _ranks_of(waits_in["group"])}
+            waits_in = waits_in | {"called": called, "ranks": interruptible_group.members(waits_in["group"])}
         return {"line": line, "waits_in": waits_in}
-
-
-def _ranks_of(group_name: str) -> list[int] | None:
-    """The ranks of this process's group of that name, by their numbers among all; None if there is none now."""
-    for group, name in list(dist.distributed_c10d._world.pg_names.items()):
-        if name == group_name:
-            return dist.get_process_group_ranks(group)
-    return None
