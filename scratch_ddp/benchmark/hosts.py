@@ -16,7 +16,7 @@ import psutil
 from scratch_ddp.benchmark.kernel import Kernel, Result
 
 JOIN = (sys.executable, "-m", "scratch_ddp.cells.join")
-NAMESPACES = ("scratch-ddp-a", "scratch-ddp-b")
+NAMESPACES = (f"scratch-ddp-{os.getpid()}-a", f"scratch-ddp-{os.getpid()}-b")  # two runs do not meet
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 
@@ -103,10 +103,11 @@ def missing_for_namespaces() -> str:
         return "network namespaces need root"
     if not shutil.which("ip"):
         return "network namespaces need the command ip (iproute2)"
-    probe = subprocess.run(["ip", "netns", "add", "scratch-ddp-probe"], capture_output=True, text=True)
+    name = f"{NAMESPACES[0]}-probe"
+    probe = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if probe.returncode:
         return f"no network namespaces here: {probe.stderr.strip()}"
-    _ip("netns", "del", "scratch-ddp-probe")
+    _ip("netns", "del", name)
     return ""
 
 
