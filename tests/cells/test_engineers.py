@@ -76,7 +76,9 @@ def test_an_error_in_a_folder_that_is_gone(four_ranks):
 
 
 def test_exception_groups_are_errors_as_others(four_ranks):
-    result = four_ranks.run("def fail():\n    raise ExceptionGroup('several', [ValueError('a'), KeyError('b')])\nfail()")
+    result = four_ranks.run(
+        "def fail():\n    raise ExceptionGroup('several', [ValueError('a'), KeyError('b')])\nfail()"
+    )
     text = plain(result.traceback)
     assert "ranks 0–3 raised ExceptionGroup: several (2 sub-exceptions)" in result.message
     assert "ValueError: a" in text and "line 3, in <module>" in text and "line 2, in fail" in text
