@@ -1,6 +1,6 @@
 """Messages between the kernel, the launcher and the ranks: JSON over Unix socket pairs.
 
-A socket pair has no address. Nobody else can connect to it, so it needs no password, and nothing is unpickled.
+A socket pair has no address. Nobody else can connect to it, so it needs no password, and no message is unpickled.
 When a process ends, the other end of its channel reads end-of-file at once. That is how every death is noticed.
 """
 

@@ -37,8 +37,18 @@ def main(arguments: list[str]) -> int:
 
 
 def variables(copies: Path) -> dict[str, str]:
-    """What the lab runs with unless it is set already: its settings beside the copies, and progress bars in kernels."""
-    return {"JUPYTER_CONFIG_DIR": str(copies / ".jupyter"), "SCRATCH_DDP_PROGRESS": "1"}
+    """What the lab runs with unless it is set already.
+
+    Its settings, data and history are beside the copies; kernels show progress bars, and figures for fine screens.
+    """
+    settings = copies / ".jupyter"
+    folders = {"CONFIG": settings, "DATA": settings / "data", "RUNTIME": settings / "runtime"}
+    return {
+        **{f"JUPYTER_{kind}_DIR": str(folder) for kind, folder in folders.items()},
+        "IPYTHONDIR": str(settings / "ipython"),
+        "SCRATCH_DDP_PROGRESS": "1",
+        "SCRATCH_DDP_RETINA": "1",
+    }
 
 
 def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES) -> list[str]:

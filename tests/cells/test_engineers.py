@@ -1,7 +1,5 @@
 """What an engineer tries in rank cells: mistakes that were silent, editors' requests, widgets, what a Stop leaves."""
 
-import threading
-
 import pytest
 
 from scratch_ddp.cells.kernel.reports import describe_open_calls
@@ -46,7 +44,8 @@ def test_fifty_stops_leave_no_descriptors_and_no_threads(four_ranks):
     before = most()
     for turn in range(50):
         code = "dist.barrier()" if turn % 2 else "dist.recv(torch.ones(4), src=(rank + 1) % 4)"
-        message = stopped(four_ranks, f"if rank != {turn % 4}:\n    {code}", after=0.03).message
+        stop = "%%distributed --stop-after 0.03"
+        message = four_ranks.run(f"{stop}\nif rank != {turn % 4}:\n    {code}").message
         assert "All variables are kept" in message
     after = most()
     assert after[0] <= before[0] + 4 and after[1] <= before[1] + 2, f"{before} → {after}"
@@ -100,3 +99,78 @@ def test_widgets_show_their_text(four_ranks):
 def test_bars_are_text_and_name_their_rank(four_ranks):
     bars = four_ranks.run("%%rank [1]\nfrom tqdm.notebook import tqdm\nfor _ in tqdm(range(3)): pass")
     assert "rank 1: 100%" in bars.text("stderr") and not bars.data()
+
+
+def test_completion_and_inspection_know_what_only_ranks_have(four_ranks):
+    four_ranks.run("only_on_ranks = [1, 2]\nclass Holder:\n    inside_it = 3\nholder = Holder()")
+    client = four_ranks.client
+    assert "only_on_ranks" in client.complete("only_on_r", reply=True, timeout=10)["content"]["matches"]
+    assert "inside_it" in str(client.complete("x = holder.ins", reply=True, timeout=10)["content"]["matches"])
+    told = client.inspect("only_on_ranks", reply=True, timeout=10)["content"]
+    assert told["found"] and "[1, 2]" in told["data"]["text/plain"]
+    assert not client.inspect("nowhere_at_all", reply=True, timeout=10)["content"]["found"]
+    assert "%dist_init" in client.complete("%dist_in", reply=True, timeout=10)["content"]["matches"]
+
+
+def test_pull_brings_the_ranks_values_into_the_kernel(four_ranks):
+    four_ranks.run("value = {'loss': torch.full((2,), float(rank))}\nif rank == 2:\n    alone = 7")
+    code = "%pull value alone\nprint([value[rank]['loss'].tolist() for rank in range(4)], alone)"
+    pulled = four_ranks.run(code)
+    assert not pulled.error, pulled.traceback
+    assert "[[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]] {2: 7}" in pulled.text()
+    assert "no rank has nothing_at_all" in four_ranks.run("%pull nothing_at_all").message
+    four_ranks.run("own = lambda: 1")
+    assert "ranks 0–3: own can't be sent" in four_ranks.run("%pull own").message
+
+
+def test_a_script_runs_on_the_ranks(four_ranks, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "x = torch.ones(1)\ndist.all_reduce(x)\nprint(__name__, sys.argv[1:], int(x))\n"
+        "dist.destroy_process_group()\nif '--fail' in sys.argv:\n    raise ValueError('as asked')\n"
+    )
+    assert four_ranks.run(f"%dist_run {script} --lr 0.1").text() == "__main__ ['--lr', '0.1'] 4   ← ranks 0–3\n"
+    failed = four_ranks.run(f"%dist_run {script} --fail")
+    assert "ranks 0–3 raised ValueError: as asked" in failed.message and "> 9     raise" in plain(failed.traceback)
+    assert four_ranks.run("import sys\n'--fail' in sys.argv").text() == "False   ← ranks 0–3\n"
+    assert "no_such.py" in four_ranks.run("%dist_run no_such.py").message
+    assert_next_works(four_ranks)
+
+
+def test_in_a_deadlock_those_who_are_through_show_what_they_printed(four_ranks):
+    code = "print('begun', rank)\nif rank == 1:\n    dist.barrier()"
+    cell = four_ranks.start(code, attended=True)
+    shown = ""
+    while "Press ■ to stop" not in shown:
+        arrived = four_ranks.client.get_iopub_msg(timeout=10)
+        if arrived["msg_type"] == "stream" and arrived["parent_header"]["msg_id"] == cell:
+            shown += arrived["content"]["text"]
+    four_ranks.interrupt()
+    assert "rank 1 waits in barrier (line 3); ranks 0, 2–3 never came" in shown
+    shown += four_ranks.finish(cell).text()
+    assert shown.index("begun 3   ← rank 3") < shown.index("begun 3") + 30
+    assert [shown.count(f"begun {rank}") for rank in range(4)] == [1] * 4
+    assert_next_works(four_ranks)
+
+
+def _debug(kernel, *lines):
+    """Type these lines into the debugger of rank 1, then press Stop if the last was not q."""
+    cell = kernel.start("%debug --rank 1", attended=True)
+    for line in lines:
+        assert kernel.client.get_stdin_msg(timeout=20)["content"]["prompt"] == "ipdb> "
+        kernel.client.input(line)
+    if lines[-1] != "q":
+        kernel.client.get_stdin_msg(timeout=20)
+        kernel.interrupt()
+    return kernel.finish(cell)
+
+
+def test_debug_looks_into_one_ranks_last_error(four_ranks):
+    four_ranks.run("def fail(secret):\n    raise ValueError\nfail(rank + 40)")
+    shown = _debug(four_ranks, "p secret", "up", "p rank", "q")
+    assert not shown.error and "41" in shown.text() and "interactiveshell" not in shown.text()
+    left = _debug(four_ranks, "p secret")
+    assert left.error["ename"] == "RankInterrupt"
+    assert "nobody can type here" in four_ranks.run("%debug --rank 1").message
+    assert_next_works(four_ranks)

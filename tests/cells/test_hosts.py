@@ -136,6 +136,12 @@ print(ones.item(), everybody)"""
     assert four_ranks.run(code).text().splitlines() == lines
 
 
+def test_nothing_from_another_machine_is_unpickled(four_ranks):
+    four_ranks.run("value = rank")
+    assert "nothing that comes from another machine is unpickled" in four_ranks.run("%pull value").message
+    assert "val" in four_ranks.client.complete("val", reply=True, timeout=10)["content"]["matches"][0]
+
+
 def test_a_rank_that_crashes_is_named_and_shutdown_leaves_nothing(hosts, four_ranks):
     code = "import ctypes\nif rank == 3:\n    print('last words')\n    ctypes.string_at(0)\ndist.barrier()"
     result = four_ranks.run(code)

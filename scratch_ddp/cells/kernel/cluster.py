@@ -34,6 +34,7 @@ class Cluster:
         self.rendezvous = 0  # counts the files by which ranks find each other: a new one when all ranks are new
         self.dead: dict[int, str] = {}  # rank → how it ended; such a cluster runs no more cells
         self.late: dict[tuple[int, int], list[bytes]] = {}  # (cell, rank) → text that came after its cell had ended
+        self._questions = 0
         self.ranks: list[RankProcess] = []
         for rank in range(self.world_size):
             self.ranks.append(self.start_rank(rank))
@@ -122,6 +123,28 @@ class Cluster:
         elif event.kind == "message" and event.value["type"] == "display" and event.source in self.ranks:
             kinds = ", ".join(event.value["data"])
             self.late.setdefault((event.value["cell"], event.source.rank), []).append(f"<{kinds}>\n".encode())
+
+    def ask(self, ranks: Sequence[int], question: dict[str, Any], seconds: float) -> dict[int, dict[str, Any]]:
+        """What idle ranks answer (see `rank/questions.py`) within that time; {} for one that knows nothing.
+
+        Must not be called while a cell runs. A rank that takes longer is interrupted, and missing in what is returned.
+        """
+        self._questions += 1
+        number = -self._questions  # cells have positive numbers
+        answers: dict[int, dict[str, Any]] = {}
+        asked = [self.ranks[rank] for rank in ranks if self.ranks[rank].alive]
+        for rank in asked:
+            rank.channel.send({"type": "ask", "cell": number, **question})
+        for event in self.receive(until=time.monotonic() + seconds, pause=0.1):
+            self.keep_late(event)
+            if event.kind == "message" and event.value["type"] == "answer" and event.value["cell"] == number:
+                answers[event.source.rank] = event.value["found"]
+            if not any(rank.alive and rank.rank not in answers for rank in asked):
+                break
+        for rank in asked:
+            if rank.rank not in answers:
+                rank.channel.send({"type": "interrupt", "cell": number})
+        return answers
 
     def await_status(self, rank: RankProcess, limit: float = 0.5) -> None:
         """Wait for a rank's exit code, which comes after its channel has been closed."""

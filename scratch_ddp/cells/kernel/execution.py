@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -106,10 +107,25 @@ class Execution:
                 self.errors[rank] = message["error"]
             if message["interrupted_in"]:
                 self.interrupted_in[rank] = message["interrupted_in"]
+        elif kind == "input":
+            self._ask_person(self.ranks[rank], message["prompt"])
         elif kind == "state":
             if message["waits_in"] is None or message["waits_in"] != self.states.get(rank, {}).get("waits_in"):
                 self.same_since[rank] = time.monotonic()
             self.states[rank] = message
+
+    def _ask_person(self, rank: RankProcess, prompt: str) -> None:
+        """A line for the debugger. Stop and the end of input interrupt the cell."""
+        self.output.update()
+        sys.stdout.flush()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            rank.channel.send({"type": "typed", "text": input(prompt)})
+        except (KeyboardInterrupt, EOFError):
+            self.interruption.press(self._running())
+        finally:
+            signal.signal(signal.SIGINT, before)
+        self.heard = time.monotonic()
 
     def _running(self) -> list[RankProcess]:
         return [process for rank, process in self.ranks.items() if rank not in self.done and process.alive]
@@ -131,12 +147,27 @@ class Execution:
             for rank in self._running():
                 rank.channel.send({"type": "query_state", "cell": self.cell})
         if now - max(self.started, self.heard) > _SAY_AFTER:
-            self.notebook.show_passing(f" ⏳ {describe_states(self._describe_ranks())}")
+            stuck = self._wait_for_the_finished()
+            self.output.pass_over(stuck)
+            press = ". Press ■ to stop" if stuck else ""
+            self.notebook.show_passing(f" ⏳ {describe_states(self._describe_ranks())}{press}")
         if not self.interruption.begun and self._deadlocked(now):
             self.interruption.deadlocked_at = now
         dead_long_enough = self.died_at is not None and now - self.died_at > _AFTER_A_DEATH
         if self.interruption.begun or dead_long_enough:
             self.interruption.send(self._running(), now)
+
+    def _wait_for_the_finished(self) -> list[int]:
+        """The ranks that wait in a collective which a rank that is through with the cell has not called."""
+        through = {rank: self._describe_rank(rank).calls for rank in self.done}
+        stuck = []
+        for process in self._running():
+            call = self.states.get(process.rank, {}).get("waits_in")
+            if call and not call["peer"] and call["uid"] is not None:
+                key, ranks = (call["group"], call["number"]), call["ranks"] or list(self.ranks)
+                if any(rank in ranks and key not in calls for rank, calls in through.items()):
+                    stuck.append(process.rank)
+        return stuck
 
     def _deadlocked(self, now: float) -> bool:
         """Whether all that still run have long waited for a rank that has raised, or that has called something else."""

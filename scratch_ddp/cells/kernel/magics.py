@@ -5,9 +5,11 @@ through `RankMagics`.
 """
 
 import atexit
+import contextlib
 import functools
 import queue
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from nbdistributed.magic import DistributedMagic
 from scratch_ddp.cells.hosts.gathering import describe_networks, gather, open_door, place_ranks
 from scratch_ddp.cells.hosts.host import Hosts
 from scratch_ddp.cells.kernel.cluster import Cluster
+from scratch_ddp.cells.kernel.engineering import answer_from_rank_0, ask_rank_0, pull, script_cell
 from scratch_ddp.cells.kernel.execution import Execution
 from scratch_ddp.cells.kernel.output import NotebookOutput
 from scratch_ddp.cells.kernel.placement import PlacementError, overload_warning, place
@@ -49,8 +52,15 @@ class RankMagics(DistributedMagic):
         self.automatic = False  # whether plain cells run on every rank
         self.cells: dict[int, int] = {}  # our number of a cell → the notebook's
         atexit.register(self.close)
+        self._running = False  # whether a cell runs on ranks
+        self._failed: set[int] = set()  # the ranks that raised in the last cell that failed
+        self._debug_kernel = shell.find_line_magic("debug")
         self._end_with_kernel(getattr(shell, "kernel", None))
-        PlainCells(shell, lambda: self.automatic and not self._silent())
+        self.plain_cells = PlainCells(shell, lambda: self.automatic and not self._silent())
+        if getattr(shell, "kernel", None) is not None:
+            answer_from_rank_0(shell.kernel, self._ask)
+        for magic in (self.pull, self.dist_run, self.debug):  # nbdistributed has none of these names
+            shell.register_magic_function(magic)
 
     # Clusters
 
@@ -192,12 +202,15 @@ class RankMagics(DistributedMagic):
             raise ClusterError(str(error)) from None
         cell = len(self.cells) + 1
         self.cells[cell] = number = self._number_in_brackets()
-        # A frontend with a person in front of it can ask for input.
-        notebook = NotebookOutput(attended=bool(getattr(getattr(self.shell, "kernel", None), "_allow_stdin", False)))
+        notebook = NotebookOutput(attended=self._attended())
         self._show_late(notebook)
+        self._running = True
+        execution = Execution(self.cluster, ranks, code, cell, number, notebook)
         try:
-            Execution(self.cluster, ranks, code, cell, number, notebook).run(stop_after)
+            execution.run(stop_after)
         finally:
+            self._running = False
+            self._failed = set(execution.errors) or self._failed
             self._show_late(notebook)
 
     def _number_in_brackets(self) -> int:
@@ -206,6 +219,43 @@ class RankMagics(DistributedMagic):
 
     def _show_late(self, notebook: NotebookOutput) -> None:
         notebook.note_late(self.cluster.late, self.cluster.mark, self.cells)
+
+    def pull(self, line: str) -> None:
+        """%pull x y: the kernel's x becomes {rank: its value}, for the ranks that have one. Tensors come to the CPU."""
+        self._need_cluster()
+        names = line.split()
+        if not names or not all(name.isidentifier() for name in names):
+            raise ClusterError("%pull takes names of variables: %pull losses")
+        self.shell.push({name: pull(self.cluster, name) for name in names})
+
+    def dist_run(self, line: str) -> None:
+        """%dist_run train.py --lr 0.1: run a script for torchrun on every rank, in their process group."""
+        self._need_cluster()
+        self.distributed("", script_cell(shlex.split(line)))
+
+    def debug(self, line: str) -> None:
+        """%debug --rank 1: look around where that rank's last error was raised. Without ranks it is IPython's."""
+        rank = re.fullmatch(r"\s*--rank[ =](\d+)\s*", line)
+        if rank is None and (self.cluster is None or line.strip()):
+            self._debug_kernel(line)
+            return
+        self._need_cluster()
+        if not self._attended():
+            raise ClusterError("%debug asks for commands, and nobody can type here.")
+        chosen = rank[1] if rank else str(min(self._failed, default=0))
+        self._run(chosen, "get_ipython().debug_last_error()")
+
+    def _attended(self) -> bool:
+        """Whether a frontend with a person in front of it has sent this cell; it can ask for input."""
+        return bool(getattr(getattr(self.shell, "kernel", None), "_allow_stdin", False))
+
+    def _ask(self, code: str, question: dict[str, Any]) -> dict[str, Any]:
+        """A question of the editor's about a cell. Only what ranks would run, and while they run nothing."""
+        with contextlib.suppress(Exception):  # then the kernel answers
+            if self.cluster is not None and not self._running and self.plain_cells.for_ranks(code):
+                self.cluster.catch_up()
+                return {} if self.cluster.dead else ask_rank_0(self.cluster, code, question)
+        return {}
 
     # Information and settings
 
@@ -299,6 +349,11 @@ class PlainCells:
 
     def _end(self) -> None:
         self._running = max(0, self._running - 1)
+
+    def for_ranks(self, code: str) -> bool:
+        """Whether ranks would run this cell."""
+        first = next((line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+        return bool(re.match(r"%%(rank|distributed)\b", first)) or (self._to_ranks() and not first.startswith("%"))
 
     def transform(self, lines: list[str]) -> list[str]:
         first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)

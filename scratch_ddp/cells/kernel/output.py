@@ -42,12 +42,17 @@ class CellOutput:
         self.of_rank = {rank: RankOutput(mark) for rank in ranks}
         self._items: dict[int, list[OutputItem]] = {rank: [] for rank in ranks}
         self._closed: set[int] = set()
+        self._late: dict[int, list[OutputItem]] = {}
         self._left = list(ranks)  # whose output is not complete on the screen; the first rank's is being shown
 
     def close(self, rank: int) -> None:
         """The rank is done with the cell."""
         self.of_rank[rank].close()
         self._closed.add(rank)
+
+    def pass_over(self, ranks: Sequence[int]) -> None:
+        """These ranks wait for ever: show the others' output. What they write after all follows at the end."""
+        self._closed.update(ranks)
 
     def update(self) -> None:
         """Show what can be shown by now."""
@@ -56,6 +61,8 @@ class CellOutput:
                 self._items[rank].append(item)
                 if self._left and rank == self._left[0]:
                     self.notebook.show(item)
+                elif rank not in self._left:  # it was passed over
+                    self._late.setdefault(rank, []).append(item)
         while self._left and self._left[0] in self._closed:
             leader, others = self._left[0], self._left[1:]
             if any(rank not in self._closed and not self._differs(rank, leader) for rank in others):
@@ -73,6 +80,11 @@ class CellOutput:
         for rank in self.of_rank:
             self.close(rank)
         self.update()
+        for rank, items in self._late.items():
+            for item in items:
+                self.notebook.show(item)
+            self.notebook.label([rank])
+        self._late = {}
         self.notebook.erase_passing()
 
     def _joined(self, rank: int) -> list[OutputItem]:

@@ -90,7 +90,7 @@ class Reader:
             self._events.put(Event("gone", key.data))
             return
         for message in messages:
-            if message["type"] == "done":
+            if message["type"] in ("done", "input"):
                 self._drain(key.data)
             self._events.put(Event("message", key.data, message))
 

@@ -46,7 +46,7 @@ def _sockets() -> set[tuple[int, int]]:
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """A descriptor of gloo's as a socket. Not a copy of it: gloo would get events of a connection that it has closed."""
+    """A descriptor of gloo's as a socket. No copy: gloo would get events of what it has closed."""
     borrowed = socket.socket(fileno=descriptor)
     try:
         yield borrowed

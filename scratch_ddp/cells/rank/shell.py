@@ -2,6 +2,7 @@
 
 import base64
 import builtins
+import os
 import sys
 import traceback
 import warnings
@@ -52,6 +53,9 @@ class RankShell(InteractiveShell):
     # Called as soon as an exception has left the cell. Returns whether the cell was stopped.
     on_failure: Callable[[], bool] = staticmethod(lambda: False)
 
+    ask_person: Callable[[str], str] = staticmethod(lambda prompt: _refuse_input())  # one line of input
+    last_error: BaseException | None = None
+
     system = InteractiveShell.system_raw  # the other choice is a terminal, which ends lines with \r\n
 
     def enable_gui(self, gui: str | None = None) -> None:
@@ -72,6 +76,7 @@ class RankShell(InteractiveShell):
             return  # the kernel says where it was. A traceback through an unfinished import can take seconds
         if issubclass(etype, SystemExit):
             kwargs["exception_only"] = False  # IPython would hint at %tb
+        self.last_error = value
         if isinstance(value, BaseExceptionGroup):
             self.failure = _describe_group(value)
             return
@@ -82,6 +87,20 @@ class RankShell(InteractiveShell):
     def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
         """For IPython's history, which nobody reads in a rank: do not render the traceback a second time."""
         return {"ename": type(exception).__name__, "evalue": str(exception), "traceback": self.failure or []}
+
+    def debug_last_error(self) -> None:
+        """IPython's debugger where the last exception was raised, until the person leaves it by q."""
+        if self.last_error is None or self.last_error.__traceback__ is None:
+            print("There was no exception to look at on this rank.")
+            return
+        before, builtins.input = builtins.input, self.ask_person
+        try:
+            debugger = self.debugger_cls(completekey=None)
+            debugger.use_rawinput = True
+            debugger.reset()
+            debugger.interaction(None, _without_own_frames(self.last_error.__traceback__))
+        finally:
+            builtins.input = before
 
     def ask_exit(self) -> None:
         raise RuntimeError("exit() would end this rank. %dist_shutdown ends all of them.")
@@ -131,6 +150,11 @@ def _refuse_input(prompt: str = "") -> str:
 
 def _show_figures(shell: RankShell) -> None:
     """Show matplotlib's figures at the end of a cell, without importing matplotlib before a cell needs it."""
+
+    if os.environ.get("SCRATCH_DDP_RETINA"):  # `lab` sets it; lessons are saved with smaller pictures
+        from matplotlib_inline.config import InlineBackend
+
+        InlineBackend.instance(parent=shell).figure_formats = {"retina"}
 
     def show() -> None:
         if "matplotlib.pyplot" in sys.modules:

@@ -1,4 +1,4 @@
-"""Progress bars on ranks: text that names its rank, also those of `tqdm.notebook`, whose widgets no frontend reaches."""
+"""Progress bars on ranks: text that names its rank, also for `tqdm.notebook`, whose widgets no frontend reaches."""
 
 import importlib.abc
 import importlib.machinery
@@ -24,7 +24,8 @@ class _TextInstead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install(rank: int) -> None:
-    """A bar without a description of its own gets the rank's name (tqdm reads the variable)."""
-    sys.modules.pop(_NAME, None)
+    """A bar without a description of its own gets the rank's name (tqdm reads the variable when it is imported)."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tqdm"]:
+        del sys.modules[name]
     sys.meta_path.insert(0, _TextInstead())
     os.environ.setdefault("TQDM_DESC", f"rank {rank}")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import FlightRecorder
 from scratch_ddp.cells.hosts.link_store import LinkStore
-from scratch_ddp.cells.rank import interruptible_group, output_streams, text_bars
+from scratch_ddp.cells.rank import interruptible_group, output_streams, questions, text_bars
 from scratch_ddp.cells.rank.interruptible_work import awaited_in_native_code, free_waiting_futures, waiting_in
 from scratch_ddp.cells.rank.output_streams import CellPipes
 from scratch_ddp.cells.rank.shell import RankShell, make_shell
@@ -51,6 +51,7 @@ class Rank:
         self.main_thread = threading.main_thread().ident
         self.pid = os.getpid()
         self.tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.typed: queue.SimpleQueue[str] = queue.SimpleQueue()  # lines for the debugger
         self.cell: int | None = None  # the number of the cell that runs
         self.interruptible = False  # whether the learner's code runs
         self.found = _NOWHERE  # where it was when it was last asked to stop
@@ -68,7 +69,7 @@ class Rank:
         self.channel.send({"type": "ready", "device": str(device)})
         while True:
             task = self.tasks.get()
-            {"execute": self._execute, "renew": self._renew}[task["type"]](task)
+            {"execute": self._execute, "renew": self._renew, "ask": self._answer}[task["type"]](task)
 
     # Set-up
 
@@ -101,6 +102,7 @@ class Rank:
         }
         self.shell = make_shell(namespace, self._send_display)
         self.shell.on_failure = self._end_of_learners_code
+        self.shell.ask_person = self._ask_person
         return device
 
     def _join_process_group(self, device: torch.device) -> None:
@@ -163,11 +165,9 @@ class Rank:
         if error is None:
             return None
         text = "\n".join(self.shell.failure or [])
-        places = [*filter(None, sys.path), Path(__file__).parents[3]]  # an editable install is not on the path
-        if os.path.isdir(os.curdir):  # else relative names mean nothing: a cell has deleted the folder that it is in
-            places.append(os.curdir)
-        else:
-            places = [place for place in places if os.path.isabs(place)]
+        places = [*filter(os.path.isabs, sys.path), Path(__file__).parents[3]]  # an editable install is not on the path
+        with contextlib.suppress(FileNotFoundError):  # a cell may have deleted the folder that it is in
+            places.append(Path.cwd())
         for folder in sorted({str(Path(place).resolve()) for place in places}, key=len, reverse=True):
             text = text.replace(f"{folder}/", "")  # a file's name in its package says more, and is the same everywhere
         lines = text.split("\n")
@@ -191,6 +191,23 @@ class Rank:
             self.channel.send({"type": "display", "cell": pipes.cell, "segment": pipes.begin_display(), **display})
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _answer(self, task: dict[str, Any]) -> None:
+        """Answer a question of the kernel. If the kernel gives up waiting, it interrupts the "cell" of the question."""
+        found: dict[str, Any] = {}
+        try:
+            try:
+                self.cell, self.interruptible = task["cell"], True
+                found = questions.answer(self.shell, task)
+            finally:
+                self.interruptible, self.cell = False, None
+        except BaseException:  # whatever a learner's property raises, and the interrupt
+            self.interruptible = False
+        self.channel.send({"type": "answer", "cell": task["cell"], "found": found})
+
+    def _ask_person(self, prompt: str = "") -> str:
+        self.channel.send({"type": "input", "cell": self.cell, "prompt": prompt})
+        return self.typed.get()
 
     # Process groups after an interrupt
 
@@ -229,7 +246,9 @@ class Rank:
         kind = message["type"]
         if kind == "execute":
             self.tasks.put(message | {"files": self.channel.take_files(2)})
-        elif kind == "renew":
+        elif kind == "typed":
+            self.typed.put(message["text"])
+        elif kind in ("renew", "ask"):
             self.tasks.put(message)
         elif kind == "store":
             self.link_store.take(message)
