@@ -68,7 +68,8 @@ def enter(ticket: Ticket, address: str | None = None) -> TlsChannel:
     hello = {"secret": ticket.secret, "name": socket.gethostname(), "address": channel.own_address}
     channel.send(hello | {"node": _first_number(_NODE_NUMBERS), "versions": own_versions()})
     try:
-        messages = channel.receive()
+        while not (messages := channel.receive()):
+            pass  # a part of the answer has come
     except EOFError as error:
         raise JoinError(f"the notebook at {where} {error}: the ticket has been used, or its time is over") from None
     if messages[0]["type"] == "refused":
