@@ -8,6 +8,7 @@ import ssl
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from scratch_ddp.cells import join
 from scratch_ddp.cells.hosts import door as door_module
 from scratch_ddp.cells.hosts.certificate import make_client_context, make_server_context
 from scratch_ddp.cells.hosts.door import Door
-from scratch_ddp.cells.hosts.gathering import gather, open_door
+from scratch_ddp.cells.hosts.gathering import gather, open_door, place_ranks
 from scratch_ddp.cells.hosts.host import Host
 from scratch_ddp.cells.hosts.key_board import KeyBoard
 from scratch_ddp.cells.hosts.link_store import LinkStore
@@ -138,6 +139,23 @@ def test_other_versions_are_refused_on_both_sides(door, what, monkeypatch):
     gathering.finish()
     assert gathering.hosts and f"it has {what} 0.9" in gathering.said[0]
     channel.close()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend", "chosen", "why"),
+    [
+        ((2, 4), "nccl", [0, 1, 0, 1], "over nccl: ranks 0–1 on a, GPU 0, 1; ranks 2–3 on b, GPU 0, 1"),
+        ((2, 1), "interruptible", [0, 1, 0, 0], "over gloo: ranks 0–1 on a, GPU 0, 1; ranks 2–3 on b, GPU 0"),
+        ((0, 2), "interruptible", [None, None, 0, 1], "over gloo: ranks 0–1 on a, CPU; ranks 2–3 on b, GPU 0, 1"),
+    ],
+)
+def test_each_host_has_its_own_gpus(gpus, backend, chosen, why):
+    hosts = [SimpleNamespace(name=name, gpu_count=count) for name, count in zip("ab", gpus, strict=True)]
+    placement = place_ranks(hosts, 2, SimpleNamespace(gpu_ids=None, device=None, backend=None))
+    assert (placement.backend, placement.gpus, placement.why) == (backend, chosen, why)
+    if backend != "nccl":
+        with pytest.raises(ClusterError, match="host [ab]: --backend nccl"):
+            place_ranks(hosts, 2, SimpleNamespace(gpu_ids=None, device=None, backend="nccl"))
 
 
 def test_an_agent_shows_its_secret_to_nobody_else():

@@ -80,7 +80,7 @@ def place_ranks(hosts: list[Host], per_host: int, options: Any) -> Placement:
     parts = []
     for number, (host, placement) in enumerate(zip(hosts, placements, strict=True)):
         ranks = name_ranks(range(number * per_host, (number + 1) * per_host))
-        where = "CPU" if placement.gpus[0] is None else "GPU " + ", ".join(map(str, placement.gpus))
+        where = "CPU" if placement.gpus[0] is None else "GPU " + ", ".join(map(str, dict.fromkeys(placement.gpus)))
         parts.append(f"{ranks} on {host.name}, {where}")
     why = f"over {'nccl' if backend == 'nccl' else 'gloo'}: {'; '.join(parts)}"
     return Placement(backend, [gpu for placement in placements for gpu in placement.gpus], why)
