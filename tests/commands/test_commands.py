@@ -306,3 +306,9 @@ def test_an_old_python_can_read_what_comes_before_the_sentence_that_refuses_it()
     assert len(paths) >= 4
     for path in paths:
         ast.parse(Path(path).read_text(), feature_version=(3, 7))
+
+
+def test_what_the_lab_writes_is_beside_the_copies(tmp_path):
+    folders = {name: value for name, value in lab.variables(tmp_path).items() if not name.startswith("SCRATCH_DDP")}
+    assert {"JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"} == set(folders)
+    assert all(Path(folder).is_relative_to(tmp_path) for folder in folders.values())

@@ -191,7 +191,7 @@ class InterruptibleGroup(dist.ProcessGroup):
         found = {}
         for options in args:
             if hasattr(options, "reduceOp"):
-                found["op"] = f" ({options.reduceOp.op.name})"
+                found["op"] = _name_of(options.reduceOp.op)
             if hasattr(options, "rootRank"):
                 way = "to" if operation in ("reduce", "gather") else "from"
                 found["root"] = f" {way} rank {dist.get_global_rank(self, options.rootRank)}"
@@ -211,6 +211,11 @@ class InterruptibleGroup(dist.ProcessGroup):
 def _lazy_device() -> dist.ProcessGroupGloo.Device:
     """One for all groups, with one thread."""
     return dist.ProcessGroupGloo.create_default_device(lazy_init=True)
+
+
+@functools.cache
+def _name_of(op: dist.ReduceOp.RedOpType) -> str:
+    return f" ({op.name})"
 
 
 def _describe(args: tuple, dtype_only: bool) -> str:
