@@ -5,6 +5,7 @@ import os
 import signal
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 
@@ -114,10 +115,10 @@ def ends(runs: int, what: str, end: Callable[[Kernel], object]) -> TableRow:
     for _ in range(runs):
         with Kernel() as kernel:
             family = _two_hosts(kernel).family()
-            began = time.monotonic()
-            end(kernel)
-            wait_until_gone(family, 10)
-            took.append(time.monotonic() - began)
+            ending = threading.Thread(target=end, args=(kernel,))  # a restart lasts until the new kernel answers
+            ending.start()
+            took.append(wait_until_gone(family, 10))
+            ending.join()
     return TableRow(f"both hosts empty after {what}", "< 2 s", f"{median_and_range(took)} in {runs}", max(took) < 2)
 
 
