@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from scratch_ddp.benchmark import cells_on_hosts
 from scratch_ddp.benchmark.command import REPORTED, TableRow, median_and_range, positive_count, report
 from scratch_ddp.benchmark.kernel import Kernel
 from scratch_ddp.benchmark.processes import busy_cores, listening_beyond_loopback, wait_until_gone
@@ -202,9 +203,12 @@ def rank_cell_group() -> list[TableRow]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=positive_count, default=5, help="runs of each measurement (default: 5)")
     parser.add_argument("--first-cells", type=positive_count, default=20, help="kernels of the first row (default: 20)")
+    parser.add_argument("--hosts", action="store_true", help="ranks on two hosts instead of one machine")
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.hosts:
+        return cells_on_hosts.main(options)
     print(f"Rank cells on {machine()}.\n", flush=True)
     rows = [first_cells(options.first_cells), round_trips(2, 0.005), round_trips(4, 0.010), *starts(options.runs)]
     rows += [stops(options.runs), *deaths(options.runs), ends(options.runs)]

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,10 +43,13 @@ class Result:
 class Kernel:
     """A kernel of this Python, with `cluster` ranks. `with Kernel() as kernel: kernel.run("1 + 1")`."""
 
-    def __init__(self, cluster: int = 0, options: str = "", env: dict[str, str] | None = None):
-        self.manager = SocketKernelManager(
-            kernel_cmd=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        )
+    def __init__(
+        self, cluster: int = 0, options: str = "", env: dict[str, str] | None = None, within: Sequence[str] = ()
+    ):
+        """`within`: a command that runs the kernel's command, such as `ip netns exec NAME`."""
+        self.manager = SocketKernelManager()
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self.manager.kernel_spec.argv = [*within, *command]
         self._cluster, self._options = cluster, options
         self._env = os.environ | (env or {})
 
@@ -97,6 +102,19 @@ class Kernel:
         result.status = reply["content"]["status"]
         result.seconds = time.monotonic() - began
         return result
+
+    def await_text(self, message_id: str, pattern: str, timeout: float = 60) -> re.Match[str]:
+        """Wait until a running cell has written a text. What it has written so far is not in its result any more."""
+        text, until = "", time.monotonic() + timeout
+        while (found := re.search(pattern, text)) is None:
+            message = self.client.get_iopub_msg(timeout=max(until - time.monotonic(), 0.01))
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            if message["msg_type"] == "stream":
+                text += message["content"]["text"]
+            elif message["msg_type"] == "error":
+                raise RuntimeError(message["content"]["evalue"])
+        return found
 
     def run(self, code: str, timeout: float = 60, attended: bool = False) -> Result:
         return self.finish(self.start(code, attended), timeout)

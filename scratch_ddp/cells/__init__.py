@@ -1,7 +1,7 @@
 """Rank cells: notebook cells that run on real ranks. `%load_ext scratch_ddp` loads nbdistributed's magics, made safe.
 
 Three kinds of processes: the kernel (`kernel/`), the ranks (`rank/`), and the launcher (`launcher.py`), which forks the
-ranks. They talk through `channel.py`.
+ranks. They talk through `channel.py`. Ranks on other machines have an agent in between (`hosts/`).
 
 The path of a cell: `kernel/magics.py` takes its text, `kernel/rank_lists.py` reads which ranks its first line names,
 and `kernel/execution.py` sends it to them (they belong to a `Cluster`). In each rank `rank/worker.py` runs it in the

@@ -33,8 +33,7 @@ class Channel:
 
     def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
         """Send a message. If the other end is closed it is lost; `receive` tells of that."""
-        body = json.dumps(message).encode()
-        frame = _LENGTH.pack(len(body)) + body
+        frame = encode(message)
         with self._send_lock, contextlib.suppress(OSError):
             if files:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
@@ -52,15 +51,7 @@ class Channel:
             raise EOFError("the other end of the channel is closed")
         self._files.extend(files)
         self._received += data
-        messages = []
-        while len(self._received) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._received)
-            end = _LENGTH.size + length
-            if len(self._received) < end:
-                break
-            messages.append(json.loads(self._received[_LENGTH.size : end]))
-            del self._received[:end]
-        return messages
+        return take_messages(self._received)
 
     def take_files(self, count: int) -> list[int]:
         """The next `count` descriptors that have arrived. The caller must close them."""
@@ -74,6 +65,25 @@ class Channel:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.socket.close()
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as bytes: its length and its JSON."""
+    body = json.dumps(message).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def take_messages(received: bytearray) -> list[dict[str, Any]]:
+    """Take the complete messages out of what has been received."""
+    messages = []
+    while len(received) >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(received)
+        end = _LENGTH.size + length
+        if len(received) < end:
+            break
+        messages.append(json.loads(received[_LENGTH.size : end]))
+        del received[:end]
+    return messages
 
 
 def channel_pair() -> tuple[Channel, socket.socket]:

@@ -161,11 +161,11 @@ def test_nothing_listens_beyond_this_machine(four_ranks):
     assert listening_addresses(launcher) == set()
 
 
-def test_nothing_is_unpickled_but_what_pull_asks_the_own_ranks_for():
+def test_only_pull_unpickles():
+    """What this kernel's own ranks have sent. From another machine it takes nothing (test_hosts.py)."""
     import scratch_ddp.cells
 
-    found = {}
-    for module in Path(scratch_ddp.cells.__file__).parent.rglob("*.py"):
-        for word in re.findall(r"\b(pickle\.\w+|marshal|torch\.load|multiprocessing)\b", module.read_text()):
-            found.setdefault(word, set()).add(module.name)
-    assert found == {"pickle.Pickler": {"questions.py"}, "pickle.loads": {"engineering.py"}}
+    serialises = re.compile(r"\b(pickle|marshal|torch\.load|multiprocessing)\b")
+    modules = Path(scratch_ddp.cells.__file__).parent.rglob("*.py")
+    found = {module.name for module in modules if serialises.search(module.read_text())}
+    assert found == {"engineering.py", "questions.py"}

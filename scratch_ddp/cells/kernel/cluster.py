@@ -58,7 +58,7 @@ class Cluster:
                     event.source.device = event.value["device"]
                 if not missing:
                     return
-                ended = [rank for rank in expected if rank.status is not None]
+                ended = [rank for rank in expected if rank.status is not None or rank.launcher_lost]
                 if ended:
                     lines = "\n".join(ended[0].last_lines).strip()
                     raise ClusterError(f"rank {ended[0].rank} {ended[0].how_it_ended()} while it started:\n{lines}")
@@ -99,7 +99,7 @@ class Cluster:
             event.source.renewed = event.value
         elif event.kind == "message" and event.value["type"] == "ended":
             for rank in self.ranks:
-                if rank.pid == event.value["pid"]:
+                if rank.pid == event.value["pid"] and event.source in (self.launcher, rank):
                     rank.status = event.value["status"]
 
     def catch_up(self) -> None:

@@ -45,6 +45,10 @@ def pull(cluster: Cluster, name: str) -> dict[int, Any]:
 
     What is unpickled comes through a socket pair whose other end this kernel gave to its own rank.
     """
+    if any(rank.host for rank in cluster.ranks):
+        raise ClusterError(
+            "%pull: nothing that comes from another machine is unpickled here. Print the value, or save it on its host."
+        )
     answers = cluster.ask(range(cluster.world_size), {"kind": "pull", "name": name}, _PULL_LIMIT)
     problems: dict[str, list[int]] = {}
     values = {}

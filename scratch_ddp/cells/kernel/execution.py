@@ -69,7 +69,7 @@ class Execution:
 
     def _send(self) -> None:
         for rank in self.ranks.values():
-            files = self.cluster.launcher.reader.open_pipes(rank, self.cell)
+            files = self.cluster.launcher.open_pipes(rank, self.cell)
             rank.begin_cell(self.cell, self.number)
             rank.channel.send({"type": "execute", "cell": self.cell, "number": self.number, "code": self.code}, files)
             for file in files:

@@ -6,6 +6,7 @@ through `RankMagics`.
 
 import atexit
 import contextlib
+import functools
 import queue
 import re
 import shlex
@@ -16,6 +17,8 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from nbdistributed.magic import DistributedMagic
 
+from scratch_ddp.cells.hosts.gathering import describe_networks, gather, open_door, place_ranks
+from scratch_ddp.cells.hosts.host import Hosts
 from scratch_ddp.cells.kernel.cluster import Cluster
 from scratch_ddp.cells.kernel.engineering import answer_from_rank_0, ask_rank_0, pull, script_cell
 from scratch_ddp.cells.kernel.execution import Execution
@@ -27,6 +30,13 @@ from scratch_ddp.cells.kernel.reader import Event, Reader
 from scratch_ddp.cells.kernel.reports import ClusterError
 
 _NO_CLUSTER = "no ranks are running. %dist_init -n 4 starts four."
+_EXAMPLE = "%dist_init -n 4"
+_HOSTS_EXAMPLE = "%dist_init --hosts 2 -n 2 --listen 10.0.0.5"
+_COUNTS = {  # option → what it counts, why it can't be 0, an example
+    "-n": ("ranks", "a cluster has at least one rank", _EXAMPLE),
+    "--hosts": ("hosts", "at least one host must join", _HOSTS_EXAMPLE),
+    "--wait": ("seconds", "nobody can join in no time", f"{_HOSTS_EXAMPLE} --wait 600"),
+}
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -60,10 +70,15 @@ class RankMagics(DistributedMagic):
     @argument("--gpu-ids", "-g", default=None, help="GPUs to use, such as 0,1: rank 0 gets the first of the list")
     @argument("--backend", default=None, help="plain gloo or nccl; by default gloo that can be interrupted, or nccl")
     @argument("--device", default=None, help="cpu or cuda; by default GPUs where there are any")
+    @argument("--hosts", default=None, help="how many hosts join, each with -n ranks; needs --listen")
+    @argument(
+        "--listen", default=None, help="the address of this machine where they join, such as 10.0.0.5 or 10.0.0.5:7000"
+    )
+    @argument("--wait", default="300", help="seconds in which all hosts must have joined (default: 300)")
     def dist_init(self, line: str) -> None:
         """Start ranks. Afterwards plain cells run on all of them."""
         options = _options(self.dist_init, line)
-        world_size = _count(options.num_processes)
+        world_size = _count(options.num_processes, "-n")
         if options.master_addr not in _LOCAL:
             raise ClusterError(f"-a {options.master_addr}: the ranks of a notebook run on this machine. Leave it out.")
         if self.cluster is not None:
@@ -76,6 +91,9 @@ class RankMagics(DistributedMagic):
         if not self.launcher.alive:
             self.launcher.close()
             self.launcher = LauncherProcess(self.reader)
+        if options.hosts is not None or options.listen is not None:
+            self._start_on_hosts(options, world_size)
+            return
         gpu_count = self.launcher.await_ready(self.events)
         try:
             placement = place(world_size, gpu_count, options.gpu_ids, options.device, options.backend)
@@ -86,6 +104,26 @@ class RankMagics(DistributedMagic):
         self.cluster = Cluster(self.launcher, self.events, placement)
         self.automatic = True
         print(f"{name_ranks(range(world_size)).capitalize()} ready, {placement.why}.")
+
+    def _start_on_hosts(self, options: Any, per_host: int) -> None:
+        if options.hosts is None or options.listen is None:
+            raise ClusterError(
+                "ranks on other machines need both: how many, and where they join. Write for example " + _HOSTS_EXAMPLE
+            )
+        count, limit = _count(options.hosts, "--hosts"), _count(options.wait, "--wait")
+        door = open_door(options.listen)
+        print(f"Run this on each host:\n    python -m scratch_ddp.cells.join {door.ticket}", flush=True)
+        hosts = gather(door, count, limit, self.events, say=functools.partial(print, flush=True))
+        launcher = Hosts(hosts, per_host, self.launcher.root)
+        try:
+            self.cluster = Cluster(launcher, self.events, place_ranks(hosts, per_host, options))
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{describe_networks(hosts)}") from None
+        finally:
+            if self.cluster is None:
+                launcher.close()
+        self.automatic = True
+        print(f"{name_ranks(range(count * per_host)).capitalize()} ready, {self.cluster.placement.why}.")
 
     def dist_shutdown(self, line: str = "") -> None:
         """End the ranks and all that they have started."""
@@ -107,6 +145,8 @@ class RankMagics(DistributedMagic):
     def _end_cluster(self) -> None:
         cluster, self.cluster, self.automatic = self.cluster, None, False
         cluster.shut_down()
+        if cluster.launcher is not self.launcher:
+            cluster.launcher.close()
 
     def _end_with_kernel(self, kernel: Any) -> None:
         """End the ranks when the kernel is told to end, which may take it seconds."""
@@ -122,6 +162,8 @@ class RankMagics(DistributedMagic):
 
     def close(self) -> None:
         """The kernel ends: so does everything that was started from it."""
+        if self.cluster is not None and self.cluster.launcher is not self.launcher:
+            self.cluster.launcher.close()
         self.launcher.close()
 
     # Cells
@@ -225,7 +267,8 @@ class RankMagics(DistributedMagic):
         self.cluster.catch_up()
         for rank in self.cluster.ranks:
             state = "ready" if rank.alive else self.cluster.dead[rank.rank].split(" ", 2)[2]
-            print(f"rank {rank.rank}   process {rank.pid}   {rank.device}   {state}")
+            where = f"   on {rank.host}" if rank.host else ""
+            print(f"rank {rank.rank}{where}   process {rank.pid}   {rank.device}   {state}")
         self._print_mode()
 
     def dist_debug(self, line: str = "") -> None:
@@ -279,11 +322,12 @@ def _options(magic: Any, line: str) -> Any:
         raise ClusterError(f"{error}. What it takes: {usage}") from None
 
 
-def _count(text: str) -> int:
+def _count(text: str, option: str) -> int:
+    what, least, example = _COUNTS[option]
     if not re.fullmatch(r"[+-]?\d+", text):
-        raise ClusterError(f"-n {text}: not a number of ranks. Write for example %dist_init -n 4.")
+        raise ClusterError(f"{option} {text}: not a number of {what}. Write for example {example}.")
     if int(text) < 1:
-        raise ClusterError(f"-n {text}: a cluster has at least one rank. Write for example %dist_init -n 4.")
+        raise ClusterError(f"{option} {text}: {least}. Write for example {example}.")
     return int(text)
 
 

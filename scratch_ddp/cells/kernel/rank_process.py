@@ -41,6 +41,8 @@ class RankProcess:
     status: int | None = None  # exit code; -n for signal n
     gone: bool = False  # its end of the channel is closed
     launcher_lost: bool = False  # nobody is left to learn its exit code
+    host: str = ""  # where it runs, if not on the kernel's machine
+    lost_with: str = ""  # how that host was lost
     renewed: dict[str, Any] | None = None  # its answer, once it has fresh process groups
     open_calls: list[dict[str, Any]] = field(default_factory=list)  # collectives that it has left under way
     begun: dict[str, int] = field(default_factory=dict)  # how many collectives it has begun in each group
@@ -82,6 +84,8 @@ class RankProcess:
 
     def how_it_ended(self) -> str:
         """ "was ended by SIGKILL (…)", "left with exit code 3"."""
+        if self.status is None and self.lost_with:
+            return self.lost_with
         if self.status is None:
             return "ended with the process that starts ranks" if self.launcher_lost else "closed its connection"
         if self.status >= 0:
@@ -116,6 +120,7 @@ class LauncherProcess:
         self.gpu_count: int | None = None  # known when it is ready
         self._started: list[RankProcess] = []
         self._closing = False
+        self._last_log = ""
         package = str(Path(__file__).parents[3])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = "import sys; from scratch_ddp.cells.launcher import main; main(*sys.argv[1:])"
@@ -144,7 +149,7 @@ class LauncherProcess:
                 event = events.get(timeout=0.2)
             except queue.Empty:
                 if not self.alive:
-                    raise ClusterError(f"the launcher of ranks did not start:\n{self._log()}") from None
+                    raise ClusterError(f"the launcher of ranks did not start:\n{self.log()}") from None
                 if time.monotonic() > until:
                     raise ClusterError("the launcher of ranks has not answered for two minutes.") from None
                 continue
@@ -152,14 +157,16 @@ class LauncherProcess:
                 self.gpu_count = event.value["gpu_count"]
         return self.gpu_count
 
-    def _log(self) -> str:
-        return (self.root / "launcher.log").read_text(errors="replace")
+    def log(self) -> str:
+        """What it has written: why it has ended."""
+        path = self.root / "launcher.log"
+        return path.read_text(errors="replace") if path.exists() else self._last_log
 
     def start(self, config: dict[str, Any], folder: Path) -> RankProcess:
         """Start a rank. It says that it is ready through its own channel; its pid comes through the launcher's."""
         channel, ranks_end = channel_pair()
         rank = RankProcess(config["rank"], folder, channel)
-        out, err = self.reader.open_pipes(rank, cell=0)
+        out, err = self.open_pipes(rank, cell=0)
         self.channel.send({"type": "start", "config": config}, (ranks_end.fileno(), out, err))
         for file in (out, err):
             os.close(file)
@@ -167,6 +174,10 @@ class LauncherProcess:
         self.reader.add_channel(channel, rank)
         self._started = [*(one for one in self._started if one.alive), rank]
         return rank
+
+    def open_pipes(self, rank: RankProcess, cell: int) -> tuple[int, ...]:
+        """Pipes for a rank's output in a cell (see `Reader`). The caller must close them."""
+        return self.reader.open_pipes(rank, cell)
 
     def end(self, rank: RankProcess) -> None:
         """SIGKILL for a rank, through the launcher: only its parent knows that the number is still this rank's."""
@@ -189,4 +200,5 @@ class LauncherProcess:
             rank.launcher_lost = True
             if rank.pid is not None and rank.status is None:
                 kill_group(rank.pid)  # the rank has died with the launcher, but not what it had started
+        self._last_log = self.log()
         shutil.rmtree(self.root, ignore_errors=True)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import FlightRecorder
+from scratch_ddp.cells.hosts.link_store import LinkStore
 from scratch_ddp.cells.rank import interruptible_group, output_streams, questions, text_bars
 from scratch_ddp.cells.rank.interruptible_work import awaited_in_native_code, free_waiting_futures, waiting_in
 from scratch_ddp.cells.rank.output_streams import CellPipes
@@ -56,6 +57,7 @@ class Rank:
         self.found = _NOWHERE  # where it was when it was last asked to stop
         self.interrupted_in: dict[str, Any] | None = None  # where it was when it did stop
         self.shell: RankShell | None = None
+        self.link_store: LinkStore | None = None  # if the ranks run on several hosts
 
     def serve(self) -> None:
         output_streams.install(CellPipes(os.dup(1), os.dup(2), self.mark))
@@ -104,21 +106,27 @@ class Rank:
         return device
 
     def _join_process_group(self, device: torch.device) -> None:
-        """The ranks find each other through a file. (torch's TCPStore would listen on every network interface.)"""
+        """The ranks find each other through a store, and join the default group."""
         config = self.config
-        path = Path(config["folder"]) / f"rendezvous {config['rendezvous']}"
+        meeting = f"rendezvous {config['rendezvous']}"
         if config["backend"] == interruptible_group.BACKEND:
             interruptible_group.observers.append(self.recorder.record)
-            store = dist.FileStore(str(path), config["world_size"])
-            interruptible_group.join(store, self.rank, config["world_size"], config["generation"])
+            interruptible_group.join(self._store(meeting), self.rank, config["world_size"], config["generation"])
         else:
             dist.init_process_group(
                 config["backend"],
-                store=dist.FileStore(f"{path} {config['generation']}", config["world_size"]),
+                store=self._store(f"{meeting} {config['generation']}"),
                 rank=self.rank,
                 world_size=config["world_size"],
                 device_id=device if config["backend"] == "nccl" else None,
             )
+
+    def _store(self, meeting: str) -> dist.Store:
+        """Where ranks meet: a file, or with several hosts keys in the kernel. (TCPStore listens on every network.)"""
+        if self.config.get("store") == "link":
+            self.link_store = self.link_store or LinkStore(self.channel)
+            return dist.PrefixStore(meeting, self.link_store)
+        return dist.FileStore(str(Path(self.config["folder"]) / meeting), self.config["world_size"])
 
     # Cells
 
@@ -242,6 +250,8 @@ class Rank:
             self.typed.put(message["text"])
         elif kind in ("renew", "ask"):
             self.tasks.put(message)
+        elif kind == "store":
+            self.link_store.take(message)
         elif kind == "interrupt" and message["cell"] == self.cell:
             self.interrupt()
         elif kind == "query_state":

@@ -1,0 +1,76 @@
+"""A store for torch.distributed whose keys the kernel keeps (`key_board.py`). It listens on no port.
+
+Who asks is known: the request travels over the rank's channel and the connection of its host. And the keys outlive
+every rank, so a rank that replaces another finds the rest.
+"""
+
+import datetime
+import itertools
+import queue
+from typing import Any
+
+import torch.distributed as dist
+
+from scratch_ddp.cells.channel import Channel
+
+_ANSWER_LIMIT = 300.0  # seconds; torch's default for its own stores
+
+
+class LinkStore(dist.Store):
+    """Values are bytes; in messages each byte is a character (latin-1)."""
+
+    def __init__(self, channel: Channel):
+        super().__init__()
+        self._channel = channel
+        self._numbers = itertools.count()
+        self._answers: dict[int, queue.SimpleQueue[Any]] = {}
+
+    def take(self, message: dict[str, Any]) -> None:
+        """An answer has come from the kernel (called by the thread that reads the channel)."""
+        if (waiting := self._answers.get(message["number"])) is not None:
+            waiting.put(message["answer"])
+
+    def _ask(self, operation: str, *arguments: Any, limit: float = _ANSWER_LIMIT) -> Any:
+        number = next(self._numbers)
+        self._answers[number] = answer = queue.SimpleQueue()
+        request = {"operation": operation, "arguments": arguments}
+        self._channel.send({"type": "store", "number": number, "request": request})
+        try:
+            return answer.get(timeout=limit)
+        except queue.Empty:
+            message = f"{operation} {arguments}: nobody has written this within {limit:g} s"
+            raise dist.DistStoreError(message) from None
+        finally:
+            del self._answers[number]
+
+    # torch's names
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask("set", key, _text(value))
+
+    def get(self, key: str) -> bytes:
+        return self._ask("get", key).encode("latin-1")
+
+    def add(self, key: str, amount: int) -> int:
+        return self._ask("add", key, amount)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        return self._ask("compare_set", key, _text(expected), _text(desired)).encode("latin-1")
+
+    def check(self, keys: list[str]) -> bool:
+        return self._ask("check", list(keys))
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
+        self._ask("wait", list(keys), limit=timeout.total_seconds() if timeout else _ANSWER_LIMIT)
+
+    def delete_key(self, key: str) -> bool:
+        return self._ask("delete_key", key)
+
+    def num_keys(self) -> int:
+        return self._ask("num_keys")
+
+    getNumKeys, deleteKey = num_keys, delete_key  # the names that torch calls from C++
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else bytes(value).decode("latin-1")

@@ -1,0 +1,172 @@
+"""Ranks on two hosts: what holds for cells on one machine holds for them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from scratch_ddp.benchmark.hosts import JOIN, HostsOfKernel, by_hand
+from tests.cells.cases import assert_next_works, plain, stopped
+from tests.kernel import Kernel, wait_until_gone
+
+STRANGER = """
+import socket, sys, time
+address = sys.argv[1].split("/")[0].rsplit(":", 1)
+sockets = [socket.create_connection(address) for _ in range(100)]
+for sock in sockets[::2]:
+    sock.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n" * 20)
+print("all at the door", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Kernel() as kernel:
+        kernel.run("%load_ext scratch_ddp")
+        started = HostsOfKernel(kernel)
+        try:
+            yield started
+        finally:
+            started.end()
+
+
+@pytest.fixture
+def four_ranks(hosts):
+    """The kernel, whose ranks 0–1 are on one host and 2–3 on the other."""
+    if not hosts.agents or hosts.kernel.run("pass").error:
+        hosts.end()
+        hosts.kernel.run("%dist_reset")
+        hosts.init()
+    return hosts.kernel
+
+
+def test_hosts_join_though_a_hundred_strangers_stand_at_the_door(hosts):
+    cell = hosts.open()
+    with subprocess.Popen([sys.executable, "-c", STRANGER, hosts.ticket], stdout=subprocess.PIPE) as strangers:
+        assert strangers.stdout.readline()
+        hosts.agents = by_hand(hosts.ticket)
+        result = hosts.kernel.finish(cell)
+        strangers.kill()
+    assert not result.error, result.traceback
+    assert "(127.0.0.2, no GPU) has joined" in result.text() and "(127.0.0.3, no GPU) has joined" in result.text()
+    assert "Ranks 0–3 ready, over gloo: ranks 0–1 on" in result.text() and "ranks 2–3 on" in result.text()
+    assert "connections without the ticket" in result.text()
+    used = subprocess.run([*JOIN, hosts.ticket], capture_output=True, text=True, timeout=30)
+    assert used.returncode == 1 and "the ticket has been used" in used.stdout and not used.stderr
+    assert hosts.kernel.run("dist.all_reduce(x := torch.tensor([rank])); x.item()").text() == "6   ← ranks 0–3\n"
+
+
+def test_each_rank_knows_its_place(four_ranks):
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+    code = f"import os\nprint(*(os.environ[name] for name in {names}))"
+    lines = [f"{rank} 4 {rank % 2} 2   ← rank {rank}" for rank in range(4)]
+    assert four_ranks.run(code).text().splitlines() == lines
+    told = four_ranks.run("%dist_status").text()
+    assert told.count("(127.0.0.2)   process") == told.count("(127.0.0.3)   process") == 2
+
+
+def test_output_of_all_kinds_arrives_in_order(four_ranks):
+    code = """\
+import os, sys
+print("all")
+sys.stderr.write("warned\\n")
+os.write(1, b"from C\\n") if rank == 3 else None
+print(rank)
+from IPython.display import HTML
+HTML("<b>bold</b>") if rank == 2 else None"""
+    result = four_ranks.run(code)
+    assert [out.get("text/html") for out in result.data()] == ["<b>bold</b>"]
+    text = result.text()
+    assert [text.count(part) for part in ("all\n", "from C\n", "\n3\n")] == [4, 1, 1]
+    assert text.index("↑ rank 0") < text.index("↑ rank 2") < text.index("from C") < text.index("↑ rank 3")
+    assert result.text("stderr") == "warned\n" * 4
+    assert four_ranks.run("print('y' * 3_000_000)").text() == "y" * 3_000_000 + "   ← ranks 0–3\n"
+
+
+def test_late_output_is_labelled(four_ranks):
+    four_ranks.run("import threading\nif rank == 3: threading.Timer(0.2, print, ['too late']).start()")
+    result = four_ranks.run("import time; time.sleep(0.6)")
+    assert "(late output of rank 3 from cell [" in result.text() and "too late" in result.text()
+
+
+def test_errors_have_their_source(four_ranks):
+    result = four_ranks.run("if rank > 1:\n    1 / 0")
+    assert result.message == "ranks 2–3 raised ZeroDivisionError: division by zero"
+    assert "> 2     1 / 0" in plain(result.traceback) and "scratch_ddp" not in plain(result.traceback)
+    result = four_ranks.run("if rank == 3:\n    raise ValueError('no batch')\ndist.barrier()")
+    assert "rank 3 raised ValueError: no batch" in result.message
+    assert "ranks 0–2 wait in barrier (line 3); rank 3 never came (raised)" in result.message
+    assert_next_works(four_ranks)
+
+
+def test_stop_in_a_deadlock_over_hosts_names_who_never_came(four_ranks):
+    four_ranks.run("kept = rank")
+    result = stopped(four_ranks, "if rank != 2:\n    dist.all_reduce(torch.ones(4))")
+    assert "ranks 0–1, 3 wait in all_reduce (line 2); rank 2 never came (finished the cell)" in result.message
+    assert "All variables are kept" in result.message
+    assert four_ranks.run("assert kept == rank").status == "ok"
+    assert_next_works(four_ranks)
+
+
+def test_ranks_of_two_hosts_that_call_different_things_are_told(four_ranks):
+    result = four_ranks.run("dist.all_reduce(torch.ones(4)) if rank < 2 else dist.broadcast(torch.ones(4), 0)")
+    assert "ranks 0–1 called all_reduce (SUM) of 4 × float32" in result.message and "ranks 2–3 called" in result.message
+    assert_next_works(four_ranks)
+
+
+def test_a_rank_that_can_not_be_freed_is_replaced_on_its_host(four_ranks):
+    four_ranks.run("kept = rank")
+    result = stopped(four_ranks, "import ctypes\nif rank == 3:\n    ctypes.PyDLL(None).sleep(30)")
+    assert "Rank 3 could not be freed and was replaced" in result.message
+    assert four_ranks.run("print('kept' in globals())").text() == "True   ← ranks 0–2\nFalse   ← rank 3\n"
+    assert_next_works(four_ranks)
+
+
+def test_groups_and_objects_cross_hosts(four_ranks):
+    code = """\
+pair = dist.new_group([0, 3])
+ones = torch.ones(1)
+if rank in (0, 3):
+    dist.all_reduce(ones, group=pair)
+everybody = [None] * 4
+dist.all_gather_object(everybody, rank)
+print(ones.item(), everybody)"""
+    lines = ["2.0 [0, 1, 2, 3]   ← ranks 0, 3", "1.0 [0, 1, 2, 3]   ← ranks 1–2"]
+    assert four_ranks.run(code).text().splitlines() == lines
+
+
+def test_nothing_from_another_machine_is_unpickled(four_ranks):
+    four_ranks.run("value = rank")
+    assert "nothing that comes from another machine is unpickled" in four_ranks.run("%pull value").message
+    assert "val" in four_ranks.client.complete("val", reply=True, timeout=10)["content"]["matches"][0]
+
+
+def test_a_rank_that_crashes_is_named_and_shutdown_leaves_nothing(hosts, four_ranks):
+    code = "import ctypes\nif rank == 3:\n    print('last words')\n    ctypes.string_at(0)\ndist.barrier()"
+    result = four_ranks.run(code)
+    assert "rank 3 was ended by SIGSEGV" in result.message and "in line 4 of the cell" in result.message
+    assert "── last output of rank 3 ──\nlast words" in result.traceback
+    family = hosts.family()
+    assert four_ranks.run("%dist_shutdown").text() == "Ranks 0–3 ended.\n"
+    wait_until_gone(family, 2)
+    for agent in hosts.agents:
+        status, text = agent.finish()
+        assert status == 0 and "the notebook has let this host go" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--hosts 2", "Write for example %dist_init --hosts 2 -n 2 --listen 10.0.0.5"),
+        ("--hosts 0 --listen 127.0.0.1", "--hosts 0: at least one host must join"),
+        (
+            "--hosts 2 --listen 127.0.0.1 --wait 1",
+            "0 of 2 hosts have joined within 1 s. The others must reach 127.0.0.1:",
+        ),
+    ],
+)
+def test_options_that_will_not_do(hosts, options, told):
+    hosts.kernel.run("%dist_reset")
+    result = hosts.kernel.run(f"%dist_init -n 2 {options}")
+    assert told in result.message

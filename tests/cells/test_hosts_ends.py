@@ -1,0 +1,121 @@
+"""Hosts that are lost, kernels that are killed, cables that are pulled; agents that torchrun and srun have started."""
+
+import os
+import signal
+import stat
+import sys
+import time
+
+import pytest
+
+from scratch_ddp.benchmark.hosts import (
+    ADDRESSES,
+    JOIN,
+    NAMESPACES,
+    Agent,
+    HostsOfKernel,
+    in_namespaces,
+    missing_for_namespaces,
+    plug,
+    two_namespaces,
+    wait_until_empty,
+    within,
+)
+from tests.kernel import Kernel, wait_until_gone
+
+TALK = "import time\nwhile True:\n    time.sleep(0.05)\n    dist.all_reduce(torch.ones(1))"
+SUM = "dist.all_reduce(x := torch.tensor([rank])); x.item()"
+SRUN = """#!/bin/sh
+# As srun does: the command once for each task; here two tasks on each of two nodes.
+for node in 0 1; do for task in 0 1; do
+    SLURM_NODEID=$node SLURM_LOCALID=$task SLURM_PROCID=$((2 * node + task)) "$@" &
+done; done
+wait
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    with Kernel() as started:
+        started.run("%load_ext scratch_ddp")
+        yield started
+
+
+def started(kernel, start, **options):
+    hosts = HostsOfKernel(kernel, start=start, **options)
+    hosts.init()
+    assert kernel.run(SUM).text() == "6   ← ranks 0–3\n"
+    return hosts
+
+
+def by_torchrun(ticket):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(20000 + os.getpid() % 10000)]
+    return [Agent([*torchrun, "--node-rank", str(node), "-m", JOIN[-1], ticket]) for node in (1, 0)]
+
+
+def test_under_torchrun_and_an_agent_that_is_killed(kernel):
+    """Nodes are in torchrun's order, its variables are not the ranks'; a lost agent is named and its ranks end."""
+    hosts = started(kernel, by_torchrun)
+    foreign = "[name for name in os.environ if name.startswith(('TORCHELASTIC', 'MASTER'))]"
+    code = f"import os\nprint(os.environ['RANK'], {foreign})"
+    assert kernel.run(code).text().splitlines()[3] == "3 []   ← rank 3"
+    second, first = hosts.agents
+    family, agent = second.family(), second.agent()
+    cell = kernel.start(TALK)
+    time.sleep(1)
+    began = time.monotonic()
+    os.kill(agent, signal.SIGKILL)
+    message = kernel.finish(cell).message
+    assert "rank 2 was lost with host" in message and "whose agent has ended" in message
+    assert "rank 3 was lost with host" in message and "rank 0" not in message and time.monotonic() - began < 2
+    wait_until_gone([pid for pid in family if pid != second.process.pid], 2)
+    assert "The cluster can't go on: %dist_init starts a new one" in kernel.run("1").message
+    kernel.run("%dist_shutdown")
+    hosts.end()
+
+
+def test_under_srun_with_several_tasks_on_a_node(kernel, tmp_path):
+    """One agent serves a node; further ones have nothing to do. After %dist_shutdown the job ends with status 0."""
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
+    hosts = started(kernel, lambda ticket: [Agent([str(srun), *JOIN, ticket])])
+    family = hosts.family()
+    assert kernel.run("%dist_shutdown").text() == "Ranks 0–3 ended.\n"
+    wait_until_gone(family, 3)
+    status, text = hosts.agents[0].finish()
+    assert status == 0 and text.count("has nothing to do") == text.count("has let this host go") == 2
+
+
+@pytest.mark.skipif(missing_for_namespaces() != "", reason=missing_for_namespaces())
+def test_a_cable_is_pulled():
+    """No end-of-file arrives: both sides notice the silence, the notebook names the host, the far ranks end."""
+    with two_namespaces(), Kernel(within=within(NAMESPACES[0])) as kernel:
+        kernel.run("%load_ext scratch_ddp")
+        hosts = started(kernel, in_namespaces, address=ADDRESSES[0])
+        cell = kernel.start(TALK)
+        time.sleep(1)
+        began = time.monotonic()
+        plug("down")
+        message = kernel.finish(cell).message
+        assert time.monotonic() - began < 10
+        assert f"({ADDRESSES[1]}), which no longer answers" in message and "rank 3 was lost" in message
+        wait_until_empty(NAMESPACES[1], 10)
+        assert "the notebook no longer answers. The ranks of this host" in hosts.agents[1].finish()[1]
+        assert kernel.run("%dist_shutdown").text() == "Ranks 0–3 ended.\n"
+
+
+def test_a_killed_kernel_leaves_nothing_on_any_host():
+    kernel = Kernel().__enter__()
+    kernel.run("%load_ext scratch_ddp")
+    hosts = HostsOfKernel(kernel)
+    hosts.init()
+    family = hosts.family()
+    kernel.start(TALK)
+    time.sleep(0.5)
+    kernel.kill()
+    wait_until_gone(family, 2)
+    assert all("the notebook has ended" in agent.finish()[1] for agent in hosts.agents)
+    kernel.client.stop_channels()
+    kernel.manager.cleanup_resources()

@@ -1,0 +1,292 @@
+"""Who may join a notebook: tickets, the door, strangers, versions; and the keys by which ranks find each other."""
+
+import contextlib
+import datetime
+import queue
+import socket
+import ssl
+import struct
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from scratch_ddp.cells import join
+from scratch_ddp.cells.hosts import door as door_module
+from scratch_ddp.cells.hosts.certificate import make_client_context, make_server_context
+from scratch_ddp.cells.hosts.door import Door
+from scratch_ddp.cells.hosts.gathering import gather, open_door, place_ranks
+from scratch_ddp.cells.hosts.host import Host
+from scratch_ddp.cells.hosts.key_board import KeyBoard
+from scratch_ddp.cells.hosts.link_store import LinkStore
+from scratch_ddp.cells.hosts.ticket import Ticket
+from scratch_ddp.cells.hosts.tls_channel import TlsChannel
+from scratch_ddp.cells.hosts.versions import own_versions
+from scratch_ddp.cells.kernel.reports import ClusterError
+
+
+@pytest.fixture
+def door():
+    opened = Door("127.0.0.1")
+    yield opened
+    opened.close()
+
+
+class _Gathering:
+    """`gather` in a thread. The hosts of these tests are threads too, and start no ranks."""
+
+    def __init__(self, door: Door, count: int, limit: float = 20):
+        self.said: list[str] = []
+        self.hosts: list[Host] = []
+        self.error = ""
+        self._thread = threading.Thread(target=self._gather, args=(door, count, limit))
+        self._thread.start()
+
+    def _gather(self, *arguments) -> None:
+        try:
+            self.hosts = gather(*arguments, queue.SimpleQueue(), self.said.append)
+        except ClusterError as error:
+            self.error = str(error)
+
+    def finish(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+def a_host(ticket: Ticket) -> TlsChannel:
+    channel = join.enter(ticket)
+    channel.send({"type": "ready", "gpu_count": 0})
+    return channel
+
+
+def test_a_ticket_is_read_as_it_was_written():
+    for address in ("10.0.0.5", "fd00::5"):
+        ticket = Ticket(address, 43211, "f" * 43)
+        assert Ticket.parse(f" {ticket}\n") == ticket and ticket.secret not in repr(ticket)
+    assert Ticket("a", 1, "f" * 43).secret != Ticket("a", 1, "f" * 43).secret
+    for text in ("", "10.0.0.5:43211", str(ticket)[:-1], str(ticket) + "x"):
+        with pytest.raises(ValueError, match="not a whole ticket"):
+            Ticket.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("listen", "told"),
+    [
+        ("0.0.0.0", "name the one address at which the hosts reach this machine"),
+        ("127.0.0.1:x", "'x' is no port"),
+        ("127.0.0.1:70000", "'70000' is no port"),
+        ("192.0.2.77", "can't listen there"),
+    ],
+)
+def test_an_address_that_will_not_do(listen, told):
+    with pytest.raises(ClusterError, match=told):
+        open_door(listen)
+
+
+def test_a_missing_openssl_is_named(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ClusterError, match="made by the command `openssl`, which this machine lacks"):
+        open_door("127.0.0.1")
+
+
+def test_hosts_join_in_the_order_of_their_nodes_and_a_ticket_is_used_once(door, monkeypatch):
+    gathering = _Gathering(door, 2)
+    channels = []
+    for node in ("1", "0"):
+        monkeypatch.setenv("SLURM_NODEID", node)
+        channels.append(a_host(door.ticket))
+    gathering.finish()
+    assert [host.node for host in gathering.hosts] == [0, 1] and len({host.name for host in gathering.hosts}) == 2
+    assert gathering.said[0].endswith("has joined: 1 of 2.") and gathering.said[1].endswith("has joined: 2 of 2.")
+    with pytest.raises(join.JoinError, match="the ticket has been used"):
+        join.enter(door.ticket)
+
+
+def test_time_is_up(door):
+    gathering = _Gathering(door, 3, limit=0.8)
+    channels = [a_host(door.ticket)]
+    channels.append(join.enter(door.ticket))  # its launcher is never ready
+    gathering.finish()
+    name = socket.gethostname()
+    assert f"1 of 3 hosts have joined within 0.8 s: {name} (127.0.0.1)." in gathering.error
+    assert f"{name} came, but its launcher was not ready yet" in gathering.error
+    for channel in channels:
+        assert channel.receive() == [{"type": "let go"}]
+    with pytest.raises(join.JoinError, match="its time is over"):
+        join.enter(door.ticket)
+
+
+def test_a_host_that_leaves_again_does_not_count(door):
+    gathering = _Gathering(door, 2)
+    a_host(door.ticket).shut_down()
+    while not any("has left again" in text for text in gathering.said):
+        time.sleep(0.01)
+    channels = [a_host(door.ticket), a_host(door.ticket)]
+    gathering.finish()
+    assert len(gathering.hosts) == len(channels) == 2 and not gathering.error
+
+
+@pytest.mark.parametrize("what", ["Python", "torch", "scratch_ddp"])
+def test_other_versions_are_refused_on_both_sides(door, what, monkeypatch):
+    gathering = _Gathering(door, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(join, "own_versions", lambda: own_versions() | {what: "0.9"})
+        with pytest.raises(join.JoinError, match=f"it has {what} 0.9, and the notebook {own_versions()[what][:3]}"):
+            join.enter(door.ticket)
+    channel = a_host(door.ticket)
+    gathering.finish()
+    assert gathering.hosts and f"it has {what} 0.9" in gathering.said[0]
+    channel.close()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend", "chosen", "why"),
+    [
+        ((2, 4), "nccl", [0, 1, 0, 1], "over nccl: ranks 0–1 on a, GPU 0, 1; ranks 2–3 on b, GPU 0, 1"),
+        ((2, 1), "interruptible", [0, 1, 0, 0], "over gloo: ranks 0–1 on a, GPU 0, 1; ranks 2–3 on b, GPU 0"),
+        ((0, 2), "interruptible", [None, None, 0, 1], "over gloo: ranks 0–1 on a, CPU; ranks 2–3 on b, GPU 0, 1"),
+    ],
+)
+def test_each_host_has_its_own_gpus(gpus, backend, chosen, why):
+    hosts = [SimpleNamespace(name=name, gpu_count=count) for name, count in zip("ab", gpus, strict=True)]
+    placement = place_ranks(hosts, 2, SimpleNamespace(gpu_ids=None, device=None, backend=None))
+    assert (placement.backend, placement.gpus, placement.why) == (backend, chosen, why)
+    if backend != "nccl":
+        with pytest.raises(ClusterError, match="host [ab]: --backend nccl"):
+            place_ranks(hosts, 2, SimpleNamespace(gpu_ids=None, device=None, backend="nccl"))
+
+
+def test_an_agent_shows_its_secret_to_nobody_else():
+    context, _ = make_server_context()
+    server = socket.create_server(("127.0.0.1", 0))
+    received = []
+
+    def serve():
+        sock, _ = server.accept()
+        with contextlib.suppress(OSError), context.wrap_socket(sock, server_side=True) as tls:
+            received.append(tls.recv(100))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with pytest.raises(join.JoinError, match="is not the notebook that has printed this ticket"):
+        join.enter(Ticket(*server.getsockname(), "f" * 43))
+    thread.join(5)
+    server.close()
+    assert received in ([], [b""])
+
+
+def _connect(door: Door) -> socket.socket:
+    return socket.create_connection((door.ticket.address, door.ticket.port))
+
+
+def _silent(door: Door) -> socket.socket:
+    return _connect(door)
+
+
+def _garbage(door: Door) -> socket.socket:
+    sock = _connect(door)
+    sock.sendall(b"GET / HTTP/1.0\r\n\r\n" * 50)
+    return sock
+
+
+def _old_tls(door: Door) -> socket.socket:
+    context = make_client_context()
+    context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
+    with pytest.raises(OSError):
+        context.wrap_socket(_connect(door))
+    return socket.socket()
+
+
+def _says(data: bytes):
+    def stranger(door: Door) -> socket.socket:
+        sock = make_client_context().wrap_socket(_connect(door))
+        sock.sendall(data)
+        return sock
+
+    return stranger
+
+
+def _frame(body: bytes) -> bytes:
+    return struct.pack("!I", len(body)) + body
+
+
+STRANGERS = {
+    "silent": _silent,
+    "garbage": _garbage,
+    "TLS 1.2": _old_tls,
+    "another secret": _says(_frame(b'{"secret": "guess", "name": "x", "address": "y", "node": 0, "versions": {}}')),
+    "no secret": _says(_frame(b"{}")),
+    "no dict": _says(_frame(b"[]")),
+    "no JSON": _says(_frame(b"\x80\x04}q\x00.")),
+    "deep": _says(_frame(b"[" * 4000)),
+    "too long": _says(struct.pack("!I", 2**32 - 1)),
+    "half": _says(b"\0\0"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_a_stranger_is_shown_out_and_stops_nothing(door, kind, monkeypatch):
+    monkeypatch.setattr(door_module, "_HELLO_LIMIT", 0.3)
+    sock = STRANGERS[kind](door)
+    until = time.monotonic() + 5
+    while not door.strangers:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    gathering = _Gathering(door, 1)
+    channel = a_host(door.ticket)
+    gathering.finish()
+    assert len(gathering.hosts) == 1 and gathering.said[-1] == "Turned away: 1 connections without the ticket."
+    channel.close()
+    sock.close()
+
+
+def test_a_stranger_who_trickles_bytes_has_no_more_time_than_others(door, monkeypatch):
+    monkeypatch.setattr(door_module, "_HELLO_LIMIT", 0.4)
+    sock, began = make_client_context().wrap_socket(_connect(door)), time.monotonic()
+    with contextlib.suppress(OSError):
+        for byte in _frame(b'{"secret": "' + b"x" * 100):
+            sock.sendall(bytes([byte]))
+            time.sleep(0.05)
+    assert door.strangers == 1 and time.monotonic() - began < 2
+
+
+def test_a_hundred_strangers_at_once_keep_nobody_out(door):
+    strangers = [_silent(door) if number % 2 else _garbage(door) for number in range(100)]
+    gathering = _Gathering(door, 1)
+    began = time.monotonic()
+    channel = a_host(door.ticket)
+    gathering.finish()
+    assert len(gathering.hosts) == 1 and time.monotonic() - began < 3
+    channel.close()
+    for sock in strangers:
+        sock.close()
+
+
+class _Rank:
+    """A LinkStore whose channel leads to a KeyBoard at once."""
+
+    def __init__(self, board: KeyBoard):
+        self._board = board
+        self.store = LinkStore(self)
+
+    def send(self, message):
+        answer = {"type": "store", "number": message["number"]}
+        self._board.ask(message["request"], lambda value: self.store.take(answer | {"answer": value}))
+
+
+def test_keys_in_the_kernel_are_a_store_as_torch_has_them():
+    board = KeyBoard()
+    stores = [dist.PrefixStore("meeting", _Rank(board).store) for _ in range(2)]
+    stores[0].set("bytes", bytes(range(256)).decode("latin-1"))
+    assert stores[1].get("bytes") == stores[0].get("bytes")
+    assert stores[0].add("count", 2) == 2 and stores[1].add("count", 3) == 5 and stores[0].get("count") == b"5"
+    assert stores[0].check(["count"]) and not stores[0].check(["count", "other"])
+    assert stores[0].compare_set("new", "", "first") == b"first" == stores[1].compare_set("new", "other", "second")
+    assert stores[1].compare_set("new", "first", "second") == b"second" == stores[0].get("new")
+    assert stores[0].delete_key("new") and not stores[0].delete_key("new")
+    with pytest.raises(RuntimeError, match="nobody has written this within 0.05 s"):
+        stores[0].wait(["later"], datetime.timedelta(seconds=0.05))
+    threading.Timer(0.1, lambda: stores[1].set("later", "now")).start()
+    assert stores[0].get("later") == b"now"
