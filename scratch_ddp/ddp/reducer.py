@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.optimizer_steps import parameters_of
 from scratch_ddp.common.replicas import complete_gradient
 from scratch_ddp.ddp.base import ReplicatedModule
@@ -218,7 +217,7 @@ class Reduction:
         # True while gradients arrive. Autograd calls `backward_ended` only if backward did not raise, so an
         # interrupted backward leaves it True.
         self.in_backward = False
-        self._backend = _backend_of(group)
+        self._renewals = _renewals_of(group)
 
     def add(self, number: int, parameter: nn.Parameter) -> None:
         """Put a gradient that has arrived into bucket `number`; start the buckets that are full, in their order."""
@@ -245,7 +244,7 @@ class Reduction:
 
     def group_was_renewed(self) -> bool:
         """Whether a Stop has renewed the group since the step began. Buckets under way then never arrive."""
-        return self._backend is not _backend_of(self.group)
+        return self._renewals != _renewals_of(self.group)
 
     def _put(self, bucket: AnyBucket, parameter: nn.Parameter) -> None:
         bucket.put(parameter, self.world_size)
@@ -267,9 +266,6 @@ class Reduction:
                     bucket.put_zeros(parameter)
 
 
-def _backend_of(group: dist.ProcessGroup | None) -> object:
-    """What carries a group's messages. A rank cell puts another in its place when it renews the group."""
-    try:
-        return (group or dist.group.WORLD)._get_backend(message_device(group))
-    except RuntimeError:  # a group without a backend, such as that of a lone rank, is never renewed
-        return None
+def _renewals_of(group: dist.ProcessGroup | None) -> int:
+    """How often a Stop has renewed the group, which rank cells count; other groups are never renewed."""
+    return getattr(group or dist.group.WORLD, "renewals", 0)

@@ -78,6 +78,7 @@ class InterruptibleGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._store, self._own_rank, self._own_size, self._timeout = store, rank, size, timeout
         self.begun = 0  # collectives since the last renewal
+        self.renewals = -1  # how often a Stop has put another group of gloo inside: what was under way never arrives
         self.retired = False
         self._gloo: Connections | None = None  # its `made` is the group of gloo
         self._bypass: dist.ProcessGroupGloo | None = None
@@ -106,6 +107,7 @@ class InterruptibleGroup(dist.ProcessGroup):
         if first or self._bypass._get_sequence_number_for_group():
             self._register_bypass(store, name)
         self.begun = 0
+        self.renewals += 1
         for wrapper in list(self.wrappers):
             wrapper.start_over()
 

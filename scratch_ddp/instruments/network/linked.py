@@ -120,6 +120,11 @@ class LinkedGroup(dist.ProcessGroup):
             self._ready_times.reset()
         self.adopt_backends()
 
+    @property
+    def renewals(self) -> int:
+        """How often a Stop has renewed the group that this one follows."""
+        return getattr(self.below, "renewals", 0)
+
     def adopt_backends(self) -> None:
         """Register the backends of the group below, since some C++ calls use them directly."""
         for device in self.below._device_types:
