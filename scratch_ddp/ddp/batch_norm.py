@@ -14,7 +14,7 @@ def sync_batch_norm(x, norm, group=None):
     ranks of `group`. In training, norm's running statistics are updated as in one process, and so
     is num_batches_tracked. In eval mode, the running statistics are used and nothing is sent.
     x.grad is as in one process; the gradients of weight and bias are this rank's part of a sum.
-    Cost in training: one all-reduce of 2 features + 1 numbers in forward, and one in backward.
+    Cost: in training one all-reduce of 2 features + 1 numbers in forward, and one in backward.
     """
     features = x.shape[1]
     others = [dim for dim in range(x.dim()) if dim != 1]

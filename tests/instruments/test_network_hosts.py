@@ -119,6 +119,7 @@ def from_any_source():
             dist.send(torch.zeros(1), 0, group=group)
         elif dist.get_rank() == 0:
             dist.recv(torch.zeros(1), group=group)
+        dist.barrier()
     return [each.ended - each.started for each in group.transfers]
 
 

@@ -124,7 +124,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "every rank begins with its own parameters",
             fails="runs",
-            says="calls reduce of",
+            says="calls reduce (SUM) of",
             edits={"in enumerate(params):": "in sorted(enumerate(params), key=lambda each: each[0] % n != rank):"},
         ),
         WrongAnswer(
