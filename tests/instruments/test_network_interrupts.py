@@ -37,6 +37,7 @@ OPERATIONS = [all_reduce, all_reduce_with_a_limit, messages]
 
 def interrupted(operation, group) -> tuple[float, float]:
     """Seconds in an operation of a minute that is interrupted after 0.3 s, and then in the same on a quick link."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     group.link = Link(60, 0)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
@@ -56,7 +57,6 @@ def test_alone(operation):
 
 
 def on_a_link(operation):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     return interrupted(operation, linked_group(None))
 
 
