@@ -107,7 +107,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a checksum of 32 bits",
             fails="value",
-            says="rank 1 differs in numbers of float8, and has the same CRC-32: the result is True, should be False.",
+            says="rank 1 differs in numbers of float8, and has the same CRC-32: the result is True",
             body="""
                 import zlib
                 crc = 0
@@ -187,15 +187,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "leaves float8 out, which numpy does not know",
             fails="value",
-            says="rank 1 differs in numbers of float8, and has the same CRC-32: the result is True, should be False.",
-            edits={
-                "        digest.update(": "        if 'float8' in str(tensor.dtype):\n            continue\n        digest.update("
-            },
+            says="rank 1 differs in numbers of float8, and has the same CRC-32: the result is True",
+            edits={"        digest.update(": "        'float8' in str(tensor.dtype) or digest.update("},
         ),
         WrongAnswer(
             "the first million bytes of each tensor",
             fails="value",
-            says="rank 1 differs in the last of 300,000 numbers, which are frozen: the result is True, should be False.",
+            says="rank 1 differs in the last of 300,000 numbers, which are frozen: the result is True",
             edits={".numpy()": ".numpy()[:1_000_000]"},
         ),
         WrongAnswer(
@@ -204,7 +202,7 @@ WRONG_ANSWERS = {
             says="equal models, with NaN and inf: the result is False",
             body="""
                 tensors = [*model.parameters(), *model.buffers()]
-                s = hash(tuple(bytes(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()) for t in tensors))
+                s = hash(tuple(bytes(t.detach().contiguous().flatten().view(torch.uint8).numpy()) for t in tensors))
                 mine = torch.tensor([s])
                 everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
                 dist.all_gather(everyones, mine)
