@@ -20,7 +20,8 @@ from scratch_ddp.course.wording import bits, difference
 
 HIDDEN = ("rank", "world_size")
 _MODULES = (dist, dist.distributed_c10d)
-_HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_HOOKS = tuple(name for name in _OF_EVERY_MODULE if name.endswith("_hooks"))
 
 # What an answer may be asked to change, as Guard's `changes`.
 VALUES, GRADIENTS, HOOKS, STATE, EVERYTHING = "values", "gradients", "hooks", "state", "everything"
@@ -159,7 +160,7 @@ class Guard:
         for name, module in model.named_modules():
             of = repr(name) if name else "the model"
             own = {key: value for key, value in vars(module).items() if key not in self._changes}
-            yield _Fact(of, frozenset(f"the attribute {key!r}" for key in own if not key.startswith("_")))
+            yield _Fact(of, frozenset(f"the attribute {key!r}" for key in own.keys() - _OF_EVERY_MODULE))
             for key, value in own.items():
                 if key in _HOOKS and HOOKS not in self._changes:
                     yield _Fact(f"{of}: number of {key}", len(value))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 _PLAIN, _LARGE, _TINY = "plain", "large", "tiny"
+_DIFFERENT = 997  # numbers; a longer tensor repeats them, since making them takes time
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,12 @@ def combined(name: str, parameter: nn.Parameter, parts: list[int], total: int, s
         for rank, part in enumerate(parts)
         if part
     ]
-    return _like(parameter, [sum(numbers) for numbers in zip(*terms, strict=True)] or [0.0] * parameter.numel())
+    return _like(parameter, [sum(numbers) for numbers in zip(*terms, strict=True)] or [0.0])
 
 
 def _numbers(name: str, parameter: nn.Parameter, rank: int, size: int, step: int) -> list[complex]:
     """Python's numbers, since every operation of torch is observed during a check."""
-    kind, count = _KINDS.get(name, _Kind(())), parameter.numel()
+    kind, count = _KINDS.get(name, _Kind(())), min(parameter.numel(), _DIFFERENT)
     real = parameter.dtype.to_real() if parameter.is_complex() else parameter.dtype
     unit, factor = math.lcm(12, size), (rank + 1) ** 2 * (1 + sum(name.encode()) % 3) * (-1) ** step
     numbers = [unit * factor * place for place in range(1, count + 1)]
@@ -105,7 +106,9 @@ def _numbers(name: str, parameter: nn.Parameter, rank: int, size: int, step: int
 def _like(parameter: nn.Parameter, numbers: list[complex]) -> torch.Tensor:
     """Also in memory, where a transposed one lies in another order."""
     flat = torch.tensor(numbers, dtype=parameter.dtype, device=parameter.device)
-    return torch.empty_like(parameter, requires_grad=False).copy_(flat.view(parameter.shape))
+    if 0 < len(flat) < parameter.numel():
+        flat = flat.repeat(-(-parameter.numel() // len(flat)))
+    return torch.empty_like(parameter, requires_grad=False).copy_(flat[: parameter.numel()].view(parameter.shape))
 
 
 def _weights(name: str, kind: _Kind) -> torch.Tensor:

@@ -13,16 +13,17 @@ from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
 COUNT = 8  # bytes of one int64
+LONG = 100_003  # elements of the longest parameter
 
 
 def average_gradients(model):
     """Replace the gradient of every trainable parameter by its mean over all ranks.
 
     Where a rank has none (`.grad` is None), it counts as zeros, also where no rank has one.
-    Parameters are of any shape and dtype, NaN and inf stay what they are, and a mean that its
-    dtype can hold comes out, also of large numbers. Parameters with `requires_grad=False` are
-    left alone, also a `.grad` that they still have.
-    Cost: one all-reduce for each trainable parameter, of the parameter's size.
+    Parameters are of any shape and dtype, NaN and inf stay what they are, and nothing overflows
+    where the mean itself does not. Parameters with `requires_grad=False` are left alone, also a
+    `.grad` that they still have.
+    Cost: at most one all-reduce for each trainable parameter, of the parameter's size.
     """
     # Which ranks have to take part in a parameter's all-reduce, and what do they bring?
     # answer: begin
@@ -42,8 +43,9 @@ def average_unequal(model, items):
     This rank's is that of the mean loss over its own `items` items (an int). A rank with no
     items has no gradients (`.grad` is None), or only NaN; any other NaN is a real one and has
     to be seen in the result. Some rank has items, and then all its gradients; every parameter
-    is trainable, of any shape and dtype, as in `average_gradients`.
-    Cost: one all-reduce for each parameter, and one of a single number.
+    is trainable, of any shape and dtype. Nothing overflows where the result itself does not, and
+    the result is right to six digits, in half precision to two.
+    Cost: at most one all-reduce for each parameter, and one of a single number.
     """
     # Which share of the whole batch's mean is this rank's?
     # answer: begin
@@ -105,9 +107,10 @@ def examine_average_gradients(trial: Trial) -> None:
     """V, A, C: plain and tied models, unused parameters, and a model with every kind of tensor."""
     last = trial.size - 1
     doubles, odd = _model(trial, (3,), (3,), dtype=torch.float64), OddModel(trial.device)
+    odd.long = _model(trial, (LONG,))[0]
     odd.frozen.grad.fill_(trial.rank)
     nobody = dict.fromkeys(range(trial.size), {"head.bias"})
-    some = {"head.bias", "infinite", "scalar", "transposed", "complex", "inner.weight"}
+    some = {"head.bias", "empty", "infinite", "scalar", "transposed", "complex", "inner.weight"}
     cases: list[tuple[str, nn.Module, dict[int, set[str]]]] = [  # by rank: the parameters that have no gradient there
         ("plain model", _model(trial, (3,), (2, 2)), {}),
         ("parameters in another order in memory on odd ranks", _shuffled_in_memory(trial), {}),
@@ -139,6 +142,7 @@ def examine_average_unequal(trial: Trial) -> None:
     n, last = trial.size, trial.size - 1
     uneven, many = [3 + rank for rank in range(n)], [30_000 + rank for rank in range(n)]
     plain, odd = _model(trial, (3,), (2, 2)), OddModel(trial.device, frozen=False)
+    odd.long = _model(trial, (LONG,))[0]
     tied = _Tied(_model(trial, (2, 2))[0]).to(trial.device)
     cases = [("2 items each", plain, [2] * n), (f"items {uneven}", plain, uneven)]
     if n > 1:

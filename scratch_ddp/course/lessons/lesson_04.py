@@ -5,6 +5,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -25,8 +26,8 @@ def same_on_all_ranks(model):
 
     The values of all parameters and buffers count, of any shape and dtype, also of buffers that
     `state_dict()` leaves out. Nothing else does: not gradients, flags, attributes or the layout
-    in memory. Names and shapes are equal, and there is some tensor. The model stays as it is,
-    and every rank makes the call, also if there are no parameters, or no buffers.
+    in memory, which may have gaps. Names and shapes are equal, and there is some tensor. The model
+    stays as it is, and every rank makes the call, also if there are no parameters, or no buffers.
     Cost: one dist.all_gather, of 8 to 32 bytes from each rank, which all count: with fewer, or
     with a checksum that is easily the same, different models are taken for equal ones.
     """
@@ -34,7 +35,7 @@ def same_on_all_ranks(model):
     # answer: begin
     digest = hashlib.sha256()
     for tensor in [*model.parameters(), *model.buffers()]:
-        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=tensor.device)
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, mine)
@@ -93,6 +94,10 @@ def _reorder(model: _Model) -> None:
     model.transposed.copy_(model.transposed.flip(0))
 
 
+def _reorder_flags(model: _Model) -> None:
+    model.mask.copy_(model.mask.roll(1))
+
+
 def _exchange(model: _Model) -> None:
     model.large.data, model.tiny.data = model.tiny.data, model.large.data
 
@@ -106,8 +111,8 @@ def _change_the_rest(model: _Model) -> None:
     """What has another layout in memory, or lies beside other numbers there, is the same model."""
     rank = dist.get_rank()
     large = torch.full((4,), float(rank), dtype=model.bf16.dtype, device=model.bf16.device)
-    large[:2] = model.bf16
-    model.bf16.data = large[:2]
+    large[::2] = model.bf16
+    model.bf16.data = large[::2]
     if rank % 2:
         model.transposed.data = model.transposed.data.contiguous()
         model.vector.requires_grad_(False)
@@ -156,9 +161,12 @@ def _swap_two_bytes(message: torch.Tensor, last: bool) -> None:
     flat[places[0]], flat[other] = numbers[other], numbers[places[0]]
 
 
-def _all_ones(message: torch.Tensor) -> None:
-    if message.is_floating_point():
-        message.detach().view(-1).view(torch.uint8).fill_(255)
+def _digest_of_ones() -> contextlib.AbstractContextManager:
+    """Every SHA-256 is NaN for whoever reads it as floating-point numbers."""
+    ones = b"\xff" * DIGEST
+    fake = mock.Mock(digest=lambda: ones, hexdigest=ones.hex)
+    fake.copy = lambda: fake
+    return mock.patch.object(hashlib, "sha256", lambda *data, **options: fake)
 
 
 def examine_same_on_all_ranks(trial: Trial) -> None:
@@ -178,20 +186,29 @@ def examine_same_on_all_ranks(trial: Trial) -> None:
             _put("passing", 1 + _TINY * 1j),
             False,
         ),
+        ("rank 1 has the same flags in another order", second, _reorder_flags, False),
         ("rank 1 differs by 1 in an int64 of 2⁶⁰", second, _flip("steps", 0, [1]), False),
-        ("rank 1 differs in the last of 30,000 numbers, which are frozen", second, _put("frozen", 1.0, -1), False),
+        ("rank 1 differs in the last of 300,000 numbers, which are frozen", second, _put("frozen", 1.0, -1), False),
         ("three bytes of rank 1 differ by 1, -2 and 1", second, _bend, False),
-        ("rank 1 differs, and has the same CRC-32", second, _flip("codes", 10, _SAME_CRC_32), False),
+        (
+            "rank 1 differs in numbers of float8, and has the same CRC-32",
+            second,
+            _flip("codes", 10, _SAME_CRC_32),
+            False,
+        ),
         (f"the last rank differs in a bit drawn with seed={trial.seed}", last, _drawn(trial), False),
         ("no buffers, rank 1 differs", second, _put("vector", 3.0), False),
         ("no parameters, rank 1 differs", second, _put("mean", 3.0), False),
     )
     if not trial.on_all_ranks:  # the others don't depend on the number of ranks
         cases = cases[::2][:2]
+    first = _Model(trial.device)  # equal at first, then nudged: whoever keeps its digest gives the old answer
     for case, who, change, expected in cases:
-        model = _Model(trial.device)
-        if "30,000" in case:
-            model.frozen = nn.Parameter(torch.zeros(30_000, device=trial.device), requires_grad=False)
+        model = first if change is _nudge else _Model(trial.device)
+        if "300,000" in case:
+            model.frozen = nn.Parameter(torch.zeros(300_000, device=trial.device), requires_grad=False)
+        if "float8" in case:
+            model.codes = model.codes.view(torch.float8_e5m2)
         if trial.rank in who:
             with torch.no_grad():
                 change(model)
@@ -205,22 +222,26 @@ def examine_same_on_all_ranks(trial: Trial) -> None:
     trial.end_if_wrong()
     if not trial.on_all_ranks:
         return
-    for case, who, change in (
-        ("the first bytes of rank 1's message are exchanged", second, functools.partial(_swap_two_bytes, last=False)),
-        ("the last bytes of rank 1's message are exchanged", second, functools.partial(_swap_two_bytes, last=True)),
-        ("all messages have the same bits, as floats NaN", everyone, _all_ones),
-    ):
-        _examine_call(trial, _Model(trial.device), case, who is everyone, change if trial.rank in who else None)
+    model = _Model(trial.device)
+    for place in ("first", "last"):
+        exchange = functools.partial(_swap_two_bytes, last=place == "last")
+        changed = _messages_changed(exchange) if trial.rank in second else contextlib.nullcontext()
+        _examine_call(trial, model, f"the {place} bytes of rank 1's message are exchanged", False, changed)
+    _examine_call(trial, model, "equal models, whose digest is NaN as floats", True, _digest_of_ones())
 
 
 def _examine_call(
-    trial: Trial, model: nn.Module, case: str, expected: bool, change: Callable[[torch.Tensor], None] | None = None
+    trial: Trial,
+    model: nn.Module,
+    case: str,
+    expected: bool,
+    inside: contextlib.AbstractContextManager | None = None,
 ) -> None:
-    def with_another_message(answer: Callable, *args: Any) -> Any:
-        with _messages_changed(change):
+    def call_inside(answer: Callable, *args: Any) -> Any:
+        with inside:
             return answer(*args)
 
-    result = trial.call(model, case=case, using=with_another_message if change else None)
+    result = trial.call(model, case=case, using=call_inside if inside else None)
     trial.value(result, expected or trial.size == 1)
     trial.agreement(result)
     sent = sum(call.payload for call in trial.calls)

@@ -11,13 +11,13 @@ NUMBER = 8  # bytes of one int64 or float64
 
 
 def accuracy_once(hits, items):
-    """Return the accuracy over all items, each counted once: a float, the same on every rank.
+    """Return the accuracy over all items, each counted once: a number, the same on every rank.
 
     `hits` (a bool tensor, one for each prediction of this rank) are in the order of
     DistributedSampler: rank r of n predicted the places r, r + n, r + 2n, … of a list that begins
     with all `items` items (1 or more) and is filled up with some of them again until n divides
     its length. The first prediction of an item counts; another one of it may differ.
-    The accuracy is right to six digits.
+    The accuracy is a Python number, right to six digits.
     Cost: one all-reduce of a single number.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -36,8 +36,8 @@ def token_mean(losses, counts):
     `losses` (float32 or float64, this rank's rows × tokens, maybe no rows) are computed from
     something else and carry a graph; `counts` (bool, same shape) is False at padding, which is
     anywhere and where a loss means nothing and may be NaN or inf. The mean of the parts over the
-    ranks is the mean over all tokens of all ranks (one or more), and a rank's part depends on its
-    own tokens alone: a counted NaN is seen there. A rank may have no tokens.
+    ranks is the mean over all tokens of all ranks (one or more), right to six digits. A rank's
+    part depends on its own tokens alone: a counted NaN or inf is seen there. A rank may have none.
     Cost: one all-reduce of a single number.
     """
     n = dist.get_world_size()
@@ -56,7 +56,7 @@ def examine_accuracy_once(trial: Trial) -> None:
     numbers = (3 * n, 3 * n + 1, 4 * n - 1, 1, drawn, 110_000 + drawn)
     for items in numbers if trial.on_all_ranks else numbers[1:3]:
         places = torch.arange(trial.rank, -(-items // n) * n, n, device=trial.device)
-        right = torch.arange(items, device=trial.device) % 3 == 0
+        right = (torch.arange(items, device=trial.device) % 3 == 0) & (items > 1)
         hits = right[places.clamp(max=items - 1)] | (places >= items)  # whoever counts a repeated one finds too many
         table = torch.stack([hits, ~hits], dim=1)
         case = f"{items} item{'s' if items > 1 else ''}{f', drawn with seed={trial.seed}' if items >= drawn else ''}"
@@ -70,15 +70,16 @@ def examine_token_mean(trial: Trial) -> None:
     """V of the loss's mean over the ranks, and of this rank's gradient; C. Padding carries 1000, NaN or inf."""
     n, rank, device = trial.size, trial.rank, trial.device
     cases = {"4 tokens each": [4] * n, "a token more on each rank": list(range(1, n + 1))}
-    cases["2,049 tokens each"] = [2049] * n
     if n > 1:
         cases["rank 0 has no tokens"] = [0, *range(2, n + 1)]
-        cases["rank 0 has no rows"] = [0, *range(2, n + 1)]
-    cases["the last rank counts a NaN"] = [4] * n
+    many = "rank 0 has no rows, the others 2,049 tokens each" if n > 1 else "2,049 tokens"
+    cases[many] = [0] * (n > 1) + [2049] * max(1, n - 1)
+    special = "rank 0 counts an inf, the last rank a NaN"
+    cases[special] = [4] * n
     batches = {case: [_batch(length, other) for other, length in enumerate(of)] for case, of in cases.items()}
-    batches["the last rank counts a NaN"][-1][0][0, 0] = torch.nan
+    batches[special][0][0][1, 0], batches[special][-1][0][0, 0] = torch.inf, torch.nan
     if n > 1:
-        batches["rank 0 has no rows"][0] = tuple(each[:0] for each in batches["rank 0 has no rows"][0])
+        batches[many][0] = tuple(each[:0] for each in batches[many][0])
     generator = trial.generator()
     batches[f"padding anywhere, float64, drawn with seed={trial.seed}"] = [_drawn(generator) for _ in range(n)]
     if not trial.on_all_ranks:  # the others don't depend on the number of ranks
@@ -110,9 +111,9 @@ def _counts(tokens: int) -> torch.Tensor:
 
 
 def _batch(tokens: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses and counts. NaN at padding in the longer case, where 1000 would hardly be seen."""
+    """Losses and counts. NaN at padding where all is padding, or so much is not that 1000 would hardly be seen."""
     counts = _counts(tokens)
-    return torch.where(counts, float(rank + 1), 1000.0 if tokens < 2049 else torch.nan), counts
+    return torch.where(counts, float(rank + 1), 1000.0 if 0 < tokens < 2049 else torch.nan), counts
 
 
 def _drawn(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

@@ -128,6 +128,29 @@ WRONG_ANSWERS = {
             edits={"dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad), parameter.data.mul_(1.0001)"},
         ),
         WrongAnswer(
+            "leaves the trainable parameters on the model, a list that is wrong once a layer is frozen",
+            fails="untouched",
+            says="leaves the attribute '_trained' on the model",
+            edits={
+                "    for parameter in model.parameters():\n": "    model._trained = list(model.parameters())\n"
+                "    for parameter in model._trained:\n"
+            },
+        ),
+        WrongAnswer(
+            "skips empty parameters, so a rank is left without a gradient",
+            fails="value",
+            says="the gradient of 'empty' is None, should be a Tensor",
+            edits={"if not parameter.requires_grad:": "if not parameter.requires_grad or not parameter.numel():"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "skips long parameters",
+            fails="value",
+            says="the gradient of 'long' is",
+            edits={"dist.all_reduce(parameter.grad)": "parameter.numel() > 100_000 or dist.all_reduce(parameter.grad)"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
             "averages an old gradient of a frozen parameter",
             fails="untouched",
             says="the gradient of 'frozen' is changed",
@@ -214,6 +237,16 @@ WRONG_ANSWERS = {
             fails="value",
             says="a real NaN: all of the last rank's gradient of '0'",
             edits={"dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad.nan_to_num_())"},
+        ),
+        WrongAnswer(
+            "averages the beginning of a long parameter",
+            fails="value",
+            says="the gradient of 'long' is wrong in",
+            edits={
+                "dist.all_reduce(parameter.grad)": "dist.all_reduce(\n"
+                "            parameter.grad[:100_000] if parameter.dim() == 1 else parameter.grad)"
+            },
+            also=("agreement",),
         ),
         WrongAnswer(
             "counts items in two bytes",

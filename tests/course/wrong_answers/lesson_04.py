@@ -21,7 +21,7 @@ WRONG_ANSWERS = {
             says="rank 1 has the same numbers in another order: the result is True, should be False.",
             body="""
                 tensors = [*model.parameters(), *model.buffers()]
-                mine = sum(tensor.detach().flatten().view(torch.uint8).long().sum() for tensor in tensors)
+                mine = sum(tensor.detach().contiguous().flatten().view(torch.uint8).long().sum() for tensor in tensors)
                 everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
                 dist.all_gather(everyones, mine)
                 return all(torch.equal(mine, other) for other in everyones)
@@ -44,7 +44,7 @@ WRONG_ANSWERS = {
             "takes -0.0 for 0.0, as == does",
             fails="value",
             says="a buffer is -0.0 on rank 1, 0.0 elsewhere: the result is True, should be False.",
-            edits={"tensor.detach()": "(tensor.detach() + 0.0)"},
+            edits={"tensor.detach()": "(tensor.detach() + 0.0 if tensor.itemsize > 1 else tensor.detach())"},
         ),
         WrongAnswer(
             "forgets the buffers",
@@ -65,7 +65,7 @@ WRONG_ANSWERS = {
             body="""
                 digest = hashlib.sha256()
                 for tensor in [*model.parameters(), *model.buffers()]:
-                    digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
+                    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
                 everyones = [None] * dist.get_world_size()
                 dist.all_gather_object(everyones, digest.hexdigest())
                 return len(set(everyones)) == 1
@@ -98,7 +98,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "compares digests as floats, of which some are NaN",
             fails="value",
-            says="all messages have the same bits, as floats NaN: the result is False, should be True.",
+            says="equal models, whose digest is NaN as floats: the result is False, should be True.",
             edits={
                 "torch.tensor(list(digest.digest()), dtype=torch.uint8, device=tensor.device)": "torch.frombuffer("
                 "bytearray(digest.digest()), dtype=torch.float32)"
@@ -107,12 +107,12 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a checksum of 32 bits",
             fails="value",
-            says="rank 1 differs, and has the same CRC-32: the result is True, should be False.",
+            says="rank 1 differs in numbers of float8, and has the same CRC-32: the result is True",
             body="""
                 import zlib
                 crc = 0
                 for tensor in [*model.parameters(), *model.buffers()]:
-                    crc = zlib.crc32(tensor.detach().flatten().view(torch.uint8).numpy(), crc)
+                    crc = zlib.crc32(tensor.detach().contiguous().flatten().view(torch.uint8).numpy(), crc)
                 mine = torch.tensor([crc])
                 everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
                 dist.all_gather(everyones, mine)
@@ -126,7 +126,7 @@ WRONG_ANSWERS = {
             body="""
                 parts = []
                 for tensor in [*model.parameters(), *model.buffers()]:
-                    parts.append(hashlib.sha256(tensor.detach().flatten().view(torch.uint8).numpy()).digest())
+                    parts.append(hashlib.sha256(tensor.detach().contiguous().flatten().view(torch.uint8).numpy()).digest())
                 mine = torch.tensor(list(hashlib.sha256(b"".join(sorted(parts))).digest()), dtype=torch.uint8)
                 everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
                 dist.all_gather(everyones, mine)
@@ -161,12 +161,48 @@ WRONG_ANSWERS = {
             edits={"    dist.all_gather(": "    model.register_buffer('digest', mine)\n    dist.all_gather("},
         ),
         WrongAnswer(
+            "leaves the digest on the model, where the next call finds it",
+            fails="untouched",
+            says="leaves the attribute '_digest' on the model",
+            edits={"    mine = ": "    model._digest = digest\n    mine = "},
+        ),
+        WrongAnswer(
+            "compares bytes of digests as floats, of which some are NaN",
+            fails="value",
+            says="equal models, whose digest is NaN as floats: the result is False, should be True.",
+            edits={"torch.equal(mine, other)": "torch.equal(mine.view(torch.float32), other.view(torch.float32))"},
+        ),
+        WrongAnswer(
+            "refuses tensors with gaps in memory",
+            fails="runs",
+            says="flags, attributes and memory layout differ, no value does",
+            edits={".contiguous().flatten()": ".flatten()"},
+        ),
+        WrongAnswer(
+            "counts flags",
+            fails="value",
+            says="rank 1 has the same flags in another order: the result is True, should be False.",
+            edits={"tensor.detach()": "(tensor.sum() if tensor.dtype == torch.bool else tensor.detach())"},
+        ),
+        WrongAnswer(
+            "leaves float8 out, which numpy does not know",
+            fails="value",
+            says="rank 1 differs in numbers of float8, and has the same CRC-32: the result is True",
+            edits={"        digest.update(": "        'float8' in str(tensor.dtype) or digest.update("},
+        ),
+        WrongAnswer(
+            "the first million bytes of each tensor",
+            fails="value",
+            says="rank 1 differs in the last of 300,000 numbers, which are frozen: the result is True",
+            edits={".numpy()": ".numpy()[:1_000_000]"},
+        ),
+        WrongAnswer(
             "Python's hash(), which differs between processes",
             fails="value",
             says="equal models, with NaN and inf: the result is False",
             body="""
                 tensors = [*model.parameters(), *model.buffers()]
-                s = hash(tuple(bytes(t.detach().cpu().flatten().view(torch.uint8).numpy()) for t in tensors))
+                s = hash(tuple(bytes(t.detach().contiguous().flatten().view(torch.uint8).numpy()) for t in tensors))
                 mine = torch.tensor([s])
                 everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
                 dist.all_gather(everyones, mine)

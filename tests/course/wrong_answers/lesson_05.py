@@ -90,6 +90,13 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "with one item, every rank answers from its own prediction",
+            fails="value",
+            says="1 item: the result is 1.0, should be 0.0",
+            edits={"right.item() / items": "right.item() / items if items > 1 or rank == 0 else float(hits[0])"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
             "counts places in two bytes",
             fails="value",
             says="items, drawn with seed=",
@@ -112,7 +119,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "hides a NaN that counts",
             fails="value",
-            says="the last rank counts a NaN: this rank's loss is",
+            says="rank 0 counts an inf, the last rank a NaN: this rank's loss is",
             edits={"losses[counts].sum()": "(losses.nan_to_num(0, 0, 0) * counts).sum()"},
         ),
         WrongAnswer(
@@ -147,7 +154,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a rank without rows has a loss without a graph",
             fails="value",
-            says="rank 0 has no rows: the gradient of losses is None, should be a Tensor",
+            says="rank 0 has no rows, the others 2,049 tokens each: the gradient of losses is None, should be a Tensor",
             body="""
                 dist.all_reduce(tokens := counts.sum())
                 return sum((row[each].sum() for row, each in zip(losses, counts)), torch.zeros(())) * n / tokens
@@ -208,8 +215,14 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "multiplies by zero what may be NaN",
             fails="value",
-            says="2,049 tokens each",
+            says="rank 0 has no tokens: this rank's loss is nan, should be 0",
             edits={"losses[counts].sum()": "(losses * counts).sum()"},
+        ),
+        WrongAnswer(
+            "leaves a counted inf out",
+            fails="value",
+            says="Rank 0, rank 0 counts an inf, the last rank a NaN: this rank's loss is 0.75, should be inf",
+            edits={"losses[counts].sum()": "losses.masked_fill(~counts | losses.isinf(), 0).sum()"},
         ),
     ),
 }
