@@ -1,5 +1,6 @@
 """Lesson 06, when ranks must talk: `no_sync` as a context manager, and an epoch whose last window is shorter."""
 
+import builtins
 import contextlib
 import functools
 import weakref
@@ -80,6 +81,16 @@ class SomeError(KeyError, IndexError, torch.OutOfMemoryError, AssertionError, Va
 
 class Stop(KeyboardInterrupt):
     """As the interrupt: no Exception, so `except Exception` does not catch it."""
+
+
+def _exceptions() -> list[BaseException]:
+    """One of each class that Python has, but for those that need arguments, and of the two above."""
+    found = [SomeError(), Stop()]
+    for kind in vars(builtins).values():
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            with contextlib.suppress(TypeError):
+                found.append(kind())
+    return found
 
 
 def _ending(run: Callable, error: BaseException) -> str:
@@ -164,7 +175,12 @@ class _Blocks:
         of_both = "do_sync of both, after the first block ended and after the second"
         self.cases = {
             "an exception in the block": (self._failing, True, None, ""),
-            "a block in a block": (self._nested, True, False, "do_sync after the inner block"),
+            "a block in a block": (
+                self._nested,
+                True,
+                [False, True, True],
+                "do_sync after the first and the second inner block, and after the outer one",
+            ),
             "switched off between the call and the block": (self._switched_off_later, False, None, ""),
             "switched off before, switched on in the block": (self._switched_on_inside, False, None, ""),
             "blocks of two models, the second one's flag off before": (
@@ -183,7 +199,7 @@ class _Blocks:
 
     def _failing(self, answer: Callable) -> list[tuple[str, str, bool]]:
         found = []
-        for error in (SomeError(), Stop(), SystemExit(), GeneratorExit()):
+        for error in _exceptions():
 
             def run(error: BaseException = error) -> None:
                 with answer(self._model):
@@ -193,11 +209,16 @@ class _Blocks:
             self._model.enable_grad_sync()
         return found
 
-    def _nested(self, answer: Callable) -> bool:
+    def _nested(self, answer: Callable) -> list[bool]:
+        found = []
         with answer(self._model):
-            with answer(self._model):
-                pass
-            return self._model.do_sync
+            for switched_on in (False, True):
+                if switched_on:
+                    self._model.enable_grad_sync()
+                with answer(self._model):
+                    pass
+                found.append(self._model.do_sync)
+        return [*found, self._model.do_sync]
 
     def _switched_off_later(self, answer: Callable) -> None:
         self._model.enable_grad_sync()

@@ -88,7 +88,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sends after an exception",
             fails="cost",
-            says="4 ranks: calls barrier 4 times, budget 0.",
+            says="4 ranks: calls barrier ",
             edits={
                 "finally:\n": "except BaseException:\n            dist.barrier()\n            raise\n        finally:\n"
             },
@@ -98,6 +98,29 @@ WRONG_ANSWERS = {
             fails="restored",
             says="switched off before, switched on in the block: do_sync after the block is True, should be False.",
             edits={_SWITCH_BACK: "if before:\n                model.enable_grad_sync()"},
+        ),
+        WrongAnswer(
+            "counts the blocks of a model: only the outermost one restores",
+            fails="restored",
+            says="do_sync after the first and the second inner block, and after the outer one is [False, False, True]",
+            body="""
+                outermost = not hasattr(model, "before")
+                if outermost:
+                    model.before = model.do_sync
+                model.disable_grad_sync()
+                try:
+                    yield
+                finally:
+                    if outermost:
+                        model.do_sync = model.before
+                        del model.before
+            """,
+        ),
+        WrongAnswer(
+            "keeps an exception of one class to itself",
+            fails="value",
+            says="an exception in the block: returned, should raise StopAsyncIteration.",
+            edits={"finally:\n": "except StopAsyncIteration:\n            pass\n        finally:\n"},
         ),
     ),
     "train_epoch": (
