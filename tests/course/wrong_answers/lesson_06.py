@@ -209,7 +209,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a step for the half window after Stop",
             fails="passes",
-            says="after Stop, optimizer.step() is called twice, should be once.",
+            says="after Stop in the sixth forward, optimizer.step() is called twice, should be once.",
             edits={
                 "loss = mse_loss(model(inputs), targets) / window": "try:\n"
                 "                loss = mse_loss(model(inputs), targets) / window\n"
@@ -225,6 +225,55 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "tries a micro-batch that failed once more",
+            fails="value",
+            says="n=4: SomeError in the sixth forward: returned, should raise SomeError.",
+            edits={
+                "loss = mse_loss(model(inputs), targets) / window": "try:\n"
+                "                loss = mse_loss(model(inputs), targets) / window\n"
+                "            except Exception:\n                loss = mse_loss(model(inputs), targets) / window"
+            },
+            also=("passes",),
+        ),
+        WrongAnswer(
+            "goes on where backward fails",
+            fails="value",
+            says="n=4: SomeError in the sixth backward: returned, should raise SomeError.",
+            edits={
+                "            loss.backward()": "            with contextlib.suppress(Exception):\n"
+                "                loss.backward()"
+            },
+            also=("passes",),
+        ),
+        WrongAnswer(
+            "goes on where the sync fails",
+            fails="value",
+            says="n=4: SomeError in the second sync: returned, should raise SomeError.",
+            edits={
+                "            model.sync_gradients()": "            with contextlib.suppress(Exception):\n"
+                "                model.sync_gradients()"
+            },
+            also=("passes",),
+        ),
+        WrongAnswer(
+            "switches off around the step, with no thought of an exception",
+            fails="restored",
+            says="do_sync after SomeError in the second optimizer.step() is False, should be True.",
+            edits={
+                "optimizer.step()": "model.disable_grad_sync()\n            optimizer.step()\n"
+                "            model.enable_grad_sync()"
+            },
+        ),
+        WrongAnswer(
+            "takes long windows at once",
+            fails="passes",
+            says="2 forward passes for ",
+            edits={
+                "    for i,": "    if n > 16:\n        rest = [batches[i : i + n] for i in range(0, len(batches), n)]\n"
+                "        batches = [tuple(map(torch.cat, zip(*window))) for window in rest]\n        n = 1\n    for i,"
+            },
+        ),
+        WrongAnswer(
             "averages itself",
             fails="passes",
             says="sync_gradients(), with do_sync True, is called never, should be twice.",
@@ -234,6 +283,7 @@ WRONG_ANSWERS = {
                 "                dist.all_reduce(parameter.grad)\n"
                 "                parameter.grad /= dist.get_world_size()\n            optimizer.step()",
             },
+            also=("value",),
         ),
         WrongAnswer(
             "hides NaN",
