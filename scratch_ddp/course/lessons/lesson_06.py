@@ -1,7 +1,9 @@
 """Lesson 06, when ranks must talk: `no_sync` as a context manager, and an epoch whose last window is shorter."""
 
+import builtins
 import contextlib
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.utils.hooks import RemovableHandle
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, STATE, VALUES
@@ -63,8 +66,11 @@ class _Counted(_Wrapped):
                 parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view_as(parameter))
         super().__init__(nn.Sequential(_Wrapped(first), nn.Tanh().eval(), last))
         self._syncs = 0
+        self.before_sync: Callable[[], None] | None = None  # is called before each that averages
 
     def sync_gradients(self) -> None:
+        if self.do_sync and self.before_sync:
+            self.before_sync()
         self._syncs += self.do_sync
         super().sync_gradients()
 
@@ -80,6 +86,16 @@ class SomeError(KeyError, IndexError, torch.OutOfMemoryError, AssertionError, Va
 
 class Stop(KeyboardInterrupt):
     """As the interrupt: no Exception, so `except Exception` does not catch it."""
+
+
+def _exceptions() -> list[BaseException]:
+    """One of each class that Python has, but for those that need arguments, and of the two above."""
+    found = [SomeError(), Stop()]
+    for kind in vars(builtins).values():
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            with contextlib.suppress(TypeError):
+                found.append(kind())
+    return found
 
 
 def _ending(run: Callable, error: BaseException) -> str:
@@ -164,7 +180,12 @@ class _Blocks:
         of_both = "do_sync of both, after the first block ended and after the second"
         self.cases = {
             "an exception in the block": (self._failing, True, None, ""),
-            "a block in a block": (self._nested, True, False, "do_sync after the inner block"),
+            "a block in a block": (
+                self._nested,
+                True,
+                [False, True, True],
+                "do_sync after the first and the second inner block, and after the outer one",
+            ),
             "switched off between the call and the block": (self._switched_off_later, False, None, ""),
             "switched off before, switched on in the block": (self._switched_on_inside, False, None, ""),
             "blocks of two models, the second one's flag off before": (
@@ -183,7 +204,7 @@ class _Blocks:
 
     def _failing(self, answer: Callable) -> list[tuple[str, str, bool]]:
         found = []
-        for error in (SomeError(), Stop(), SystemExit(), GeneratorExit()):
+        for error in _exceptions():
 
             def run(error: BaseException = error) -> None:
                 with answer(self._model):
@@ -193,11 +214,16 @@ class _Blocks:
             self._model.enable_grad_sync()
         return found
 
-    def _nested(self, answer: Callable) -> bool:
+    def _nested(self, answer: Callable) -> list[bool]:
+        found = []
         with answer(self._model):
-            with answer(self._model):
-                pass
-            return self._model.do_sync
+            for switched_on in (False, True):
+                if switched_on:
+                    self._model.enable_grad_sync()
+                with answer(self._model):
+                    pass
+                found.append(self._model.do_sync)
+        return [*found, self._model.do_sync]
 
     def _switched_off_later(self, answer: Callable) -> None:
         self._model.enable_grad_sync()
@@ -239,11 +265,12 @@ def train_epoch(model, optimizer, batches, n):
     """One epoch: a step after every n micro-batches, and one for those that remain at the end.
 
     Each step takes the gradient of the mean loss over all micro-batches of its window, on all
-    ranks. `model` is a SimpleDistributedDataParallelism, whose sync_gradients() averages. `batches`
-    is a list of (inputs, targets), perhaps empty, all of one size, as many on every rank; the loss
-    is mse_loss. Each micro-batch has a forward and a backward of its own; outputs are not kept.
-    Gradients are clear before and after the epoch, and do_sync is True. An exception, Stop too,
-    reaches the caller, with no step for its window; do_sync is True then as well.
+    ranks. `model` is a SimpleDistributedDataParallelism, whose sync_gradients() averages;
+    `optimizer` has all its trainable parameters. `batches` is a list of (inputs, targets), perhaps
+    empty, all of one size, as many on every rank; the loss is mse_loss. Each micro-batch has one
+    forward and one backward of its own, and none of its tensors is kept for the next ones. Before
+    and after the epoch gradients are None or zero and do_sync is True. An exception of any call,
+    Stop too, reaches the caller, with no step for its window; do_sync is True then as well.
     Cost: for each step one sync, which is one all-reduce for each trainable parameter.
     """
     # How many micro-batches does the last window have?
@@ -263,7 +290,7 @@ def train_epoch(model, optimizer, batches, n):
 
 def examine_train_epoch(trial: Trial) -> None:
     """V against one process that takes each window at once; A; M; C: one sync per step; R: do_sync, after Stop too."""
-    many = 6 + trial.seed % 4
+    many = 17 + trial.seed % 8
     cases = [(8, 4, 1), (6, 4, 2), (3, 4, 1), (2, 1, 1), (0, 3, 1), (many + 1, many, 1)]
     for micro_batches, n, epochs in cases if trial.on_all_ranks else cases[2:4]:
         drawn = f", drawn with seed {trial.seed}" if n == many else ""
@@ -337,30 +364,74 @@ class _Epoch:
 
     def examine_stopped(self) -> None:
         """An exception in the second window, and Stop: no further step, and the caller hears of it."""
-        model, found = self.model, []
+        trial, found = self._trial, []
 
         def stopped(answer: Callable, *given: object) -> None:
-            for error in (SomeError(), Stop()):
-                left = iter(range(5))
-                raising = model.module.register_forward_pre_hook(lambda *_, error=error, left=left: _fail(error, left))
-                complaint = _ending(lambda: answer(*given), error)
-                raising.remove()
-                found.append((complaint, len(self._steps_taken), type(error).__name__, model.do_sync))
-                self._steps_taken.clear()
-                model.enable_grad_sync()
-                model.zero_grad()
+            for place, raising in self._places.items():
+                for error in (SomeError(), Stop()):
+                    with raising(error):
+                        complaint = _ending(lambda: answer(*given), error)
+                    where = f"{type(error).__name__} in {place}"
+                    found.append((where, complaint, len(self._steps_taken), self.model.do_sync))
+                    self._steps_taken.clear()
+                    self.model.enable_grad_sync()
+                    self.model.zero_grad()
 
-        self._call("an exception in the sixth forward, n=4", using=stopped)
-        for complaint, steps, error, flag in found:
-            self._trial.criterion("value", complaint)
-            self._trial.criterion("passes", self._called(steps, 1), f"after {error}, optimizer.step()")
-            self._trial.criterion("restored", difference(flag, True), f"do_sync after {error} in the sixth forward")
+        self._call("an exception in the second window, n=4", using=stopped)
+        for where, complaint, steps, flag in found:
+            trial.criterion("value", complaint and f"{where}: {complaint}")
+            trial.criterion("passes", self._called(steps, 1), f"after {where}, optimizer.step()")
+            trial.criterion("restored", difference(flag, True), f"do_sync after {where}")
+
+    @property
+    def _places(self) -> dict[str, Callable[[BaseException], contextlib.AbstractContextManager]]:
+        """Where an epoch of windows of 4 may end in the second one: block(error), in which error is raised there."""
+        model, optimizer = self.model, self._optimizer
+
+        def forward(error: BaseException) -> contextlib.AbstractContextManager:
+            return _removed(model.module.register_forward_pre_hook(_raiser(error, 6)))
+
+        def backward(error: BaseException) -> contextlib.AbstractContextManager:
+            raising = _raiser(error, 6)
+
+            def hook(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
+                output.register_hook(raising)
+
+            return _removed(model.module.register_forward_hook(hook))
+
+        @contextlib.contextmanager
+        def sync(error: BaseException) -> Iterator[None]:
+            model.before_sync = _raiser(error, 2)
+            yield
+            model.before_sync = None
+
+        def step(error: BaseException) -> contextlib.AbstractContextManager:
+            return _removed(optimizer.register_step_pre_hook(_raiser(error, 2)))
+
+        return {
+            "the sixth forward": forward,
+            "the sixth backward": backward,
+            "the second sync": sync,
+            "the second optimizer.step()": step,
+        }
 
 
-def _fail(error: BaseException, left: Iterator[int]) -> None:
-    """Raise once `left` is used up."""
-    if next(left, None) is None:
-        raise error
+def _raiser(error: BaseException, number: int) -> Callable:
+    """What raises `error` in its call of this number, and not if it is tried again."""
+    calls = itertools.count(1)
+
+    def hook(*_: object) -> None:
+        if next(calls) == number:
+            raise error
+
+    return hook
+
+
+@contextlib.contextmanager
+def _removed(hook: RemovableHandle) -> Iterator[None]:
+    """At the end of the block, this hook is removed."""
+    yield
+    hook.remove()
 
 
 class _Passes:

@@ -144,9 +144,9 @@ AVERAGE_WHEN_READY = Exercise(average_when_ready, examine_average_when_ready)
 
 
 def exposed_time(compute, communication):
-    """Seconds, as a float, in which something is on the wire and the rank does not compute.
+    """Seconds, a float (or 0), in which something is on the wire and the rank does not compute.
 
-    Both are lists of (start, end) in seconds, in any order, perhaps empty. An end may be equal to
+    Both are lists of up to 100 (start, end) in seconds, in any order, perhaps empty. An end may equal
     its start. Messages may overlap, and one may lie inside another; so may stretches of computing.
     Time is counted from any moment, so it may be negative, or large. Nothing is rounded.
     Cost: nothing is sent.
@@ -178,30 +178,46 @@ _CASES = {  # case: (compute, communication, seconds)
     "a message inside another": ([(4.0, 5.0)], [(0.0, 4.0), (1.0, 2.0)], 4.0),
     "computing inside other computing": ([(0.0, 4.0), (1.0, 2.0)], [(3.0, 5.0)], 1.0),
     "a message before all computing": ([(5.0, 6.0)], [(0.0, 3.0)], 3.0),
+    "computing that ends together": ([(0.0, 5.0), (3.0, 5.0), (9.0, 10.0), (6.0, 10.0)], [(0.0, 12.0)], 3.0),
+    "computing that begins together": ([(0.0, 5.0), (0.0, 2.0), (6.0, 7.0), (6.0, 10.0)], [(0.0, 12.0)], 3.0),
+    "messages that end together": ([(20.0, 21.0)], [(0.0, 5.0), (3.0, 5.0), (9.0, 10.0), (6.0, 10.0)], 9.0),
+    "messages that begin together": ([(20.0, 21.0)], [(0.0, 5.0), (0.0, 2.0), (6.0, 7.0), (6.0, 10.0)], 9.0),
     "computing that takes no time": ([(0.0, 0.0), (0.5, 0.5)], [(0.0, 1.0)], 1.0),
 }
 
 
-def _drawn(generator: torch.Generator, longest: int) -> tuple[list, list, int]:
-    """Stretches with whole numbers from 0 to 40 at their ends, and what `exposed_time` of them is, hour by hour."""
+def _drawn(generator: torch.Generator, number: int, hours: int, longest: int, lengths: int) -> tuple[list, list, int]:
+    """`number` stretches each, and what `exposed_time` of them is, hour by hour. They begin and end on the hour.
+
+    lengths: of an hour, at most. Every other one takes less than 10.
+    """
+    took = torch.randint(1, lengths + 1, (hours,), generator=generator)
+    took[::2] = took[::2] % 10
+    clock = [0, *took.cumsum(0).tolist()]
 
     def stretches() -> list[tuple[int, int]]:
-        starts = torch.randint(0, 40 - longest, (8,), generator=generator).tolist()
-        lengths = torch.randint(0, longest + 1, (8,), generator=generator).tolist()
-        return [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        starts = torch.randint(0, hours - longest, (number,), generator=generator).tolist()
+        lasting = torch.randint(0, longest + 1, (number,), generator=generator).tolist()
+        return [(start, start + hours) for start, hours in zip(starts, lasting, strict=True)]
 
-    compute, communication = stretches(), stretches()
-    hours = [{hour for a, b in each for hour in range(a, b)} for each in (compute, communication)]
-    return compute, communication, len(hours[1] - hours[0])
+    by_hour = stretches(), stretches()
+    compute, communication = ({hour for a, b in each for hour in range(a, b)} for each in by_hour)
+    exposed = sum(clock[hour + 1] - clock[hour] for hour in communication - compute)
+    return *([(clock[a], clock[b]) for a, b in each] for each in by_hour), exposed
 
 
 def examine_exposed_time(trial: Trial) -> None:
     """V on stretches whose ends are exact in binary, each rank with others; C: nothing is sent."""
     stretches = {case: (float(trial.rank + 1), 0.0, given) for case, given in _CASES.items()}
     generator = torch.Generator().manual_seed(trial.seed + trial.rank)
-    for unit, began, longest in ((2.0**-10, -0.01171875, 4), (2.0**-21, 2.0**30, 12), (1.0, -20.0, 20)):
+    for unit, began, drawn in (
+        (2.0**-10, -0.01171875, (8, 40, 4, 1)),
+        (2.0**-21, 2.0**30, (8, 40, 12, 2**16)),
+        (1.0, -20.0, (8, 40, 20, 1)),
+        (2.0**-44, 0.0, (100, 200, 3, 2**44)),  # some hours take less than 1e-12 s, others more than float32 can add
+    ):
         case = f"in units of {unit:g} s, from {began:g} s on, drawn with seed {trial.seed}"
-        stretches[case] = unit, began, _drawn(generator, longest)
+        stretches[case] = unit, began, _drawn(generator, *drawn)
     cases = {
         case: tuple([(began + unit * a, began + unit * b) for a, b in each] for each in given[:2])
         for case, (unit, began, given) in stretches.items()

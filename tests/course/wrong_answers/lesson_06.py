@@ -88,7 +88,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sends after an exception",
             fails="cost",
-            says="4 ranks: calls barrier 4 times, budget 0.",
+            says="4 ranks: calls barrier ",
             edits={
                 "finally:\n": "except BaseException:\n            dist.barrier()\n            raise\n        finally:\n"
             },
@@ -98,6 +98,29 @@ WRONG_ANSWERS = {
             fails="restored",
             says="switched off before, switched on in the block: do_sync after the block is True, should be False.",
             edits={_SWITCH_BACK: "if before:\n                model.enable_grad_sync()"},
+        ),
+        WrongAnswer(
+            "counts the blocks of a model: only the outermost one restores",
+            fails="restored",
+            says="do_sync after the first and the second inner block, and after the outer one is [False, False, True]",
+            body="""
+                outermost = not hasattr(model, "before")
+                if outermost:
+                    model.before = model.do_sync
+                model.disable_grad_sync()
+                try:
+                    yield
+                finally:
+                    if outermost:
+                        model.do_sync = model.before
+                        del model.before
+            """,
+        ),
+        WrongAnswer(
+            "keeps an exception of one class to itself",
+            fails="value",
+            says="an exception in the block: returned, should raise StopAsyncIteration.",
+            edits={"finally:\n": "except StopAsyncIteration:\n            pass\n        finally:\n"},
         ),
     ),
     "train_epoch": (
@@ -186,7 +209,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a step for the half window after Stop",
             fails="passes",
-            says="after Stop, optimizer.step() is called twice, should be once.",
+            says="after Stop in the sixth forward, optimizer.step() is called twice, should be once.",
             edits={
                 "loss = mse_loss(model(inputs), targets) / window": "try:\n"
                 "                loss = mse_loss(model(inputs), targets) / window\n"
@@ -202,6 +225,55 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "tries a micro-batch that failed once more",
+            fails="value",
+            says="n=4: SomeError in the sixth forward: returned, should raise SomeError.",
+            edits={
+                "loss = mse_loss(model(inputs), targets) / window": "try:\n"
+                "                loss = mse_loss(model(inputs), targets) / window\n"
+                "            except Exception:\n                loss = mse_loss(model(inputs), targets) / window"
+            },
+            also=("passes",),
+        ),
+        WrongAnswer(
+            "goes on where backward fails",
+            fails="value",
+            says="n=4: SomeError in the sixth backward: returned, should raise SomeError.",
+            edits={
+                "            loss.backward()": "            with contextlib.suppress(Exception):\n"
+                "                loss.backward()"
+            },
+            also=("passes",),
+        ),
+        WrongAnswer(
+            "goes on where the sync fails",
+            fails="value",
+            says="n=4: SomeError in the second sync: returned, should raise SomeError.",
+            edits={
+                "            model.sync_gradients()": "            with contextlib.suppress(Exception):\n"
+                "                model.sync_gradients()"
+            },
+            also=("passes",),
+        ),
+        WrongAnswer(
+            "switches off around the step, with no thought of an exception",
+            fails="restored",
+            says="do_sync after SomeError in the second optimizer.step() is False, should be True.",
+            edits={
+                "optimizer.step()": "model.disable_grad_sync()\n            optimizer.step()\n"
+                "            model.enable_grad_sync()"
+            },
+        ),
+        WrongAnswer(
+            "takes long windows at once",
+            fails="passes",
+            says="2 forward passes for ",
+            edits={
+                "    for i,": "    if n > 16:\n        rest = [batches[i : i + n] for i in range(0, len(batches), n)]\n"
+                "        batches = [tuple(map(torch.cat, zip(*window))) for window in rest]\n        n = 1\n    for i,"
+            },
+        ),
+        WrongAnswer(
             "averages itself",
             fails="passes",
             says="sync_gradients(), with do_sync True, is called never, should be twice.",
@@ -211,6 +283,7 @@ WRONG_ANSWERS = {
                 "                dist.all_reduce(parameter.grad)\n"
                 "                parameter.grad /= dist.get_world_size()\n            optimizer.step()",
             },
+            also=("value",),
         ),
         WrongAnswer(
             "hides NaN",
