@@ -184,7 +184,8 @@ def _other_bits(result: object, weight: torch.Tensor) -> str:
     number, (is_, should_be) = next(
         (number, pair) for number, pair in enumerate(pairs) if bits(pair[0]) != bits(pair[1])
     )
-    return f"has other bits than the weight: element {number} is {is_.item()!r}, should be {should_be.item()!r}"
+    which = ", with other bits in it" if should_be.isnan() else ""
+    return f"has other bits than the weight: element {number} is {is_.item()!r}, should be {should_be.item()!r}{which}"
 
 
 SHARDED_STEP = Exercise(sharded_step, examine_sharded_step)
