@@ -15,7 +15,7 @@ def sharded_step(shards, inputs, targets, lr):
     """One step of SGD on one or more linear layers with a relu between them.
 
     shards: a list of this rank's rows of each layer's weight, first layer first; all ranks have
-    equally many. They are updated in place. inputs, targets: this rank's items; other ranks may
+    equally many. They are contiguous, and updated in place. inputs, targets: this rank's items; other ranks may
     have more, fewer or none. The loss is half the sum of the squared errors over all ranks' items.
     Cost: for each layer two all-gathers and one reduce-scatter.
     Memory: beside the arguments, what layers put out and the gradients of that, one whole matrix at
@@ -80,12 +80,12 @@ def examine_sharded_step(trial: Trial) -> None:
         weights, items = [_random(layer, width, width, trial=trial) / width for layer in range(layers)], [2] * n
         _examine_steps(trial, f"{layers} layers", weights, items, (0.125, 0.125) if layers == 2 else (0.0,))
     seed = trial.seed
-    rows = [n * int(size) for size in torch.randint(1, 6, (5,), generator=trial.generator())]
+    rows = [n * int(size) for size in torch.randint(1, 6, (6,), generator=trial.generator())]
     ends = zip(rows, [7, *rows[:-1]], strict=True)
     weights = [_random(seed + layer, *shape, trial=trial) for layer, shape in enumerate(ends)]
     items = [(1, 0, 3, 2)[rank % 4] for rank in range(n)]
     _examine_steps(
-        trial, f"5 layers of {rows} rows on 7 inputs, {items} items, seed {seed}", weights, items, (0.1, 0.0)
+        trial, f"6 layers of {rows} rows on 7 inputs, {items} items, seed {seed}", weights, items, (0.1, 0.0)
     )
     if trial.on_all_ranks:
         _examine_steps(trial, "1 layer", [_random(1, width, 9, trial=trial)], [2] * n, (0.1,), odd_targets=True)
@@ -144,6 +144,7 @@ def examine_gather_uneven(trial: Trial) -> None:
     drawn = int(torch.randint(2, 8 * n, (1,), generator=trial.generator()))
     cases = [(rows, torch.float64, 6) for rows in (2 * n, n + 1, 3 * n - 1, 1, 2 * n, n)]
     cases += [(3 * n, torch.float16, 1), (drawn, torch.bfloat16, 3), (3 * n - 1, torch.int64, 6)]
+    cases += [(3 * n, torch.float32, 3), (3 * n, torch.complex64, 3), (3 * n, torch.bool, 3)]
     if not trial.on_all_ranks:  # the others don't depend on the number of ranks
         cases = cases[1:4]
     before = None
@@ -167,16 +168,24 @@ def examine_gather_uneven(trial: Trial) -> None:
 def _weight(trial: Trial, seed: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """Random numbers; with many rows also rows of zeros, the last one among them, and odd numbers."""
     weight = 1000 * _random(seed, rows, columns, trial=trial)
+    if dtype.is_complex:
+        weight = torch.complex(weight, weight.flip(0))
     if rows > 2 * trial.size:
         weight[0], weight[-1] = 0, 0
         if dtype.is_floating_point:
             weight[1, 0], weight[-1, 0], weight[-2, -1], weight[-3, 0] = math.nan, -0.0, math.inf, 6e4
-    return weight.to(dtype)
+    return weight > 0 if dtype == torch.bool else weight.to(dtype)
 
 
 def _other_bits(result: object, weight: torch.Tensor) -> str:
-    same = difference(result, weight) or bits(result) == bits(weight)
-    return "" if same else "has other bits than the weight, such as 0.0 for -0.0"
+    if difference(result, weight) or bits(result) == bits(weight):
+        return ""
+    pairs = zip(result.flatten(), weight.flatten(), strict=True)
+    number, (is_, should_be) = next(
+        (number, pair) for number, pair in enumerate(pairs) if bits(pair[0]) != bits(pair[1])
+    )
+    which = ", with other bits in it" if should_be.isnan() else ""
+    return f"has other bits than the weight: element {number} is {is_.item()!r}, should be {should_be.item()!r}{which}"
 
 
 SHARDED_STEP = Exercise(sharded_step, examine_sharded_step)

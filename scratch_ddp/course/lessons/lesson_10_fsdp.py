@@ -105,7 +105,7 @@ def examine_shard_unit(trial: Trial) -> None:
     _examine_step(trial, units, alone, huge, torch.stack(same), "huge gradients", scale)
     odd = _inputs(trial, 5)
     odd[-1, 0, 0] = math.nan
-    _examine_step(trial, units, alone, (optimizer, plain), odd, "NaN in the inputs")
+    _examine_step(trial, units, alone, (optimizer, plain), odd, "after huge gradients, NaN in the inputs")
     complaint = trial.call(units, same[0], case="after NaN", using=_look, changes=[EVERYTHING])
     _look(None, alone, same[0])
     _compare(trial, units, alone)
@@ -139,7 +139,7 @@ def _compare(trial: Trial, units: list, alone: list) -> None:
 def _look(_, units: list["_ObservedUnit"], inputs: torch.Tensor) -> str:
     """A forward alone. Return what was left in memory, as a complaint."""
     modes = [module.training for unit in units for module in unit.modules()]
-    with torch.no_grad():
+    with torch.no_grad(), _why_not_resizable():
         for unit in units:
             inputs = unit.eval()(inputs)
     for module, mode in zip((module for unit in units for module in unit.modules()), modes, strict=True):
@@ -206,7 +206,7 @@ def _step(
     """Train one step. Return what was in memory and should not have been, as a complaint; "" if nothing was."""
     ledger = MemoryLedger(SimpleNamespace(), torch.uint8)
     ledger.unremarkable = 2**40  # what is there is asked at the end
-    with ledger("step") if looks else contextlib.nullcontext():
+    with ledger("step") if looks else contextlib.nullcontext(), _why_not_resizable():
         outputs = inputs.clone().requires_grad_()
         for unit in units:
             outputs = unit(outputs)

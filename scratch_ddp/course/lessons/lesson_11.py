@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
-from itertools import cycle, product
+from itertools import cycle, islice, product
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,11 @@ def sharded_optimizer(params, make):
 
     Parameter i belongs to rank i % n; every rank owns at least one. `make` turns a list of
     parameters into an ordinary optimizer: own is one that has state for what this rank owns
-    only, and what is changed in it between steps, such as its lr, counts. step() does to all
-    parameters what make(params).step() would, in errors too, and leaves gradients alone; all ranks
-    have the same ones then, or None. zero_grad() sets all of them to None.
-    Cost: one broadcast per parameter at each step.
+    only, and what is changed in its groups between steps, such as lr or weight decay, counts.
+    step() does to all parameters, transposed ones too, what make(params).step() would, and leaves
+    gradients alone; all ranks have the same ones then, or None. It raises what own.step() raises
+    on its rank. zero_grad() sets all gradients to None. Cost: one broadcast per parameter at each
+    step.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # Who updates what, and how do the others get it?
@@ -48,8 +49,9 @@ def reduce_to_owners(params):
     """ZeRO-2: on each parameter's owner, leave in .grad the mean of all ranks' gradients.
 
     On the other ranks leave None. Parameter i belongs to rank i % n. Every rank has a contiguous
-    gradient of its own for every parameter, of any shape and dtype. The mean comes out also where
-    the sum would overflow. Cost: one reduce per parameter, in the same order on all ranks.
+    gradient of its own for every parameter, of any shape and any floating-point or complex dtype.
+    The mean comes out also where the sum would overflow. Cost: one reduce per parameter, in the
+    same order on all ranks.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # What is in the tensor of a rank that is not the destination of a reduce?
@@ -62,17 +64,24 @@ def reduce_to_owners(params):
     # answer: end
 
 
-def _parameters(trial: Trial) -> list[nn.Parameter]:
-    """Two or three for each rank, of several shapes; the same values on every rank."""
-    shapes = [(3,), (2, 2), (1,), (5, 2), (), (0, 2), (2, 1, 3)]
+def _parameters(trial: Trial, number: int = 0) -> list[nn.Parameter]:
+    """Two or three for each rank, or `number`; of several shapes, matrices transposed; equal on every rank."""
+    shapes = list(islice(cycle([(3,), (2, 2), (1,), (5, 2), (), (0, 2), (2, 1, 3)]), number or 2 * trial.size + 5))
     generator = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(shapes[i % 7], generator=generator, dtype=torch.float64) for i in range(2 * trial.size + 5)]
-    return [nn.Parameter(tensor.to(trial.device)) for tensor in tensors]
+    tensors = [torch.randn(shape[::-1], generator=generator, dtype=torch.float64).to(trial.device) for shape in shapes]
+    return [
+        nn.Parameter(each.mT if each.dim() == 2 else each.view(shape))
+        for each, shape in zip(tensors, shapes, strict=True)
+    ]
 
 
 def _gradients(params: list[nn.Parameter], rank: int, step: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(100 * step + rank)
-    return [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device, p.dtype) for p in params]
+    gradients = []
+    for p in params:
+        dtype = torch.complex128 if p.is_complex() else torch.float64
+        gradients.append(torch.randn(p.shape, generator=generator, dtype=dtype).to(p.device, p.dtype))
+    return gradients
 
 
 def _mean_gradients(params: list[nn.Parameter], n: int, step: int) -> list[torch.Tensor]:
@@ -91,6 +100,10 @@ def _adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 def _momentum(params: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=1e-100, momentum=0.5)
+
+
+def _plain(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
 
 
 def _failing(params: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -121,6 +134,7 @@ class _Training:
             if number:  # a schedule, and weights that are loaded
                 for group in own.param_groups:
                     group["lr"] *= 0.5
+                    group["weight_decay"] += 0.25
                 with torch.no_grad():
                     self.params[-1].mul_(-2)
             gradients = self._set_gradients(number)
@@ -161,14 +175,16 @@ def _train(answer: Callable, params: list[nn.Parameter], training: _Training, st
 
 def examine_sharded_optimizer(trial: Trial) -> None:
     """V against one process with all gradients, A, M: elements of state, C: broadcasts; after one step and two."""
-    for steps, make in ((1, _adam), (2, _adam), (2, _momentum))[: 3 if trial.on_all_ranks else 1]:
+    for steps, make in ((1, _adam), (2, _adam), (2, _momentum), (1, _plain))[: 4 if trial.on_all_ranks else 1]:
         params = _parameters(trial)
         alone = copy.deepcopy(params)
         plain = make(alone)
         _Training(alone, make, trial.size).run(plain, plain.step, plain.zero_grad, steps)
-        case = f"{steps} step{'s' if steps > 1 else ''}{' of SGD with huge gradients' * (make is _momentum)}"
+        case = f"{steps} step{'s' if steps > 1 else ''}{_OF_WHAT.get(make, '')}"
         training = _Training(params, make, trial.size)
-        complaint, held = trial.call(params, training, steps, case=case, using=_train, changes=[VALUES, GRADIENTS])
+        complaint, held = trial.call(
+            list(params), training, steps, case=case, using=_train, changes=[VALUES, GRADIENTS]
+        )
         for i, (parameter, expected) in enumerate(zip(params, alone, strict=True)):
             trial.value(parameter.detach(), expected.detach(), f"parameter {i}", tolerance=1e-9)
         left = [i for i, parameter in enumerate(params) if parameter.grad is not None]
@@ -183,7 +199,7 @@ def examine_sharded_optimizer(trial: Trial) -> None:
     params = _parameters(trial)
     training = _Training(params, _failing, trial.size)
     trial.call(
-        params,
+        list(params),
         training,
         1,
         case="an optimizer whose step() raises",
@@ -193,18 +209,21 @@ def examine_sharded_optimizer(trial: Trial) -> None:
     )
 
 
+_OF_WHAT = {_momentum: " of SGD with huge gradients", _plain: " of plain SGD"}
+
+
 def _too_much(held: object, room: int) -> str:
     return f"has {held} elements, budget {room}" if isinstance(held, int) and held > room else ""
 
 
 def examine_reduce_to_owners(trial: Trial) -> None:
     """V on the owners and None elsewhere, C: one reduce per parameter; M follows from the None."""
-    plain = _parameters(trial)[: 9 if trial.on_all_ranks else 5]
+    plain = _parameters(trial, number=11 if trial.on_all_ranks else 5)
     params = [nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(plain, cycle(_DTYPES), strict=False)]
     for parameter, gradient in zip(params, _odd_gradients(params, trial.rank, trial.size), strict=True):
         parameter.grad = gradient
     before = [parameter.detach().clone() for parameter in params]
-    trial.call(params, changes=[GRADIENTS])
+    trial.call(list(params), changes=[GRADIENTS])
     everyones = [_odd_gradients(params, rank, trial.size) for rank in range(trial.size)]
     means = [sum(gradient / trial.size for gradient in gradients) for gradients in zip(*everyones, strict=True)]
     for i, (parameter, mean) in enumerate(zip(params, means, strict=True)):
@@ -221,14 +240,17 @@ def examine_reduce_to_owners(trial: Trial) -> None:
     trial.cost(calls={"reduce": len(params)}, max_wire_bytes=most)
 
 
-_DTYPES = (torch.float64, torch.float16, torch.float32)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
+_HUGE = (1, 2, 4, 8, 10)  # one of each dtype
 
 
 def _odd_gradients(params: list[nn.Parameter], rank: int, n: int) -> list[torch.Tensor]:
-    """As others, but three: zeros on rank 0, one so large that the sum overflows, and one with NaN and infinity."""
+    """As others, but some: zeros on rank 0, some so large that the sum overflows, and one with NaN and infinity."""
     gradients = _gradients(params, rank, 0)
     gradients[0].mul_(min(rank, 1))
-    gradients[1].fill_(0.75 * torch.finfo(gradients[1].dtype).max)
+    for i in _HUGE:
+        if i < len(gradients):
+            gradients[i].fill_(0.75 * torch.finfo(gradients[i].dtype).max)
     gradients[3].copy_(torch.tensor([[math.nan, math.inf], [0, 1e100], [1e7, 1], [2, 3], [4, rank]]))
     return gradients
 

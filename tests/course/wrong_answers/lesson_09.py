@@ -22,7 +22,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the counters are not reset",
             fails="overlap",
-            says="Rank 0, step 1: when backward returned, 0 of 3 messages were started.",
+            says="step 1, after zero_grad(set_to_none=False): when backward returned, 0 of 3 messages were started.",
             edits={"        missing[:] = map(len, buckets)  # for the next step\n": ""},
             also=("value",),
         ),
@@ -107,8 +107,50 @@ def finish():
             edits={"                each.grad.copy_(part.view_as(each))": "                part.view_as(each)"},
             also=("agreement",),
         ),
+        WrongAnswer(
+            "puts the parts together in the order of arrival",
+            fails="value",
+            says="another order on each rank: the gradient of parameter",
+            edits={
+                "        missing[number_of[parameter]] -= 1\n": (
+                    "        missing[number_of[parameter]] -= 1\n        arrived.append(parameter)\n"
+                ),
+                "    def hook(": "    arrived = []\n\n    def hook(",
+                "bucket = buckets[len(on_the_way)]  #": (
+                    "bucket = [each for each in arrived if number_of[each] == len(on_the_way)]  #"
+                ),
+                "        on_the_way.clear()\n": "        on_the_way.clear()\n        arrived.clear()\n",
+            },
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "takes a bucket for complete when every .grad is there, be it the zeros of zero_grad()",
+            fails="value",
+            says="step 1, after zero_grad(set_to_none=False): the gradient of parameter",
+            edits={
+                "missing[len(on_the_way)] == 0": "all(each.grad is not None for each in buckets[len(on_the_way)])",
+            },
+        ),
+        WrongAnswer(
+            "lets go of the handles only in the next step",
+            fails="memory",
+            says="step 0: 3 handles are still kept",
+            edits={
+                "        on_the_way.clear()\n": "        finish.last = list(on_the_way)\n        on_the_way.clear()\n",
+            },
+        ),
     ),
     "average_through_buffer": (
+        WrongAnswer(
+            "flattens gradients that are not contiguous",
+            fails="memory",
+            says="average() allocates",
+            edits={
+                "torch.div(parameter.grad, dist.get_world_size(), out=view)  #": (
+                    "torch.div(parameter.grad.reshape(-1), dist.get_world_size(), out=view.view(-1))  #"
+                ),
+            },
+        ),
         WrongAnswer(
             "a second room, made beforehand",
             fails="memory",

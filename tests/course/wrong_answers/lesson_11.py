@@ -76,12 +76,52 @@ WRONG_ANSWERS = {
                 "    def step": "    for i, p in enumerate(params): p.requires_grad_(i % n == rank)\n\n    def step"
             },
         ),
+        WrongAnswer(
+            "broadcasts a contiguous copy: a transposed weight never arrives",
+            fails="value",
+            says="1 step: parameter 1 is",
+            edits={"parameter.detach(), src": "parameter.detach().contiguous(), src"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "steps again while there is no state",
+            fails="value",
+            says="1 step of plain SGD: parameter 0 is",
+            edits={"        own.step()\n": "        own.step()\n        if not own.state:\n            own.step()\n"},
+        ),
+        WrongAnswer(
+            "empties the caller's list",
+            fails="untouched",
+            says="1 step: argument 1 has other entries than before",
+            edits={
+                "    own = make": "    mine = list(params)\n    params.clear()\n    params = mine\n    own = make",
+            },
+        ),
     ),
     "reduce_to_owners": (
         WrongAnswer(
+            "empties the caller's list",
+            fails="untouched",
+            says="params has other entries than before",
+            edits={
+                "    for i, parameter in enumerate(params):": (
+                    "    mine = list(params)\n    params.clear()\n    for i, parameter in enumerate(mine):"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "divides after the sum in bfloat16",
+            fails="value",
+            says="parameter 2, which this rank owns: .grad is [inf], should be",
+            edits={
+                "parameter.grad /= n": "parameter.grad /= 1 if parameter.dtype == torch.bfloat16 else n",
+                "dst=i % n)": "dst=i % n)\n        parameter.grad /= n if parameter.dtype == torch.bfloat16 else 1",
+            },
+        ),
+        WrongAnswer(
             "divides after the sum, which overflows",
             fails="value",
-            says=".grad is [inf",
+            says=".grad is inf",
             edits={"        parameter.grad /= n\n": "", "dst=i % n)\n": "dst=i % n)\n        parameter.grad /= n\n"},
         ),
         WrongAnswer(
@@ -93,7 +133,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "an all-reduce, of which n - 1 throw the result away",
             fails="cost",
-            says="calls all_reduce 9 times, budget 0",
+            says="calls all_reduce 11 times, budget 0",
             edits={"dist.reduce(parameter.grad, dst=i % n)": "dist.all_reduce(parameter.grad)"},
         ),
         WrongAnswer(
