@@ -14,13 +14,16 @@ import torch.distributed as dist
 from scratch_ddp.cells.flight_recorder import describe_call
 from scratch_ddp.cells.rank import interruptible_group
 
+NO_SENDER = "recv names no sender: a message of another call can be taken for this one"
+
 
 @contextlib.contextmanager
 def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
     """Raise ValueError where a message doesn't fit, on the rank that comes to it second, before gloo hears of it.
 
-    Nobody waits for the other end. Costs one operation on the store per collective, two per message, and two for each
-    other rank in an all_to_all_single. Seen is what goes through interruptible groups; a receive from any rank is not.
+    Also where a receive names no sender. Nobody waits for the other end. Costs one operation on the store per
+    collective, two per message, and two for each other rank in an all_to_all_single. Seen is what goes through
+    interruptible groups.
     """
     numbers: Counter[str] = Counter()
     own_rank = dist.get_rank()
@@ -29,7 +32,9 @@ def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
         if "pieces" in call:
             compare_pieces(f"{prefix}/{call['group']}/all-to-all {call['number']}", *call["pieces"])
         if not call["peer"]:
-            compare_collectives(call["group"], describe_call(call))
+            compare_collectives(call["group"], describe_call(call | {"given": call.get("passed", call["given"])}))
+        if call["peer"] == " from any rank":
+            raise ValueError(NO_SENDER)
         way, _, peer = call["peer"].strip().rpartition(" rank ")
         if not peer.isdigit():
             return

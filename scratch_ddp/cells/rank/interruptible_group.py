@@ -170,6 +170,8 @@ class InterruptibleGroup(dist.ProcessGroup):
         )
         if operation == "alltoall_base":
             call["pieces"] = self._own_rank, *_pieces(self._own_size, *args[:4])
+        if operation == "allgather":
+            call["passed"] = _describe(args[1:], dtype_only=False)
         for observe in observers:
             observe(call)
         gloo = self._gloo

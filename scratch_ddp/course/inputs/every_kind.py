@@ -7,6 +7,7 @@ import functools
 
 import torch
 
+INT16 = "int16 with a sum above 2¹¹"  # the last of the further ones: gloo does not know it
 _SMALLEST_HALF = 2.0**-24  # 0 in a dtype with a shorter exponent, and in a sum that starts from a large number
 
 
@@ -36,6 +37,19 @@ def parts_of_every_kind(n: int) -> dict[str, list[torch.Tensor]]:
         "no elements, 0 × 3": lambda rank: torch.zeros(0, 3),
     }
     return {name: [part(rank) for rank in ranks] for name, part in by_name.items()}
+
+
+def parts_of_further_dtypes(n: int) -> dict[str, list[torch.Tensor]]:
+    """By name, as above: other dtypes of numbers, and tensors of many elements."""
+    by_name = {
+        "int8": lambda rank: torch.tensor([100 + rank, -rank], dtype=torch.int8),
+        "int32 above 2²⁴": lambda rank: torch.tensor([2**25 + 1, 2**30 + rank, -rank], dtype=torch.int32),
+        "-0.0 on all ranks": lambda rank: torch.tensor([-0.0, rank]),
+        "20,003 elements of float32": lambda rank: torch.arange(20_003.0) + 2**18 * rank + 1,
+        "20,003 elements of float64": lambda rank: torch.arange(20_003, dtype=torch.float64) + 2.0**40 * rank + 1,
+        INT16: lambda rank: torch.tensor([2**12 + 1, 30_000 * rank % 2**15], dtype=torch.int16),
+    }
+    return {name: [part(rank) for rank in range(n)] for name, part in by_name.items()}
 
 
 def total_of(parts: list[torch.Tensor]) -> torch.Tensor:

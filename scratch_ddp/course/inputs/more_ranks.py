@@ -6,13 +6,15 @@ would have waited for whom is computed from the order of each rank's calls, as `
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.attempt import MessageLog, left_over
+from scratch_ddp.course.message_sizes import NO_SENDER
 from scratch_ddp.instruments.traffic import Counts, Totals
 from scratch_ddp.instruments.traffic.calls import Call
 from scratch_ddp.instruments.traffic.rounds import Start, Wait
@@ -23,7 +25,8 @@ Messages = dict[tuple[int, int, int], torch.Tensor]  # by sender, receiver and n
 class MoreRanks:
     """parts: the tensor of each rank. root: a rank that the answer is given as its second argument.
 
-    Afterwards `tensors` are the ranks' tensors, `results` what each call returned, `totals` what was sent, and
+    Afterwards `tensors` are the ranks' tensors, `results` what each call returned, `totals` what was sent, `largest`
+    the bytes of the largest message, `buffers` how many tensors a rank has received into and still holds, at most, and
     `left_over` says what was sent and not received.
     """
 
@@ -38,6 +41,8 @@ class MoreRanks:
             if before.keys() == messages.keys() and all(_same(before[key], messages[key]) for key in messages):
                 break
         self.totals = Totals.of([(seat.counts, seat.events) for seat in seats])
+        self.largest = max((call.payload for seat in seats for call in seat.log.calls), default=0)
+        self.buffers = max(seat.buffers for seat in seats)
         self.left_over = left_over([seat.log.as_fact() for seat in seats])
 
     def _played(self, answer: Callable, rank: int, before: Messages, messages: Messages) -> "_Seat":
@@ -61,8 +66,10 @@ class _Seat(dist.ProcessGroup):
         self._rank, self._size, self._before, self._messages = rank, size, before, messages
         self.log, self.counts, self.events = MessageLog(range(size)), Counts(), []
         self._numbers: dict[tuple[int, int], int] = {}
+        self._received_into: list[weakref.ref] = []
+        self.buffers = 0
         # As attributes of the object: `traffic` replaces methods of the class, and these messages are not sent.
-        self.send, self.recv = self._send, self._receive
+        self.send, self.recv, self.recv_anysource = self._send, self._receive, self._receive_from_any
 
     def size(self) -> int:
         return self._size
@@ -92,6 +99,9 @@ class _Seat(dist.ProcessGroup):
 
     def _receive(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> "_Work":
         key = self._next(src, self._rank)
+        self._received_into = [each for each in self._received_into if each() is not None and each() is not tensors[0]]
+        self._received_into.append(weakref.ref(tensors[0]))
+        self.buffers = max(self.buffers, len(self._received_into))
         sent = self._messages.get(key, self._before.get(key))
         if sent is not None:
             if (sent.numel(), sent.dtype) != (tensors[0].numel(), tensors[0].dtype):
@@ -100,6 +110,9 @@ class _Seat(dist.ProcessGroup):
             with torch.no_grad():
                 tensors[0].copy_(sent.view_as(tensors[0]))
         return self._started("recv", tensors[0], src)
+
+    def _receive_from_any(self, *_: Any) -> NoReturn:
+        raise ValueError(NO_SENDER)
 
     def _next(self, sender: int, receiver: int) -> tuple[int, int, int]:
         peer = receiver if sender == self._rank else sender

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.trial import Trial
@@ -97,22 +97,24 @@ def examine_get(trial: Trial) -> None:
         trial.value(answer, right)
     trial.cost(calls={})
 
-    def unknown(answer: Callable, *keys: str) -> list[str]:
-        return [_refusal(answer, what) for what in keys]
+    def unknown(answer: Callable, *keys: str | None) -> list[str]:
+        return [_refusal(answer, what, *given) for given in ((), (mesh["inner"],)) for what in keys]
 
-    for complaint in trial.call("left", "NEXT", "", case="unknown keys", using=unknown):
+    for complaint in trial.call("left", "NEXT", "", None, case="unknown keys", using=unknown):
         trial.criterion("value", complaint)
 
 
-def _refusal(answer: Callable, what: str) -> str:
+def _refusal(answer: Callable, what: str | None, *mesh: DeviceMesh) -> str:
     """What is wrong with how the answer refuses a key; "" if it raises ValueError."""
+    key = "None" if what is None else f'"{what}"'
+    asked = f"get({key}{', mesh' if mesh else ''})"
     try:
-        answer(what)
+        answer(what, *mesh)
     except ValueError:
         return ""
     except Exception as error:
-        return f'get("{what}") raised {type(error).__name__}, should raise ValueError'
-    return f'get("{what}") returned, should raise ValueError'
+        return f"{asked} raised {type(error).__name__}, should raise ValueError"
+    return f"{asked} returned, should raise ValueError"
 
 
 GET = Exercise(get, examine_get)

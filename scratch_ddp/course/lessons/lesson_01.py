@@ -1,10 +1,13 @@
 """Lesson 01, collectives: all-reduce in two steps, and an all-gather of tensors that differ in length."""
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.inputs.every_kind import parts_of_every_kind, total_of
+from scratch_ddp.course.inputs.every_kind import INT16, parts_of_every_kind, parts_of_further_dtypes, total_of
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -14,7 +17,8 @@ FLOAT, INTEGER = 4, 8  # bytes
 def all_reduce_in_two_steps(tensor, root=0):
     """Leave the sum of all ranks' tensors in `tensor` on every rank, by way of rank `root`.
 
-    `tensor` is contiguous, of any shape; float16, bfloat16, float32, float64 or integers.
+    `tensor` is contiguous, of any shape; float16, bfloat16, float32, float64, uint8, int8, int32
+    or int64. It may be a part of a larger tensor, whose other elements stay as they are.
     Cost: one dist.reduce to `root` and one dist.broadcast from it, of the tensor's own bytes.
     """
     # Who holds the sum after the first step?
@@ -29,12 +33,20 @@ def examine_all_reduce_in_two_steps(trial: Trial) -> None:
     n = trial.size
     everyones = [torch.arange(4.0) + 10**rank for rank in range(n)]
     cases = [(f"root={root}", root, everyones) for root in range(n)]
-    kinds = {kind: parts for kind, parts in parts_of_every_kind(n).items() if not parts[0].is_complex()}
+    kinds = parts_of_every_kind(n) | parts_of_further_dtypes(n)
+    kinds = {kind: parts for kind, parts in kinds.items() if kind != INT16 and not parts[0].is_complex()}
     cases += [(kind, n - 1, parts) for kind, parts in kinds.items() if trial.on_all_ranks]
+    cases.append(("no root given", 0, everyones))
     for case, root, parts in cases:
-        tensor = parts[trial.rank].clone().to(trial.device)
-        trial.call(tensor, root, case=case, changes=[tensor])
-        trial.value(tensor, total_of(parts).to(trial.device), "tensor")
+        mine, expected = parts[trial.rank].to(trial.device), total_of(parts).to(trial.device)
+        whole = torch.cat([mine.flatten()] * 3)
+        before, inside, behind = whole.view(3, mine.numel()).unbind()
+        tensor = inside.view(mine.shape)
+        named = {} if case == "no root given" else {"root": root}
+        trial.call(tensor, case=case, changes=[tensor], using=functools.partial(_with_names, named))
+        trial.value(tensor, expected, "tensor", every_bit=not expected.isnan().any())
+        for beside in (before, behind):
+            trial.untouched(beside, mine.flatten(), "what lies beside `tensor` in a larger one")
         trial.agreement(tensor)
         by_way_of = {call.peer for call in trial.calls if call.name in ("reduce", "broadcast")}
         trial.criterion("root", f"goes by way of rank {min(by_way_of - {root})}" if by_way_of - {root} else "")
@@ -42,6 +54,10 @@ def examine_all_reduce_in_two_steps(trial: Trial) -> None:
             sum(ring_bytes(name, tensor.nbytes, n, rank, root) for name in ("reduce", "broadcast")) for rank in range(n)
         )
         trial.cost(calls={"reduce": 1, "broadcast": 1}, max_wire_bytes=wire)
+
+
+def _with_names(named: dict[str, int], answer: Callable, tensor: torch.Tensor) -> None:
+    answer(tensor, **named)
 
 
 ALL_REDUCE_IN_TWO_STEPS = Exercise(all_reduce_in_two_steps, examine_all_reduce_in_two_steps)
@@ -78,8 +94,12 @@ def examine_all_gather_uneven(trial: Trial) -> None:
         (f"lengths {lengths}", [10.0**rank + torch.arange(length) for rank, length in enumerate(lengths)])
         for lengths in ([rank + 1 for rank in range(n)], [3 * (n - 1 - rank) for rank in range(n)], [0] * n)
     ]
-    odd = torch.tensor([0.0, torch.nan, -0.0, torch.inf, 0.0])
+    odd = torch.tensor([0.0, torch.nan, -0.0, torch.inf, 0.0, torch.nan])
+    odd[-1:].view(torch.int32).fill_(0x7F800001)  # a NaN that every operation of arithmetic changes
     cases.append(("zeros, NaN and infinity", [odd[: 5 - rank % 5].clone() for rank in range(n)]))
+    cases.append(("a NaN with bits of its own", [odd[5 - rank % 5 :].clone() for rank in range(n)]))
+    cases.append(("a part of a longer tensor", [torch.arange(9.0)[rank + 2 : 2 * rank + 3] for rank in range(n)]))
+    cases.append(("70,001 elements on rank 0", [torch.arange(float(rank or 70_001)) for rank in range(n)]))
     cases.append(("every second element of a tensor", [torch.arange(8.0)[rank % 2 :: 2] for rank in range(n)]))
     cases.append((f"drawn with seed {trial.seed}", [torch.randn(length, generator=generator) for length in drawn]))
     for case, tensors in cases if trial.on_all_ranks else cases[1::4]:

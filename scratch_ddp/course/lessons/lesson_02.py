@@ -11,14 +11,14 @@ import torch.distributed as dist
 
 from scratch_ddp.collectives import send_recv, tree_broadcast
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.inputs.every_kind import parts_of_every_kind, total_of
+from scratch_ddp.course.inputs.every_kind import INT16, parts_of_every_kind, parts_of_further_dtypes, total_of
 from scratch_ddp.course.inputs.more_ranks import MoreRanks
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
-MORE = 5  # ranks: more than a lesson has
+MORE = (5, 7)  # ranks: more than a lesson has
 DOUBLE = "float64, 2 × 2"  # the kind of tensor whose memory is counted
 
 
@@ -56,7 +56,7 @@ def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
 
     `tensor` is contiguous, of any shape and any dtype of numbers, added as by torch's `+`.
     Messages stay in `group`, of one rank or more.
-    Cost: each rank sends 2(n-1) messages of at most ⌈S/n⌉ (whole elements), some may be empty.
+    Cost: each rank sends 2(n-1) messages, each of at most ⌈S/n⌉ (whole elements), some empty.
     In every algorithm the busiest rank sends 2(n-1)/n·S or more (Patarasuk and Yuan 2009).
     Depth 2(n-1). Memory: at most 2·⌈S/n⌉ beside `tensor`.
     """
@@ -84,7 +84,14 @@ def rounds_of_a_tree(n: int) -> int:
 
 def kinds_for(trial: Trial) -> dict[str, list[torch.Tensor]]:
     """Every kind of tensor; none elsewhere than on all ranks."""
-    return parts_of_every_kind(trial.size) if trial.on_all_ranks else {}
+    if not trial.on_all_ranks:
+        return {}
+    return parts_of_every_kind(trial.size) | parts_of_further_dtypes(trial.size)
+
+
+def has_no_nan(expected: torch.Tensor) -> bool:
+    """Then its bits are known: which NaN a sum gives depends on the order."""
+    return not expected.isnan().any()
 
 
 def examine_tree_broadcast(trial: Trial) -> None:
@@ -92,17 +99,20 @@ def examine_tree_broadcast(trial: Trial) -> None:
     n = trial.size
     vectors = vectors_of(n)
     cases = [(f"src={trial.peer(src)}", src, vectors) for src in range(n)]
-    cases += [(kind, n - 1, parts) for kind, parts in kinds_for(trial).items()]
+    boolean = [torch.tensor([rank % 2 == 0, True]) for rank in range(n)]
+    cases += [(kind, n - 1, parts) for kind, parts in (kinds_for(trial) | {"bool": boolean}).items()]
     for case, src, parts in cases:
+        if case == INT16:  # torch's collectives refuse it: first say what else is wrong
+            trial.end_if_wrong()
         tensor = parts[trial.rank].clone().to(trial.device)
         trial.call(tensor, trial.peer(src), case=case, changes=[tensor])
         trial.value(tensor, parts[src].to(trial.device), "tensor", every_bit=True)
         trial.agreement(tensor)
         trial.cost(**budget_of_a_tree(n, rounds_of_a_tree(n) * tensor.nbytes), note=_received_too_often)
-    if trial.size == 1:  # the last of the worlds
-        parts, src = vectors_of(MORE), 1 + trial.seed % (MORE - 1)
-        budget = budget_of_a_tree(MORE, rounds_of_a_tree(MORE) * parts[0].nbytes)
-        examine_on_more_ranks(trial, parts, [parts[src]] * MORE, budget, src)
+    for more in MORE if trial.size == 1 else ():  # the last of the worlds
+        parts, src = vectors_of(more), 1 + trial.seed % (more - 1)
+        budget = budget_of_a_tree(more, rounds_of_a_tree(more) * parts[0].nbytes)
+        examine_on_more_ranks(trial, parts, [parts[src]] * more, budget, src)
 
 
 def vectors_of(n: int) -> list[torch.Tensor]:
@@ -115,7 +125,7 @@ def budget_of_a_tree(n: int, most: int) -> dict[str, Any]:
 
 def examine_on_more_ranks(
     trial: Trial, parts: list[torch.Tensor], expected: list[torch.Tensor], budget: dict[str, Any], root: int | None
-) -> None:
+) -> MoreRanks:
     """V and C where there are as many ranks as `parts`. They take turns in one process (`more_ranks`)."""
     ran = MoreRanks(parts, root)
     trial.place = f"if there were {len(parts)} ranks"
@@ -124,6 +134,11 @@ def examine_on_more_ranks(
     for rank, tensor in enumerate(ran.tensors):
         trial.value(tensor, expected[rank], f"rank {rank}'s tensor", 1e-6)
     trial.cost(**budget, totals=ran.totals)
+    return ran
+
+
+def too_large(payload: int, chunk: int) -> str:
+    return f"a message has {payload:,} bytes, should have {chunk:,} at most" if payload > chunk else ""
 
 
 def _received_too_often(totals: Totals) -> str:
@@ -138,20 +153,25 @@ def examine_reduce(trial: Trial) -> None:
     cases = [(f"dst={trial.peer(dst)}", dst, everyones) for dst in range(n)]
     cases += [(kind, 0, parts) for kind, parts in kinds_for(trial).items()]
     for case, dst, parts in cases:
+        if case == INT16:  # torch's collectives refuse it: first say what else is wrong
+            trial.end_if_wrong()
         tensor = parts[trial.rank].clone().to(trial.device)
         if case == DOUBLE:
             trial.call_within(2 * tensor.numel(), tensor, trial.peer(dst), case=case, changes=[tensor])
         else:
             trial.call(tensor, trial.peer(dst), case=case, changes=[tensor])
         if trial.rank == dst:
-            trial.value(tensor, total_of(parts).to(trial.device), "tensor")
+            total = total_of(parts)
+            trial.value(tensor, total.to(trial.device), "tensor", every_bit=has_no_nan(total))
         else:
             trial.untouched(tensor, parts[trial.rank].to(trial.device), "tensor")
         trial.cost(**budget_of_a_tree(n, tensor.nbytes))
-    if trial.size == 1:  # the last of the worlds
-        parts, dst = vectors_of(MORE), 1 + trial.seed % (MORE - 1)
+    for more in MORE if trial.size == 1 else ():  # the last of the worlds
+        parts, dst = vectors_of(more), 1 + trial.seed % (more - 1)
         expected = [*parts[:dst], total_of(parts), *parts[dst + 1 :]]
-        examine_on_more_ranks(trial, parts, expected, budget_of_a_tree(MORE, parts[0].nbytes), dst)
+        ran = examine_on_more_ranks(trial, parts, expected, budget_of_a_tree(more, parts[0].nbytes), dst)
+        kept = f"holds {ran.buffers} tensors that it has received into, budget 2"
+        trial.criterion("memory", kept if ran.buffers > 2 else "")
 
 
 def examine_ring_all_reduce(trial: Trial) -> None:
@@ -160,26 +180,34 @@ def examine_ring_all_reduce(trial: Trial) -> None:
     drawn = int(torch.randint(1, 40, (), generator=generator))
     sizes = {f"{drawn} elements drawn with seed {trial.seed}": drawn}
     if trial.on_all_ranks:  # other sizes are among `kinds_for`
-        sizes = {f"{3 * n + 1} elements": 3 * n + 1}
+        sizes = {f"{4 * n - 1} elements": 4 * n - 1, f"{n - 1} elements": n - 1}
     cases = {case: list(torch.randn(n, size, generator=generator)) for case, size in sizes.items()}
-    large = {"20,003 elements": list(torch.randn(n, 20_003, generator=generator))} if trial.on_all_ranks else {}
-    for case, parts in (cases | kinds_for(trial) | large).items():
+    cases["1 element, with a sum that depends on the order"] = [
+        torch.tensor([1.0 if rank == 0 else 2.0**-24]) for rank in range(n)
+    ]
+    for case, parts in (cases | kinds_for(trial)).items():
+        if case == INT16:  # torch's collectives refuse it: first say what else is wrong
+            trial.end_if_wrong()
         tensor = parts[trial.rank].clone().to(trial.device)
         chunk = -(-tensor.numel() // n)
         if case == DOUBLE:
             result = trial.call_within(2 * chunk, tensor, case=case, changes=[tensor])
         else:
             result = trial.call(tensor, case=case, changes=[tensor])
-        rounded = case in cases or case in large
+        rounded = case in cases
         expected = total_of([part.double() for part in parts]).to(tensor) if rounded else total_of(parts)
-        trial.value(tensor, expected.to(trial.device), "tensor", 1e-6 if rounded else 0.0)
+        every_bit = not rounded and has_no_nan(expected)
+        trial.value(tensor, expected.to(trial.device), "tensor", 1e-6 if rounded else 0.0, every_bit)
         trial.criterion("value", "" if result is tensor else "is not `tensor` itself", "the result")
         trial.agreement(tensor)
         trial.cost(**budget_of_a_ring(n, chunk * tensor.element_size()))
-    if trial.size == 1:  # the last of the worlds
-        parts = list(torch.randn(MORE, 2 * MORE + 3, generator=generator))
-        total = total_of([part.double() for part in parts]).float()
-        examine_on_more_ranks(trial, parts, [total] * MORE, budget_of_a_ring(MORE, 3 * parts[0].element_size()), None)
+        largest = max((call.payload for call in trial.calls), default=0)
+        trial.criterion("chunks", too_large(largest, chunk * tensor.element_size()))
+    for more in MORE if trial.size == 1 else ():  # the last of the worlds
+        parts = list(torch.randn(more, 2 * more + 3, generator=generator))
+        total, chunk = total_of([part.double() for part in parts]).float(), 3 * parts[0].element_size()
+        ran = examine_on_more_ranks(trial, parts, [total] * more, budget_of_a_ring(more, chunk), None)
+        trial.criterion("chunks", too_large(ran.largest, chunk))
 
 
 def budget_of_a_ring(n: int, chunk: int) -> dict[str, Any]:

@@ -91,6 +91,14 @@ WRONG_ANSWERS = {
             """,
         ),
         WrongAnswer(
+            "no error for an unknown key if a mesh is given",
+            fails="value",
+            says='unknown keys: get("left", mesh) returned, should raise ValueError',
+            edits={
+                '    if what == "next":\n': '    if what == "next" or dm is not None and what not in ("ws", "pg"):\n'
+            },
+        ),
+        WrongAnswer(
             "the neighbour on the other side",
             fails="value",
             says='Rank 0, get("next"): the result is 3, should be 1.',

@@ -66,6 +66,28 @@ WRONG_ANSWERS = {
             also=("cost",),
         ),
         WrongAnswer(
+            "adds up int32 in float32",
+            fails="value",
+            says="int32 above 2²⁴: tensor is",
+            body="""
+                t = tensor.float() if tensor.dtype == torch.int32 else tensor
+                dist.reduce(t, root)
+                dist.broadcast(t, root)
+                tensor.copy_(t)
+            """,
+        ),
+        WrongAnswer(
+            "sums the larger tensor that it is a part of",
+            fails="untouched",
+            says="what lies beside `tensor` in a larger one is",
+            body="""
+                whole = tensor if tensor._base is None else tensor._base
+                dist.reduce(whole, root)
+                dist.broadcast(whole, root)
+            """,
+            also=("cost",),
+        ),
+        WrongAnswer(
             "hides NaN and infinity",
             fails="value",
             says="float32 with NaN, infinity and -0.0: tensor is [0, 3.40282e+38,",
@@ -137,6 +159,29 @@ WRONG_ANSWERS = {
             fails="value",
             says="the result differs in some bits, as 0.0 and -0.0 do",
             edits={"padded[: len(tensor)] = tensor": "padded[: len(tensor)] += tensor"},
+        ),
+        WrongAnswer(
+            "takes the longest tensor to have 1,000 elements more than its own at most",
+            fails="runs",
+            says="calls all_gather of",
+            edits={"longest = int(max(lengths))": "longest = min(int(max(lengths)), len(tensor) + 1000)"},
+        ),
+        WrongAnswer(
+            "multiplies by 1, which changes the bits of some NaN",
+            fails="value",
+            says="a NaN with bits of its own: the result differs in some bits",
+            edits={"padded[: len(tensor)] = tensor": "padded[: len(tensor)] = tensor * 1.0"},
+        ),
+        WrongAnswer(
+            "forgets where in its storage the tensor begins",
+            fails="value",
+            says="a part of a longer tensor: the result at entry 0",
+            edits={
+                "padded[: len(tensor)] = tensor": "part = tensor\n"
+                "    if tensor.is_contiguous():\n"
+                "        part = tensor.as_strided(tensor.shape, tensor.stride(), 0)\n"
+                "    padded[: len(tensor)] = part"
+            },
         ),
         WrongAnswer(
             "sends the length as a float32",

@@ -17,6 +17,25 @@ WRONG_ANSWERS = {
             edits={"reach *= 2": "reach += 1"},
         ),
         WrongAnswer(
+            "every place serves 2 · place + 1 and 2 · place + 2",
+            fails="cost",
+            says="if there were 7 ranks, rank ",
+            body="""
+                place = (rank - root) % n
+                if place:
+                    dist.recv(tensor, group=group, group_src=((place - 1) // 2 + root) % n)
+                for child in (2 * place + 1, 2 * place + 2):
+                    if child < n:
+                        dist.send(tensor, group=group, group_dst=(child + root) % n)
+            """,
+        ),
+        WrongAnswer(
+            "receives from any rank",
+            fails="runs",
+            says="recv names no sender: a message of another call can be taken for this one",
+            edits={"dist.recv(tensor, group=group, group_src=(rank - reach) % n)": "dist.recv(tensor, group=group)"},
+        ),
+        WrongAnswer(
             "a star: the source sends to one after the other",
             fails="cost",
             says="4 ranks, src=0: 60 bytes from one rank, budget 40; depth 3, budget 2.",
@@ -144,6 +163,21 @@ WRONG_ANSWERS = {
             """,
         ),
         WrongAnswer(
+            "starts from zeros, so that -0.0 becomes 0.0",
+            fails="value",
+            says="-0.0 on all ranks: tensor differs in some bits, as 0.0 and -0.0 do",
+            edits={"total = arriving.add_(total)": "total = arriving.add_(total).add_(0)"},
+        ),
+        WrongAnswer(
+            "keeps everything that arrives, in a list",
+            fails="memory",
+            says="if there were 5 ranks, rank ",
+            edits={
+                "    total = tensor\n": "    total, kept = tensor, []\n",
+                "total = arriving.add_(total)": "total = arriving.add_(total)\n            kept.append(arriving)",
+            },
+        ),
+        WrongAnswer(
             "never waits for what it sends",
             fails="waits",
             says="send was started and never waited for, once",
@@ -166,7 +200,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the false ring: whole tensors go round (pytorch/tutorials#1039)",
             fails="cost",
-            says="4 ranks, 13 elements: 156 bytes from one rank, budget 96.",
+            says="4 ranks, 15 elements: 180 bytes from one rank, budget 96.",
             body="""
                 total = tensor.clone()
                 leaving, arriving = tensor.clone(), torch.empty_like(tensor)
@@ -176,7 +210,17 @@ WRONG_ANSWERS = {
                     leaving, arriving = arriving, leaving
                 tensor.copy_(total)
             """,
-            also=("agreement", "memory"),  # every rank adds in another order
+            also=("agreement", "memory", "chunks"),  # every rank adds in another order
+        ),
+        WrongAnswer(
+            "the last chunk takes the remainder",
+            fails="chunks",
+            says="Rank 0, 15 elements: a message has 24 bytes, should have 16 at most.",
+            edits={
+                "tensor.view(-1).tensor_split(n)": "tensor.view(-1).split(\n"
+                "        [tensor.numel() // n] * (n - 1) + [tensor.numel() - tensor.numel() // n * (n - 1)])",
+                "torch.empty_like(chunks[0])": "torch.empty_like(chunks[-1])",
+            },
         ),
         WrongAnswer(
             "works on a copy of the whole tensor",
@@ -198,7 +242,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "one rank after the other",
             fails="cost",
-            says="4 ranks, 13 elements: depth 24, budget 6.",
+            says="4 ranks, 15 elements: depth 24, budget 6.",
             edits={
                 "    for step in range(n - 1):  # reduce": "    def send_recv(leaving, dst, arriving, src, group):\n"
                 "        if rank:\n"
@@ -214,13 +258,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes n to divide the number of elements",
             fails="runs",
-            says="13 elements: Ranks 0, 1, 2 and 3 raised RuntimeError: shape '[4, -1]' is invalid",
+            says="15 elements: Ranks 0, 1, 2 and 3 raised RuntimeError: shape '[4, -1]' is invalid",
             edits={"tensor.view(-1).tensor_split(n)": "tensor.view(n, -1)"},
         ),
         WrongAnswer(
             "drops the remainder",
             fails="value",
-            says="13 elements: tensor is wrong in 1 of 13 elements: element 12 is",
+            says="15 elements: tensor is wrong in 3 of 15 elements: element 12 is",
             edits={"view(-1).tensor_split(n)": "view(-1)[: tensor.numel() // n * n].tensor_split(n)"},
             also=("agreement",),
         ),
@@ -233,7 +277,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the complete chunks are never passed on",
             fails="value",
-            says="Rank 0, 13 elements: tensor is wrong in 10 of 13 elements",
+            says="Rank 0, 15 elements: tensor is wrong in 1",
             edits={"for step in range(n - 1):  # all-gather": "for step in range(0):  # all-gather"},
             also=("agreement",),
         ),
