@@ -15,8 +15,9 @@ def sharded_step(shards, inputs, targets, lr):
     """One step of SGD on one or more linear layers with a relu between them.
 
     shards: a list of this rank's rows of each layer's weight, first layer first; all ranks have
-    equally many. They are contiguous, and updated in place. inputs, targets: this rank's items; other ranks may
-    have more, fewer or none. The loss is half the sum of the squared errors over all ranks' items.
+    equally many. They are contiguous, and updated in place. inputs, targets: this rank's items;
+    other ranks may have more, fewer or none. The loss is half the sum of the squared errors over
+    all ranks' items.
     Cost: for each layer two all-gathers and one reduce-scatter.
     Memory: beside the arguments, what layers put out and the gradients of that, one whole matrix at
     once, be it a weight or a gradient, and two shards. Nothing is kept outside of torch.
