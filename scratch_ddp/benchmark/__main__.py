@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 from scratch_ddp.benchmark import (
-    cells,
     collectives,
     ddp,
     fsdp,
@@ -18,9 +17,10 @@ from scratch_ddp.benchmark import (
     tensor_parallel,
     zero,
 )
+from scratch_ddp.benchmark.rank_cells import one_host
 
 COMMANDS = {
-    "cells": (cells, "rank cells: start, round trip, Stop, killed ranks, shutdown"),
+    "cells": (one_host, "rank cells: start, round trip, Stop, killed ranks, shutdown"),
     "collectives": (collectives, "times and bandwidths of collectives"),
     "ddp": (ddp, "steps of the data-parallel strategies against torch's"),
     "fsdp": (fsdp, "the sharded model against torch's fully_shard: steps, memory, hidden communication"),

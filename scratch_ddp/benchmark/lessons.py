@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scratch_ddp.benchmark.command import TableRow, median_and_range, positive_count, report
-from scratch_ddp.benchmark.processes import busy_cores
+from scratch_ddp.benchmark.rank_cells.processes import busy_cores
 from scratch_ddp.commands.lessons import lesson_paths
 from scratch_ddp.instruments.timing import machine
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from scratch_ddp.benchmark.command import REPORTED, TableRow, positive_count, report
 from scratch_ddp.course.pages import measured_layouts
 from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Layout, flops_per_token, rank_memory, training
-from scratch_ddp.instruments.cost.forecast import tflops_of_device
-from scratch_ddp.instruments.cost.models import LLAMA_3, MEGATRON
+from scratch_ddp.instruments.cost.layouts.forecast import tflops_of_device
+from scratch_ddp.instruments.cost.layouts.models import LLAMA_3, MEGATRON
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.timing import machine
 

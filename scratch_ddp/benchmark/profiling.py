@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from scratch_ddp.benchmark.command import TableRow, positive_count, report
-from scratch_ddp.benchmark.processes import busy_cores
+from scratch_ddp.benchmark.rank_cells.processes import busy_cores
 from scratch_ddp.course.pages.planted_faults import FAULTS, STRAGGLER, WITH_A_RANK, Job, culprit, profile
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.network import linked_group

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from scratch_ddp.benchmark.hosts import JOIN, HostsOfKernel, by_hand
+from scratch_ddp.benchmark.rank_cells.hosts import JOIN, HostsOfKernel, by_hand
 from tests.cells.cases import assert_next_works, plain, stopped
 from tests.kernel import Kernel, wait_until_gone
 
@@ -153,6 +153,7 @@ def test_a_rank_that_crashes_is_named_and_shutdown_leaves_nothing(hosts, four_ra
     for agent in hosts.agents:
         status, text = agent.finish()
         assert status == 0 and "the notebook has let this host go" in text
+    assert "Ranks 0–1 ready" in four_ranks.run("%dist_init -n 2").text()  # here, after a cluster of other hosts
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from scratch_ddp.benchmark.hosts import (
+from scratch_ddp.benchmark.rank_cells.hosts import (
     ADDRESSES,
     JOIN,
     NAMESPACES,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from scratch_ddp.benchmark.kernel import Kernel, Result
+from scratch_ddp.benchmark.rank_cells.kernel import Kernel, Result
 
 JOIN = (sys.executable, "-m", "scratch_ddp.cells.join")
 NAMESPACES = (f"scratch-ddp-{os.getpid()}-a", f"scratch-ddp-{os.getpid()}-b")  # two runs do not meet

@@ -1,4 +1,4 @@
-"""The training command with a model and sentences that load at once, for tests that start it many times.
+"""The training command with a model and sentences that load at once, for runs that start many times.
 
 LIGHT_SLEEP: seconds that each forward sleeps, so that there is time to end a process in the middle. LIGHT_PIDS: a
 folder in which each process leaves its number, in a file `restart.rank`.

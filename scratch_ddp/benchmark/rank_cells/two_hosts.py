@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from scratch_ddp.benchmark.command import TableRow, median_and_range, report
-from scratch_ddp.benchmark.hosts import (
+from scratch_ddp.benchmark.rank_cells.hosts import (
     ADDRESSES,
     JOIN,
     NAMESPACES,
@@ -23,8 +23,8 @@ from scratch_ddp.benchmark.hosts import (
     wait_until_empty,
     within,
 )
-from scratch_ddp.benchmark.kernel import Kernel
-from scratch_ddp.benchmark.processes import wait_until_gone
+from scratch_ddp.benchmark.rank_cells.kernel import Kernel
+from scratch_ddp.benchmark.rank_cells.processes import wait_until_gone
 from scratch_ddp.instruments.timing import machine
 
 _DEADLOCK = "if rank != 2:\n    dist.all_reduce(torch.ones(1))"
@@ -50,12 +50,8 @@ def stops(runs: int) -> TableRow:
         hosts = _two_hosts(kernel)
         for _ in range(runs):
             kernel.run("kept = rank")
-            cell = kernel.start(_DEADLOCK)
-            time.sleep(1)
-            began = time.monotonic()
-            kernel.interrupt()
-            message = kernel.finish(cell).message
-            took.append(time.monotonic() - began)
+            message, seconds = kernel.stop(_DEADLOCK)
+            took.append(seconds)
             named = "ranks 0–1, 3 wait in all_reduce" in message and "rank 2 never came" in message
             right += named and kernel.run(_SUM).text() == "6   ← ranks 0–3\n"
         hosts.end()

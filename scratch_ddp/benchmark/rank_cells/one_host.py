@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scratch_ddp.benchmark import cells_on_hosts
 from scratch_ddp.benchmark.command import REPORTED, TableRow, median_and_range, positive_count, report
-from scratch_ddp.benchmark.kernel import Kernel
-from scratch_ddp.benchmark.processes import busy_cores, listening_beyond_loopback, wait_until_gone
+from scratch_ddp.benchmark.rank_cells import two_hosts
+from scratch_ddp.benchmark.rank_cells.kernel import Kernel
+from scratch_ddp.benchmark.rank_cells.processes import busy_cores, listening_beyond_loopback, wait_until_gone
 from scratch_ddp.commands.execution import run
 from scratch_ddp.instruments.timing import machine
 
@@ -91,12 +91,8 @@ def stops(runs: int) -> TableRow:
     with Kernel(cluster=4) as kernel:
         kernel.run("kept = rank")
         for _ in range(runs):
-            cell = kernel.start(_DEADLOCK)
-            time.sleep(1)
-            began = time.monotonic()
-            kernel.interrupt()
-            message = kernel.finish(cell).message
-            took.append(time.monotonic() - began)
+            message, seconds = kernel.stop(_DEADLOCK)
+            took.append(seconds)
             named = "rank 0 waits in all_reduce" in message and "ranks 1–3 never came" in message
             after = kernel.run("dist.all_reduce(x := torch.tensor([kept])); x")
             right += named and "6" in after.text()
@@ -208,7 +204,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     if options.hosts:
-        return cells_on_hosts.main(options)
+        return two_hosts.main(options)
     print(f"Rank cells on {machine()}.\n", flush=True)
     rows = [first_cells(options.first_cells), round_trips(2, 0.005), round_trips(4, 0.010), *starts(options.runs)]
     rows += [stops(options.runs), *deaths(options.runs), ends(options.runs)]

@@ -123,6 +123,15 @@ class Kernel:
         """Interrupt, as the Stop button does."""
         self.manager.interrupt_kernel()
 
+    def stop(self, code: str, after: float = 1) -> tuple[str, float]:
+        """Run a cell that does not end, and interrupt it. Returns its error's text and the seconds since then."""
+        cell = self.start(code)
+        time.sleep(after)
+        began = time.monotonic()
+        self.interrupt()
+        message = self.finish(cell).message
+        return message, time.monotonic() - began
+
     def restart(self) -> None:
         self.client.stop_channels()
         self.manager.restart_kernel(now=False, env=self._env)
