@@ -28,9 +28,9 @@ from scratch_ddp.instruments.cost import (
     what_binds,
 )
 from scratch_ddp.instruments.cost.__main__ import main
-from scratch_ddp.instruments.cost.forecast import hops, sharded_pass, tflops_of_device
-from scratch_ddp.instruments.cost.layout import blocks_of_stages, parameters_of_rank
-from scratch_ddp.instruments.cost.models import LLAMA_3, MEGATRON
+from scratch_ddp.instruments.cost.layouts.forecast import hops, sharded_pass, tflops_of_device
+from scratch_ddp.instruments.cost.layouts.layout import blocks_of_stages, parameters_of_rank
+from scratch_ddp.instruments.cost.layouts.models import LLAMA_3, MEGATRON
 from scratch_ddp.pipeline import interleaved, one_f_one_b
 from tests.ranks import run_ranks
 

@@ -17,7 +17,7 @@ from transformers import (
 
 from scratch_ddp.instruments.cost import MODELS, ModelShape, flops_per_token, from_config, model
 from scratch_ddp.instruments.cost.__main__ import main
-from scratch_ddp.instruments.cost.models import MEGATRON
+from scratch_ddp.instruments.cost.layouts.models import MEGATRON
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SMALL |= {"vocab_size": 128, "num_key_value_heads": 2}

@@ -1,29 +1,27 @@
 """Cost: forecasts by formula, in seconds and bytes.
 
 `wire`: the bytes, rounds and seconds of a collective. `step`: the seconds of a training step under each strategy of
-data parallelism. `split`: those of a model that is split, by tensor parallelism or in a pipeline. `bucket_size`: the
-best size of a bucket. `two_levels`: hosts whose ranks share a network card. `memory`: the bytes of a model's states
-under DDP and ZeRO.
+data parallelism, and of a model that is split. `bucket_size`: the best size of a bucket. `two_levels`: hosts whose
+ranks share a network card. `memory`: the bytes of a model's states under DDP and ZeRO.
 
-Before there is a model: `shape`: its sizes, from a config without weights. `activations`, `flops`: what a token takes.
-`models`, `clusters`: data, with sources. `layout`: what a rank holds. `forecast`: the seconds of a step. `bounds`: from
-which batch on computing takes longer than sending. `plan`: the best layouts on a cluster; `python -m
-scratch_ddp.instruments.cost` prints them.
+Before there is a model: `transformer` has its sizes, from a config without weights, and what a token takes; `layouts`
+says how a cluster may train it, what each rank holds, and how long a step takes. `python -m
+scratch_ddp.instruments.cost` prints the best layouts.
 """
 
-from scratch_ddp.instruments.cost.activations import bytes_per_token, logits_bytes, saved_bytes
-from scratch_ddp.instruments.cost.bounds import (
+from scratch_ddp.instruments.cost.bucket_size import best_bucket, best_bucket_bytes, exposed_by_formula
+from scratch_ddp.instruments.cost.layouts.bounds import (
     BOUNDS,
     best_mesh,
     operations_per_byte,
     tokens_to_be_compute_bound,
     what_binds,
 )
-from scratch_ddp.instruments.cost.bucket_size import best_bucket, best_bucket_bytes, exposed_by_formula
-from scratch_ddp.instruments.cost.clusters import CLUSTERS, Accelerator, Cluster, cluster
-from scratch_ddp.instruments.cost.flops import batch_trade, flops_per_token, training, utilisation
-from scratch_ddp.instruments.cost.forecast import StepTime, step_time
-from scratch_ddp.instruments.cost.layout import Layout, RankMemory, rank_memory
+from scratch_ddp.instruments.cost.layouts.clusters import CLUSTERS, Accelerator, Cluster, cluster
+from scratch_ddp.instruments.cost.layouts.forecast import StepTime, step_time
+from scratch_ddp.instruments.cost.layouts.layout import Layout, RankMemory, rank_memory
+from scratch_ddp.instruments.cost.layouts.models import MODELS, model
+from scratch_ddp.instruments.cost.layouts.plan import Plan, plan
 from scratch_ddp.instruments.cost.memory import (
     BF16_COMPUTE,
     FP32,
@@ -36,10 +34,6 @@ from scratch_ddp.instruments.cost.memory import (
     model_states,
     states_table,
 )
-from scratch_ddp.instruments.cost.models import MODELS, model
-from scratch_ddp.instruments.cost.plan import Plan, plan
-from scratch_ddp.instruments.cost.shape import ModelShape, from_config
-from scratch_ddp.instruments.cost.split import pipelined, tensor_parallel
 from scratch_ddp.instruments.cost.step import (
     AllReduce,
     Backward,
@@ -49,7 +43,12 @@ from scratch_ddp.instruments.cost.step import (
     grouped,
     naive,
     per_parameter,
+    pipelined,
+    tensor_parallel,
 )
+from scratch_ddp.instruments.cost.transformer.activations import bytes_per_token, logits_bytes, saved_bytes
+from scratch_ddp.instruments.cost.transformer.flops import batch_trade, flops_per_token, training, utilisation
+from scratch_ddp.instruments.cost.transformer.shape import ModelShape, from_config
 from scratch_ddp.instruments.cost.two_levels import Passage, TwoLevels
 from scratch_ddp.instruments.cost.wire import Wire, ring_bytes, ring_rounds, transfer_seconds
 

@@ -4,13 +4,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from scratch_ddp.instruments.cost.clusters import CLUSTERS, Cluster, cluster
-from scratch_ddp.instruments.cost.flops import flops_per_token, training
-from scratch_ddp.instruments.cost.forecast import EFFICIENCY
+from scratch_ddp.instruments.cost.layouts.clusters import CLUSTERS, Cluster, cluster
+from scratch_ddp.instruments.cost.layouts.forecast import EFFICIENCY
+from scratch_ddp.instruments.cost.layouts.models import MODELS, model
+from scratch_ddp.instruments.cost.layouts.plan import USABLE, Plan, plan
 from scratch_ddp.instruments.cost.memory import MIXED, STAGES, model_states
-from scratch_ddp.instruments.cost.models import MODELS, model
-from scratch_ddp.instruments.cost.plan import USABLE, Plan, plan
-from scratch_ddp.instruments.cost.shape import ModelShape, from_config
+from scratch_ddp.instruments.cost.transformer.flops import flops_per_token, training
+from scratch_ddp.instruments.cost.transformer.shape import ModelShape, from_config
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -18,6 +18,8 @@ from torch import nn
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, bucket_plan
 from scratch_ddp.instruments.cost.wire import Wire, refuse_unless_finite
+from scratch_ddp.pipeline.schedules import Schedule
+from scratch_ddp.pipeline.simulate import simulate
 
 
 @dataclass(frozen=True)
@@ -173,3 +175,25 @@ def _queue(backward: Backward, wire: Wire, posted: Iterable[tuple[float, int]]) 
         all_reduces.append(AllReduce(at, started, free, nbytes))
     exposed = max(0.0, free - backward.seconds)
     return Forecast(backward.forward + backward.seconds + exposed, exposed, tuple(all_reduces))
+
+
+def tensor_parallel(compute: float, all_reduces: int, nbytes: float, wire: Wire) -> float:
+    """Seconds of a step under tensor parallelism. Nothing hides an all-reduce: what comes next needs the sum.
+
+    `compute`: seconds for which a rank computes in forward and backward; `all_reduces`: how many there are in both, of
+    `nbytes` bytes each. Raises ValueError if a value is negative, infinite or NaN.
+    """
+    refuse_unless_finite(compute=compute, all_reduces=all_reduces, nbytes=nbytes)
+    return compute + all_reduces * wire.all_reduce(nbytes)
+
+
+def pipelined(schedule: Schedule, forward: float, backward: float, nbytes: float, wire: Wire) -> float:
+    """Seconds of a step of a pipeline, from the first action to the end of the last one of all ranks.
+
+    `forward`, `backward`: seconds of a stage for one micro-batch; either half of a backward takes half of it.
+    `nbytes`: bytes of an output, and of its gradient. Messages don't queue for the wire. Raises ValueError if a value
+    is negative, infinite or NaN, or if the schedule deadlocks.
+    """
+    refuse_unless_finite(forward=forward, backward=backward, nbytes=nbytes)
+    cost = {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2}
+    return max(row[-1][2] for row in simulate(schedule, cost, wire.message(nbytes)) if row)

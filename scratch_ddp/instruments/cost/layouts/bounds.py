@@ -9,10 +9,10 @@ part 5.
 import math
 from dataclasses import dataclass
 
-from scratch_ddp.instruments.cost.clusters import Cluster
-from scratch_ddp.instruments.cost.flops import forward_flops_of_block
-from scratch_ddp.instruments.cost.layout import Layout, rank_memory
-from scratch_ddp.instruments.cost.shape import ModelShape
+from scratch_ddp.instruments.cost.layouts.clusters import Cluster
+from scratch_ddp.instruments.cost.layouts.layout import Layout, rank_memory
+from scratch_ddp.instruments.cost.transformer.flops import forward_flops_of_block
+from scratch_ddp.instruments.cost.transformer.shape import ModelShape
 from scratch_ddp.instruments.cost.wire import Wire, refuse_unless_finite
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from scratch_ddp.instruments.cost.shape import ModelShape
+from scratch_ddp.instruments.cost.transformer.shape import ModelShape
 
 _FLOAT32 = 4
 

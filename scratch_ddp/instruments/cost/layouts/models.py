@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from scratch_ddp.instruments.cost.layout import Layout
-from scratch_ddp.instruments.cost.shape import ModelShape, from_config
+from scratch_ddp.instruments.cost.layouts.layout import Layout
+from scratch_ddp.instruments.cost.transformer.shape import ModelShape, from_config
 
 _LLAMA_3 = {"vocab_size": 128256, "num_key_value_heads": 8, "model_type": "llama"}
 

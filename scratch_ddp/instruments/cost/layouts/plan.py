@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from scratch_ddp.instruments.cost.activations import refuse_mixture
-from scratch_ddp.instruments.cost.clusters import Cluster
-from scratch_ddp.instruments.cost.forecast import EFFICIENCY, StepTime, step_time
-from scratch_ddp.instruments.cost.layout import Layout, RankMemory, rank_memory
+from scratch_ddp.instruments.cost.layouts.clusters import Cluster
+from scratch_ddp.instruments.cost.layouts.forecast import EFFICIENCY, StepTime, step_time
+from scratch_ddp.instruments.cost.layouts.layout import Layout, RankMemory, rank_memory
 from scratch_ddp.instruments.cost.memory import STAGES
-from scratch_ddp.instruments.cost.shape import ModelShape
+from scratch_ddp.instruments.cost.transformer.activations import refuse_mixture
+from scratch_ddp.instruments.cost.transformer.shape import ModelShape
 
 USABLE = 0.9  # of the memory: the rest is for what the formulas leave out
 _CHUNKS = (1, 2, 4)

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, fields
 
-from scratch_ddp.instruments.cost.activations import bytes_per_token, logits_bytes
 from scratch_ddp.instruments.cost.memory import MIXED, STAGES, ModelStates, Precision, model_states
-from scratch_ddp.instruments.cost.shape import ModelShape
+from scratch_ddp.instruments.cost.transformer.activations import bytes_per_token, logits_bytes
+from scratch_ddp.instruments.cost.transformer.shape import ModelShape
 
 
 @dataclass(frozen=True)

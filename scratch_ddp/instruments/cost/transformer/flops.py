@@ -7,7 +7,7 @@ Large-Batch Training", 2018 (what a larger batch costs).
 
 from dataclasses import dataclass
 
-from scratch_ddp.instruments.cost.shape import ModelShape
+from scratch_ddp.instruments.cost.transformer.shape import ModelShape
 from scratch_ddp.instruments.cost.wire import refuse_unless_finite
 
 _HOUR, _DAY = 3600, 86400

@@ -6,12 +6,16 @@ except as far as `efficiency` stands for them. Groups send over wires of their o
 
 from dataclasses import dataclass, fields
 
-from scratch_ddp.instruments.cost.activations import refuse_mixture
-from scratch_ddp.instruments.cost.clusters import Cluster
-from scratch_ddp.instruments.cost.flops import flops_per_token, forward_flops_of_block, forward_flops_of_head
-from scratch_ddp.instruments.cost.layout import Layout, blocks_of_stages
-from scratch_ddp.instruments.cost.shape import ModelShape
+from scratch_ddp.instruments.cost.layouts.clusters import Cluster
+from scratch_ddp.instruments.cost.layouts.layout import Layout, blocks_of_stages
 from scratch_ddp.instruments.cost.step import Backward, per_parameter
+from scratch_ddp.instruments.cost.transformer.activations import refuse_mixture
+from scratch_ddp.instruments.cost.transformer.flops import (
+    flops_per_token,
+    forward_flops_of_block,
+    forward_flops_of_head,
+)
+from scratch_ddp.instruments.cost.transformer.shape import ModelShape
 from scratch_ddp.instruments.cost.wire import Wire
 
 EFFICIENCY = 0.6  # of the peak, while a device computes: what large matrices with everything around them reach

@@ -1,0 +1,1 @@
+"""A transformer before it exists: its sizes, and what a token of it takes."""
