@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from scratch_ddp.course.plots.style import SENT_COLOR, draw_quiet_axes
+from scratch_ddp.course.plots.style import SENT_COLOR
+from scratch_ddp.course.plots.time.lanes import label_lanes, panels_with_lanes
 from scratch_ddp.instruments.intervals import Interval, without
 from scratch_ddp.instruments.timeline import Timeline
 
@@ -28,27 +28,15 @@ def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
     Communication is pale while the rank computes, and red while it does not. A thin line separates two messages. All
     panels have the same axis: milliseconds from the start of their earliest rank.
     """
-    ranks = [len(timelines) for timelines in panels.values()]
-    figure, axes = plt.subplots(
-        len(panels),
-        1,
-        figsize=(8.6, 0.42 * sum(ranks) + 0.42 * len(panels) + 0.55),
-        height_ratios=ranks,
-        squeeze=False,
-        sharex=True,
-        layout="constrained",
-    )
-    for panel, (title, timelines) in zip(axes.flat, panels.items(), strict=True):
+    lanes = [len(timelines) for timelines in panels.values()]
+    figure, axes = panels_with_lanes(lanes, inches=0.42, margin=0.55, gap=0)
+    for panel, (title, timelines) in zip(axes, panels.items(), strict=True):
         zero = min(_beginning(timeline) for timeline in timelines)
         for row, timeline in enumerate(timelines):
             _draw_rank(panel, row, timeline, zero)
-        panel.set_title(title, fontsize=10, loc="left", pad=4)
-        panel.set_yticks(range(len(timelines)), [f"rank {timeline.rank}" for timeline in timelines], fontsize=9)
-        panel.set_ylim(len(timelines) - 0.5, -0.5)
-        draw_quiet_axes(panel)
-    last = axes.flat[-1]
-    last.set_xlim(left=0)
-    last.set_xlabel("milliseconds", fontsize=9)
+        label_lanes(panel, title, [timeline.rank for timeline in timelines])
+    axes[-1].set_xlim(left=0)
+    axes[-1].set_xlabel("milliseconds", fontsize=9)
     _add_legend(figure, panels)
     return figure
 

@@ -3,13 +3,12 @@
 import colorsys
 from collections.abc import Mapping
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from scratch_ddp.course.plots.style import draw_quiet_axes
+from scratch_ddp.course.plots.time.lanes import label_lanes, panels_with_lanes
 from scratch_ddp.pipeline.simulate import Spans, bubble
 
 _COLORS = {"F": "#9ecae1", "B": "#4e79a7", "I": "#76b7b2", "W": "#f2b263"}
@@ -24,24 +23,15 @@ def schedule_chart(panels: Mapping[str, Spans], unit: float = 1.0, axis: str = "
     Of several stages on a rank, later ones are darker. White is the bubble; its share stands in the title. Each panel
     begins with its first action; all have the same axis, in units of `unit` seconds, which `axis` names.
     """
-    rows = [len(spans) for spans in panels.values()]
-    figure, axes = plt.subplots(
-        len(panels),
-        1,
-        figsize=(8.6, 0.27 * sum(rows) + 0.42 * len(panels) + 0.5),
-        height_ratios=[row + 0.3 for row in rows],
-        squeeze=False,
-        sharex=True,
-        layout="constrained",
-    )
+    figure, axes = panels_with_lanes([len(spans) for spans in panels.values()], inches=0.27, margin=0.5, gap=0.3)
     zeros = [min(start for row in spans for _, start, _ in row) for spans in panels.values()]
     ends = [max(end for row in spans for *_, end in row) for spans in panels.values()]
     longest = max(end - zero for end, zero in zip(ends, zeros, strict=True)) / unit
-    for panel, (title, spans), zero in zip(axes.flat, panels.items(), zeros, strict=True):
+    for panel, (title, spans), zero in zip(axes, panels.items(), zeros, strict=True):
         _draw(panel, spans, zero, unit, longest)
-        panel.set_title(f"{title}: bubble {bubble(spans):.1%}", fontsize=10, loc="left", pad=4)
-    axes.flat[-1].set_xlim(0, longest)
-    axes.flat[-1].set_xlabel(axis, fontsize=9)
+        label_lanes(panel, f"{title}: bubble {bubble(spans):.1%}", range(len(spans)), edge=0.05)
+    axes[-1].set_xlim(0, longest)
+    axes[-1].set_xlabel(axis, fontsize=9)
     kinds = [
         kind for kind in _COLORS if any(a.kind == kind for spans in panels.values() for row in spans for a, *_ in row)
     ]
@@ -61,9 +51,6 @@ def _draw(panel: Axes, spans: Spans, zero: float, unit: float, longest: float) -
             if width > _NARROW * longest:
                 style = {"ha": "center", "va": "center_baseline", "fontsize": 7.5, "clip_on": True}
                 panel.text(left + width / 2, rank, str(action.micro), color=_ink(color), **style)
-    panel.set_yticks(range(len(spans)), [f"rank {rank}" for rank in range(len(spans))], fontsize=9)
-    panel.set_ylim(len(spans) - 0.45, -0.55)
-    draw_quiet_axes(panel)
 
 
 def _shade(color: str, lap: int) -> tuple[float, float, float]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from scratch_ddp.course.plots.style import GREY, SENT_COLOR, draw_quiet_axes
-from scratch_ddp.course.plots.timeline import COMPUTING_COLORS
+from scratch_ddp.course.plots.style import GREY, SENT_COLOR
+from scratch_ddp.course.plots.time.lanes import label_lanes, panels_with_lanes
+from scratch_ddp.course.plots.time.timeline import COMPUTING_COLORS
 from scratch_ddp.instruments.timeline import PARTS, Breakdown
 
 _COLORS = {**COMPUTING_COLORS, "waiting": "#e3e3e3", "transfer": SENT_COLOR, "idle": "white"}
@@ -21,26 +21,14 @@ def breakdown_chart(panels: Mapping[str, Sequence[Breakdown]]) -> Figure:
     Waiting for another rank is hatched, idle time is white. All panels have the same axis: milliseconds from the start
     of their earliest rank.
     """
-    rows = [len(ranks) for ranks in panels.values()]
-    figure, axes = plt.subplots(
-        len(panels),
-        1,
-        figsize=(8.6, 0.34 * sum(rows) + 0.42 * len(panels) + 0.6),
-        height_ratios=[count + 0.4 for count in rows],
-        squeeze=False,
-        sharex=True,
-        layout="constrained",
-    )
-    for panel, (title, ranks) in zip(axes.flat, panels.items(), strict=True):
+    figure, axes = panels_with_lanes([len(ranks) for ranks in panels.values()], inches=0.34, margin=0.6, gap=0.4)
+    for panel, (title, ranks) in zip(axes, panels.items(), strict=True):
         zero = min(each.start for each in ranks)
         for row, each in enumerate(ranks):
             _draw_rank(panel, row, each, zero)
-        panel.set_title(title, fontsize=10, loc="left", pad=4)
-        panel.set_yticks(range(len(ranks)), [f"rank {each.rank}" for each in ranks], fontsize=9)
-        panel.set_ylim(len(ranks) - 0.5, -0.5)
-        draw_quiet_axes(panel)
-    axes.flat[-1].set_xlim(left=0)
-    axes.flat[-1].set_xlabel("milliseconds", fontsize=9)
+        label_lanes(panel, title, [each.rank for each in ranks])
+    axes[-1].set_xlim(left=0)
+    axes[-1].set_xlabel("milliseconds", fontsize=9)
     everyone = [each for ranks in panels.values() for each in ranks]
     names = [name for name in PARTS if any(each.seconds(name) > 0.005 * each.step for each in everyone)]
     patches = [

@@ -1,0 +1,1 @@
+"""What ranks hold, compute and send to each other."""

@@ -1,0 +1,1 @@
+"""What takes time: the lanes of ranks, and seconds by size."""
