@@ -10,6 +10,7 @@ from torch import nn
 
 from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
 from scratch_ddp.common.replicas import describe, model_problem
+from scratch_ddp.common.wrapper import sync_problem
 from scratch_ddp.fsdp.freed_parameter import name_of
 
 Spec = Iterable[nn.Module | type | str] | None
@@ -50,12 +51,12 @@ def agree_on_plan(
     return plan
 
 
-def _problem_with_settings(compute_dtype: Any, prefetch: Any, **_: Any) -> str | None:
+def _problem_with_settings(compute_dtype: Any, prefetch: Any, sync: Any, **_: Any) -> str | None:
     if compute_dtype is not None and not (isinstance(compute_dtype, torch.dtype) and compute_dtype.is_floating_point):
         return f"compute_dtype must be a floating-point dtype or None, not {compute_dtype!r}"
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
         return f"prefetch must be a number of units, 0 or more, not {prefetch!r}"
-    return None
+    return sync_problem(sync)
 
 
 def make_plan(model: nn.Module, units: Spec = None, replicated: Spec = ()) -> Plan:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import raise_everywhere
@@ -96,7 +96,7 @@ def sharded_state(model: ShardedModel) -> State:
 def load_sharded_state(
     model: ShardedModel, state: Mapping[str, Any], strict: bool = True
 ) -> tuple[list[str], list[str]]:
-    """Load what `sharded_state` returned on this rank; return what is missing there, and what is unexpected.
+    """Load what `sharded_state` returned on this rank, or whole tensors; return what is missing, what is unexpected.
 
     Raises ValueError on every rank where a tensor does not fit, or, with `strict`, is missing or unexpected.
     """
@@ -105,10 +105,11 @@ def load_sharded_state(
     if not strict:
         mine = {key: tensor for key, tensor in mine.items() if key in state}
         state = {key: state[key] for key in mine}
-    raise_everywhere(_difference_of_shards(state, mine), model.group)
+    rows = {key: _rows_here(given, mine.get(key)) for key, given in state.items()}
+    raise_everywhere(_difference_of_shards(rows, mine), model.group)
     with torch.no_grad():
         for key, tensor in mine.items():
-            _local(tensor).copy_(_local(state[key]))
+            _local(tensor).copy_(rows[key])
     model.mark_loaded()
     return missing, unexpected
 
@@ -154,10 +155,10 @@ def _difference_of_shards(there: Mapping[str, Any], here: State) -> str | None:
     if problem := _difference_of_names(there, here):
         return f"the state dict is of another model: it {problem}"
     for key, tensor in here.items():
-        mine, other = _local(tensor), _local(there[key])
+        mine, other = _local(tensor), there[key]
         if (mine.shape, mine.dtype) != (other.shape, other.dtype):
             shards = f"{other.dtype} {tuple(other.shape)}, here {mine.dtype} {tuple(mine.shape)}"
-            return f"{key!r} is {shards}; a whole model's state is loaded with load_full_state_dict()"
+            return f"{key!r} is {shards}; whole tensors of the same model can be loaded too"
     return None
 
 
@@ -205,3 +206,11 @@ def _read(state: Any) -> tuple[Any, str | None]:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _rows_here(given: torch.Tensor, mine: torch.Tensor | None) -> torch.Tensor:
+    """This rank's rows of a DTensor, or of a whole tensor where `mine` is a DTensor; other tensors as they are."""
+    whole = given.reshape(1) if isinstance(mine, DTensor) and given.dim() == 0 else given
+    if isinstance(mine, DTensor) and not isinstance(given, DTensor) and whole.shape == mine.shape:
+        given = distribute_tensor(whole, mine.device_mesh, mine.placements, src_data_rank=None)  # no communication
+    return _local(given)

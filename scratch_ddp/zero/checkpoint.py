@@ -72,10 +72,16 @@ def _to_cpu(value: Any) -> Any:
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
-def check_fits(state_dict: Mapping[str, Any], groups: list[dict[str, Any]], needed: Mapping[int, torch.Tensor]) -> None:
-    """Raise ValueError unless a state dict is of an optimizer with these groups and has the state this rank needs.
+def state_by_number(
+    state_dict: Mapping[str, Any],
+    groups: list[dict[str, Any]],
+    needed: Mapping[int, torch.Tensor],
+    present: Container[int],
+) -> State:
+    """Return the state in a state dict, by number also where it has names, if it is of an optimizer with these groups.
 
-    `needed`: the parameters whose state is to be loaded, by number.
+    `needed`: the parameters whose state is to be loaded, by number. `present`: those that have state here. Raises
+    ValueError if it is another optimizer's, or lacks the state that this rank needs.
     """
     if not (isinstance(state_dict, Mapping) and {"state", "param_groups"} <= state_dict.keys()):
         raise ValueError("this is no optimizer's state dict: it has no 'state' and 'param_groups'")
@@ -92,11 +98,22 @@ def check_fits(state_dict: Mapping[str, Any], groups: list[dict[str, Any]], need
             f"this is a share of rank {state_dict['share']['rank']}, which lacks the state of parameters {missing}: "
             "load the whole state (gather_full_state_dict), or a folder that save() has written"
         )
+    names = [name for group in state_dict["param_groups"] for name in group["params"]]
+    state = {number: state_dict["state"][name] for number, name in enumerate(names) if name in state_dict["state"]}
+    if any(isinstance(name, str) for name in names):
+        lacking = next((names[number] for number in needed if number in present and number not in state), None)
+        if lacking is not None:
+            raise ValueError(
+                f"the state of {lacking!r} is missing, which this rank owns; get_state_dict() of a sharded optimizer "
+                "returns a rank's own share, also with full_state_dict=True: save it with dcp.save() on every rank, or "
+                "take the whole state from gather_full_state_dict()"
+            )
     for number, parameter in needed.items():
-        for key, value in state_dict["state"].get(number, {}).items():
+        for key, value in state.get(number, {}).items():
             if isinstance(value, torch.Tensor) and not _fits(value.shape, parameter.shape):
                 shapes = f"shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
                 raise ValueError(f"{key!r} of parameter {number} was saved with {shapes}: it is another model's")
+    return state
 
 
 def _fits(state: torch.Size, parameter: torch.Size) -> bool:

@@ -41,6 +41,9 @@ class ShardedOptimizer(HintsAtTorchNames, Optimizer):
     ranks that disagree, raise ValueError (a wrong class: TypeError) on every rank, with the rank and the parameter in
     the message; pass `model.named_parameters()` to see names there.
 
+    get_optimizer_state_dict of torch.distributed.checkpoint returns a rank's share, which dcp.save and dcp.load take
+    on any number of ranks. set_optimizer_state_dict then needs StateDictOptions(strict=False), since it is a share.
+
     Cost of a step: broadcasts of the updated parameters, one for each parameter of 1 MB or more and one for all smaller
     ones of an owner and dtype; on a ring a rank sends (n - 1)/n of their bytes. Besides, one all-reduce of four bytes
     per parameter and 65 more; at the first step also an all-gather of 32 bytes per parameter, to check that gradients
@@ -80,7 +83,16 @@ class ShardedOptimizer(HintsAtTorchNames, Optimizer):
         self.own.step()
         self._copy_options(self.own.param_groups, self.param_groups)
         broadcast_shares(self.owners.shares_of(updated), self.group)
+        self._mark_state()
         return loss
+
+    def _mark_state(self) -> None:
+        """Leave an entry even on a rank that owns nothing: torch's get_state_dict lets an optimizer step that has none.
+
+        One rank would step alone.
+        """
+        if not self.state:
+            self.state[self.presence.named[0][1]] = {}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear every gradient, not only this rank's share: any other would be averaged into the next step's."""
@@ -101,30 +113,41 @@ class ShardedOptimizer(HintsAtTorchNames, Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state of what this rank owns, under the numbers of the plain optimizer; all groups. No communication."""
         return {
-            **super().state_dict(),
+            **self._share(),
             "share": {"rank": dist.get_rank(self.group), "parameters": list(self._numbers())},
         }
+
+    def _share(self) -> dict[str, Any]:
+        mine = super().state_dict()
+        return {**mine, "state": {number: entry for number, entry in mine["state"].items() if entry}}
 
     def gather_full_state_dict(self, to: int = 0) -> dict[str, Any] | None:
         """Return the plain optimizer's state dict, in main memory, on rank `to` of the group; None on the others.
 
         Every rank calls it. Costs one message for each tensor of state that `to` does not own.
         """
-        mine = super().state_dict()
+        mine = self._share()
         whole = saving.gather_state(mine["state"], to, self.group)
         return {**mine, "state": whole} if dist.get_rank(self.group) == to else None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take this rank's share of a whole state dict (also the plain optimizer's), or the share that it saved itself.
 
-        Every rank calls it. Raises ValueError on every rank if a state dict lacks something or is another model's.
+        Every rank calls it. Raises ValueError on every rank if a state dict lacks something or is another model's. The
+        parameters may have names, as in set_optimizer_state_dict of torch.distributed.checkpoint.
         """
-        self._call_together(lambda: saving.check_fits(state_dict, self.param_groups, self._numbers()))
         numbers = self._numbers()
-        mine = {number: entry for number, entry in state_dict["state"].items() if number in numbers}
-        super().load_state_dict({"state": mine, "param_groups": state_dict["param_groups"]})
+        present = {number for number, parameter in numbers.items() if self.state.get(parameter)}
+        state = self._call_together(lambda: saving.state_by_number(state_dict, self.param_groups, numbers, present))
+        mine = {number: entry for number, entry in state.items() if number in numbers}
+        groups = [
+            {**saved, "params": group["params"]}
+            for saved, group in zip(state_dict["param_groups"], super().state_dict()["param_groups"], strict=True)
+        ]
+        super().load_state_dict({"state": mine, "param_groups": groups})
         self._copy_options(self.param_groups, self.own.param_groups)
         self.own.__setstate__({"state": self.state, "param_groups": self.own.param_groups})  # older versions' state
+        self._mark_state()
         self._copy_options(self.own.param_groups, self.param_groups)
         self.presence = Presence(self.param_groups, self.owners, self.group)
 
@@ -134,7 +157,7 @@ class ShardedOptimizer(HintsAtTorchNames, Optimizer):
         An older checkpoint is replaced when the new one is complete. Raises OSError on every rank if the folder can't
         be written.
         """
-        saving.save(super().state_dict(), folder, self.group)
+        saving.save(self._share(), folder, self.group)
 
     def load(self, folder: str | Path) -> None:
         """Read what any number of ranks have saved; each rank reads only what it owns. Every rank calls it.

@@ -83,7 +83,10 @@ def test_ranks_that_wrap_differently():
         assert "rank 1: entry 0 is parameter '0.weight': float32 (3, 2), but" in size and "(2, 2) on rank 0" in size
         assert "is the root with 1.0.weight, 1.0.bias, 2.weight, 2.bias, but the root with 0.weight" in units
         assert "prefetch 1, but" in prefetch and "free_after_forward False, prefetch 1 on rank 0" in keep
-        assert "compute_dtype torch.bfloat16, free_after_forward True, prefetch 1, but compute_dtype None" in dtype
+        assert (
+            "compute_dtype torch.bfloat16, free_after_forward True, prefetch 1, but sync call, compute_dtype None"
+            in dtype
+        )
         assert "is unit '0' with no parameters, but unit '0' with 0.weight, 0.bias on rank 0" in replicated
         assert "'0.weight' has hooks, of another wrapper perhaps" in hooks
 

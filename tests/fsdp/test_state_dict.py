@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from scratch_ddp.fsdp import FSDP
@@ -112,8 +111,11 @@ def as_dtensors(folder) -> None:
     assert only_one.unexpected_keys == ["more"] and only_one.missing_keys == [name for name in state if name != "one"]
     assert not any(third.load_state_dict(state))
     assert "leave it out" in message_of(lambda: third.load_state_dict(state, assign=True))
-    with pytest.raises(AttributeError, match="don't know an FSDP: use its save\\(\\) and load\\(\\)"):
-        get_model_state_dict(sharded)
+    fourth = FSDP(build(ALL_CASES["tiny parameters"], seed=3))
+    fourth.load_state_dict(whole)  # whole tensors, on every rank
+    assert all(torch.equal(whole[name], tensor) for name, tensor in fourth.gather_full_params().items())
+    with pytest.raises(AttributeError, match="no attribute 'generate': the wrapped model is .module"):
+        sharded.generate()
     wrong = [{**state, "more": state["one"]}, {"one": state["one"]}, {**state, "scale": torch.ones(2, 2)}]
     messages = [message_of(lambda state=state: third.load_state_dict(state)) for state in wrong]
     assert "it has 'more'" in messages[0] and "it lacks" in messages[1], messages
