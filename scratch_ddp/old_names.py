@@ -41,6 +41,8 @@ ddp.hooks                     ddp.reducer
 evaluation                    training training.evaluation
 exercises                     course
 exercises.notebooks           commands.stubs
+instruments.cost.forecast     instruments.cost.layouts.forecast
+instruments.cost.models       instruments.cost.layouts.models
 link                          instruments.network
 link.pace                     instruments.network.clock
 memory                        instruments.memory

@@ -40,6 +40,11 @@ class SyncSwitch(HintsAtTorchNames):
             self._do_sync = before
 
 
+def sync_problem(sync: object) -> str | None:
+    """Say what is wrong with the argument `sync` of a wrapper, or return None."""
+    return None if sync in ("call", "backward") else f"sync must be 'call' or 'backward', not {sync!r}"
+
+
 def nesting_problem(model: nn.Module) -> str | None:
     """Say that a model to be replicated is, or holds, a sharded one, or return None."""
     for name, module in model.named_modules():

@@ -9,11 +9,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def sync_batch_norm(x, norm, group=None):
     """Return what norm(x) would return for this rank's rows if one process had the rows of all ranks.
 
-    x: (rows, features, ...) of float32 or float64. Ranks may have different numbers of rows, or
-    none; together they have several. norm: an nn.BatchNorm with weight and bias, the same on all
-    ranks of `group`. In training, norm's running statistics are updated as in one process, and so
-    is num_batches_tracked. In eval mode, the running statistics are used and nothing is sent.
-    x.grad is as in one process; the gradients of weight and bias are this rank's part of a sum.
+    x: (rows, features, ...) of float32 or float64, as the result. Ranks may have different numbers
+    of rows, or none; together they have several. norm: an nn.BatchNorm with weight and bias, the
+    same on all ranks of `group`. In training, norm's running statistics are updated as in one
+    process, and so is num_batches_tracked. In eval mode, the running statistics are used and
+    nothing is sent. x.grad is as in one process; the gradients of weight and bias are this rank's
+    part of a sum.
     Cost: in training one all-reduce of 2 features + 1 numbers in forward, and one in backward.
     """
     features = x.shape[1]

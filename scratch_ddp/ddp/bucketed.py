@@ -29,9 +29,17 @@ class BucketedDDP(HookedModule):
     small exchange of which parameters have a gradient. A bucket travels whole, with zeros where no rank has a gradient.
     """
 
-    def __init__(self, model: nn.Module, bucket_mb: float = 25.0, group: dist.ProcessGroup | DeviceMesh | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        bucket_mb: float = 25.0,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
+        *,
+        sync: str = "call",
+    ):
         self.bucket_mb = bucket_mb
-        super().__init__(model, group, settings=f"bucket_mb={bucket_mb!r}", problem=_bucket_mb_problem(bucket_mb))
+        problem = _bucket_mb_problem(bucket_mb)
+        super().__init__(model, group, sync=sync, settings=f"bucket_mb={bucket_mb!r}", problem=problem)
 
     def make_buckets(self, parameters: list[nn.Parameter]) -> list["Bucket"]:
         """A bucket for each group of parameters."""

@@ -14,6 +14,7 @@ How a gradient travels:
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.optimizer_steps import parameters_of
 from scratch_ddp.common.replicas import complete_gradient
+from scratch_ddp.common.wrapper import sync_problem
 from scratch_ddp.ddp.base import ReplicatedModule
 
 NOWHERE, IN_BUCKET, IN_GRAD = 0, 1, 2  # where a gradient is at `sync_gradients`; in `.grad` if its bucket had started
@@ -66,6 +68,11 @@ class HookedModule(ReplicatedModule):
     step is forgotten. If one rank leaves out a whole step, its next step meets the one that it left out on the others.
     So it waits for them at the very end, and the rank cell or the process group's timeout reports that. Collectives in
     the model's own backward (SyncBatchNorm's) need a group of their own where ranks use different parameters.
+
+    With `sync="backward"`, `sync_gradients()` is called at the end of each backward outside `no_sync`, as in torch's
+    DDP. The price: all ranks run equally many backward passes, each of which reaches a trained parameter, or the others
+    wait inside backward until the time limit; what `sync_gradients()` raises, backward raises; and micro-batches
+    accumulate under `no_sync` only, or each of them is synchronised.
     """
 
     takes_gradients = True
@@ -75,10 +82,13 @@ class HookedModule(ReplicatedModule):
         model: nn.Module,
         group: dist.ProcessGroup | DeviceMesh | None = None,
         *,
+        sync: str = "call",
         settings: str = "",
         problem: str | None = None,
     ):
-        super().__init__(model, group, settings=settings, problem=problem)
+        self.sync = sync
+        settings = ", ".join(filter(None, [settings, f"sync={sync!r}" * (sync != "call")]))
+        super().__init__(model, group, settings=settings, problem=problem or sync_problem(sync))
         self.copy_from_first()
         self._trained = [each for each in model.parameters() if each.requires_grad and each.numel()]
         self._as_wrapped = {each.parameter: each for each in self._wrapped}
@@ -137,8 +147,14 @@ class HookedModule(ReplicatedModule):
         self._reduction = self._reduction or Reduction(self.buckets, self.group)
         if not self._reduction.in_backward:
             self._reduction.in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._reduction.backward_ended)
+            ended = functools.partial(self._backward_ended, self._reduction)
+            torch.autograd.Variable._execution_engine.queue_callback(ended)
         return self._reduction
+
+    def _backward_ended(self, reduction: "Reduction") -> None:
+        reduction.backward_ended()
+        if self.sync == "backward" and reduction is self._reduction:
+            self.sync_gradients()
 
     @contextlib.contextmanager
     def _reduction_to_its_end(self) -> Iterator["Reduction"]:

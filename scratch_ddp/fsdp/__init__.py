@@ -16,6 +16,7 @@ for real models. Read it from the top:
         freed_parameter   a parameter that raises when it is read while it has no values
     elementwise      optimizers that can't work on shards
     state_dict       the whole state, or each rank's shards as DTensors
+    optimizer_state  an optimizer's state_dict() with DTensors
     checkpoint       saved to a folder with the optimizer's state, and loaded on any number of ranks
 """
 

@@ -21,6 +21,7 @@ from scratch_ddp.fsdp.desync import Action
 from scratch_ddp.fsdp.elementwise import elementwise_problem
 from scratch_ddp.fsdp.freed_parameter import unmark
 from scratch_ddp.fsdp.meta_init import Init
+from scratch_ddp.fsdp.optimizer_state import show_rows_as_dtensors
 from scratch_ddp.fsdp.plan import Spec, agree_on_plan
 from scratch_ddp.fsdp.runtime import Runtime, install_hooks
 from scratch_ddp.fsdp.state_dict import (
@@ -46,13 +47,17 @@ class FSDP(SyncSwitch, nn.Module):
     `replicated`: modules, types or names of parameters that every rank keeps whole.
     `free_after_forward`: False keeps units between forward and backward: a third less communication, much more memory.
     `prefetch`: how many units ahead of their turn are gathered, while others compute.
+    `sync`: "backward" calls `sync_gradients()` at the end of each backward outside `no_sync`, as under fully_shard. All
+    ranks then run equally many backward passes, and micro-batches accumulate under `no_sync` only.
     `init(module)`: gives values to what is on the meta device (see `meta_init`), which then is on `device`.
 
     `parameters()` are the shards, under the model's own names: of a parameter of shape (d, …), ⌈d/n⌉ rows on each of n
     ranks, the last ranks fewer or none; a scalar is one row. An optimizer made from them, after wrapping, updates the
-    model. Call `sync_gradients()` after backward and before the optimizer's step: it leaves the mean in `.grad`, where
-    until then a placeholder raises when it is read. A step without it raises, and so does the first step of an
-    optimizer whose update of an element depends on others (Adafactor, Muon, LBFGS), and torch's clip_grad_norm_.
+    model. From its first step on, its `state_dict()` has DTensors, as the model's has: so get_state_dict and
+    set_state_dict of torch.distributed.checkpoint work.
+    Call `sync_gradients()` after backward and before the optimizer's step: it leaves the mean in `.grad`, where until
+    then a placeholder raises when it is read. A step without it raises, and so does the first step of an optimizer
+    whose update of an element depends on others (Adafactor, Muon, LBFGS), and torch's clip_grad_norm_.
     Values start as the first rank's. A model without parameters can be wrapped too.
     Raises ValueError on every rank if one rank's model can't be wrapped, or if ranks differ.
     Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes, once in forward and
@@ -72,17 +77,19 @@ class FSDP(SyncSwitch, nn.Module):
         replicated: Spec = (),
         free_after_forward: bool = True,
         prefetch: int = 1,
+        sync: str = "call",
         init: Init | None = None,
         device: torch.device | str | None = None,
     ):
         super().__init__()
         ranks = Ranks.of(group)
         self.group = ranks.everyone
-        settings = {"compute_dtype": compute_dtype, "free_after_forward": free_after_forward, "prefetch": prefetch}
+        settings = {"sync": sync, "compute_dtype": compute_dtype, "free_after_forward": free_after_forward}
+        settings["prefetch"] = prefetch
         plan = agree_on_plan(model, self.group, units, replicated, settings)
         device = torch.device(device) if device is not None else None
         self._sharded = shard_model(model, plan, ranks, compute_dtype, init, device)
-        self._runtime = Runtime(self._sharded, prefetch, free_after_forward, do_sync=lambda: self.do_sync)
+        self._runtime = Runtime(self._sharded, prefetch, free_after_forward, sync, do_sync=lambda: self.do_sync)
         self.hook_handles = install_hooks(self._runtime, compute_dtype)
         self.module = model
         self._accepted: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # they work on shards
@@ -117,6 +124,7 @@ class FSDP(SyncSwitch, nn.Module):
         if self.world_size > 1 and (problem := elementwise_problem(optimizer, masters)):
             raise ValueError(problem)  # the same on every rank
         self._accepted.add(optimizer)
+        show_rows_as_dtensors(optimizer, self._sharded)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(
@@ -128,10 +136,12 @@ class FSDP(SyncSwitch, nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError as error:
-            raise AttributeError(
-                f"{error}: the wrapped model is .module. get_state_dict() and set_state_dict() of "
-                "torch.distributed.checkpoint don't know an FSDP: use its save() and load(), or state_dict()"
-            ) from None
+            raise AttributeError(f"{error}: the wrapped model is .module") from None
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Where to find what has the model's own names: torch.distributed.checkpoint.state_dict asks for it."""
+        model = self.module
+        return dict.fromkeys([*model._modules, *model._parameters, *model._buffers], "module")
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -219,10 +229,11 @@ class FSDP(SyncSwitch, nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> _IncompatibleKeys:
-        """Load what `state_dict()` returned on this rank of as many ranks; return the missing and unexpected names.
+        """Load what `state_dict()` returned, or the whole model's state dict; return the missing and unexpected names.
 
-        Every rank calls it. Raises ValueError on every rank if a tensor does not fit, or with `strict` if one is
-        missing or unexpected. `assign` must be False: values are copied into the shards.
+        Every rank calls it, with DTensors of as many ranks, or with whole tensors. Raises ValueError on every rank if a
+        tensor does not fit, or with `strict` if one is missing or unexpected. `assign` must be False: values are copied
+        into the shards.
         """
         self._runtime.meet(Action.METHOD, "load_state_dict()", f"strict {strict}, assign {assign}")
         if assign:

@@ -46,11 +46,15 @@ class Runtime:
     backward. Its gradients are then reduced by `sync_gradients`, not during backward.
 
     `prefetch`: how many units ahead of their turn are gathered. `free_after_forward`: False keeps units for backward.
+    `sync`: "backward" if gradients are synchronised when a backward ends.
     `do_sync()`: whether gradients are synchronised at the moment.
     """
 
-    def __init__(self, model: ShardedModel, prefetch: int, free_after_forward: bool, do_sync: Callable[[], bool]):
-        self.model, self.prefetch, self.free_after_forward, self.do_sync = model, prefetch, free_after_forward, do_sync
+    def __init__(
+        self, model: ShardedModel, prefetch: int, free_after_forward: bool, sync: str, do_sync: Callable[[], bool]
+    ):
+        self.model, self.prefetch, self.free_after_forward = model, prefetch, free_after_forward
+        self.sync, self.do_sync = sync, do_sync
         self.root, *self.units = model.units  # the others in the order of their first use, as far as it is known
         self.phase = Phase.IDLE
         self.schedule = Schedule([])
@@ -171,6 +175,8 @@ class Runtime:
         """End the last pass, when autograd has computed all gradients."""
         self._end_pass()
         self._turns = 0
+        if self.sync == "backward" and self.do_sync():
+            self.sync_gradients()
 
     def _end_pass(self) -> None:
         self.root.free()

@@ -11,20 +11,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp import BucketedDDP, OverlappedDDP
-from tests.ddp.cases import CASES, build
+from tests.ddp.cases import CASES, NoGradient, build
 from tests.ranks import run_ranks
-
-
-class Swallows(torch.autograd.Function):
-    """Passes its input on, and no gradient back."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return None
 
 
 class TwoOutputs(nn.Module):
@@ -36,7 +24,7 @@ class TwoOutputs(nn.Module):
 
     def forward(self, batch, *, scale):
         x = batch["x"][0] * scale
-        return {"a": self.a(x), "rest": [self.b(x), Swallows.apply(self.swallowed(x))]}
+        return {"a": self.a(x), "rest": [self.b(x), NoGradient.apply(self.swallowed(x))]}
 
 
 def x_of(seed: int) -> torch.Tensor:

@@ -7,7 +7,19 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.ddp.cases import CASES, ROWS, STRATEGIES, batches, bits, build, gathered, mlp, one_process_step, shard
+from tests.ddp.cases import (
+    CASES,
+    ROWS,
+    STRATEGIES,
+    NoGradient,
+    batches,
+    bits,
+    build,
+    gathered,
+    mlp,
+    one_process_step,
+    shard,
+)
 from tests.ranks import run_ranks
 
 STEPS = 4
@@ -186,16 +198,6 @@ def other_layout(strategy) -> list:
 @each_strategy
 def test_gradients_are_summed_by_position_not_by_address(strategy):
     assert run_ranks(2, other_layout, strategy) == [[[0, 1], [2, 3]]] * 2
-
-
-class NoGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return None
 
 
 def unequal_presence(strategy) -> tuple:
