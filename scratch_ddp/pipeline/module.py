@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import check_same_lines, compare, digest, message_device, raise_everywhere
+from scratch_ddp.common.local_groups import agreed_name
 from scratch_ddp.common.replicas import describe, named_tensors
 from scratch_ddp.common.wrapper import process_group
 from scratch_ddp.pipeline.execute import execute
@@ -275,4 +276,6 @@ def _batch_problem(name: str, batch: Any, m: int) -> str | None:
 
 def _main_memory_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Between GPUs too, messages go through main memory: NCCL matches them by order, which ranks do not share."""
-    return dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
+    ranks = dist.get_process_group_ranks(group)
+    with agreed_name(group):
+        return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)

@@ -8,7 +8,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_same_lines, compare, digest, raise_everywhere
+from scratch_ddp.common.accounting import set_up
+from scratch_ddp.common.agreement import (
+    check_same_lines,
+    compare,
+    digest,
+    gather_texts,
+    raise_everywhere,
+    rank_numbers,
+    texts_by_rank,
+)
 from scratch_ddp.common.replicas import tensor_problem
 from scratch_ddp.common.tensors import bytes_of
 from scratch_ddp.common.wrapper import process_group
@@ -39,14 +48,18 @@ def check_plain(layer: type, plain: nn.Module, group: dist.ProcessGroup | None) 
 _SLICED = {(nn.Linear, 0): "outputs", (nn.Linear, 1): "inputs", (nn.Embedding, 0): "rows of the vocabulary"}
 
 
-def check_multiple(what: str, count: int, n: int) -> None:
-    """Raise ValueError unless n ranks can hold equally many of `what`, such as "the key/value heads"."""
+def check_multiple(what: str, count: int, n: int, fixed: bool = False) -> None:
+    """Raise ValueError unless n ranks can hold equally many of `what`, such as "the outputs".
+
+    fixed: their number depends on others, so the message suggests no other one.
+    """
     if count % n:
         words = what.split(maxsplit=1)
         below, above = count // n * n, (count // n + 1) * n
+        others = "" if fixed else f"{f'{below} or {above}' if below else above} could be, or "
         raise ValueError(
-            f"{words[0]} {count} {words[1]} can't be shared evenly by {n} ranks: "
-            f"{f'{below} or {above}' if below else above} could be, or take a number of ranks that divides {count}"
+            f"{words[0]} {count} {words[1]} can't be shared evenly by {n} ranks: {others}take a number of ranks that "
+            f"divides {count}"
         )
 
 
@@ -98,14 +111,16 @@ def check_tokens(
 
     One all-reduce of three numbers, counted as set-up. The ids are read on the processor.
     """
-    line = f"{what}: {ids.dtype} {tuple(ids.shape)} with values {_hash(ids)}"
+    line = f"{ids.dtype} {tuple(ids.shape)}, the first of them {ids.flatten()[:4].tolist()}, digest {_hash(ids)}"
     problem = _token_problem(what, ids, vocabulary, ignored)
     found = compare(group, {"line": digest([line])}, {"problem": problem is not None})
     if found.largest["problem"]:
         raise_everywhere(problem, group)
     if found.different:
         complaint = "all ranks of a tensor-parallel group work on the same tokens, but these were given different ones"
-        check_same_lines([line], complaint, group)
+        with set_up():
+            lines = dict(zip(rank_numbers(group), gather_texts(line, group), strict=True))
+        raise ValueError("\n".join([f"{complaint}: {what}", *texts_by_rank(lines)]))
 
 
 def _token_problem(what: str, ids: torch.Tensor, vocabulary: int, ignored: int | None) -> str | None:

@@ -74,8 +74,8 @@ def _prepare(
 
 def _hint(ending: str, names: Iterable[str]) -> str:
     last = sorted({name.rpartition(".")[2] for name in names if name and not name[-1].isdigit()})
-    similar = get_close_matches(ending.rpartition(".")[2], last)
-    return f"is {' or '.join(similar)} meant?" if similar else f"their names end in {', '.join(last)}"
+    similar = get_close_matches(ending.rpartition(".")[2], last, n=1)
+    return f"is {similar[0]} meant?" if similar else f"their names end in {', '.join(last)}"
 
 
 def _tied(model: nn.Module) -> list[list[str]]:

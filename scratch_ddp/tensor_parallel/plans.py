@@ -42,7 +42,7 @@ def attention_by_heads(attention: nn.Module, group: Group, move: str = "copy") -
     """
     for name, what in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")):
         heads = getattr(attention, name).out_features // attention.head_dim
-        check_multiple(f"the {what} heads", heads, dist.get_world_size(group))
+        check_multiple(f"the {what} heads", heads, dist.get_world_size(group), fixed=True)
     return move_input(attention, group, move)
 
 

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.pipeline import Action, Pipeline, gpipe, layers_of, one_f_one_b
+from scratch_ddp.pipeline.module import _main_memory_group
 from tests.pipeline.cases import alone, batch, build, distance, message_of, pipeline_of
 from tests.ranks import run_ranks
 
@@ -216,6 +217,21 @@ def groups() -> None:
     else:
         with pytest.raises(ValueError, match="is not in the group"):
             Pipeline(build(4), 2, group=pair)
+
+
+def between_gpus() -> float:
+    pair = dist.new_group([1, 3])
+    if dist.get_rank() not in (1, 3):
+        return 2.0
+    if dist.get_rank() == 3:
+        dist.new_group([3], use_local_synchronization=True)  # torch would name this rank's next group differently
+    sum_of_ranks = torch.ones(1)
+    dist.all_reduce(sum_of_ranks, group=_main_memory_group(pair))
+    return sum_of_ranks.item()
+
+
+def test_messages_between_gpus_get_a_group_also_where_a_rank_has_others():
+    assert run_ranks(4, between_gpus, timeout=10) == [2.0] * 4
 
 
 def test_groups_and_meshes():
