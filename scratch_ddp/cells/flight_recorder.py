@@ -28,7 +28,7 @@ class FlightRecorder:
 
     def __init__(self, folder: Path, rank: int, peers: Iterable[int] = ()):
         self.cell = 0  # the cell that runs
-        self._folder, self._peers = folder, list(peers)
+        self._folder, self._rank, self._peers = folder, rank, list(peers)
         self._pages = _map(folder, rank)
         self._pages[:] = bytes(_SIZE)  # a rank that is replaced leaves its file, which others have mapped
         self._table = _table(self._pages)
@@ -58,7 +58,9 @@ class FlightRecorder:
             if seen != entry and seen >> 32 == which:
                 theirs = read_calls(self._folder, peer).get((call["group"], call["number"]), words)
                 if theirs != words:
-                    raise ValueError(f"rank {peer} called {theirs}, this rank {words}. {ALL_THE_SAME}")
+                    called = sorted([(self._rank, words), (peer, theirs)])  # the same text on both ranks
+                    said = ", ".join(f"rank {rank} called {what}" for rank, what in called)
+                    raise ValueError(f"{said}. {ALL_THE_SAME}")
 
 
 ALL_THE_SAME = "All ranks must make the same call, with tensors of the same shape and dtype"

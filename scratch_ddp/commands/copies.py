@@ -13,8 +13,8 @@ from pathlib import Path
 import nbformat
 from ipykernel.ipkernel import IPythonKernel
 
-from scratch_ddp.commands.lessons import COPIES, NOTEBOOKS, UsageError, complain, find_lesson, lesson_paths
-from scratch_ddp.commands.outputs import clear_outputs, replace, to_text
+from scratch_ddp.commands.lessons import COPIES, KERNEL_NAME, NOTEBOOKS, UsageError, complain, find_lesson, lesson_paths
+from scratch_ddp.commands.outputs import KERNELSPEC, clear_outputs, replace, to_text
 
 AS_COPIED = ".as_copied.json"
 INSTEAD_OF_SOLUTIONS = "solutions.md"  # scratch_ddp.course.check looks for it
@@ -27,14 +27,14 @@ def make_copies(notebooks: Path = NOTEBOOKS, copies: Path = COPIES) -> list[str]
     remembered = _read_list(copies)
     notes = []
     for source in [*lesson_paths(notebooks), *_pages(notebooks)]:
-        target, text = copies / source.name, _text_for_copy(source)
-        as_copied, newest = remembered.get(source.name), _digest(text.encode())
+        name, text = _name_of_copy(source), _text_for_copy(source)
+        target, as_copied, newest = copies / name, remembered.get(name), _digest(text.encode())
         present = _digest(target.read_bytes()) if target.exists() else None
         if present == newest:
-            remembered[source.name] = newest
+            remembered[name] = newest
         elif present is None or present == as_copied:
-            replace(target, text)
-            remembered[source.name] = newest
+            _write(target, text)
+            remembered[name] = newest
         elif as_copied != newest:
             notes.append(f"{source.stem} has a newer version; yours stays. To take it: {_command(source)}")
     replace(copies / AS_COPIED, json.dumps(remembered, indent=1, sort_keys=True) + "\n")
@@ -45,13 +45,13 @@ def copy_fresh(source: Path, copies: Path = COPIES, now: time.struct_time | None
     """Put a fresh copy of one lesson in place; what was worked on is kept under a dated name, which is returned."""
     copies.mkdir(exist_ok=True)
     remembered = _read_list(copies)
-    target, text = copies / source.name, _text_for_copy(source)
-    kept = None
-    if target.exists() and _digest(target.read_bytes()) not in (remembered.get(source.name), _digest(text.encode())):
+    name, text = _name_of_copy(source), _text_for_copy(source)
+    target, kept = copies / name, None
+    if target.exists() and _digest(target.read_bytes()) not in (remembered.get(name), _digest(text.encode())):
         kept = _unused(target.with_stem(f"{target.stem}-{time.strftime('%Y-%m-%d-%H%M%S', now or time.localtime())}"))
         target.rename(kept)
-    replace(target, text)
-    remembered[source.name] = _digest(text.encode())
+    _write(target, text)
+    remembered[name] = _digest(text.encode())
     replace(copies / AS_COPIED, json.dumps(remembered, indent=1, sort_keys=True) + "\n")
     return kept
 
@@ -62,13 +62,23 @@ def copy_for_students(folder: Path, notebooks: Path = NOTEBOOKS) -> None:
         raise UsageError(f"{folder} already exists: name a new folder.")
     folder.mkdir(parents=True)
     for source in [*lesson_paths(notebooks), *_pages(notebooks)]:
-        replace(folder / source.name, _text_for_copy(source))
+        _write(folder / _name_of_copy(source), _text_for_copy(source))
     replace(folder / INSTEAD_OF_SOLUTIONS, WHERE_SOLUTIONS_ARE)
 
 
 def _pages(notebooks: Path) -> list[Path]:
-    """Glossary, symptoms, map: what the lessons link to."""
-    return sorted(notebooks.glob("*.md"))
+    """Glossary, symptoms, map: what the lessons link to; and the files of the capstone."""
+    return sorted(notebooks.glob("*.md")) + sorted(notebooks.glob("capstone/*.py"))
+
+
+def _name_of_copy(source: Path) -> str:
+    """The file's name; for a file of the capstone with its folder."""
+    return f"{source.parent.name}/{source.name}" if source.suffix == ".py" else source.name
+
+
+def _write(target: Path, text: str) -> None:
+    target.parent.mkdir(exist_ok=True)
+    replace(target, text)
 
 
 def _text_for_copy(source: Path) -> str:
@@ -76,7 +86,9 @@ def _text_for_copy(source: Path) -> str:
         return source.read_text(encoding="utf-8")
     notebook = nbformat.read(source, as_version=4)
     clear_outputs(notebook)
-    notebook.metadata["language_info"] = IPythonKernel.language_info  # JupyterLab would add it, and mark it unsaved
+    # As JupyterLab would set them, and mark the copy unsaved.
+    notebook.metadata["language_info"] = IPythonKernel.language_info
+    notebook.metadata["kernelspec"] = KERNELSPEC | {"display_name": KERNEL_NAME}
     return to_text(notebook)
 
 
@@ -104,7 +116,7 @@ def _command(source: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp copy", description="Make a copy of a lesson.")
-    parser.add_argument("lesson", metavar="LESSON", nargs="?", help="02, or 02_inside_all_reduce")
+    parser.add_argument("lesson", metavar="LESSON", nargs="?", help="02, or 02_inside_all_reduce, my_ddp, glossary")
     parser.add_argument("--fresh", action="store_true", help="keep an existing copy under a dated name and start again")
     parser.add_argument("--for-students", type=Path, metavar="FOLDER", help="all lessons, in a new folder to hand out")
     options = parser.parse_args(arguments)
@@ -119,11 +131,11 @@ def main(arguments: list[str]) -> int:
 def _copy(lesson: str, fresh: bool) -> int:
     named = [page for page in _pages(NOTEBOOKS) if lesson in (page.stem, page.name)]
     source = named[0] if named else find_lesson(lesson)
-    target = COPIES / source.name
+    target = COPIES / _name_of_copy(source)
     if target.exists() and not fresh:
         print(f"{_shown(target)} already exists and was not changed. To keep it and start again: {_command(source)}")
         return 1
-    kept = copy_fresh(source)
+    kept = copy_fresh(source, COPIES)
     if kept:
         print(f"Your work is now in {_shown(kept)}.")
     print(f"A fresh copy is in {_shown(target)}.")
@@ -139,4 +151,4 @@ def _hand_out(folder: Path) -> int:
 
 
 def _shown(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
+    return f"{COPIES.name}/{path.relative_to(COPIES)}"

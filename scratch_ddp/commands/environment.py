@@ -75,24 +75,24 @@ def variables(venv: Path) -> dict[str, str]:
     }
 
 
-def update(venv: Path) -> None:
-    """Bring the environment up to date with requirements.txt; does nothing if it already is."""
-    wanted = stamp_for(venv)
+def update(venv: Path, requirements: Path = REQUIREMENTS) -> None:
+    """Bring the environment up to date with the requirements; does nothing if it already is."""
+    wanted = stamp_for(venv, requirements)
     todo = what_to_do(read_stamp(venv), wanted, has_pip=lambda: _works(python_of(venv), "-m", "pip", "--version"))
     if todo == READY:
         return
     if todo == CREATE:
         print(f"Making a virtual environment in {venv} …", flush=True)
         create(venv)
-    print("Installing requirements.txt (the first time this takes some minutes) …", flush=True)
-    install(venv)
-    (venv / STAMP).write_text(json.dumps(stamp_for(venv)))
+    print(f"Installing {requirements.relative_to(ROOT)} (the first time this takes some minutes) …", flush=True)
+    install(venv, requirements)
+    (venv / STAMP).write_text(json.dumps(stamp_for(venv, requirements)))
 
 
-def stamp_for(venv: Path) -> dict:
+def stamp_for(venv: Path, requirements: Path) -> dict:
     """What a finished environment says of itself."""
     return {
-        "requirements": hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest(),
+        "requirements": hashlib.sha256(requirements.read_bytes()).hexdigest(),
         "clone": str(ROOT),
         "folder": str(venv),
         "python": _version(python_of(venv)),
@@ -130,14 +130,14 @@ def create(venv: Path) -> None:
         )
 
 
-def install(venv: Path) -> None:
-    """Install requirements.txt; what is there already stays."""
-    command = [str(python_of(venv)), "-m", "pip", "install", "--disable-pip-version-check", "-r", str(REQUIREMENTS)]
+def install(venv: Path, requirements: Path) -> None:
+    """Install the requirements; what is there already stays."""
+    command = [str(python_of(venv)), "-m", "pip", "install", "--disable-pip-version-check", "-r", str(requirements)]
     if subprocess.call(command, cwd=str(ROOT)) != 0:  # in ROOT, for the line `-e .`
         raise SetupFailed(
-            "pip could not install requirements.txt (the reason is above). Check the network and the proxy "
-            "first (pip reads HTTPS_PROXY and PIP_INDEX_URL), and that about 3 GB of disk is free. Then run the same "
-            "command again: it continues where it stopped."
+            f"pip could not install {requirements.relative_to(ROOT)} (the reason is above). Check the network and the "
+            "proxy first (pip reads HTTPS_PROXY and PIP_INDEX_URL), and that about 3 GB of disk is free. Then run the "
+            "same command again: it continues where it stopped."
         )
 
 

@@ -1,5 +1,7 @@
 """What an engineer tries in rank cells: mistakes that were silent, editors' requests, widgets, what a Stop leaves."""
 
+import re
+
 import pytest
 
 from scratch_ddp.cells.kernel.reports import describe_open_calls
@@ -27,7 +29,9 @@ MISTAKES = {
 def test_calls_that_do_not_fit_together_are_named_before_values_go_on(four_ranks, name):
     code, one, other = MISTAKES[name]
     result = four_ranks.run(f"{code}\nprint('went on')")
-    assert f"called {one}" in result.message and f"{other}" in result.message
+    noticed, _ = result.message.split(". All ranks must", 1)
+    calls = re.split(r"(?:, |: )rank \d called ", noticed)[1:]
+    assert set(calls) == {one, other}, result.message  # whichever rank was the first to notice
     assert "ValueError" in result.message and result.seconds < 8
     assert "went on" not in result.text()
     assert_next_works(four_ranks)
@@ -49,6 +53,22 @@ def test_fifty_stops_leave_no_descriptors_and_no_threads(four_ranks):
         assert "All variables are kept" in message
     after = most()
     assert after[0] <= before[0] + 4 and after[1] <= before[1] + 2, f"{before} → {after}"
+
+
+def test_a_stop_in_new_group_leaves_no_thread(four_ranks):
+    look = "import os\nprint('threads', len(os.listdir('/proc/self/task')))"
+
+    def most() -> int:
+        assert_next_works(four_ranks)
+        return max(int(threads) for _, threads in _pairs(four_ranks.run(look).text()))
+
+    before = most()
+    for ranks in ["", "[0, 2]"] * 3:
+        code = f"%%distributed --stop-after 0.1\nif rank == 0:\n    dist.new_group({ranks})"
+        assert "waits in new_group" in four_ranks.run(code).message
+    assert most() <= before
+    code = "ones = torch.ones(1)\ndist.all_reduce(ones, group=dist.new_group())\nones.item()"
+    assert four_ranks.run(code).text() == "4.0   ← ranks 0–3\n"
 
 
 def _pairs(text: str) -> list[list[str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scratch_ddp.benchmark.processes import busy_cores, listening_addresses, listening_beyond_loopback
+from scratch_ddp.benchmark.rank_cells.processes import busy_cores, listening_addresses, listening_beyond_loopback
 from tests.kernel import Kernel
 
 

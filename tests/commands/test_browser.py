@@ -11,7 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from scratch_ddp.commands.copies import copy_fresh
-from scratch_ddp.commands.lessons import ROOT, find_lesson
+from scratch_ddp.commands.lessons import KERNEL_NAME, ROOT, find_lesson
 from scratch_ddp.commands.outputs import KERNELSPEC, to_text
 from tests.commands.jupyterlab import CHROMIUM, CHROMIUM_OPTIONS, Notebook, serve
 
@@ -82,6 +82,7 @@ def test_a_copy_that_is_opened_is_not_marked_unsaved(page, address, copies):
     page.wait_for_timeout(1000)
     assert page.locator(".lm-TabBar-tab.jp-mod-current", has_text=lesson.name).count() == 1
     assert page.locator(".jp-mod-dirty").count() == 0
+    assert page.locator(".jp-KernelName").first.inner_text() == KERNEL_NAME
 
 
 def test_a_link_to_the_glossary_opens_it_as_a_page_at_the_word(page, address, copies):

@@ -6,7 +6,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import scratch_ddp
+_PACKAGE = Path(__file__).resolve().parents[2]  # scratch_ddp/
 
 
 @functools.cache
@@ -18,7 +18,7 @@ def own_versions() -> dict[str, str]:
     return {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "torch": _installed("torch").split("+")[0],
-        "scratch_ddp": f"{_installed('scratch-ddp')} (code {_digest(Path(scratch_ddp.__file__).parent)})",
+        "scratch_ddp": f"{_installed('scratch-ddp')} (code {_digest(_PACKAGE)})",
     }
 
 

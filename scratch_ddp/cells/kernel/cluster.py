@@ -97,6 +97,8 @@ class Cluster:
             self.ranks[event.value["rank"]].pid = event.value["pid"]
         elif event.kind == "message" and event.value["type"] == "renewed":
             event.source.renewed = event.value
+        elif event.kind == "message" and event.value["type"] == "launcher ready":  # not needed before
+            event.source.gpu_count = event.value["gpu_count"]
         elif event.kind == "message" and event.value["type"] == "ended":
             for rank in self.ranks:
                 if rank.pid == event.value["pid"] and event.source in (self.launcher, rank):

@@ -29,6 +29,7 @@ from scratch_ddp.cells.rank.interruptible_work import (
     make_call,
     make_torch_interruptible,
     run_in_helper,
+    wait_in_store,
 )
 
 BACKEND = "interruptible"
@@ -97,11 +98,14 @@ class InterruptibleGroup(dist.ProcessGroup):
         store = dist.PrefixStore(f"generation {_generation}{suffix}", self._store)
         if self._own_rank == 0:
             store.set("uid", secrets.token_hex(4))
+        call = make_call("new_group" if dist.is_initialized() else "init_process_group", name)
+        store.set(f"rank {self._own_rank} is here", "")  # gloo's own wait for the others could not be ended
+        wait_in_store(store, [f"rank {rank} is here" for rank in range(self._own_size)], self._timeout, call)
         self._gloo = run_in_helper(
             lambda: Connections(
                 lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout)
             ),
-            make_call("new_group" if dist.is_initialized() else "init_process_group", name),
+            call,
         )
         self.uid = int(store.get("uid"), 16)  # the same on all of its ranks, and no other group's
         if first or self._bypass._get_sequence_number_for_group():

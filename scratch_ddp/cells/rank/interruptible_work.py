@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ _works: "weakref.WeakSet[InterruptibleWork]" = weakref.WeakSet()  # those that C
 _under_way: "set[InterruptibleWork]" = set()
 _futures: "weakref.WeakSet[torch.futures.Future]" = weakref.WeakSet()  # of groups around an interruptible one
 _main_thread_waits_in: dict[str, Any] | None = None
+_TURN = 0.1  # seconds
 
 
 def waiting_in() -> dict[str, Any] | None:
@@ -191,6 +193,19 @@ def run_in_helper(task: Callable[[], Any], call: dict[str, Any]) -> Any:
     if error:
         raise error[0]
     return result[0]
+
+
+def wait_in_store(store: dist.Store, keys: list[str], timeout: datetime.timedelta, call: dict[str, Any]) -> None:
+    """Wait until other ranks have set `keys`, in turns: between two of them a Stop ends it, and no thread is left."""
+    __tracebackhide__ = True
+    end = time.monotonic() + timeout.total_seconds()
+    with _main_thread_waits(call):
+        while True:
+            try:
+                return store.wait(keys, datetime.timedelta(seconds=_TURN))
+            except RuntimeError as error:  # what a store raises after that time depends on its kind
+                if isinstance(error, dist.DistNetworkError) or time.monotonic() > end:
+                    raise
 
 
 class _Helpers:
