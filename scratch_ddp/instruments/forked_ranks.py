@@ -40,13 +40,14 @@ def run_ranks(
     timeout: float = 60.0,
     capture: bool = False,
     rendezvous: str = "file",
+    waits: float | None = None,
 ) -> list[Any]:
     """Call `function(*args)` on `world_size` ranks of one process group and return [rank 0's result, rank 1's, …].
 
     Results are pickled, including tensors. With `capture`, each entry is (result, what the rank printed).
     `rendezvous`: the ranks find each other through a "file" or through "tcp" on loopback. With the backend nccl, each
-    rank uses the GPU of its number. Raises RankFailed, naming every rank that raised, died or did not answer within
-    `timeout` seconds.
+    rank uses the GPU of its number. `waits`: seconds that a collective waits for other ranks (default: `timeout`).
+    Raises RankFailed, naming every rank that raised, died or did not answer within `timeout` seconds.
     """
     if rendezvous not in ("file", "tcp"):
         raise ValueError(f"rendezvous must be 'file' or 'tcp', not {rendezvous!r}")
@@ -59,7 +60,8 @@ def run_ranks(
         for rank in range(world_size):
             here, there = context.Pipe(duplex=False)
             process = context.Process(
-                target=_rank_main, args=(rank, world_size, function, args, backend, timeout, meet, there, capture)
+                target=_rank_main,
+                args=(rank, world_size, function, args, backend, waits or timeout, meet, there, capture),
             )
             process.start()
             there.close()
@@ -115,7 +117,7 @@ def _store(meet: str | socket.socket, rank: int, world_size: int) -> dist.Store:
     return dist.TCPStore("127.0.0.1", port, world_size)
 
 
-def _rank_main(rank, world_size, function, args, backend, timeout, meet, there, capture) -> None:
+def _rank_main(rank, world_size, function, args, backend, waits, meet, there, capture) -> None:
     os.setsid()  # so that processes started by the rank can be killed with it
     # Loopback alone, and no variables about ranks from the calling process.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
@@ -125,7 +127,7 @@ def _rank_main(rank, world_size, function, args, backend, timeout, meet, there, 
         torch.cuda.set_device(rank)
     printed = io.StringIO()
     try:
-        store, limit = _store(meet, rank, world_size), datetime.timedelta(seconds=timeout)
+        store, limit = _store(meet, rank, world_size), datetime.timedelta(seconds=waits)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
         with contextlib.redirect_stdout(printed) if capture else contextlib.nullcontext():
             result = function(*args)

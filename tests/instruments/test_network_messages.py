@@ -33,6 +33,9 @@ def collectives(rank, group):
     yield on_it(dist.reduce_scatter_tensor, x, long, group=group), 144
     yield on_it(dist.all_to_all, [torch.zeros(12) for _ in range(4)], four, group=group), 144
     yield on_it(dist.all_to_all_single, long, torch.zeros(48), group=group), 144
+    arriving, received = (torch.zeros(12, 1), [3] * 4) if rank == 0 else (torch.zeros(0, 1), [0] * 4)
+    to_rank_0 = on_it(dist.all_to_all_single, arriving, torch.zeros(3, 1), received, [3, 0, 0, 0], group=group)
+    yield to_rank_0, 36 if rank == 0 else 12  # rank 0 receives from three ranks, and keeps its own rows
     yield on_it(dist.barrier, group=group), 0
 
 

@@ -51,6 +51,16 @@ def wire(function):
     return counted.calls, counted.payload_bytes, counted.wire_bytes
 
 
+def uneven_all_to_alls(rank):
+    """Rank 0 gets all three rows of each rank, and sends none: rows of 8 bytes. (name, call, payload, wire bytes)"""
+    rows, sent = torch.zeros(3, 2), [3, 0, 0, 0]
+    arriving = torch.zeros(12 if rank == 0 else 0, 2)
+    received = [3] * 4 if rank == 0 else [0] * 4
+    wire = 0 if rank == 0 else 24
+    yield "all_to_all", lambda: dist.all_to_all_single(arriving, rows, received, sent), 24, wire
+    yield "all_to_all", lambda: functional.all_to_all_single(rows, received, sent, dist.group.WORLD) + 0, 24, wire
+
+
 def every_collective(rank, n):
     """(name, call, payload, wire bytes) with the bytes worked out by hand: 12 elements of 4 bytes, 4 ranks."""
     x, four = torch.zeros(12), [torch.zeros(12) for _ in range(4)]
@@ -70,6 +80,7 @@ def every_collective(rank, n):
     yield "reduce_scatter", lambda: dist.reduce_scatter_tensor(x, long), 192, 144
     yield "all_to_all", lambda: dist.all_to_all([torch.zeros(12) for _ in range(4)], four), 192, 144
     yield "all_to_all", lambda: dist.all_to_all_single(long, torch.zeros(48)), 192, 144
+    yield from uneven_all_to_alls(rank)
     yield "barrier", lambda: dist.barrier(), 0, 0
     world = dist.group.WORLD
     yield "all_reduce", lambda: functional.all_reduce(x, "sum", world) + 0, 48, 72

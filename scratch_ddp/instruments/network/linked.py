@@ -3,16 +3,17 @@
 import contextlib
 import datetime
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from scratch_ddp.common.agreement import check_everywhere, compare
+from scratch_ddp.common.agreement import check_everywhere
+from scratch_ddp.common.local_groups import agreed_name
 from scratch_ddp.instruments.cost.two_levels import collective_seconds
-from scratch_ddp.instruments.cost.wire import ring_bytes, ring_rounds
+from scratch_ddp.instruments.cost.wire import ring_rounds
 from scratch_ddp.instruments.network.clock import now
 from scratch_ddp.instruments.network.hosts import Hosts, layout_problem, share_hosts
 from scratch_ddp.instruments.network.link import Link, as_link
@@ -21,7 +22,6 @@ from scratch_ddp.instruments.network.ready_times import Numbered, ReadyTimes, sh
 from scratch_ddp.instruments.network.work import Alarm, LinkedWork
 from scratch_ddp.instruments.traffic.calls import METHODS, Call, read_method
 
-_twins = 0  # how many groups of some ranks this process has made below linked ones, or a higher number
 _FIRST_TYPE = 200  # number of our first backend type; torch's own have lower numbers
 
 
@@ -204,7 +204,7 @@ for _method in METHODS:
 
 
 def link_bytes(call: Call, args: tuple) -> int:
-    """Bytes that pass this rank's end of the link: those it sends or those it receives on a ring, whichever is more.
+    """Bytes that pass this rank's end of the link: those it sends or those it receives, whichever is more.
 
     `args`: the arguments of the group's method, of which the first holds the output.
     """
@@ -215,7 +215,10 @@ def link_bytes(call: Call, args: tuple) -> int:
         return (n - 1) * call.payload
     if call.name == "scatter" and not at_root:
         return sum(tensor.nbytes for tensor in args[0])
-    return ring_bytes(call.name, call.payload, n, call.rank, call.peer)
+    if call.kept is not None:  # an all-to-all, whose pieces may have different sizes
+        received = args[0] if isinstance(args[0], list | tuple) else args[:1]
+        return max(call.payload, sum(tensor.nbytes for tensor in received)) - call.kept
+    return call.sent
 
 
 def _rounds(call: Call) -> int:
@@ -327,26 +330,13 @@ def linked_mesh(link: Link | str | None, hosts: int, inside: Link | str | None =
 def _twin(group: dist.ProcessGroup | None, ranks: list[int]) -> dist.ProcessGroup:
     """A group of the same ranks with the same timeout, for tensors in main memory."""
     whole_world = len(ranks) == dist.get_world_size()
-    with contextlib.nullcontext() if whole_world else _agreed_name(group, ranks):
+    with contextlib.nullcontext() if whole_world else agreed_name(group):
         return dist.new_group(
             ranks,
             timeout=_timeout(group or dist.group.WORLD),
             backend=_backend_on_cpu(group),
             use_local_synchronization=not whole_world,
         )
-
-
-@contextlib.contextmanager
-def _agreed_name(group: dist.ProcessGroup | None, ranks: list[int]) -> Iterator[None]:
-    """torch names a group of some ranks by how many groups a rank has: where they have different numbers, it hangs."""
-    global _twins
-    _twins = compare(group, {}, {"twins": _twins}).largest["twins"] + 1
-    made, torch_names = f"twin {_twins} of {ranks}", dist.distributed_c10d._process_group_name
-    dist.distributed_c10d._process_group_name = lambda *_, **__: made
-    try:
-        yield
-    finally:
-        dist.distributed_c10d._process_group_name = torch_names
 
 
 def _backend_on_cpu(group: dist.ProcessGroup | None) -> str:

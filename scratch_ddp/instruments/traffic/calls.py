@@ -1,11 +1,13 @@
 """A call as a process group receives it: its name, its bytes, its ranks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from scratch_ddp.instruments.cost.wire import ring_bytes
 
 # A group's method -> (the call's name, the position of this rank's input tensors). The operators c10d::<method>_ take
 # them at the same position.
@@ -48,6 +50,14 @@ class Call:
     peer: int | None = None  # the other end of a message (None until wait() knows it), or the root of a collective
     tag: int = 0
     waited: bool = False  # somebody has waited for its end
+    kept: int | None = None  # of an all-to-all: bytes of the piece that stays on this rank; None: an n-th of all
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank sends: on a ring, or each piece of an all-to-all straight to its rank."""
+        if self.kept is not None:
+            return self.payload - self.kept
+        return ring_bytes(self.name, self.payload, len(self.members), self.rank, self.peer)
 
 
 def read_method(method: str, group: dist.ProcessGroup, values: list) -> Call:
@@ -58,17 +68,32 @@ def read_method(method: str, group: dist.ProcessGroup, values: list) -> Call:
         peer, tag = (None, values[1]) if method == "recv_anysource" else (values[1], values[2])
     elif name in ("broadcast", "reduce", "gather", "scatter") and peer is None:
         peer = values[1]  # the short form of broadcast: (tensor, root)
-    return call_on(name, () if position is None else values[position], group, peer, tag)
+    splits = values[3] if name == "all_to_all" and method != "alltoall" else ()
+    return call_on(name, () if position is None else values[position], group, peer, tag, splits)
 
 
-def call_on(name: str, tensors: Any, group: dist.ProcessGroup, peer: int | None, tag: int) -> Call:
-    """A call of `name` on `group` with this rank's input `tensors`, which may be nested."""
+def call_on(
+    name: str, tensors: Any, group: dist.ProcessGroup, peer: int | None, tag: int, splits: Sequence[int] = ()
+) -> Call:
+    """A call of `name` on `group` with this rank's input `tensors`, which may be nested.
+
+    splits: of an all-to-all of one tensor, how many of its rows go to each rank; empty if equally many.
+    """
     try:
         members = tuple(dist.get_process_group_ranks(group))
     except KeyError:  # a group that torch.distributed has not registered
         members = tuple(range(group.size()))
     payload = sum(tensor.numel() * tensor.element_size() for tensor in _flat(tensors))
-    return Call(name, payload, members, group.rank(), peer, tag)
+    call = Call(name, payload, members, group.rank(), peer, tag)
+    if name == "all_to_all":
+        call.kept = _kept(tensors, splits, call.rank)
+    return call
+
+
+def _kept(tensors: Any, splits: Sequence[int], rank: int) -> int | None:
+    if not isinstance(tensors, torch.Tensor):
+        return tensors[rank].nbytes
+    return splits[rank] * tensors[:1].nbytes if splits else None
 
 
 def _flat(tensors: Any) -> Iterable[torch.Tensor]:

@@ -1,13 +1,14 @@
 """`traffic`: count what this rank sends and receives inside a block, and put the counts of all ranks together."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import is_set_up, set_up
-from scratch_ddp.instruments.cost.wire import ring_bytes, ring_rounds
+from scratch_ddp.instruments.cost.wire import ring_rounds
 from scratch_ddp.instruments.traffic.calls import Call
 from scratch_ddp.instruments.traffic.intercept import listening
 from scratch_ddp.instruments.traffic.rounds import Message, Start, Wait, depth, messages
@@ -23,7 +24,7 @@ class Counts:
     bytes_sent: int = 0  # in those messages
     bytes_received: int = 0
     payload_bytes: int = 0  # this rank's input to torch's own collectives
-    collective_bytes: int = 0  # what this rank sends for those collectives, by the formula for a ring (`ring_bytes`)
+    collective_bytes: int = 0  # what this rank sends for those collectives, by the formula for a ring (`Call.sent`)
 
     @property
     def wire_bytes(self) -> int:
@@ -40,7 +41,7 @@ class Counts:
             self.bytes_received += call.payload
         else:
             self.payload_bytes += call.payload
-            self.collective_bytes += ring_bytes(call.name, call.payload, len(call.members), call.rank, call.peer)
+            self.collective_bytes += call.sent
 
 
 Report = tuple[Counts, list[Start | Wait]]
@@ -51,14 +52,22 @@ class Totals:
     """The counts of all ranks of a group, the same object on each of them."""
 
     per_rank: list[Counts]  # in the order of the ranks in the group
-    log: list[Message]  # the point-to-point messages, round by round
-    depth: int  # longest chain of messages in which each waited for the one before (see `rounds`)
+    _events: list[list[Start | Wait]] = field(repr=False)
 
     @classmethod
     def of(cls, reports: Sequence[Report]) -> "Totals":
         """reports: every rank's `Counted.report()`, in the order of the ranks."""
-        logs = [events for _, events in reports]
-        return cls([counts for counts, _ in reports], messages(logs), depth(logs))
+        return cls([counts for counts, _ in reports], [events for _, events in reports])
+
+    @functools.cached_property
+    def log(self) -> list[Message]:
+        """The point-to-point messages, round by round."""
+        return messages(self._events)
+
+    @functools.cached_property
+    def depth(self) -> int:
+        """Longest chain of messages in which each waited for the one before (see `rounds`)."""
+        return depth(self._events)
 
     @property
     def messages(self) -> int:
