@@ -2,7 +2,8 @@
 
 An exercise is a cell with a line `check(NAME)`. Its verdict is what that cell prints: a line for each group of
 criteria, beginning with ✓ or ✗, or `not written yet`. Exercises of the lesson whose check was removed count as missing.
-Ticks of a notebook's own `check`, or for the package's own function, do not count (`own_work`).
+Ticks of a notebook's own `check`, or for the package's own function, do not count (`own_work`). The files of the
+capstone have criteria in the place of exercises (`grade_capstone`).
 """
 
 import argparse
@@ -16,6 +17,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from scratch_ddp.commands.execution import ANSI_COLOUR, CellFailed, run
+from scratch_ddp.commands.grade_capstone import is_capstone, judged
 from scratch_ddp.commands.lessons import NOTEBOOKS, UsageError, complain, lesson_paths
 from scratch_ddp.commands.outputs import clean_outputs, clear_outputs
 from scratch_ddp.commands.own_work import unearned
@@ -44,6 +46,7 @@ class Report:
     notebook: str
     exercises: list[Exercise]
     stopped: str | None
+    counted = "exercises"
 
     @property
     def held(self) -> int:
@@ -52,6 +55,21 @@ class Report:
     @property
     def all_hold(self) -> bool:
         return self.held == len(self.exercises) and not self.stopped
+
+
+class CapstoneReport(Report):
+    """The same of a file of the capstone, whose criteria stand for exercises."""
+
+    counted = "criteria"
+
+
+def grade_capstone(path: Path) -> CapstoneReport:
+    """Judge a file of the capstone."""
+    criteria, stopped = judged(path)
+    rows = [
+        Exercise(name, FAILS if complaint else HOLDS, [complaint or promise]) for name, promise, complaint in criteria
+    ]
+    return CapstoneReport(str(path), rows, stopped)
 
 
 def grade(path: Path, cell_timeout: float, lesson: Path | None = None) -> Report:
@@ -93,6 +111,14 @@ def read(path: Path) -> NotebookNode:
         raise UsageError(f"{path} is not a notebook: {error}") from None
 
 
+def refuse_others(path: Path) -> None:
+    """Raise UsageError unless the file is a notebook or one of the capstone."""
+    if not is_capstone(path):
+        read(path)
+    elif not path.is_file():
+        raise UsageError(f"{path}: there is no such file")
+
+
 def exercises_of(notebook: NotebookNode) -> Iterator[Exercise]:
     """The exercises of a notebook that was run, with the verdict of each."""
     for cell in notebook.cells:
@@ -129,7 +155,7 @@ def as_text(report: Report) -> str:
     lines = [f"── {report.notebook}"]
     lines += [as_table(report.exercises)] if report.exercises else []
     lines += [report.stopped] if report.stopped else []
-    return "\n".join([*lines, f"{report.held} of {len(report.exercises)} exercises hold.\n"])
+    return "\n".join([*lines, f"{report.held} of {len(report.exercises)} {report.counted} hold.\n"])
 
 
 def as_table(exercises: list[Exercise]) -> str:
@@ -164,19 +190,20 @@ def original_of(path: Path, notebooks: Path = NOTEBOOKS) -> Path | None:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m scratch_ddp grade",
-        description="Run notebooks and say which of their exercises hold. What is graded runs with all your rights: "
-        "trusted code only.",
+        description="Run notebooks, and the capstone's my_ddp.py and misbehaving.py, and say which of their exercises "
+        "and criteria hold. What is graded runs with all your rights: trusted code only.",
     )
-    parser.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK", help="a file; it stays as it is")
+    parser.add_argument("notebooks", nargs="+", type=Path, metavar="FILE", help="it stays as it is")
     parser.add_argument("--json", action="store_true", help="print JSON, a list of notebooks, instead of tables")
     parser.add_argument("--cell-timeout", type=float, default=300.0, metavar="SECONDS", help="interrupt longer cells")
     options = parser.parse_args(arguments)
     reports = []
     try:
         for path in options.notebooks:
-            read(path)  # refuse what is no notebook before anything runs
+            refuse_others(path)  # before anything runs
         for path in options.notebooks:
-            reports.append(grade(path, options.cell_timeout, original_of(path)))
+            lone = is_capstone(path)
+            reports.append(grade_capstone(path) if lone else grade(path, options.cell_timeout, original_of(path)))
             if not options.json:
                 print(as_text(reports[-1]), flush=True)
     except UsageError as error:
