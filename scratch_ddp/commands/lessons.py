@@ -7,6 +7,7 @@ from pathlib import Path
 from scratch_ddp.commands.environment import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
+KERNEL_NAME = "Distributed training"  # as JupyterLab shows it
 COPIES = ROOT / "my_lessons"  # beside the originals, so that ../assets/… is the same folder for both
 
 

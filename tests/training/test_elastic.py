@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from scratch_ddp.course.pages import light_training
+from scratch_ddp.course.pages.light_training import command
 from scratch_ddp.training.data import Batches, Item
 from scratch_ddp.training.step_log import StepLog, read_steps
 from tests.ranks import run_ranks
-from tests.training import light_command
-from tests.training.light_command import command
 
 ITEMS, EPOCHS, BATCH = 160, 3, 16
 PER_EPOCH = ITEMS // BATCH
@@ -30,7 +30,7 @@ def attempt(folder: Path, *options: str, sigterm_at: int = 0, on_rank: int = 0) 
     """Run the command on this rank; return its exit status or last words. SIGTERM comes after a step, to one rank."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     os.environ.pop("RANK", None)
-    light_command.patch()
+    light_training.patch()
     command.ranks = lambda *_: contextlib.nullcontext((rank, dist.get_world_size() if dist.is_initialized() else 1))
     log = StepLog.after_step
 
@@ -172,7 +172,7 @@ def start(folder: Path, *launcher: str, **environment: str) -> subprocess.Popen:
     """Start the command as a process, slowly enough to be interrupted."""
     options = [*ARGUMENTS, f"--checkpoints={folder}/saved", f"--step-log={folder}/log"]
     return subprocess.Popen(
-        [sys.executable, *launcher, "-m", "tests.training.light_command", *options],
+        [sys.executable, *launcher, "-m", "scratch_ddp.course.pages.light_training", *options],
         env=ENVIRONMENT | {"LIGHT_SLEEP": "0.05"} | environment,
         stdout=subprocess.PIPE,
         text=True,

@@ -20,7 +20,7 @@ from scratch_ddp.instruments.cost import (
     measured_states,
     rank_memory,
 )
-from scratch_ddp.instruments.cost.layout import blocks_of_stages
+from scratch_ddp.instruments.cost.layouts.layout import blocks_of_stages
 from scratch_ddp.pipeline import Pipeline
 from scratch_ddp.tensor_parallel import LLAMA, parallelize
 from scratch_ddp.zero import ShardedOptimizer, reduce_gradients

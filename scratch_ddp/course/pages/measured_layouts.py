@@ -19,7 +19,7 @@ from scratch_ddp.course.pages.sleeping_model import SleepingBlock
 from scratch_ddp.ddp import FlatDDP, OverlappedDDP
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.cost import Accelerator, Cluster, Layout, ModelShape, Wire, step_time
-from scratch_ddp.instruments.cost.flops import forward_flops_of_block
+from scratch_ddp.instruments.cost.transformer.flops import forward_flops_of_block
 from scratch_ddp.instruments.network import Link, LinkedGroup, linked_group
 from scratch_ddp.pipeline import Pipeline
 from scratch_ddp.pipeline.schedules import interleaved, one_f_one_b

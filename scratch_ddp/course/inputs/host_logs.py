@@ -1,0 +1,26 @@
+"""Logs of jobs on two hosts, in each of which one thing is wrong. All are recorded; each file says how."""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("host_logs")
+RECORDED = ("alder", "birch")  # the hosts' names in the files
+
+
+def recordings() -> list[str]:
+    """The names of all recordings: the cause and a number, as in "interface_2"."""
+    return sorted(path.stem for path in FOLDER.glob("*.txt"))
+
+
+def read_logs(recording: str, names: tuple[str, str] = RECORDED) -> dict[str, str]:
+    """Return what each host has printed, by its name. `names` take the place of those in the recording."""
+    text = (FOLDER / f"{recording}.txt").read_text(encoding="utf-8")
+    for old, new in zip(RECORDED, names, strict=True):
+        text = text.replace(old, new)
+    return dict(part.split("\n", 1) for part in text.split("== ")[1:])
+
+
+def fault_in(recording: str, names: tuple[str, str] = RECORDED) -> tuple[str, str]:
+    """Return the host at fault, under its name in `names`, and the cause."""
+    first_line = (FOLDER / f"{recording}.txt").read_text(encoding="utf-8").splitlines()[0]
+    host, cause = first_line.removeprefix("# fault: ").split(", ")
+    return names[RECORDED.index(host)], cause

@@ -1,0 +1,55 @@
+"""The training of `interrupted_run` on two hosts whose cable is pulled: how it is recorded, and the record.
+
+A cable needs network namespaces, and these need root, so the lesson shows what was recorded:
+
+    sudo .venv/bin/python -m scratch_ddp.course.pages.pulled_cable
+"""
+
+import json
+from pathlib import Path
+
+from scratch_ddp.course.pages.interrupted_run import InterruptedRun, torchrun_options
+
+RECORD = Path(__file__).parents[1] / "inputs" / "pulled_cable.json"
+PULL_AFTER = 7  # steps
+TIMEOUT = 10  # seconds that a rank waits for another
+
+
+def read_record() -> dict:
+    """Return what was recorded: the time limit, who noticed after how many seconds, and the lines of the step log."""
+    return json.loads(RECORD.read_text())
+
+
+class PulledCable(InterruptedRun):
+    """The hosts are two network namespaces; the cable between them is pulled and stays out."""
+
+    def _run(self) -> None:
+        from scratch_ddp.benchmark.rank_cells.hosts import ADDRESSES, NAMESPACES, plug, two_namespaces, within
+
+        plain = self._start("plain", "")
+        try:
+            with two_namespaces():  # ends what runs there, too
+                hosts = []
+                for name, address in zip(NAMESPACES, ADDRESSES, strict=True):
+                    options = torchrun_options(f"{ADDRESSES[0]}:29500", address)
+                    in_host = [*within(name), "env", "GLOO_SOCKET_IFNAME=cable"]
+                    hosts.append(self._start("hosts", options, f"--timeout {TIMEOUT}", in_host))
+                self._after("cable", PULL_AFTER, lambda: plug("down"))
+                hosts[0].wait(180)
+        except BaseException as error:
+            self.error = error
+        plain.wait()
+
+
+def main() -> None:
+    run = PulledCable().wait()
+    (failure,) = run.failures
+    lines = [{name: line[name] for name in ("step", "loss", "ranks", "time")} for line in run.lines]
+    same = max(abs(line["loss"] - run.plain[step]["loss"]) for step, line in run.steps.items()) < 1e-12
+    record = {"command": "python -m scratch_ddp.course.pages.pulled_cable, as root", "timeout": TIMEOUT}
+    record |= {"pulled": failure.killed_at, "noticed": failure.noticed, "same_losses": same, "lines": lines}
+    RECORD.write_text(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()

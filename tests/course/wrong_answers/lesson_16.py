@@ -1,0 +1,376 @@
+from tests.course.wrong_answer import WrongAnswer
+
+WRONG_ANSWERS = {
+    "hierarchical_all_reduce": (
+        WrongAnswer(
+            "flat, over all ranks",
+            fails="group",
+            says="all_reduce goes through ranks [0, 1, 2, 3]",
+            body="flat = tensor.contiguous()\ndist.all_reduce(flat)\ntensor.copy_(flat)",
+        ),
+        WrongAnswer(
+            "the whole tensor between hosts",
+            fails="cost",
+            says="calls all_reduce",
+            body="""
+                flat = tensor.contiguous()
+                for name in ("local", "host"):
+                    dist.all_reduce(flat, group=mesh[name].get_group())
+                tensor.copy_(flat)
+            """,
+            also=("group",),
+        ),
+        WrongAnswer(
+            "the two dimensions have changed places",
+            fails="group",
+            says="should go through ranks",
+            edits={'mesh["local"].get_group(), mesh["host"]': 'mesh["host"].get_group(), mesh["local"]'},
+            also=("cost",),
+        ),
+        WrongAnswer(
+            "hosts of two ranks", fails="runs", says="raised", edits={"dist.get_world_size(local), tensor": "2, tensor"}
+        ),
+        WrongAnswer("only what divides", fails="runs", says="raised", edits={"-(-size // n)": "size // n"}),
+        WrongAnswer(
+            "small tensors are left out",
+            fails="value",
+            says="one element",
+            edits={"    parts = ": "    if size < n:\n        return\n    parts = "},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "nothing to do on a host of one rank",
+            fails="value",
+            says="4 × 1 ranks",
+            edits={"    parts = ": "    if n == 1:\n        return\n    parts = "},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "no all-gather",
+            fails="value",
+            says="tensor is",
+            edits={"dist.all_gather(list(parts), mine, group=local)": "parts[dist.get_rank(local)] = mine"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "every host for itself",
+            fails="value",
+            says="2 × 2 ranks",
+            edits={"dist.all_reduce(mine, group=between)": "pass"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "in float32",
+            fails="value",
+            says="tensor is",
+            edits={"tensor.new_zeros(n, -(-size // n))": "torch.zeros(n, -(-size // n), device=tensor.device)"},
+        ),
+        WrongAnswer("everything is sent n times", fails="cost", says="2 × 2 ranks", edits={"-(-size // n)": "size"}),
+        WrongAnswer(
+            "a new tensor",
+            fails="value",
+            says="tensor is",
+            edits={"tensor.copy_(parts": "return (parts"},
+            also=("agreement",),
+        ),
+        WrongAnswer(
+            "the tensor gets other memory",
+            fails="untouched",
+            says="write into it in place",
+            edits={
+                "tensor.copy_(parts.view(-1)[:size].view(tensor.shape))": "tensor.data = parts.view(-1)[:size].view("
+                "tensor.shape)"
+            },
+        ),
+        WrongAnswer("contiguous only", fails="runs", says="view", edits={"tensor.flatten()": "tensor.view(-1)"}),
+        WrongAnswer(
+            "groups of its own",
+            fails="runs",
+            says="makes a process group in every call",
+            edits={'mesh["local"].get_group(), mesh': "dist.new_subgroups(mesh.shape[1])[0], mesh"},
+        ),
+        WrongAnswer(
+            "over one rank of each host",
+            fails="cost",
+            says="calls broadcast",
+            body="""
+                local, between = mesh["local"].get_group(), mesh["host"].get_group()
+                flat = tensor.contiguous()
+                dist.reduce(flat, group=local, group_dst=0)
+                if dist.get_rank(local) == 0:
+                    dist.all_reduce(flat, group=between)
+                dist.broadcast(flat, group=local, group_src=0)
+                tensor.copy_(flat)
+            """,
+        ),
+    ),
+    "bytes_out_of_hosts": (
+        WrongAnswer("the reduce-scatter only", fails="value", says="should be", edits={"2 * (n - 1)": "(n - 1)"}),
+        WrongAnswer(
+            "the whole size twice", fails="value", says="should be", edits={"2 * (n - 1) * size // n": "2 * size"}
+        ),
+        WrongAnswer("in floats", fails="value", says="a large size", edits={"* size // n": "* size / n"}),
+        WrongAnswer(
+            "in floats, cut at the end",
+            fails="value",
+            says="should be",
+            edits={"2 * (n - 1) * size // n": "int(2 * (n - 1) / n * size)"},
+        ),
+        WrongAnswer(
+            "inside hosts too",
+            fails="value",
+            says="4 ranks in blocks",
+            edits={"host_of[rank] != host_of[successor]": "rank != successor"},
+        ),
+        WrongAnswer("an open ring", fails="value", says="should be", edits={"enumerate(ring)": "enumerate(ring[:-1])"}),
+        WrongAnswer(
+            "in the order of the numbers",
+            fails="value",
+            says="hosts alternate",
+            edits={"    n = len(ring)": "    ring = sorted(ring)\n    n = len(ring)"},
+        ),
+        WrongAnswer(
+            "the ring's hosts only",
+            fails="value",
+            says="2 ranks of one host",
+            edits={"host_of.values()": "(host_of[rank] for rank in ring)"},
+        ),
+        WrongAnswer(
+            "all ranks take part", fails="value", says="2 ranks on 2 hosts", edits={"size // n": "size // len(host_of)"}
+        ),
+        WrongAnswer("each host once", fails="value", says="should be", edits={"+= sent": "= sent"}),
+        WrongAnswer(
+            "all hosts together",
+            fails="value",
+            says="should be a dict",
+            edits={"return out": "return sum(out.values())"},
+        ),
+        WrongAnswer(
+            "by rank", fails="value", says="should be", edits={"out[host_of[rank]] += sent": "out[rank] = sent"}
+        ),
+        WrongAnswer(
+            "closes the caller's list",
+            fails="untouched",
+            says="has other entries",
+            edits={
+                "    for i": "    ring.append(ring[0])\n    for i",
+                "enumerate(ring)": "enumerate(ring[:-1])",
+                "(i + 1) % n": "i + 1",
+            },
+        ),
+        WrongAnswer(
+            "clears the caller's dict",
+            fails="untouched",
+            says="host_of (4 ranks in blocks)",
+            edits={"    return out": "    host_of.clear()\n    return out"},
+        ),
+        WrongAnswer("four ranks", fails="value", says="should be", edits={"2 * (n - 1) * size // n": "6 * size // 4"}),
+    ),
+    "resume": (
+        WrongAnswer(
+            "larger or smaller steps on other ranks",
+            fails="value",
+            says="should be",
+            edits={'saved["ranks"] * saved': "n * saved"},
+        ),
+        WrongAnswer(
+            "the smaller step is left out",
+            fails="value",
+            says="should be",
+            edits={'-(-saved["items"] // batch)': 'max(1, saved["items"] // batch)'},
+        ),
+        WrongAnswer("every epoch alike", fails="value", says="should be", edits={"order(epoch)": "order(0)"}),
+        WrongAnswer(
+            "the order of the first epoch after the save",
+            fails="value",
+            says="should be",
+            edits={"order(epoch)": 'order(saved["done"] // steps_per_epoch)'},
+        ),
+        WrongAnswer(
+            "from the beginning",
+            fails="value",
+            says="should be",
+            edits={'range(saved["done"], saved["done"] + steps)': "range(steps)"},
+        ),
+        WrongAnswer(
+            "the epoch from its beginning",
+            fails="value",
+            says="should be",
+            edits={
+                "    mine = []": '    mine, first = [], saved["done"] // steps_per_epoch * steps_per_epoch',
+                'range(saved["done"], saved["done"] + steps)': "range(first, first + steps)",
+            },
+        ),
+        WrongAnswer(
+            "a step is skipped",
+            fails="value",
+            says="should be",
+            edits={
+                'range(saved["done"], saved["done"] + steps)': 'range(saved["done"] + 1, saved["done"] + 1 + steps)'
+            },
+        ),
+        WrongAnswer(
+            "blocks",
+            fails="value",
+            says="should be",
+            edits={"items[rank::n]": "items[rank * len(items) // n : (rank + 1) * len(items) // n]"},
+        ),
+        WrongAnswer(
+            "the old number of ranks",
+            fails="value",
+            says="should be",
+            edits={"items[rank::n]": 'items[rank :: saved["ranks"]]'},
+        ),
+        WrongAnswer(
+            "one list", fails="value", says="should be", edits={"mine.append(items[rank::n])": "mine += items[rank::n]"}
+        ),
+        WrongAnswer(
+            "no empty lists",
+            fails="value",
+            says="should be",
+            edits={
+                "mine.append(items[rank::n])": "if items[rank::n]:\n            mine.append(items[rank::n])",
+            },
+        ),
+        WrongAnswer(
+            "an item fills in",
+            fails="value",
+            says="should be",
+            edits={"append(items[rank::n])": "append(items[rank::n] or items[:1])"},
+        ),
+        WrongAnswer(
+            "counts the caller's steps",
+            fails="untouched",
+            says="'done'",
+            edits={"    return mine": '    saved["done"] += steps\n    return mine'},
+        ),
+        WrongAnswer(
+            "arrays",
+            fails="value",
+            says="should be",
+            edits={"append(items[rank::n])": 'append(__import__("numpy").array(items[rank::n]))'},
+        ),
+    ),
+    "saving_interval": (
+        WrongAnswer("a host's failures", fails="value", says="should be", edits={" / hosts": ""}),
+        WrongAnswer("more hosts, fewer failures", fails="value", says="should be", edits={"/ hosts": "* hosts"}),
+        WrongAnswer("an hour of 60 seconds", fails="value", says="should be", edits={"3600": "60"}),
+        WrongAnswer("days as seconds", fails="value", says="should be", edits={" * 24 * 3600": ""}),
+        WrongAnswer("in minutes", fails="value", says="should be", edits={"sqrt(": "1 / 60 * sqrt("}),
+        WrongAnswer("all of an interval is lost", fails="value", says="should be", edits={"2 * save": "save"}),
+        WrongAnswer(
+            "a restart is like a save", fails="value", says="should be", edits={"2 * save": "2 * (save + restart)"}
+        ),
+        WrongAnswer(
+            "restarts between the failures",
+            fails="value",
+            says="should be",
+            edits={"save * between_failures": "save * (between_failures + restart)"},
+        ),
+        WrongAnswer("no root", fails="value", says="should be", edits={"sqrt(": "("}),
+        WrongAnswer("with the save", fails="value", says="should be", edits={"sqrt(": "save + sqrt("}),
+        WrongAnswer(
+            "whole seconds",
+            fails="value",
+            says="is 0, should be",
+            edits={"sqrt(2": "int(", " * save": "sqrt(2 * save", "failures)": "failures))"},
+        ),
+        WrongAnswer("every ten minutes", fails="value", says="is 600", body="return 600.0"),
+        WrongAnswer("not a number", fails="value", says="is nan", body='return float("nan")'),
+        WrongAnswer("a tensor", fails="value", says="should be a float", body="return torch.tensor(60.0)"),
+    ),
+    "faulty_host": (
+        WrongAnswer("always the same", fails="value", says="should be", body='return list(logs)[0], "interface"'),
+        WrongAnswer(
+            "127.0.1.1 is to blame",
+            fails="value",
+            says="recording interface",
+            edits={
+                '        if "Unable': '        if "127.0.1.1" in log:\n'
+                '            return host, "name"\n        if "Unable',
+            },
+        ),
+        WrongAnswer(
+            "the first with a 127.0.1.1",
+            fails="value",
+            says="recording name_2",
+            edits={'f"trying to connect to ({own_address},"': '"127.0.1.1" in log and "trying to connect to"'},
+        ),
+        WrongAnswer(
+            "the first that times out",
+            fails="value",
+            says="should be",
+            edits={'f"trying to connect to ({own_address},"': '"timed out"'},
+        ),
+        WrongAnswer(
+            "who fails with an error",
+            fails="value",
+            says="should be",
+            edits={"Unable to find address for": "Error"},
+        ),
+        WrongAnswer(
+            "whoever names a card",
+            fails="value",
+            says="should be",
+            edits={"Unable to find address for": "GLOO_SOCKET_IFNAME"},
+        ),
+        WrongAnswer(
+            "the host that waits",
+            fails="value",
+            says="should be",
+            edits={'return host, "interface"': 'return next(each for each in logs if each != host), "interface"'},
+        ),
+        WrongAnswer(
+            "the host of the notebook",
+            fails="value",
+            says="should be",
+            edits={'return host, "version"': 'return next(each for each in logs if each != host), "version"'},
+        ),
+        WrongAnswer(
+            "the longer log",
+            fails="value",
+            says="should be",
+            edits={"logs.items():": "[max(logs.items(), key=lambda each: len(each[1]))]:"},
+        ),
+        WrongAnswer(
+            "of two that time out, the shorter log",
+            fails="value",
+            says="recording name",
+            edits={
+                'f"trying to connect to ({own_address},"': '"connect to" in log and '
+                'log == min(logs.values(), key=len) and "c"'
+            },
+        ),
+        WrongAnswer(
+            "knows the recorded names",
+            fails="value",
+            says="should be",
+            body="""
+                for host, cause in (("birch", "interface"), ("alder", "name"), ("birch", "version")):
+                    if host in logs:
+                        return host, cause
+            """,
+        ),
+        WrongAnswer(
+            "no rule for names",
+            fails="value",
+            says="is None, should be a tuple",
+            edits={'return host, "name"': "return None"},
+        ),
+        WrongAnswer(
+            "a list",
+            fails="value",
+            says="should be a tuple",
+            edits={'return host, "version"': 'return [host, "version"]'},
+        ),
+        WrongAnswer(
+            "the cause in other words", fails="value", says="should be", edits={'host, "name"': 'host, "127.0.1.1"'}
+        ),
+        WrongAnswer(
+            "takes the logs out",
+            fails="untouched",
+            says="has other entries",
+            edits={"in logs.items():": "in list(logs.items()):\n        logs.pop(host)"},
+        ),
+    ),
+}

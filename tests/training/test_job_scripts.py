@@ -1,0 +1,84 @@
+"""The job scripts for Slurm and ssh, with a fake srun and a fake ssh that run the commands here, host after host."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from scratch_ddp.commands.environment import ROOT
+from scratch_ddp.training import __main__ as training
+
+SCRIPTS = ROOT / "assets" / "many_machines"
+PROGRAMS = {
+    "scontrol": 'echo first; echo second; test "$*" = "show hostnames first,second"',
+    "srun": """test "$1" = --kill-on-bad-exit=0; shift
+for node in 0 1; do
+    names=(first second)
+    SLURM_NODEID=$node SLURMD_NODENAME=${names[node]} "$@"
+done""",
+    "ssh": 'test "$1" = -tt; shift 2; exec bash -c "$*"',
+    "torchrun": """
+printf '%q ' "$@" >> "$CALLS"
+echo "store:$TORCH_DISABLE_SHARE_RDZV_TCP_STORE" >> "$CALLS"
+""",
+}
+SLURM = {
+    "SLURM_JOB_NODELIST": "first,second",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_GPUS_ON_NODE": "4",
+    "SLURM_JOB_ID": "77",
+}
+
+
+@pytest.fixture
+def torchruns(tmp_path):
+    """Run a script with fake programs; return torchrun's options and the training's arguments for each host."""
+    for name, body in PROGRAMS.items():
+        program = tmp_path / name
+        program.write_text(f"#!/bin/bash\nset -e\n{body}\n")
+        program.chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+
+    def run(name: str, *arguments: str, **variables: str) -> list:
+        calls = tmp_path / "calls"
+        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)} | variables
+        subprocess.run([str(SCRIPTS / name), *arguments], cwd=tmp_path, env=environment, check=True, timeout=30)
+        hosts = []
+        for line in calls.read_text().splitlines():
+            *words, store = shlex.split(line)
+            assert store == "store:1"
+            hosts.append(get_args_parser().parse_args(words))
+        return sorted(hosts, key=lambda host: host.rdzv_conf, reverse=True)  # the one that keeps the rendezvous first
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "variables", "addresses", "ranks"),
+    [
+        ("train.sbatch", (), SLURM, ["first", "second"], "4"),
+        ("train_over_ssh.sh", ("10.0.0.1", "10.0.0.2"), {"RANKS": "2"}, ["10.0.0.1", "10.0.0.2"], "2"),
+    ],
+)
+def test_each_host_gets_its_torchrun(torchruns, monkeypatch, script, arguments, variables, addresses, ranks):
+    hosts = torchruns(script, *arguments, **variables)
+    assert [host.local_addr for host in hosts] == addresses
+    assert [host.rdzv_conf for host in hosts] == ["is_host=1", "is_host=0"]
+    assert {host.rdzv_endpoint for host in hosts} == {f"{addresses[0]}:29500"}
+    assert len({host.rdzv_id for host in hosts}) == 1
+    for host in hosts:
+        assert (host.nnodes, host.nproc_per_node, host.max_restarts, host.rdzv_backend) == ("1:2", ranks, 3, "c10d")
+        assert host.module and host.training_script == "scratch_ddp.training"
+        monkeypatch.setattr("sys.argv", ["training", *host.training_script_args])
+        options = training.arguments()
+        assert options.every == 50 and isinstance(options.checkpoints, Path) and options.timeout.seconds == 60
+
+
+def test_slurm_knows_one_task_on_each_host_and_a_signal_before_the_end():
+    options = [line for line in (SCRIPTS / "train.sbatch").read_text().splitlines() if line.startswith("#SBATCH")]
+    assert any("--ntasks-per-node=1" in option for option in options)
+    assert any("--signal=TERM@" in option for option in options)
