@@ -74,20 +74,33 @@ def attempt(function: Callable, args: tuple, seconds: float) -> tuple[Any, Outco
     except TimeIsUp as stop:
         outcome = Outcome("unfinished", "", *_place(stop.__traceback__, function))
     except BaseException as error:  # SystemExit as well: an answer must not end the rank
-        outcome = Outcome("raised", _in_short(error), *_place(error.__traceback__, function))
+        outcome = Outcome("raised", in_short(error), *_place(error.__traceback__, function))
     outcome.printed, outcome.lines_printed, outcome.line_ended = printed.shown(), printed.count(), printed.line_ended()
     return result, outcome
 
 
 @dataclass
 class _Limit:
+    seconds: float
     running: bool = False
     rang: bool = False
 
 
+_limits: list[_Limit] = []  # of the attempts under way, the innermost last
+
+
+def limit_anew() -> None:
+    """Allow the attempt that is under way its whole time from now on, unless that was over before: a new case begins.
+
+    So it is long enough for any number of cases, also on a busy machine.
+    """
+    if _limits and not _limits[-1].rang:
+        signal.setitimer(signal.ITIMER_REAL, _limits[-1].seconds, 0.5)
+
+
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[_Limit]:
-    limit = _Limit()
+    limit = _Limit(seconds)
     if threading.current_thread() is not threading.main_thread():
         yield limit
         return
@@ -100,10 +113,12 @@ def _time_limit(seconds: float) -> Iterator[_Limit]:
             raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, ring)
+    _limits.append(limit)
     signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)  # again and again, for code that goes on
     try:
         yield limit
     finally:
+        _limits.pop()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
@@ -160,7 +175,7 @@ def _place(where: TracebackType | None, function: Callable) -> tuple[int | None,
     return None, ""
 
 
-def _in_short(error: BaseException) -> str:
+def in_short(error: BaseException) -> str:
     first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {first[:SHOWN_WIDTH]}" if first else type(error).__name__
 

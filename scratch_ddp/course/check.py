@@ -28,7 +28,7 @@ from scratch_ddp.course.worlds import (
     destroy_all_but,
     other_worlds,
 )
-from scratch_ddp.instruments.traffic import traffic
+from scratch_ddp.instruments.traffic.intercept import prepared
 
 INSTEAD = Path("solutions.md")  # in the notebook's folder, which is a kernel's current one
 SECONDS = 5.0  # that one call of an answer may take
@@ -117,8 +117,7 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
 
 def _tried(exercise: Exercise, trial: Trial) -> tuple[Verdict, dict[str, bool]]:
     groups = all_groups()
-    # To count at all is to replace methods of torch; an outer block does it once for all calls.
-    with contextlib.suppress(AnswerFailed), traffic():
+    with contextlib.suppress(AnswerFailed), prepared():
         exercise.examine(trial)
     verdict = trial.verdict()
     if not trial.spoiled and dist.is_initialized():

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.agreement import message_device
-from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, left_over
+from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, left_over, limit_anew
 from scratch_ddp.course.guard import Guard
 from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing
 from scratch_ddp.course.message_sizes import message_sizes_compared
@@ -27,12 +28,24 @@ from scratch_ddp.course.verdict import Verdict, fault, merge, prints
 from scratch_ddp.course.wording import bits, difference, ranks, times
 from scratch_ddp.course.worlds import World, all_ranks
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
-from scratch_ddp.instruments.traffic import Totals, traffic
+from scratch_ddp.instruments.traffic import Counted, Totals, traffic
 from scratch_ddp.instruments.traffic.intercept import listening
 
 
 class AnswerFailed(Exception):
     """The answer can't be examined further. Raised on every rank."""
+
+
+@dataclass
+class _Part:
+    """One of the cases of a call: what was sent in it."""
+
+    case: str
+    log: MessageLog
+    counted: Counted | None = None
+
+    def as_fact(self) -> dict[str, Any]:
+        return {"case": self.case, "log": self.log.as_fact(), "counted": _as_text(self.counted.report())}
 
 
 class Trial:
@@ -55,6 +68,8 @@ class Trial:
         self.seed, self._world = seed, world or all_ranks()
         self.on_all_ranks, self.place = world is None, self._world.place
         self._case, self._calls = "", 0
+        self._parts: list[_Part] = []  # of the last call
+        self._reports_of_parts: list[list[str]] = []  # by rank
         # Criterion -> (in which call, this rank's first complaint), "" if there is none.
         self._found: dict[str, tuple[int, str]] = {}
         self._shared: dict[str, str] = {}  # criterion -> complaint, for what all ranks have found together
@@ -91,12 +106,12 @@ class Trial:
         AnswerFailed, on every rank, if on any rank the answer raised, did not end, or left messages behind.
         """
         self._begin(case)
-        log = MessageLog(self._world.members)
+        log, self._parts = MessageLog(self._world.members), []
         answer = self._function if self._world.group is None else _with_group(self._function, self._world.group)
         also = beside if isinstance(beside, Mapping) else _numbered(beside, len(args))
         guard = Guard(self._function, self._by_name(args) | also, changes)
         sizes = message_sizes_compared(self._meeting.store, f"{self._meeting.name}/call {self._calls}")
-        with traffic() as counted, listening(log), sizes, guard:
+        with guard, traffic() as counted, listening(log), sizes:  # looking at the arguments is no traffic
             result, outcome = attempt(
                 answer if using is None else functools.partial(using, answer), args, self._seconds
             )
@@ -110,17 +125,19 @@ class Trial:
                 "outcome": outcome.as_fact(),
                 "log": log.as_fact(),
                 "counted": _as_text(counted.report()),
+                "parts": [part.as_fact() for part in self._parts],
                 "destroyed": not dist.is_initialized(),
             }
         )
         self._reports = [fact["counted"] for fact in facts]
+        self._reports_of_parts = [[part["counted"] for part in fact["parts"]] for fact in facts]
         self._made_by = {name: maker for fact in facts for name, maker in fact["log"]["made_by"].items()}
         outcomes = [fact["outcome"] for fact in facts]
         if not may_print:
             self._printed.append(outcomes)
-        behind = left_over([fact["log"] for fact in facts])
+        behind, part = _left_over_in_a_part(facts)
         if wrong := fault(outcomes, self._seconds):
-            self._case = next(fact["case"] for fact in facts if fact["outcome"]["how"] != "returned")
+            self._case = part or next(fact["case"] for fact in facts if fact["outcome"]["how"] != "returned")
             stuck = any(each["how"] == "unfinished" for each in outcomes)
             self.spoiled = bool(behind) or stuck
             self._give_up_for_messages_elsewhere([fact["log"]["elsewhere"] for fact in facts])
@@ -128,7 +145,7 @@ class Trial:
         if any(fact["destroyed"] for fact in facts):
             self._give_up("group", "The default process group is gone after the call.")
         if behind:
-            self.spoiled = True
+            self.spoiled, self._case = True, part or self._case
             self._give_up("group", f"{behind} A later cell would take what is left for its own.")
         if log.never_waited_for and attempt(log.finish, (), self._seconds)[1].how != "returned":
             self.spoiled = True
@@ -144,22 +161,31 @@ class Trial:
     def call_each(self, cases: Mapping[str, tuple], using: Callable | None = None, **options: Any) -> Iterator[Any]:
         """Call the answer with each of these arguments; yield the results, to be judged one by one. Keys: the cases.
 
-        All together are one call, with `options` as for `call`, which takes less time: for answers that send nothing.
+        All together are one call, with `options` as for `call`, which takes less time; each has the time that a call
+        has. While a result is judged, `calls` and what `cost` counts are those of its own part; after the last one,
+        those of all.
         """
         results = []
 
         def in_turn(answer: Callable, *_: Any) -> None:
             for case, args in cases.items():
                 self._case = self._named(case)
-                results.append(using(answer, *args) if using else answer(*args))
+                part = _Part(self._case, MessageLog(self._world.members))
+                self._parts.append(part)
+                limit_anew()
+                with traffic() as part.counted, listening(part.log):
+                    results.append(using(answer, *args) if using else answer(*args))
             self._case = self._named("")
 
         names = {} if using else {case: self._by_name(args) for case, args in cases.items()}
         known = {f"{name} ({case})": value for case, named in names.items() for name, value in named.items()}
         self.call(using=in_turn, **({"beside": known} | options))
-        for case, result in zip(cases, results, strict=True):
+        parts, everyones, whole = self._parts, self._reports_of_parts, (self.calls, self._reports)
+        for number, (case, result) in enumerate(zip(cases, results, strict=True)):
             self._begin(case)
+            self.calls, self._reports = parts[number].log.calls, [reports[number] for reports in everyones]
             yield result
+        self.calls, self._reports = whole
         self._begin("")
 
     def _by_name(self, args: Sequence[Any]) -> dict[str, Any]:
@@ -319,6 +345,14 @@ class Trial:
     def _give_up(self, criterion: str, text: str) -> NoReturn:
         self._fatal = {criterion: f"{self._case}: {text}" if self._case else text}
         raise AnswerFailed
+
+
+def _left_over_in_a_part(facts: list[dict[str, Any]]) -> tuple[str, str]:
+    """What a call has left behind, and in the first case of which that can be said; "" if in none."""
+    for parts in zip(*(fact["parts"] for fact in facts), strict=False):
+        if behind := left_over([part["log"] for part in parts]):
+            return behind, parts[0]["case"]
+    return left_over([fact["log"] for fact in facts]), ""
 
 
 def _difference_in_bits(actual: Any, expected: Any) -> str:

@@ -78,7 +78,7 @@ def merge(
         merged[name] = f"{ranks([complaints[0][1]])}{complaints[0][2]}.{too}" if complaints else ""
     if digests[0]:
         merged["agreement"] = _disagreement(digests)
-    return merged | shared
+    return merged | {name: text for name, text in shared.items() if text or not merged.get(name)}
 
 
 def _disagreement(digests: list[list[tuple[str, str]]]) -> str:

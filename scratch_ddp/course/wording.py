@@ -48,7 +48,11 @@ def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
         return _difference_of_lists(actual, expected, tolerance)
     if isinstance(expected, torch.Tensor):
         return _difference_of_tensors(actual, expected, tolerance)
-    return "" if actual == expected else f"is {shown(actual)}, should be {shown(expected)}"
+    try:
+        equal = bool(actual == expected)
+    except ValueError:  # numpy's arrays in a list: each comparison has many results
+        equal = False
+    return "" if equal else f"is {shown(actual)}, should be {shown(expected)}"
 
 
 def bits(value: Any) -> bytes:

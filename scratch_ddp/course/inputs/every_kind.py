@@ -8,6 +8,9 @@ import functools
 import torch
 
 INT16 = "int16 with a sum above 2¹¹"  # the last of the further ones: gloo does not know it
+_FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
+_SCALES = {torch.float32: 2.0**100, torch.float64: 2.0**-800, torch.bfloat16: 2.0**100}
+_INTEGERS = torch.uint8, torch.int8, torch.int32, torch.int64
 _SMALLEST_HALF = 2.0**-24  # 0 in a dtype with a shorter exponent, and in a sum that starts from a large number
 
 
@@ -50,6 +53,24 @@ def parts_of_further_dtypes(n: int) -> dict[str, list[torch.Tensor]]:
         INT16: lambda rank: torch.tensor([2**12 + 1, 30_000 * rank % 2**15], dtype=torch.int16),
     }
     return {name: [part(rank) for rank in range(n)] for name, part in by_name.items()}
+
+
+def parts_drawn(n: int, generator: torch.Generator, largest: int = 66_000) -> dict[str, list[torch.Tensor]]:
+    """By name, as above: one tensor of each dtype that gloo adds, of sizes of every magnitude.
+
+    Whole numbers: integers that wrap around, and others times a power of 2, of which the sum is exact.
+    """
+    drawn, dtypes = {}, (*_FLOATS, *_INTEGERS)
+    first = int(torch.randint(0, len(dtypes), (), generator=generator))
+    for place, dtype in enumerate(dtypes):
+        part = (place + first) % len(dtypes)  # of all sizes: one is 1, one is close to the largest
+        size = int(largest ** ((part + float(torch.rand((), generator=generator))) / len(dtypes))) if part else 1
+        size = largest if part == len(dtypes) - 1 else size
+        shape = [(size,), (1, size), (size, 1, 1)][size % 3]
+        least, most = (-8, 8) if dtype.is_floating_point else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        numbers = torch.randint(least, most, (n, *shape), generator=generator).to(dtype) * _SCALES.get(dtype, 1)
+        drawn[f"{str(dtype).removeprefix('torch.')} of drawn size"] = list(numbers)
+    return drawn
 
 
 def total_of(parts: list[torch.Tensor]) -> torch.Tensor:

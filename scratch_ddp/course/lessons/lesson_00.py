@@ -1,12 +1,22 @@
 """Lesson 00, ranks: printing as one, and another key for `get`."""
 
+import contextlib
+import functools
+import io
+import itertools
+import os
+import random
+import unicodedata
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.wording import difference
 
 
 def print_together(text):
@@ -27,27 +37,105 @@ def print_together(text):
     # answer: end
 
 
+# What a text may hold that is easily lost, or taken for something else.
+_PIECES = [*"\t\r\v\0\u200b", "\r\n", "\n\n", "e\u0301", "\u00e9", "  ", "%s", "{}", "\\n", "\x1b[1m", "Straße", "ﬁ"]
+_NEARLY_ALIKE: dict[str, Callable[[str], str]] = {
+    "in upper and lower case": str.swapcase,
+    "in how é is written": functools.partial(unicodedata.normalize, "NFC"),
+    "in a ligature": functools.partial(unicodedata.normalize, "NFKC"),
+    "in its line ends": lambda text: text.replace("\r\n", "\n"),
+    "in what ends a line": lambda text: text.replace("\v", "\n"),
+    "in spaces for a tab": str.expandtabs,
+    "in the number of spaces": lambda text: text.replace("  ", " "),
+    "in a space at its end": lambda text: text + " ",
+    "in a line break at its end": lambda text: text + "\n",
+    "in a line break at its beginning": lambda text: "\n" + text,
+    "in a character without width": lambda text: text.replace("\u200b", ""),
+    "in the order of its characters": lambda text: text[::-1],
+}
+
+
+def _drawn_text(seed: int) -> str:
+    """All of `_PIECES`, anywhere in 70,000 characters."""
+    drawn = random.Random(seed)
+    text = drawn.randbytes(35_000).hex()
+    places = sorted(drawn.sample(range(len(text)), len(_PIECES)))
+    parts = [text[begin:end] for begin, end in itertools.pairwise([0, *places, len(text)])]
+    return parts[0] + "".join(f"{piece}b{part}" for piece, part in zip(_PIECES, parts[1:], strict=True))
+
+
+def _with_another_character(text: str, place: int) -> str:
+    return f"{text[:place]}{chr(ord(text[place]) ^ 1)}{text[place + 1 :]}"
+
+
 def examine_print_together(trial: Trial) -> None:
     """V: what is printed when all ranks agree, when all differ, and when one of them differs a little."""
-    n, long, odd = trial.size, "the loss after 1,000 steps is 0.12345", "  100 %\n\n  %d {}  \n"
+    n = trial.size
     cases = {
         "all ranks agree": ["ready"] * n,
         "all ranks differ, rank 0's text is empty": ["", *(f"x = {rank}" for rank in range(1, n))],
-        "the last rank differs in a capital letter": ["ready"] * (n - 1) + ["Ready"],
-        "rank 1 differs in the last digits of a long text": [long, long[:-2] + "54", *[long] * (n - 2)],
     }
-    if not trial.on_all_ranks:  # an answer that is right there is tried with other texts
-        cases = {
-            "all ranks pass several lines, spaces and %": [odd] * n,
-            "several lines and %, the last rank's ends with a space": [odd] * (n - 1) + [odd + " "],
-        }
-    for case, texts in cases.items():
-        mine = texts[trial.rank]
-        trial.call(mine, case=case, may_print=True)
-        once = [mine] if trial.rank == 0 else []
-        lines = once if len(set(texts)) == 1 else [f"rank {trial.rank}: {mine}"]
-        trial.value(trial.printed, [part for line in lines for part in f"{line}\n".splitlines()], "what it prints")
-        trial.criterion("value", "" if trial.line_ended else "does not end with a line break", "what it prints")
+    if not trial.on_all_ranks:
+        cases = {"the last rank differs in a capital letter": ["ready"] * (n - 1) + ["Ready"]}
+    mine = {case: (texts[trial.rank],) for case, texts in cases.items()}
+    for case, printed in zip(mine, trial.call_each(mine, using=_printed_by), strict=True):
+        trial.criterion("value", _difference_of_texts(printed, _expected(cases[case], trial.rank)), "what it prints")
+    trial.end_if_wrong()
+    if trial.on_all_ranks:
+        makers = {case: functools.partial(_as_arguments, texts) for case, texts in _odd_texts(trial).items()}
+        for _, world in tried_in_worlds(trial, makers):
+            for rank, printed in enumerate(world.printed):
+                wrong = _difference_of_texts(printed, _expected([text for (text,) in world.given], rank))
+                trial.criterion("value", wrong, f"{world.place} what rank {rank} prints")
+
+
+def _odd_texts(trial: Trial) -> dict[str, list[str]]:
+    """By case: every rank's text, in worlds of 1 to 5 ranks."""
+    generator, by_seed = trial.generator(), f"a text drawn with seed {trial.seed}"
+    drawn, short = _drawn_text(trial.seed), "".join(f"a{piece}b" for piece in _PIECES)
+    changes = {f"differs {how}": (short, change(short)) for how, change in _NEARLY_ALIKE.items()}
+    long = "the loss after 1,000 steps is 0.12345"
+    changes["differs in the last digits of a long text"] = long, f"{long[:-2]}54"
+    for where, begin in (("", 0), ("the end of ", 66_000)):
+        place = int(torch.randint(begin, len(drawn), (), generator=generator))
+        changes[f"differs in one character of {where}{by_seed}"] = drawn, _with_another_character(drawn, place)
+    place = int(torch.randint(0, len(short), (), generator=generator))
+    changes["differs in one character of a short text"] = short, _with_another_character(short, place)
+    cases = {f"all pass {by_seed}": [drawn] * 3, "all pass nothing": [""] * 5, "there is no other": [f"\n {short} \n"]}
+    cases["all pass spaces at both ends"] = [f" \n{short}\n "] * 2
+    for case, (text, other) in changes.items():
+        n = int(torch.randint(2, 6, (), generator=generator))
+        who = int(torch.randint(0, n, (), generator=generator))
+        cases[f"rank {who} {case}"] = [other if rank == who else text for rank in range(n)]
+    return cases
+
+
+def _as_arguments(texts: list[str]) -> list[tuple[str]]:
+    return [(text,) for text in texts]
+
+
+def _expected(texts: list[str], rank: int) -> str:
+    if len(set(texts)) > 1:
+        return f"rank {rank}: {texts[rank]}\n"
+    return f"{texts[rank]}\n" if rank == 0 else ""
+
+
+def _printed_by(answer: Callable, text: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        answer(text)
+    return printed.getvalue()
+
+
+def _difference_of_texts(printed: str, expected: str) -> str:
+    if printed == expected:
+        return ""
+    if f"{printed}\n" == expected:
+        return "does not end with a line break"
+    if len(repr(printed.splitlines())) < 80 and printed.splitlines() != expected.splitlines():
+        return difference(printed.splitlines(), expected.splitlines())
+    same = len(os.path.commonprefix([printed, expected]))
+    there, should = printed[same : same + 20], expected[same : same + 20]
+    return f"differs from character {same:,} on: is {there!r}, should be {should!r}"
 
 
 PRINT_TOGETHER = Exercise(print_together, examine_print_together)
@@ -78,35 +166,51 @@ def get(what, dm=None):
 
 
 def examine_get(trial: Trial) -> None:
-    """V: "next" among all ranks and in two meshes, the other keys as before, unknown keys; C: nothing is sent."""
-    inner = trial.size // 2 if trial.size % 2 == 0 else 1
-    outer = trial.size // inner
-    mesh = init_device_mesh(trial.device.type, (outer, inner), mesh_dim_names=("outer", "inner"))
+    """V: "next" among all ranks and in meshes of any order, the other keys, unknown keys; C: nothing is sent."""
+    everyone, keys = list(range(trial.size)), ("next", "ws", "pg", "rank", "grank")
+    answers = {"next": (trial.rank + 1) % trial.size, "ws": trial.size, "pg": dist.group.WORLD}
+    answers |= {"rank": trial.rank, "grank": trial.rank}
+    for key, answer in zip(keys, trial.call_each({f'get("{key}")': (key,) for key in keys}), strict=True):
+        trial.value(answer, answers[key])
+    trial.cost(calls={})
+    trial.end_if_wrong()
+    some = everyone[1:] if trial.on_all_ranks else everyone[-1:]
     cases, expected = {}, []
-    for dm, keys, size, place in (
-        (None, ("next", "ws", "pg", "rank", "grank"), trial.size, trial.rank),
-        (mesh["inner"], ("next", "ws", "pg", "rank", "grank"), inner, trial.rank % inner),
-        (mesh["outer"], ("next",), outer, trial.rank // inner),
-    ):
-        group = dist.group.WORLD if dm is None else dm.get_group()
-        answers = {"next": (place + 1) % size, "ws": size, "pg": group, "rank": place, "grank": trial.rank}
-        where = "" if dm is None else f', in the mesh "{dm.mesh_dim_names[0]}" of {size}'
-        cases |= {f'get("{what}"){where}': (what, dm) for what in keys}
-        expected += [answers[what] for what in keys]
-    for answer, right in zip(trial.call_each(cases), expected, strict=True):
+    for dm, ranks in [_mesh(trial, ranks) for ranks in ([some] if some == everyone else [some, everyone])]:
+        given, right = (), {}
+        if trial.rank in ranks:
+            place, given = ranks.index(trial.rank), (dm,)
+            right = {"next": (place + 1) % len(ranks), "ws": len(ranks), "rank": place, "grank": trial.rank}
+            right["pg"] = dm.get_group()
+        where = f", in a mesh of {len(ranks)}: ranks {dm.mesh.tolist()}"
+        cases |= {f'get("{key}"){where}': (key, *given) for key in keys}
+        expected += [right.get(key) for key in keys]
+
+    def asked(answer: Callable, what: str, *mesh: DeviceMesh) -> object:
+        return answer(what, *mesh) if mesh else None  # this rank is not in the mesh
+
+    for answer, right in zip(trial.call_each(cases, using=asked), expected, strict=True):
         trial.value(answer, right)
     trial.cost(calls={})
+    mesh = dm
 
-    def unknown(answer: Callable, *keys: str | None) -> list[str]:
-        return [_refusal(answer, what, *given) for given in ((), (mesh["inner"],)) for what in keys]
+    def unknown(answer: Callable, *keys: object) -> list[str]:
+        return [_refusal(answer, what, *given) for given in ((), (mesh,)) for what in keys]
 
-    for complaint in trial.call("left", "NEXT", "", None, case="unknown keys", using=unknown):
+    for complaint in trial.call("left", "NEXT", "", "next ", "ranks", None, 0, case="unknown keys", using=unknown):
         trial.criterion("value", complaint)
 
 
-def _refusal(answer: Callable, what: str | None, *mesh: DeviceMesh) -> str:
+def _mesh(trial: Trial, ranks: list[int]) -> tuple[DeviceMesh, list[int]]:
+    """Of these ranks in falling order, rotated: what follows a rank in its list does not follow it in the group."""
+    first = trial.seed % len(ranks)
+    members = [trial.peer(rank) for rank in (ranks[first:] + ranks[:first])[::-1]]
+    return DeviceMesh(trial.device.type, members), ranks
+
+
+def _refusal(answer: Callable, what: object, *mesh: DeviceMesh) -> str:
     """What is wrong with how the answer refuses a key; "" if it raises ValueError."""
-    key = "None" if what is None else f'"{what}"'
+    key = f'"{what}"' if isinstance(what, str) else repr(what)
     asked = f"get({key}{', mesh' if mesh else ''})"
     try:
         answer(what, *mesh)

@@ -7,11 +7,19 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.inputs.every_kind import INT16, parts_of_every_kind, parts_of_further_dtypes, total_of
+from scratch_ddp.course.inputs.every_kind import (
+    INT16,
+    parts_drawn,
+    parts_of_every_kind,
+    parts_of_further_dtypes,
+    total_of,
+)
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
 FLOAT, INTEGER = 4, 8  # bytes
+TWO_STEPS, TWICE = {"reduce": 1, "broadcast": 1}, {"all_gather": 2}
 
 
 def all_reduce_in_two_steps(tensor, root=0):
@@ -32,32 +40,79 @@ def examine_all_reduce_in_two_steps(trial: Trial) -> None:
     """V and A for every root, several dtypes and shapes; C: one reduce, one broadcast, their root and their bytes."""
     n = trial.size
     everyones = [torch.arange(4.0) + 10**rank for rank in range(n)]
-    cases = [(f"root={root}", root, everyones) for root in range(n)]
-    kinds = parts_of_every_kind(n) | parts_of_further_dtypes(n)
-    kinds = {kind: parts for kind, parts in kinds.items() if kind != INT16 and not parts[0].is_complex()}
-    cases += [(kind, n - 1, parts) for kind, parts in kinds.items() if trial.on_all_ranks]
-    cases.append(("no root given", 0, everyones))
-    for case, root, parts in cases:
-        mine, expected = parts[trial.rank].to(trial.device), total_of(parts).to(trial.device)
-        whole = torch.cat([mine.flatten()] * 3)
-        before, inside, behind = whole.view(3, mine.numel()).unbind()
-        tensor = inside.view(mine.shape)
-        named = {} if case == "no root given" else {"root": root}
-        trial.call(tensor, case=case, changes=[tensor], using=functools.partial(_with_names, named))
-        trial.value(tensor, expected, "tensor", every_bit=not expected.isnan().any())
+    cases = {f"root={root}": (everyones, root) for root in range(n)}
+    if trial.on_all_ranks:
+        kinds = parts_of_every_kind(n)
+        cases |= {kind: (kinds[kind], n - 1) for kind in ("float32 with NaN, infinity and -0.0", "float64, 2 × 2")}
+    cases["no root given"] = everyones, None
+    larger = {case: _Larger(parts[trial.rank].to(trial.device)) for case, (parts, _) in cases.items()}
+    given = {case: (larger[case].inside, root) for case, (_, root) in cases.items()}
+    named = {f"tensor ({case})": tensor for case, (tensor, _) in given.items()}
+    called = trial.call_each(given, using=_with_root, beside=named, changes=list(named.values()))
+    for (case, (parts, root)), _ in zip(cases.items(), called, strict=True):
+        larger[case].judge(trial, total_of(parts).to(trial.device))
+        trial.agreement(given[case][0])
+        by_way_of = {call.peer for call in trial.calls if call.name in TWO_STEPS} - {root or 0}
+        trial.criterion("root", f"goes by way of rank {min(by_way_of)}" if by_way_of else "")
+        trial.cost(calls=TWO_STEPS, max_wire_bytes=_wire_bytes(parts, root or 0))
+    trial.end_if_wrong()
+    if trial.on_all_ranks:
+        _examine_in_worlds(trial)
+
+
+def _kinds(n: int, generator: torch.Generator) -> dict[str, list[torch.Tensor]]:
+    """Of the dtypes that the exercise names."""
+    kinds = parts_of_every_kind(n) | parts_of_further_dtypes(n) | parts_drawn(n, generator)
+    return {kind: parts for kind, parts in kinds.items() if kind != INT16 and not parts[0].is_complex()}
+
+
+def _examine_in_worlds(trial: Trial) -> None:
+    """V and C for every kind of tensor, with 2 to 5 ranks."""
+    n = 2 + (trial.seed + trial.rank) % 4  # so all ranks of the trial together try several
+    cases = {}
+    for place, (kind, parts) in enumerate(_kinds(n, trial.generator()).items()):
+        root = (trial.seed // 7 + place) % n
+        cases[f"{kind}, root={root}, seed {trial.seed}"] = parts, root
+    larger: dict[str, list[_Larger]] = {}
+
+    def arguments(case: str) -> list[tuple]:
+        parts, root = cases[case]
+        larger[case] = [_Larger(part.to(trial.device)) for part in parts]
+        return [(each.inside, root) for each in larger[case]]
+
+    for case, world in tried_in_worlds(trial, {case: functools.partial(arguments, case) for case in cases}):
+        parts, root = cases[case]
+        for rank, each in enumerate(larger[case]):
+            each.judge(trial, total_of(parts).to(trial.device), f"{world.place} rank {rank}'s ")
+        trial.criterion("root", world.other_roots(root), world.place)
+        trial.criterion("cost", world.over_budget(TWO_STEPS, _wire_bytes(parts, root)), world.place)
+
+
+class _Larger:
+    """A tensor that holds `part` three times. inside: the second of them, which an answer gets."""
+
+    def __init__(self, part: torch.Tensor):
+        self._part = part.flatten()
+        self._whole = torch.cat([self._part] * 3)
+        self._shape = part.shape
+        self.inside = self._whole.view(3, part.numel())[1].view(part.shape)
+
+    def judge(self, trial: Trial, total: torch.Tensor, whose: str = "") -> None:
+        """V: the part is the total, every bit of it where it has no NaN. The others are as before."""
+        before, inside, behind = self._whole.view(3, len(self._part)).unbind()
+        trial.value(inside.view(self._shape), total, f"{whose}tensor", every_bit=not total.isnan().any())
         for beside in (before, behind):
-            trial.untouched(beside, mine.flatten(), "what lies beside `tensor` in a larger one")
-        trial.agreement(tensor)
-        by_way_of = {call.peer for call in trial.calls if call.name in ("reduce", "broadcast")}
-        trial.criterion("root", f"goes by way of rank {min(by_way_of - {root})}" if by_way_of - {root} else "")
-        wire = max(
-            sum(ring_bytes(name, tensor.nbytes, n, rank, root) for name in ("reduce", "broadcast")) for rank in range(n)
-        )
-        trial.cost(calls={"reduce": 1, "broadcast": 1}, max_wire_bytes=wire)
+            trial.untouched(beside, self._part, f"{whose}larger tensor, beside `tensor`,")
 
 
-def _with_names(named: dict[str, int], answer: Callable, tensor: torch.Tensor) -> None:
-    answer(tensor, **named)
+def _wire_bytes(parts: list[torch.Tensor], root: int) -> int:
+    """Of the rank that sends the most."""
+    n, size = len(parts), parts[0].nbytes
+    return max(sum(ring_bytes(name, size, n, rank, root) for name in TWO_STEPS) for rank in range(n))
+
+
+def _with_root(answer: Callable, tensor: torch.Tensor, root: int | None) -> None:
+    answer(tensor, **({} if root is None else {"root": root}))
 
 
 ALL_REDUCE_IN_TWO_STEPS = Exercise(all_reduce_in_two_steps, examine_all_reduce_in_two_steps)
@@ -87,30 +142,68 @@ def all_gather_uneven(tensor):
 
 def examine_all_gather_uneven(trial: Trial) -> None:
     """V for rising, falling and no lengths; A; the own tensor untouched; C: two all-gathers, no longer than needed."""
-    n = trial.size
-    generator = trial.generator()
-    drawn = [int(length) for length in torch.randint(0, 9, (n,), generator=generator)]
-    cases = [
-        (f"lengths {lengths}", [10.0**rank + torch.arange(length) for rank, length in enumerate(lengths)])
-        for lengths in ([rank + 1 for rank in range(n)], [3 * (n - 1 - rank) for rank in range(n)], [0] * n)
-    ]
-    odd = torch.tensor([0.0, torch.nan, -0.0, torch.inf, 0.0, torch.nan])
-    odd[-1:].view(torch.int32).fill_(0x7F800001)  # a NaN that every operation of arithmetic changes
-    cases.append(("zeros, NaN and infinity", [odd[: 5 - rank % 5].clone() for rank in range(n)]))
-    cases.append(("a NaN with bits of its own", [odd[5 - rank % 5 :].clone() for rank in range(n)]))
-    cases.append(("a part of a longer tensor", [torch.arange(9.0)[rank + 2 : 2 * rank + 3] for rank in range(n)]))
-    cases.append(("70,001 elements on rank 0", [torch.arange(float(rank or 70_001)) for rank in range(n)]))
-    cases.append(("every second element of a tensor", [torch.arange(8.0)[rank % 2 :: 2] for rank in range(n)]))
-    cases.append((f"drawn with seed {trial.seed}", [torch.randn(length, generator=generator) for length in drawn]))
-    for case, tensors in cases if trial.on_all_ranks else cases[1::4]:
-        tensors = [tensor.to(trial.device) for tensor in tensors]
-        lengths = [len(tensor) for tensor in tensors]
-        pieces = trial.call(tensors[trial.rank], case=case)
+    n, odd = trial.size, _odd_numbers()
+    cases = {
+        f"lengths {lengths}": [10.0**rank + torch.arange(length) for rank, length in enumerate(lengths)]
+        for lengths in ([rank + 1 for rank in range(n)], [3 * (n - 1 - rank) for rank in range(n)])
+    }
+    if trial.on_all_ranks:
+        cases["zeros, NaN and infinity"] = [odd[: 5 - rank % 5] for rank in range(n)]
+        cases["70,001 elements on rank 0"] = [torch.arange(float(rank or 70_001)) for rank in range(n)]
+    everyones = {case: [tensor.to(trial.device) for tensor in tensors] for case, tensors in cases.items()}
+    given = {case: (tensors[trial.rank],) for case, tensors in everyones.items()}
+    for tensors, pieces in zip(everyones.values(), trial.call_each(given), strict=True):
         trial.value(pieces, tensors, every_bit=True)
         trial.agreement(pieces)
         first = trial.calls[0].payload if trial.calls else INTEGER
         trial.criterion("length", f"is sent in {first} bytes, should be one int64" if first != INTEGER else "")
-        trial.cost(calls={"all_gather": 2}, max_wire_bytes=(n - 1) * (INTEGER + FLOAT * max(lengths)))
+        trial.cost(calls=TWICE, max_wire_bytes=_wire_bytes_uneven(tensors))
+    trial.end_if_wrong()
+    if trial.on_all_ranks:
+        _examine_lengths_in_worlds(trial)
+
+
+def _odd_numbers() -> torch.Tensor:
+    odd = torch.tensor([0.0, torch.nan, -0.0, torch.inf, 0.0, torch.nan])
+    odd[-1:].view(torch.int32).fill_(0x7F800001)  # a NaN that every operation of arithmetic changes
+    return odd
+
+
+def _examine_lengths_in_worlds(trial: Trial) -> None:
+    """V, every bit, and C with 1 to 6 ranks, for tensors of any lengths, bits and strides."""
+    generator, n, odd = trial.generator(), 2 + trial.seed % 5, _odd_numbers()
+    cases = {
+        "no elements": [torch.empty(0)] * n,
+        "a NaN with bits of its own": [odd[5 - rank % 5 :] for rank in range(n)],
+        "a part of a longer tensor": [torch.arange(9.0)[rank + 2 : 2 * rank + 3] for rank in range(n)],
+        "every second element of a tensor": [torch.arange(8.0)[rank % 2 :: 2] for rank in range(n)],
+        "one number, expanded": [torch.tensor([rank + 1.0]).expand(3 + rank) for rank in range(n)],
+        "rank 1 alone has elements": [torch.arange(5.0 * (rank == 1)) for rank in range(n)],
+        "all lengths are equal": [torch.arange(4.0) + rank for rank in range(n)],
+        "one rank": [odd],
+    }
+    for number in range(6):
+        lengths = ((8 * 8**number) ** torch.rand(1 + number, generator=generator)).int().tolist()
+        tensors = [torch.randint(-(2**31), 2**31, (length,), generator=generator).int() for length in lengths]
+        cases[f"lengths {lengths} and bits drawn with seed {trial.seed}"] = [
+            each.view(torch.float32) for each in tensors
+        ]
+    everyones = {case: [tensor.to(trial.device) for tensor in tensors] for case, tensors in cases.items()}
+    copies = {case: [tensor.clone() for tensor in tensors] for case, tensors in everyones.items()}
+    makers = {case: functools.partial(_as_arguments, tensors) for case, tensors in everyones.items()}
+    for case, world in tried_in_worlds(trial, makers):
+        for rank, pieces in enumerate(world.results):
+            trial.value(pieces, copies[case], f"{world.place} rank {rank}'s result", every_bit=True)
+            trial.untouched(everyones[case][rank], copies[case][rank], f"{world.place} rank {rank}'s tensor")
+        trial.criterion("cost", world.over_budget(TWICE, _wire_bytes_uneven(copies[case])), world.place)
+
+
+def _as_arguments(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor]]:
+    return [(tensor,) for tensor in tensors]
+
+
+def _wire_bytes_uneven(tensors: list[torch.Tensor]) -> int:
+    return (len(tensors) - 1) * (INTEGER + FLOAT * max(map(len, tensors)))
 
 
 ALL_GATHER_UNEVEN = Exercise(all_gather_uneven, examine_all_gather_uneven)

@@ -4,6 +4,9 @@ The reference of `tree_broadcast` is the package's own function. The package's `
 memory that they receive into; the references here allocate it, as a learner does.
 """
 
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,8 +14,15 @@ import torch.distributed as dist
 
 from scratch_ddp.collectives import send_recv, tree_broadcast
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.inputs.every_kind import INT16, parts_of_every_kind, parts_of_further_dtypes, total_of
+from scratch_ddp.course.inputs.every_kind import (
+    INT16,
+    parts_drawn,
+    parts_of_every_kind,
+    parts_of_further_dtypes,
+    total_of,
+)
 from scratch_ddp.course.inputs.more_ranks import MoreRanks
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Totals
@@ -20,6 +30,10 @@ from scratch_ddp.instruments.traffic import Totals
 FROM_MESSAGES = ("send", "recv")
 MORE = (5, 7)  # ranks: more than a lesson has
 DOUBLE = "float64, 2 × 2"  # the kind of tensor whose memory is counted
+BOOL = "bool"
+LAST = INT16, BOOL  # torch's collectives refuse the one, and many operations the other
+DRAWN = 4  # how many tensors of drawn size a ring sums
+RING_KINDS = "float32 with NaN, infinity and -0.0", "no elements, 0 × 3", INT16
 
 
 def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
@@ -100,19 +114,40 @@ def examine_tree_broadcast(trial: Trial) -> None:
     vectors = vectors_of(n)
     cases = [(f"src={trial.peer(src)}", src, vectors) for src in range(n)]
     boolean = [torch.tensor([rank % 2 == 0, True]) for rank in range(n)]
-    cases += [(kind, n - 1, parts) for kind, parts in (kinds_for(trial) | {"bool": boolean}).items()]
-    for case, src, parts in cases:
-        if case == INT16:  # torch's collectives refuse it: first say what else is wrong
-            trial.end_if_wrong()
-        tensor = parts[trial.rank].clone().to(trial.device)
-        trial.call(tensor, trial.peer(src), case=case, changes=[tensor])
-        trial.value(tensor, parts[src].to(trial.device), "tensor", every_bit=True)
+    cases += [(kind, n - 1, parts) for kind, parts in (kinds_for(trial) | {BOOL: boolean}).items()]
+    everyones, sources = {case: parts for case, _, parts in cases}, {case: src for case, src, _ in cases}
+    roots = {case: (trial.peer(src),) for case, src in sources.items()}
+    for case, tensor, _ in called_with(trial, everyones, roots):
+        trial.value(tensor, everyones[case][sources[case]].to(trial.device), "tensor", every_bit=True)
         trial.agreement(tensor)
         trial.cost(**budget_of_a_tree(n, rounds_of_a_tree(n) * tensor.nbytes), note=_received_too_often)
     for more in MORE if trial.size == 1 else ():  # the last of the worlds
-        parts, src = vectors_of(more), 1 + trial.seed % (more - 1)
+        parts, src = drawn_vectors(trial, more), 1 + trial.seed % (more - 1)
         budget = budget_of_a_tree(more, rounds_of_a_tree(more) * parts[0].nbytes)
         examine_on_more_ranks(trial, parts, [parts[src]] * more, budget, src)
+
+
+def called_with(
+    trial: Trial, everyones: Mapping[str, list[torch.Tensor]], further: Mapping[str, tuple] | None = None
+) -> Iterator[tuple[str, torch.Tensor, Any]]:
+    """Call the answer with this rank's tensor of each case and what else it is given. Yields case, tensor, result.
+
+    Those of LAST come last: first it is said what else is wrong.
+    """
+    tensors = {case: parts[trial.rank].clone().to(trial.device) for case, parts in everyones.items()}
+    for cases in ([case for case in tensors if case not in LAST], [case for case in tensors if case in LAST]):
+        given = {case: (tensors[case], *(further or {}).get(case, ())) for case in cases}
+        results = trial.call_each(given, changes=list(tensors.values())) if cases else ()
+        for case, result in zip(cases, results, strict=True):
+            yield case, tensors[case], result
+        trial.end_if_wrong()
+
+
+def drawn_vectors(trial: Trial, n: int) -> list[torch.Tensor]:
+    """Whole numbers, whose sums are exact; of any size."""
+    generator = torch.Generator().manual_seed(trial.seed + n)
+    size = 66_000 + n if n == MORE[-1] else int(1000 ** torch.rand((), generator=generator))
+    return list(torch.randint(-1000, 1000, (n, size), generator=generator).float())
 
 
 def vectors_of(n: int) -> list[torch.Tensor]:
@@ -152,22 +187,20 @@ def examine_reduce(trial: Trial) -> None:
     everyones = [torch.arange(6.0) + 10**rank for rank in range(n)]
     cases = [(f"dst={trial.peer(dst)}", dst, everyones) for dst in range(n)]
     cases += [(kind, 0, parts) for kind, parts in kinds_for(trial).items()]
-    for case, dst, parts in cases:
-        if case == INT16:  # torch's collectives refuse it: first say what else is wrong
-            trial.end_if_wrong()
-        tensor = parts[trial.rank].clone().to(trial.device)
-        if case == DOUBLE:
-            trial.call_within(2 * tensor.numel(), tensor, trial.peer(dst), case=case, changes=[tensor])
-        else:
-            trial.call(tensor, trial.peer(dst), case=case, changes=[tensor])
-        if trial.rank == dst:
-            total = total_of(parts)
+    everyones, roots = {case: parts for case, _, parts in cases}, {case: dst for case, dst, _ in cases}
+    peers = {case: (trial.peer(dst),) for case, dst in roots.items()}
+    for case, tensor, _ in called_with(trial, everyones, peers):
+        if trial.rank == roots[case]:
+            total = total_of(everyones[case])
             trial.value(tensor, total.to(trial.device), "tensor", every_bit=has_no_nan(total))
         else:
-            trial.untouched(tensor, parts[trial.rank].to(trial.device), "tensor")
+            trial.untouched(tensor, everyones[case][trial.rank].to(trial.device), "tensor")
         trial.cost(**budget_of_a_tree(n, tensor.nbytes))
+    if trial.on_all_ranks:
+        tensor = everyones[DOUBLE][trial.rank].clone().to(trial.device)
+        trial.call_within(2 * tensor.numel(), tensor, 0, case=f"{DOUBLE}, once more", changes=[tensor])
     for more in MORE if trial.size == 1 else ():  # the last of the worlds
-        parts, dst = vectors_of(more), 1 + trial.seed % (more - 1)
+        parts, dst = drawn_vectors(trial, more), 1 + trial.seed % (more - 1)
         expected = [*parts[:dst], total_of(parts), *parts[dst + 1 :]]
         ran = examine_on_more_ranks(trial, parts, expected, budget_of_a_tree(more, parts[0].nbytes), dst)
         kept = f"holds {ran.buffers} tensors that it has received into, budget 2"
@@ -185,15 +218,10 @@ def examine_ring_all_reduce(trial: Trial) -> None:
     cases["1 element, with a sum that depends on the order"] = [
         torch.tensor([1.0 if rank == 0 else 2.0**-24]) for rank in range(n)
     ]
-    for case, parts in (cases | kinds_for(trial)).items():
-        if case == INT16:  # torch's collectives refuse it: first say what else is wrong
-            trial.end_if_wrong()
-        tensor = parts[trial.rank].clone().to(trial.device)
-        chunk = -(-tensor.numel() // n)
-        if case == DOUBLE:
-            result = trial.call_within(2 * chunk, tensor, case=case, changes=[tensor])
-        else:
-            result = trial.call(tensor, case=case, changes=[tensor])
+    kinds = kinds_for(trial)
+    everyones = cases | {kind: kinds[kind] for kind in RING_KINDS if kind in kinds}
+    for case, tensor, result in called_with(trial, everyones):
+        parts, chunk = everyones[case], -(-tensor.numel() // n)
         rounded = case in cases
         expected = total_of([part.double() for part in parts]).to(tensor) if rounded else total_of(parts)
         every_bit = not rounded and has_no_nan(expected)
@@ -203,11 +231,39 @@ def examine_ring_all_reduce(trial: Trial) -> None:
         trial.cost(**budget_of_a_ring(n, chunk * tensor.element_size()))
         largest = max((call.payload for call in trial.calls), default=0)
         trial.criterion("chunks", too_large(largest, chunk * tensor.element_size()))
-    for more in MORE if trial.size == 1 else ():  # the last of the worlds
+    if trial.on_all_ranks:
+        _examine_ring_in_worlds(trial)
+        tensor = kinds[DOUBLE][trial.rank].clone().to(trial.device)
+        trial.call_within(2 * -(-tensor.numel() // n), tensor, case=DOUBLE, changes=[tensor])
+    if trial.size == 1:  # the last of the worlds: how deep it is with more ranks
+        more = MORE[0]
         parts = list(torch.randn(more, 2 * more + 3, generator=generator))
         total, chunk = total_of([part.double() for part in parts]).float(), 3 * parts[0].element_size()
         ran = examine_on_more_ranks(trial, parts, [total] * more, budget_of_a_ring(more, chunk), None)
         trial.criterion("chunks", too_large(ran.largest, chunk))
+
+
+def _examine_ring_in_worlds(trial: Trial) -> None:
+    """V and C with 2 to 6 ranks, for the kinds of tensors that are not among `RING_KINDS`, and drawn sizes."""
+    n, generator = 2 + (trial.seed + trial.rank) % 5, trial.generator()  # the ranks together try several
+    kinds = parts_of_every_kind(n) | parts_of_further_dtypes(n)
+    kinds = {kind: parts for kind, parts in kinds.items() if kind not in RING_KINDS}
+    kinds |= itertools.islice(parts_drawn(n, generator, 5000).items(), DRAWN)
+    copies = {kind: [part.to(trial.device) for part in parts] for kind, parts in kinds.items()}
+    makers = {kind: functools.partial(_as_arguments, parts) for kind, parts in copies.items()}
+    for kind, world in tried_in_worlds(trial, makers):
+        total = total_of(kinds[kind])
+        for rank, (tensor,) in enumerate(world.given):
+            what = f"{world.place} rank {rank}'s tensor"
+            trial.value(tensor, total.to(trial.device), what, every_bit=has_no_nan(total))
+            wrong = "" if world.results[rank] is tensor else "is not `tensor` itself"
+            trial.criterion("value", wrong, f"{world.place} rank {rank}'s result")
+        chunk = -(-total.numel() // n) * total.element_size()
+        trial.criterion("cost", world.too_many_messages(2 * (n - 1), chunk), world.place)
+
+
+def _as_arguments(parts: list[torch.Tensor]) -> list[tuple[torch.Tensor]]:
+    return [(part.clone(),) for part in parts]
 
 
 def budget_of_a_ring(n: int, chunk: int) -> dict[str, Any]:

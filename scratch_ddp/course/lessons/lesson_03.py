@@ -1,6 +1,8 @@
 """Lesson 03, naive data parallelism: the mean of gradients for any model, and for batches of any sizes."""
 
+import functools
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -9,10 +11,12 @@ from torch import nn
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS
 from scratch_ddp.course.inputs.odd_tensors import OddModel, combined, gradient_of
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
 COUNT = 8  # bytes of one int64
+_DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64
 LONG = 100_003  # elements of the longest parameter
 
 
@@ -74,7 +78,8 @@ def _model(trial: Trial, *shapes: tuple[int, ...], dtype: torch.dtype = torch.fl
 
 def _shuffled_in_memory(trial: Trial) -> nn.ParameterList:
     """Six parameters: what goes through them by address, or through a set, takes another order on odd ranks."""
-    made = sorted(_model(trial, *[(2,)] * 32), key=lambda parameter: (id(parameter) % 32, id(parameter)))
+    made = [nn.Parameter(torch.ones(2, device=trial.device)) for _ in range(32)]
+    made.sort(key=lambda parameter: (id(parameter) % 32, id(parameter)))
     chosen = [*made[:3], *made[-3:]]  # a small set goes by the last bits of an address
     return nn.ParameterList(chosen[::-1] if trial.rank % 2 else chosen)
 
@@ -106,7 +111,8 @@ def _budget(trial: Trial, parameters: dict[str, nn.Parameter], extra_bytes: tupl
 def examine_average_gradients(trial: Trial) -> None:
     """V, A, C: plain and tied models, unused parameters, and a model with every kind of tensor."""
     last = trial.size - 1
-    doubles, odd = _model(trial, (3,), (3,), dtype=torch.float64), OddModel(trial.device)
+    doubles, again = (_model(trial, (3,), (3,), dtype=torch.float64) for _ in range(2))
+    odd = OddModel(trial.device)
     odd.long = _model(trial, (LONG,))[0]
     odd.frozen.grad.fill_(trial.rank)
     nobody = dict.fromkeys(range(trial.size), {"head.bias"})
@@ -116,43 +122,50 @@ def examine_average_gradients(trial: Trial) -> None:
         ("parameters in another order in memory on odd ranks", _shuffled_in_memory(trial), {}),
         ("tied weight", _Tied(_model(trial, (2, 2))[0]).to(trial.device), {}),
         ("rank 0 did not use '1', rank 1 not '0'", doubles, {0: {"1"}, 1: {"0"}}),
-        (f"rank {last} used no parameter", doubles, {last: {"0", "1"}}),
+        (f"rank {last} used no parameter", again, {last: {"0", "1"}}),
         ("many kinds of tensors, some unused on rank 0, 'head.bias' on all", odd, nobody | {0: some}),
     ]
-    for step, (case, model, unused) in enumerate(cases):
-        if not trial.on_all_ranks and "did not use" not in case:
-            continue
-        parameters = _trainable(model)
-        _give_gradients(trial, parameters, step, unused.get(trial.rank, ()))
-        means = {
-            name: combined(
-                name, parameter, [name not in unused.get(rank, ()) for rank in range(trial.size)], trial.size, step
+    # If ranks take the parameters of the first two in different orders, messages of the others would not fit.
+    for part in (cases[:2], cases[2:]) if trial.on_all_ranks else (cases[3:4],):
+        expected = {}
+        for step, (case, model, unused) in enumerate(part):
+            parameters = _trainable(model)
+            _give_gradients(trial, parameters, step, unused.get(trial.rank, ()))
+            used = {name: [name not in unused.get(rank, ()) for rank in range(trial.size)] for name in parameters}
+            expected[case] = (
+                parameters,
+                {
+                    name: combined(name, parameter, used[name], trial.size, step)
+                    for name, parameter in parameters.items()
+                },
             )
-            for name, parameter in parameters.items()
-        }
-        trial.call(model, case=case, changes=[GRADIENTS])
-        _expect(trial, parameters, means)
-        _budget(trial, parameters)
-        if "in memory" in case:
-            trial.end_if_wrong()
+        called = trial.call_each({case: (model,) for case, model, _ in part}, changes=[GRADIENTS])
+        for (parameters, means), _ in zip(expected.values(), called, strict=True):
+            _expect(trial, parameters, means)
+            _budget(trial, parameters)
+        trial.end_if_wrong()
+    if trial.on_all_ranks:
+        _examine_drawn(trial, with_items=False)
 
 
 def examine_average_unequal(trial: Trial) -> None:
     """V, A, C: equal batches and unequal ones, ranks without items, real NaN and inf, and every kind of tensor."""
     n, last = trial.size, trial.size - 1
     uneven, many = [3 + rank for rank in range(n)], [30_000 + rank for rank in range(n)]
-    plain, odd = _model(trial, (3,), (2, 2)), OddModel(trial.device, frozen=False)
+    plain, again, real_nan, some_nan = (_model(trial, (3,), (2, 2)) for _ in range(4))
+    odd = OddModel(trial.device, frozen=False)
     odd.long = _model(trial, (LONG,))[0]
     tied = _Tied(_model(trial, (2, 2))[0]).to(trial.device)
-    cases = [("2 items each", plain, [2] * n), (f"items {uneven}", plain, uneven)]
+    cases = [("2 items each", plain, [2] * n), (f"items {uneven}", again, uneven)]
     if n > 1:
-        cases.append(("rank 0 has no items, its gradient is NaN", plain, [0, *uneven[1:]]))
+        cases.append(("rank 0 has no items, its gradient is NaN", some_nan, [0, *uneven[1:]]))
     cases.append(("a tied weight, and one item in all", tied, [0] * last + [1]))
-    cases.append(("a real NaN: all of the last rank's gradient of '0'", plain, uneven))
+    cases.append(("a real NaN: all of the last rank's gradient of '0'", real_nan, uneven))
     some = "rank 0 has no items, the others 30,000 and more: many kinds of tensors"
     cases.append((some, odd, [0, *many[1:]]) if n > 1 else ("many kinds of tensors", odd, many))
     if not trial.on_all_ranks:  # the others don't depend on the number of ranks
         cases = cases[1:3]
+    expected = {}
     for step, (case, model, items) in enumerate(cases):
         mine, parameters = items[trial.rank], _trainable(model)
         _give_gradients(trial, parameters, step, () if mine else parameters)
@@ -160,13 +173,84 @@ def examine_average_unequal(trial: Trial) -> None:
         if "real NaN" in case:
             means["0"].fill_(torch.nan)
             if trial.rank == last:
-                plain[0].grad.fill_(torch.nan)
+                model[0].grad.fill_(torch.nan)
         if "is NaN" in case and not mine:
-            for parameter in plain:
+            for parameter in model:
                 parameter.grad = torch.full_like(parameter, torch.nan, requires_grad=False)
-        trial.call(model, mine, case=case, changes=[GRADIENTS])
+        expected[case] = parameters, means
+    given = {case: (model, items[trial.rank]) for case, model, items in cases}
+    for (parameters, means), _ in zip(expected.values(), trial.call_each(given, changes=[GRADIENTS]), strict=True):
         _expect(trial, parameters, means, tolerance=1e-6)
         _budget(trial, parameters, (COUNT,))
+    trial.end_if_wrong()
+    if trial.on_all_ranks:
+        _examine_drawn(trial, with_items=True)
+
+
+@dataclass
+class _Drawn:
+    """A model for each rank of a world, and what its gradients shall be. Frozen ones have a stale gradient: 7."""
+
+    models: list[nn.ParameterList]
+    items: list[int]
+    means: list[torch.Tensor]
+
+    def arguments(self, with_items: bool) -> list[tuple]:
+        return [(model, mine) if with_items else (model,) for model, mine in zip(self.models, self.items, strict=True)]
+
+
+def _drawn(n: int, generator: torch.Generator, with_items: bool) -> _Drawn:
+    """Parameters of any dtypes and sizes. with_items: all trainable, with gradients where a rank has items."""
+
+    def number(most: int) -> int:
+        return int(torch.randint(0, most, (), generator=generator))
+
+    items = [1, *(number(3) * number(10**5) for _ in range(n - 1))]
+    drawn = _Drawn([nn.ParameterList() for _ in range(n)], items, [])
+    sizes = [int(2000 ** torch.rand((), generator=generator)) for _ in _DTYPES] + [1, 0, 1]
+    for place, size in enumerate(sizes):
+        dtype = _DTYPES[(place + n) % len(_DTYPES)]
+        shape = ((size,), (1, size), () if size == 1 else (size, 1))[number(3)]
+        frozen = place > 0 and not with_items and number(4) == 0
+        there = [items[rank] > 0 if with_items else number(4) > 0 for rank in range(n)]
+        # Shares of items are rounded: numbers of one sign don't cancel.
+        numbers = torch.randint(1 if with_items else -4, 5, (n, *shape), generator=generator).double()
+        shares = (
+            [mine / sum(items) for mine in items] if with_items else [1.0] * n
+        )  # else gradients are n times as large
+        kept = [number * share for number, share, has in zip(numbers, shares, there, strict=True) if has]
+        drawn.means.append(torch.full(shape, 7.0) if frozen else sum(kept, torch.zeros(shape)).to(dtype))
+        for rank, model in enumerate(drawn.models):
+            model.append(nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=not frozen))
+            gradient = torch.full(shape, 7.0) if frozen else numbers[rank] * (1 if with_items else n)
+            model[place].grad = gradient.to(dtype) if frozen or there[rank] else None
+        drawn.means[place] = drawn.means[place].to(dtype)
+    return drawn
+
+
+def _examine_drawn(trial: Trial, with_items: bool) -> None:
+    """V and C with 2 to 6 ranks, for drawn models."""
+    drawn: dict[str, _Drawn] = {}
+
+    def arguments(case: str, n: int, seed: int) -> list[tuple]:
+        drawn[case] = _drawn(n, torch.Generator().manual_seed(seed), with_items)
+        return drawn[case].arguments(with_items)
+
+    makers = {}
+    for number, n in enumerate((2, 3, 5, 2 + trial.seed % 5)):
+        case = f"model {number} drawn with seed {trial.seed}"
+        makers[case] = functools.partial(arguments, case, n, trial.seed + number)
+    for case, world in tried_in_worlds(trial, makers):
+        models, means = drawn[case].models, drawn[case].means
+        for rank, model in enumerate(models):
+            for place, (parameter, mean) in enumerate(zip(model, means, strict=True)):
+                exact = not with_items and not mean.is_complex()
+                close = 0.0 if exact else 0.02 if mean.dtype.itemsize == 2 else 1e-6
+                trial.value(parameter.grad, mean, f"{world.place} rank {rank}'s gradient of '{place}'", close)
+        trained = [each for each in models[0] if each.requires_grad]
+        sizes = [each.nbytes for each in trained] + [COUNT] * with_items
+        wire = sum(ring_bytes("all_reduce", size, len(models), 0) for size in sizes)
+        trial.criterion("cost", world.over_budget({"all_reduce": len(sizes)}, wire), world.place)
 
 
 AVERAGE_GRADIENTS = Exercise(average_gradients, examine_average_gradients)

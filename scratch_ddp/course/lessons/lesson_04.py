@@ -3,7 +3,8 @@
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -13,12 +14,17 @@ from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.inputs.odd_tensors import OddModel
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 from scratch_ddp.instruments.traffic.calls import METHODS
 from scratch_ddp.instruments.traffic.intercept import in_a_call, with_subclasses
 
 DIGEST = 32  # bytes of a SHA-256
+_DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),
+    *(torch.int64, torch.int32, torch.int16, torch.uint8),
+)
 
 
 def same_on_all_ranks(model):
@@ -26,8 +32,9 @@ def same_on_all_ranks(model):
 
     The values of all parameters and buffers count, of any shape and dtype, also of buffers that
     `state_dict()` leaves out. Nothing else does: not gradients, flags, attributes or the layout
-    in memory, which may have gaps. Names and shapes are equal, and there is some tensor. The model
-    stays as it is, and every rank makes the call, also if there are no parameters, or no buffers.
+    in memory, which may have gaps. Names and shapes are equal, and there is some tensor, none of
+    them a conjugate or negative view. The model stays as it is, and every rank makes the call, also
+    if there are no parameters, or no buffers.
     Cost: one dist.all_gather, of 8 to 32 bytes from each rank, which all count: with fewer, or
     with a checksum that is easily the same, different models are taken for equal ones.
     """
@@ -80,14 +87,6 @@ def _flip(name: str, place: int, pattern: Sequence[int]) -> Callable[[_Model], N
         tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
     return change
-
-
-def _drawn(trial: Trial) -> Callable[[_Model], None]:
-    """Flip one bit anywhere, drawn anew in each run."""
-    sizes = {name: each.nbytes for name, each in _Model(trial.device).named_parameters() if each.numel()}
-    numbers = torch.randint(2**31, (3,), generator=trial.generator()).tolist()
-    name = [*sizes][numbers[0] % len(sizes)]
-    return _flip(name, numbers[1] % sizes[name], [1 << numbers[2] % 8])
 
 
 def _reorder(model: _Model) -> None:
@@ -196,14 +195,14 @@ def examine_same_on_all_ranks(trial: Trial) -> None:
             _flip("codes", 10, _SAME_CRC_32),
             False,
         ),
-        (f"the last rank differs in a bit drawn with seed={trial.seed}", last, _drawn(trial), False),
-        ("no buffers, rank 1 differs", second, _put("vector", 3.0), False),
         ("no parameters, rank 1 differs", second, _put("mean", 3.0), False),
     )
     if not trial.on_all_ranks:  # the others don't depend on the number of ranks
         cases = cases[::2][:2]
     first = _Model(trial.device)  # equal at first, then nudged: whoever keeps its digest gives the old answer
-    for case, who, change, expected in cases:
+    calls = {cases[0][0]: (first, cases[0][3])}
+    _examine_calls(trial, calls)
+    for case, who, change, expected in cases[1:]:
         model = first if change is _nudge else _Model(trial.device)
         if "300,000" in case:
             model.frozen = nn.Parameter(torch.zeros(300_000, device=trial.device), requires_grad=False)
@@ -212,45 +211,84 @@ def examine_same_on_all_ranks(trial: Trial) -> None:
         if trial.rank in who:
             with torch.no_grad():
                 change(model)
-        if case.startswith("no buffers"):
-            trial.end_if_wrong()
         if case.startswith("no "):
-            emptied = "_buffers" if "buffers" in case else "_parameters"
             for module in model.modules():
-                getattr(module, emptied).clear()
-        _examine_call(trial, model, case, expected)
+                module._parameters.clear()
+        calls[case] = model, expected
+    _examine_calls(trial, {case: call for case, call in [*calls.items()][1:] if not case.startswith("no ")})
     trial.end_if_wrong()
     if not trial.on_all_ranks:
         return
-    model = _Model(trial.device)
+    _examine_calls(trial, {case: call for case, call in calls.items() if case.startswith("no ")})
+    _examine_messages(trial, second)
+    _examine_drawn(trial)
+
+
+def _examine_messages(trial: Trial, second: list[int]) -> None:
+    """Every byte of the messages counts, and they are compared as bytes."""
+    blocks: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
+        "equal models, whose digest is NaN as floats": _digest_of_ones
+    }
     for place in ("first", "last"):
         exchange = functools.partial(_swap_two_bytes, last=place == "last")
-        changed = _messages_changed(exchange) if trial.rank in second else contextlib.nullcontext()
-        _examine_call(trial, model, f"the {place} bytes of rank 1's message are exchanged", False, changed)
-    _examine_call(trial, model, "equal models, whose digest is NaN as floats", True, _digest_of_ones())
+        changed = functools.partial(_messages_changed, exchange) if trial.rank in second else contextlib.nullcontext
+        blocks[f"the {place} bytes of rank 1's message are exchanged"] = changed
+    models = {case: _Model(trial.device) for case in blocks}
+    block_of = {id(model): blocks[case] for case, model in models.items()}
+
+    def call_inside(answer: Callable, model: nn.Module) -> Any:
+        with block_of[id(model)]():
+            return answer(model)
+
+    calls = {case: (model, "exchanged" not in case) for case, model in models.items()}
+    _examine_calls(trial, calls, beside=models, using=call_inside)
 
 
-def _examine_call(
-    trial: Trial,
-    model: nn.Module,
-    case: str,
-    expected: bool,
-    inside: contextlib.AbstractContextManager | None = None,
-) -> None:
-    def call_inside(answer: Callable, *args: Any) -> Any:
-        with inside:
-            return answer(*args)
+def _examine_calls(trial: Trial, calls: Mapping[str, tuple[nn.Module, bool]], **options: Any) -> None:
+    """V, A and C of calls with these models; the boolean is what is expected."""
+    results = trial.call_each({case: (model,) for case, (model, _) in calls.items()}, **options)
+    for (_, expected), result in zip(calls.values(), results, strict=True):
+        trial.value(result, expected or trial.size == 1)
+        trial.agreement(result)
+        sent = sum(call.payload for call in trial.calls)
+        trial.criterion("digest", f"has {sent} bytes, should have 8 to 32" if sent < 8 else "", "what a rank sends")
+        most = ring_bytes("all_gather", DIGEST, trial.size, trial.rank)
+        trial.cost(calls={"all_gather": 1}, exactly=True, max_wire_bytes=most)
 
-    result = trial.call(model, case=case, using=call_inside if inside else None)
-    trial.value(result, expected or trial.size == 1)
-    trial.agreement(result)
-    sent = sum(call.payload for call in trial.calls)
-    trial.criterion("digest", f"has {sent} bytes, should have 8 to 32" if sent < 8 else "", "what a rank sends")
-    trial.cost(
-        calls={"all_gather": 1},
-        exactly=True,
-        max_wire_bytes=ring_bytes("all_gather", DIGEST, trial.size, trial.rank),
-    )
+
+def _examine_drawn(trial: Trial) -> None:
+    """V with 2 to 5 ranks, for a difference of one bit in a tensor of any size and dtype, and for none."""
+    differs, makers = {}, {}
+    for number, dtype in enumerate([*_DTYPES, *_DTYPES[:2]]):
+        case = f"{str(dtype).removeprefix('torch.')} {number} drawn with seed {trial.seed}"
+        differs[case] = number < len(_DTYPES)
+        makers[case] = functools.partial(_drawn_models, trial.seed + number, dtype, differs[case])
+    for case, world in tried_in_worlds(trial, makers):
+        what = "with one bit that differs" if differs[case] else "all equal"
+        for rank, result in enumerate(world.results):
+            trial.value(result, not differs[case], f"{world.place} {what}: rank {rank}'s result")
+
+
+def _drawn_models(seed: int, dtype: torch.dtype, differ: bool) -> list[tuple[nn.Module]]:
+    """A parameter or buffer of drawn dtype and size, between two others, on each rank."""
+    drawn = random.Random(seed)
+    n, size = drawn.randint(2, 5), int(20_000 ** drawn.random())
+    content, models = torch.frombuffer(bytearray(drawn.randbytes(size * dtype.itemsize)), dtype=torch.uint8), []
+    guilty, place, bit = drawn.randrange(n), drawn.randrange(len(content)), 1 << drawn.randrange(8)
+    as_buffer = drawn.random() < 0.5 or not (dtype.is_floating_point or dtype.is_complex)
+    for rank in range(n):
+        mine = content.clone()
+        if differ and rank == guilty:
+            mine[place] ^= bit
+        tensor = mine.view(dtype).view(1, size)
+        model = nn.Linear(1, 1)
+        nn.init.ones_(model.weight), nn.init.ones_(model.bias)
+        if as_buffer:
+            model.register_buffer("drawn", tensor, persistent=drawn.random() < 0.5)
+        else:
+            model.drawn = nn.Parameter(tensor)
+        models.append((model,))
+    return models
 
 
 SAME_ON_ALL_RANKS = Exercise(

@@ -1,13 +1,18 @@
 """Lesson 05, sync_gradients: a score that counts every item once, and a loss that counts every token alike."""
 
+import functools
+import math
+
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
 NUMBER = 8  # bytes of one int64 or float64
+MANY = 11  # the last world of accuracy_once: there are many hits on each of two ranks
 
 
 def accuracy_once(hits, items):
@@ -53,17 +58,53 @@ def examine_accuracy_once(trial: Trial) -> None:
     """V, A, C: an even share, padded ones, more ranks than items, many items; hits that are a column of a table."""
     n = trial.size
     drawn = int(torch.randint(5 * n, 50 * n, (), generator=trial.generator()))
-    numbers = (3 * n, 3 * n + 1, 4 * n - 1, 1, drawn, 110_000 + drawn)
+    numbers = (3 * n, 3 * n + 1, 4 * n - 1, 1, drawn)
+    cases = {}
     for items in numbers if trial.on_all_ranks else numbers[1:3]:
-        places = torch.arange(trial.rank, -(-items // n) * n, n, device=trial.device)
         right = (torch.arange(items, device=trial.device) % 3 == 0) & (items > 1)
-        hits = right[places.clamp(max=items - 1)] | (places >= items)  # whoever counts a repeated one finds too many
-        table = torch.stack([hits, ~hits], dim=1)
         case = f"{items} item{'s' if items > 1 else ''}{f', drawn with seed={trial.seed}' if items >= drawn else ''}"
-        result = trial.call(table[:, 0], items, case=case)
-        trial.value(_rounded(result), _rounded(right.sum().item() / items))
+        cases[case] = _hits(right, trial.rank, n), items, right
+    called = trial.call_each({case: given[:2] for case, given in cases.items()})
+    for (_, items, right), result in zip(cases.values(), called, strict=True):
+        trial.value(*_rounded(result, right.sum().item() / items))
         trial.agreement(result)
         trial.cost(calls={"all_reduce": 1}, max_wire_bytes=ring_bytes("all_reduce", NUMBER, n, trial.rank))
+    trial.end_if_wrong()
+    if trial.on_all_ranks:
+        _examine_accuracy_in_worlds(trial)
+
+
+def _examine_accuracy_in_worlds(trial: Trial) -> None:
+    """V and C with 1 to 9 ranks: few items and many, of which any share is right."""
+    rights: dict[str, torch.Tensor] = {}
+
+    def arguments(case: str, n: int, number: int) -> list[tuple]:
+        generator = torch.Generator().manual_seed(trial.seed + number)
+        share, size = torch.rand(2, generator=generator).tolist()
+        items, share = (300_000, 0.9) if number == MANY else (1 + number if number < 5 else int(300_000**size), share)
+        rights[case] = torch.rand(items, generator=generator) < share
+        rights[case][0], rights[case][-1] = True, items == 1
+        return [(_hits(rights[case], rank, n, number % 2 > 0), items) for rank in range(n)]
+
+    makers = {}
+    for number in range(MANY + 1):
+        case, n = f"items {number} drawn with seed {trial.seed}", 2 if number == MANY else 1 + (trial.seed + number) % 9
+        makers[case] = functools.partial(arguments, case, n, number)
+    for case, world in tried_in_worlds(trial, makers):
+        right = rights[case]
+        for rank, result in enumerate(world.results):
+            what = f"{world.place} {len(right):,} items: rank {rank}'s result"
+            trial.value(*_rounded(result, right.sum().item() / len(right)), what)
+        wire = ring_bytes("all_reduce", NUMBER, len(world.results), 0)
+        trial.criterion("cost", world.over_budget({"all_reduce": 1}, wire), world.place)
+
+
+def _hits(right: torch.Tensor, rank: int, n: int, again: bool = True) -> torch.Tensor:
+    """Rank `rank`'s, a column of a table. again: what repeated predictions are; whoever counts them is wrong."""
+    items = len(right)
+    places = torch.arange(rank, -(-items // n) * n, n, device=right.device)
+    hits = torch.where(places < items, right[places.clamp(max=items - 1)], again)
+    return torch.stack([hits, ~hits], dim=1)[:, 0]
 
 
 def examine_token_mean(trial: Trial) -> None:
@@ -86,22 +127,77 @@ def examine_token_mean(trial: Trial) -> None:
         batches = {
             case: of for case, of in batches.items() if case in ("a token more on each rank", "rank 0 has no tokens")
         }
-    for case, everyones in batches.items():
-        total = sum(int(counts.sum()) for _, counts in everyones)
-        losses, counts = (each.to(device) for each in everyones[rank])
-        source = losses.clone().requires_grad_()
-        result = trial.call(source * 1, counts, case=case)
-        if source.grad is not None:
-            trial.criterion("untouched", "backward was called: that is left to the caller")
-        trial.value(_plain(result), losses[counts].sum() * n / total, "this rank's loss", tolerance=1e-6)
-        expected = counts.to(losses.dtype) * (n / total)
-        trial.value(_gradient(result, source), expected, "the gradient of losses", tolerance=1e-6)
+    mine = {case: tuple(each.to(device) for each in everyones[rank]) for case, everyones in batches.items()}
+    sources = {case: losses.clone().requires_grad_() for case, (losses, _) in mine.items()}
+    called = trial.call_each({case: (sources[case] * 1, counts) for case, (_, counts) in mine.items()})
+    for (case, (losses, counts)), result in zip(mine.items(), called, strict=True):
+        total = sum(int(counts.sum()) for _, counts in batches[case])
+        _judge_part(trial, result, sources[case], losses, counts, n / total)
         trial.cost(calls={"all_reduce": 1}, max_wire_bytes=ring_bytes("all_reduce", NUMBER, n, rank))
+    trial.end_if_wrong()
+    if trial.on_all_ranks:
+        _examine_parts_in_worlds(trial)
 
 
-def _rounded(result: object) -> object:
-    """Equal for whoever divides in float32 and in float64."""
-    return round(result, 6) if isinstance(result, float) else result
+def _judge_part(
+    trial: Trial,
+    result: object,
+    source: torch.Tensor,
+    losses: torch.Tensor,
+    counts: torch.Tensor,
+    factor: float,
+    place: str = "",
+) -> None:
+    if source.grad is not None:
+        trial.criterion("untouched", f"{place}backward was called: that is left to the caller")
+    what, gradient = f"{place}this rank's loss", f"{place}the gradient of losses"
+    trial.value(_plain(result), losses[counts].sum() * factor, what, tolerance=1e-6)
+    trial.value(_gradient(result, source), counts.to(losses.dtype) * factor, gradient, tolerance=1e-6)
+
+
+def _examine_parts_in_worlds(trial: Trial) -> None:
+    """V and C with 1 to 9 ranks: rows and tokens of any number and share, on some ranks none, of both dtypes."""
+    batches: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    sources: dict[str, list[torch.Tensor]] = {}
+
+    def arguments(case: str, number: int) -> list[tuple]:
+        n, generator = 1 + (trial.seed + number) % 9, torch.Generator().manual_seed(trial.seed + number)
+        n, dtype = (1 + n % 2, torch.float32) if number > 5 else (n, torch.float64 if number % 2 else torch.float32)
+        shape = {6: (300, 300), 7: (30, 3000)}.get(number)
+        batches[case] = [_sized(generator, dtype, shape) for _ in range(n)]
+        batches[case][number % n][1][:1, :1] = True  # some rank has a token, and its loss may be anything that counts
+        batches[case][number % n][0][:1, :1] = 1.5
+        sources[case] = [losses.clone().requires_grad_() for losses, _ in batches[case]]
+        return [(each * 1, counts) for each, (_, counts) in zip(sources[case], batches[case], strict=True)]
+
+    cases = [f"batch {number} drawn with seed {trial.seed}" for number in range(8)]
+    makers = {case: functools.partial(arguments, case, number) for number, case in enumerate(cases)}
+    for case, world in tried_in_worlds(trial, makers):
+        factor = len(world.results) / sum(int(counts.sum()) for _, counts in batches[case])
+        for rank, (losses, counts) in enumerate(batches[case]):
+            place = f"{world.place} rank {rank}: "
+            _judge_part(trial, world.results[rank], sources[case][rank], losses, counts, factor, place)
+        wire = ring_bytes("all_reduce", NUMBER, len(world.results), 0)
+        trial.criterion("cost", world.over_budget({"all_reduce": 1}, wire), world.place)
+
+
+def _sized(
+    generator: torch.Generator, dtype: torch.dtype, shape: tuple[int, int] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses and counts of 1 to 90,000 places, of which any share counts; NaN, inf and numbers at padding."""
+    rows, tokens, share = torch.rand(3, generator=generator).tolist()
+    shape = shape or (int(100**rows), int(100**tokens))
+    counts = torch.rand(shape, generator=generator) < max(0.0, 1.5 * share - 0.25)
+    padding = torch.tensor([torch.nan, torch.inf, -7.0])[torch.randint(0, 3, shape, generator=generator)]
+    losses = torch.rand(shape, generator=generator, dtype=torch.float64).to(dtype) + 0.5
+    return torch.where(counts, losses, padding.to(dtype)), counts
+
+
+def _rounded(result: object, expected: float) -> tuple[object, float]:
+    """Both to six digits: equal for whoever divides in float32, also where that is rounded the other way."""
+    if type(result) is float and math.isclose(result, expected, rel_tol=1e-6):
+        result = expected
+    return (round(result, 6) if isinstance(result, float) else result), round(expected, 6)
 
 
 def _counts(tokens: int) -> torch.Tensor:

@@ -29,21 +29,33 @@ WRONG_ANSWERS = {
             edits={"dist.all_gather_object(texts, text)": "if rank == 0:\n        dist.all_gather_object(texts, text)"},
         ),
         WrongAnswer(
+            "takes texts for the same that look the same",
+            fails="value",
+            says="differs in how é is written: what rank",
+            edits={"set(texts)": "set(__import__('unicodedata').normalize('NFC', text) for text in texts)"},
+        ),
+        WrongAnswer(
+            "compares the beginning and the end",
+            fails="value",
+            says="differs in one character of a text drawn with seed",
+            edits={"set(texts)": "set(text[:256] + text[-256:] for text in texts)"},
+        ),
+        WrongAnswer(
             "takes texts for the same that differ in capital letters",
             fails="value",
-            says="the last rank differs in a capital letter: what it prints is ['ready']",
+            says="differs in a line break at its ",
             edits={"len(set(texts)) > 1": "len({t.strip().lower() for t in texts}) > 1"},
         ),
         WrongAnswer(
             "compares the first and the last text",
             fails="value",
-            says="rank 1 differs in the last digits of a long text: what it prints is",
+            says="differs in ",
             edits={"len(set(texts)) > 1": "texts[0] != texts[-1]"},
         ),
         WrongAnswer(
             "tidies the text up",
             fails="value",
-            says="all ranks pass several lines, spaces and %: what it prints is",
+            says="there is no other: what rank 0 prints",
             edits={"        print(text)": "        print(text.strip())"},
         ),
         WrongAnswer(
@@ -63,7 +75,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "counts among all ranks although a mesh is given",
             fails="value",
-            says='Rank 1, get("next"), in the mesh "inner" of 2: the result is 2, should be 0.',
+            says='get("next"), in a mesh of 3: ranks',
             edits={
                 "dist.get_rank(group) + 1": "dist.get_rank() + 1",
                 "% dist.get_world_size(group)": "% dist.get_world_size()",
@@ -72,7 +84,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "begins at its number among all ranks, which is right in a row of the mesh",
             fails="value",
-            says='Rank 1, get("next"), in the mesh "outer" of 2: the result is 0, should be 1.',
+            says='Rank 1, get("next"), in a mesh of 3: ranks',
             edits={"dist.get_rank(group) + 1": "dist.get_rank() + 1"},
         ),
         WrongAnswer(
@@ -99,6 +111,16 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "goes by the order of the mesh's list, not of the group",
+            fails="value",
+            says="in a mesh of 3: ranks",
+            body="""
+                if what == "next":
+                    members = list(range(dist.get_world_size())) if dm is None else dm.mesh.tolist()
+                    return (members.index(dist.get_rank()) + 1) % len(members)
+            """,
+        ),
+        WrongAnswer(
             "the neighbour on the other side",
             fails="value",
             says='Rank 0, get("next"): the result is 3, should be 1.',
@@ -113,7 +135,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "asks the other ranks",
             fails="cost",
-            says="calls all_gather 6 times, budget 0 (all_gather_object is made of it)",
+            says="calls all_gather twice, budget 0 (all_gather_object is made of it)",
             body="""
                 if what == "next":
                     l=[None]*dist.get_world_size(); dist.all_gather_object(l, 1)

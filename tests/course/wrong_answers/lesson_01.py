@@ -63,12 +63,11 @@ WRONG_ANSWERS = {
                 dist.broadcast(t, root)
                 tensor.copy_(t)
             """,
-            also=("cost",),
         ),
         WrongAnswer(
             "adds up int32 in float32",
             fails="value",
-            says="int32 above 2²⁴: tensor is",
+            says="int32 above 2²⁴, root=",
             body="""
                 t = tensor.float() if tensor.dtype == torch.int32 else tensor
                 dist.reduce(t, root)
@@ -79,7 +78,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sums the larger tensor that it is a part of",
             fails="untouched",
-            says="what lies beside `tensor` in a larger one is",
+            says="root=0: larger tensor, beside `tensor`, is",
             body="""
                 whole = tensor if tensor._base is None else tensor._base
                 dist.reduce(whole, root)
@@ -96,19 +95,20 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "leaves out ranks that have nothing to add",
             fails="runs",
-            says=", 0 on rank 0: ",
+            says="would wait for ever",
             edits={"    dist.reduce": "    if tensor.numel() and not tensor.any():\n        return\n    dist.reduce"},
         ),
         WrongAnswer(
             "puts the sum into other memory",
             fails="untouched",
-            says="tensor lies in other memory than before",
+            says="lies in other memory than before",
             body="""
                 t=tensor.clone()
                 dist.reduce(t, root)
                 dist.broadcast(t, root)
                 tensor.data = t
             """,
+            also=("value",),
         ),
     ),
     "all_gather_uneven": (
@@ -169,13 +169,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "multiplies by 1, which changes the bits of some NaN",
             fails="value",
-            says="a NaN with bits of its own: the result differs in some bits",
+            says="result differs in some bits",
             edits={"padded[: len(tensor)] = tensor": "padded[: len(tensor)] = tensor * 1.0"},
         ),
         WrongAnswer(
             "forgets where in its storage the tensor begins",
             fails="value",
-            says="a part of a longer tensor: the result at entry 0",
+            says="rank 0's result at entry 0 is [0], should be [nan]",
             edits={
                 "padded[: len(tensor)] = tensor": "part = tensor\n"
                 "    if tensor.is_contiguous():\n"
@@ -197,6 +197,7 @@ WRONG_ANSWERS = {
             fails="value",
             says="every second element of a tensor",
             edits={"padded[: len(tensor)] = tensor": "padded[: len(tensor)] = tensor.as_strided((len(tensor),), (1,))"},
+            also=("runs",),
         ),
     ),
 }

@@ -118,7 +118,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "divides by four, not by the number of ranks",
             fails="value",
-            says="on 3 ranks, rank 0 did not use '1'",
+            says="if there were 2 ranks, model 0 drawn with seed",
             edits={"/= dist.get_world_size()": "/= 4"},
         ),
         WrongAnswer(

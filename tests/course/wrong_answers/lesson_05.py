@@ -99,7 +99,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "counts places in two bytes",
             fails="value",
-            says="items, drawn with seed=",
+            says="drawn with seed",
             edits={"    right = hits": "    places = places.short()\n    right = hits"},
         ),
         WrongAnswer(
@@ -111,7 +111,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "counts hits in one byte",
             fails="value",
-            says="drawn with seed=",
+            says="drawn with seed",
             edits={"hits[places < items].sum()": "hits[places < items].sum().to(torch.uint8)"},
         ),
     ),
@@ -142,7 +142,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "changes the losses in place",
             fails="untouched",
-            says="losses has other values than before: the answer must not change it",
+            says="has other values than before: the answer must not change it",
             edits={"losses[counts].sum()": "losses.masked_fill_(~counts, 0).sum()"},
         ),
         WrongAnswer(

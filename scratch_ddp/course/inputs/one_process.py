@@ -1,0 +1,303 @@
+"""Worlds of any number of ranks in this process: for answers that are made of collectives.
+
+Each rank has a thread, and one of them runs at a time: until it waits for a collective that some rank has not called
+yet, or ends. That takes less time than real messages do, so an answer can be tried with many inputs and numbers of
+ranks. The ranks of the trial share the cases.
+"""
+
+import contextlib
+import ctypes
+import functools
+import io
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.course.attempt import in_short, limit_anew
+from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.wording import ranks, times
+from scratch_ddp.instruments.traffic import Counts
+from scratch_ddp.instruments.traffic.calls import METHODS, Call
+
+_COMBINED = {
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MAX: torch.maximum,
+    dist.ReduceOp.MIN: torch.minimum,
+}
+
+
+class World:
+    """What became of the ranks when each has called the answer with its arguments: `given`, by rank.
+
+    results: of each call. printed: what each printed. counts: what each sent. complaint: that some did not return.
+    place: how complaints name it.
+    """
+
+    place = ""
+
+    def __init__(self, answer: Callable, given: list[tuple]):
+        self.given, self._seats = given, [_Seat(self, rank, len(given)) for rank in range(len(given))]
+        self.meetings: list[dict[int, _Gift]] = []  # the collectives in their order: by rank, what it has brought
+        self.mail: dict[tuple[int, int], list[torch.Tensor]] = {}  # by sender and receiver: what was not received yet
+        self.cancelled, self.mismatch = False, ""
+        stdout, default = sys.stdout, dist.group.WORLD
+        try:
+            for seat, args in zip(self._seats, given, strict=True):
+                seat.begin(functools.partial(answer, *args))
+            while any(seat.turn() for seat in self._seats):
+                pass
+        finally:
+            self.cancelled = True
+            for seat in self._seats:
+                seat.end()
+            sys.stdout = stdout
+            dist.distributed_c10d._update_default_pg(default)
+        self.results = [seat.result for seat in self._seats]
+        self.printed = [seat.printed.getvalue() for seat in self._seats]
+        self.counts = [seat.counts for seat in self._seats]
+        self.complaint = self._what_went_wrong()
+
+    def _what_went_wrong(self) -> str:
+        if self.mismatch:
+            return self.mismatch
+        for rank, seat in enumerate(self._seats):
+            if seat.error is not None and not isinstance(seat.error, _ForEver):
+                return f"rank {rank} raised {in_short(seat.error)}"
+        waiting = [rank for rank, seat in enumerate(self._seats) if seat.error is not None]
+        if waiting:
+            return f"{ranks(waiting).lower()} would wait for ever"
+        for (sender, receiver), left in self.mail.items():
+            if left:
+                return f"rank {sender} sends to rank {receiver} what is never received"
+        return ""
+
+    def too_many_messages(self, number: int, of_bytes: int) -> str:
+        """That a rank sends more messages than `number`, or more bytes than in so many, as a complaint."""
+        for counts in self.counts:
+            if counts.messages > number:
+                return f"sends {counts.messages} messages, budget {number}"
+            if counts.bytes_sent > number * of_bytes:
+                return f"sends {counts.bytes_sent:,} bytes, budget {number * of_bytes:,}"
+            if others := counts.calls.keys() - {"send", "recv"}:
+                return f"calls {min(others)}, should be made of send and recv only"
+        return ""
+
+    def other_roots(self, root: int) -> str:
+        """That a collective has another root, as a complaint."""
+        found = {gift.call.peer for meeting in self.meetings for gift in meeting.values()} - {root}
+        return f"goes by way of rank {found.pop()}" if found else ""
+
+    def over_budget(self, calls: Mapping[str, int], wire_bytes: int) -> str:
+        """That a rank calls more than `calls`, or sends more than these bytes on the wire, as a complaint."""
+        for counts in self.counts:
+            for name, number in counts.calls.items():
+                if number > calls.get(name, 0):
+                    return f"calls {name} {times(number)}, budget {calls.get(name, 0)}"
+        most = max(counts.wire_bytes for counts in self.counts)
+        return f"{most:,} bytes from one rank, budget {wire_bytes:,}" if most > wire_bytes else ""
+
+
+def tried_in_worlds(trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]]) -> Iterator[tuple[str, World]]:
+    """Each rank of the trial tries its share of the cases; yields a case and what became of it.
+
+    cases: by name, what makes the arguments, by rank of the world. Of a case that does not end it complains.
+    """
+    mine = {case: make() for case, make in list(cases.items())[trial.rank :: trial.size]}
+    worlds: dict[str, World] = {}
+
+    def try_all(answer: Callable) -> None:
+        for case, given in mine.items():
+            limit_anew()
+            worlds[case] = World(answer, given)
+            size = f"{len(given)} ranks" if len(given) > 1 else "one rank only"
+            worlds[case].place = f"if there were {size}, {case}:"
+
+    trial.call(using=try_all)
+    for case, world in worlds.items():
+        trial.criterion("runs", world.complaint, world.place)
+        if not world.complaint:
+            yield case, world
+
+
+class _ForEver(BaseException):
+    """Raised in a rank that waits for a collective which some rank never calls."""
+
+
+class _Gift:
+    """What a rank brings to a collective: copies of its tensors, and what the collective is."""
+
+    def __init__(self, call: Call, tensors: list[torch.Tensor], op: Any):
+        self.call, self.op, self.tensors = call, op, [tensor.detach().clone() for tensor in tensors]
+        self.kind = call.name, call.peer, op, [(tensor.numel(), tensor.dtype) for tensor in tensors]
+
+    def __str__(self) -> str:
+        sizes = [f"{tensor.numel()} × {str(tensor.dtype).removeprefix('torch.')}" for tensor in self.tensors]
+        root = "" if self.call.peer is None else f" with root {self.call.peer}"
+        return f"{self.call.name}{' of ' if sizes else ''}{' and '.join(sizes)}{root}"
+
+
+class _Seat(dist.ProcessGroup):
+    """The default group as one of the ranks sees it, and the thread of this rank."""
+
+    def __init__(self, world: World, rank: int, size: int):
+        super().__init__(rank, size)
+        self._world, self._rank, self._size, self._met = world, rank, size, 0
+        self.result, self.error, self.printed, self.counts = None, None, io.StringIO(), Counts()
+        self._mine, self._others = threading.Semaphore(0), threading.Semaphore(0)
+        self._may_go_on: Callable[[], bool] | None = None  # where it waits
+        self._ended = False
+        # As attributes of the object: `traffic` replaces methods of the class, and these messages are not sent.
+        for method in METHODS:
+            setattr(self, method, functools.partial(self._called, method))
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def begin(self, act: Callable[[], Any]) -> None:
+        self._thread = threading.Thread(target=self._run, args=(act,), daemon=True)
+        self._thread.start()
+
+    def _run(self, act: Callable[[], Any]) -> None:
+        self._mine.acquire()
+        try:
+            if not self._world.cancelled:
+                self.result = act()
+        except BaseException as error:  # noqa: BLE001  SystemExit as well
+            self.error = error
+        finally:
+            self._ended = True
+            self._others.release()
+
+    def turn(self) -> bool:
+        """Run it on, unless it waits for others or has ended. Returns whether it ran."""
+        if self._ended or (self._may_go_on and not self._may_go_on()):
+            return False
+        with self._registered():
+            sys.stdout = self.printed
+            self._mine.release()
+            self._others.acquire()
+        return True
+
+    def end(self) -> None:
+        if self._ended:
+            return
+        if self._may_go_on is None:  # it computes for ever
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_ForEver))
+        self._mine.release()
+        self._thread.join(1.0)
+
+    def _wait_until(self, may_go_on: Callable[[], bool]) -> None:
+        """Let the others run until then."""
+        while not may_go_on():
+            self._may_go_on = may_go_on
+            self._others.release()
+            self._mine.acquire()
+            if self._world.cancelled:
+                raise _ForEver
+            self._may_go_on = None
+
+    @contextlib.contextmanager
+    def _registered(self) -> Iterator[None]:
+        world, default = dist.distributed_c10d._world, dist.group.WORLD
+        world.pg_group_ranks[self] = {rank: rank for rank in range(self._size)}
+        world.pg_map[self], world.pg_names[self] = ("gloo", None), "one process"
+        world.pg_backend_config[self] = "cpu:gloo"
+        dist.distributed_c10d._update_default_pg(self)
+        try:
+            yield
+        finally:
+            dist.distributed_c10d._update_default_pg(default)
+            for registry in (world.pg_group_ranks, world.pg_map, world.pg_names, world.pg_backend_config):
+                del registry[self]
+
+    def _called(self, method: str, *args: Any, **options: Any) -> "_Work":
+        name, position = METHODS[method]
+        given = [*args, *options.values()]
+        op = next((value.reduceOp.op for value in given if hasattr(value, "reduceOp")), None)
+        root = next((value.rootRank for value in given if hasattr(value, "rootRank")), None)
+        tensors = _flat(given[position]) if position is not None else []
+        payload = sum(tensor.nbytes for tensor in tensors)
+        peer = given[1] if name in ("send", "recv") else root
+        call = Call(name, payload, tuple(range(self._size)), self._rank, peer)
+        self.counts.add(call)
+        if name in ("send", "recv"):
+            return self._message(name, tensors[0], peer)
+        number, self._met = self._met, self._met + 1
+        if number == len(self._world.meetings):
+            self._world.meetings.append({})
+        meeting = self._world.meetings[number]
+        gift = meeting[self._rank] = _Gift(call, tensors, op)
+        first = next(iter(meeting.values()))
+        if gift.kind != first.kind:
+            mismatch = f"rank {first.call.rank} calls {first}, rank {self._rank} calls {gift}"
+            self._world.mismatch = self._world.mismatch or mismatch
+            raise ValueError(mismatch)
+        return _Work(lambda: self._wait(number, name, given))
+
+    def _message(self, name: str, tensor: torch.Tensor, peer: int) -> "_Work":
+        if not 0 <= peer < self._size:
+            raise ValueError(f"there is no rank {peer} among {self._size}")
+        ends = (self._rank, peer) if name == "send" else (peer, self._rank)
+        box = self._world.mail.setdefault(ends, [])
+        if name == "send":
+            box.append(tensor.detach().clone())
+            return _Work(lambda: None)
+
+        def receive() -> None:
+            self._wait_until(lambda: bool(box))
+            sent = box.pop(0)
+            if (sent.numel(), sent.dtype) != (tensor.numel(), tensor.dtype):
+                raise ValueError(f"rank {ends[0]} sends another number of elements, or another dtype, than is received")
+            with torch.no_grad():
+                tensor.copy_(sent.view_as(tensor))
+
+        return _Work(receive)
+
+    def _wait(self, number: int, name: str, given: list) -> None:
+        self._wait_until(lambda: len(self._world.meetings[number]) == self._size)
+        brought = [self._world.meetings[number][rank] for rank in range(self._size)]
+        root = brought[0].call.peer
+        with torch.no_grad():
+            if name == "all_gather":
+                pieces = [tensor for gift in brought for tensor in gift.tensors]
+                outputs = _flat(given[0])
+                if len(outputs) == 1 and self._size > 1:
+                    outputs = list(outputs[0].view(-1).chunk(self._size))
+                for output, piece in zip(outputs, pieces, strict=True):
+                    output.copy_(piece.view_as(output))
+            elif name == "all_reduce" or (name == "reduce" and root == self._rank):
+                for place, tensor in enumerate(_flat(given[0])):
+                    tensor.copy_(_sum([gift.tensors[place] for gift in brought], brought[0].op))
+            elif name == "broadcast":
+                for tensor, sent in zip(_flat(given[0]), brought[root].tensors, strict=True):
+                    tensor.copy_(sent)
+
+
+class _Work(dist.Work):
+    def __init__(self, wait: Callable[[], None]):
+        super().__init__()
+        self._wait = wait
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._wait()
+        return True
+
+
+def _sum(parts: list[torch.Tensor], op: Any) -> torch.Tensor:
+    if op == dist.ReduceOp.AVG:
+        return functools.reduce(torch.add, parts) / len(parts)
+    return functools.reduce(_COMBINED[op], parts)
+
+
+def _flat(tensors: Any) -> list[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [tensor for each in tensors for tensor in _flat(each)]
