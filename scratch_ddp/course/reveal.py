@@ -9,31 +9,33 @@ import torch
 _NEAR = 0.1  # of the guess: a guess that is off by less was good
 
 
-def reveal(guess: Any, measured: Any) -> None:
+def reveal(guess: Any, measured: Any, word: str = "measured") -> None:
     """Print the guess beside the measurement: two numbers, strings or booleans, or two lists of them, row by row.
 
-    None stands for no guess. Prints nothing and raises TypeError if the guess is not of the same kind as the
-    measurement, ValueError if it has another number of rows.
+    None stands for no guess. `word` says how the measurement was made; "computed" if nothing was measured. Prints
+    nothing and raises TypeError if the guess is not of the same kind as the measurement, ValueError if it has another
+    number of rows.
     """
     guess, measured = _plain(guess), _plain(measured)
     if guess is None or not isinstance(measured, list):
-        print(_line(guess, measured))
+        print(_line(guess, measured, word))
         return
     _check_kind(guess, measured)
     if len(guess) != len(measured):
         raise ValueError(f"your guess has {len(guess)} rows, the measurement {len(measured)}")
-    lines = [_line(one, other) for one, other in zip(guess, measured, strict=True)]
+    lines = [_line(one, other, word) for one, other in zip(guess, measured, strict=True)]
     print("\n".join(f"{row}: {line}" for row, line in enumerate(lines)))
 
 
-def _line(guess: Any, measured: Any) -> str:
+def _line(guess: Any, measured: Any, word: str) -> str:
     if guess is None:
-        return f"no guess made · measured {_shown(measured)}"
+        return f"no guess made · {word} {_shown(measured)}"
     _check_kind(guess, measured)
+    line = f"guess {_shown(guess)} · {word} {_shown(measured)}"
     if guess == measured:
-        return f"guess {_shown(guess)} · measured {_shown(measured)}: as guessed"
+        return f"{line}: as guessed"
     both = isinstance(measured, numbers.Real) and not isinstance(measured, bool) and guess and measured
-    return f"guess {_shown(guess)} · measured {_shown(measured)}{_compared(measured / guess) if both else ''}"
+    return f"{line}{_compared(measured / guess) if both else ''}"
 
 
 def _compared(ratio: float) -> str:

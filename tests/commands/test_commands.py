@@ -192,6 +192,24 @@ def test_in_a_copy_for_students_solution_says_where_the_solutions_are(course, tm
     assert copies.make_copies(course / "notebooks", folder) == []  # it serves as the student's own copies
 
 
+def test_the_files_of_the_capstone_are_copied_into_a_folder_of_their_own_without_solutions(course, capsys, monkeypatch):
+    notebooks, mine = course / "notebooks", course / "mine"
+    (notebooks / "capstone").mkdir()
+    (notebooks / "capstone" / "my_ddp.py").write_text("# yours\n")
+    copies.make_copies(notebooks, mine)
+    answer = mine / "capstone" / "my_ddp.py"
+    assert answer.read_text() == "# yours\n"
+    answer.write_text("class MyDDP: ...\n")
+    assert copies.make_copies(notebooks, mine) == [] and "MyDDP" in answer.read_text()
+    monkeypatch.setattr(copies, "NOTEBOOKS", notebooks)
+    monkeypatch.setattr(copies, "COPIES", mine)
+    assert copies.main(["my_ddp", "--fresh"]) == 0 and "MyDDP" not in answer.read_text()
+    assert "Your work is now in mine/capstone/my_ddp-" in capsys.readouterr().out
+    copies.copy_for_students(course / "handout", lessons.NOTEBOOKS)
+    files = {path.name for path in (course / "handout" / "capstone").iterdir()}
+    assert files == {"my_ddp.py", "misbehaving.py"}
+
+
 @pytest.mark.parametrize("arguments", [[], ["02", "--for-students", "x"]])
 def test_copy_needs_a_lesson_or_a_folder_for_students(arguments, capsys):
     with pytest.raises(SystemExit):

@@ -29,6 +29,8 @@ TEXT = re.compile(r"reveal\(guess, (f['\"]|str\()")
 def test_a_guess_beside_the_measurement(guess, measured, says, capsys):
     reveal(guess, measured)
     assert capsys.readouterr().out == says
+    reveal(guess, measured, "computed")
+    assert capsys.readouterr().out == says.replace("measured", "computed")
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,8 @@ def test_copies_keep_every_link(tmp_path):
     assert not [page.name for page in PAGES[1:] if re.search(r"\]\((\.\./)?notebooks/", markdown_of(page))]
 
 
-def test_the_readme_lists_every_lesson_as_ready_or_planned():
+def test_the_readme_lists_every_lesson():
     text = (ROOT / "README.md").read_text()
-    ready = re.findall(r"^\| (\d\d[a-z]?) \| \[.+?\]\(notebooks/(\S+?)\) \|", text, re.MULTILINE)
-    (planned,) = re.findall(r"^Planned: (.+)$", text, re.MULTILINE)
-    assert [name for _, name in ready] == [path.name for path in lesson_paths()]
-    numbers = [number for number, _ in ready if len(number) == 2] + re.findall(r"\b\d\d\b", planned)
-    assert sorted(numbers) == [f"{number:02d}" for number in range(17)]
+    listed = re.findall(r"^\| (\d\d[a-z]?) \| \[.+?\]\(notebooks/(\S+?)\) \|", text, re.MULTILINE)
+    assert [name for _, name in listed] == [path.name for path in lesson_paths()]
+    assert [number for number, _ in listed if len(number) == 2] == [f"{number:02d}" for number in range(17)]

@@ -34,7 +34,7 @@ NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
         "818": "published",
         "17543808": "published",
         "0.02": "percent, 17,543,808 for 17,547,264",
-        "989": "TFLOP/s of an H100, set in instruments/cost/clusters.py",
+        "989": "TFLOP/s of an H100, set in instruments/cost/layouts/clusters.py",
         "450": "GB/s, set there too",
         "180": "GB/s, set there too",
         "7.5": "billion, a model's name",
@@ -42,6 +42,11 @@ NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
         "2024": "a year",
         "2018": "a year",
         "2.50": "dollars, set in clusters.py",
+    },
+    "16_many_machines": {
+        "405": "billion, a model's name",
+        "0.75": "(n - 1) / n for 4 ranks",
+        "3.01": "measured over gloo, between two network namespaces",
     },
 }
 

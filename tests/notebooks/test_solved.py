@@ -3,6 +3,7 @@
 Strict nbval runs all cells of a lesson; here only those run that have to do with its exercises.
 """
 
+import re
 import symtable
 
 import nbformat
@@ -57,8 +58,8 @@ def cells_about_exercises(notebook: NotebookNode) -> list[NotebookNode]:
 
 def names_in(source: str) -> tuple[set[str], set[str]]:
     """The notebook's names that a cell defines, and those that it reads, also in its functions."""
-    lines = (line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
-    top = symtable.symtable("\n".join(lines), "cell", "exec")
+    python = re.sub(r"^( *)[%!].*", r"\1pass", source, flags=re.MULTILINE)
+    top = symtable.symtable(python, "cell", "exec")
     defined = {name.get_name() for name in top.get_symbols() if name.is_assigned() or name.is_imported()}
     used, tables = set(), [top]
     while tables:

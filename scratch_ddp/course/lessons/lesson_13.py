@@ -20,7 +20,7 @@ def one_f_one_b(p, m):
     its B.
     """
     rows = [[] for _ in range(p)]
-    # How many forwards must rank r have begun before the first gradient can come back?
+    # How many forwards can rank r do until the first gradient comes back?
     # answer: begin
     for r, row in enumerate(rows):
         ahead = min(p - 1 - r, m)
@@ -93,7 +93,7 @@ def forwards_ahead(forward, backward, hop):
     pipeline is full: the smallest int that is enough. 1F1B has 1.
 
     forward, backward: seconds that any rank takes for a micro-batch, more than 0. hop: seconds that a
-    message between two ranks takes, 0 or more.
+    message between two ranks takes, 0 or more. The times are exact in binary: nothing is rounded.
     """
     # After how many seconds is the gradient of a forward back? What can its rank do until then?
     # answer: begin

@@ -25,7 +25,8 @@ def f_and_g(group=None):
     g(y) is the sum of all ranks' y, the same bits on each; in backward the gradient passes as it is.
     Tensors and gradients have any floating dtype, shape and strides, the same on all ranks, and any
     values, NaN too. They stay as they are, and so do results when f or g is used again. Both take
-    tensors that need no gradient, on some ranks or on all, and g adds those up as well.
+    tensors that need no gradient, on some ranks or on all, and g adds those up as well. The
+    backward of f runs on all ranks or on none.
     Cost: f one all-reduce, in backward; g one all-reduce, in forward: of the tensor's bytes.
     """
     # A class made from torch.autograd.Function has forward(ctx, x) and backward(ctx, gradient), both
