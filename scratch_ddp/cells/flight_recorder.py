@@ -13,14 +13,18 @@ and the lower half is a checksum of its words.
 
 import mmap
 import os
+import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from scratch_ddp.cells.rank_lists import name_ranks
+
 _SLOTS, _SLOT = 16, 256  # calls that are remembered, bytes of each
 _TABLE = 64  # collectives in the table
 _SIZE = _SLOTS * _SLOT + 8 * _TABLE
+_FOR_OTHERS = 0.2  # seconds
 
 
 class FlightRecorder:
@@ -53,14 +57,29 @@ class FlightRecorder:
         self._table[place] = entry
         if not self._tables:
             self._tables = [_table(_map(self._folder, peer)) for peer in self._peers]
-        for peer, table in zip(self._peers, self._tables, strict=True):
-            seen = table[place]
-            if seen != entry and seen >> 32 == which:
-                theirs = read_calls(self._folder, peer).get((call["group"], call["number"]), words)
-                if theirs != words:
-                    called = sorted([(self._rank, words), (peer, theirs)])  # the same text on both ranks
-                    said = ", ".join(f"rank {rank} called {what}" for rank, what in called)
-                    raise ValueError(f"{said}. {ALL_THE_SAME}")
+        seen = [table[place] for table in self._tables]
+        if any(theirs != entry and theirs >> 32 == which for theirs in seen):
+            called = self._called(call, words)
+            if len(called) > 1:
+                said = ", ".join(f"{name_ranks(ranks)} called {what}" for what, ranks in called.items())
+                raise ValueError(f"{said}. {ALL_THE_SAME}")
+
+    def _called(self, call: dict[str, Any], words: str) -> dict[str, list[int]]:
+        """Which ranks have called what in this place, by the first of them.
+
+        Waits a moment for those that have not come here yet, so that all ranks say the same.
+        """
+        deadline = time.monotonic() + _FOR_OTHERS
+        while True:
+            calls = {peer: read_calls(self._folder, peer).get((call["group"], call["number"])) for peer in self._peers}
+            if None not in calls.values() or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        called: dict[str, list[int]] = {}
+        for rank, theirs in sorted((calls | {self._rank: words}).items()):
+            if theirs is not None:
+                called.setdefault(theirs, []).append(rank)
+        return called
 
 
 ALL_THE_SAME = "All ranks must make the same call, with tensors of the same shape and dtype"

@@ -9,6 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.torch_names import HintsAtTorchNames
 
+Group = dist.ProcessGroup | DeviceMesh | None  # what wrappers take: None means all ranks
+
 
 class SyncSwitch(HintsAtTorchNames):
     """The switch that says whether gradients are synchronised. A wrapper inherits from it and `torch.nn.Module`."""
@@ -58,7 +60,7 @@ def nesting_problem(model: nn.Module) -> str | None:
     return None
 
 
-def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
+def process_group(group: Group) -> dist.ProcessGroup | None:
     """Return the process group meant by a group, a one-dimensional mesh, or None.
 
     None means the default group and stays None, since rank cells can replace the default group while a model uses it.

@@ -1,10 +1,6 @@
 """What queries, keys and values must be before anything is sent."""
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
-
-Group = dist.ProcessGroup | DeviceMesh | None
 
 
 def inputs_problem(q: object, k: object, v: object) -> str | None:

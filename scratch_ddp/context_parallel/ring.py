@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from scratch_ddp.common.agreement import check_everywhere, digest
 from scratch_ddp.common.conjugate import conjugate
-from scratch_ddp.common.wrapper import process_group
-from scratch_ddp.context_parallel.inputs import Group, describe, inputs_problem, show
+from scratch_ddp.common.wrapper import Group, process_group
+from scratch_ddp.context_parallel.inputs import describe, inputs_problem, show
 
 
 def ring_attention(

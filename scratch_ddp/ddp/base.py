@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import check_same_lines, compare, raise_everywhere, said_by_ranks
 from scratch_ddp.common.optimizer_steps import REDUCED, SYNC_FORGOTTEN, parameters_of, watch_steps
@@ -36,7 +35,7 @@ from scratch_ddp.common.replicas import (
     gradient_problem,
     model_problem,
 )
-from scratch_ddp.common.wrapper import SyncSwitch, nesting_problem, process_group
+from scratch_ddp.common.wrapper import Group, SyncSwitch, nesting_problem, process_group
 
 _wrappers: "weakref.WeakSet[ReplicatedModule]" = weakref.WeakSet()  # all that are alive
 
@@ -60,7 +59,7 @@ class ReplicatedModule(SyncSwitch, nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        group: dist.ProcessGroup | DeviceMesh | None = None,
+        group: Group = None,
         *,
         settings: str = "",
         problem: str | None = None,

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.tensors import MB, group_alike
+from scratch_ddp.common.wrapper import Group
 from scratch_ddp.ddp.reducer import HookedModule
 
 FIRST_BUCKET_MB = 1.0  # as in torch's DDP: communication starts early
@@ -29,14 +30,7 @@ class BucketedDDP(HookedModule):
     small exchange of which parameters have a gradient. A bucket travels whole, with zeros where no rank has a gradient.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        bucket_mb: float = 25.0,
-        group: dist.ProcessGroup | DeviceMesh | None = None,
-        *,
-        sync: str = "call",
-    ):
+    def __init__(self, model: nn.Module, bucket_mb: float = 25.0, group: Group = None, *, sync: str = "call"):
         self.bucket_mb = bucket_mb
         problem = _bucket_mb_problem(bucket_mb)
         super().__init__(model, group, sync=sync, settings=f"bucket_mb={bucket_mb!r}", problem=problem)

@@ -2,9 +2,9 @@
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.tensors import flatten, group_alike, unflatten
+from scratch_ddp.common.wrapper import Group
 from scratch_ddp.ddp.base import ReplicatedModule
 
 
@@ -16,7 +16,7 @@ class FlatDDP(ReplicatedModule):
     afterwards they are views of the one flat tensor.
     """
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup | DeviceMesh | None = None):
+    def __init__(self, model: nn.Module, group: Group = None):
         super().__init__(model, group)
         self.copy_from_first()
 

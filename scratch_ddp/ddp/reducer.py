@@ -21,11 +21,10 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.optimizer_steps import parameters_of
 from scratch_ddp.common.replicas import complete_gradient
-from scratch_ddp.common.wrapper import sync_problem
+from scratch_ddp.common.wrapper import Group, sync_problem
 from scratch_ddp.ddp.base import ReplicatedModule
 
 NOWHERE, IN_BUCKET, IN_GRAD = 0, 1, 2  # where a gradient is at `sync_gradients`; in `.grad` if its bucket had started
@@ -80,7 +79,7 @@ class HookedModule(ReplicatedModule):
     def __init__(
         self,
         model: nn.Module,
-        group: dist.ProcessGroup | DeviceMesh | None = None,
+        group: Group = None,
         *,
         sync: str = "call",
         settings: str = "",

@@ -2,11 +2,11 @@
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import raise_everywhere
 from scratch_ddp.common.replicas import difference, named_tensors, same_bits
+from scratch_ddp.common.wrapper import Group
 from scratch_ddp.ddp.base import ReplicatedModule
 
 
@@ -18,7 +18,7 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
     a gradient, and one small exchange of which parameters have one. `no_sync()` is in the base class.
     """
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup | DeviceMesh | None = None):
+    def __init__(self, model: nn.Module, group: Group = None):
         super().__init__(model, group)  # names, shapes, dtypes are the same, or all raise
         problem = None
         for name, mine in named_tensors(model):

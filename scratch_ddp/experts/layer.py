@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import check_everywhere
-from scratch_ddp.common.wrapper import process_group
+from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.experts.exchange import exchange_rows
 
 
@@ -33,7 +32,7 @@ class ExpertParallel(nn.Module):
         router: nn.Module,
         experts: Sequence[nn.Module],
         k: int = 2,
-        group: dist.ProcessGroup | DeviceMesh | None = None,
+        group: Group = None,
     ):
         super().__init__()
         self.group, self.k, self.n_experts = process_group(group), k, len(experts)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.accounting import counted_as
-from scratch_ddp.common.wrapper import process_group
+from scratch_ddp.common.wrapper import Group, process_group
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the newer names came with 2.13
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -38,7 +38,7 @@ class Ranks:
     mesh: DeviceMesh | None = None  # of two dimensions, where there are several copies
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | DeviceMesh | None) -> "Ranks":
+    def of(cls, group: Group) -> "Ranks":
         """The ranks meant by the argument `group` of `FSDP`. Raises ValueError where `process_group` does."""
         if not isinstance(group, DeviceMesh) or group.ndim != 2 or 1 in group.shape:
             group = process_group(group)

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.module import _IncompatibleKeys
 
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
 from scratch_ddp.common.optimizer_steps import parameters_of, watch_steps
-from scratch_ddp.common.wrapper import SyncSwitch
+from scratch_ddp.common.wrapper import Group, SyncSwitch
 from scratch_ddp.fsdp import checkpoint
 from scratch_ddp.fsdp.comm import Ranks
 from scratch_ddp.fsdp.desync import Action
@@ -70,7 +69,7 @@ class FSDP(SyncSwitch, nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        group: dist.ProcessGroup | DeviceMesh | None = None,
+        group: Group = None,
         units: Spec = None,
         compute_dtype: torch.dtype | None = None,
         *,

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import check_same_lines, compare, digest, message_device, raise_everywhere
 from scratch_ddp.common.local_groups import agreed_name
 from scratch_ddp.common.replicas import describe, named_tensors
-from scratch_ddp.common.wrapper import process_group
+from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.pipeline.execute import execute
 from scratch_ddp.pipeline.messages import Sizes
 from scratch_ddp.pipeline.schedules import Action, Schedule, gpipe, interleaved, one_f_one_b, zb_h1
@@ -54,7 +53,7 @@ class Pipeline(nn.Module):
         n_micro: int,
         schedule: str | Schedule = "1f1b",
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nn.functional.cross_entropy,
-        group: dist.ProcessGroup | DeviceMesh | None = None,
+        group: Group = None,
         *,
         costs: Sequence[float] | None = None,
         cuts: Sequence[int] | None = None,

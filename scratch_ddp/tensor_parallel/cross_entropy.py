@@ -11,16 +11,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
-from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.common.wrapper import process_group
+from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.tensor_parallel.checks import check_one_of, check_tokens
 
 
 def vocabulary_parallel_cross_entropy(
     logits: torch.Tensor,
     targets: torch.Tensor,
-    group: dist.ProcessGroup | DeviceMesh | None = None,
+    group: Group = None,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",

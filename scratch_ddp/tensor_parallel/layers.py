@@ -12,15 +12,13 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import check_same_lines
-from scratch_ddp.common.wrapper import process_group
+from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.tensor_parallel.checks import agree_on_layer, check_one_of, check_plain, check_tokens
 from scratch_ddp.tensor_parallel.moves import all_gather, move, slices_of
 
 ABSENT = "the ranks have gradients of different parameters: run the same backward on every rank"
-Group = dist.ProcessGroup | DeviceMesh | None
 
 
 class ParallelLayer(nn.Module):

@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
-from scratch_ddp.common.wrapper import process_group
+from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.tensor_parallel.layers import ParallelLayer
 
 
@@ -41,7 +39,7 @@ def clip_grad_norm_(
     model: nn.Module,
     max_norm: float,
     norm_type: float = 2.0,
-    group: dist.ProcessGroup | DeviceMesh | None = None,
+    group: Group = None,
 ) -> torch.Tensor:
     """Scale all gradients so that their norm is at most `max_norm`; return the norm before, a float64 scalar.
 

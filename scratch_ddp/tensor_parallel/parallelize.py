@@ -7,11 +7,10 @@ from typing import TypeVar
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import check_same_lines
 from scratch_ddp.common.replicas import model_problem, named_tensors
-from scratch_ddp.common.wrapper import process_group
+from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.tensor_parallel.checks import DIFFERENT, on_every_rank, values_of
 from scratch_ddp.tensor_parallel.layers import ParallelLayer
 
@@ -20,7 +19,7 @@ Entry = Callable[[nn.Module, dist.ProcessGroup | None], nn.Module | Install]
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def parallelize(model: Model, plan: Mapping[str, Entry], group: dist.ProcessGroup | DeviceMesh | None = None) -> Model:
+def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) -> Model:
     """Change a model in place so that each rank of `group` holds slices of it; return the model.
 
     `plan`: what becomes of the modules whose names end in each of its keys ("q_proj", "layers.0"); "" is the model

@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
 from scratch_ddp.common.optimizer_steps import REDUCED
 from scratch_ddp.common.torch_names import HintsAtTorchNames
-from scratch_ddp.common.wrapper import process_group
+from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.zero import checkpoint as saving
 from scratch_ddp.zero import checks
 from scratch_ddp.zero.checks import Presence
@@ -54,7 +53,7 @@ class ShardedOptimizer(HintsAtTorchNames, Optimizer):
         self,
         params: Any,
         optimizer_cls: type[Optimizer],
-        group: dist.ProcessGroup | DeviceMesh | None = None,
+        group: Group = None,
         **options: Any,
     ):
         self.group = process_group(group)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from scratch_ddp.cells.kernel.output import ERR, OUT, CellOutput, NotebookOutput, RankOutput, without_marks
 from scratch_ddp.cells.kernel.placement import PlacementError, overload_warning, place
-from scratch_ddp.cells.kernel.rank_lists import RankListError, name_ranks, parse_ranks
 from scratch_ddp.cells.rank.output_streams import CellPipes
+from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_ranks
 
 MARK = b"0123456789abcdef"
 

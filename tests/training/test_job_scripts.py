@@ -21,8 +21,8 @@ for node in 0 1; do
 done""",
     "ssh": 'test "$1" = -tt; shift 2; exec bash -c "$*"',
     "torchrun": """
-printf '%q ' "$@" >> "$CALLS"
-echo "store:$TORCH_DISABLE_SHARE_RDZV_TCP_STORE" >> "$CALLS"
+line=$(printf '%q ' "$@")
+echo "$line store:$TORCH_DISABLE_SHARE_RDZV_TCP_STORE" >> "$CALLS"  # in one write: two hosts may call at once
 """,
 }
 SLURM = {

@@ -11,9 +11,9 @@ from scratch_ddp.cells.hosts.door import Door, own_addresses, refuse
 from scratch_ddp.cells.hosts.host import Host
 from scratch_ddp.cells.hosts.versions import describe_difference, own_versions
 from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, PlacementError, place
-from scratch_ddp.cells.kernel.rank_lists import name_ranks
 from scratch_ddp.cells.kernel.reader import Event
 from scratch_ddp.cells.kernel.reports import ClusterError, RankInterrupt
+from scratch_ddp.cells.rank_lists import name_ranks
 
 Say = Callable[[str], None]
 

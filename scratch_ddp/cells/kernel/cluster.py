@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from scratch_ddp.cells.kernel.placement import Placement
-from scratch_ddp.cells.kernel.rank_lists import name_ranks
 from scratch_ddp.cells.kernel.rank_process import LauncherProcess, RankProcess
 from scratch_ddp.cells.kernel.reader import Event, Pipe
 from scratch_ddp.cells.kernel.reports import ClusterError
+from scratch_ddp.cells.rank_lists import name_ranks
 
 _START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
 

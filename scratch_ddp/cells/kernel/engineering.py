@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from scratch_ddp.cells.kernel.cluster import Cluster
-from scratch_ddp.cells.kernel.rank_lists import name_ranks
 from scratch_ddp.cells.kernel.reports import ClusterError
+from scratch_ddp.cells.rank_lists import name_ranks
 
 _PATIENCE = 1.0  # seconds that an editor's question may take
 _PULL_LIMIT = 600.0  # seconds

@@ -9,7 +9,6 @@ from typing import Any
 
 from scratch_ddp.cells.kernel.cluster import Cluster
 from scratch_ddp.cells.kernel.output import CellOutput, NotebookOutput
-from scratch_ddp.cells.kernel.rank_lists import name_cells, name_ranks
 from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.kernel.reader import Event, Pipe
 from scratch_ddp.cells.kernel.reports import (
@@ -24,6 +23,7 @@ from scratch_ddp.cells.kernel.reports import (
     is_consequence,
 )
 from scratch_ddp.cells.kernel.stop import Interruption, recover, stop_button
+from scratch_ddp.cells.rank_lists import name_cells, name_ranks
 
 _ASK_AFTER = 1.0  # seconds until ranks are asked where they are, and between two questions
 _ASK_AGAIN_AFTER = 0.4  # the same while they are being interrupted

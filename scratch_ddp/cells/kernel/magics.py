@@ -24,10 +24,10 @@ from scratch_ddp.cells.kernel.engineering import answer_from_rank_0, ask_rank_0,
 from scratch_ddp.cells.kernel.execution import Execution
 from scratch_ddp.cells.kernel.output import NotebookOutput
 from scratch_ddp.cells.kernel.placement import PlacementError, overload_warning, place
-from scratch_ddp.cells.kernel.rank_lists import RankListError, name_ranks, parse_cell_line
 from scratch_ddp.cells.kernel.rank_process import LauncherProcess
 from scratch_ddp.cells.kernel.reader import Event, Reader
 from scratch_ddp.cells.kernel.reports import ClusterError
+from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_cell_line
 
 _NO_CLUSTER = "no ranks are running. %dist_init -n 4 starts four."
 _EXAMPLE = "%dist_init -n 4"

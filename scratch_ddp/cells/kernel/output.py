@@ -19,7 +19,7 @@ from typing import Any
 
 from IPython.display import display
 
-from scratch_ddp.cells.kernel.rank_lists import name_ranks
+from scratch_ddp.cells.rank_lists import name_ranks
 
 OUT, ERR = 1, 2
 _NAMES = {OUT: "stdout", ERR: "stderr"}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scratch_ddp.cells.flight_recorder import ALL_THE_SAME, describe_call
-from scratch_ddp.cells.kernel.rank_lists import name_ranks
+from scratch_ddp.cells.rank_lists import name_ranks
 
 
 class _ShownAsText:

@@ -18,9 +18,9 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from scratch_ddp.cells.kernel.cluster import Cluster
-from scratch_ddp.cells.kernel.rank_lists import name_cells, name_ranks
 from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.kernel.reader import Event
+from scratch_ddp.cells.rank_lists import name_cells, name_ranks
 
 _REPEAT_EVERY = 0.4  # seconds between two interrupts of a rank that goes on
 _STOP_LIMIT = 2.0  # seconds from the first interrupt until a rank that has not stopped is replaced

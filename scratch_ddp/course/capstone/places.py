@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 START = 30.0
+OTHERS = 3.0  # seconds that ranks get to say where they are, after the first has
 WAITS = "waits in vain"
 LOST = ("Timed out", "timed out", "timeout", "Connection closed", "Connection reset", "Broken pipe")  # what gloo says
 
@@ -54,6 +55,7 @@ class Watchdog:
         partial = self.report.with_name(f"partial.{self.report.name}")
         partial.write_text(f"waits at {where(self.path, frames) or f'a place outside of {self.path.name}'}")
         partial.rename(self.report)
+        time.sleep(OTHERS + 1)  # an end of this rank would end the others before they have said where they are
         os._exit(1)
 
     def before_end(self) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from scratch_ddp.cells.processes import die_with_parent, kill_family
-from scratch_ddp.course.capstone.places import LOST
+from scratch_ddp.course.capstone.places import LOST, OTHERS
 
 RANKS = 2
 STUCK = "stuck"  # the file that a watchdog leaves is STUCK.rank
@@ -69,7 +69,7 @@ def _wait(process: subprocess.Popen, folder: Path) -> int | None:
     deadline = time.monotonic() + LIMIT
     while process.poll() is None and time.monotonic() < deadline:
         if 0 < len(_stuck(folder)) < RANKS:
-            deadline = min(deadline, time.monotonic() + 2)  # for the other ranks to say where they are
+            deadline = min(deadline, time.monotonic() + OTHERS)
         elif _stuck(folder):
             break
         time.sleep(0.05)
