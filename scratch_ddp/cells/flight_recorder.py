@@ -59,26 +59,27 @@ class FlightRecorder:
             self._tables = [_table(_map(self._folder, peer)) for peer in self._peers]
         seen = [table[place] for table in self._tables]
         if any(theirs != entry and theirs >> 32 == which for theirs in seen):
-            called = self._called(call, words)
+            called = self._called(call, words, which)
             if len(called) > 1:
                 said = ", ".join(f"{name_ranks(ranks)} called {what}" for what, ranks in called.items())
                 raise ValueError(f"{said}. {ALL_THE_SAME}")
 
-    def _called(self, call: dict[str, Any], words: str) -> dict[str, list[int]]:
+    def _called(self, call: dict[str, Any], words: str, which: int) -> dict[str, list[int]]:
         """Which ranks have called what in this place, by the first of them.
 
         Waits a moment for those that have not come here yet, so that all ranks say the same.
         """
+        tables = dict(zip(self._peers, self._tables, strict=True))
         deadline = time.monotonic() + _FOR_OTHERS
         while True:
-            calls = {peer: read_calls(self._folder, peer).get((call["group"], call["number"])) for peer in self._peers}
-            if None not in calls.values() or time.monotonic() > deadline:
+            here = [peer for peer, table in tables.items() if table[which % _TABLE] >> 32 == which]
+            if len(here) == len(tables) or time.monotonic() > deadline:
                 break
             time.sleep(0.01)
+        calls = {peer: read_calls(self._folder, peer).get((call["group"], call["number"]), words) for peer in here}
         called: dict[str, list[int]] = {}
-        for rank, theirs in sorted((calls | {self._rank: words}).items()):
-            if theirs is not None:
-                called.setdefault(theirs, []).append(rank)
+        for rank, what in sorted((calls | {self._rank: words}).items()):
+            called.setdefault(what, []).append(rank)
         return called
 
 

@@ -7,7 +7,7 @@ RECORDED = ("alder", "birch")  # the hosts' names in the files
 
 
 def recordings() -> list[str]:
-    """The names of all recordings: the cause and a number, as in "interface_2"."""
+    """The names of all recordings, as in "job_2"."""
     return sorted(path.stem for path in FOLDER.glob("*.txt"))
 
 

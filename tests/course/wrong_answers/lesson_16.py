@@ -293,7 +293,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the first with a 127.0.1.1",
             fails="value",
-            says="recording name_2",
+            says="recording job_5",
             edits={'f"trying to connect to ({own_address},"': '"127.0.1.1" in log and "trying to connect to"'},
         ),
         WrongAnswer(
