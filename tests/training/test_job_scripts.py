@@ -14,7 +14,7 @@ from scratch_ddp.training import __main__ as training
 SCRIPTS = ROOT / "assets" / "many_machines"
 PROGRAMS = {
     "scontrol": 'echo first; echo second; test "$*" = "show hostnames first,second"',
-    "srun": """test "$1" = --kill-on-bad-exit=0; shift
+    "srun": """test "$1 $2" = "--no-kill --kill-on-bad-exit=0"; shift 2
 for node in 0 1; do
     names=(first second)
     SLURM_NODEID=$node SLURMD_NODENAME=${names[node]} "$@"
@@ -82,3 +82,4 @@ def test_slurm_knows_one_task_on_each_host_and_a_signal_before_the_end():
     options = [line for line in (SCRIPTS / "train.sbatch").read_text().splitlines() if line.startswith("#SBATCH")]
     assert any("--ntasks-per-node=1" in option for option in options)
     assert any("--signal=TERM@" in option for option in options)
+    assert any("--no-kill" in option for option in options)  # a lost node would end the job
