@@ -14,7 +14,7 @@ from scratch_ddp.commands.lessons import lesson_paths
 from scratch_ddp.instruments.timing import machine
 
 # Seconds that a run of these lessons may take.
-LIMITS = {"00-02": 180, "03-06": 240, "07-09": 240, "10-11": 180, "12": 90, "13-14": 180, "15": 90}
+LIMITS = {"00-02": 180, "03-06": 240, "07-09": 240, "10-11": 180, "12": 90, "13-14": 180, "15": 90, "16": 180}
 FOLDER = Path("notebooks")
 
 
