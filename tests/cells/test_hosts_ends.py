@@ -8,19 +8,8 @@ import time
 
 import pytest
 
-from scratch_ddp.benchmark.rank_cells.hosts import (
-    ADDRESSES,
-    JOIN,
-    NAMESPACES,
-    Agent,
-    HostsOfKernel,
-    in_namespaces,
-    missing_for_namespaces,
-    plug,
-    two_namespaces,
-    wait_until_empty,
-    within,
-)
+from scratch_ddp.benchmark.rank_cells.hosts import JOIN, Agent, HostsOfKernel, in_namespaces
+from scratch_ddp.instruments import namespaces
 from tests.kernel import Kernel, wait_until_gone
 
 TALK = "import time\nwhile True:\n    time.sleep(0.05)\n    dist.all_reduce(torch.ones(1))"
@@ -88,20 +77,20 @@ def test_under_srun_with_several_tasks_on_a_node(kernel, tmp_path):
     assert status == 0 and text.count("has nothing to do") == text.count("has let this host go") == 2
 
 
-@pytest.mark.skipif(missing_for_namespaces() != "", reason=missing_for_namespaces())
+@pytest.mark.skipif(namespaces.missing() != "", reason=namespaces.missing())
 def test_a_cable_is_pulled():
     """No end-of-file arrives: both sides notice the silence, the notebook names the host, the far ranks end."""
-    with two_namespaces(), Kernel(within=within(NAMESPACES[0])) as kernel:
+    with namespaces.connected(), Kernel(within=namespaces.within(namespaces.NAMES[0])) as kernel:
         kernel.run("%load_ext scratch_ddp")
-        hosts = started(kernel, in_namespaces, address=ADDRESSES[0])
+        hosts = started(kernel, in_namespaces, address=namespaces.ADDRESSES[0])
         cell = kernel.start(TALK)
         time.sleep(1)
         began = time.monotonic()
-        plug("down")
+        namespaces.plug("down")
         message = kernel.finish(cell).message
         assert time.monotonic() - began < 10
-        assert f"({ADDRESSES[1]}), which no longer answers" in message and "rank 3 was lost" in message
-        wait_until_empty(NAMESPACES[1], 10)
+        assert f"({namespaces.ADDRESSES[1]}), which no longer answers" in message and "rank 3 was lost" in message
+        namespaces.wait_until_empty(namespaces.NAMES[1], 10)
         assert "the notebook no longer answers. The ranks of this host" in hosts.agents[1].finish()[1]
         assert kernel.run("%dist_shutdown").text() == "Ranks 0–3 ended.\n"
 

@@ -10,21 +10,10 @@ import time
 from collections.abc import Callable
 
 from scratch_ddp.benchmark.command import TableRow, median_and_range, report
-from scratch_ddp.benchmark.rank_cells.hosts import (
-    ADDRESSES,
-    JOIN,
-    NAMESPACES,
-    HostsOfKernel,
-    by_hand,
-    in_namespaces,
-    missing_for_namespaces,
-    plug,
-    two_namespaces,
-    wait_until_empty,
-    within,
-)
+from scratch_ddp.benchmark.rank_cells.hosts import JOIN, HostsOfKernel, by_hand, in_namespaces
 from scratch_ddp.benchmark.rank_cells.kernel import Kernel
 from scratch_ddp.benchmark.rank_cells.processes import wait_until_gone
+from scratch_ddp.instruments import namespaces
 from scratch_ddp.instruments.timing import machine
 
 _DEADLOCK = "if rank != 2:\n    dist.all_reduce(torch.ones(1))"
@@ -81,24 +70,24 @@ def lost(runs: int, what: str, whom: Callable[[HostsOfKernel, Kernel], int], tol
 
 def cables(runs: int) -> TableRow:
     what, must = "a cable pulled: named by the notebook; the far ranks gone", "< 10 s"
-    if missing := missing_for_namespaces():
+    if missing := namespaces.missing():
         return TableRow(what, must, f"not measured: {missing}", True)
     named, gone = [], []
-    with two_namespaces(), Kernel(within=within(NAMESPACES[0])) as kernel:
+    with namespaces.connected(), Kernel(within=namespaces.within(namespaces.NAMES[0])) as kernel:
         kernel.run("%load_ext scratch_ddp")
         for _ in range(runs):
-            hosts = HostsOfKernel(kernel, ADDRESSES[0], in_namespaces)
+            hosts = HostsOfKernel(kernel, namespaces.ADDRESSES[0], in_namespaces)
             hosts.init()
             cell = kernel.start(_TALK)
             time.sleep(1)
             began = time.monotonic()
-            plug("down")
+            namespaces.plug("down")
             message = kernel.finish(cell).message
             named.append(time.monotonic() - began)
-            assert f"({ADDRESSES[1]}), which no longer answers" in message, message
-            wait_until_empty(NAMESPACES[1], 20)
+            assert f"({namespaces.ADDRESSES[1]}), which no longer answers" in message, message
+            namespaces.wait_until_empty(namespaces.NAMES[1], 20)
             gone.append(time.monotonic() - began)
-            plug("up")
+            namespaces.plug("up")
             kernel.run("%dist_shutdown")
             hosts.end()
     text = f"{median_and_range(named)}; {median_and_range(gone)}, {runs} of {runs} right"

@@ -17,6 +17,7 @@ from torch import nn
 
 from scratch_ddp.cells.processes import die_with_parent
 from scratch_ddp.course.capstone import torchrun
+from scratch_ddp.course.capstone.own_class import load
 from scratch_ddp.course.capstone.places import Watchdog
 from scratch_ddp.training import Batches, seed_everything, train
 from scratch_ddp.training.checkpoints import Checkpoints
@@ -91,8 +92,6 @@ def training(path: Path | None, folder: Path, kill: bool = False, watchdog: Watc
     if kill and rank == 1:
         _die_in_backward(model, folder)
     if path:
-        from scratch_ddp.course.capstone.trials import load
-
         model = load(path).MyDDP(model)
     pairs = make_pairs({"train": ITEMS, "validation": BATCH, "test": BATCH})["train"]
     items = [

@@ -2,21 +2,16 @@
 
 import datetime
 import importlib
-import importlib.util
-import inspect
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 
 import torch.distributed as dist
-from torch import nn
 
 from scratch_ddp.course.capstone import criteria, places, real_loop
+from scratch_ddp.course.capstone.own_class import borrowed_by, load, problem_of
 from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 
 RANKS, LIMIT = 3, 10.0  # seconds that a rank waits for another
-NAME = "MyDDP"
 OWN = "own work"
 PROMISES = {OWN: "written with torch's tensors and collectives"}
 PROMISES |= {name: promise for name, (promise, _) in criteria.ON_RANKS.items()} | real_loop.PROMISES
@@ -33,44 +28,6 @@ def judge(path: Path, limit: float = LIMIT, patience: float = real_loop.PATIENCE
         return dict.fromkeys(PROMISES, problem)
     (borrowed,) = run_ranks(1, borrowed_by, path, timeout=limit)
     return {OWN: borrowed} | on_ranks(path, limit) | real_loop.judge(path, patience)
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("my_ddp", path)
-    module = sys.modules["my_ddp"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def problem_of(path: Path) -> str:
-    """Why the file holds no class to judge, or ""."""
-    try:
-        found = getattr(load(path), NAME, None)
-    except BaseException as error:
-        return f"{path.name} can't be imported: {places.in_words(path, error)}"
-    if found is None:
-        return f"{path.name} defines no class {NAME} yet"
-    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        return f"{NAME} is not a class that inherits from torch.nn.Module"
-    missing = [name for name in ("forward", "no_sync", "sync_gradients") if name not in dir_of(found)]
-    return f"{NAME} has no {missing[0]}()" if missing else ""
-
-
-def dir_of(found: type) -> set[str]:
-    """The names that a class and its bases define, without those of nn.Module."""
-    return {name for base in found.__mro__ if base not in (nn.Module, object) for name in vars(base)}
-
-
-def borrowed_by(path: Path) -> str:
-    """Say what the file uses that does the work for it, or ""."""
-    module = load(path)
-    for name, used in [*vars(module).items(), *((base.__name__, base) for base in module.MyDDP.__mro__)]:
-        home = used.__name__ if inspect.ismodule(used) else getattr(used, "__module__", None) or ""
-        if home.split(".")[0] == "scratch_ddp" or home.startswith("torch.nn.parallel"):
-            return f"{path.name} uses {name} of {home}"
-    if "DistributedDataParallel" in path.read_text():
-        return f"{path.name} uses torch's DistributedDataParallel"
-    return ""
 
 
 def on_ranks(path: Path, limit: float = LIMIT, names: Iterable[str] = criteria.ON_RANKS) -> dict[str, str]:

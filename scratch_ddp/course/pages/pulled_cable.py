@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from scratch_ddp.course.pages.interrupted_run import InterruptedRun, torchrun_options
+from scratch_ddp.instruments import namespaces
 
 RECORD = Path(__file__).parents[1] / "inputs" / "pulled_cable.json"
 PULL_AFTER = 7  # steps
@@ -24,17 +25,15 @@ class PulledCable(InterruptedRun):
     """The hosts are two network namespaces; the cable between them is pulled and stays out."""
 
     def _run(self) -> None:
-        from scratch_ddp.benchmark.rank_cells.hosts import ADDRESSES, NAMESPACES, plug, two_namespaces, within
-
         plain = self._start("plain", "")
         try:
-            with two_namespaces():  # ends what runs there, too
+            with namespaces.connected():  # ends what runs there, too
                 hosts = []
-                for name, address in zip(NAMESPACES, ADDRESSES, strict=True):
-                    options = torchrun_options(f"{ADDRESSES[0]}:29500", address)
-                    in_host = [*within(name), "env", "GLOO_SOCKET_IFNAME=cable"]
+                for name, address in zip(namespaces.NAMES, namespaces.ADDRESSES, strict=True):
+                    options = torchrun_options(f"{namespaces.ADDRESSES[0]}:29500", address)
+                    in_host = [*namespaces.within(name), "env", "GLOO_SOCKET_IFNAME=cable"]
                     hosts.append(self._start("hosts", options, f"--timeout {TIMEOUT}", in_host))
-                self._after("cable", PULL_AFTER, lambda: plug("down"))
+                self._after("cable", PULL_AFTER, lambda: namespaces.plug("down"))
                 hosts[0].wait(180)
         except BaseException as error:
             self.error = error
