@@ -3,7 +3,7 @@
 Three kinds of processes: the kernel (`kernel/`), the ranks (`rank/`), and the launcher (`launcher.py`), which forks the
 ranks. They talk through `channel.py`. Ranks on other machines have an agent in between (`hosts/`).
 
-The path of a cell: `kernel/magics.py` takes its text, `rank_lists.py` reads which ranks its first line names,
+The path of a cell: `magics.py` takes its text, `rank_lists.py` reads which ranks its first line names,
 and `kernel/execution.py` sends it to them (they belong to a `Cluster`). In each rank `rank/worker.py` runs it in the
 IPython shell of `rank/shell.py`. What it writes leaves through the pipes of `rank/output_streams.py`;
 `kernel/reader.py` reads them, and `kernel/output.py` shows the text in the notebook. If the cell does not end well,
@@ -28,7 +28,7 @@ def load_ipython_extension(shell: Any) -> None:
         return
     import nbdistributed
 
-    from scratch_ddp.cells.kernel.magics import RankMagics
+    from scratch_ddp.cells.magics import RankMagics
 
     theirs = shell.magics_manager.registry.get("DistributedMagic")
     if theirs is not None and theirs._process_manager is not None:
