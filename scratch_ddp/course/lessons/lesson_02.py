@@ -21,6 +21,7 @@ from scratch_ddp.course.inputs.every_kind import (
     parts_of_further_dtypes,
     total_of,
 )
+from scratch_ddp.course.inputs.larger import Larger
 from scratch_ddp.course.inputs.more_ranks import MoreRanks
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
@@ -28,8 +29,9 @@ from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
-MORE = (5, 7)  # ranks: more than a lesson has
-DOUBLE = "float64, 2 × 2"  # the kind of tensor whose memory is counted
+MORE = (5, 17)  # ranks: more than a lesson has, and more than four rounds of a tree reach
+COUNTED = 601  # elements of the tensor whose memory is counted: enough to see what is kept outside of torch
+COUNTED_CASE = f"{COUNTED} elements of float64"
 BOOL = "bool"
 LAST = INT16, BOOL  # torch's collectives refuse the one, and many operations the other
 DRAWN = 4  # how many tensors of drawn size a ring sums
@@ -132,13 +134,15 @@ def called_with(
 ) -> Iterator[tuple[str, torch.Tensor, Any]]:
     """Call the answer with this rank's tensor of each case and what else it is given. Yields case, tensor, result.
 
-    Those of LAST come last: first it is said what else is wrong.
+    The tensors are parts of larger ones. Those of LAST come last: first it is said what else is wrong.
     """
-    tensors = {case: parts[trial.rank].clone().to(trial.device) for case, parts in everyones.items()}
+    larger = {case: Larger(parts[trial.rank].to(trial.device)) for case, parts in everyones.items()}
+    tensors = {case: each.inside for case, each in larger.items()}
     for cases in ([case for case in tensors if case not in LAST], [case for case in tensors if case in LAST]):
         given = {case: (tensors[case], *(further or {}).get(case, ())) for case in cases}
         results = trial.call_each(given, changes=list(tensors.values())) if cases else ()
         for case, result in zip(cases, results, strict=True):
+            larger[case].judge_beside(trial)
             yield case, tensors[case], result
         trial.end_if_wrong()
 
@@ -197,8 +201,8 @@ def examine_reduce(trial: Trial) -> None:
             trial.untouched(tensor, everyones[case][trial.rank].to(trial.device), "tensor")
         trial.cost(**budget_of_a_tree(n, tensor.nbytes))
     if trial.on_all_ranks:
-        tensor = everyones[DOUBLE][trial.rank].clone().to(trial.device)
-        trial.call_within(2 * tensor.numel(), tensor, 0, case=f"{DOUBLE}, once more", changes=[tensor])
+        tensor = torch.zeros(COUNTED, dtype=torch.float64, device=trial.device)
+        trial.call_within(2 * COUNTED, tensor, 0, case=COUNTED_CASE, changes=[tensor])
     for more in MORE if trial.size == 1 else ():  # the last of the worlds
         parts, dst = drawn_vectors(trial, more), 1 + trial.seed % (more - 1)
         expected = [*parts[:dst], total_of(parts), *parts[dst + 1 :]]
@@ -233,8 +237,8 @@ def examine_ring_all_reduce(trial: Trial) -> None:
         trial.criterion("chunks", too_large(largest, chunk * tensor.element_size()))
     if trial.on_all_ranks:
         _examine_ring_in_worlds(trial)
-        tensor = kinds[DOUBLE][trial.rank].clone().to(trial.device)
-        trial.call_within(2 * -(-tensor.numel() // n), tensor, case=DOUBLE, changes=[tensor])
+        tensor = torch.zeros(COUNTED, dtype=torch.float64, device=trial.device)
+        trial.call_within(2 * -(-COUNTED // n), tensor, case=COUNTED_CASE, changes=[tensor])
     if trial.size == 1:  # the last of the worlds: how deep it is with more ranks
         more = MORE[0]
         parts = list(torch.randn(more, 2 * more + 3, generator=generator))
@@ -244,11 +248,15 @@ def examine_ring_all_reduce(trial: Trial) -> None:
 
 
 def _examine_ring_in_worlds(trial: Trial) -> None:
-    """V and C with 2 to 6 ranks, for the kinds of tensors that are not among `RING_KINDS`, and drawn sizes."""
+    """V and C with 2 to 6 ranks, for the kinds of tensors that are not among `RING_KINDS`, and drawn sizes.
+
+    And with 7 to 9 ranks.
+    """
     n, generator = 2 + (trial.seed + trial.rank) % 5, trial.generator()  # the ranks together try several
     kinds = parts_of_every_kind(n) | parts_of_further_dtypes(n)
     kinds = {kind: parts for kind, parts in kinds.items() if kind not in RING_KINDS}
     kinds |= itertools.islice(parts_drawn(n, generator, 5000).items(), DRAWN)
+    kinds["float64, an element more than ranks"] = list(torch.ones(7 + trial.seed % 3, 8 + trial.seed % 3).double())
     copies = {kind: [part.to(trial.device) for part in parts] for kind, parts in kinds.items()}
     makers = {kind: functools.partial(_as_arguments, parts) for kind, parts in copies.items()}
     for kind, world in tried_in_worlds(trial, makers):
@@ -258,8 +266,9 @@ def _examine_ring_in_worlds(trial: Trial) -> None:
             trial.value(tensor, total.to(trial.device), what, every_bit=has_no_nan(total))
             wrong = "" if world.results[rank] is tensor else "is not `tensor` itself"
             trial.criterion("value", wrong, f"{world.place} rank {rank}'s result")
-        chunk = -(-total.numel() // n) * total.element_size()
-        trial.criterion("cost", world.too_many_messages(2 * (n - 1), chunk), world.place)
+        size = len(kinds[kind])
+        chunk = -(-total.numel() // size) * total.element_size()
+        trial.criterion("cost", world.too_many_messages(2 * (size - 1), chunk), world.place)
 
 
 def _as_arguments(parts: list[torch.Tensor]) -> list[tuple[torch.Tensor]]:
