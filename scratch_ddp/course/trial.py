@@ -10,6 +10,7 @@ import functools
 import hashlib
 import inspect
 import pickle
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -219,6 +220,7 @@ class Trial:
         operations (what a library needs inside one does not count). `note` is added where the budget is exceeded.
         """
         ledger = MemoryLedger(SimpleNamespace(given=args), torch.float64)
+        ledger.unremarkable = sys.maxsize
         with ledger("before"):
             pass
         given = ledger.moments[0].elements()

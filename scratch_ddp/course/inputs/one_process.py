@@ -31,6 +31,9 @@ _COMBINED = {
 }
 
 
+_KNOWN = ("all_gather", "all_reduce", "reduce", "broadcast", "gather", "scatter", "barrier")
+
+
 class World:
     """What became of the ranks when each has called the answer with its arguments: `given`, by rank.
 
@@ -136,7 +139,8 @@ class _Gift:
 
     def __init__(self, call: Call, tensors: list[torch.Tensor], op: Any):
         self.call, self.op, self.tensors = call, op, [tensor.detach().clone() for tensor in tensors]
-        self.kind = call.name, call.peer, op, [(tensor.numel(), tensor.dtype) for tensor in tensors]
+        sizes = [(tensor.numel(), tensor.dtype) for tensor in tensors]
+        self.kind = call.name, call.peer, op, [] if call.name == "scatter" else sizes  # its root alone brings tensors
 
     def __str__(self) -> str:
         sizes = [f"{tensor.numel()} × {str(tensor.dtype).removeprefix('torch.')}" for tensor in self.tensors]
@@ -282,6 +286,13 @@ class _Seat(dist.ProcessGroup):
             elif name == "broadcast":
                 for tensor, sent in zip(_flat(given[0]), brought[root].tensors, strict=True):
                     tensor.copy_(sent)
+            elif name == "gather" and root == self._rank:
+                for output, gift in zip(_flat(given[0]), brought, strict=True):
+                    output.copy_(gift.tensors[0])
+            elif name == "scatter":
+                _flat(given[0])[0].copy_(brought[root].tensors[self._rank])
+            elif name not in _KNOWN:
+                raise NotImplementedError(f"{name} can't be tried in one process")
 
 
 class _Work(dist.Work):

@@ -188,9 +188,9 @@ def examine_get(trial: Trial) -> None:
         trial.value(answer, answers[key])
     trial.cost(calls={})
     trial.end_if_wrong()
-    some = _with_a_gap(trial) if trial.on_all_ranks else everyone[-1:]
+    others = [_with_a_gap(trial), everyone if trial.on_all_ranks else everyone[-1:]]
     cases, expected = {}, []
-    for dm, members in [_mesh(trial, members) for members in ([some] if some == everyone else [some, everyone])]:
+    for dm, members in [_mesh(trial, members) for members in (others if trial.size > 1 else others[-1:])]:
         given, right = (), {}
         if trial.rank in members:
             place, given = members.index(trial.rank), (dm,)
@@ -208,10 +208,10 @@ def examine_get(trial: Trial) -> None:
     for answer, right in zip(trial.call_each(cases, using=asked), expected, strict=True):
         trial.value(answer, right)
     trial.cost(calls={})
-    mesh = dm
+    own = ((), (dm,) if trial.rank in members else ())  # without a mesh, then with one that this rank is in
 
     def unknown(answer: Callable, *keys: object) -> list[str]:
-        return [_refusal(answer, what, *given) for given in ((), (mesh,)) for what in keys]
+        return [_refusal(answer, what, *given) for given in own for what in keys]
 
     for complaint in trial.call(*_UNKNOWN, case="unknown keys", using=unknown):
         trial.criterion("value", complaint)

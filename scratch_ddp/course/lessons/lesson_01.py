@@ -9,6 +9,7 @@ import torch.distributed as dist
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.inputs.every_kind import (
     INT16,
+    odd_numbers,
     parts_drawn,
     parts_of_every_kind,
     parts_of_further_dtypes,
@@ -128,7 +129,7 @@ def all_gather_uneven(tensor):
 
 def examine_all_gather_uneven(trial: Trial) -> None:
     """V for rising, falling and no lengths; A; the own tensor untouched; C: two all-gathers, no longer than needed."""
-    n, odd = trial.size, _odd_numbers()
+    n, odd = trial.size, odd_numbers()
     cases = {
         f"lengths {lengths}": [10.0**rank + torch.arange(length) for rank, length in enumerate(lengths)]
         for lengths in ([rank + 1 for rank in range(n)], [3 * (n - 1 - rank) for rank in range(n)])
@@ -149,15 +150,9 @@ def examine_all_gather_uneven(trial: Trial) -> None:
         _examine_lengths_in_worlds(trial)
 
 
-def _odd_numbers() -> torch.Tensor:
-    odd = torch.tensor([0.0, torch.nan, -0.0, torch.inf, 0.0, torch.nan])
-    odd[-1:].view(torch.int32).fill_(0x7F800001)  # a NaN that every operation of arithmetic changes
-    return odd
-
-
 def _examine_lengths_in_worlds(trial: Trial) -> None:
     """V, every bit, and C with 1 to 9 ranks, for tensors of any lengths, bits and strides."""
-    generator, n, odd = trial.generator(), 2 + trial.seed % 5, _odd_numbers()
+    generator, n, odd = trial.generator(), 2 + trial.seed % 5, odd_numbers()
     cases = {
         "no elements": [torch.empty(0)] * n,
         "a NaN with bits of its own": [odd[5 - rank % 5 :] for rank in range(n)],

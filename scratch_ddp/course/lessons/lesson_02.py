@@ -16,6 +16,7 @@ from scratch_ddp.collectives import send_recv, tree_broadcast
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.inputs.every_kind import (
     INT16,
+    odd_numbers,
     parts_drawn,
     parts_of_every_kind,
     parts_of_further_dtypes,
@@ -29,7 +30,7 @@ from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
-MORE = (5, 17)  # ranks: more than a lesson has, and more than four rounds of a tree reach
+LARGEST = 17  # ranks of a world: more than four rounds of a tree reach
 COUNTED = 601  # elements of the tensor whose memory is counted: enough to see what is kept outside of torch
 COUNTED_CASE = f"{COUNTED} elements of float64"
 BOOL = "bool"
@@ -116,14 +117,15 @@ def examine_tree_broadcast(trial: Trial) -> None:
     vectors = vectors_of(n)
     cases = [(f"src={trial.peer(src)}", src, vectors) for src in range(n)]
     boolean = [torch.tensor([rank % 2 == 0, True]) for rank in range(n)]
-    cases += [(kind, n - 1, parts) for kind, parts in (kinds_for(trial) | {BOOL: boolean}).items()]
+    kinds = kinds_for(trial) | {"a NaN with bits of its own": [odd_numbers()[5:]] * n, BOOL: boolean}
+    cases += [(kind, n - 1, parts) for kind, parts in kinds.items()]
     everyones, sources = {case: parts for case, _, parts in cases}, {case: src for case, src, _ in cases}
     roots = {case: (trial.peer(src),) for case, src in sources.items()}
     for case, tensor, _ in called_with(trial, everyones, roots):
         trial.value(tensor, everyones[case][sources[case]].to(trial.device), "tensor", every_bit=True)
         trial.agreement(tensor)
         trial.cost(**budget_of_a_tree(n, rounds_of_a_tree(n) * tensor.nbytes), note=_received_too_often)
-    for more in MORE if trial.size == 1 else ():  # the last of the worlds
+    for more in more_ranks(trial):
         parts, src = drawn_vectors(trial, more), 1 + trial.seed % (more - 1)
         budget = budget_of_a_tree(more, rounds_of_a_tree(more) * parts[0].nbytes)
         examine_on_more_ranks(trial, parts, [parts[src]] * more, budget, src)
@@ -147,10 +149,15 @@ def called_with(
         trial.end_if_wrong()
 
 
+def more_ranks(trial: Trial) -> tuple[int, ...]:
+    """The numbers of ranks to try in the last of the worlds: two, and more than a lesson has."""
+    return (2, 5 + trial.seed % 5, LARGEST) if trial.size == 1 else ()
+
+
 def drawn_vectors(trial: Trial, n: int) -> list[torch.Tensor]:
     """Whole numbers, whose sums are exact; of any size."""
     generator = torch.Generator().manual_seed(trial.seed + n)
-    size = 66_000 + n if n == MORE[-1] else int(1000 ** torch.rand((), generator=generator))
+    size = 66_002 if n == 2 else int(1000 ** torch.rand((), generator=generator))
     return list(torch.randint(-1000, 1000, (n, size), generator=generator).float())
 
 
@@ -203,7 +210,7 @@ def examine_reduce(trial: Trial) -> None:
     if trial.on_all_ranks:
         tensor = torch.zeros(COUNTED, dtype=torch.float64, device=trial.device)
         trial.call_within(2 * COUNTED, tensor, 0, case=COUNTED_CASE, changes=[tensor])
-    for more in MORE if trial.size == 1 else ():  # the last of the worlds
+    for more in more_ranks(trial):
         parts, dst = drawn_vectors(trial, more), 1 + trial.seed % (more - 1)
         expected = [*parts[:dst], total_of(parts), *parts[dst + 1 :]]
         ran = examine_on_more_ranks(trial, parts, expected, budget_of_a_tree(more, parts[0].nbytes), dst)
@@ -240,11 +247,14 @@ def examine_ring_all_reduce(trial: Trial) -> None:
         tensor = torch.zeros(COUNTED, dtype=torch.float64, device=trial.device)
         trial.call_within(2 * -(-COUNTED // n), tensor, case=COUNTED_CASE, changes=[tensor])
     if trial.size == 1:  # the last of the worlds: how deep it is with more ranks
-        more = MORE[0]
+        more = more_ranks(trial)[1]
         parts = list(torch.randn(more, 2 * more + 3, generator=generator))
         total, chunk = total_of([part.double() for part in parts]).float(), 3 * parts[0].element_size()
         ran = examine_on_more_ranks(trial, parts, [total] * more, budget_of_a_ring(more, chunk), None)
         trial.criterion("chunks", too_large(ran.largest, chunk))
+        for rank, tensor in enumerate(ran.tensors):
+            other = "" if torch.equal(tensor, ran.tensors[0]) else "has other bits than rank 0's"
+            trial.criterion("value", other, f"rank {rank}'s tensor")
 
 
 def _examine_ring_in_worlds(trial: Trial) -> None:

@@ -62,7 +62,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "two rounds, which is right for four ranks",
             fails="value",
-            says="if there were 5 ranks, rank ",
+            says=" ranks, rank ",
             edits={"while reach < n": "while reach < min(n, 4)"},
         ),
         WrongAnswer(
@@ -188,7 +188,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps everything that arrives, in a list",
             fails="memory",
-            says="if there were 5 ranks, rank ",
+            says=" ranks, rank ",
             edits={
                 "    total = tensor\n": "    total, kept = tensor, []\n",
                 "total = arriving.add_(total)": "total = arriving.add_(total)\n            kept.append(arriving)",

@@ -14,7 +14,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "zeros by multiplication, which are NaN where a weight is inf",
             fails="value",
-            says="the gradient of 'infinite' is [nan, nan, nan], should be",
+            says="the gradient of 'infinite' is [nan, nan, nan, ",
             edits={"torch.zeros_like(parameter)": "parameter.detach() * 0"},
         ),
         WrongAnswer(
@@ -45,7 +45,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "hides NaN and inf",
             fails="value",
-            says="the gradient of 'infinite' is [0, 3.40282e+38, -783], should be [nan, inf, -783]",
+            says="the gradient of 'infinite' is [0, 3.40282e+38, -3.40282e+38, ",
             edits={
                 "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad)\n"
                 "        parameter.grad.nan_to_num_()"
