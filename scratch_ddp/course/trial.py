@@ -32,6 +32,8 @@ from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Counted, Totals, traffic
 from scratch_ddp.instruments.traffic.intercept import listening
 
+LONG_PATIENCE = 200  # milliseconds that gloo's threads get to release tensors, before an answer is said to hold them
+
 
 class AnswerFailed(Exception):
     """The answer can't be examined further. Raised on every rank."""
@@ -224,7 +226,7 @@ class Trial:
         with ledger("before"):
             pass
         given = ledger.moments[0].elements()
-        ledger.unremarkable = given + budget
+        ledger.unremarkable, ledger.patience = given + budget, LONG_PATIENCE
 
         leaving = LeavingTorch()
 

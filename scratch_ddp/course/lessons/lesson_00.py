@@ -112,7 +112,11 @@ def _odd_texts(trial: Trial) -> dict[str, list[str]]:
         n = int(torch.randint(2, 7, (), generator=generator))
         some = int(torch.randint(1, n, (), generator=generator))
         who = torch.randperm(n, generator=generator)[:some].tolist()
-        passed = f"what {ranks(who).lower()} pass{'' if some > 1 else 'es'}"
+        if "long" in case:
+            n, who = 9, [8]
+        if "short" in case:
+            n, who = 6, [1, 3, 4]
+        passed = f"what {ranks(who).lower()} pass{'' if len(who) > 1 else 'es'}"
         cases[f"{passed} {case}"] = [other if rank in who else text for rank in range(n)]
     return cases
 
@@ -188,9 +192,10 @@ def examine_get(trial: Trial) -> None:
         trial.value(answer, answers[key])
     trial.cost(calls={})
     trial.end_if_wrong()
-    others = [_with_a_gap(trial), everyone if trial.on_all_ranks else everyone[-1:]]
+    meshes, gap = [everyone if trial.on_all_ranks else everyone[-1:]], _with_a_gap(trial)
+    meshes += [gap] if gap not in ([], meshes[0]) else []
     cases, expected = {}, []
-    for dm, members in [_mesh(trial, members) for members in (others if trial.size > 1 else others[-1:])]:
+    for dm, members in [_mesh(trial, members) for members in meshes]:
         given, right = (), {}
         if trial.rank in members:
             place, given = members.index(trial.rank), (dm,)

@@ -134,6 +134,7 @@ def examine_all_gather_uneven(trial: Trial) -> None:
         f"lengths {lengths}": [10.0**rank + torch.arange(length) for rank, length in enumerate(lengths)]
         for lengths in ([rank + 1 for rank in range(n)], [3 * (n - 1 - rank) for rank in range(n)])
     }
+    cases["other numbers of the same lengths"] = [-2.0 - torch.arange(3.0 * (n - 1 - rank)) for rank in range(n)]
     if trial.on_all_ranks:
         cases["zeros, NaN and infinity"] = [odd[: 5 - rank % 5] for rank in range(n)]
         cases["70,001 elements on rank 0"] = [torch.arange(float(rank or 70_001)) for rank in range(n)]

@@ -246,10 +246,10 @@ def examine_ring_all_reduce(trial: Trial) -> None:
         _examine_ring_in_worlds(trial)
         tensor = torch.zeros(COUNTED, dtype=torch.float64, device=trial.device)
         trial.call_within(2 * -(-COUNTED // n), tensor, case=COUNTED_CASE, changes=[tensor])
-    if trial.size == 1:  # the last of the worlds: how deep it is with more ranks
-        more = more_ranks(trial)[1]
-        parts = list(torch.randn(more, 2 * more + 3, generator=generator))
-        total, chunk = total_of([part.double() for part in parts]).float(), 3 * parts[0].element_size()
+    for more in more_ranks(trial)[:2]:  # also: how deep it is
+        size = 2 * more + 3 if more > 2 else trial.seed % 4
+        parts = list(torch.randn(more, size, generator=generator))
+        total, chunk = total_of([part.double() for part in parts]).float(), -(-size // more) * parts[0].element_size()
         ran = examine_on_more_ranks(trial, parts, [total] * more, budget_of_a_ring(more, chunk), None)
         trial.criterion("chunks", too_large(ran.largest, chunk))
         for rank, tensor in enumerate(ran.tensors):

@@ -17,8 +17,7 @@ from scratch_ddp.instruments.traffic import ring_bytes
 
 COUNT = 8  # bytes of one int64
 _DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64
-# Numbers of which the sum over nine ranks of nine times as many is exact; 2¹⁷ otherwise.
-_LARGEST = {torch.float16: 2000 // 81, torch.bfloat16: 3, torch.float64: 2**40}
+_DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float64: 40}  # binary ones; 24 otherwise
 LONG = 100_003  # elements of the longest parameter
 
 
@@ -113,8 +112,12 @@ def _expect(
 
 def _budget(trial: Trial, parameters: dict[str, nn.Parameter], extra_bytes: tuple[int, ...] = ()) -> None:
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters.values()] + [*extra_bytes]
-    wire = sum(ring_bytes("all_reduce", size, trial.size, trial.rank) for size in sizes)
-    trial.cost(calls={"all_reduce": len(sizes)}, max_wire_bytes=wire)
+    trial.cost(calls={"all_reduce": len(sizes)}, max_wire_bytes=_wire_bytes(sizes, trial.size))
+
+
+def _wire_bytes(sizes: list[int], n: int) -> int:
+    """Of messages of these sizes, in one call or in several: each is rounded."""
+    return max(sum(ring_bytes("all_reduce", size, n, 0) for size in sizes), ring_bytes("all_reduce", sum(sizes), n, 0))
 
 
 def examine_average_gradients(trial: Trial) -> None:
@@ -252,6 +255,7 @@ def _drawn(n: int, generator: torch.Generator, with_items: bool) -> _Drawn:
             model.append(nn.Parameter(torch.zeros(shape, dtype=dtype)))
     for _ in range(2):
         items = [1, *(number(2) * number(10**5) * 30_000 ** number(2) for _ in range(n - 1))]
+        items[1:2] = [2**32 * len(drawn.steps)] if n == 2 else items[1:2]  # first none, then more than an int32 holds
         frozen = {place for place in range(len(sizes)) if place and not with_items and number(4) == 0}
         drawn.steps.append(_Step([[] for _ in range(n)], items, frozen, []))
         for parameter in drawn.models[0]:
@@ -270,7 +274,7 @@ def _draw_gradients(
         return
     there = [mine > 0 if with_items else number(4) > 0 for mine in step.items]
     # Shares of items are rounded: numbers of one sign don't cancel.
-    most = _LARGEST.get(dtype, 2**17)
+    most = 2 ** _DIGITS.get(dtype, 24) // n**2  # sums are exact
     numbers = torch.randint(1 if with_items else -most, most + 1, (n, *shape), generator=generator).double()
     total = sum(step.items)
     shares = [mine / total if with_items else 1.0 for mine in step.items]  # without: gradients are n times as large
@@ -304,8 +308,7 @@ def _examine_drawn(trial: Trial, with_items: bool) -> None:
         sizes = [COUNT] * 2 * with_items
         for step in drawn[case].steps:
             sizes += [each.nbytes for place, each in enumerate(step.means) if place not in step.frozen]
-        wire = sum(ring_bytes("all_reduce", size, len(world.results), 0) for size in sizes)
-        over = world.over_budget({"all_reduce": len(sizes)}, wire)
+        over = world.over_budget({"all_reduce": len(sizes)}, _wire_bytes(sizes, len(world.results)))
         trial.criterion("cost", over, f"{world.place} two steps:")
 
 

@@ -86,7 +86,7 @@ def _examine_accuracy_in_worlds(trial: Trial) -> None:
         items += 2 * n * (number > MANY)
         rights[case] = torch.rand(items, generator=generator) < share
         rights[case][0], rights[case][-1] = True, items == 1
-        return [(_hits(rights[case], rank, n, number % 2 > 0), items) for rank in range(n)]
+        return [(_hits(rights[case], rank, n, number % 2 > 0 or number > MANY), items) for rank in range(n)]
 
     makers = {}
     for number in range(MANY + 2):

@@ -82,7 +82,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "tidies the text up",
             fails="value",
-            says="there is no other: what rank 0 prints",
+            says=": what rank 0 prints",
             edits={"        print(text)": "        print(text.strip())"},
         ),
         WrongAnswer(
@@ -140,7 +140,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "goes by the order of the mesh's list, not of the group",
             fails="value",
-            says="in a mesh of 3: ranks",
+            says="in a mesh of 4: ranks",
             body="""
                 if what == "next":
                     members = list(range(dist.get_world_size())) if dm is None else dm.mesh.tolist()

@@ -326,13 +326,15 @@ WRONG_ANSWERS = {
             edits={"(rank - 1) % n, (rank + 1) % n": "rank - 1, rank + 1"},
         ),
         WrongAnswer(
-            "pads the tensor where it lies, over what is beside it",
+            "rounds up to a multiple of n where it lies, over what is beside it",
             fails="untouched",
-            says="larger tensor, beside `tensor`, ",
+            says="15 elements: larger tensor, beside `tensor`, ",
             edits={
-                "tensor.view(-1).tensor_split(n)": "torch.as_strided(\n"
-                "        tensor, (-(-tensor.numel() // n) * n,), (1,)).tensor_split(n)\n"
-                "    chunks[-1][chunks[-1].numel() - -tensor.numel() % n:] = 0",
+                "tensor.view(-1).tensor_split(n)": "tensor.view(-1).tensor_split(n)\n"
+                "    if tensor.numel() % n == n - 1 > 0:\n"
+                "        padded = torch.as_strided(tensor, (tensor.numel() + 1,), (1,))\n"
+                "        padded[-1] = 0\n"
+                "        chunks = padded.tensor_split(n)"
             },
         ),
         WrongAnswer(
