@@ -360,7 +360,7 @@ def _left_over_in_a_part(facts: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def _difference_in_bits(actual: Any, expected: Any) -> str:
-    return "" if bits(actual) == bits(expected) else "differs in some bits, as 0.0 and -0.0 do"
+    return "" if bits(actual) == bits(expected) else "differs in some bits, as 0.0 and -0.0 do, or two kinds of NaN"
 
 
 def _numbered(things: Iterable[Any], before: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def parts_of_every_kind(n: int) -> dict[str, list[torch.Tensor]]:
             torch.tensor([[1 + 2.0**-40, 2.0**-800], [-1.0, 2.0**-40]], dtype=torch.float64) * (rank + 1)
         ),
         "float16 with a sum that is too large": lambda rank: torch.tensor(
-            [257.0, 60000.0, _SMALLEST_HALF * (rank + 1), rank], dtype=torch.float16
+            [257.0, 60000.0, -60000.0, _SMALLEST_HALF * (rank + 1), rank], dtype=torch.float16
         ),
         "bfloat16, 2 × 3": lambda rank: (torch.arange(6.0, dtype=torch.bfloat16).view(2, 3) + rank) * 2.0**100,
         "uint8 with a sum above 255": lambda rank: torch.tensor([200 + rank, rank], dtype=torch.uint8),

@@ -3,6 +3,7 @@
 import torch
 
 from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.wording import bits
 
 
 class Larger:
@@ -20,8 +21,14 @@ class Larger:
         trial.value(inside, total, f"{whose}tensor", every_bit=not total.isnan().any())
         self.judge_beside(trial, whose)
 
+    @property
+    def changed_beside(self) -> bool:
+        return any(bits(beside) != bits(self._part) for beside in self._beside())
+
+    def _beside(self) -> list[torch.Tensor]:
+        return list(self._whole.view(3, len(self._part))[::2])
+
     def judge_beside(self, trial: Trial, whose: str = "") -> None:
         """The others are as before."""
-        before, _, behind = self._whole.view(3, len(self._part)).unbind()
-        for beside in (before, behind):
+        for beside in self._beside():
             trial.untouched(beside, self._part, f"{whose}larger tensor, beside `tensor`,")

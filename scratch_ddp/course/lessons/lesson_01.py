@@ -163,7 +163,8 @@ def _examine_lengths_in_worlds(trial: Trial) -> None:
         "rank 1 alone has elements": [torch.arange(5.0 * (rank == 1)) for rank in range(n)],
         "all lengths are equal": [torch.arange(4.0) + rank for rank in range(n)],
         "one rank": [odd],
-        "9 ranks": [torch.arange(rank * 2.0 % 7) - rank for rank in range(9)],
+        "one element more on each rank": [torch.arange(500.0 + rank) for rank in range(n)],
+        "9 ranks": [torch.arange(rank * 2.0) - rank for rank in range(9)],
     }
     for number in range(6):
         lengths = ((8 * 8**number) ** torch.rand(1 + number, generator=generator)).int().tolist()

@@ -194,7 +194,7 @@ def examine_same_on_all_ranks(trial: Trial) -> None:
         ("rank 1 has the same flags in another order", second, _reorder_flags, False),
         ("rank 1 differs by 1 in an int64 of 2⁶⁰", second, _flip("steps", 0, [1]), False),
         ("rank 1 differs in the last of 300,000 numbers, which are frozen", second, _put("frozen", 1.0, -1), False),
-        (f"rank 1 differs in number {middle:,} of 300,000", second, _put("frozen", 1.0, middle), False),
+        (f"rank 1 has -0.0 as number {middle:,} of 300,000", second, _flip("frozen", 4 * middle + 3, [128]), False),
         ("nine bytes of rank 1 differ, but no sum of bytes does, weighted by place or place²", second, _bend, False),
         (
             "rank 1 differs in numbers of float8, and has the same CRC-32",
@@ -295,7 +295,7 @@ def _drawn_models(seed: int, dtype: torch.dtype, differ: bool) -> list[tuple[nn.
             model.register_buffer("drawn", tensor, persistent=drawn.random() < 0.5)
         else:
             model.drawn = nn.Parameter(tensor)
-        models.append((model,))
+        models.append((nn.Sequential(model),))
     return models
 
 

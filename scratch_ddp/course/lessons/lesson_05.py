@@ -91,7 +91,7 @@ def _examine_accuracy_in_worlds(trial: Trial) -> None:
     makers = {}
     for number in range(MANY + 2):
         case, n = f"items {number} drawn with seed {trial.seed}", 2 if number == MANY else 1 + (trial.seed + number) % 9
-        n = 9 + trial.seed % 4 if number > MANY else n
+        n = 9 + trial.seed % 4 if number > MANY else max(n, 2) if number == 0 else n
         makers[case] = functools.partial(arguments, case, n, number)
     for case, world in tried_in_worlds(trial, makers):
         right = rights[case]
@@ -116,6 +116,7 @@ def examine_token_mean(trial: Trial) -> None:
     cases = {"4 tokens each": [4] * n, "a token more on each rank": list(range(1, n + 1))}
     if n > 1:
         cases["rank 0 has no tokens"] = [0, *range(2, n + 1)]
+    cases["1 token in all"] = [0] * (n - 1) + [1]
     many = "rank 0 has no rows, the others 2,049 tokens each" if n > 1 else "2,049 tokens"
     cases[many] = [0] * (n > 1) + [2049] * max(1, n - 1)
     special = "rank 0 counts an inf, the last rank a NaN"
