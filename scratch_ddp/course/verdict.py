@@ -76,6 +76,8 @@ def merge(
         others = [rank for call, rank, _ in complaints[1:] if call == complaints[0][0]]
         too = f" {ranks(others)} too." if others else ""
         merged[name] = f"{ranks([complaints[0][1]])}{complaints[0][2]}.{too}" if complaints else ""
+        if complaints and (elsewhere := complaints[0][2].lstrip(":, ")).startswith("if there w"):
+            merged[name] = f"{elsewhere}."  # of a world that this rank alone has tried: its own number says nothing
     if digests[0]:
         merged["agreement"] = _disagreement(digests)
     return merged | {name: text for name, text in shared.items() if text or not merged.get(name)}

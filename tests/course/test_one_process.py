@@ -24,6 +24,11 @@ def test_collectives_and_messages():
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         dist.all_gather_object(texts, f"rank {rank}")
         dist.broadcast(most, 1)
+        gathered = [None] * n if rank == 2 else None
+        dist.gather_object(rank * 10, gathered, dst=2)
+        scattered = [None]
+        dist.scatter_object_list(scattered, gathered, src=2)
+        assert scattered == [rank * 10]
         passed = torch.empty(1, dtype=torch.int64)
         work = dist.isend(torch.tensor([rank]), (rank + 1) % n)
         dist.recv(passed, (rank - 1) % n)
@@ -34,7 +39,8 @@ def test_collectives_and_messages():
     complaint, results, printed, calls = play(act, (1,), (5,), (3,))
     assert (complaint, results) == ("", [(9, 5, 2), (9, 5, 0), (9, 5, 1)])
     assert printed == ["rank 0 rank 1 rank 2\n"] * 3
-    assert calls[0] == {"all_reduce": 2, "all_gather": 2, "broadcast": 1, "send": 1, "recv": 1}
+    for_objects = {"gather": 1, "scatter": 2}  # beside an all-gather and a broadcast of their sizes
+    assert calls[0] == {"all_reduce": 2, "all_gather": 3, "broadcast": 2, "send": 1, "recv": 1} | for_objects
 
 
 def test_what_goes_wrong_is_said():

@@ -31,7 +31,7 @@ def parts_of_every_kind(n: int) -> dict[str, list[torch.Tensor]]:
             torch.tensor([[1 + 2.0**-40, 2.0**-800], [-1.0, 2.0**-40]], dtype=torch.float64) * (rank + 1)
         ),
         "float16 with a sum that is too large": lambda rank: torch.tensor(
-            [257.0, 60000.0, _SMALLEST_HALF * (rank + 1), rank], dtype=torch.float16
+            [257.0, 60000.0, -60000.0, _SMALLEST_HALF * (rank + 1), rank], dtype=torch.float16
         ),
         "bfloat16, 2 × 3": lambda rank: (torch.arange(6.0, dtype=torch.bfloat16).view(2, 3) + rank) * 2.0**100,
         "uint8 with a sum above 255": lambda rank: torch.tensor([200 + rank, rank], dtype=torch.uint8),
@@ -42,10 +42,17 @@ def parts_of_every_kind(n: int) -> dict[str, list[torch.Tensor]]:
     return {name: [part(rank) for rank in ranks] for name, part in by_name.items()}
 
 
+def odd_numbers() -> torch.Tensor:
+    """Zeros, NaN and infinity; of the last NaN every operation of arithmetic changes the bits."""
+    odd = torch.tensor([0.0, torch.nan, -0.0, torch.inf, 0.0, torch.nan])
+    odd[-1:].view(torch.int32).fill_(0x7F800001)
+    return odd
+
+
 def parts_of_further_dtypes(n: int) -> dict[str, list[torch.Tensor]]:
     """By name, as above: other dtypes of numbers, and tensors of many elements."""
     by_name = {
-        "int8": lambda rank: torch.tensor([100 + rank, -rank], dtype=torch.int8),
+        "int8": lambda rank: torch.tensor([100 + rank, -rank, 0 if rank else -128], dtype=torch.int8),
         "int32 above 2²⁴": lambda rank: torch.tensor([2**25 + 1, 2**30 + rank, -rank], dtype=torch.int32),
         "-0.0 on all ranks": lambda rank: torch.tensor([-0.0, rank]),
         "20,003 elements of float32": lambda rank: torch.arange(20_003.0) + 2**18 * rank + 1,

@@ -25,10 +25,11 @@ class _Kind:
 
 _KINDS = {
     "vector": _Kind((3,)),
+    "cube": _Kind((2, 1, 3)),
     "scalar": _Kind(()),
     "empty": _Kind((0, 3)),
     "transposed": _Kind((3, 2)),
-    "infinite": _Kind((3,)),  # in the weights and in the gradients
+    "infinite": _Kind((4,)),  # in the weights and in the gradients
     "large_half": _Kind((2,), torch.float16, _LARGE),
     "tiny_half": _Kind((2,), torch.float16, _TINY),
     "large": _Kind((2,), gradients=_LARGE),
@@ -72,7 +73,7 @@ def gradient_of(name: str, parameter: nn.Parameter, rank: int, size: int, step: 
     """Rank `rank`'s gradient of a parameter of `OddModel`, or of another model: exact when divided by `size`.
 
     Each step has other values, and so have most names. Two large ones are more than the dtype can hold; tiny ones are 0
-    in the next smaller dtype. Those of `infinite` hold NaN and inf on the last rank.
+    in the next smaller dtype. Those of `infinite` hold NaN, inf and -inf on the last rank.
     """
     return _like(parameter, _numbers(name, parameter, rank, size, step))
 
@@ -99,7 +100,7 @@ def _numbers(name: str, parameter: nn.Parameter, rank: int, size: int, step: int
         scale = {torch.float16: 2.0**-20, torch.float64: 2.0**-800}.get(real, 2.0**-100)
         numbers = [number * scale for number in numbers]
     if name == "infinite":
-        numbers[:2] = [math.nan, math.inf] if rank == size - 1 else numbers[:2]
+        numbers[:3] = [math.nan, math.inf, -math.inf] if rank == size - 1 else numbers[:3]
     return [complex(number, -2 * number) for number in numbers] if parameter.is_complex() else numbers
 
 
@@ -115,5 +116,5 @@ def _weights(name: str, kind: _Kind) -> torch.Tensor:
     if name == "transposed":
         return torch.arange(6.0).view(2, 3).t()
     if name == "infinite":
-        return torch.tensor([torch.inf, -torch.inf, torch.nan])
+        return torch.tensor([torch.inf, -torch.inf, torch.nan, 0.5])
     return torch.full(kind.shape, 0.5, dtype=kind.dtype)

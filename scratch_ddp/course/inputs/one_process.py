@@ -31,6 +31,9 @@ _COMBINED = {
 }
 
 
+_KNOWN = ("all_gather", "all_reduce", "reduce", "broadcast", "gather", "scatter", "barrier")
+
+
 class World:
     """What became of the ranks when each has called the answer with its arguments: `given`, by rank.
 
@@ -102,10 +105,13 @@ class World:
         return f"{most:,} bytes from one rank, budget {wire_bytes:,}" if most > wire_bytes else ""
 
 
-def tried_in_worlds(trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]]) -> Iterator[tuple[str, World]]:
+def tried_in_worlds(
+    trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]], using: Callable | None = None
+) -> Iterator[tuple[str, World]]:
     """Each rank of the trial tries its share of the cases; yields a case and what became of it.
 
-    cases: by name, what makes the arguments, by rank of the world. Of a case that does not end it complains.
+    cases: by name, what makes the arguments, by rank of the world. using: as for `Trial.call`. Of a case that does not
+    end it complains.
     """
     mine = {case: make() for case, make in list(cases.items())[trial.rank :: trial.size]}
     worlds: dict[str, World] = {}
@@ -113,7 +119,7 @@ def tried_in_worlds(trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]]
     def try_all(answer: Callable) -> None:
         for case, given in mine.items():
             limit_anew()
-            worlds[case] = World(answer, given)
+            worlds[case] = World(functools.partial(using, answer) if using else answer, given)
             size = f"{len(given)} ranks" if len(given) > 1 else "one rank only"
             worlds[case].place = f"if there were {size}, {case}:"
 
@@ -133,7 +139,8 @@ class _Gift:
 
     def __init__(self, call: Call, tensors: list[torch.Tensor], op: Any):
         self.call, self.op, self.tensors = call, op, [tensor.detach().clone() for tensor in tensors]
-        self.kind = call.name, call.peer, op, [(tensor.numel(), tensor.dtype) for tensor in tensors]
+        sizes = [(tensor.numel(), tensor.dtype) for tensor in tensors]
+        self.kind = call.name, call.peer, op, [] if call.name == "scatter" else sizes  # its root alone brings tensors
 
     def __str__(self) -> str:
         sizes = [f"{tensor.numel()} × {str(tensor.dtype).removeprefix('torch.')}" for tensor in self.tensors]
@@ -279,6 +286,13 @@ class _Seat(dist.ProcessGroup):
             elif name == "broadcast":
                 for tensor, sent in zip(_flat(given[0]), brought[root].tensors, strict=True):
                     tensor.copy_(sent)
+            elif name == "gather" and root == self._rank:
+                for output, gift in zip(_flat(given[0]), brought, strict=True):
+                    output.copy_(gift.tensors[0])
+            elif name == "scatter":
+                _flat(given[0])[0].copy_(brought[root].tensors[self._rank])
+            elif name not in _KNOWN:
+                raise NotImplementedError(f"{name} can't be tried in one process")
 
 
 class _Work(dist.Work):

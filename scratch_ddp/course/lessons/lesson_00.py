@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
-from scratch_ddp.course.wording import difference
+from scratch_ddp.course.wording import difference, ranks
 
 
 def print_together(text):
@@ -38,7 +38,7 @@ def print_together(text):
 
 
 # What a text may hold that is easily lost, or taken for something else.
-_PIECES = [*"\t\r\v\0\u200b", "\r\n", "\n\n", "e\u0301", "\u00e9", "  ", "%s", "{}", "\\n", "\x1b[1m", "Straße", "ﬁ"]
+_PIECES = [*"\t\r\v\0\u200b😀", "\r\n", "\n\n", "e\u0301", "\u00e9", "  ", "%s", "{}", "\\n", "\x1b[1m", "Straße", "ﬁ"]
 _NEARLY_ALIKE: dict[str, Callable[[str], str]] = {
     "in upper and lower case": str.swapcase,
     "in how é is written": functools.partial(unicodedata.normalize, "NFC"),
@@ -48,9 +48,11 @@ _NEARLY_ALIKE: dict[str, Callable[[str], str]] = {
     "in spaces for a tab": str.expandtabs,
     "in the number of spaces": lambda text: text.replace("  ", " "),
     "in a space at its end": lambda text: text + " ",
+    "in a NUL at its end": lambda text: text + "\0",
     "in a line break at its end": lambda text: text + "\n",
     "in a line break at its beginning": lambda text: "\n" + text,
     "in a character without width": lambda text: text.replace("\u200b", ""),
+    "in a character beyond 16 bits": lambda text: text.replace("😀", chr(ord("😀") & 0xFFFF)),
     "in the order of its characters": lambda text: text[::-1],
 }
 
@@ -74,6 +76,7 @@ def examine_print_together(trial: Trial) -> None:
     cases = {
         "all ranks agree": ["ready"] * n,
         "all ranks differ, rank 0's text is empty": ["", *(f"x = {rank}" for rank in range(1, n))],
+        "all ranks agree once more": ["ready"] * n,
     }
     if not trial.on_all_ranks:
         cases = {"the last rank differs in a capital letter": ["ready"] * (n - 1) + ["Ready"]}
@@ -100,13 +103,22 @@ def _odd_texts(trial: Trial) -> dict[str, list[str]]:
         place = int(torch.randint(begin, len(drawn), (), generator=generator))
         changes[f"differs in one character of {where}{by_seed}"] = drawn, _with_another_character(drawn, place)
     place = int(torch.randint(0, len(short), (), generator=generator))
+    changes["differs: there is a line break or nothing"] = "\n", ""
     changes["differs in one character of a short text"] = short, _with_another_character(short, place)
     cases = {f"all pass {by_seed}": [drawn] * 3, "all pass nothing": [""] * 5, "there is no other": [f"\n {short} \n"]}
     cases["all pass spaces at both ends"] = [f" \n{short}\n "] * 2
+    cases["all pass spaces only"] = ["  "] * 2
+    cases["each begins with its number"] = [f"rank {rank}: ready" for rank in range(12)]
     for case, (text, other) in changes.items():
-        n = int(torch.randint(2, 6, (), generator=generator))
-        who = int(torch.randint(0, n, (), generator=generator))
-        cases[f"rank {who} {case}"] = [other if rank == who else text for rank in range(n)]
+        n = int(torch.randint(2, 7, (), generator=generator))
+        some = int(torch.randint(1, n, (), generator=generator))
+        who = torch.randperm(n, generator=generator)[:some].tolist()
+        if "long" in case:
+            n, who = 9, [8]
+        if "short" in case:
+            n, who = 6, [1, 3, 4]
+        passed = f"what {ranks(who).lower()} pass{'' if len(who) > 1 else 'es'}"
+        cases[f"{passed} {case}"] = [other if rank in who else text for rank in range(n)]
     return cases
 
 
@@ -165,47 +177,70 @@ def get(what, dm=None):
     raise ValueError(f"get() knows ws, pg, rank, grank, next; got {what!r}")
 
 
+_UNKNOWN = (
+    *("left", "right", "prev", "previous", "n", "nex", "NEXT", "next ", ""),
+    *("size", "world_size", "lrank", "ranks", "group", b"next", ("next",), None, 0, 1),
+)
+
+
 def examine_get(trial: Trial) -> None:
     """V: "next" among all ranks and in meshes of any order, the other keys, unknown keys; C: nothing is sent."""
-    everyone, keys = list(range(trial.size)), ("next", "ws", "pg", "rank", "grank")
+    # Keys made at run time: whoever compares them with `is` does not find them.
+    everyone, keys = list(range(trial.size)), [*map("".join, map(list, ("next", "ws", "pg", "rank", "grank")))]
     answers = {"next": (trial.rank + 1) % trial.size, "ws": trial.size, "pg": dist.group.WORLD}
     answers |= {"rank": trial.rank, "grank": trial.rank}
     for key, answer in zip(keys, trial.call_each({f'get("{key}")': (key,) for key in keys}), strict=True):
         trial.value(answer, answers[key])
     trial.cost(calls={})
     trial.end_if_wrong()
-    some = everyone[1:] if trial.on_all_ranks else everyone[-1:]
+    meshes, gap = [everyone if trial.on_all_ranks else everyone[-1:]], _with_a_gap(trial)
+    meshes += [gap] if gap not in ([], meshes[0]) else []
     cases, expected = {}, []
-    for dm, ranks in [_mesh(trial, ranks) for ranks in ([some] if some == everyone else [some, everyone])]:
+    for dm, members in [_mesh(trial, members) for members in meshes]:
         given, right = (), {}
-        if trial.rank in ranks:
-            place, given = ranks.index(trial.rank), (dm,)
-            right = {"next": (place + 1) % len(ranks), "ws": len(ranks), "rank": place, "grank": trial.rank}
+        if trial.rank in members:
+            place, given = members.index(trial.rank), (dm,)
+            right = {"next": (place + 1) % len(members), "ws": len(members), "rank": place, "grank": trial.rank}
             right["pg"] = dm.get_group()
-        where = f", in a mesh of {len(ranks)}: ranks {dm.mesh.tolist()}"
+        where = f", in a mesh of {len(members)}: ranks {dm.mesh.tolist()}"
         cases |= {f'get("{key}"){where}': (key, *given) for key in keys}
         expected += [right.get(key) for key in keys]
+    cases |= {f'get("{key}"), after calls with a mesh': (key, None) for key in keys}
+    expected += [answers[key] for key in keys]
 
-    def asked(answer: Callable, what: str, *mesh: DeviceMesh) -> object:
-        return answer(what, *mesh) if mesh else None  # this rank is not in the mesh
+    def asked(answer: Callable, what: str, *mesh: DeviceMesh | None) -> object:
+        return answer(what, dm=mesh[0]) if mesh else None  # this rank is not in the mesh
 
     for answer, right in zip(trial.call_each(cases, using=asked), expected, strict=True):
         trial.value(answer, right)
     trial.cost(calls={})
-    mesh = dm
+    own = ((), (dm,) if trial.rank in members else ())  # without a mesh, then with one that this rank is in
 
     def unknown(answer: Callable, *keys: object) -> list[str]:
-        return [_refusal(answer, what, *given) for given in ((), (mesh,)) for what in keys]
+        return [_refusal(answer, what, *given) for given in own for what in keys]
 
-    for complaint in trial.call("left", "NEXT", "", "next ", "ranks", None, 0, case="unknown keys", using=unknown):
+    for complaint in trial.call(*_UNKNOWN, case="unknown keys", using=unknown):
         trial.criterion("value", complaint)
+    trial.end_if_wrong()
+    if trial.on_all_ranks:
+        many = {f'get("next") among {number}': ["next"] * number for number in range(5, 13)}
+        makers = {case: functools.partial(_as_arguments, given) for case, given in many.items()}
+        for _, world in tried_in_worlds(trial, makers):
+            for rank, answer in enumerate(world.results):
+                trial.value(answer, (rank + 1) % len(world.results), f"{world.place} rank {rank}'s result")
 
 
-def _mesh(trial: Trial, ranks: list[int]) -> tuple[DeviceMesh, list[int]]:
+def _with_a_gap(trial: Trial) -> list[int]:
+    """All ranks but one, which is neither the first nor the last if there are others."""
+    left_out = 1 + trial.seed % (trial.size - 2) if trial.size > 2 else 0
+    return [rank for rank in range(trial.size) if rank != left_out]
+
+
+def _mesh(trial: Trial, members: list[int]) -> tuple[DeviceMesh, list[int]]:
     """Of these ranks in falling order, rotated: what follows a rank in its list does not follow it in the group."""
-    first = trial.seed % len(ranks)
-    members = [trial.peer(rank) for rank in (ranks[first:] + ranks[:first])[::-1]]
-    return DeviceMesh(trial.device.type, members), ranks
+    first = trial.seed % len(members)
+    listed = [trial.peer(rank) for rank in (members[first:] + members[:first])[::-1]]
+    return DeviceMesh(trial.device.type, listed), members
 
 
 def _refusal(answer: Callable, what: object, *mesh: DeviceMesh) -> str:

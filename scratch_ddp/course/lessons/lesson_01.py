@@ -9,11 +9,13 @@ import torch.distributed as dist
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.inputs.every_kind import (
     INT16,
+    odd_numbers,
     parts_drawn,
     parts_of_every_kind,
     parts_of_further_dtypes,
     total_of,
 )
+from scratch_ddp.course.inputs.larger import Larger
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
@@ -45,7 +47,7 @@ def examine_all_reduce_in_two_steps(trial: Trial) -> None:
         kinds = parts_of_every_kind(n)
         cases |= {kind: (kinds[kind], n - 1) for kind in ("float32 with NaN, infinity and -0.0", "float64, 2 × 2")}
     cases["no root given"] = everyones, None
-    larger = {case: _Larger(parts[trial.rank].to(trial.device)) for case, (parts, _) in cases.items()}
+    larger = {case: Larger(parts[trial.rank].to(trial.device)) for case, (parts, _) in cases.items()}
     given = {case: (larger[case].inside, root) for case, (_, root) in cases.items()}
     named = {f"tensor ({case})": tensor for case, (tensor, _) in given.items()}
     called = trial.call_each(given, using=_with_root, beside=named, changes=list(named.values()))
@@ -67,17 +69,19 @@ def _kinds(n: int, generator: torch.Generator) -> dict[str, list[torch.Tensor]]:
 
 
 def _examine_in_worlds(trial: Trial) -> None:
-    """V and C for every kind of tensor, with 2 to 5 ranks."""
+    """V and C for every kind of tensor, with 2 to 5 ranks, and for one kind with 1 and with 6 to 9."""
     n = 2 + (trial.seed + trial.rank) % 4  # so all ranks of the trial together try several
     cases = {}
     for place, (kind, parts) in enumerate(_kinds(n, trial.generator()).items()):
         root = (trial.seed // 7 + place) % n
         cases[f"{kind}, root={root}, seed {trial.seed}"] = parts, root
-    larger: dict[str, list[_Larger]] = {}
+    for more in (1, 6 + trial.seed % 4):
+        cases[f"root={more - 1}"] = [torch.arange(3.0) + rank for rank in range(more)], more - 1
+    larger: dict[str, list[Larger]] = {}
 
     def arguments(case: str) -> list[tuple]:
         parts, root = cases[case]
-        larger[case] = [_Larger(part.to(trial.device)) for part in parts]
+        larger[case] = [Larger(part.to(trial.device)) for part in parts]
         return [(each.inside, root) for each in larger[case]]
 
     for case, world in tried_in_worlds(trial, {case: functools.partial(arguments, case) for case in cases}):
@@ -86,23 +90,6 @@ def _examine_in_worlds(trial: Trial) -> None:
             each.judge(trial, total_of(parts).to(trial.device), f"{world.place} rank {rank}'s ")
         trial.criterion("root", world.other_roots(root), world.place)
         trial.criterion("cost", world.over_budget(TWO_STEPS, _wire_bytes(parts, root)), world.place)
-
-
-class _Larger:
-    """A tensor that holds `part` three times. inside: the second of them, which an answer gets."""
-
-    def __init__(self, part: torch.Tensor):
-        self._part = part.flatten()
-        self._whole = torch.cat([self._part] * 3)
-        self._shape = part.shape
-        self.inside = self._whole.view(3, part.numel())[1].view(part.shape)
-
-    def judge(self, trial: Trial, total: torch.Tensor, whose: str = "") -> None:
-        """V: the part is the total, every bit of it where it has no NaN. The others are as before."""
-        before, inside, behind = self._whole.view(3, len(self._part)).unbind()
-        trial.value(inside.view(self._shape), total, f"{whose}tensor", every_bit=not total.isnan().any())
-        for beside in (before, behind):
-            trial.untouched(beside, self._part, f"{whose}larger tensor, beside `tensor`,")
 
 
 def _wire_bytes(parts: list[torch.Tensor], root: int) -> int:
@@ -142,11 +129,12 @@ def all_gather_uneven(tensor):
 
 def examine_all_gather_uneven(trial: Trial) -> None:
     """V for rising, falling and no lengths; A; the own tensor untouched; C: two all-gathers, no longer than needed."""
-    n, odd = trial.size, _odd_numbers()
+    n, odd = trial.size, odd_numbers()
     cases = {
         f"lengths {lengths}": [10.0**rank + torch.arange(length) for rank, length in enumerate(lengths)]
         for lengths in ([rank + 1 for rank in range(n)], [3 * (n - 1 - rank) for rank in range(n)])
     }
+    cases["other numbers of the same lengths"] = [-2.0 - torch.arange(3.0 * (n - 1 - rank)) for rank in range(n)]
     if trial.on_all_ranks:
         cases["zeros, NaN and infinity"] = [odd[: 5 - rank % 5] for rank in range(n)]
         cases["70,001 elements on rank 0"] = [torch.arange(float(rank or 70_001)) for rank in range(n)]
@@ -163,15 +151,9 @@ def examine_all_gather_uneven(trial: Trial) -> None:
         _examine_lengths_in_worlds(trial)
 
 
-def _odd_numbers() -> torch.Tensor:
-    odd = torch.tensor([0.0, torch.nan, -0.0, torch.inf, 0.0, torch.nan])
-    odd[-1:].view(torch.int32).fill_(0x7F800001)  # a NaN that every operation of arithmetic changes
-    return odd
-
-
 def _examine_lengths_in_worlds(trial: Trial) -> None:
-    """V, every bit, and C with 1 to 6 ranks, for tensors of any lengths, bits and strides."""
-    generator, n, odd = trial.generator(), 2 + trial.seed % 5, _odd_numbers()
+    """V, every bit, and C with 1 to 9 ranks, for tensors of any lengths, bits and strides."""
+    generator, n, odd = trial.generator(), 2 + trial.seed % 5, odd_numbers()
     cases = {
         "no elements": [torch.empty(0)] * n,
         "a NaN with bits of its own": [odd[5 - rank % 5 :] for rank in range(n)],
@@ -181,6 +163,8 @@ def _examine_lengths_in_worlds(trial: Trial) -> None:
         "rank 1 alone has elements": [torch.arange(5.0 * (rank == 1)) for rank in range(n)],
         "all lengths are equal": [torch.arange(4.0) + rank for rank in range(n)],
         "one rank": [odd],
+        "one element more on each rank": [torch.arange(500.0 + rank) for rank in range(n)],
+        "9 ranks": [torch.arange(rank * 2.0) - rank for rank in range(9)],
     }
     for number in range(6):
         lengths = ((8 * 8**number) ** torch.rand(1 + number, generator=generator)).int().tolist()

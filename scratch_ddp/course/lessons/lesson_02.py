@@ -16,11 +16,13 @@ from scratch_ddp.collectives import send_recv, tree_broadcast
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.inputs.every_kind import (
     INT16,
+    odd_numbers,
     parts_drawn,
     parts_of_every_kind,
     parts_of_further_dtypes,
     total_of,
 )
+from scratch_ddp.course.inputs.larger import Larger
 from scratch_ddp.course.inputs.more_ranks import MoreRanks
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
@@ -28,8 +30,9 @@ from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
-MORE = (5, 7)  # ranks: more than a lesson has
-DOUBLE = "float64, 2 × 2"  # the kind of tensor whose memory is counted
+LARGEST = 17  # ranks of a world: more than four rounds of a tree reach
+COUNTED = 601  # elements of the tensor whose memory is counted: enough to see what is kept outside of torch
+COUNTED_CASE = f"{COUNTED} elements of float64"
 BOOL = "bool"
 LAST = INT16, BOOL  # torch's collectives refuse the one, and many operations the other
 DRAWN = 4  # how many tensors of drawn size a ring sums
@@ -114,14 +117,15 @@ def examine_tree_broadcast(trial: Trial) -> None:
     vectors = vectors_of(n)
     cases = [(f"src={trial.peer(src)}", src, vectors) for src in range(n)]
     boolean = [torch.tensor([rank % 2 == 0, True]) for rank in range(n)]
-    cases += [(kind, n - 1, parts) for kind, parts in (kinds_for(trial) | {BOOL: boolean}).items()]
+    kinds = kinds_for(trial) | {"a NaN with bits of its own": [odd_numbers()[5:]] * n, BOOL: boolean}
+    cases += [(kind, n - 1, parts) for kind, parts in kinds.items()]
     everyones, sources = {case: parts for case, _, parts in cases}, {case: src for case, src, _ in cases}
     roots = {case: (trial.peer(src),) for case, src in sources.items()}
     for case, tensor, _ in called_with(trial, everyones, roots):
         trial.value(tensor, everyones[case][sources[case]].to(trial.device), "tensor", every_bit=True)
         trial.agreement(tensor)
         trial.cost(**budget_of_a_tree(n, rounds_of_a_tree(n) * tensor.nbytes), note=_received_too_often)
-    for more in MORE if trial.size == 1 else ():  # the last of the worlds
+    for more in more_ranks(trial):
         parts, src = drawn_vectors(trial, more), 1 + trial.seed % (more - 1)
         budget = budget_of_a_tree(more, rounds_of_a_tree(more) * parts[0].nbytes)
         examine_on_more_ranks(trial, parts, [parts[src]] * more, budget, src)
@@ -132,21 +136,29 @@ def called_with(
 ) -> Iterator[tuple[str, torch.Tensor, Any]]:
     """Call the answer with this rank's tensor of each case and what else it is given. Yields case, tensor, result.
 
-    Those of LAST come last: first it is said what else is wrong.
+    The tensors are parts of larger ones. Those of LAST come last: first it is said what else is wrong.
     """
-    tensors = {case: parts[trial.rank].clone().to(trial.device) for case, parts in everyones.items()}
+    larger = {case: Larger(parts[trial.rank].to(trial.device)) for case, parts in everyones.items()}
+    tensors = {case: each.inside for case, each in larger.items()}
     for cases in ([case for case in tensors if case not in LAST], [case for case in tensors if case in LAST]):
         given = {case: (tensors[case], *(further or {}).get(case, ())) for case in cases}
         results = trial.call_each(given, changes=list(tensors.values())) if cases else ()
         for case, result in zip(cases, results, strict=True):
+            if larger[case].changed_beside:  # else there is nothing to say: no answer is thought to do that
+                larger[case].judge_beside(trial)
             yield case, tensors[case], result
         trial.end_if_wrong()
+
+
+def more_ranks(trial: Trial) -> tuple[int, ...]:
+    """The numbers of ranks to try in the last of the worlds: two, and more than a lesson has."""
+    return (2, 5 + trial.seed % 5, LARGEST) if trial.size == 1 else ()
 
 
 def drawn_vectors(trial: Trial, n: int) -> list[torch.Tensor]:
     """Whole numbers, whose sums are exact; of any size."""
     generator = torch.Generator().manual_seed(trial.seed + n)
-    size = 66_000 + n if n == MORE[-1] else int(1000 ** torch.rand((), generator=generator))
+    size = 66_002 if n == 2 else int(1000 ** torch.rand((), generator=generator))
     return list(torch.randint(-1000, 1000, (n, size), generator=generator).float())
 
 
@@ -197,9 +209,9 @@ def examine_reduce(trial: Trial) -> None:
             trial.untouched(tensor, everyones[case][trial.rank].to(trial.device), "tensor")
         trial.cost(**budget_of_a_tree(n, tensor.nbytes))
     if trial.on_all_ranks:
-        tensor = everyones[DOUBLE][trial.rank].clone().to(trial.device)
-        trial.call_within(2 * tensor.numel(), tensor, 0, case=f"{DOUBLE}, once more", changes=[tensor])
-    for more in MORE if trial.size == 1 else ():  # the last of the worlds
+        tensor = torch.zeros(COUNTED, dtype=torch.float64, device=trial.device)
+        trial.call_within(2 * COUNTED, tensor, 0, case=COUNTED_CASE, changes=[tensor])
+    for more in more_ranks(trial):
         parts, dst = drawn_vectors(trial, more), 1 + trial.seed % (more - 1)
         expected = [*parts[:dst], total_of(parts), *parts[dst + 1 :]]
         ran = examine_on_more_ranks(trial, parts, expected, budget_of_a_tree(more, parts[0].nbytes), dst)
@@ -233,22 +245,29 @@ def examine_ring_all_reduce(trial: Trial) -> None:
         trial.criterion("chunks", too_large(largest, chunk * tensor.element_size()))
     if trial.on_all_ranks:
         _examine_ring_in_worlds(trial)
-        tensor = kinds[DOUBLE][trial.rank].clone().to(trial.device)
-        trial.call_within(2 * -(-tensor.numel() // n), tensor, case=DOUBLE, changes=[tensor])
-    if trial.size == 1:  # the last of the worlds: how deep it is with more ranks
-        more = MORE[0]
-        parts = list(torch.randn(more, 2 * more + 3, generator=generator))
-        total, chunk = total_of([part.double() for part in parts]).float(), 3 * parts[0].element_size()
+        tensor = torch.zeros(COUNTED, dtype=torch.float64, device=trial.device)
+        trial.call_within(2 * -(-COUNTED // n), tensor, case=COUNTED_CASE, changes=[tensor])
+    for more in more_ranks(trial)[:2]:  # also: how deep it is
+        size = 2 + trial.seed % (2 * more)
+        parts = list(torch.randn(more, size, generator=generator))
+        total, chunk = total_of([part.double() for part in parts]).float(), -(-size // more) * parts[0].element_size()
         ran = examine_on_more_ranks(trial, parts, [total] * more, budget_of_a_ring(more, chunk), None)
         trial.criterion("chunks", too_large(ran.largest, chunk))
+        for rank, tensor in enumerate(ran.tensors):
+            other = "" if torch.equal(tensor, ran.tensors[0]) else "has other bits than rank 0's"
+            trial.criterion("value", other, f"rank {rank}'s tensor")
 
 
 def _examine_ring_in_worlds(trial: Trial) -> None:
-    """V and C with 2 to 6 ranks, for the kinds of tensors that are not among `RING_KINDS`, and drawn sizes."""
+    """V and C with 2 to 6 ranks, for the kinds of tensors that are not among `RING_KINDS`, and drawn sizes.
+
+    And with 7 to 9 ranks.
+    """
     n, generator = 2 + (trial.seed + trial.rank) % 5, trial.generator()  # the ranks together try several
     kinds = parts_of_every_kind(n) | parts_of_further_dtypes(n)
     kinds = {kind: parts for kind, parts in kinds.items() if kind not in RING_KINDS}
     kinds |= itertools.islice(parts_drawn(n, generator, 5000).items(), DRAWN)
+    kinds["float64, an element more than ranks"] = list(torch.ones(7 + trial.seed % 3, 8 + trial.seed % 3).double())
     copies = {kind: [part.to(trial.device) for part in parts] for kind, parts in kinds.items()}
     makers = {kind: functools.partial(_as_arguments, parts) for kind, parts in copies.items()}
     for kind, world in tried_in_worlds(trial, makers):
@@ -258,8 +277,9 @@ def _examine_ring_in_worlds(trial: Trial) -> None:
             trial.value(tensor, total.to(trial.device), what, every_bit=has_no_nan(total))
             wrong = "" if world.results[rank] is tensor else "is not `tensor` itself"
             trial.criterion("value", wrong, f"{world.place} rank {rank}'s result")
-        chunk = -(-total.numel() // n) * total.element_size()
-        trial.criterion("cost", world.too_many_messages(2 * (n - 1), chunk), world.place)
+        size = len(kinds[kind])
+        chunk = -(-total.numel() // size) * total.element_size()
+        trial.criterion("cost", world.too_many_messages(2 * (size - 1), chunk), world.place)
 
 
 def _as_arguments(parts: list[torch.Tensor]) -> list[tuple[torch.Tensor]]:

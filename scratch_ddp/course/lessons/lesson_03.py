@@ -1,7 +1,7 @@
 """Lesson 03, naive data parallelism: the mean of gradients for any model, and for batches of any sizes."""
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from scratch_ddp.instruments.traffic import ring_bytes
 
 COUNT = 8  # bytes of one int64
 _DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64
+_DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float64: 40}  # binary ones; 24 otherwise
 LONG = 100_003  # elements of the longest parameter
 
 
@@ -84,6 +85,13 @@ def _shuffled_in_memory(trial: Trial) -> nn.ParameterList:
     return nn.ParameterList(chosen[::-1] if trial.rank % 2 else chosen)
 
 
+def _frozen(trial: Trial) -> nn.ParameterList:
+    """Two parameters, none of them trainable; one has a gradient from before."""
+    model = _model(trial, (3,), (2, 2)).requires_grad_(False)
+    model[0].grad = torch.full((3,), 7.0, device=trial.device)
+    return model
+
+
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -104,8 +112,12 @@ def _expect(
 
 def _budget(trial: Trial, parameters: dict[str, nn.Parameter], extra_bytes: tuple[int, ...] = ()) -> None:
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters.values()] + [*extra_bytes]
-    wire = sum(ring_bytes("all_reduce", size, trial.size, trial.rank) for size in sizes)
-    trial.cost(calls={"all_reduce": len(sizes)}, max_wire_bytes=wire)
+    trial.cost(calls={"all_reduce": len(sizes)}, max_wire_bytes=_wire_bytes(sizes, trial.size))
+
+
+def _wire_bytes(sizes: list[int], n: int) -> int:
+    """Of messages of these sizes, in one call or in several: each is rounded."""
+    return max(sum(ring_bytes("all_reduce", size, n, 0) for size in sizes), ring_bytes("all_reduce", sum(sizes), n, 0))
 
 
 def examine_average_gradients(trial: Trial) -> None:
@@ -120,10 +132,11 @@ def examine_average_gradients(trial: Trial) -> None:
     cases: list[tuple[str, nn.Module, dict[int, set[str]]]] = [  # by rank: the parameters that have no gradient there
         ("plain model", _model(trial, (3,), (2, 2)), {}),
         ("parameters in another order in memory on odd ranks", _shuffled_in_memory(trial), {}),
-        ("tied weight", _Tied(_model(trial, (2, 2))[0]).to(trial.device), {}),
+        ("tied weight", _Tied(_model(trial, (2, 2))[0]).to(trial.device).eval(), {}),
         ("rank 0 did not use '1', rank 1 not '0'", doubles, {0: {"1"}, 1: {"0"}}),
         (f"rank {last} used no parameter", again, {last: {"0", "1"}}),
         ("many kinds of tensors, some unused on rank 0, 'head.bias' on all", odd, nobody | {0: some}),
+        ("every parameter is frozen", _frozen(trial), {}),
     ]
     # If ranks take the parameters of the first two in different orders, messages of the others would not fit.
     for part in (cases[:2], cases[2:]) if trial.on_all_ranks else (cases[3:4],):
@@ -188,15 +201,43 @@ def examine_average_unequal(trial: Trial) -> None:
 
 
 @dataclass
-class _Drawn:
-    """A model for each rank of a world, and what its gradients shall be. Frozen ones have a stale gradient: 7."""
+class _Step:
+    """By rank: its gradients and its items. And what the gradients shall be afterwards.
 
-    models: list[nn.ParameterList]
+    Those of frozen parameters, named by their place, are stale: 7.
+    """
+
+    gradients: list[list[torch.Tensor | None]]
     items: list[int]
+    frozen: set[int]
     means: list[torch.Tensor]
 
+
+@dataclass
+class _Drawn:
+    """A model for each rank of a world, and two steps."""
+
+    models: list[nn.ParameterList]
+    steps: list[_Step]
+
     def arguments(self, with_items: bool) -> list[tuple]:
-        return [(model, mine) if with_items else (model,) for model, mine in zip(self.models, self.items, strict=True)]
+        """Of `_in_steps`, by rank."""
+        return [
+            (model, [(each.gradients[rank], each.items[rank : rank + with_items], each.frozen) for each in self.steps])
+            for rank, model in enumerate(self.models)
+        ]
+
+
+def _in_steps(answer: Callable, model: nn.ParameterList, steps: list[tuple]) -> list[list[torch.Tensor | None]]:
+    """Call the answer in each step, and return what the gradients were after it."""
+    found = []
+    for gradients, items, frozen in steps:
+        for place, (parameter, gradient) in enumerate(zip(model, gradients, strict=True)):
+            parameter.grad = gradient
+            parameter.requires_grad_(place not in frozen)
+        answer(model, *items)
+        found.append([None if parameter.grad is None else parameter.grad.clone() for parameter in model])
+    return found
 
 
 def _drawn(n: int, generator: torch.Generator, with_items: bool) -> _Drawn:
@@ -205,31 +246,49 @@ def _drawn(n: int, generator: torch.Generator, with_items: bool) -> _Drawn:
     def number(most: int) -> int:
         return int(torch.randint(0, most, (), generator=generator))
 
-    items = [1, *(number(3) * number(10**5) for _ in range(n - 1))]
-    drawn = _Drawn([nn.ParameterList() for _ in range(n)], items, [])
+    drawn = _Drawn([nn.ParameterList().train(n % 2 == 0) for _ in range(n)], [])
     sizes = [int(2000 ** torch.rand((), generator=generator)) for _ in _DTYPES] + [1, 0, 1]
     for place, size in enumerate(sizes):
         dtype = _DTYPES[(place + n) % len(_DTYPES)]
-        shape = ((size,), (1, size), () if size == 1 else (size, 1))[number(3)]
-        frozen = place > 0 and not with_items and number(4) == 0
-        there = [items[rank] > 0 if with_items else number(4) > 0 for rank in range(n)]
-        # Shares of items are rounded: numbers of one sign don't cancel.
-        numbers = torch.randint(1 if with_items else -4, 5, (n, *shape), generator=generator).double()
-        shares = (
-            [mine / sum(items) for mine in items] if with_items else [1.0] * n
-        )  # else gradients are n times as large
-        kept = [number * share for number, share, has in zip(numbers, shares, there, strict=True) if has]
-        drawn.means.append(torch.full(shape, 7.0) if frozen else sum(kept, torch.zeros(shape)).to(dtype))
-        for rank, model in enumerate(drawn.models):
-            model.append(nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=not frozen))
-            gradient = torch.full(shape, 7.0) if frozen else numbers[rank] * (1 if with_items else n)
-            model[place].grad = gradient.to(dtype) if frozen or there[rank] else None
-        drawn.means[place] = drawn.means[place].to(dtype)
+        shape = ((size,), (1, size), () if size == 1 else (size, 1, 1))[number(3)]
+        for model in drawn.models:
+            model.append(nn.Parameter(torch.zeros(shape, dtype=dtype)))
+    for _ in range(2):
+        items = [1, *(number(2) * number(10**5) * 30_000 ** number(2) for _ in range(n - 1))]
+        items[1:2] = [2**32 * len(drawn.steps)] if n == 2 else items[1:2]  # first none, then more than an int32 holds
+        frozen = {place for place in range(len(sizes)) if place and not with_items and number(4) == 0}
+        drawn.steps.append(_Step([[] for _ in range(n)], items, frozen, []))
+        for parameter in drawn.models[0]:
+            _draw_gradients(drawn.steps[-1], parameter, number, generator, with_items)
     return drawn
 
 
+def _draw_gradients(
+    step: _Step, parameter: nn.Parameter, number: Callable[[int], int], generator: torch.Generator, with_items: bool
+) -> None:
+    n, shape, dtype = len(step.items), parameter.shape, parameter.dtype
+    if len(step.means) in step.frozen:
+        step.means.append(torch.full(shape, 7.0, dtype=dtype))
+        for gradients in step.gradients:
+            gradients.append(step.means[-1].clone())
+        return
+    there = [mine > 0 if with_items else number(4) > 0 for mine in step.items]
+    # Shares of items are rounded: numbers of one sign don't cancel.
+    most = 2 ** _DIGITS.get(dtype, 24) // n**2  # sums are exact
+    numbers = torch.randint(1 if with_items else -most, most + 1, (n, *shape), generator=generator).double()
+    total = sum(step.items)
+    shares = [mine / total if with_items else 1.0 for mine in step.items]  # without: gradients are n times as large
+    if with_items and not dtype.is_complex and number(6) == 0:
+        numbers[0] = torch.nan  # a real one: rank 0 has an item
+    kept = [mine * share for mine, share, has in zip(numbers, shares, there, strict=True) if has]
+    step.means.append(sum(kept, torch.zeros(shape)).to(dtype))
+    for gradients, mine, has in zip(step.gradients, numbers, there, strict=True):
+        nan = torch.full(shape, torch.nan, dtype=dtype) if with_items and number(2) else None
+        gradients.append((mine * (1 if with_items else n)).to(dtype) if has else nan)
+
+
 def _examine_drawn(trial: Trial, with_items: bool) -> None:
-    """V and C with 2 to 6 ranks, for drawn models."""
+    """V and C with 1 to 9 ranks, for two steps of drawn models."""
     drawn: dict[str, _Drawn] = {}
 
     def arguments(case: str, n: int, seed: int) -> list[tuple]:
@@ -237,20 +296,22 @@ def _examine_drawn(trial: Trial, with_items: bool) -> None:
         return drawn[case].arguments(with_items)
 
     makers = {}
-    for number, n in enumerate((2, 3, 5, 2 + trial.seed % 5)):
+    for number, n in enumerate((1, 2, 3 + trial.seed % 4, 7 + trial.seed % 3)):
         case = f"model {number} drawn with seed {trial.seed}"
         makers[case] = functools.partial(arguments, case, n, trial.seed + number)
-    for case, world in tried_in_worlds(trial, makers):
-        models, means = drawn[case].models, drawn[case].means
-        for rank, model in enumerate(models):
-            for place, (parameter, mean) in enumerate(zip(model, means, strict=True)):
-                exact = not with_items and not mean.is_complex()
-                close = 0.0 if exact else 0.02 if mean.dtype.itemsize == 2 else 1e-6
-                trial.value(parameter.grad, mean, f"{world.place} rank {rank}'s gradient of '{place}'", close)
-        trained = [each for each in models[0] if each.requires_grad]
-        sizes = [each.nbytes for each in trained] + [COUNT] * with_items
-        wire = sum(ring_bytes("all_reduce", size, len(models), 0) for size in sizes)
-        trial.criterion("cost", world.over_budget({"all_reduce": len(sizes)}, wire), world.place)
+    for case, world in tried_in_worlds(trial, makers, using=_in_steps):
+        for rank, found in enumerate(world.results):
+            for number, step in enumerate(drawn[case].steps):
+                for place, (gradient, mean) in enumerate(zip(found[number], step.means, strict=True)):
+                    exact = not with_items and not mean.is_complex()
+                    close = 0.0 if exact else 0.02 if mean.dtype.itemsize == 2 else 1e-6
+                    what = f"{world.place} rank {rank}'s gradient of '{place}', step {number},"
+                    trial.value(gradient, mean, what, close)
+        sizes = [COUNT] * 2 * with_items
+        for step in drawn[case].steps:
+            sizes += [each.nbytes for place, each in enumerate(step.means) if place not in step.frozen]
+        over = world.over_budget({"all_reduce": len(sizes)}, _wire_bytes(sizes, len(world.results)))
+        trial.criterion("cost", over, f"{world.place} two steps:")
 
 
 AVERAGE_GRADIENTS = Exercise(average_gradients, examine_average_gradients)

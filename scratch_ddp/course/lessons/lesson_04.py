@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -55,7 +56,7 @@ class _Model(OddModel):
 
     def __init__(self, device: torch.device):
         super().__init__(device)
-        self.register_buffer("codes", torch.arange(100, 164, dtype=torch.uint8, device=device))
+        self.register_buffer("codes", (torch.arange(128, device=device) % 50 + 100).byte())
         self.register_buffer("passing", torch.ones(2, dtype=torch.complex128, device=device), persistent=False)
         with torch.no_grad():
             self.tiny.fill_(2.0)  # unlike `large`, which has the same shape
@@ -67,7 +68,7 @@ def _tensors(model: _Model) -> dict[str, torch.Tensor]:
 
 def _nudge(model: _Model) -> None:
     number = model.large_double[1]
-    model.large_double[1] = torch.nextafter(number, torch.full_like(number, torch.inf))
+    model.large_double.data[1] = torch.nextafter(number, torch.full_like(number, torch.inf))  # its ._version stays
 
 
 def _put(name: str, value: complex, place: int = 0) -> Callable[[_Model], None]:
@@ -102,8 +103,12 @@ def _exchange(model: _Model) -> None:
 
 
 def _bend(model: _Model) -> None:
-    """Neither the sum of all bytes nor the sum of byte times place changes."""
-    model.codes[10:13] += torch.tensor([1, 254, 1], dtype=torch.uint8, device=model.codes.device)
+    """The sum of all bytes stays the same, and so do their sums weighted by a power of the place, up to the 7th.
+
+    The same holds for words of 2, 4 and 8 bytes.
+    """
+    numbers = torch.tensor([(-1) ** k * math.comb(8, k) for k in range(9)], device=model.codes.device)
+    model.codes[10:75:8] += numbers.byte()
 
 
 def _change_the_rest(model: _Model) -> None:
@@ -170,6 +175,7 @@ def _digest_of_ones() -> contextlib.AbstractContextManager:
 
 def examine_same_on_all_ranks(trial: Trial) -> None:
     """V and A: equal models, and one difference of each kind. C: one all-gather, of which every byte counts."""
+    middle = 100_000 + trial.seed % 100_000
     last, second, everyone, nobody = [trial.size - 1], [1 % trial.size], range(trial.size), []
     cases = (
         ("equal models, with NaN and inf", nobody, _nudge, True),
@@ -188,7 +194,8 @@ def examine_same_on_all_ranks(trial: Trial) -> None:
         ("rank 1 has the same flags in another order", second, _reorder_flags, False),
         ("rank 1 differs by 1 in an int64 of 2⁶⁰", second, _flip("steps", 0, [1]), False),
         ("rank 1 differs in the last of 300,000 numbers, which are frozen", second, _put("frozen", 1.0, -1), False),
-        ("three bytes of rank 1 differ by 1, -2 and 1", second, _bend, False),
+        (f"rank 1 has -0.0 as number {middle:,} of 300,000", second, _flip("frozen", 4 * middle + 3, [128]), False),
+        ("nine bytes of rank 1 differ, but no sum of bytes does, weighted by place or place²", second, _bend, False),
         (
             "rank 1 differs in numbers of float8, and has the same CRC-32",
             second,
@@ -257,7 +264,7 @@ def _examine_calls(trial: Trial, calls: Mapping[str, tuple[nn.Module, bool]], **
 
 
 def _examine_drawn(trial: Trial) -> None:
-    """V with 2 to 5 ranks, for a difference of one bit in a tensor of any size and dtype, and for none."""
+    """V with 2 to 9 ranks, for a difference of one bit in a tensor of any size and dtype, and for none."""
     differs, makers = {}, {}
     for number, dtype in enumerate([*_DTYPES, *_DTYPES[:2]]):
         case = f"{str(dtype).removeprefix('torch.')} {number} drawn with seed {trial.seed}"
@@ -272,9 +279,10 @@ def _examine_drawn(trial: Trial) -> None:
 def _drawn_models(seed: int, dtype: torch.dtype, differ: bool) -> list[tuple[nn.Module]]:
     """A parameter or buffer of drawn dtype and size, between two others, on each rank."""
     drawn = random.Random(seed)
-    n, size = drawn.randint(2, 5), int(20_000 ** drawn.random())
+    n, size = (2, 6, 3, 9, 4)[seed // 3 % 5], int(20_000 ** drawn.random())
     content, models = torch.frombuffer(bytearray(drawn.randbytes(size * dtype.itemsize)), dtype=torch.uint8), []
-    guilty, place, bit = drawn.randrange(n), drawn.randrange(len(content)), 1 << drawn.randrange(8)
+    guilty = (0, n - 1, drawn.randrange(n))[seed % 3]
+    place, bit = drawn.randrange(len(content)), 1 << drawn.randrange(8)
     as_buffer = drawn.random() < 0.5 or not (dtype.is_floating_point or dtype.is_complex)
     for rank in range(n):
         mine = content.clone()
@@ -287,7 +295,7 @@ def _drawn_models(seed: int, dtype: torch.dtype, differ: bool) -> list[tuple[nn.
             model.register_buffer("drawn", tensor, persistent=drawn.random() < 0.5)
         else:
             model.drawn = nn.Parameter(tensor)
-        models.append((model,))
+        models.append((nn.Sequential(model),))
     return models
 
 

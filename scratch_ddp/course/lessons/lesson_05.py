@@ -12,7 +12,7 @@ from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
 NUMBER = 8  # bytes of one int64 or float64
-MANY = 11  # the last world of accuracy_once: there are many hits on each of two ranks
+MANY = 11  # the last world but one of accuracy_once: there are many hits on each of two ranks
 
 
 def accuracy_once(hits, items):
@@ -61,7 +61,8 @@ def examine_accuracy_once(trial: Trial) -> None:
     numbers = (3 * n, 3 * n + 1, 4 * n - 1, 1, drawn)
     cases = {}
     for items in numbers if trial.on_all_ranks else numbers[1:3]:
-        right = (torch.arange(items, device=trial.device) % 3 == 0) & (items > 1)
+        first = (items - 1) % 3 if items == 4 * n - 1 else 0  # so that the last of 4n-1 is right
+        right = (torch.arange(items, device=trial.device) % 3 == first) & (items > 1)
         case = f"{items} item{'s' if items > 1 else ''}{f', drawn with seed={trial.seed}' if items >= drawn else ''}"
         cases[case] = _hits(right, trial.rank, n), items, right
     called = trial.call_each({case: given[:2] for case, given in cases.items()})
@@ -75,20 +76,22 @@ def examine_accuracy_once(trial: Trial) -> None:
 
 
 def _examine_accuracy_in_worlds(trial: Trial) -> None:
-    """V and C with 1 to 9 ranks: few items and many, of which any share is right."""
+    """V and C with 1 to 12 ranks: few items and many, of which any share is right."""
     rights: dict[str, torch.Tensor] = {}
 
     def arguments(case: str, n: int, number: int) -> list[tuple]:
         generator = torch.Generator().manual_seed(trial.seed + number)
         share, size = torch.rand(2, generator=generator).tolist()
         items, share = (300_000, 0.9) if number == MANY else (1 + number if number < 5 else int(300_000**size), share)
+        items += 2 * n * (number > MANY)
         rights[case] = torch.rand(items, generator=generator) < share
         rights[case][0], rights[case][-1] = True, items == 1
-        return [(_hits(rights[case], rank, n, number % 2 > 0), items) for rank in range(n)]
+        return [(_hits(rights[case], rank, n, number % 2 > 0 or number > MANY), items) for rank in range(n)]
 
     makers = {}
-    for number in range(MANY + 1):
+    for number in range(MANY + 2):
         case, n = f"items {number} drawn with seed {trial.seed}", 2 if number == MANY else 1 + (trial.seed + number) % 9
+        n = 9 + trial.seed % 4 if number > MANY else max(n, 2) if number == 0 else n
         makers[case] = functools.partial(arguments, case, n, number)
     for case, world in tried_in_worlds(trial, makers):
         right = rights[case]
@@ -113,6 +116,7 @@ def examine_token_mean(trial: Trial) -> None:
     cases = {"4 tokens each": [4] * n, "a token more on each rank": list(range(1, n + 1))}
     if n > 1:
         cases["rank 0 has no tokens"] = [0, *range(2, n + 1)]
+    cases["1 token in all"] = [0] * (n - 1) + [1]
     many = "rank 0 has no rows, the others 2,049 tokens each" if n > 1 else "2,049 tokens"
     cases[many] = [0] * (n > 1) + [2049] * max(1, n - 1)
     special = "rank 0 counts an inf, the last rank a NaN"

@@ -84,6 +84,7 @@ class MemoryLedger:
             raise ValueError(f"each name has one kind, but {', '.join(twice)} is given twice")
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._peak, self._block = 0, ""
+        self.patience = _PATIENCE
         self.unremarkable = 0  # elements: up to here it does not matter what other threads are about to release
 
     @contextlib.contextmanager
@@ -128,7 +129,7 @@ class MemoryLedger:
         """Return the bytes held. If they are more than expected, wait for the library's threads first: they release a
         collective's tensors only shortly after it has ended."""
         expected = max(expected, self.unremarkable * self._itemsize)
-        for _ in range(_PATIENCE):
+        for _ in range(self.patience):
             held = sum(storage.nbytes() for storage in self._storages)
             if held <= expected:
                 break

@@ -43,7 +43,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes texts for the same that differ in capital letters",
             fails="value",
-            says="differs in a line break at its ",
+            says="differs in a ",
             edits={"len(set(texts)) > 1": "len({t.strip().lower() for t in texts}) > 1"},
         ),
         WrongAnswer(
@@ -53,9 +53,36 @@ WRONG_ANSWERS = {
             edits={"len(set(texts)) > 1": "texts[0] != texts[-1]"},
         ),
         WrongAnswer(
+            "takes it for agreement if every text is passed twice",
+            fails="value",
+            says=" pass differs ",
+            edits={"len(set(texts)) > 1": "len(set(texts)) > 1 and min(map(texts.count, texts)) < 2"},
+        ),
+        WrongAnswer(
+            "cuts off NUL characters, as padding",
+            fails="value",
+            says="differs in a NUL at its end: what rank",
+            edits={"(texts, text)": "(texts, text.rstrip(chr(0)))"},
+        ),
+        WrongAnswer(
+            "prints no text a second time",
+            fails="value",
+            says="Rank 0, all ranks agree once more: what it prints is [], should be ['ready']",
+            edits={
+                "    elif rank == 0:": "    elif rank == 0 and text not in vars(dist.Work).get('seen', ()):\n"
+                "        dist.Work.seen = [text, *vars(dist.Work).get('seen', ())]"
+            },
+        ),
+        WrongAnswer(
+            "has one digit for the rank",
+            fails="value",
+            says="each begins with its number: what rank 10 prints",
+            edits={"rank {rank}:": "rank {str(rank)[0]}:"},
+        ),
+        WrongAnswer(
             "tidies the text up",
             fails="value",
-            says="there is no other: what rank 0 prints",
+            says=": what rank 0 prints",
             edits={"        print(text)": "        print(text.strip())"},
         ),
         WrongAnswer(
@@ -84,13 +111,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "begins at its number among all ranks, which is right in a row of the mesh",
             fails="value",
-            says='Rank 1, get("next"), in a mesh of 3: ranks',
+            says='get("next"), in a mesh of 3: ranks',
             edits={"dist.get_rank(group) + 1": "dist.get_rank() + 1"},
         ),
         WrongAnswer(
             "takes parts of a key for the key",
             fails="value",
-            says='unknown keys: get("") returned, should raise ValueError',
+            says='unknown keys: get("n") returned, should raise ValueError',
             edits={'what == "next"': 'what in "next"'},
         ),
         WrongAnswer(
@@ -113,11 +140,40 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "goes by the order of the mesh's list, not of the group",
             fails="value",
-            says="in a mesh of 3: ranks",
+            says="in a mesh of 4: ranks",
             body="""
                 if what == "next":
                     members = list(range(dist.get_world_size())) if dm is None else dm.mesh.tolist()
                     return (members.index(dist.get_rank()) + 1) % len(members)
+            """,
+        ),
+        WrongAnswer(
+            "takes the ranks of a mesh to follow one another",
+            fails="value",
+            says="in a mesh of 3: ranks",
+            edits={"dist.get_rank(group) + 1": "dist.get_rank() - (int(dm.mesh.min()) if dm else 0) + 1"},
+        ),
+        WrongAnswer(
+            "compares keys with `is`",
+            fails="runs",
+            says='get("next"): Ranks 0, 1, 2 and 3 raised ValueError: get() knows ws, pg, rank, grank, next',
+            edits={'what == "next"': 'what is "next"'},
+        ),
+        WrongAnswer(
+            "knows eight ranks at most",
+            fails="value",
+            says='if there were 9 ranks, get("next") among 9: rank 7\'s result is 0, should be 8',
+            edits={"% dist.get_world_size(group)": "% min(dist.get_world_size(group), 8)"},
+        ),
+        WrongAnswer(
+            "remembers the last mesh",
+            fails="value",
+            says="after calls with a mesh: the result is",
+            body="""
+                if what == "next":
+                    dist.Work.last = dm or vars(dist.Work).get("last")
+                    group = dist.Work.last.get_group() if dist.Work.last else group
+                    return (dist.get_rank(group) + 1) % dist.get_world_size(group)
             """,
         ),
         WrongAnswer(

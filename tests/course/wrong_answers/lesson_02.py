@@ -19,7 +19,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "every place serves 2 · place + 1 and 2 · place + 2",
             fails="cost",
-            says="if there were 7 ranks, rank ",
+            says="if there were 17 ranks, rank ",
             body="""
                 place = (rank - root) % n
                 if place:
@@ -62,7 +62,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "two rounds, which is right for four ranks",
             fails="value",
-            says="if there were 5 ranks, rank ",
+            says=" ranks, rank ",
             edits={"while reach < n": "while reach < min(n, 4)"},
         ),
         WrongAnswer(
@@ -75,6 +75,23 @@ WRONG_ANSWERS = {
                 "            tensor.mul_(0).add_(buffer)"
             },
             also=("agreement",),
+        ),
+        WrongAnswer(
+            "four rounds, which is right for 16 ranks",
+            fails="value",
+            says="if there were 17 ranks, rank ",
+            edits={"while reach < n": "while reach < min(n, 16)"},
+        ),
+        WrongAnswer(
+            "receives where the storage begins, of which the tensor is a part",
+            fails="value",
+            says="src=0: tensor is",
+            edits={
+                "dist.recv(tensor, group=group, group_src=(rank - reach) % n)": "whole = torch.as_strided("
+                "tensor, (tensor.numel(),), (1,), 0)\n"
+                "            dist.recv(whole, group=group, group_src=(rank - reach) % n)"
+            },
+            also=("untouched", "agreement"),
         ),
         WrongAnswer(
             "a tree for four ranks",
@@ -114,7 +131,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps everything that arrives",
             fails="memory",
-            says="Rank 0, float64, 2 × 2, once more: holds 12 elements at once, budget 8.",
+            says="Rank 0, 601 elements of float64: holds 1,803 elements at once, budget 1,202.",
             edits={"total = arriving.add_(total)": "total = arriving + total"},
         ),
         WrongAnswer(
@@ -171,10 +188,20 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps everything that arrives, in a list",
             fails="memory",
-            says="if there were 5 ranks, rank ",
+            says=" ranks, rank ",
             edits={
                 "    total = tensor\n": "    total, kept = tensor, []\n",
                 "total = arriving.add_(total)": "total = arriving.add_(total)\n            kept.append(arriving)",
+            },
+        ),
+        WrongAnswer(
+            "keeps everything that arrives, as a list of numbers",
+            fails="memory",
+            says="601 elements of float64: takes 1,202 elements out of torch by .tolist()",
+            edits={
+                "    total = tensor\n": "    total, kept = tensor, []\n",
+                "total = arriving.add_(total)": "kept.append(arriving.tolist())\n"
+                "            total = arriving.add_(total)",
             },
         ),
         WrongAnswer(
@@ -225,7 +252,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "works on a copy of the whole tensor",
             fails="memory",
-            says="float64, 2 × 2: holds 9 elements at once, budget 2.",
+            says="601 elements of float64: holds 1,353 elements at once, budget 302.",
             body="""
                 chunks = tensor.clone().view(-1).tensor_split(n)
                 buffer = torch.empty_like(chunks[0])
@@ -297,6 +324,24 @@ WRONG_ANSWERS = {
             fails="runs",
             says="there is no rank -1 among 4",
             edits={"(rank - 1) % n, (rank + 1) % n": "rank - 1, rank + 1"},
+        ),
+        WrongAnswer(
+            "rounds up to a multiple of n where it lies, over what is beside it",
+            fails="untouched",
+            says="15 elements: larger tensor, beside `tensor`, ",
+            edits={
+                "tensor.view(-1).tensor_split(n)": "tensor.view(-1).tensor_split(n)\n"
+                "    if tensor.numel() % n == n - 1 > 0:\n"
+                "        padded = torch.as_strided(tensor, (tensor.numel() + 1,), (1,))\n"
+                "        padded[-1] = 0\n"
+                "        chunks = padded.tensor_split(n)"
+            },
+        ),
+        WrongAnswer(
+            "knows six ranks at most",
+            fails="runs",
+            says="float64, an element more than ranks",
+            edits={"(rank + 1) % n\n": "(rank + 1) % min(n, 6)\n"},
         ),
         WrongAnswer(
             "calls the package's ring",

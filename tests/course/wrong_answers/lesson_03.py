@@ -14,7 +14,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "zeros by multiplication, which are NaN where a weight is inf",
             fails="value",
-            says="the gradient of 'infinite' is [nan, nan, nan], should be",
+            says="the gradient of 'infinite' is [nan, nan, nan, ",
             edits={"torch.zeros_like(parameter)": "parameter.detach() * 0"},
         ),
         WrongAnswer(
@@ -45,7 +45,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "hides NaN and inf",
             fails="value",
-            says="the gradient of 'infinite' is [0, 3.40282e+38, -783], should be [nan, inf, -783]",
+            says="the gradient of 'infinite' is [0, 3.40282e+38, -3.40282e+38, ",
             edits={
                 "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad)\n"
                 "        parameter.grad.nan_to_num_()"
@@ -118,7 +118,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "divides by four, not by the number of ranks",
             fails="value",
-            says="if there were 2 ranks, model 0 drawn with seed",
+            says="model 0 drawn with seed",
             edits={"/= dist.get_world_size()": "/= 4"},
         ),
         WrongAnswer(
@@ -149,6 +149,24 @@ WRONG_ANSWERS = {
             says="the gradient of 'long' is",
             edits={"dist.all_reduce(parameter.grad)": "parameter.numel() > 100_000 or dist.all_reduce(parameter.grad)"},
             also=("agreement",),
+        ),
+        WrongAnswer(
+            "keeps its zeros with the parameter, and the next step finds the mean there",
+            fails="value",
+            says="step 1, is",
+            edits={
+                "parameter.grad = torch.zeros_like(parameter)": "parameter.zeros = getattr("
+                "parameter, 'zeros', torch.zeros_like(parameter))\n            parameter.grad = parameter.zeros"
+            },
+        ),
+        WrongAnswer(
+            "takes some parameter to be trainable",
+            fails="runs",
+            says="every parameter is frozen: Ranks 0, 1, 2 and 3 raised IndexError",
+            edits={
+                "    for parameter in": "    [each for each in model.parameters() if each.requires_grad][0]\n"
+                "    for parameter in"
+            },
         ),
         WrongAnswer(
             "averages an old gradient of a frozen parameter",
@@ -247,6 +265,18 @@ WRONG_ANSWERS = {
                 "            parameter.grad[:100_000] if parameter.dim() == 1 else parameter.grad)"
             },
             also=("agreement",),
+        ),
+        WrongAnswer(
+            "counts items in four bytes",
+            fails="value",
+            says="drawn with seed",
+            edits={"total.item()": "total.int().item()"},
+        ),
+        WrongAnswer(
+            "keeps the total with the first parameter",
+            fails="value",
+            says="drawn with seed",
+            edits={"items / total.item()": "items / vars(next(model.parameters())).setdefault('total', total.item())"},
         ),
         WrongAnswer(
             "counts items in two bytes",

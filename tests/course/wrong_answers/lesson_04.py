@@ -90,6 +90,41 @@ WRONG_ANSWERS = {
             edits={"list(digest.digest())": "list(digest.digest())[:1]"},
         ),
         WrongAnswer(
+            "sums of bytes, weighted by their place and its square",
+            fails="value",
+            says="nine bytes of rank 1 differ, but no sum of bytes does",
+            body="""
+                tensors = [*model.parameters(), *model.buffers()]
+                parts = [tensor.detach().contiguous().flatten().view(torch.uint8).long() for tensor in tensors]
+                flat = torch.cat(parts)
+                place = torch.arange(len(flat)) + 1
+                mine = torch.stack([(flat * place**power).sum() for power in range(3)])
+                everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+                dist.all_gather(everyones, mine)
+                return all(torch.equal(mine, other) for other in everyones)
+            """,
+        ),
+        WrongAnswer(
+            "the beginning and the end of long tensors",
+            fails="value",
+            says="of 300,000: the result is True, should be False.",
+            edits={
+                "digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())": "content = "
+                "tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()\n"
+                "        digest.update(content[:400_000] + content[-400_000:])",
+            },
+        ),
+        WrongAnswer(
+            "asks torch whether a parameter has changed since its last digest",
+            fails="value",
+            says="the last rank differs in the last bit of a float64: the result is True, should be False.",
+            edits={
+                "        digest.update(tensor.detach()": "        kept = vars(tensor).setdefault('kept', {})\n"
+                "        kept.setdefault(tensor._version, tensor.detach()",
+                ".numpy())": ".numpy().tobytes())\n        digest.update(kept[tensor._version])",
+            },
+        ),
+        WrongAnswer(
             "compares the first bytes of the digest",
             fails="value",
             says="the last bytes of rank 1's message are exchanged: the result is True, should be False.",

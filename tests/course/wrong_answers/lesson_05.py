@@ -45,7 +45,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "each rank's own accuracy",
             fails="agreement",
-            says="15 items: Ranks 1 and 2 have different bits from rank 0.",
+            says="15 items: Ranks 2 and 3 have different bits from rank 0.",
             body="return hits.double().mean().item()",
             also=("value",),
         ),

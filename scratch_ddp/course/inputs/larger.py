@@ -1,0 +1,34 @@
+"""A tensor that is a part of a larger one, as a slice of a buffer is: what lies beside it is not the answer's."""
+
+import torch
+
+from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.wording import bits
+
+
+class Larger:
+    """A tensor that holds `part` three times. inside: the second of them, which an answer gets."""
+
+    def __init__(self, part: torch.Tensor):
+        self._part = part.flatten()
+        self._whole = torch.cat([self._part] * 3)
+        self._shape = part.shape
+        self.inside = self._whole.view(3, part.numel())[1].view(part.shape)
+
+    def judge(self, trial: Trial, total: torch.Tensor, whose: str = "") -> None:
+        """V: the part is the total, every bit of it where it has no NaN. The others are as before."""
+        inside = self._whole.view(3, len(self._part))[1].view(self._shape)
+        trial.value(inside, total, f"{whose}tensor", every_bit=not total.isnan().any())
+        self.judge_beside(trial, whose)
+
+    @property
+    def changed_beside(self) -> bool:
+        return any(bits(beside) != bits(self._part) for beside in self._beside())
+
+    def _beside(self) -> list[torch.Tensor]:
+        return list(self._whole.view(3, len(self._part))[::2])
+
+    def judge_beside(self, trial: Trial, whose: str = "") -> None:
+        """The others are as before."""
+        for beside in self._beside():
+            trial.untouched(beside, self._part, f"{whose}larger tensor, beside `tensor`,")
