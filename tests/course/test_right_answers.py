@@ -122,13 +122,11 @@ EDITS = {
             "Unable to find address for": "Unable to find address",
             "did not let this host in": "Install the same versions on both",
         },
-        {
-            '"Unable to find address for" in log': 'log.split("IFNAME=")[-1].split()[0] in log.split("Error", 1)[-1][:200]'
-        },
+        {"Unable to find address for": "enforce fail at gloo"},
         {'f"trying to connect to ({own_address},"': 'f"127.0.1.1       {host}" in log and f"endpoint {own_address}:"'},
         {
             "    for host, log in logs.items():": "    host, other = logs\n"
-            '    for text, cause in (("ens5", "interface"), ("let this host in", "version")):\n'
+            '    for text, cause in (("Unable to find", "interface"), ("let this host in", "version")):\n'
             "        if text in logs[host] or text in logs[other]:\n"
             "            return host if text in logs[host] else other, cause\n"
             "    for host, log in reversed(logs.items()):"

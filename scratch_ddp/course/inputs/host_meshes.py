@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scratch_ddp.course.inputs.every_kind import INT16, parts_drawn, parts_of_every_kind, parts_of_further_dtypes
+from scratch_ddp.course.inputs.every_kind import parts_drawn, parts_of_every_kind, parts_of_further_dtypes
 
 _SPLITS = [(2, 3), (3, 2), (2, 4), (4, 2), (1, 3), (3, 1), (2, 2), (1, 1), (1, 8), (7, 1)]  # hosts and their ranks
 # What gloo adds, not we.
@@ -53,11 +53,15 @@ def drawn_meshes(seed: int) -> dict[str, Mesh]:
 def parts_on_hosts(n: int, seed: int, every_kind: bool) -> dict[str, list[torch.Tensor]]:
     """By case: each rank's tensor; every_kind: of several kinds."""
     drawn = int(torch.randint(2 * n, 200, (1,), generator=torch.Generator().manual_seed(seed)))
-    shapes = {"one element": (1,), f"{drawn} elements, seed {seed}": (drawn,), "as many elements again": (drawn,)}
+    shapes = {"one element": (1,), f"{drawn} elements, seed {seed}": (drawn,)}
     if every_kind:
-        shapes |= {"3 × 5, every second element": (3, 5), f"{n - 1} × 0": (n - 1, 0), f"{n + 1} elements": (n + 1,)}
+        shapes |= {
+            "as many elements again": (drawn,),
+            "3 × 5, every second element": (3, 5),
+            f"{n - 1} × 0": (n - 1, 0),
+        }
     parts = {case: _whole_numbers(n, *shape) for case, shape in shapes.items()}
-    parts["5 × 3, transposed"] = _whole_numbers(n, 5, 3)
+    parts["5 × 3 of int64, transposed"] = [part.long() * (2**45 + 1) for part in _whole_numbers(n, 5, 3)]
     if every_kind:
         kinds = parts_of_every_kind(n) | parts_of_further_dtypes(n)
         parts |= {kind: kinds[kind] for kind in _OF_GLOO}
@@ -70,9 +74,8 @@ def _whole_numbers(n: int, *shape: int) -> list[torch.Tensor]:
 
 def _kinds(n: int, seed: int) -> dict[str, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    kinds = parts_of_every_kind(n) | parts_of_further_dtypes(n) | parts_drawn(n, generator, 5_000)
-    del kinds[INT16]
-    sizes = torch.randint(1, 40, (10,), generator=generator).tolist()
+    kinds = parts_of_every_kind(n) | parts_drawn(n, generator, 5_000)
+    sizes = torch.randint(1, 40, (6,), generator=generator).tolist()
     kinds |= {f"elements of drawn number, {place}": _whole_numbers(n, size) for place, size in enumerate(sizes)}
     kinds |= {"7 × 3, transposed": _whole_numbers(n, 7, 3), "2 × 3 × 4, every second": _whole_numbers(n, 2, 3, 4)}
     return kinds

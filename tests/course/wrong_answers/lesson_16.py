@@ -64,6 +64,7 @@ WRONG_ANSWERS = {
             fails="value",
             says="tensor is",
             edits={"tensor.new_zeros(n, -(-size // n))": "torch.zeros(n, -(-size // n), device=tensor.device)"},
+            also=("cost",),
         ),
         WrongAnswer("everything is sent n times", fails="cost", says="2 × 2 ranks", edits={"-(-size // n)": "size"}),
         WrongAnswer(
@@ -131,7 +132,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "float32 on one host",
             fails="value",
-            says="if there were",
+            says="1 × 4 ranks",
             edits={
                 "parts = tensor.new_zeros(n, -(-size // n))": "kind = torch.float32 if mesh['host'].size() == 1 and "
                 "tensor.dtype == torch.int64 else tensor.dtype\n"
@@ -147,7 +148,7 @@ WRONG_ANSWERS = {
                 "parts.view(-1)[:size] = tensor.flatten()": "parts = vars(function).setdefault((*parts.shape, "
                 "parts.dtype), parts)\n    parts.view(-1)[:size] += tensor.flatten()",
             },
-            also=("untouched", "agreement"),
+            also=("untouched",),
         ),
     ),
     "bytes_out_of_hosts": (
@@ -155,7 +156,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the whole size twice", fails="value", says="should be", edits={"2 * (n - 1) * size // n": "2 * size"}
         ),
-        WrongAnswer("in floats", fails="value", says="a large size", edits={"* size // n": "* size / n"}),
+        WrongAnswer("in floats", fails="value", says="should be an int", edits={"* size // n": "* size / n"}),
         WrongAnswer(
             "in floats, cut at the end",
             fails="value",
