@@ -32,15 +32,16 @@ def read_logs_of_another_job(
 ) -> dict[str, str]:
     """As `read_logs`, with what differs from job to job drawn: addresses, cards, ports, versions, times, warnings.
 
-    shorter: the host whose address the other one's begins with.
+    shorter: the host whose address the other one's begins with; "" if the addresses end alike.
     """
 
     def draw(*bounds: int) -> int:
         return int(torch.randint(*bounds, (), generator=generator))
 
     text = (FOLDER / f"{recording}.txt").read_text(encoding="utf-8")
-    network, least = f"10.{draw(1, 255)}.{draw(1, 255)}", draw(1, 25)
-    first, second = sorted((least, 10 * least + draw(10)), reverse=shorter != names[0])
+    network, least, net = f"10.{draw(1, 255)}", draw(1, 25), draw(1, 254)
+    ends = [f"{net}.{least}", f"{net}.{least}{draw(10)}" if shorter else f"{net + 1}.{least}"]
+    first, second = (f"{network}.{end}" for end in (ends[::-1] if shorter == names[1] else ends))
     cards = torch.randperm(len(_CARDS), generator=generator).tolist()
     ours, theirs = (f"{draw(2**31, 2**32):08x}" for _ in range(2))
     versions = f"it has scratch_ddp 0.2.0 (code {ours}), and the notebook 0.2.0 (code {theirs})"
@@ -48,8 +49,8 @@ def read_logs_of_another_job(
         versions = f"it has torch 2.{draw(6, 12)}.0, and the notebook 2.13.{draw(3)}"
     later, date = draw(1000, 2000), f"{draw(1, 13):02}{draw(1, 29):02}"
     changes = {
-        r"10\.77\.0\.1(?!\d)": f"{network}.{first}",
-        r"10\.77\.0\.2(?!\d)": f"{network}.{second}",
+        r"10\.77\.0\.1(?!\d)": first,
+        r"10\.77\.0\.2(?!\d)": second,
         r"\beth0\b": _CARDS[cards[0]],
         r"\bens5\b": _CARDS[cards[draw(2)]],  # in half the jobs it is a card that the other host has
         r"\b29500\b": str(draw(20_000, 60_000)),

@@ -106,10 +106,11 @@ class _Group(dist.ProcessGroup):
         if number == len(self._board):
             self._board.append({})
         meeting = self._board[number]
-        gift = meeting[self._place] = _Gift(name, brought, op)
-        first = next(iter(meeting.values()))
+        gift = _Gift(name, brought, op)
+        first = next(iter(meeting.values()), gift)
         if gift.kind != first.kind:
             raise ValueError(f"one rank of a group calls {first}, rank {self._seat.rank()} {gift}")
+        meeting[self._place] = gift
         outputs = _flat(given[0]) if brought else []
         self._compare(name, brought, outputs)
         return _Work(lambda: self._wait(meeting, name, outputs))
