@@ -20,5 +20,6 @@ class Fenced:
         trial.value(self.tensor, total, f"{whose}tensor")
         if not whose:
             trial.agreement(self.tensor)
-        self.tensor.fill_(7)
+        with torch.no_grad():  # the answer may have made it require a gradient
+            self.tensor.fill_(7)
         trial.untouched(self._whole, torch.full_like(self._whole, 7), f"{whose}larger tensor, beside `tensor`,")

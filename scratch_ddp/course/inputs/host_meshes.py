@@ -16,6 +16,7 @@ _OF_GLOO = [
     "uint8 with a sum above 255",
     "int64 above 2⁵³, a scalar, 0 on rank 0",
     "complex64",
+    "20,003 elements of float32",
     "20,003 elements of float64",
 ]
 
@@ -75,7 +76,9 @@ def _whole_numbers(n: int, *shape: int) -> list[torch.Tensor]:
 def _kinds(n: int, seed: int) -> dict[str, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     kinds = parts_of_every_kind(n) | parts_drawn(n, generator, 5_000)
-    sizes = torch.randint(1, 40, (6,), generator=generator).tolist()
-    kinds |= {f"elements of drawn number, {place}": _whole_numbers(n, size) for place, size in enumerate(sizes)}
+    for number, exponent in enumerate(torch.rand(8, generator=generator).tolist()):
+        dtype = torch.float64 if number % 4 == 3 else torch.float32
+        parts = [part.to(dtype) for part in _whole_numbers(n, int(4000**exponent))]
+        kinds[f"elements of drawn number, {number}"] = parts
     kinds |= {"7 × 3, transposed": _whole_numbers(n, 7, 3), "2 × 3 × 4, every second": _whole_numbers(n, 2, 3, 4)}
     return kinds

@@ -277,6 +277,7 @@ def examine_resume(trial: Trial) -> None:
         (20, 1, 4, 6, 2, 0),
         (9, 3, 1, 100, 2, 4),
         (5, 2, 2, 2000, 3, 3),
+        (20, 1, 3, 8, 6, 4),  # more ranks than items in a step
         (4097, 64, 64, 1, 2, 2),
         (300, 13, 20, 1, 100, 3),
         (3, 2, 4, 0, 1, 1010),  # an epoch is one step
@@ -334,8 +335,8 @@ def examine_saving_interval(trial: Trial) -> None:
     jobs += [(60, 300, 30, 1), (60, 300, 30, 1000), (30, 600, 1000, 16_384), (10, 0, 1, 24), (1e-3, 1.0, 1e-3, 80)]
     jobs += [(2, 18, 1200 / day, 1), (1e-5, 0, 5e-6, 1), (3000, 60, 20_000, 1), (0.1, 10, 5_000, 1_000_000)]
     given = len(jobs)
-    for share, mean, restart, hosts in torch.rand(8, 4, generator=trial.generator()).tolist():
-        mean, hosts = 10 ** (8 * mean), int(10 ** (6 * hosts))  # of all magnitudes
+    for share, mean, restart, hosts in torch.rand(24, 4, generator=trial.generator()).tolist():
+        mean, hosts = 10 ** (8 * mean), int(10 ** (4.5 * hosts))  # of all magnitudes
         jobs.append((mean / 50 / 10 ** (5 * share), 50 * restart * mean, mean * hosts / day, hosts))
     cases = {
         f"save={save:.3g}, restart={restart:.3g}, days={days:.4g}, hosts={hosts:,}"

@@ -140,6 +140,24 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "many elements in half precision between hosts",
+            fails="value",
+            says="20,003 elements of float32",
+            edits={
+                "dist.all_reduce(mine, group=between)": "low = mine.bfloat16() if size > 300 and "
+                "mine.dtype == torch.float32 else mine\n    dist.all_reduce(low, group=between)\n    mine.copy_(low)"
+            },
+        ),
+        WrongAnswer(
+            "makes the tensor require a gradient",
+            fails="untouched",
+            says="requires_grad",
+            edits={
+                "    tensor.copy_(": "    if tensor.is_floating_point():\n        tensor.requires_grad_()\n"
+                "    tensor = tensor.detach()\n    tensor.copy_("
+            },
+        ),
+        WrongAnswer(
             "adds to what is left from before",
             fails="value",
             says="again",
