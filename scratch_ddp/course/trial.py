@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -70,7 +71,7 @@ class Trial:
         self._function, self._meeting, self._seconds = function, meeting, seconds
         self.seed, self._world = seed, world or all_ranks()
         self.on_all_ranks, self.place = world is None, self._world.place
-        self._case, self._calls = "", 0
+        self._case, self._calls, self._hint = "", 0, ""
         self._parts: list[_Part] = []  # of the last call
         self._reports_of_parts: list[list[str]] = []  # by rank
         # Criterion -> (in which call, this rank's first complaint), "" if there is none.
@@ -184,12 +185,15 @@ class Trial:
         known = {f"{name} ({case})": value for case, named in names.items() for name, value in named.items()}
         self.call(using=in_turn, **({"beside": known} | options))
         parts, everyones, whole = self._parts, self._reports_of_parts, (self.calls, self._reports)
+        kept = Counter(id(result) for result in results if isinstance(result, (list, dict)))
         for number, (case, result) in enumerate(zip(cases, results, strict=True)):
             self._begin(case)
+            self._hint = " (it is the same object in several calls: make a new one in each)" * (kept[id(result)] > 1)
             self.calls, self._reports = parts[number].log.calls, [reports[number] for reports in everyones]
             yield result
         self.calls, self._reports = whole
         self._begin("")
+        self._hint = ""
 
     def _by_name(self, args: Sequence[Any]) -> dict[str, Any]:
         """The arguments as the answer calls them, if these are its own: not what it has returned, for instance."""
@@ -277,6 +281,7 @@ class Trial:
 
     def criterion(self, name: str, complaint: str, what: str = "") -> None:
         """Any other criterion: `complaint` says what is wrong on this rank, "" if nothing is. The first one is kept."""
+        complaint += self._hint if name == "value" and complaint else ""
         text = f"{f', {self._case}' if self._case else ''}: {f'{what} {complaint}'.strip()}"  # behind `Rank 2`
         if not self._found.get(name, (0, ""))[1]:
             self._found[name] = (self._calls, text if complaint else "")

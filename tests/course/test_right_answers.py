@@ -66,6 +66,10 @@ EDITS = {
             "torch.empty_like(parts[0])": "parts[dist.get_rank(local)].clone()",
             "tensor.copy_(": "return tensor.copy_(",
         },
+        {
+            "dist.get_world_size(local), tensor": 'mesh.size(mesh.mesh_dim_names.index("local")), tensor',
+            'mesh["local"].get_group(), mesh["host"].get_group()': 'mesh.get_group("local"), mesh.get_group("host")',
+        },
     ],
     "bytes_out_of_hosts": [
         {"dict.fromkeys(host_of.values(), 0)": "__import__('collections').Counter(dict.fromkeys(host_of.values(), 0))"},
@@ -99,6 +103,7 @@ EDITS = {
         {"sqrt(2 * save * between_failures)": "(2 * save * between_failures) ** 0.5"},
         {"sqrt(2 * save * between_failures)": "sqrt(2 * save * between_failures) - save"},  # from one save's begin
         {"days * 24 * 3600 / hosts": "86400 * days * (1 / hosts)"},
+        {"return sqrt(": "import numpy as np\n\n    return np.sqrt("},
         {
             "    return ": "    def lost(t):\n        return save / t + t / 2 / between_failures\n"
             "\n    t = between_failures\n    while lost(0.99 * t) < lost(t):\n        t *= 0.99\n"
@@ -117,11 +122,11 @@ EDITS = {
             "Unable to find address for": "Unable to find address",
             "did not let this host in": "Install the same versions on both",
         },
-        {"Unable to find address for": "GLOO_SOCKET_IFNAME=ens5"},
+        {"Unable to find address for": "enforce fail at gloo"},
         {'f"trying to connect to ({own_address},"': 'f"127.0.1.1       {host}" in log and f"endpoint {own_address}:"'},
         {
             "    for host, log in logs.items():": "    host, other = logs\n"
-            '    for text, cause in (("ens5", "interface"), ("let this host in", "version")):\n'
+            '    for text, cause in (("Unable to find", "interface"), ("let this host in", "version")):\n'
             "        if text in logs[host] or text in logs[other]:\n"
             "            return host if text in logs[host] else other, cause\n"
             "    for host, log in reversed(logs.items()):"

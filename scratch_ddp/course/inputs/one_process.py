@@ -106,12 +106,14 @@ class World:
 
 
 def tried_in_worlds(
-    trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]], using: Callable | None = None
+    trial: Trial,
+    cases: Mapping[str, Callable[[], list[tuple]]],
+    using: Callable[[str, Callable], Callable] = lambda case, answer: answer,
 ) -> Iterator[tuple[str, World]]:
     """Each rank of the trial tries its share of the cases; yields a case and what became of it.
 
-    cases: by name, what makes the arguments, by rank of the world. using: as for `Trial.call`. Of a case that does not
-    end it complains.
+    cases: by name, what makes the arguments, by rank of the world. using: what is called in a case, in place of the
+    answer. Of a case that does not end it complains.
     """
     mine = {case: make() for case, make in list(cases.items())[trial.rank :: trial.size]}
     worlds: dict[str, World] = {}
@@ -119,7 +121,7 @@ def tried_in_worlds(
     def try_all(answer: Callable) -> None:
         for case, given in mine.items():
             limit_anew()
-            worlds[case] = World(functools.partial(using, answer) if using else answer, given)
+            worlds[case] = World(using(case, answer), given)
             size = f"{len(given)} ranks" if len(given) > 1 else "one rank only"
             worlds[case].place = f"if there were {size}, {case}:"
 
@@ -201,7 +203,7 @@ class _Seat(dist.ProcessGroup):
         self._mine.release()
         self._thread.join(1.0)
 
-    def _wait_until(self, may_go_on: Callable[[], bool]) -> None:
+    def wait_until(self, may_go_on: Callable[[], bool]) -> None:
         """Let the others run until then."""
         while not may_go_on():
             self._may_go_on = may_go_on
@@ -259,7 +261,7 @@ class _Seat(dist.ProcessGroup):
             return _Work(lambda: None)
 
         def receive() -> None:
-            self._wait_until(lambda: bool(box))
+            self.wait_until(lambda: bool(box))
             sent = box.pop(0)
             if (sent.numel(), sent.dtype) != (tensor.numel(), tensor.dtype):
                 raise ValueError(f"rank {ends[0]} sends another number of elements, or another dtype, than is received")
@@ -269,7 +271,7 @@ class _Seat(dist.ProcessGroup):
         return _Work(receive)
 
     def _wait(self, number: int, name: str, given: list) -> None:
-        self._wait_until(lambda: len(self._world.meetings[number]) == self._size)
+        self.wait_until(lambda: len(self._world.meetings[number]) == self._size)
         brought = [self._world.meetings[number][rank] for rank in range(self._size)]
         root = brought[0].call.peer
         with torch.no_grad():

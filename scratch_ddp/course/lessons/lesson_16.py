@@ -1,8 +1,9 @@
 """Lesson 16, many machines: bytes that leave a host, a resume, the interval between saves, and two logs."""
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import sqrt
 
 import torch
@@ -10,10 +11,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.inputs.every_kind import INT16, parts_of_every_kind, parts_of_further_dtypes, total_of
-from scratch_ddp.course.inputs.host_logs import fault_in, read_logs, recordings
+from scratch_ddp.course.inputs.every_kind import total_of
+from scratch_ddp.course.inputs.fenced import Fenced
+from scratch_ddp.course.inputs.host_logs import fault_in, read_logs_of_another_job, recordings
+from scratch_ddp.course.inputs.host_meshes import drawn_meshes, parts_on_hosts
+from scratch_ddp.course.inputs.mesh_in_one_process import RanksOfMesh
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
-from scratch_ddp.course.wording import difference
+from scratch_ddp.course.wording import difference, shown
 from scratch_ddp.instruments.traffic import ring_bytes
 from scratch_ddp.instruments.traffic.calls import Call
 
@@ -21,9 +26,10 @@ from scratch_ddp.instruments.traffic.calls import Call
 def hierarchical_all_reduce(tensor, mesh):
     """Leave in `tensor` the sum over all ranks of the mesh, the same bits on every rank.
 
-    mesh: a DeviceMesh. mesh["local"] holds the ranks of this rank's host, mesh["host"] the ranks
-    with its place on every host; both can be a single rank. tensor: any shape and strides, empty
-    too, and any dtype that gloo adds; shape and dtype are the same on every rank.
+    mesh: a DeviceMesh, its two dimensions in either order. mesh["local"] holds the ranks of this
+    rank's host, mesh["host"] the ranks with its place on every host; both can be a single rank.
+    tensor: any shape and strides, empty too, and any dtype that gloo adds; it may be a part of a
+    larger tensor. Shape and dtype are the same on every rank.
     Cost: one reduce-scatter and one all-gather in the host, one all-reduce between the hosts. Each
     rank's part is the tensor's elements divided by the ranks of a host, rounded up. So each of
     H hosts sends 2(H-1)/H of the tensor's bytes, with its padding, to other hosts.
@@ -64,7 +70,7 @@ def bytes_out_of_hosts(ring, host_of, size):
 
 
 def resume(saved, rank, n, steps):
-    """Return the items of this rank in the next `steps` steps of a resumed run: a list of lists.
+    """Return the items of this rank in the next `steps` steps of a resumed run: a list of lists of ints.
 
     Together, the n ranks have in each step the items that they would have had without the
     interruption: of an epoch no item is seen twice and none left out, however often n changes.
@@ -92,7 +98,7 @@ def resume(saved, rank, n, steps):
 
 
 def saving_interval(save, restart, days, hosts):
-    """Return the seconds of work between two saves with which a job loses the least time.
+    """Return the seconds of work between two saves with which a job loses the least time, a float.
 
     save, restart: seconds that a save and a restart take; meanwhile nobody works. A host fails once
     in so many `days` on average, at any moment equally likely, and one failed host stops the job.
@@ -111,7 +117,8 @@ def faulty_host(logs):
 
     logs: a dict from each host's name to what was printed there. Each log begins with the host's
     name, its address and what its own name leads to. On many systems that is 127.0.1.1, which does
-    no harm unless the rendezvous is to be on that host. Names are drawn, in either order. cause is
+    no harm unless the rendezvous is to be on that host. Names, addresses, ports, cards, versions and
+    times are drawn; the hosts come in either order. cause is
     "interface": the ranks there are to use a network card that the host does not have
     "name": its own name leads to 127.0.1.1, so it does not see that the rendezvous is to be there
     "version": it has another version of a package than the notebook
@@ -131,41 +138,42 @@ def faulty_host(logs):
 
 
 def examine_hierarchical_all_reduce(trial: Trial) -> None:
-    """V, A, C, and the right group, for every split of the ranks into equal hosts, in blocks and alternating."""
-    n = trial.size
-    ranks, layouts = torch.arange(n), {}
-    for hosts in (number for number in range(2, n) if n % number == 0):
-        layouts[f"{hosts} × {n // hosts} ranks in blocks"] = ranks.view(hosts, -1)
-        layouts[f"{hosts} × {n // hosts} ranks alternating"] = ranks.view(-1, hosts).T
-    layouts |= {f"1 × {n} ranks": ranks.view(1, n), f"{n} × 1 ranks": ranks.view(n, 1)}
-    for number, (where, members) in enumerate(layouts.items()):
-        _examine_mesh(trial, where, members, every_kind=number == 0 and trial.on_all_ranks)
+    """V, A, C, and the right group, for every split of the ranks into equal hosts; then meshes of 1 to 8 ranks."""
+    n, device = trial.size, trial.device.type
+    splits = [*(hosts for hosts in range(2, n) if n % hosts == 0), 1]
+    for hosts in splits:
+        ranks = torch.arange(n).view(hosts, -1)
+        mesh = DeviceMesh(device, ranks, mesh_dim_names=("host", "local"))
+        every_kind = hosts == splits[0] and trial.on_all_ranks
+        _examine_mesh(trial, mesh, f"{hosts} × {n // hosts} ranks in blocks", every_kind)
+        # With the names exchanged it is another split, on the same groups.
+        turned = DeviceMesh.from_group(mesh.get_all_groups(), device, mesh=ranks, mesh_dim_names=("local", "host"))
+        _examine_mesh(trial, turned, f'{n // hosts} × {hosts} ranks alternating, "local" the first dimension', False)
+    trial.end_if_wrong()
+    if trial.on_all_ranks:
+        _examine_meshes_in_one_process(trial)
 
 
-def _examine_mesh(trial: Trial, where: str, members: torch.Tensor, every_kind: bool) -> None:
-    """members: (hosts, ranks of a host)."""
-    hosts, local = members.shape
-    mesh = DeviceMesh(trial.device.type, members, mesh_dim_names=("host", "local"))
-    everyones = {f"{where}, {case}": parts for case, parts in _parts(trial, every_kind).items()}
-    mine = {case: parts[trial.rank].to(trial.device, copy=True) for case, parts in everyones.items()}
-    spread = {case: tensor.new_zeros(*tensor.shape, 2) for case, tensor in mine.items() if "every second" in case}
-    for case, wide in spread.items():
-        wide[..., 0], wide[..., 1] = mine[case], 7
-        mine[case] = wide[..., 0]
-    gaps = {f"what lies beside the tensor ({case})": wide[..., 1] for case, wide in spread.items()}
-    cases = {case: (tensor, mesh) for case, tensor in mine.items()}
-    for case, _ in zip(cases, trial.call_each(cases, changes=list(mine.values())), strict=True):
-        trial.value(mine[case], total_of(everyones[case]).to(trial.device), "tensor")
-        trial.agreement(mine[case])
-    for case, gap in gaps.items():
-        trial.untouched(gap, torch.full_like(gap, 7), case)
+def _examine_mesh(trial: Trial, mesh: DeviceMesh, where: str, every_kind: bool) -> None:
+    everyones = {
+        f"{where}, {case}": parts for case, parts in parts_on_hosts(trial.size, trial.seed, every_kind).items()
+    }
+    fenced = {case: Fenced(parts[trial.rank].to(trial.device), case) for case, parts in everyones.items()}
+    cases = {case: (each.tensor, mesh) for case, each in fenced.items()}
     inside, between = (tuple(dist.get_process_group_ranks(mesh[name].get_group())) for name in ("local", "host"))
-    for call in trial.calls:
-        trial.criterion("group", _wrong_group(call, inside, between), f"{where}:")
-    parts = [-(-tensor.numel() // local) * tensor.element_size() for tensor in mine.values()]
-    wire = sum(2 * (local - 1) * part + ring_bytes("all_reduce", part, hosts, 0) for part in parts)
-    each = {"reduce_scatter": len(mine), "all_reduce": len(mine), "all_gather": len(mine)}
-    trial.cost(calls=each, max_wire_bytes=wire, note=lambda _: f"({where}, {len(mine)} tensors together)")
+    for case, _ in zip(cases, trial.call_each(cases, changes=[each.tensor for each in fenced.values()]), strict=True):
+        fenced[case].judge(trial, total_of(everyones[case]).to(trial.device))
+        for call in trial.calls:
+            trial.criterion("group", _wrong_group(call, inside, between))
+        trial.cost(calls=_CALLS, max_wire_bytes=_wire_bytes(everyones[case][0], len(between), len(inside)))
+
+
+_CALLS = {"reduce_scatter": 1, "all_reduce": 1, "all_gather": 1}
+
+
+def _wire_bytes(tensor: torch.Tensor, hosts: int, local: int) -> int:
+    part = -(-tensor.numel() // local) * tensor.element_size()
+    return 2 * (local - 1) * part + ring_bytes("all_reduce", part, hosts, 0)
 
 
 def _wrong_group(call: Call, inside: tuple[int, ...], between: tuple[int, ...]) -> str:
@@ -176,22 +184,25 @@ def _wrong_group(call: Call, inside: tuple[int, ...], between: tuple[int, ...]) 
     return f"{call.name} goes through ranks {list(call.members)}, should go through ranks {list(right)}"
 
 
-def _parts(trial: Trial, every_kind: bool) -> dict[str, list[torch.Tensor]]:
-    """By case: each rank's tensor. Their sum is the same in every order."""
-    n = trial.size
-    drawn = int(torch.randint(2 * n, 200, (1,), generator=trial.generator()))
-    shapes = {"one element": (1,), f"{drawn} elements, seed {trial.seed}": (drawn,)}
-    if every_kind:
-        shapes |= {"3 × 5, every second element": (3, 5), f"{n - 1} × 0": (n - 1, 0), f"{n + 1} elements": (n + 1,)}
-    parts = {
-        case: [torch.arange(float(math.prod(shape))).view(shape) * 3 - 5 * rank + 1 for rank in range(n)]
-        for case, shape in shapes.items()
-    }
-    parts["5 × 3, transposed"] = [torch.arange(15.0).view(3, 5).T * (rank + 1) for rank in range(n)]
-    if every_kind:
-        parts |= parts_of_every_kind(n) | parts_of_further_dtypes(n)
-        del parts[INT16]
-    return parts
+def _examine_meshes_in_one_process(trial: Trial) -> None:
+    """V and C for every kind of tensor on meshes of any hosts and ranks."""
+    cases = drawn_meshes(trial.seed)
+    fenced: dict[str, list[Fenced]] = {}
+
+    def arguments(case: str) -> list[tuple]:
+        fenced[case] = [Fenced(part.to(trial.device), case) for part in cases[case].parts]
+        return [(each.tensor,) for each in fenced[case]]
+
+    def on_mesh(case: str, answer: Callable) -> RanksOfMesh:
+        return RanksOfMesh(answer, cases[case].ranks, cases[case].names)
+
+    makers = {case: functools.partial(arguments, case) for case in cases}
+    for case, world in tried_in_worlds(trial, makers, on_mesh):
+        mesh = cases[case]
+        for rank, each in enumerate(fenced[case]):
+            each.judge(trial, total_of(mesh.parts).to(trial.device), f"{world.place} rank {rank}'s ")
+        wire = _wire_bytes(mesh.parts[0], mesh.hosts, mesh.ranks.numel() // mesh.hosts)
+        trial.criterion("cost", world.over_budget(_CALLS, wire), world.place)
 
 
 def examine_bytes_out_of_hosts(trial: Trial) -> None:
@@ -201,15 +212,21 @@ def examine_bytes_out_of_hosts(trial: Trial) -> None:
     cases = {
         "4 ranks in blocks": ([0, 1, 2, 3], two, 4 * 10),
         "4 ranks, hosts alternate": ([0, 2, 1, 3], two, 4 * 10),
+        "4 ranks, hosts alternate, twice the size": ([0, 2, 1, 3], two, 4 * 20),
+        "4 ranks, other hosts": ([0, 2, 1, 3], {0: "a", 1: "a", 2: "a", 3: "b"}, 4 * 10),
         "2 ranks on 2 hosts": ([0, 2], two, 2 * 3),
         "2 ranks of one host": ([3, 2], two, 2 * 3),
         "3 hosts of unequal size": ([6, 0, 4, 1, 2, 5, 3], uneven, 7 * 11),
         "3 hosts in blocks, a large size": ([0, 1, 2, 3, 4, 5, 6], uneven, 7 * (10**17 + 1)),
+        "a size above 2⁶⁴": ([6, 0, 4, 1, 2, 5, 3], uneven, 7 * (10**30 + 1)),
         "3 ranks of 7": ([5, 6, 1], uneven, 3 * 8),
         "a single rank": ([1], two, 12),
         "ranks far apart": ([40, 8, 3, 90], {8: "x", 3: "y", 90: "x", 40: "y"}, 4 * 5),
+        "names that are nearly equal": ([0, 1, 2, 3, 4], dict(enumerate(["Box", "box", "box ", "box1", "box11"])), 5),
         "no bytes": ([0, 2, 1, 3], two, 0),
     }
+    if trial.on_all_ranks:
+        cases["1,010 ranks"] = list(range(1010)), {rank: f"h{rank % 7}" for rank in range(1010)}, 1010
     generator = trial.generator()
     for n in (6, 13):
         ring = torch.randperm(n, generator=generator).tolist()
@@ -218,22 +235,34 @@ def examine_bytes_out_of_hosts(trial: Trial) -> None:
     cases = {case: (ring, dict(host_of), size) for case, (ring, host_of, size) in cases.items()}
     expected = [_sent_by_hosts(*each) for each in cases.values()]
     for result, right in zip(trial.call_each(cases), expected, strict=True):
-        trial.value(dict(result) if isinstance(result, dict) else result, right)
+        trial.criterion("value", _wrong_bytes(result, right), "the result")
     trial.cost(calls={})
 
 
 def _sent_by_hosts(ring: list[int], host_of: dict[int, str], size: int) -> dict[str, int]:
-    """Message by message."""
+    """Message by message of a round, times the rounds."""
     sent = dict.fromkeys(host_of.values(), 0)
-    for _ in range(2 * (len(ring) - 1)):  # rounds, in each of which every rank sends one part
-        for sender, receiver in zip(ring, [*ring[1:], ring[0]], strict=True):
-            if host_of[sender] != host_of[receiver]:
-                sent[host_of[sender]] += size // len(ring)
+    rounds = 2 * (len(ring) - 1)  # in each of which every rank sends one part
+    for sender, receiver in zip(ring, [*ring[1:], ring[0]], strict=True):
+        if host_of[sender] != host_of[receiver]:
+            sent[host_of[sender]] += rounds * (size // len(ring))
     return sent
 
 
+def _wrong_bytes(result: object, right: dict[str, int]) -> str:
+    if not isinstance(result, dict):
+        return difference(result, right)
+    for host, number in right.items():
+        if host not in result:
+            return f"has no entry for host {host!r}, should be {number:,}"
+        if complaint := difference(result[host], number):
+            return f"for host {host!r} {complaint}"
+    others = [key for key in result if key not in right]
+    return f"has an entry {others[0]!r}, which is no host, should be {shown(right)}" if others else ""
+
+
 def examine_resume(trial: Trial) -> None:
-    """V on every rank of each new number of ranks: in an epoch, over its end, several of them; drawn runs."""
+    """V on the ranks of each new number of ranks: in an epoch, over its end, several of them; drawn runs."""
     runs = [  # items, ranks, per_rank, done, n, steps
         (48, 4, 3, 2, 4, 2),
         (48, 4, 3, 2, 2, 4),
@@ -242,33 +271,61 @@ def examine_resume(trial: Trial) -> None:
         (50, 4, 3, 4, 4, 3),
         (50, 4, 3, 5, 2, 6),
         (50, 4, 3, 14, 5, 8),
+        (46, 4, 3, 3, 3, 2),
         (37, 3, 4, 0, 1, 9),
         (7, 2, 5, 3, 8, 2),
         (20, 1, 4, 6, 2, 0),
         (9, 3, 1, 100, 2, 4),
+        (5, 2, 2, 2000, 3, 3),
+        (20, 1, 3, 8, 6, 4),  # more ranks than items in a step
+        (4097, 64, 64, 1, 2, 2),
+        (300, 13, 20, 1, 100, 3),
+        (3, 2, 4, 0, 1, 1010),  # an epoch is one step
     ]
-    drawn = torch.randint(1, 7, (3, 6), generator=trial.generator()).tolist()
+    generator = trial.generator()
+    drawn = torch.randint(1, 7, (4, 6), generator=generator).tolist()
+    seeds = torch.randint(2**40, (len(drawn),), generator=generator).tolist()
+    runs = runs if trial.on_all_ranks else runs[:4]
     runs += [(10 * items + done, ranks, per_rank, done, n, steps) for items, ranks, per_rank, done, n, steps in drawn]
     cases, expected = {}, {}
     for number, (items, ranks, per_rank, done, n, steps) in enumerate(runs):
-        saved = {"seed": 3 * number, "items": items, "ranks": ranks, "per_rank": per_rank, "done": done}
-        everyones = list(itertools.islice(_steps_of(saved), done, done + steps))
+        saved = {"seed": 3 * (number // 2), "items": items, "ranks": ranks, "per_rank": per_rank, "done": done}
+        if number >= len(runs) - len(drawn):
+            saved["seed"] = seeds.pop()
+        everyones = list(itertools.islice(_steps_from(saved), steps))
+        saved = dict(sorted(saved.items(), reverse=number % 2))  # a dict's order says nothing
         note = f", drawn with seed {trial.seed}" if number >= len(runs) - len(drawn) else ""
-        for rank in range(n):
+        for rank in range(n) if n < 10 else (0, 1, n // 2, n - 1):
             case = f"saved={saved}, rank {rank} of {n}, {steps} steps{note}"
             cases[case] = (dict(saved), rank, n, steps)
             expected[case] = [everyone[rank::n] for everyone in everyones]
     for case, result in zip(cases, trial.call_each(cases), strict=True):
-        trial.value(result, expected[case])
+        trial.criterion("value", _wrong_items(result, expected[case]), "the result")
     trial.cost(calls={})
 
 
-def _steps_of(saved: dict[str, int]) -> Iterator[list[int]]:
-    """The items of each step, from the first one on."""
-    for epoch in itertools.count():
+def _steps_from(saved: dict[str, int]) -> Iterator[list[int]]:
+    """The items of each step after those that are done."""
+    batch = saved["ranks"] * saved["per_rank"]
+    steps = len(range(0, saved["items"], batch))  # of an epoch
+    done = saved["done"] % steps
+    for epoch in itertools.count(saved["done"] // steps):
         generator = torch.Generator().manual_seed(saved["seed"] + epoch)
         order = torch.randperm(saved["items"], generator=generator)
-        yield from (step.tolist() for step in order.split(saved["ranks"] * saved["per_rank"]))
+        yield from (step.tolist() for step in order.split(batch)[done:])
+        done = 0
+
+
+def _wrong_items(result: object, right: list[list[int]]) -> str:
+    if not isinstance(result, list) or len(result) != len(right):
+        length = f", of {len(result)} steps, not {len(right)}" if isinstance(result, list) else ""
+        return f"{difference(result, right)}{length}"
+    for number, (mine, items) in enumerate(zip(result, right, strict=True)):
+        if type(mine) is list and mine == items and {int}.issuperset(map(type, mine)):
+            continue
+        if complaint := difference(mine, items) or next(filter(None, map(difference, mine, items)), ""):
+            return f"for step {number} of these {complaint}"
+    return ""
 
 
 def examine_saving_interval(trial: Trial) -> None:
@@ -276,11 +333,14 @@ def examine_saving_interval(trial: Trial) -> None:
     day = 86_400
     jobs = [(2, 18, 600 / day, 1), (2, 600, 600 / day, 1), (2, 18, 1200 / day, 2), (12, 60, 600 / day, 1)]
     jobs += [(60, 300, 30, 1), (60, 300, 30, 1000), (30, 600, 1000, 16_384), (10, 0, 1, 24), (1e-3, 1.0, 1e-3, 80)]
-    drawn = torch.randint(1, 100, (3, 4), generator=trial.generator()).tolist()
-    jobs += [(save / 10, 5 * restart, 3 * days, hosts) for save, restart, days, hosts in drawn]
+    jobs += [(2, 18, 1200 / day, 1), (1e-5, 0, 5e-6, 1), (3000, 60, 20_000, 1), (0.1, 10, 5_000, 1_000_000)]
+    given = len(jobs)
+    for share, mean, restart, hosts in torch.rand(24, 4, generator=trial.generator()).tolist():
+        mean, hosts = 10 ** (8 * mean), int(10 ** (4.5 * hosts))  # of all magnitudes
+        jobs.append((mean / 50 / 10 ** (5 * share), 50 * restart * mean, mean * hosts / day, hosts))
     cases = {
-        f"save={save:g}, restart={restart}, days={days:.4g}, hosts={hosts:,}"
-        + (f" (seed {trial.seed})" if number >= len(jobs) - len(drawn) else ""): (save, restart, days, hosts)
+        f"save={save:.3g}, restart={restart:.3g}, days={days:.4g}, hosts={hosts:,}"
+        + (f" (seed {trial.seed})" if number >= given else ""): (save, restart, days, hosts)
         for number, (save, restart, days, hosts) in enumerate(jobs)
     }
     for case, result in zip(cases, trial.call_each(cases), strict=True):
@@ -306,20 +366,26 @@ def _best_interval(save: float, mean: float) -> float:
 
 
 def _wrong_interval(result: object, best: float) -> str:
-    if type(result) not in (int, float):
+    if isinstance(result, bool) or not isinstance(result, (int, float)):  # numpy's float64 is a float
         return difference(result, best)
     return "" if 0.9 * best <= result <= 1.1 * best else f"is {result:.4g}, should be {best:.4g}, give or take 10 %"
 
 
 def examine_faulty_host(trial: Trial) -> None:
-    """V on every recording, with names that are drawn, long and short, and the host at fault first and last."""
+    """V on every recording as another job would have printed it, with the host at fault first and last."""
     cases, expected = {}, {}
-    numbers = iter(torch.randperm(900, generator=trial.generator()).tolist())
-    for recording, turned in itertools.product(recordings(), (False, True)):
-        names = f"gpu{next(numbers)}", f"worker-{100 + next(numbers)}"
+    generator = trial.generator()
+    numbers = iter(torch.randperm(900, generator=generator).tolist())
+    jobs = list(itertools.product(recordings(), (False, True), (False, True)))
+    for recording, turned, alike in jobs if trial.on_all_ranks else jobs[::4]:
+        if alike and not recording.startswith("name"):  # where addresses are compared
+            continue
+        number, other = next(numbers), next(numbers)
+        pairs = (f"gpu{number}", f"worker-{other}"), (f"node{number}", f"node{number}1"), ("gpu", f"gpu{number}")
+        names = pairs[(number + turned) % 3][:: 1 if other % 2 else -1]
         given = names[::-1] if turned else names
-        logs = read_logs(recording, given)
-        case = f"recording {recording}, names {' and '.join(given)}"
+        logs = read_logs_of_another_job(recording, given, generator, names[0] if alike else "")
+        case = f"recording {recording} with other names and numbers, names {' and '.join(given)}, seed {trial.seed}"
         cases[case] = ({name: logs[name] for name in names},)
         expected[case] = fault_in(recording, given)
     for case, result in zip(cases, trial.call_each(cases), strict=True):
@@ -331,5 +397,7 @@ HIERARCHICAL_ALL_REDUCE = Exercise(hierarchical_all_reduce, examine_hierarchical
 BYTES_OUT_OF_HOSTS = Exercise(bytes_out_of_hosts, examine_bytes_out_of_hosts)
 RESUME = Exercise(resume, examine_resume)
 SAVING_INTERVAL = Exercise(saving_interval, examine_saving_interval, given="from math import sqrt")
-FAULTY_HOST = Exercise(faulty_host, examine_faulty_host, also_named=("read_logs", "fault_in"))
+FAULTY_HOST = Exercise(
+    faulty_host, examine_faulty_host, also_named=("read_logs", "read_logs_of_another_job", "fault_in")
+)
 EXERCISES = (HIERARCHICAL_ALL_REDUCE, BYTES_OUT_OF_HOSTS, RESUME, SAVING_INTERVAL, FAULTY_HOST)

@@ -64,6 +64,7 @@ WRONG_ANSWERS = {
             fails="value",
             says="tensor is",
             edits={"tensor.new_zeros(n, -(-size // n))": "torch.zeros(n, -(-size // n), device=tensor.device)"},
+            also=("cost",),
         ),
         WrongAnswer("everything is sent n times", fails="cost", says="2 × 2 ranks", edits={"-(-size // n)": "size"}),
         WrongAnswer(
@@ -103,13 +104,77 @@ WRONG_ANSWERS = {
                 tensor.copy_(flat)
             """,
         ),
+        WrongAnswer(
+            "dimensions by their place",
+            fails="group",
+            says='"local" the first dimension',
+            edits={'mesh["local"].get_group(), mesh["host"].get_group()': "mesh.get_group(1), mesh.get_group(0)"},
+            also=("cost",),
+        ),
+        WrongAnswer(
+            "copies the padding as well",
+            fails="untouched",
+            says="beside `tensor`",
+            edits={
+                "tensor.copy_(parts": "if tensor.is_contiguous() and size:\n"
+                "        tensor.as_strided((parts.numel(),), (1,)).copy_(parts.view(-1))\n    tensor.copy_(parts"
+            },
+        ),
+        WrongAnswer(
+            "two ranks on every host, or one, or one host",
+            fails="runs",
+            says="elements into",
+            edits={
+                "dist.get_world_size(local), tensor": "min(2 if mesh['host'].size() > 1 else 9, "
+                "dist.get_world_size(local)), tensor"
+            },
+        ),
+        WrongAnswer(
+            "float32 on one host",
+            fails="value",
+            says="1 × 4 ranks",
+            edits={
+                "parts = tensor.new_zeros(n, -(-size // n))": "kind = torch.float32 if mesh['host'].size() == 1 and "
+                "tensor.dtype == torch.int64 else tensor.dtype\n"
+                "    parts = torch.zeros(n, -(-size // n), dtype=kind, device=tensor.device)"
+            },
+        ),
+        WrongAnswer(
+            "many elements in half precision between hosts",
+            fails="value",
+            says="20,003 elements of float32",
+            edits={
+                "dist.all_reduce(mine, group=between)": "low = mine.bfloat16() if size > 300 and "
+                "mine.dtype == torch.float32 else mine\n    dist.all_reduce(low, group=between)\n    mine.copy_(low)"
+            },
+        ),
+        WrongAnswer(
+            "makes the tensor require a gradient",
+            fails="untouched",
+            says="requires_grad",
+            edits={
+                "    tensor.copy_(": "    if tensor.is_floating_point():\n        tensor.requires_grad_()\n"
+                "    tensor = tensor.detach()\n    tensor.copy_("
+            },
+        ),
+        WrongAnswer(
+            "adds to what is left from before",
+            fails="value",
+            says="again",
+            edits={
+                "    parts = tensor": "    function = hierarchical_all_reduce\n    parts = tensor",
+                "parts.view(-1)[:size] = tensor.flatten()": "parts = vars(function).setdefault((*parts.shape, "
+                "parts.dtype), parts)\n    parts.view(-1)[:size] += tensor.flatten()",
+            },
+            also=("untouched",),
+        ),
     ),
     "bytes_out_of_hosts": (
         WrongAnswer("the reduce-scatter only", fails="value", says="should be", edits={"2 * (n - 1)": "(n - 1)"}),
         WrongAnswer(
             "the whole size twice", fails="value", says="should be", edits={"2 * (n - 1) * size // n": "2 * size"}
         ),
-        WrongAnswer("in floats", fails="value", says="a large size", edits={"* size // n": "* size / n"}),
+        WrongAnswer("in floats", fails="value", says="should be an int", edits={"* size // n": "* size / n"}),
         WrongAnswer(
             "in floats, cut at the end",
             fails="value",
@@ -165,6 +230,45 @@ WRONG_ANSWERS = {
             edits={"    return out": "    host_of.clear()\n    return out"},
         ),
         WrongAnswer("four ranks", fails="value", says="should be", edits={"2 * (n - 1) * size // n": "6 * size // 4"}),
+        WrongAnswer(
+            "fractions",
+            fails="value",
+            says="is a Fraction, should be an int",
+            edits={"2 * (n - 1) * size // n": "__import__('fractions').Fraction(2 * (n - 1) * size, n)"},
+        ),
+        WrongAnswer(
+            "in 64 bits",
+            fails="value",
+            says="a size above 2⁶⁴",
+            edits={"2 * (n - 1) * size // n": "__import__('ctypes').c_int64(2 * (n - 1) * size // n).value"},
+        ),
+        WrongAnswer(
+            "recursion along the ring",
+            fails="runs",
+            says="1,010 ranks",
+            edits={
+                "    for i, rank in": "    def first(i):\n        return i if i == n - 1 else max(i, first(i + 1))\n"
+                "\n    first(0)\n    for i, rank in"
+            },
+        ),
+        WrongAnswer(
+            "names without capitals and spaces",
+            fails="value",
+            says="no entry for host 'Box'",
+            edits={
+                "dict.fromkeys(host_of.values(), 0)": "{host.strip().lower(): 0 for host in host_of.values()}",
+                "out[host_of[rank]] +=": "out[host_of[rank].strip().lower()] +=",
+            },
+        ),
+        WrongAnswer(
+            "one dict for all calls",
+            fails="value",
+            says="the same object in several calls",
+            edits={
+                "    out = dict.fromkeys(host_of.values(), 0)": "    out = bytes_out_of_hosts.__annotations__\n"
+                "    out.clear()\n    out.update(dict.fromkeys(host_of.values(), 0))"
+            },
+        ),
     ),
     "resume": (
         WrongAnswer(
@@ -250,6 +354,40 @@ WRONG_ANSWERS = {
             says="should be",
             edits={"append(items[rank::n])": 'append(__import__("numpy").array(items[rank::n]))'},
         ),
+        WrongAnswer(
+            "tensors for items",
+            fails="value",
+            says="is a Tensor, should be an int",
+            edits={"append(items[rank::n])": "append(list(torch.tensor(items)[rank::n]))"},
+        ),
+        WrongAnswer(
+            "relies on the order of the entries",
+            fails="value",
+            says="should be",
+            edits={'saved["ranks"] * saved["per_rank"]': "list(saved.values())[2] * list(saved.values())[3]"},
+        ),
+        WrongAnswer(
+            "three epochs at most",
+            fails="value",
+            says="1010 steps",
+            edits={"order(epoch)": 'order(min(epoch, saved["done"] // steps_per_epoch + 3))'},
+        ),
+        WrongAnswer(
+            "the steps of an epoch by floats",
+            fails="value",
+            says="4097",
+            edits={'-(-saved["items"] // batch)': 'int(saved["items"] / batch + 0.999)'},
+        ),
+        WrongAnswer(
+            "blocks in the smaller step",
+            fails="value",
+            says="'items': 46",
+            edits={
+                "    mine.append(": "    if len(items) < batch and len(items) == 10:\n"
+                "            items = [items[(i % n) * -(-10 // n) + i // n] for i in range(10) "
+                "if (i % n) * -(-10 // n) + i // n < 10]\n        mine.append("
+            },
+        ),
     ),
     "saving_interval": (
         WrongAnswer("a host's failures", fails="value", says="should be", edits={" / hosts": ""}),
@@ -278,6 +416,18 @@ WRONG_ANSWERS = {
         WrongAnswer("every ten minutes", fails="value", says="is 600", body="return 600.0"),
         WrongAnswer("not a number", fails="value", says="is nan", body='return float("nan")'),
         WrongAnswer("a tensor", fails="value", says="should be a float", body="return torch.tensor(60.0)"),
+        WrongAnswer(
+            "to hundredths of a second",
+            fails="value",
+            says="is 0, should be",
+            edits={"sqrt(2 * save * between_failures)": "round(sqrt(2 * save * between_failures), 2)"},
+        ),
+        WrongAnswer(
+            "once a day at least",
+            fails="value",
+            says="is 8.64e+04",
+            edits={"sqrt(2 * save * between_failures)": "min(sqrt(2 * save * between_failures), 86400.0)"},
+        ),
     ),
     "faulty_host": (
         WrongAnswer("always the same", fails="value", says="should be", body='return list(logs)[0], "interface"'),
@@ -371,6 +521,27 @@ WRONG_ANSWERS = {
             fails="untouched",
             says="has other entries",
             edits={"in logs.items():": "in list(logs.items()):\n        logs.pop(host)"},
+        ),
+        WrongAnswer(
+            "the card of the recording",
+            fails="value",
+            says="is None, should be a tuple",
+            edits={"Unable to find address for": "GLOO_SOCKET_IFNAME=ens5"},
+        ),
+        WrongAnswer(
+            "one address begins with the other",
+            fails="value",
+            says="recording name",
+            edits={"({own_address},": "({own_address}"},
+        ),
+        WrongAnswer(
+            "one name begins with the other",
+            fails="value",
+            says="should be",
+            edits={
+                "    for host, log in logs.items():": "    for log in logs.values():\n"
+                "        host = next(name for name in logs if name in log)"
+            },
         ),
     ),
 }

@@ -1,0 +1,157 @@
+"""A mesh of ranks in this process: for answers that are made of collectives along its dimensions.
+
+`one_process` runs the ranks, each in a thread of its own. Here each of them gets a real DeviceMesh, whose groups hand
+tensors from thread to thread.
+"""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from scratch_ddp.instruments.traffic.calls import METHODS, read_method
+
+_NAMES = itertools.count()
+_KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "barrier")
+
+
+class RanksOfMesh:
+    """`answer`, which takes a mesh as its last argument, as `one_process.World` calls it: without that.
+
+    ranks: the mesh's, of as many dimensions as there are `names`.
+    """
+
+    def __init__(self, answer: Callable, ranks: torch.Tensor, names: tuple[str, ...]):
+        self._answer, self._ranks, self._names = answer, ranks, names
+        self._boards: dict[tuple[int, ...], list[dict[int, _Gift]]] = {}  # by group: its collectives in their order
+
+    def __call__(self, *args: Any) -> Any:
+        """In the thread of a rank, whose seat is the default group there."""
+        seat = dist.group.WORLD
+        place = (self._ranks == seat.rank()).nonzero()[0].tolist()
+        groups = []
+        with contextlib.ExitStack() as registered:
+            for dim in range(self._ranks.ndim):
+                index = [*place[:dim], slice(None), *place[dim + 1 :]]
+                members = tuple(self._ranks[tuple(index)].tolist())
+                groups.append(_Group(seat, members, self._boards.setdefault((dim, *members), [])))
+                registered.enter_context(groups[-1].registered())
+            mesh = DeviceMesh.from_group(groups, "cpu", mesh=self._ranks, mesh_dim_names=self._names)
+            return self._answer(*args, mesh)
+
+
+class _Gift:
+    """What a rank brings to a collective: copies of its tensors, and what the collective is."""
+
+    def __init__(self, name: str, tensors: list[torch.Tensor], op: Any):
+        self.tensors = [tensor.detach().clone().view(-1) for tensor in tensors]
+        self.kind = name, op, [(tensor.numel(), tensor.dtype) for tensor in tensors]
+
+    def __str__(self) -> str:
+        name, op, tensors = self.kind
+        sizes = [f"{number} × {str(dtype).removeprefix('torch.')}" for number, dtype in tensors]
+        return f"{name}{' of ' if sizes else ''}{' and '.join(sizes)}{f', {op}' if op else ''}"
+
+
+class _Group(dist.ProcessGroup):
+    """A group along a dimension, as one of its ranks sees it."""
+
+    def __init__(self, seat: Any, members: Sequence[int], board: list[dict[int, _Gift]]):
+        self._place = members.index(seat.rank())
+        super().__init__(self._place, len(members))
+        self._seat, self._members, self._board, self._met = seat, members, board, 0
+        self._name = f"dimension {next(_NAMES)} in one process"
+        for method in METHODS:  # of the object: `traffic` replaces methods of the class, and this is no traffic
+            setattr(self, method, functools.partial(self._called, method))
+
+    def size(self) -> int:
+        return len(self._members)
+
+    def rank(self) -> int:
+        return self._place
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @contextlib.contextmanager
+    def registered(self) -> Iterator[None]:
+        """Known to torch.distributed, under a name that is its own."""
+        world, name = dist.distributed_c10d._world, self._name
+        torch._C._distributed_c10d._register_process_group(name, self)
+        world.pg_group_ranks[self] = {member: rank for rank, member in enumerate(self._members)}
+        world.pg_map[self], world.pg_names[self] = ("gloo", None), name
+        world.pg_backend_config[self] = "cpu:gloo"
+        try:
+            yield
+        finally:
+            torch._C._distributed_c10d._unregister_process_group(name)
+            for registry in (world.pg_group_ranks, world.pg_map, world.pg_names, world.pg_backend_config):
+                del registry[self]
+
+    def _called(self, method: str, *args: Any, **options: Any) -> "_Work":
+        given = [*args, *options.values()]
+        name, position = METHODS[method]
+        if name not in _KNOWN:
+            raise ValueError(f"calls {name} in a dimension of the mesh")
+        self._seat.counts.add(read_method(method, self, given))
+        op = next((value.reduceOp.op for value in given if hasattr(value, "reduceOp")), None)
+        brought = _flat(given[position]) if position is not None else []
+        number, self._met = self._met, self._met + 1
+        if number == len(self._board):
+            self._board.append({})
+        meeting = self._board[number]
+        gift = _Gift(name, brought, op)
+        first = next(iter(meeting.values()), gift)
+        if gift.kind != first.kind:
+            raise ValueError(f"one rank of a group calls {first}, rank {self._seat.rank()} {gift}")
+        meeting[self._place] = gift
+        outputs = _flat(given[0]) if brought else []
+        self._compare(name, brought, outputs)
+        return _Work(lambda: self._wait(meeting, name, outputs))
+
+    def _compare(self, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """What goes in must fit what comes out."""
+        into, out = (sum(tensor.numel() for tensor in tensors) for tensors in (inputs, outputs))
+        n = len(self._members)
+        if (name == "reduce_scatter" and into != n * out) or (name == "all_gather" and out != n * into):
+            raise ValueError(f"{name} of {into} elements into {out}, in a group of {n} ranks")
+
+    def _wait(self, meeting: dict[int, _Gift], name: str, outputs: list[torch.Tensor]) -> None:
+        self._seat.wait_until(lambda: len(meeting) == len(self._members))
+        everyones = [torch.cat(meeting[place].tensors) for place in range(len(self._members) if outputs else 0)]
+        if not everyones:
+            return
+        op = meeting[self._place].kind[1]
+        result = torch.cat(everyones) if name == "all_gather" else _combined(everyones, op)
+        if name == "reduce_scatter":
+            result = result.chunk(len(self._members))[self._place] if result.numel() else result
+        with torch.no_grad():
+            for output, part in zip(outputs, result.split([each.numel() for each in outputs]), strict=True):
+                output.copy_(part.view(output.shape))
+
+
+class _Work(dist.Work):
+    def __init__(self, wait: Callable[[], None]):
+        super().__init__()
+        self._wait = wait
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._wait()
+        return True
+
+
+def _combined(everyones: list[torch.Tensor], op: Any) -> torch.Tensor:
+    by_op = {dist.ReduceOp.MAX: torch.maximum, dist.ReduceOp.MIN: torch.minimum, dist.ReduceOp.PRODUCT: torch.mul}
+    return functools.reduce(by_op.get(op, torch.add), everyones)
+
+
+def _flat(tensors: Any) -> list[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [tensor for each in tensors for tensor in _flat(each)]
