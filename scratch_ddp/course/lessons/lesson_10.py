@@ -183,11 +183,14 @@ def examine_gather_uneven(trial: Trial) -> None:
         weight = _weight(trial, 10 * number + rows, rows, columns, dtype)
         shard = weight[trial.rank * k : (trial.rank + 1) * k].clone()
         of_kind = f" of {str(dtype).removeprefix('torch.')}" if dtype != torch.float64 else ""
-        case = f"{rows} rows{of_kind}{f', seed {trial.seed}' if dtype == torch.bfloat16 else ''}"
+        case = (
+            f"{rows} row{'s' if rows > 1 else ''}{of_kind}{f', seed {trial.seed}' if dtype == torch.bfloat16 else ''}"
+        )
         if strided := dtype in (torch.float32, torch.int64) or number == 4:
             shard, case = shard.t().contiguous().t(), f"{case}, strided"
-        budget = (n * k + 2 * k) * columns * min(dtype.itemsize, 8)
-        result = trial.call_within(-(-budget // 8), shard, rows, case=case)
+        budget = (n * k + 2 * k) * columns * dtype.itemsize // 8
+        budget += 2 * (dtype.itemsize < 8)  # rounded up, and a number or two
+        result = trial.call_within(budget, shard, rows, case=case)
         trial.value(result, weight)
         for earlier in results[-1:] if not strided else results:
             trial.value(*earlier, "the result of a call before")
@@ -209,7 +212,7 @@ def _examine_gathers_in_worlds(trial: Trial) -> None:
         rows, columns = (int(torch.randint(1, most, (1,), generator=generator)) for most in (5 * n, 5))
         dtype = dtypes[(number + trial.seed) % len(dtypes)]
         weight = _weight(trial, trial.seed + number, rows, columns, dtype)
-        case = f"{rows} rows of {columns} {str(dtype).removeprefix('torch.')}, seed {trial.seed}"
+        case = f"{rows} × {columns} of {str(dtype).removeprefix('torch.')}, seed {trial.seed}"
         cases[case] = lambda n=n, weight=weight: _shards_of(weight, n)
         weights[case] = weight
     for case, world in tried_in_worlds(trial, cases):
