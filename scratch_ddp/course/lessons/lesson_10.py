@@ -118,6 +118,7 @@ def _examine_steps(
     sizes = [len(inputs[0]), *map(len, weights)]
     largest = max(weight.numel() for weight in weights)
     budget = largest + 2 * largest // n + items[rank] * (sum(sizes[1:-1]) + 6 * max(sizes))
+    budget += sum(map(torch.numel, shards)) if views else 0  # new shards beside the views are another complaint
     wire = sum(
         2 * ring_bytes("all_gather", weight.nbytes // n, n, rank) + ring_bytes("reduce_scatter", weight.nbytes, n, rank)
         for weight in weights

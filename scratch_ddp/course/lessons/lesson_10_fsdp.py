@@ -89,13 +89,23 @@ def examine_shard_unit(trial: Trial) -> None:
     }
     small_turns = {
         "no_grad() before the first step": _Turn(same, steps=False),
-        "small units, in eval()": _Turn(inputs[3], training=False),
-        "small units, huge gradients": _Turn(same, scale=1e38),
+        "small units, huge gradients": _Turn(same, scale=_largest_scale(_small_units(trial.device), same)),
+        "small units, in eval() after huge gradients": _Turn(inputs[3], training=False),
         "small units, NaN in the inputs": _Turn(odd),
         "small units, after NaN": _Turn(same, steps=False),
     }
     _Pair(trial, _units).examine(turns)
     _Pair(trial, _small_units).examine(small_turns)
+
+
+def _largest_scale(units: list["_ObservedUnit"], inputs: torch.Tensor) -> float:
+    """With the loss times this, each rank's gradients are numbers of float32, and the sum of two is not."""
+    outputs = inputs.flatten(0, 1)
+    for unit in units:
+        outputs = unit(outputs)
+    outputs.square().mean().backward()
+    largest = max(p.grad.abs().max().item() for unit in units for p in unit.parameters() if p.numel())
+    return 0.6 * torch.finfo(torch.float32).max / largest
 
 
 def _inputs(trial: Trial, seed: int) -> torch.Tensor:
@@ -289,9 +299,10 @@ class _Seen(LightMode):
         super().__init__()
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._leaving, self._thread = LeavingTorch(), threading.get_ident()
+        self._numbers, self._found = 0, ""
 
     def watching(self) -> contextlib.AbstractContextManager:
-        self._leaving = LeavingTorch()
+        self._leaving, self._numbers = LeavingTorch(), 0
         stack = contextlib.ExitStack()
         stack.enter_context(self)
         stack.enter_context(self._leaving)
@@ -300,6 +311,7 @@ class _Seen(LightMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if threading.get_ident() == self._thread:
+            self._numbers += func is torch.ops.aten._local_scalar_dense.default  # .item(), in backward too
             for each in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(each, torch.Tensor):
                     self._storages.add(each.untyped_storage())
@@ -319,15 +331,20 @@ class _Seen(LightMode):
 
         A rank may keep a copy of its own parts, but nothing that is whole.
         """
-        self._leaving.few = max(elements // 2, 8)
+        if self._found:  # it is still there
+            return self._found
+        self._leaving.few = few = max(elements // 2, 8)
+        if self._numbers > few:
+            return f"takes {self._numbers:,} elements out of torch by .item()"
         for attempt in range(50):  # gloo's threads release a tensor only shortly after its message
             left = sum(storage.nbytes() for storage in list(self._storages) if storage not in own)
             if left <= parts:
                 return self._leaving.complaint
-            if attempt == 2:
+            if attempt == 10:
                 gc.collect()
             time.sleep(0.002)
-        return f"{when} {left:,} bytes are kept beside the shards and their gradients, should be 0"
+        self._found = f"{when} {left:,} bytes are kept beside the shards and their gradients, should be 0"
+        return self._found
 
 
 class _ObservedUnit(nn.Module):
@@ -375,10 +392,12 @@ class _ObservedUnit(nn.Module):
     def _change(self, x: torch.Tensor) -> torch.Tensor:
         if not self._hidden:
             return x * self.gain
-        hidden = torch.tanh(self.up(x) + self.again(x))
+        up = self.up(x)
+        self._look("forward", self._storages())  # a hook of the layer may have freed them
+        hidden = torch.tanh(up + self.again(x))
         if hidden.requires_grad:
             self._look_in_backward_of(hidden)
-        self._look("forward", self._storages())  # the first layer may have freed them
+        self._look("forward", self._storages())
         change = self.down(hidden) * self.scale[0].to(self.dtype)
         return change + self.gain + self.cube.flatten() + self.none.sum()
 
