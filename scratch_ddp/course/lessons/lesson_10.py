@@ -190,7 +190,7 @@ def examine_gather_uneven(trial: Trial) -> None:
         if strided := dtype in (torch.float32, torch.int64) or number == 4:
             shard, case = shard.t().contiguous().t(), f"{case}, strided"
         budget = (n * k + 2 * k) * columns * dtype.itemsize // 8
-        budget += 2 * (dtype.itemsize < 8)  # rounded up, and a number or two
+        budget += 2 * n * (dtype.itemsize < 8)  # rounded up, and a few numbers
         result = trial.call_within(budget, shard, rows, case=case)
         trial.value(result, weight)
         for earlier in results[-1:] if not strided else results:

@@ -95,6 +95,7 @@ def examine_shard_unit(trial: Trial) -> None:
         "small units, after NaN": _Turn(same, steps=False),
     }
     _Pair(trial, _units).examine(turns)
+    trial.end_if_wrong()
     _Pair(trial, _small_units).examine(small_turns)
 
 
