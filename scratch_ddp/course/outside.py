@@ -4,7 +4,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _WAYS_OUT = {
-    getattr(torch.Tensor, name): name for name in ("numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__")
+    getattr(torch.Tensor, name): name
+    for name in ("numpy", "tolist", "item", "__float__", "__int__", "__array__", "__dlpack__", "__reduce_ex__")
 }
 FEW = 128  # elements: numbers to look at, and no copy of anything
 

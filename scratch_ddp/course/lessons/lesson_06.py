@@ -3,6 +3,7 @@
 import builtins
 import contextlib
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.guard import GRADIENTS
+from scratch_ddp.course.guard import GRADIENTS, Guard
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import difference
 from scratch_ddp.minimal.ddp import DataParallel, SimpleDistributedDataParallelism
@@ -161,23 +162,32 @@ def examine_no_sync(trial: Trial) -> None:
         if what:
             trial.criterion("restored", difference(inside, expected), what)
             continue
+        if isinstance(inside, str):
+            trial.criterion("restored", inside)
+            continue
         for error, complaint, flag in inside or ():
             trial.criterion("value", complaint)
-            trial.criterion("restored", difference(flag, True), f"do_sync after {error} in the block")
+            trial.criterion("restored", difference(flag, before), f"do_sync after {error} in the block")
     trial.cost(calls={})
 
 
 class _Blocks:
     """Blocks in which nothing is sent. `cases`: lines(answer), do_sync before, what the lines should return, of what.
 
-    Where it is not said of what, the lines return what is wrong.
+    Where it is not said of what, the lines return what is wrong: a complaint, or one for each exception.
     """
 
     def __init__(self, model: CountedModel, other: _Wrapped):
         self._model, self._other = model, other
         of_both = "do_sync of both, after the first block ended and after the second"
         self.cases = {
-            "an exception in the block": (self._failing, True, None, ""),
+            "an exception in the block": (functools.partial(self._failing, True), True, None, ""),
+            "an exception in the block, switched off before": (
+                functools.partial(self._failing, False),
+                False,
+                None,
+                "",
+            ),
             "a block in a block": (
                 self._nested,
                 True,
@@ -192,15 +202,16 @@ class _Blocks:
                 [[True, False], [True, False]],
                 of_both,
             ),
-            "model.training is set to False in the block": (
-                self._eval_inside,
+            "beside do_sync, in the block": (self._compared_inside, True, "", ""),
+            "what the caller changes in the block, after it": (
+                self._changed_inside,
                 True,
-                False,
-                "model.training after the block",
+                "",
+                "",
             ),
         }
 
-    def _failing(self, answer: Callable) -> list[tuple[str, str, bool]]:
+    def _failing(self, before: bool, answer: Callable) -> list[tuple[str, str, bool]]:
         found = []
         for error in _exceptions():
 
@@ -209,7 +220,7 @@ class _Blocks:
                     raise error
 
             found.append((type(error).__name__, wrong_ending(run, error), self._model.do_sync))
-            self._model.enable_grad_sync()
+            self._model.do_sync = before
         return found
 
     def _nested(self, answer: Callable) -> list[bool]:
@@ -245,11 +256,37 @@ class _Blocks:
         self._other.enable_grad_sync()
         return found
 
-    def _eval_inside(self, answer: Callable) -> bool:
-        with answer(self._model):
-            self._model.training = False
-        training, self._model.training = self._model.training, True
-        return training
+    def _compared_inside(self, answer: Callable) -> str:
+        model = self._model
+        guard = self._guard()
+        guard.__enter__()
+        with answer(model):
+            guard.__exit__(None, None, None)
+        return guard.complaint
+
+    def _changed_inside(self, answer: Callable) -> str:
+        """The caller changes a bit of everything in the block."""
+        model = self._model
+        weight, bias = model.module[2].weight, model.module[2].bias
+        before = weight.detach().clone(), weight.grad, model.training
+        guard = self._guard()
+        with answer(model):
+            model.training = False
+            weight.data.mul_(2)
+            weight.grad = torch.ones_like(weight)
+            bias.requires_grad_(False)
+            model.note = 1.0
+            guard.__enter__()
+        guard.__exit__(None, None, None)
+        with torch.no_grad():
+            weight.copy_(before[0])
+        weight.grad, model.training = before[1:]
+        bias.requires_grad_()
+        vars(model).pop("note", None)
+        return guard.complaint
+
+    def _guard(self) -> Guard:
+        return Guard(None, {"model": self._model}, ["do_sync"])
 
 
 NO_SYNC = Exercise(

@@ -1,9 +1,12 @@
 """Lesson 06, the second exercise: an epoch whose last window is shorter."""
 
 import contextlib
+import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import torch
 from torch import nn
@@ -15,6 +18,7 @@ from scratch_ddp.course.guard import GRADIENTS, STATE, VALUES
 from scratch_ddp.course.lessons.lesson_06 import CountedModel, SomeError, Stop, wrong_ending
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import difference, times
+from scratch_ddp.instruments.traffic.intercept import LightMode
 
 
 def train_epoch(model, optimizer, batches, n):
@@ -50,8 +54,13 @@ def examine_train_epoch(trial: Trial) -> None:
     cases = [(8, 4, 1), (6, 4, 2), (3, 4, 1), (2, 1, 1), (0, 3, 1), (many + 1, many, 1)]
     for micro_batches, n, epochs in cases if trial.on_all_ranks else cases[2:4]:
         drawn = f", drawn with seed {trial.seed}" if n == many else ""
-        case = f"{micro_batches} micro-batches, n={n}{drawn}"
-        epoch = _Epoch(trial, micro_batches, n)
+        items = 2 if n == 4 and micro_batches > n else (1, 3, 4, 5)[trial.seed % 4]
+        of_items = f" of {items} item{'s' if items > 1 else ''}" if items != 2 and micro_batches else ""
+        case = f"{micro_batches} micro-batches{of_items}, n={n}{drawn}"
+        epoch = _Epoch(trial, micro_batches, n, items)
+        if n == 1:
+            case += ", large targets"
+            epoch.targets.mul_(1e4)
         for each in range(epochs):
             epoch.examine(f"{case}{', second epoch' if each else ''}")
     if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
@@ -67,12 +76,12 @@ class _Epoch:
 
     changes = VALUES, GRADIENTS, STATE, "do_sync"
 
-    def __init__(self, trial: Trial, micro_batches: int, n: int):
+    def __init__(self, trial: Trial, micro_batches: int, n: int, items: int = 2):
         self._trial, self._micro_batches, self._n = trial, micro_batches, n
         self._steps = -(-micro_batches // n)
         generator = torch.Generator().manual_seed(trial.seed + micro_batches if n > 5 else micro_batches)
-        items = torch.randn(micro_batches, trial.size, 2, 6, generator=generator, dtype=torch.float64)
-        self._inputs, self.targets = items.to(trial.device).split(3, dim=-1)
+        drawn = torch.randn(micro_batches, trial.size, items, 6, generator=generator, dtype=torch.float64)
+        self._inputs, self.targets = drawn.to(trial.device).split(3, dim=-1)
         self.model, alone = CountedModel(trial.device), CountedModel(trial.device)
         self._alone = alone.module
         self._optimizer, self._plain = (
@@ -89,7 +98,7 @@ class _Epoch:
     def examine(self, case: str) -> None:
         """The answer's epoch, and what must hold after it."""
         trial, model, steps = self._trial, self.model, self._steps
-        self._call(case)
+        self._call(case, using=self._passes.watched if self._micro_batches == 8 else None)
         self._train_at_once()
         expected = dict(self._alone.named_parameters())
         for name, parameter in model.module.named_parameters():
@@ -123,32 +132,39 @@ class _Epoch:
         trial, found = self._trial, []
 
         def stopped(answer: Callable, *given: object) -> None:
-            for place, raising in self._places.items():
-                for error in (SomeError(), Stop()):
-                    with raising(error):
+            for place, (raising, errors, steps) in self._places.items():
+                for error in errors:
+                    with raising(error) as reached:
                         complaint = wrong_ending(lambda: answer(*given), error)
+                    if reached == []:  # it has its own way to clear gradients
+                        complaint = ""
                     where = f"{type(error).__name__} in {place}"
-                    found.append((where, complaint, len(self._steps_taken), self.model.do_sync))
+                    found.append((where, complaint, (len(self._steps_taken), steps), self.model.do_sync))
                     self._steps_taken.clear()
                     self.model.enable_grad_sync()
                     self.model.zero_grad()
 
         self._call("an exception in the second window, n=4", using=stopped)
-        for where, complaint, steps, flag in found:
+        for where, complaint, (steps, expected), flag in found:
             trial.criterion("value", complaint and f"{where}: {complaint}")
-            trial.criterion("passes", self._called(steps, 1), f"after {where}, optimizer.step()")
+            if expected:
+                trial.criterion("passes", self._called(steps, expected), f"after {where}, optimizer.step()")
             trial.criterion("restored", difference(flag, True), f"do_sync after {where}")
 
     @property
-    def _places(self) -> dict[str, Callable[[BaseException], contextlib.AbstractContextManager]]:
-        """Where an epoch of windows of 4 may end in the second one: block(error), in which error is raised there."""
+    def _places(self) -> dict[str, tuple[Callable, tuple[BaseException, ...], int]]:
+        """Where an epoch of windows of 4 may end in the second one: block(error), in which error is raised there.
+
+        With the errors to be raised, and how many steps there are then (0: that is not asked).
+        """
         model, optimizer = self.model, self._optimizer
+        all_kinds = SomeError(), Stop(), StopIteration()
 
-        def forward(error: BaseException) -> contextlib.AbstractContextManager:
-            return _removed(model.module.register_forward_pre_hook(_raiser(error, 6)))
+        def forward(number: int, error: BaseException) -> contextlib.AbstractContextManager:
+            return _removed(model.module.register_forward_pre_hook(_raiser(error, number)))
 
-        def backward(error: BaseException) -> contextlib.AbstractContextManager:
-            raising = _raiser(error, 6)
+        def backward(number: int, error: BaseException) -> contextlib.AbstractContextManager:
+            raising = _raiser(error, number)
 
             def hook(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
                 output.register_hook(raising)
@@ -164,12 +180,28 @@ class _Epoch:
         def step(error: BaseException) -> contextlib.AbstractContextManager:
             return _removed(optimizer.register_step_pre_hook(_raiser(error, 2)))
 
-        return {
-            "the sixth forward": forward,
-            "the sixth backward": backward,
-            "the second sync": sync,
-            "the second optimizer.step()": step,
+        @contextlib.contextmanager
+        def clear(error: BaseException) -> Iterator[list[int]]:
+            reached: list[int] = []
+
+            def zero_grad(*_: object, **__: object) -> None:
+                reached.append(1)
+                raise error
+
+            with mock.patch.object(optimizer, "zero_grad", zero_grad), mock.patch.object(model, "zero_grad", zero_grad):
+                yield reached
+
+        places = {
+            "zero_grad()": (clear, (SomeError(),), 0),
+            "the sixth forward": (functools.partial(forward, 6), all_kinds, 1),
+            "the sixth backward": (functools.partial(backward, 6), all_kinds, 1),
+            "the second sync": (sync, all_kinds, 1),
+            "the second optimizer.step()": (step, all_kinds, 1),
         }
+        for number, name in ((5, "fifth"), (8, "eighth")):  # the first and the last of the window
+            places[f"the {name} forward"] = functools.partial(forward, number), (SomeError(),), 1
+            places[f"the {name} backward"] = functools.partial(backward, number), (SomeError(),), 1
+        return places
 
 
 def _raiser(error: BaseException, number: int) -> Callable:
@@ -190,20 +222,59 @@ def _removed(hook: RemovableHandle) -> Iterator[None]:
     hook.remove()
 
 
+class _Made(LightMode):
+    """The memory of the tensors that operations make in the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self.watches, self._thread = False, threading.get_ident()
+
+    def __enter__(self) -> "_Made":
+        self.watches = True
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.watches = False
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if threading.get_ident() == self._thread:
+            for each in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(each, torch.Tensor):
+                    self.storages.add(each.untyped_storage())
+        return result
+
+
 class _Passes:
     """The order of a model's forward and backward passes, as "FBFB…", and what is kept of them."""
 
     def __init__(self, model: CountedModel):
         self._order, self._earlier = "", False
+        self._model, self._made, self._counts, self._n = model, _Made(), [], 1
         self._activations: list[weakref.ref[torch.Tensor]] = []
         self._outputs: list[weakref.ref[torch.Tensor]] = []
         model.register_forward_pre_hook(self._begin)
         model.module[1].register_forward_hook(lambda _, args, output: self._activations.append(weakref.ref(output)))
         model.register_forward_hook(self._forward)
 
+    def watched(self, answer: Callable, model: CountedModel, optimizer: torch.optim.Optimizer, *given: object) -> None:
+        self._optimizer, self._n = optimizer, given[-1]
+        with self._made:
+            answer(model, optimizer, *given)
+
+    def _own(self) -> set[torch.UntypedStorage]:
+        """What stays from one micro-batch to the next: gradients, and the optimizer's state."""
+        gradients = [each.grad for each in self._model.parameters()]
+        states = [each for state in self._optimizer.state.values() for each in state.values()]
+        return {each.untyped_storage() for each in (*gradients, *states) if isinstance(each, torch.Tensor)}
+
     def _begin(self, *_: object) -> None:
         """`output` may still be the name of the last one, but what was needed for backward is gone."""
         self._earlier |= any(each() is not None for each in (*self._activations, *self._outputs[:-1]))
+        if self._made.watches:
+            self._counts.append(len(self._made.storages - self._own()))
 
     def _forward(self, _: nn.Module, args: tuple, output: torch.Tensor) -> None:
         self._order += "F"
@@ -216,8 +287,14 @@ class _Passes:
     def kept(self) -> str:
         """That a forward pass began while an earlier micro-batch's tensors were held, as a complaint. Begins anew."""
         earlier, self._earlier = self._earlier, False
+        counts, self._counts = self._counts, []
+        windows = [counts[i + 1 : i + self._n] for i in range(0, len(counts), self._n)]  # the first has nothing before
+        more = [window[-1] - window[0] >= len(window) - 1 > 1 for window in windows if window]
+        self._made.storages.clear()
         self._activations.clear()
         self._outputs.clear()
+        if any(more) and not earlier:
+            return "a forward pass begins while a tensor of each earlier micro-batch is kept, its loss for instance"
         return "a forward pass begins while outputs or activations of earlier micro-batches are kept" if earlier else ""
 
     def complaint(self, micro_batches: int) -> str:

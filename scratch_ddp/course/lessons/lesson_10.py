@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import bits, difference
 from scratch_ddp.instruments.traffic import ring_bytes
@@ -54,7 +55,7 @@ def gather_uneven(shard, rows):
 
     With k = rows / n rounded up, rank 0 has the first k rows, rank 1 the next k, and so on until
     there are no more: the last ranks may have fewer than k, or none, shape (0, columns). There is
-    at least one row. Any dtype; the result has the shards' bits, and may be a view.
+    at least one row. Any dtype, any strides; the result has the shards' bits, and may be a view.
     Cost: one all-gather, of k rows from each rank.
     Memory: beside `shard`, n·k rows and twice k rows at once.
     """
@@ -84,34 +85,48 @@ def examine_sharded_step(trial: Trial) -> None:
     rows = [n * int(size) for size in torch.randint(1, 6, (6,), generator=trial.generator())]
     ends = zip(rows, [7, *rows[:-1]], strict=True)
     weights = [_random(seed + layer, *shape, trial=trial) for layer, shape in enumerate(ends)]
+    for weight in weights[:-1]:
+        weight[seed % len(weight)] = 0  # puts out 0: relu lets nothing through, nor its gradient
     items = [(1, 0, 3, 2)[rank % 4] for rank in range(n)]
-    _examine_steps(
-        trial, f"6 layers of {rows} rows on 7 inputs, {items} items, seed {seed}", weights, items, (0.1, 0.0)
-    )
+    drawn = f"6 layers of {rows} rows on 7 inputs, {items} items, seed {seed}"
+    _examine_steps(trial, drawn, weights, items, (0.1, 0.0), views=True)
+    weights = [weight.float() for weight in weights[:2]]
+    _examine_steps(trial, f"2 layers of float32, {rows[:2]} rows, seed {seed}", weights, [2] * n, (0.1,))
     if trial.on_all_ranks:
         _examine_steps(trial, "1 layer", [_random(1, width, 9, trial=trial)], [2] * n, (0.1,), odd_targets=True)
 
 
 def _examine_steps(
-    trial: Trial, case: str, weights: list, items: list[int], lrs: tuple[float, ...], odd_targets: bool = False
+    trial: Trial,
+    case: str,
+    weights: list,
+    items: list[int],
+    lrs: tuple[float, ...],
+    odd_targets: bool = False,
+    views: bool = False,
 ) -> None:
+    """views: the shards are views of one tensor, in which other numbers lie between them; the items are strided."""
     n, rank, layers = trial.size, trial.rank, len(weights)
     inputs, targets = (
-        _random(seed, sum(items), size, trial=trial)
+        _random(seed, sum(items), size, trial=trial).to(weights[0].dtype)
         for seed, size in ((10, weights[0].shape[1]), (11, len(weights[-1])))
     )
     if odd_targets:
         targets[0, 0], targets[-1, -1], targets[0, -2] = math.nan, math.inf, 1e100
     shards = [weight.chunk(n)[rank].clone() for weight in weights]
+    gaps = _put_into_one_tensor(shards) if views else []
     sizes = [len(inputs[0]), *map(len, weights)]
     largest = max(weight.numel() for weight in weights)
     budget = largest + 2 * largest // n + items[rank] * (sum(sizes[1:-1]) + 6 * max(sizes))
+    budget += sum(map(torch.numel, shards)) if views else 0  # new shards beside the views are another complaint
     wire = sum(
         2 * ring_bytes("all_gather", weight.nbytes // n, n, rank) + ring_bytes("reduce_scatter", weight.nbytes, n, rank)
         for weight in weights
     )
     for step, lr in enumerate(lrs):
         mine = [each.split(items)[rank].clone() for each in (inputs, targets)]
+        if views:
+            mine = [each.t().contiguous().t() for each in mine]
         trial.call_within(
             budget,
             shards,
@@ -123,8 +138,23 @@ def _examine_steps(
         )
         weights = _step_alone(weights, inputs, targets, lr)
         for layer, weight in enumerate(weights, start=1):
-            trial.value(shards[layer - 1], weight.chunk(n)[rank], f"the shard of layer {layer}", tolerance=1e-12)
+            tolerance = 1e-12 if weight.dtype == torch.float64 else 1e-5
+            trial.value(shards[layer - 1], weight.chunk(n)[rank], f"the shard of layer {layer}", tolerance=tolerance)
+        for gap in gaps:
+            trial.untouched(gap, torch.full_like(gap, 7.0), "what lies in memory beside a shard")
         trial.cost(calls={"all_gather": 2 * layers, "reduce_scatter": layers}, exactly=True, max_wire_bytes=wire)
+
+
+def _put_into_one_tensor(shards: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Replace the shards by views of one tensor. Returns what lies between them: two elements each, of 7.0."""
+    flat = shards[0].new_full((sum(map(torch.numel, shards)) + 2 * len(shards) + 2,), 7.0)
+    place, gaps = 2, [flat[:2]]
+    for number, shard in enumerate(shards):
+        end = place + shard.numel()
+        shards[number] = flat[place:end].view_as(shard).copy_(shard)
+        gaps.append(flat[end : end + 2])
+        place = end + 2
+    return gaps
 
 
 def _step_alone(
@@ -145,25 +175,59 @@ def examine_gather_uneven(trial: Trial) -> None:
     drawn = int(torch.randint(2, 8 * n, (1,), generator=trial.generator()))
     cases = [(rows, torch.float64, 6) for rows in (2 * n, n + 1, 3 * n - 1, 1, 2 * n, n)]
     cases += [(3 * n, torch.float16, 1), (drawn, torch.bfloat16, 3), (3 * n - 1, torch.int64, 6)]
-    cases += [(3 * n, torch.float32, 3), (3 * n, torch.complex64, 3), (3 * n, torch.bool, 3)]
+    cases += [(3 * n, torch.float32, 3), (3 * n, torch.complex64, 3), (3 * n, torch.bool, 3), (1, torch.int32, 1)]
     if not trial.on_all_ranks:  # the others don't depend on the number of ranks
-        cases = cases[1:4]
-    before = None
+        cases = cases[:4]
+    results = []
     for number, (rows, dtype, columns) in enumerate(cases):
         k = -(-rows // n)
         weight = _weight(trial, 10 * number + rows, rows, columns, dtype)
         shard = weight[trial.rank * k : (trial.rank + 1) * k].clone()
         of_kind = f" of {str(dtype).removeprefix('torch.')}" if dtype != torch.float64 else ""
-        case = f"{rows} rows{of_kind}{f', seed {trial.seed}' if dtype == torch.bfloat16 else ''}"
-        result = trial.call_within((n * k + 2 * k) * columns, shard, rows, case=case)
+        case = (
+            f"{rows} row{'s' if rows > 1 else ''}{of_kind}{f', seed {trial.seed}' if dtype == torch.bfloat16 else ''}"
+        )
+        if strided := dtype in (torch.float32, torch.int64) or number == 4:
+            shard, case = shard.t().contiguous().t(), f"{case}, strided"
+        budget = (n * k + 2 * k) * columns * dtype.itemsize // 8
+        budget += 2 * n * (dtype.itemsize < 8)  # rounded up, and a few numbers
+        result = trial.call_within(budget, shard, rows, case=case)
         trial.value(result, weight)
-        if before:
-            trial.value(*before, "the result of the call before")
+        for earlier in results[-1:] if not strided else results:
+            trial.value(*earlier, "the result of a call before")
         trial.criterion("value", _other_bits(result, weight), "the result")
         trial.agreement(result)
         wire = ring_bytes("all_gather", k * columns * dtype.itemsize, n, trial.rank)
         trial.cost(calls={"all_gather": 1}, max_wire_bytes=wire)
-        before = (result, weight)
+        results.append((result, weight))
+    if trial.on_all_ranks:
+        _examine_gathers_in_worlds(trial)
+
+
+def _examine_gathers_in_worlds(trial: Trial) -> None:
+    """V and C for other numbers of ranks and rows, drawn."""
+    generator = trial.generator()
+    dtypes = torch.float64, torch.bfloat16, torch.int16, torch.uint8
+    cases, weights = {}, {}
+    for number, n in enumerate((1, 2, 5, 6, 7, 8, 9, 9)):
+        rows, columns = (int(torch.randint(1, most, (1,), generator=generator)) for most in (5 * n, 5))
+        dtype = dtypes[(number + trial.seed) % len(dtypes)]
+        weight = _weight(trial, trial.seed + number, rows, columns, dtype)
+        case = f"{rows} × {columns} of {str(dtype).removeprefix('torch.')}, seed {trial.seed}"
+        cases[case] = lambda n=n, weight=weight: _shards_of(weight, n)
+        weights[case] = weight
+    for case, world in tried_in_worlds(trial, cases):
+        weight, n = weights[case], len(world.given)
+        for rank, result in enumerate(world.results):
+            trial.value(result, weight, f"{world.place} the result of rank {rank}", every_bit=True)
+        sent = ring_bytes("all_gather", -(-len(weight) // n) * weight[0].nbytes, n, 0)
+        trial.criterion("cost", world.over_budget({"all_gather": 1}, sent), world.place)
+
+
+def _shards_of(weight: torch.Tensor, n: int) -> list[tuple]:
+    """The arguments of n ranks."""
+    k = -(-len(weight) // n)
+    return [(weight[rank * k : (rank + 1) * k].clone(), len(weight)) for rank in range(n)]
 
 
 def _weight(trial: Trial, seed: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

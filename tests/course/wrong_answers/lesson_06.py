@@ -68,7 +68,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "puts back everything that the model had",
             fails="restored",
-            says="model.training after the block is True, should be False",
+            says="what the caller changes in the block, after it: the model: .training is True, should be False",
             edits={
                 "before = model.do_sync": "before = dict(vars(model))",
                 _SWITCH_BACK: "vars(model).update(before)",
