@@ -434,7 +434,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "127.0.1.1 is to blame",
             fails="value",
-            says="recording interface",
+            says="recording job",
             edits={
                 '        if "Unable': '        if "127.0.1.1" in log:\n'
                 '            return host, "name"\n        if "Unable',
@@ -485,7 +485,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "of two that time out, the shorter log",
             fails="value",
-            says="recording name",
+            says="recording job",
             edits={
                 'f"trying to connect to ({own_address},"': '"connect to" in log and '
                 'log == min(logs.values(), key=len) and "c"'
@@ -531,7 +531,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "one address begins with the other",
             fails="value",
-            says="recording name",
+            says="recording job",
             edits={"({own_address},": "({own_address}"},
         ),
         WrongAnswer(
