@@ -102,10 +102,13 @@ class World:
         return f"{most:,} bytes from one rank, budget {wire_bytes:,}" if most > wire_bytes else ""
 
 
-def tried_in_worlds(trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]]) -> Iterator[tuple[str, World]]:
+def tried_in_worlds(
+    trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]], using: Callable | None = None
+) -> Iterator[tuple[str, World]]:
     """Each rank of the trial tries its share of the cases; yields a case and what became of it.
 
-    cases: by name, what makes the arguments, by rank of the world. Of a case that does not end it complains.
+    cases: by name, what makes the arguments, by rank of the world. using: called as using(answer, *args) in place of
+    answer(*args). Of a case that does not end it complains.
     """
     mine = {case: make() for case, make in list(cases.items())[trial.rank :: trial.size]}
     worlds: dict[str, World] = {}
@@ -113,7 +116,7 @@ def tried_in_worlds(trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]]
     def try_all(answer: Callable) -> None:
         for case, given in mine.items():
             limit_anew()
-            worlds[case] = World(answer, given)
+            worlds[case] = World(functools.partial(using, answer) if using else answer, given)
             size = f"{len(given)} ranks" if len(given) > 1 else "one rank only"
             worlds[case].place = f"if there were {size}, {case}:"
 
