@@ -103,7 +103,7 @@ class ObservedStep:
         try:
             with listening(self):
                 with _questions_noticed() as questions:
-                    loss().backward()
+                    _backward(loss())
                 self.asked = next(iter(questions), "")
                 self.in_backward = self.calls, self.waits
                 self.handles = [weakref.ref(work) for work, call in works_under_way().items() if call in self._calls]
@@ -145,6 +145,12 @@ class ObservedStep:
         kept = sum(handle() is not None for handle in self.handles)
         what = "handles are" if kept > 1 else "handle is"
         return f"{kept} {what} still kept: let go of {'them' if kept > 1 else 'it'} in finish()" if kept else ""
+
+
+def _backward(loss: torch.Tensor) -> None:
+    """As loss.backward(), which is itself a function to function modes: in its hooks none would be active."""
+    ends = {"allow_unreachable": True, "accumulate_grad": True}
+    torch.autograd.graph._engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), **ends)
 
 
 _QUESTIONS = ("is_completed", "is_success", "exception", "synchronize")  # of a work

@@ -71,7 +71,7 @@ class _OddModel(nn.Module):
         self.sometimes.bias.requires_grad_(False)
         self.never, self.empty = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(0, 2))
         self.deep = nn.Sequential(nn.Sequential(nn.Module()))
-        self.deep[0][0].half = nn.Parameter(torch.zeros(3, dtype=torch.float16))
+        self.deep[0][0].weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
         self.to(device)
 
     def used(self, step: int, generator: torch.Generator) -> dict[str, nn.Parameter]:
@@ -194,8 +194,9 @@ class _Step:
     def _kept(self, made: _Made) -> str:
         for pause in (0.0, 0.01, 0.05, 0.2):  # the thread that sent it may hold one a moment longer
             time.sleep(pause)
-            gradients = [parameter.grad for parameter in self._model.parameters()]
-            if not (kept := self._observed.kept() or made.kept(gradients)):
+            parameters = list(self._model.parameters())
+            beside = [*parameters, *(each.grad for each in parameters)]
+            if not (kept := self._observed.kept() or made.kept(beside)):
                 break
         return kept
 
@@ -252,11 +253,13 @@ def _examine_step(trial: Trial, step: _Step) -> None:
     n = trial.size
     sizes = [gradient.nbytes for gradient in step.everyones[0].values()]
     most = max(sum(ring_bytes("all_reduce", size, n, rank) for size in sizes) for rank in range(n))
-    trial.cost(calls={"all_reduce": len(step.used)}, max_wire_bytes=most)
+    own = "Each gradient is sent once, in its own dtype."
+    trial.cost(calls={"all_reduce": len(step.used)}, max_wire_bytes=most, note=lambda _: own)
     trial.criterion("value", step.early)
     trial.criterion("overlap", step.overlap)
     if step.under_way:
-        trial.criterion("value", f"finish() returned while {step.under_way} messages were under way")
+        number = f"{step.under_way} message{'s were' if step.under_way > 1 else ' was'}"
+        trial.criterion("value", f"finish() returned while {number} under way")
         return
     trial.criterion("memory", step.memory)
     for name, gradient in step.after.items():
