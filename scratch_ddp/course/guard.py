@@ -31,7 +31,7 @@ VALUES, GRADIENTS, HOOKS, STATE, EVERYTHING = "values", "gradients", "hooks", "s
 
 # Settings of the whole process, by name: how they are read and written.
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "garbage collection (gc.enable, gc.disable)": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     "the thresholds of garbage collection": (gc.get_threshold, lambda thresholds: gc.set_threshold(*thresholds)),
     "the number of threads (torch.set_num_threads)": (torch.get_num_threads, torch.set_num_threads),
     "torch.use_deterministic_algorithms": (
@@ -49,7 +49,7 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 def settings() -> dict[str, Any]:
     """What is set now: what an operation that an answer calls may find changed."""
     now = {name: read() for name, (read, _) in _SETTINGS.items()}
-    now["gradients (torch.set_grad_enabled)"] = torch.is_grad_enabled()
+    now["gradients"] = torch.is_grad_enabled()
     return now | {"inference mode": torch.is_inference_mode_enabled(), "the default dtype": torch.get_default_dtype()}
 
 

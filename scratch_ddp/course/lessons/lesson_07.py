@@ -388,7 +388,7 @@ def _drawn_steps(trial: Trial) -> dict[str, tuple[list[int], dict[int, float], i
         number = generator.randint(2, longest)
         gradients = [int(2 ** generator.uniform(0, magnitude)) for _ in range(number)]
         gradients += [*generator.sample(gradients, 2), 0, 1]
-        small = int(2 ** generator.uniform(2, 24))
+        small = int(2 ** generator.uniform(2, min(24, magnitude + 3)))
         large = int(small * generator.uniform(1.25, 64)) + 1
         alpha, n = 10 ** generator.uniform(-12, 0), int(2 ** generator.uniform(*ranks))
         beta = alpha / large * 2 ** generator.uniform(-3, 3)
