@@ -64,6 +64,7 @@ class _Rehearsal:
         self._events: list[tuple[str, Any]] = []  # ("call" or "look", which collectives were called and ended before)
         self._may_run: bool | None = True  # anything, but for operation(); None: operation() runs
         self._beside: list[str] = []  # what ran between a look and operation()
+        self._steps = 0  # how much ran there
         self.settings = self.between = ""  # what is wrong with the settings of the process, and what ran in between
 
     def run(self, answer: Callable, repeats: int, device: torch.device) -> object:
@@ -114,10 +115,16 @@ class _Rehearsal:
             if number:
                 self.between = self.between or f"of call {number} on the clock has {self._beside[0]}() in it"
         self._beside.clear()
+        self._steps = 0
 
     def _note_function(self, frame: FrameType, event: str, function: Any) -> None:
         """Functions that compute, print or wait; looking something up or appending to a list takes no time."""
-        if event != "c_call" or self._may_run is not False:
+        if self._may_run is not False:
+            return
+        self._steps += 1
+        if self._steps == 100:
+            self._beside.append(frame.f_code.co_name.strip("<>"))
+        if event != "c_call":
             return
         owner = getattr(function, "__self__", None)
         module = getattr(owner, "__module__", None) or type(owner).__module__
@@ -384,7 +391,7 @@ def _drawn_steps(trial: Trial) -> dict[str, tuple[list[int], dict[int, float], i
         steps[case] = gradients, timed, n
 
     # Of few bytes, one more or less makes a difference. Ranks: a few, thousands, a million.
-    for longest, magnitude, ranks in ((3, 3, (1, 6)), (40, 30, (6, 16)), (600, 30, (18, 22))):
+    for longest, magnitude, ranks in ((3, 3, (1, 6)), (40, 30, (6, 16)), (600, 30, (20, 30))):
         number = generator.randint(2, longest)
         gradients = [int(2 ** generator.uniform(0, magnitude)) for _ in range(number)]
         gradients += [*generator.sample(gradients, 2), 0, 1]
@@ -398,7 +405,7 @@ def _drawn_steps(trial: Trial) -> dict[str, tuple[list[int], dict[int, float], i
         add(gradients, timed, n + 1)
         add(gradients, timed | {small: alpha / 2 + (second - alpha / 2) / large * small}, n)
         add(gradients, timed | {large: alpha / 2 + (first - alpha / 2) / small * large}, n)
-        add([*gradients[1:], gradients[0] + 1], timed, n)
+        add([*gradients[1:], gradients[0] + 1], timed, 2)
     return steps
 
 

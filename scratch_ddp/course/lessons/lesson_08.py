@@ -172,8 +172,7 @@ class _Step:
                 parameter.grad.zero_()
             else:
                 parameter.grad = None
-        unused = [self._model.sometimes.weight.grad, self._model.never.grad]
-        self.before = [each if each is None else each.clone() for each in unused]
+        self.before = self._of_unused()
         self._model.train(self.number != WITHOUT)
         leaving = LeavingTorch()
         leaving.few = 0
@@ -185,14 +184,17 @@ class _Step:
         if self._observed.early:
             self.early = "an all-reduce was started before `.grad` was complete: there is another hook for that"
         self.after = {name: _copy(parameter.grad) for name, parameter in self.used.items()}
-        self.unused = [_copy(each) for each in (self._model.sometimes.weight.grad, self._model.never.grad)]
+        self.unused = self._of_unused()
         if self.number:
             for parameter in self.used.values():
                 parameter.grad = None  # so that only the answer can still have one
         self.memory = self._kept(made) or leaving.complaint
 
+    def _of_unused(self) -> list[torch.Tensor | None]:
+        return [_copy(each.grad) for each in (self._model.sometimes.weight, self._model.never)]
+
     def _kept(self, made: _Made) -> str:
-        for pause in (0.0, 0.01, 0.05, 0.2):  # the thread that sent it may hold one a moment longer
+        for pause in (0.0, 0.05):  # the thread that sent it may hold one a moment longer
             time.sleep(pause)
             parameters = list(self._model.parameters())
             beside = [*parameters, *(each.grad for each in parameters)]
@@ -344,7 +346,7 @@ def examine_exposed_time(trial: Trial) -> None:
     for unit, began, drawn in (
         (2.0**-10, -0.01171875, (8, 40, 4, 1)),
         (2.0**-18, 2.0**30, (8, 40, 12, 2**16)),  # also sums of eight ends are exact
-        (1.0, -20.0, (8, 40, 20, 1)),
+        (256.25, -5000.0, (8, 40, 20, 1)),
         (2.0**-60, 0.0, (100, 200, 3, 2**36)),  # some hours take less than 1e-17 s, others more than float32 can add
     ):
         case = f"in units of {unit:g} s, from {began:g} s on, drawn with seed {trial.seed}"

@@ -92,7 +92,8 @@ def finish():
             says="the gradient of 'sometimes.bias' is changed",
             edits={
                 "        for work in works:": "        for parameter in model.parameters():\n"
-                "            if not parameter.requires_grad and parameter.grad is None:\n                parameter.grad = torch.zeros_like(parameter)\n"
+                "            if not parameter.requires_grad and parameter.grad is None:\n"
+                "                parameter.grad = torch.zeros_like(parameter)\n"
                 "        for work in works:"
             },
         ),
@@ -117,14 +118,15 @@ def finish():
             also=("agreement",),
         ),
         WrongAnswer(
-            "divides all gradients in finish, also one that no rank used in this step",
+            "clears the gradient of a parameter that no rank used in this step",
             fails="value",
-            says="the gradient of 'sometimes.weight', which no rank used in this step,",
+            says="the gradient of 'sometimes.weight', which no rank used in this step, is None, should be a Tensor.",
             edits={
-                "        parameter.grad /= dist.get_world_size()  "
-                "# before the sum, which could be too large for half precision\n": "",
+                "    def hook": "    arrived = set()\n\n    def hook",
+                "        works.append(": "        arrived.add(parameter)\n        works.append(",
                 "        works.clear()\n": "        works.clear()\n        for parameter in model.parameters():\n"
-                "            if parameter.requires_grad:\n                parameter.grad /= dist.get_world_size()\n",
+                "            if parameter.requires_grad and parameter not in arrived:\n"
+                "                parameter.grad = None\n        arrived.clear()\n",
             },
         ),
         WrongAnswer(
@@ -247,7 +249,7 @@ def finish():
         WrongAnswer(
             "leaves a hook on the model",
             fails="untouched",
-            says="called with a model: leaves 1 hook on the modules",
+            says="leaves 1 hook on the modules",
             edits={"    def finish": "    model.register_forward_hook(lambda *_: None)\n\n    def finish"},
         ),
     ),
