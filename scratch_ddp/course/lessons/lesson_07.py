@@ -392,7 +392,7 @@ def _drawn_steps(trial: Trial) -> dict[str, tuple[list[int], dict[int, float], i
 
     # Of few bytes, one more or less makes a difference. Ranks: a few, thousands, a million.
     for longest, magnitude, ranks in ((3, 3, (1, 6)), (40, 30, (6, 16)), (600, 30, (20, 30))):
-        number = generator.randint(2, longest)
+        number = generator.randint(max(2, longest - 40), longest)
         gradients = [int(2 ** generator.uniform(0, magnitude)) for _ in range(number)]
         gradients += [*generator.sample(gradients, 2), 0, 1]
         small = int(2 ** generator.uniform(2, min(24, magnitude + 3)))
