@@ -5,7 +5,9 @@ A `Guard` remembers them before the call, hides the names with which a notebook 
 """
 
 import copy
+import gc
 import random
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
@@ -25,6 +27,35 @@ _HOOKS = tuple(name for name in _OF_EVERY_MODULE if name.endswith("_hooks"))
 
 # What an answer may be asked to change, as Guard's `changes`.
 VALUES, GRADIENTS, HOOKS, STATE, EVERYTHING = "values", "gradients", "hooks", "state", "everything"
+
+
+# Settings of the whole process, by name: how they are read and written.
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "the thresholds of garbage collection": (gc.get_threshold, lambda thresholds: gc.set_threshold(*thresholds)),
+    "the number of threads (torch.set_num_threads)": (torch.get_num_threads, torch.set_num_threads),
+    "torch.use_deterministic_algorithms": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    "torch.set_float32_matmul_precision": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
+    "the default device": (
+        torch.get_default_device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    ),
+    "sys.setswitchinterval": (sys.getswitchinterval, sys.setswitchinterval),
+}
+
+
+def settings() -> dict[str, Any]:
+    """What is set now: what an operation that an answer calls may find changed."""
+    now = {name: read() for name, (read, _) in _SETTINGS.items()}
+    now["gradients"] = torch.is_grad_enabled()
+    return now | {"inference mode": torch.is_inference_mode_enabled(), "the default dtype": torch.get_default_dtype()}
 
 
 class Guard:
@@ -199,6 +230,7 @@ class _Settings:
     def __init__(self) -> None:
         self._grad, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         self._anomalies = torch.is_anomaly_enabled()
+        self._others = {name: read() for name, (read, _) in _SETTINGS.items()}
         self._random, self._torch_random = random.getstate(), torch.get_rng_state()
         self._functions = [dict(vars(module)) for module in _MODULES]
 
@@ -213,6 +245,10 @@ class _Settings:
         if torch.is_anomaly_enabled() != self._anomalies:
             torch.autograd.set_detect_anomaly(self._anomalies)
             yield "leaves anomaly detection switched on or off (torch.autograd.set_detect_anomaly)"
+        for name, (read, write) in _SETTINGS.items():
+            if read() != self._others[name]:
+                write(self._others[name])
+                yield f"changes a setting of the process and leaves it so: {name}"
         if random.getstate() != self._random or not torch.equal(torch.get_rng_state(), self._torch_random):
             random.setstate(self._random)
             torch.set_rng_state(self._torch_random)

@@ -52,7 +52,9 @@ def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
         equal = bool(actual == expected)
     except ValueError:  # numpy's arrays in a list: each comparison has many results
         equal = False
-    return "" if equal else f"is {shown(actual)}, should be {shown(expected)}"
+    if not equal:
+        return f"is {shown(actual)}, should be {shown(expected)}"
+    return _difference_in_kind(actual, expected) if isinstance(expected, list) else ""
 
 
 def bits(value: Any) -> bytes:
@@ -86,6 +88,14 @@ def _lies_plainly(tensor: torch.Tensor) -> bool:
         and tensor.is_contiguous()
         and not (tensor.is_conj() or tensor.is_neg())
     )
+
+
+def _difference_in_kind(actual: list, expected: list) -> str:
+    """Of lists that are equal: an entry that is a tensor, for instance, where a number is expected."""
+    for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        if not isinstance(one, (type(other), int) if isinstance(other, float) else type(other)):
+            return f"at entry {i} is {_kind(one)}, should be {_kind(other)}"
+    return ""
 
 
 def _difference_of_lists(actual: list, expected: list, tolerance: float) -> str:

@@ -177,13 +177,18 @@ EDITS = {
     ],
     "average_when_ready": [
         {
-            "parameter.grad /= dist.get_world_size()  # before": "# after",
+            "parameter.grad /= dist": "parameter.grad = parameter.grad / dist",
             "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
-                "works.append((dist.all_reduce(parameter.grad, async_op=True), parameter))"
+                "sent = parameter.grad.contiguous()\n"
+                "        works.append((dist.all_reduce(sent, async_op=True), sent, parameter))"
             ),
             "for work in works:\n            work.wait()": (
-                "for work, parameter in works:\n            work.wait()\n"
-                "            parameter.grad = parameter.grad / dist.get_world_size()"
+                "for work, sent, parameter in works:\n            work.wait()\n            parameter.grad.copy_(sent)"
+            ),
+        },
+        {
+            "for work in works:\n            work.wait()\n        works.clear()": (
+                "while works:\n            works.pop().wait()"
             ),
         },
         {"work.wait()": "work.get_future().wait()"},

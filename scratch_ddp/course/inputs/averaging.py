@@ -91,7 +91,7 @@ class ObservedStep:
         self.calls, self.waits = 0, 0
         self.in_backward = 0, 0
         self.late = False  # a message could have been started earlier
-        self.asked = False  # somebody asked in backward whether a message has ended
+        self.asked = ""  # by what somebody asked in backward whether a message has ended
         self.handles: list[weakref.ref[dist.Work]] = []  # of the messages that were under way when backward returned
         self._calls: set[Call] = set()
         self._arrived: set[nn.Parameter] = set()
@@ -103,8 +103,8 @@ class ObservedStep:
         try:
             with listening(self):
                 with _questions_noticed() as questions:
-                    loss().backward()
-                self.asked = bool(questions)
+                    _backward(loss())
+                self.asked = next(iter(questions), "")
                 self.in_backward = self.calls, self.waits
                 self.handles = [weakref.ref(work) for work, call in works_under_way().items() if call in self._calls]
                 finish()
@@ -132,7 +132,7 @@ class ObservedStep:
         if waits:
             return f"when backward returned, {waits} of {expected} messages had been waited for, should be 0"
         if self.asked:
-            return "asks is_completed() before backward has returned: nobody may wait for a message, in a loop either"
+            return f"asks {self.asked}() before backward has returned: nobody may wait for a message, in a loop either"
         if calls < expected:
             return f"when backward returned, {calls} of {expected} messages were started"
         what = "all gradients of a bucket were" if any(len(bucket) > 1 for bucket in self.buckets) else "a gradient was"
@@ -143,28 +143,39 @@ class ObservedStep:
         if any(handle() is not None for handle in self.handles):
             gc.collect()
         kept = sum(handle() is not None for handle in self.handles)
-        return f"{kept} handles of the step before are still kept: let go of them in finish()" if kept else ""
+        what = "handles are" if kept > 1 else "handle is"
+        return f"{kept} {what} still kept: let go of {'them' if kept > 1 else 'it'} in finish()" if kept else ""
+
+
+def _backward(loss: torch.Tensor) -> None:
+    """As loss.backward(), which is itself a function to function modes: in its hooks none would be active."""
+    ends = {"allow_unreachable": True, "accumulate_grad": True}
+    torch.autograd.graph._engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), **ends)
+
+
+_QUESTIONS = ("is_completed", "is_success", "exception", "synchronize")  # of a work
 
 
 @contextlib.contextmanager
 def _questions_noticed() -> Iterator[list[str]]:
-    """Yields a list with an entry for each call of a work's `is_completed` in the block, but for the package's own."""
+    """Yields a list with the name of each question to a work or its future in the block, but for the package's own."""
     questions: list[str] = []
-    replaced = [(cls, vars(cls)["is_completed"]) for cls in with_subclasses(dist.Work) if "is_completed" in vars(cls)]
+    replaced = [(cls, name) for cls in with_subclasses(dist.Work) for name in _QUESTIONS if name in vars(cls)]
+    replaced = [(cls, name, vars(cls)[name]) for cls, name in [*replaced, (torch.futures.Future, "done")]]
 
-    def noticed(original: Any) -> Callable:
-        def is_completed(work: dist.Work) -> bool:
+    def noticed(name: str, original: Any) -> Callable:
+        def question(thing: Any, *args: Any) -> Any:
             asks = sys._getframe(1).f_globals.get("__name__", "")
             if not asks.startswith("scratch_ddp."):
-                questions.append(asks)
-            return original.__get__(work, type(work))()
+                questions.append(name)
+            return original.__get__(thing, type(thing))(*args)
 
-        return is_completed
+        return question
 
-    for cls, original in replaced:
-        cls.is_completed = noticed(original)
+    for cls, name, original in replaced:
+        setattr(cls, name, noticed(name, original))
     try:
         yield questions
     finally:
-        for cls, original in replaced:
-            cls.is_completed = original
+        for cls, name, original in replaced:
+            setattr(cls, name, original)

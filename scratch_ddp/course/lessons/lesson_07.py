@@ -1,27 +1,38 @@
 """Lesson 07, what a message costs: a timer for collectives, and the forecast of a training step."""
 
+import functools
 import gc
+import random
+import sys
 from collections.abc import Callable
+from fractions import Fraction
+from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.guard import settings
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import difference
 from scratch_ddp.instruments.network import Link, lone_rank
-from scratch_ddp.instruments.traffic import traffic
+from scratch_ddp.instruments.traffic.calls import Call
+from scratch_ddp.instruments.traffic.intercept import listening
 
 
 def time_calls(operation, repeats, clock, device):
-    """Return a list of the seconds that each of `repeats` calls of operation() takes, in order.
+    """Return a list of the seconds, floats, that each of `repeats` calls of operation() takes, in order.
 
     The time of a call is that of the slowest rank, so the list is the same on every rank. The ranks
-    begin each of these calls together. One more call comes before them and is not in the list, since
-    the first call is slower. clock() returns this rank's time in seconds; it may differ from other
-    ranks' by any amount. device: where the tensor is that ranks send. `repeats` is at least 1. What
-    operation() raises reaches the caller. Settings of the process (gradients, gc) stay as they are.
+    begin each of these calls together: then each looks at its clock, calls operation() and looks
+    again, with nothing in between. One more call comes before them and is not in the list, since the
+    first call is slower. clock() returns this rank's time in seconds, as a float64; it may differ from
+    other ranks' by any amount. Times are not rounded. device: where the tensor is that ranks send.
+    `repeats` is at least 1. What operation() raises reaches the caller. Settings of the process
+    (gradients, gc) stay as they are, all the time.
     Cost: at most one dist.barrier for each call of operation, and one dist.all_reduce.
     """
     # How do ranks begin together? Whose time counts, and how do the others get to know it?
@@ -40,61 +51,132 @@ def time_calls(operation, repeats, clock, device):
 
 
 class _Rehearsal:
-    """An operation and a clock of which every second is known, and a record of what was done when."""
+    """An operation and a clock of which every second is known, and a record of what was done when.
 
-    def __init__(self, rank: int, seconds: list[float], error: BaseException | None = None):
-        # Clocks of different ranks differ, and show seconds since 1970 or so, which float32 could not tell apart.
-        self._now, self._seconds, self._error = (-1) ** rank * 2.0**30 + 1024.0 * rank, iter(seconds), error
-        self._events: list[tuple[str, int]] = []  # ("call" or "look", how often the ranks have met before it)
-        self.settings = ""  # what is wrong with the settings of the process
+    begins: what the clock shows when the first call that counts begins. error: raised by call number `failing`.
+    """
+
+    def __init__(
+        self, begins: float, seconds: list[float], met: Callable, error: BaseException | None = None, failing: int = 0
+    ):
+        self._now, self._seconds, self._met = begins - seconds[0], iter(seconds), met
+        self._error, self._failing, self.fails = error, failing, error is not None
+        self._events: list[tuple[str, Any]] = []  # ("call" or "look", which collectives were called and ended before)
+        self._may_run: bool | None = True  # anything, but for operation(); None: operation() runs
+        self._beside: list[str] = []  # what ran between a look and operation()
+        self._steps = 0  # how much ran there
+        self.settings = self.between = ""  # what is wrong with the settings of the process, and what ran in between
 
     def run(self, answer: Callable, repeats: int, device: torch.device) -> object:
-        with traffic() as self._counted:
-            times = answer(self._operation, repeats, self._clock, device)
-        if not gc.isenabled():
-            gc.enable()
-            self.settings = "leaves garbage collection switched off"
+        self._events.clear()
+        self._before = settings()
+        times = answer(self._operation, repeats, self._clock, device)
+        self._compare(settings(), "leaves")
         return times
+
+    def watched(self, answer: Callable, repeats: int, device: torch.device) -> object:
+        """`run`, and note what is called between the looks at the clock beside operation()."""
+        before = sys.getprofile()
+        sys.setprofile(self._note_function)
+        try:
+            return self.run(answer, repeats, device)
+        finally:
+            sys.setprofile(before)
 
     def raises(self, answer: Callable, repeats: int, device: torch.device) -> str:
         """What is wrong with the end of a call in which the operation raises; "" if that reaches the caller."""
         try:
             self.run(answer, repeats, device)
-        except type(self._error):
-            return ""
+        except type(self._error) as error:
+            return "" if error is self._error else f"raised another {type(error).__name__} than operation() did"
         return f"returned, should raise {type(self._error).__name__}"
 
-    def _note(self, what: str) -> None:
-        self._events.append((what, sum(self._counted.calls.get(name, 0) for name in ("barrier", "all_reduce"))))
-
     def _operation(self) -> None:
+        self._may_run = None
         self._note("call")
         self._now += next(self._seconds, 1.0)
-        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-            self.settings = "calls operation() with gradients switched off"
-        if self._error and self.calls() == 3:
+        self._compare(settings(), "calls operation() with")
+        if self._error and self.calls() == self._failing:
+            self._may_run = True
             raise self._error
+        self._may_run = False
 
     def _clock(self) -> float:
+        self._may_run = None
         self._note("look")
+        self._may_run = False
         return self._now
+
+    def _note(self, what: str) -> None:
+        self._events.append((what, self._met()))
+        counts = self.calls() - (what == "call")  # calls before this moment, of which the first is not in the list
+        if self._beside and counts and (what == "call" or self._events[-2:-1] and self._events[-2][0] == "call"):
+            number = counts if what == "call" else counts - 1
+            if number:
+                self.between = self.between or f"of call {number} on the clock has {self._beside[0]}() in it"
+        self._beside.clear()
+        self._steps = 0
+
+    def _note_function(self, frame: FrameType, event: str, function: Any) -> None:
+        """Functions that compute, print or wait; looking something up or appending to a list takes no time."""
+        if self._may_run is not False:
+            return
+        self._steps += 1
+        if self._steps == 100:
+            self._beside.append(frame.f_code.co_name.strip("<>"))
+        if event != "c_call":
+            return
+        owner = getattr(function, "__self__", None)
+        module = getattr(owner, "__module__", None) or type(owner).__module__
+        name = function.__name__
+        if module.split(".")[0] == "torch" or name in ("print", "sleep", "collect"):
+            self._beside.append(name)
+
+    def _compare(self, now: dict[str, object], what: str) -> None:
+        for name, value in now.items():
+            if value != self._before[name] and not self.settings:
+                told = {True: "switched on", False: "switched off"}.get(value, f"set to {value}")
+                self.settings = f"{what} {name} {told}"
 
     def calls(self) -> int:
         return sum(what == "call" for what, _ in self._events)
 
     def apart(self) -> str:
         """In what call the ranks don't begin together, as a complaint; "" if they always do, but for the first."""
-        last_call, last_look, number = -1, -1, 0
+        number, last_call, last_look, before = 0, None, None, ""
         for what, met in self._events:
             if what == "look":
+                if before == "call" and number > 1 and met != last_call:
+                    return f"of call {number - 1} on the clock has the barrier in it"
                 last_look = met
-                continue
-            if number and met > last_look:
-                return f"of call {number} on the clock has the barrier in it"
-            if number and last_look <= last_call:
-                return f"of call {number} on the clock does not begin with a barrier"
-            last_call, number = met, number + 1
+            else:
+                if number and last_look is not None and met != last_look:
+                    return f"of call {number} on the clock has the barrier in it"
+                if number and (last_look is None or last_look[0] <= last_call[0]):
+                    return f"of call {number} on the clock does not begin with a barrier"
+                last_call, number = met, number + 1
+            before = what
         return ""
+
+
+class _Collectives:
+    """Counts the collectives of this rank: how many were called, and how many have ended for it."""
+
+    def __init__(self) -> None:
+        self.called = self.ended = 0
+
+    def started(self, call: Call) -> None:
+        self.called += 1
+
+    def waited(self, call: Call) -> None:
+        self.ended += 1
+
+    def __call__(self) -> tuple[int, int]:
+        return self.called, self.ended
+
+
+def _met_in_one_process() -> tuple[int]:
+    return (sum(dist.group.WORLD.counts.calls.values()),)
 
 
 class OperationFailed(RuntimeError):
@@ -105,41 +187,128 @@ class Stop(KeyboardInterrupt):
     """As the interrupt: no Exception, so `except Exception` does not catch it."""
 
 
+UNIT = 2.0**-20  # of the times that are drawn: float32 can't hold them, and sums of them are exact in float64
+
+
 def examine_time_calls(trial: Trial) -> None:
     """V: the slowest rank's seconds by a clock that is known; together: a barrier, then the clock; A; C."""
-    n, generator = trial.size, trial.generator()
-    for repeats in (3, 1, 5 + trial.seed % 4) if trial.on_all_ranks else (3,):
-        # The warm-up takes long. Of the others, another rank is the slowest each time. Sums of 1/1024 s are exact.
-        least = torch.tensor([2.0, 1.0, 3.0])[:repeats]
-        if repeats > 3:  # some take hundreds of times as long as others, and one takes no time at all
-            least = torch.randint(0, 1024, (repeats,), generator=generator) / 1024
-            least += 4 * 8 ** torch.randint(0, 4, (repeats,), generator=generator)
-        seconds = [[64.0, *(each + (rank + call) % n for call, each in enumerate(least.tolist()))] for rank in range(n)]
-        for each in seconds if repeats > 3 else ():
-            each[repeats // 2] = 0.0
-        rehearsal = _Rehearsal(trial.rank, seconds[trial.rank])
-        case = f"repeats={repeats}{f', drawn with seed {trial.seed}' if repeats > 3 else ''}"
-        times = trial.call(repeats, trial.device, case=case, using=rehearsal.run)
-        slowest = [max(column) for column in zip(*seconds, strict=True)]
-        trial.value(times, slowest[1:])
-        made = rehearsal.calls()
-        complaint = "" if made == repeats + 1 else f"was called {made} times, should be {repeats + 1}"
-        trial.criterion("value", complaint, "operation")
-        trial.criterion("together", rehearsal.apart(), "the time")
-        trial.criterion("untouched", rehearsal.settings)
-        trial.agreement(times)
-        trial.cost(calls={"barrier": repeats + 1, "all_reduce": 1})
+    n = trial.size
+    # The warm-up takes long. Of the others, another rank is the slowest each time.
+    seconds = [[64.0, *(each + (other + call) % n for call, each in enumerate((2.0, 1.0, 3.0)))] for other in range(n)]
+    _examine_times(trial, seconds, "")
     if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
         return
-    for error in (OperationFailed(), Stop()):
-        rehearsal = _Rehearsal(trial.rank, [1.0] * 5, error)
-        case = f"operation() raises {type(error).__name__} in its third call"
-        trial.criterion("value", trial.call(4, trial.device, case=case, using=rehearsal.raises))
+    seconds = [[1.0, 0.5 + other, 2.0, 7.0 - other / 2] for other in range(n)]  # of two calls with two each
+    _examine_times(trial, seconds, "called twice with gradients and gc switched off, ", calls=2)
     nowhere = torch.device("meta")  # its tensors have no data, so they can't be sent
-    rehearsal = _Rehearsal(trial.rank, [1.0] * 3, RuntimeError())
     case = "device='meta', from which nothing can be sent"
-    complaint = trial.call(1, nowhere, case=case, using=rehearsal.raises)
-    trial.criterion("value", "the tensor that ranks send is not on `device`" if complaint else "")
+    complaint = trial.call(1, nowhere, case=case, using=_called_from_nowhere)
+    trial.criterion("value", complaint)
+    trial.end_if_wrong()
+    _examine_times_in_worlds(trial)
+
+
+def _called_from_nowhere(answer: Callable, repeats: int, device: torch.device) -> str:
+    try:
+        _Rehearsal(0.0, [1.0] * (repeats + 1), _Collectives()).run(answer, repeats, device)
+    except RuntimeError:
+        return ""
+    return "the tensor that ranks send is not on `device`"
+
+
+def _begins(rank: int) -> float:
+    """Clocks of different ranks differ, and show seconds since 1970 or so."""
+    return (-1) ** rank * 2.0**30 + 1024.0 * rank
+
+
+def _examine_times(trial: Trial, seconds: list[list[float]], note: str, calls: int = 1) -> None:
+    """With clocks of which each rank's seconds are known: of `calls` calls of the answer with equally many times."""
+    met = _Collectives()
+    rehearsal = _Rehearsal(_begins(trial.rank), seconds[trial.rank], met)
+    repeats = len(seconds[0]) // calls - 1
+
+    def run(answer: Callable, repeats: int, device: torch.device) -> object:
+        with listening(met):
+            if calls == 1:
+                return rehearsal.watched(answer, repeats, device)
+            with torch.no_grad():
+                gc.disable()
+                try:
+                    return [rehearsal.run(answer, repeats, device) for _ in range(calls)][-1]
+                finally:
+                    gc.enable()
+
+    times = trial.call(repeats, trial.device, case=f"{note}repeats={repeats}", using=run)
+    trial.value(times, [max(column) for column in zip(*seconds, strict=True)][-repeats:])
+    made = rehearsal.calls()
+    complaint = "" if made == repeats + 1 else f"was called {made} times, should be {repeats + 1}"
+    trial.criterion("value", complaint, "operation")
+    trial.criterion("together", rehearsal.apart(), "the time")
+    trial.criterion("value", "" if rehearsal.apart() else rehearsal.between, "the time")
+    trial.criterion("untouched", rehearsal.settings)
+    trial.agreement(times)
+    trial.cost(calls={"barrier": calls * (repeats + 1), "all_reduce": calls})
+
+
+def _examine_times_in_worlds(trial: Trial) -> None:
+    """The same with 1 to 9 ranks, many repeats and few, times of all magnitudes; then with operations that raise."""
+    rehearsals: dict[str, list[_Rehearsal]] = {}
+    slowest: dict[str, list[float]] = {}
+    generator = trial.generator()
+
+    def arguments(case: str, n: int, repeats: int, error: BaseException | None, failing: int) -> list[tuple]:
+        drawn = torch.randint(0, 2**30, (n, repeats + 1), generator=generator)
+        drawn = drawn >> torch.randint(0, 11, (repeats + 1,), generator=generator)  # some take 1000 s, others 1 s
+        drawn[:, 1:] *= torch.randint(0, 8, (repeats,), generator=generator) > 0  # and some no time at all
+        seconds = (drawn.double() * UNIT).tolist()
+        slowest[case] = (drawn.double().amax(0) * UNIT)[1:].tolist()
+        begins = [_begins(rank) if rank != n // 2 else 0.0 for rank in range(n)]
+        rehearsals[case] = [
+            _Rehearsal(begins[rank], seconds[rank], _met_in_one_process, error, failing) for rank in range(n)
+        ]
+        return [(rehearsal, repeats, torch.device("cpu")) for rehearsal in rehearsals[case]]
+
+    makers = {}
+    drawn = (1, 70 + trial.seed % 60), (2, 9 + trial.seed % 10), (3 + trial.seed % 3, 4), (6 + trial.seed % 4, 3)
+    for n, repeats in drawn:
+        case = f"repeats={repeats}, drawn with seed {trial.seed}"
+        makers[case] = functools.partial(arguments, case, n, repeats, None, 0)
+    for error, failing, which in (OperationFailed(), 1, "first"), (Stop(), 3, "third"), (OperationFailed(), 5, "last"):
+        case = f"operation() raises {type(error).__name__} in its {which} call"
+        makers[case] = functools.partial(arguments, case, 2, 4, error, failing)
+    for case, world in tried_in_worlds(trial, makers, using=lambda case, answer: functools.partial(_rehearsed, answer)):
+        for rank, (rehearsal, result) in enumerate(zip(rehearsals[case], world.results, strict=True)):
+            what = f"{world.place} rank {rank}"
+            if "raises" in case:
+                trial.criterion("value", result, what)
+                continue
+            trial.criterion("value", _difference_of_times(result, slowest[case]), f"{what}'s result")
+            made, should = rehearsal.calls(), len(slowest[case]) + 1
+            complaint = "" if made == should else f"calls operation() {made} times, should be {should}"
+            trial.criterion("value", complaint, what)
+            trial.criterion("together", rehearsal.apart(), f"{what}: the time")
+        trial.criterion(
+            "cost",
+            world.over_budget({"barrier": len(slowest[case]) + 1, "all_reduce": 1}, MANY_BYTES),
+            world.place,
+        )
+
+
+MANY_BYTES = 2**20  # the budget is of calls
+
+
+def _rehearsed(answer: Callable, rehearsal: _Rehearsal, repeats: int, device: torch.device) -> object:
+    return rehearsal.raises(answer, repeats, device) if rehearsal.fails else rehearsal.run(answer, repeats, device)
+
+
+def _difference_of_times(times: object, expected: list[float]) -> str:
+    """As `difference`, but of long lists only the first entry that differs."""
+    if not isinstance(times, list) or len(expected) < 4:
+        return difference(times, expected)
+    if len(times) != len(expected):
+        return f"has {len(times)} entries, should have {len(expected)}"
+    told = (difference(*pair) for pair in zip(times, expected, strict=True))
+    return next((f"at entry {i} {text}" for i, text in enumerate(told) if text), "")
 
 
 TIME_CALLS = Exercise(time_calls, examine_time_calls)
@@ -152,7 +321,7 @@ def forecast_step(gradients, timed, n):
     with the bytes of each, perhaps empty. timed: {bytes: seconds} of two all-reduces that were timed
     on the same link, between 2 ranks; either may come first. n is at least 2. An all-reduce takes α
     seconds, the same for any n and any gradient, even one of 0 bytes, and β for each byte that a
-    rank sends. Calculate in float64, as Python does.
+    rank sends; one of the two may be 0. Calculate in float64, as Python does, and round nothing.
     Cost: nothing is sent.
     """
     # What do two times say about α and β? How many bytes does a rank send if there are n?
@@ -184,41 +353,70 @@ def _calculated(n: int, link: Link, sizes: list[int]) -> list[float]:
 
 def examine_forecast_step(trial: Trial) -> None:
     """V: a step of several models, on several links, with several numbers of ranks, as the simulated link has it; C."""
-    sizes = [4_000, 400_000]
     few, many = [4_000_000], [4 * (1 + size % 7) for size in range(40)] + [100_000]
-    drawn = torch.randint(0, 2**16, (20,), generator=trial.generator()).tolist()  # of half precision, odd numbers
-    odd = [2 * size for size in drawn] * 2 + [0, 2, 2**27 + 2]
-    by_seed = f", sizes drawn with seed {trial.seed}"
-    for n, gradients, link, seconds_of, note in (
-        (2, few, Link(1e-4, 1e-9), _on_a_link, ""),
-        (2, many, Link(1e-4, 1e-9), _on_a_link, ""),
-        (4, few, Link(2e-5, 2e-9), _on_a_link, ""),
-        (3, [3 * 2**30, 5 * 2**30], Link(2.0, 3e-9), _calculated, " of 3 and 5 GiB, α = 2 s"),
-        (4096, odd, Link(1.2345678e-7, 3e-12), _calculated, f", α = 0.1 µs{by_seed}"),
-        (3 + trial.seed % 97, odd, Link(2e-5, 3e-9), _calculated, by_seed),
-        (4, [], Link(2e-5, 3e-9), _calculated, ""),
-    ):
-        sizes.reverse()  # now the larger one comes first, now the smaller
-        timed = dict(zip(sizes, _calculated(2, link, sizes), strict=True))
-        case = f"{len(gradients)} gradient{'s' if len(gradients) != 1 else ''}{note}, n={n}"
-        seconds = trial.call(gradients, timed, n, case=case)
-        expected = float(sum(seconds_of(n, link, gradients)))
-        trial.criterion(
-            "value", _difference(seconds, expected, 1e-9 if seconds_of is _calculated else 1e-5), "the result"
-        )
-        trial.cost(calls={})
-        if trial.calls:  # it measures, and some of the next are too large for that
-            return
+    given = {4_000: 1.04e-4, 400_000: 5e-4}  # α = 100 µs, β = 1 ns
+    seconds = trial.call(few, dict(given), 2, case="1 gradient, n=2")
+    trial.criterion("value", _difference(seconds, _step(_on_a_link, few, given, 2), 1e-5), "the result")
+    trial.cost(calls={})
+    if trial.calls:  # it measures, and some of the next are too large for that
+        return
+    cases = {
+        "41 gradients, n=2": (many, dict(reversed(given.items())), 2),
+        "1 gradient, n=4": (few, {4_000: 2.8e-5, 400_000: 8.2e-4}, 4),
+        "2 gradients of 3 and 5 GiB, α = 2 s, n=3": ([3 * 2**30, 5 * 2**30], {2: 2 + 6e-9, 10**9: 5.0}, 3),
+        "0 gradients, n=4": ([], given, 4),
+        "41 gradients, n=3, α = 0": (many, {2**20: 2.0**-20, 0: 0.0}, 3),
+        "41 gradients, n=3, β = 0": (many, {2**20: 1e-3, 0: 1e-3}, 3),
+    } | _drawn_steps(trial)
+    called = trial.call_each({case: (list(given[0]), dict(given[1]), given[2]) for case, given in cases.items()})
+    for (gradients, timed, n), seconds in zip(cases.values(), called, strict=True):
+        expected = _step(_calculated, gradients, timed, n)
+        rounded = 1e-14 * max(timed.values()) * len(gradients)  # where α is the difference of larger numbers
+        trial.criterion("value", _difference(seconds, expected, 1e-9, rounded), "the result")
+    trial.cost(calls={})
 
 
-def _difference(seconds: object, expected: float, tolerance: float) -> str:
+def _step(seconds_of: Callable, gradients: list[int], timed: dict[int, float], n: int) -> float:
+    (small, first), (large, second) = sorted(timed.items())
+    beta = Fraction(second - first) / (large - small)
+    return float(sum(seconds_of(n, Link(max(0.0, float(Fraction(first) - beta * small)), float(beta)), gradients)))
+
+
+def _drawn_steps(trial: Trial) -> dict[str, tuple[list[int], dict[int, float], int]]:
+    """Steps of all magnitudes, each with others that differ from it in one thing only."""
+    generator, steps = random.Random(trial.seed), {}
+
+    def add(gradients: list[int], timed: dict[int, float], n: int) -> None:
+        case = f"{len(gradients)} gradients, n={n}, step {len(steps)} drawn with seed {trial.seed}"
+        steps[case] = gradients, timed, n
+
+    # Of few bytes, one more or less makes a difference. Ranks: a few, thousands, a million.
+    for longest, magnitude, ranks in ((3, 3, (1, 6)), (40, 30, (6, 16)), (600, 30, (20, 30))):
+        number = generator.randint(max(2, longest - 40), longest)
+        gradients = [int(2 ** generator.uniform(0, magnitude)) for _ in range(number)]
+        gradients += [*generator.sample(gradients, 2), 0, 1]
+        small = int(2 ** generator.uniform(2, min(24, magnitude + 3)))
+        large = int(small * generator.uniform(1.25, 64)) + 1
+        alpha, n = 10 ** generator.uniform(-12, 0), int(2 ** generator.uniform(*ranks))
+        beta = alpha / large * 2 ** generator.uniform(-3, 3)
+        first, second = alpha + beta * small, alpha + beta * large
+        timed = {large: second, small: first} if generator.random() < 0.5 else {small: first, large: second}
+        add(gradients, timed, n)
+        add(gradients, timed, n + 1)
+        add(gradients, timed | {small: alpha / 2 + (second - alpha / 2) / large * small}, n)
+        add(gradients, timed | {large: alpha / 2 + (first - alpha / 2) / small * large}, n)
+        add([*gradients[1:], gradients[0] + 1], timed, 2)
+    return steps
+
+
+def _difference(seconds: object, expected: float, tolerance: float, rounded: float = 0.0) -> str:
     if not isinstance(seconds, (int, float)):
         return difference(seconds, expected)
-    if abs(seconds - expected) <= tolerance * expected:
+    if abs(seconds - expected) <= tolerance * expected + rounded:
         return ""
     digits = 6 if f"{seconds:.6g}" != f"{expected:.6g}" else 17
     return f"is {seconds:.{digits}g}, should be {expected:.{digits}g}"
 
 
-FORECAST_STEP = Exercise(forecast_step, examine_forecast_step)
+FORECAST_STEP = Exercise(forecast_step, examine_forecast_step, also_named=("transfer_seconds", "ring_bytes"))
 EXERCISES = (TIME_CALLS, FORECAST_STEP)

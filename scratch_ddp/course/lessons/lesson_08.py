@@ -3,6 +3,7 @@
 import functools
 import time
 import weakref
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import torch
@@ -12,19 +13,25 @@ from torch import nn
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, HOOKS
 from scratch_ddp.course.inputs.averaging import ObservedStep
+from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.course.trial import Trial
+from scratch_ddp.instruments.traffic import ring_bytes
 from scratch_ddp.instruments.traffic.calls import Call
+from scratch_ddp.instruments.traffic.intercept import LightMode
 
 
 def average_when_ready(model):
     """Have every gradient averaged over the ranks while backward goes on.
 
     Return a function `finish`. In each step there is one backward, then `finish()`, and then every
-    gradient that this backward computed is the mean. Others are left alone: those of frozen
-    parameters (`requires_grad=False`), and of parameters that no rank uses in this step.
-    Cost: one all-reduce for each gradient. It is started as soon as `.grad` is complete. Before
-    `finish()`, nobody waits for it or asks whether it has ended. After it, neither handles nor
-    gradients are kept.
+    gradient that this backward computed is the mean, also where the sum over the ranks would be too
+    large for its dtype (half precision). Others are left alone: those of frozen parameters
+    (`requires_grad=False`), and of parameters that no rank uses in this step. Gradients may arrive in
+    another order in each step, but it is the same on all ranks. The model keeps no hooks but those of
+    its trainable parameters.
+    Cost: one all-reduce for each gradient, in its own dtype. It is started as soon as `.grad` is
+    complete. Before `finish()`, nobody waits for it or asks whether it has ended. After it, neither
+    handles nor gradients are kept, nor copies of them.
     """
     works = []  # what is under way
     # What does a hook do when its gradient is complete, and what is left for finish()?
@@ -48,7 +55,8 @@ def average_when_ready(model):
 
 
 class _OddModel(nn.Module):
-    """Parameters of its own and of its parts: without dimensions, transposed, tied, of two dtypes, inf, frozen.
+    """Parameters of its own, of its parts and of theirs: without dimensions, transposed, tied, of several dtypes, two
+    of one shape, inf, empty, frozen, never used.
 
     Its output is the sum of each parameter times a tensor, so that tensor is the parameter's gradient.
     """
@@ -61,12 +69,16 @@ class _OddModel(nn.Module):
         self.first.bias = self.last.bias
         self.last.weight.requires_grad_(False).grad = torch.full((3, 4), 7.0).double()  # from before it was frozen
         self.sometimes.bias.requires_grad_(False)
+        self.never, self.empty = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(0, 2))
+        self.deep = nn.Sequential(nn.Sequential(nn.Module()))
+        self.deep[0][0].weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
         self.to(device)
 
-    def used(self, step: int) -> dict[str, nn.Parameter]:
-        """The parameters whose gradients this step computes."""
-        trained = {name: each for name, each in self.named_parameters() if each.requires_grad}
-        return {name: each for name, each in trained.items() if step != 2 or not name.startswith("sometimes")}
+    def used(self, step: int, generator: torch.Generator) -> dict[str, nn.Parameter]:
+        """The parameters whose gradients this step computes, in the order in which they are computed."""
+        trained = {name: each for name, each in self.named_parameters() if each.requires_grad and name != "never"}
+        names = [name for name in trained if step != WITHOUT or not name.startswith("sometimes")]
+        return {names[place]: trained[names[place]] for place in torch.randperm(len(names), generator=generator)}
 
     def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
         half = gradients["first.bias"] / 2  # tied to last.bias: it is used twice
@@ -75,12 +87,17 @@ class _OddModel(nn.Module):
         return sum((named[name] * gradient).sum().double() for name, gradient in terms.items())
 
 
+WITHOUT = 1  # the step that does not use sometimes.weight
+
+
 def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -> dict[str, torch.Tensor]:
     """Rank `rank`'s gradients of these parameters: whole numbers, times the ranks, so that any mean is exact."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     drawn = {
         name: torch.empty_like(each, requires_grad=False).copy_(
-            2 * size * torch.randint(1, 1000, each.shape, generator=generator)
+            _numbers_in_half(each, size, generator)
+            if each.dtype is torch.float16
+            else 2 * size * torch.randint(1, 1000, each.shape, generator=generator)
         )
         for name, each in used.items()
     }
@@ -93,54 +110,170 @@ def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -
     return drawn
 
 
-class _ObservedStep(ObservedStep):
-    """Notices also a message that starts before any gradient is in `.grad`, which is empty at first."""
+def _numbers_in_half(like: torch.Tensor, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Their sum over the ranks is above 65,504, the largest number of float16; their mean is exact."""
+    most = max(1, 15 // size)
+    return 4096 * size * torch.randint(min(most, -(-16 // size**2)), most + 1, like.shape, generator=generator)
 
-    early = False
+
+class _Observed(ObservedStep):
+    """Notices also a message that starts before any gradient is in `.grad`. An empty one needs no message."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]):
+        super().__init__([[each] for each in parameters if each.numel()])
+        self.early = False
 
     def started(self, call: Call) -> None:
-        super().started(call)
-        self.early |= all(parameter.grad is None for (parameter,) in self.buckets)
+        if call.payload:
+            super().started(call)
+            self.early |= all(parameter.grad is None for (parameter,) in self.buckets)
+
+    def waited(self, call: Call) -> None:
+        if call.payload:
+            super().waited(call)
+
+
+class _Made(LightMode):
+    """Remembers what operations make, but for single numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(each, torch.Tensor) and each.numel() > 1:
+                self._storages.append(weakref.ref(each.untyped_storage()))
+        return result
+
+    def kept(self, beside: Iterable[torch.Tensor | None]) -> str:
+        """That some of it is still there, as a complaint. beside: what may be."""
+        alive = {storage.data_ptr() for each in self._storages if (storage := each()) is not None}
+        alive -= {each.untyped_storage().data_ptr() for each in beside if each is not None}
+        many = "gradients, or copies of gradients, are" if len(alive) > 1 else "gradient, or a copy of one, is"
+        return f"{len(alive)} {many} still kept after finish(), beside `.grad`" if alive else ""
+
+
+class _Step:
+    """One step of a model, and what became of it: `after` are the gradients.
+
+    everyones: the gradients that each rank computes. The step WITHOUT finds zeros in `.grad`, the others find None.
+    """
+
+    def __init__(self, number: int, model: _OddModel, used: dict[str, nn.Parameter], everyones: list[dict]):
+        self.number, self.used, self.everyones = number, used, everyones
+        self._model, self._observed = model, _Observed(used.values())
+        self.done, self.early = False, ""
+
+    def run(self, finish: Callable[[], None], made: _Made, rank: int) -> None:
+        for parameter in self.used.values():
+            if self.number == WITHOUT:
+                parameter.grad.zero_()
+            else:
+                parameter.grad = None
+        self.before = self._of_unused()
+        self._model.train(self.number != WITHOUT)
+        leaving = LeavingTorch()
+        leaving.few = 0
+        with made, leaving:
+            self._observed.run(functools.partial(self._model, self.everyones[rank]), finish)
+        self._model.train()
+        self.under_way = self._observed.calls - self._observed.waits
+        self.done, self.overlap = True, self._observed.exposed()
+        if self._observed.early:
+            self.early = "an all-reduce was started before `.grad` was complete: there is another hook for that"
+        self.after = {name: _copy(parameter.grad) for name, parameter in self.used.items()}
+        self.unused = self._of_unused()
+        if self.number:
+            for parameter in self.used.values():
+                parameter.grad = None  # so that only the answer can still have one
+        self.memory = self._kept(made) or leaving.complaint
+
+    def _of_unused(self) -> list[torch.Tensor | None]:
+        return [_copy(each.grad) for each in (self._model.sometimes.weight, self._model.never)]
+
+    def _kept(self, made: _Made) -> str:
+        for pause in (0.0, 0.05):  # the thread that sent it may hold one a moment longer
+            time.sleep(pause)
+            parameters = list(self._model.parameters())
+            beside = [*parameters, *(each.grad for each in parameters)]
+            if not (kept := self._observed.kept() or made.kept(beside)):
+                break
+        return kept
+
+
+def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return gradient.clone() if isinstance(gradient, torch.Tensor) else gradient
 
 
 def examine_average_when_ready(trial: Trial) -> None:
-    """V and A over four steps; C; overlap: all is started when backward returns, and nobody has waited; M."""
-    model = _OddModel(trial.device)
-    finish = trial.call(model, case="called with a model", changes=[HOOKS])
-    observed = _ObservedStep([])
-    for step in range(4 if trial.on_all_ranks else 2):
-        used, unused = model.used(step), model.sometimes.weight
-        everyones = [_gradients(used, rank, trial.size, step) for rank in range(trial.size)]
-        mine = everyones[trial.rank]
-        if handles := observed.kept():
-            time.sleep(0.05)  # the thread that sent it may have held one a moment longer
-            handles = observed.kept()
-        before = [weakref.ref(parameter.grad) for parameter in used.values() if parameter.grad is not None]
-        for parameter in used.values():
-            parameter.grad = None
-        left = None if unused.grad is None else unused.grad.clone()
-        observed = _ObservedStep([[parameter] for parameter in used.values()])
-        run = functools.partial(observed.run, functools.partial(model, mine))
-        case = f"step {step}{', without sometimes.weight' if step == 2 else ''}"
-        trial.call(finish, case=case, using=lambda _, finish, run=run: run(finish), beside=[model], changes=[GRADIENTS])
-        trial.cost(calls={"all_reduce": len(used)})
-        early = "an all-reduce was started before `.grad` was complete: there is another hook for that"
-        trial.criterion("value", early if observed.early else "")
-        trial.criterion("overlap", observed.exposed())
-        if under_way := observed.calls - observed.waits:
-            trial.criterion("value", f"finish() returned while {under_way} messages were under way")
-            return
-        kept = sum(gradient() is not None for gradient in before)
-        trial.criterion("memory", handles or (f"keeps {kept} gradients of the step before" if kept else ""))
-        for name, parameter in used.items():
-            mean = sum(each[name] / trial.size for each in everyones)
-            trial.value(parameter.grad, mean, f"the gradient of {name!r}")
-        if step == 2:
-            trial.value(unused.grad, left, "the gradient of 'sometimes.weight', which no rank used in this step,")
-        trial.agreement([parameter.grad for parameter in used.values()])
+    """V and A over three steps; C; overlap: all is started when backward returns, and nobody has waited; M.
+
+    The second step is in eval mode, and does not use all parameters.
+    """
+    model, made = _OddModel(trial.device), _Made()
+    finish, hooks = _finish_of(trial, model, made)
+    trial.criterion(
+        "untouched", f"leaves {hooks} hook{'s' if hooks > 1 else ''} on the modules" if hooks else "", "the answer"
+    )
+    generator, steps = trial.generator(), {}
+    for number in range(3 if trial.on_all_ranks else 2):
+        used = model.used(number, generator)
+        everyones = [_gradients(used, rank, trial.size, number) for rank in range(trial.size)]
+        case = f"step {number}{', without sometimes.weight' if number == WITHOUT else ''}"
+        steps[case] = _Step(number, model, used, everyones)
+
+    def run(_: Callable, step: _Step) -> None:
+        if not any(each.done and each.under_way for each in steps.values()):
+            step.run(finish, made, trial.rank)
+
+    called = trial.call_each(
+        {case: (step,) for case, step in steps.items()}, using=run, beside=[model], changes=[GRADIENTS]
+    )
+    for step, _ in zip(steps.values(), called, strict=True):
+        if step.done:
+            _examine_step(trial, step)
 
 
-AVERAGE_WHEN_READY = Exercise(average_when_ready, examine_average_when_ready)
+def _finish_of(trial: Trial, model: _OddModel, made: _Made) -> tuple[Callable[[], None], int]:
+    """What the answer returns, and how many hooks it leaves on modules."""
+
+    def hooks() -> int:
+        named = [held for module in model.modules() for name, held in vars(module).items() if name.endswith("_hooks")]
+        return sum(len(held) for held in named if held)
+
+    def run(answer: Callable, model: _OddModel) -> Callable[[], None]:
+        with made:
+            return answer(model)
+
+    before = hooks()
+    return trial.call(model, case="called with a model", changes=[HOOKS], using=run), hooks() - before
+
+
+def _examine_step(trial: Trial, step: _Step) -> None:
+    n = trial.size
+    sizes = [gradient.nbytes for gradient in step.everyones[0].values()]
+    most = max(sum(ring_bytes("all_reduce", size, n, rank) for size in sizes) for rank in range(n))
+    own = "Each gradient is sent once, in its own dtype."
+    trial.cost(calls={"all_reduce": len(step.used)}, max_wire_bytes=most, note=lambda _: own)
+    trial.criterion("value", step.early)
+    trial.criterion("overlap", step.overlap)
+    if step.under_way:
+        number = f"{step.under_way} message{'s were' if step.under_way > 1 else ' was'}"
+        trial.criterion("value", f"finish() returned while {number} under way")
+        return
+    trial.criterion("memory", step.memory)
+    for name, gradient in step.after.items():
+        mean = sum(each[name] / n for each in step.everyones)
+        trial.value(gradient, mean, f"the gradient of {name!r}")
+    for name, gradient, before in zip(("sometimes.weight", "never"), step.unused, step.before, strict=True):
+        if name not in step.used:
+            trial.value(gradient, before, f"the gradient of {name!r}, which no rank used in this step,")
+    trial.agreement(list(step.after.values()))
+
+
+AVERAGE_WHEN_READY = Exercise(average_when_ready, examine_average_when_ready, also_named=("OverlappedDDP",))
 
 
 def exposed_time(compute, communication):
@@ -212,9 +345,9 @@ def examine_exposed_time(trial: Trial) -> None:
     generator = torch.Generator().manual_seed(trial.seed + trial.rank)
     for unit, began, drawn in (
         (2.0**-10, -0.01171875, (8, 40, 4, 1)),
-        (2.0**-21, 2.0**30, (8, 40, 12, 2**16)),
-        (1.0, -20.0, (8, 40, 20, 1)),
-        (2.0**-44, 0.0, (100, 200, 3, 2**44)),  # some hours take less than 1e-12 s, others more than float32 can add
+        (2.0**-18, 2.0**30, (8, 40, 12, 2**16)),  # also sums of eight ends are exact
+        (256.25, -5000.0, (8, 40, 20, 1)),
+        (2.0**-60, 0.0, (100, 200, 3, 2**36)),  # some hours take less than 1e-17 s, others more than float32 can add
     ):
         case = f"in units of {unit:g} s, from {began:g} s on, drawn with seed {trial.seed}"
         stretches[case] = unit, began, _drawn(generator, *drawn)
@@ -231,5 +364,6 @@ EXPOSED_TIME = Exercise(
     exposed_time,
     examine_exposed_time,
     given="from itertools import pairwise",
+    also_named=("exposed_seconds",),
 )
 EXERCISES = (AVERAGE_WHEN_READY, EXPOSED_TIME)

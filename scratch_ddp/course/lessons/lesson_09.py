@@ -81,7 +81,7 @@ def examine_average_in_buckets(trial: Trial) -> None:
         return
     if before.kept():
         time.sleep(0.05)  # the thread that sent it may have held one a moment longer
-    trial.criterion("memory", before.kept().replace(" of the step before", ""))
+    trial.criterion("memory", before.kept())
     if not _examine_step(trial, [finish], model, buckets, 1, "step 1, after zero_grad(set_to_none=False)"):
         return
     if not trial.on_all_ranks:  # the rest does not depend on the number of ranks

@@ -378,7 +378,7 @@ def examine_faulty_host(trial: Trial) -> None:
     numbers = iter(torch.randperm(900, generator=generator).tolist())
     jobs = list(itertools.product(recordings(), (False, True), (False, True)))
     for recording, turned, alike in jobs if trial.on_all_ranks else jobs[::4]:
-        if alike and not recording.startswith("name"):  # where addresses are compared
+        if alike and fault_in(recording)[1] != "name":  # where addresses are compared
             continue
         number, other = next(numbers), next(numbers)
         pairs = (f"gpu{number}", f"worker-{other}"), (f"node{number}", f"node{number}1"), ("gpu", f"gpu{number}")

@@ -73,7 +73,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "goes on after an exception",
             fails="value",
-            says="operation() raises OperationFailed in its third call: returned, should raise OperationFailed.",
+            says="operation() raises OperationFailed in its last call: rank 0 returned, should raise OperationFailed.",
             edits={
                 "        operation()\n        taken": "        try:\n"
                 "            operation()\n        except Exception:\n            pass\n        taken"
@@ -90,6 +90,84 @@ WRONG_ANSWERS = {
             fails="untouched",
             says="calls operation() with gradients switched off",
             edits={"        operation()\n": "        with torch.no_grad():\n            operation()\n"},
+        ),
+        WrongAnswer(
+            "waits for the barrier when the clock runs",
+            fails="together",
+            says="Rank 0, repeats=3: the time of call 1 on the clock has the barrier in it.",
+            edits={
+                "dist.barrier()\n        began = clock()": "meeting = dist.barrier(async_op=True)\n"
+                "        began = clock()\n        meeting.wait()"
+            },
+        ),
+        WrongAnswer(
+            "a barrier behind each operation, and before its end on the clock",
+            fails="together",
+            says="Rank 0, repeats=3: the time of call 1 on the clock has the barrier in it.",
+            edits={
+                "        dist.barrier()\n": "",
+                "    taken = torch": "    dist.barrier()\n    taken = torch",
+                "        taken[call]": "        dist.barrier()\n        taken[call]",
+            },
+        ),
+        WrongAnswer(
+            "sleeps a little when the clock runs",
+            fails="value",
+            says="Rank 0, repeats=3: the time of call 1 on the clock has sleep() in it.",
+            edits={
+                "        operation()\n        taken": "        time.sleep(1e-5)\n        operation()\n        taken",
+                "    operation()\n    taken": "    import time\n    operation()\n    taken",
+            },
+        ),
+        WrongAnswer(
+            "a list of tensors",
+            fails="value",
+            says="Rank 0, repeats=3: the result at entry 0 is a Tensor, should be a float.",
+            edits={"taken.tolist()": "list(taken)"},
+        ),
+        WrongAnswer(
+            "switches garbage collection off for the operation",
+            fails="untouched",
+            says="calls operation() with garbage collection switched off",
+            edits={
+                "    operation()\n    taken": "    import gc\n    gc.disable()\n    operation()\n    taken",
+                "    times =": "    gc.enable()\n    times =",
+            },
+        ),
+        WrongAnswer(
+            "switches gradients on for the operation",
+            fails="untouched",
+            says="called twice with gradients and gc switched off, repeats=1: calls operation() with gradients "
+            "switched on",
+            edits={"    operation()\n    taken": "    torch.set_grad_enabled(True)\n    operation()\n    taken"},
+        ),
+        WrongAnswer(
+            "leaves the number of threads changed",
+            fails="untouched",
+            says="changes a setting of the process and leaves it so: the number of threads",
+            edits={"    operation()\n    taken": "    torch.set_num_threads(2)\n    operation()\n    taken"},
+        ),
+        WrongAnswer(
+            "keeps the times in float32",
+            fails="value",
+            says="drawn with seed",
+            edits={"torch.float64": "torch.float32"},
+        ),
+        WrongAnswer(
+            "has room for 64 times",
+            fails="runs",
+            says="rank 0 raised IndexError: index 64 is out of bounds",
+            edits={"torch.zeros(repeats,": "torch.zeros(64,", "taken.tolist()": "taken.tolist()[:repeats]"},
+        ),
+        WrongAnswer(
+            "swallows what the warm-up raises",
+            fails="value",
+            says="operation() raises OperationFailed in its first call: rank 0 returned, should raise OperationFailed.",
+            edits={
+                "    operation()\n    taken": (
+                    "    try:\n        operation()\n    except Exception:\n        pass\n    taken"
+                )
+            },
         ),
     ),
     "forecast_step": (
@@ -134,7 +212,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "expects the smaller of the two first",
             fails="value",
-            says="1 gradient, n=2: the result is",
+            says="41 gradients, n=2: the result is",
             edits={
                 "sorted(timed.items())": "timed.items()",
                 "(large_seconds - small_seconds)": "abs(large_seconds - small_seconds)",
@@ -143,7 +221,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "counts whole float32 numbers",
             fails="value",
-            says="sizes drawn with seed",
+            says="step 0 drawn with seed",
             edits={"sum(gradients)": "sum(each // 4 * 4 for each in gradients)"},
         ),
         WrongAnswer(
@@ -151,6 +229,40 @@ WRONG_ANSWERS = {
             fails="value",
             says="the result is a Tensor, should be a float",
             edits={"alpha * len(gradients) + beta * sent": "torch.tensor(alpha * len(gradients) + beta * sent)"},
+        ),
+        WrongAnswer(
+            "knows the sizes that were timed first",
+            fails="value",
+            says="2 gradients of 3 and 5 GiB, α = 2 s, n=3: the result is",
+            edits={"/ (large - small)": "/ 396_000"},
+        ),
+        WrongAnswer(
+            "divides by the bandwidth, also where the time does not depend on the bytes",
+            fails="runs",
+            says="β = 0: Ranks 0, 1, 2 and 3 raised ZeroDivisionError",
+            edits={
+                "(large_seconds - small_seconds) / (large - small)": (
+                    "1 / ((large - small) / (large_seconds - small_seconds))"
+                )
+            },
+        ),
+        WrongAnswer(
+            "rounds to picoseconds",
+            fails="value",
+            says="α = 0: the result is",
+            edits={"alpha * len(gradients) + beta * sent": "round(alpha * len(gradients) + beta * sent, 12)"},
+        ),
+        WrongAnswer(
+            "calls the package's forecast",
+            fails="own",
+            says="The answer calls the package's transfer_seconds: write it yourself.",
+            body="""
+from scratch_ddp.instruments.cost import transfer_seconds
+
+(small, small_seconds), (large, large_seconds) = sorted(timed.items())
+beta = (large_seconds - small_seconds) / (large - small)
+return transfer_seconds(small_seconds - beta * small, beta, len(gradients), 2 * (n - 1) / n * sum(gradients))
+""",
         ),
     ),
 }

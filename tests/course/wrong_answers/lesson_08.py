@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes its argument for the gradient: it is the parameter",
             fails="value",
-            says="Rank 0, step 0: the gradient of 'scale' is 0, should be",
+            says="Rank 0, step 0: the gradient of",
             edits={
                 "parameter.grad /= dist": "parameter /= dist",
                 "works.append(dist.all_reduce(parameter.grad,": "works.append(dist.all_reduce(parameter,",
@@ -17,7 +17,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "waits inside the hook",
             fails="overlap",
-            says="Rank 0, step 0: when backward returned, 4 of 4 messages had been waited for, should be 0.",
+            says="Rank 0, step 0: when backward returned, 5 of 5 messages had been waited for, should be 0.",
             edits={
                 "works.append(dist.all_reduce(parameter.grad, async_op=True))": "dist.all_reduce(parameter.grad)",
             },
@@ -36,13 +36,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps every handle for ever",
             fails="memory",
-            says="Rank 0, step 1: 4 handles of the step before are still kept: let go of them in finish().",
+            says="Rank 0, step 0: 5 handles are still kept: let go of them in finish().",
             edits={"        works.clear()\n": ""},
         ),
         WrongAnswer(
             "waits for the message before",
             fails="overlap",
-            says="Rank 0, step 0: when backward returned, 3 of 4 messages had been waited for, should be 0.",
+            says="of 5 messages had been waited for, should be 0.",
             edits={
                 "        works.append(": (
                     "        for before in works[-1:]:\n            before.wait()\n        works.append("
@@ -52,11 +52,11 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "starts everything in finish",
             fails="overlap",
-            says="Rank 0, step 0: when backward returned, 0 of 4 messages were started.",
+            says="Rank 0, step 0: when backward returned, 0 of 5 messages were started.",
             body="""
 def finish():
     for parameter in model.parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and parameter.grad is not None:
             parameter.grad /= dist.get_world_size()
             dist.all_reduce(parameter.grad)
 """,
@@ -65,7 +65,7 @@ def finish():
         WrongAnswer(
             "does not divide",
             fails="value",
-            says="Rank 0, step 0: the gradient of 'scale' is",
+            says="Rank 0, step 0: the gradient of",
             edits={
                 "        parameter.grad /= dist.get_world_size()  "
                 "# before the sum, which could be too large for half precision\n": ""
@@ -74,7 +74,7 @@ def finish():
         WrongAnswer(
             "nobody waits",
             fails="value",
-            says="Rank 0, step 0: finish() returned while 4 messages were under way.",
+            says="Rank 0, step 0: finish() returned while 5 messages were under way.",
             edits={"work.wait()": "pass"},
             also=("waits",),
         ),
@@ -92,7 +92,8 @@ def finish():
             says="the gradient of 'sometimes.bias' is changed",
             edits={
                 "        for work in works:": "        for parameter in model.parameters():\n"
-                "            if parameter.grad is None:\n                parameter.grad = torch.zeros_like(parameter)\n"
+                "            if not parameter.requires_grad and parameter.grad is None:\n"
+                "                parameter.grad = torch.zeros_like(parameter)\n"
                 "        for work in works:"
             },
         ),
@@ -117,14 +118,15 @@ def finish():
             also=("agreement",),
         ),
         WrongAnswer(
-            "divides all gradients in finish, also one that no rank used in this step",
+            "clears the gradient of a parameter that no rank used in this step",
             fails="value",
-            says="the gradient of 'sometimes.weight', which no rank used in this step,",
+            says="the gradient of 'sometimes.weight', which no rank used in this step, is None, should be a Tensor.",
             edits={
-                "        parameter.grad /= dist.get_world_size()  "
-                "# before the sum, which could be too large for half precision\n": "",
+                "    def hook": "    arrived = set()\n\n    def hook",
+                "        works.append(": "        arrived.add(parameter)\n        works.append(",
                 "        works.clear()\n": "        works.clear()\n        for parameter in model.parameters():\n"
-                "            if parameter.requires_grad:\n                parameter.grad /= dist.get_world_size()\n",
+                "            if parameter.requires_grad and parameter not in arrived:\n"
+                "                parameter.grad = None\n        arrived.clear()\n",
             },
         ),
         WrongAnswer(
@@ -145,8 +147,110 @@ def finish():
         WrongAnswer(
             "keeps the last handle",
             fails="memory",
-            says="step 1: 1 handles of the step before are still kept",
+            says="step 0: 1 handle is still kept: let go of it in finish()",
             edits={"works.clear()": "works[:] = works[-1:]"},
+        ),
+        WrongAnswer(
+            "keeps the gradients",
+            fails="memory",
+            says="are still kept after finish(), beside `.grad`",
+            edits={
+                "        works.append(": "        kept[parameter] = parameter.grad.detach()\n        works.append(",
+                "    def hook": "    kept = {}\n\n    def hook",
+            },
+        ),
+        WrongAnswer(
+            "keeps what the gradients were in lists",
+            fails="memory",
+            says="elements out of torch by .tolist()",
+            edits={
+                "        works.append(": "        kept[parameter] = parameter.grad.tolist()\n        works.append(",
+                "    def hook": "    kept = {}\n\n    def hook",
+            },
+        ),
+        WrongAnswer(
+            "gives zeros to a parameter that no step uses",
+            fails="value",
+            says="the gradient of 'never', which no rank used in this step, is a Tensor, should be None.",
+            edits={
+                "        works.clear()\n": "        works.clear()\n        for parameter in model.parameters():\n"
+                "            if parameter.requires_grad and parameter.grad is None:\n"
+                "                parameter.grad = torch.zeros_like(parameter)\n"
+            },
+        ),
+        WrongAnswer(
+            "divides the sum, which is too large for half precision",
+            fails="value",
+            says="the gradient of 'deep.0.0.weight' is [inf, inf, inf], should be",
+            edits={
+                "        parameter.grad /= dist.get_world_size()  "
+                "# before the sum, which could be too large for half precision\n": "",
+                "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
+                    "works.append((dist.all_reduce(parameter.grad, async_op=True), parameter))"
+                ),
+                "for work in works:\n            work.wait()": (
+                    "for work, parameter in works:\n            work.wait()\n"
+                    "            parameter.grad /= dist.get_world_size()"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "sends float64",
+            fails="cost",
+            says="bytes from one rank, budget 135. Each gradient is sent once, in its own dtype.",
+            edits={
+                "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
+                    "sent = parameter.grad.double()\n"
+                    "        works.append((dist.all_reduce(sent, async_op=True), sent, parameter))"
+                ),
+                "for work in works:\n            work.wait()": (
+                    "for work, sent, parameter in works:\n            work.wait()\n"
+                    "            parameter.grad.copy_(sent)"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "one handle for each shape",
+            fails="value",
+            says="finish() returned while 1 message was under way",
+            edits={
+                "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
+                    "works.append(dist.all_reduce(parameter.grad, async_op=True))\n"
+                    "        handles[tuple(parameter.shape)] = works.pop()"
+                ),
+                "    def hook": "    handles = {}\n\n    def hook",
+                "for work in works:": "for work in handles.values():",
+                "works.clear()": "handles.clear()",
+            },
+            also=("waits",),
+        ),
+        WrongAnswer(
+            "asks the future whether the message has ended",
+            fails="overlap",
+            says="Rank 0, step 0: asks done() before backward has returned",
+            edits={
+                "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
+                    "works.append(dist.all_reduce(parameter.grad, async_op=True))\n"
+                    "        works[-1].get_future().done()"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "only in training mode",
+            fails="value",
+            says="step 1, without sometimes.weight: the gradient of",
+            edits={
+                "        parameter.grad /= dist": (
+                    "        if not model.training:\n            return\n        parameter.grad /= dist"
+                )
+            },
+            also=("overlap", "agreement"),
+        ),
+        WrongAnswer(
+            "leaves a hook on the model",
+            fails="untouched",
+            says="leaves 1 hook on the modules",
+            edits={"    def finish": "    model.register_forward_hook(lambda *_: None)\n\n    def finish"},
         ),
     ),
     "exposed_time": (
@@ -238,6 +342,22 @@ return float(sum(end - start for start, end in communication) - hidden)
             fails="value",
             says="from -",
             edits={"exposed = 0.0": "exposed = 0.0\n    moments = [moment for moment in moments if moment >= 0]"},
+        ),
+        WrongAnswer(
+            "leaves out what takes less than a femtosecond",
+            fails="value",
+            says="in units of 8.67362e-19 s",
+            edits={"if on_the_wire and": "if end - start > 1e-15 and on_the_wire and"},
+        ),
+        WrongAnswer(
+            "calls the package's own",
+            fails="own",
+            says="The answer calls the package's exposed_seconds: write it yourself.",
+            body="""
+from scratch_ddp.instruments.intervals import exposed_seconds
+
+return exposed_seconds(compute, communication)
+""",
         ),
     ),
 }
