@@ -366,6 +366,7 @@ class _ObservedUnit(nn.Module):
         self.register_buffer("scale", torch.tensor([0.5, -0.0], dtype=torch.float32, device=device))
         self.number, self.elements = number, sum(parameter.numel() for parameter in self.parameters())
         self.dtype, self.itemsize, self._hidden = dtype, dtype.itemsize, hidden
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
         self.seen = torch.empty(0)  # the parameters' values in the last forward
         self.seen_storages: set[torch.UntypedStorage] = set()  # of these in all forwards
         self.others: list[_ObservedUnit] = []
@@ -380,6 +381,12 @@ class _ObservedUnit(nn.Module):
         self.cube, self.none = (nn.Parameter(torch.empty(shape)) for shape in ((2, 1, 3), (0, 2)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for name, parameter in self.named_parameters():
+            if tuple(parameter.shape) != self._shapes.get(name):
+                is_, should_be = tuple(parameter.shape), self._shapes.get(name)
+                raise RuntimeError(
+                    f"unit {self.number} finds {name!r} of shape {is_} in forward, should be {should_be}"
+                )
         storages = self._storages()
         self._look("forward", [*storages, *(buffer.untyped_storage() for buffer in self.buffers())])
         self._read = [weakref.ref(storage) for storage in storages]

@@ -122,6 +122,27 @@ WRONG_ANSWERS = {
             says="an exception in the block: returned, should raise StopAsyncIteration.",
             edits={"finally:\n": "except StopAsyncIteration:\n            pass\n        finally:\n"},
         ),
+        WrongAnswer(
+            "puts the parameters back",
+            fails="restored",
+            says="what the caller changes in the block, after it: 'module.0.module.weight' has other values",
+            edits={
+                "before = model.do_sync": "before = model.do_sync\n"
+                "        values = [each.detach().clone() for each in model.parameters()]",
+                _SWITCH_BACK: "model.do_sync = before\n            with torch.no_grad():\n"
+                "                for each, value in zip(model.parameters(), values):\n"
+                "                    each.copy_(value)",
+            },
+        ),
+        WrongAnswer(
+            "switches on after an exception",
+            fails="restored",
+            says="in the block, switched off before: do_sync after SomeError in the block is True, should be False.",
+            edits={
+                "finally:\n": "except BaseException:\n            model.do_sync = True\n            raise\n"
+                "        else:\n"
+            },
+        ),
     ),
     "train_epoch": (
         WrongAnswer(
@@ -292,6 +313,35 @@ WRONG_ANSWERS = {
             edits={
                 "            optimizer.step()": "            for parameter in model.trained():\n"
                 "                parameter.grad.nan_to_num_()\n            optimizer.step()"
+            },
+        ),
+        WrongAnswer(
+            "has the size of a micro-batch written into it",
+            fails="value",
+            says="n=4: the parameter '0.module.weight' is wrong in",
+            edits={"mse_loss(model(inputs), targets)": "(model(inputs) - targets).square().sum() / 6"},
+        ),
+        WrongAnswer(
+            "keeps the losses",
+            fails="memory",
+            says="n=4: a forward pass begins while a tensor of each earlier micro-batch is kept, its loss for instance",
+            edits={
+                "    for i,": "    losses = []\n    for i,",
+                "loss.backward()": "loss.backward()\n            losses.append(loss)",
+            },
+        ),
+        WrongAnswer(
+            "takes any StopIteration for the end of the batches",
+            fails="value",
+            says="StopIteration in the sixth forward: returned, should raise StopIteration.",
+            edits={"    for i,": "    with contextlib.suppress(StopIteration):\n     for i,"},
+        ),
+        WrongAnswer(
+            "goes on where the gradients can't be cleared",
+            fails="value",
+            says="SomeError in zero_grad(): returned, should raise SomeError.",
+            edits={
+                "optimizer.zero_grad()": "with contextlib.suppress(Exception):\n                optimizer.zero_grad()"
             },
         ),
     ),

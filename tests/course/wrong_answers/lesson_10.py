@@ -86,6 +86,37 @@ WRONG_ANSWERS = {
             says="has other values than before",
             edits={"    delta = outputs - targets": "    delta = outputs - targets\n    targets.neg_()"},
         ),
+        WrongAnswer(
+            "lets the gradient through where a layer puts out 0",
+            fails="value",
+            says=" items, seed ",
+            edits={
+                "kept = [inputs]": "kept, before = [inputs], []",
+                "kept.append(outputs.relu())": "before.append(outputs)\n        kept.append(outputs.relu())",
+                "delta = handed_down * below.sign()": (
+                    "before.pop()\n        delta = handed_down * (before[-1] >= 0) if before else handed_down"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "gathers into float64, whatever the weights are",
+            fails="runs",
+            says="2 layers of float32",
+            edits={
+                "shard.new_empty(n * len(shard), shard.shape[1])": (
+                    "torch.empty(n * len(shard), shard.shape[1], dtype=torch.float64)"
+                )
+            },
+        ),
+        WrongAnswer(
+            "keeps the weights as Python's numbers",
+            fails="memory",
+            says="elements out of torch by .item()",
+            edits={
+                _FORWARD: "whole = gather(shard)\n        log = [each.item() for each in whole[:8].flatten()]\n"
+                "        outputs = kept[-1] @ whole.T\n        del whole"
+            },
+        ),
     ),
     "gather_uneven": (
         WrongAnswer(
@@ -143,6 +174,18 @@ WRONG_ANSWERS = {
                 "    k = -(-rows // n)": "    memo = globals().setdefault('memo', {})\n    k = -(-rows // n)",
                 "    return whole[:rows]": "    memo[rows] = whole\n    return whole[:rows]",
             },
+        ),
+        WrongAnswer(
+            "takes it for granted that the shard is contiguous",
+            fails="runs",
+            says="8 rows, strided: Ranks 0, 1, 2 and 3 raised RuntimeError: view size is not compatible",
+            edits={"padded[: len(shard)] = shard": "padded.view(-1)[: shard.numel()] = shard.view(-1)"},
+        ),
+        WrongAnswer(
+            "returns a number for a weight of one",
+            fails="value",
+            says="1 row of int32: the result has shape (1,), should have (1, 1)",
+            edits={"return whole[:rows]": "return whole[:rows].squeeze(1) if whole.numel() == n else whole[:rows]"},
         ),
     ),
 }

@@ -129,12 +129,63 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "all-reduces the whole gradient and takes its part",
             fails="cost",
-            says="calls all_reduce 3 times, budget 0.",
+            says="calls all_reduce 3 times, budget 0; calls reduce_scatter never, should be 3.",
             edits={
                 "dist.reduce_scatter(shard.grad, list(gradients.split(part)))": (
                     "dist.all_reduce(gradients)\n        shard.grad.copy_(gradients.view(n, part)[rank])"
                 )
             },
+        ),
+        WrongAnswer(
+            "frees after the forward in train mode only",
+            fails="memory",
+            says="in eval() after huge gradients: between forward and backward unit 4 takes 80 bytes, should be 0.",
+            edits={
+                "module.register_forward_hook(lambda *_: free())": (
+                    "module.register_forward_hook(\n        lambda *_: free() if module.training or"
+                    " not torch.is_grad_enabled() else None\n    )"
+                )
+            },
+        ),
+        WrongAnswer(
+            "divides late in float32",
+            fails="value",
+            says="in eval() after huge gradients: unit 5 in its forward is [-inf], should be",
+            edits={
+                " for parameter in parameters) / n": " for parameter in parameters)\n"
+                "        late = gradients.dtype != torch.float64\n        gradients /= 1 if late else n",
+                "list(gradients.split(part)))": "list(gradients.split(part)))\n        shard.grad /= n if late else 1",
+            },
+        ),
+        WrongAnswer(
+            "keeps the parameters that it was given",
+            fails="memory",
+            says="unit 1: after the call 576 bytes are kept beside the shards and their gradients, should be 0.",
+            edits={
+                "    whole = flatten(parameters)\n": "    first = flatten(parameters)\n    whole = first.clone()\n",
+                "    def free():\n": "    def free():\n        assert len(first) == len(whole)\n",
+            },
+        ),
+        WrongAnswer(
+            "keeps the gradients as Python's numbers",
+            fails="memory",
+            says="elements out of torch by .item()",
+            edits={
+                "        for parameter in parameters:\n            parameter.grad = None": (
+                    "        for parameter in parameters:\n"
+                    "            [each.item() for each in parameter.grad.flatten()]\n            parameter.grad = None"
+                )
+            },
+        ),
+        WrongAnswer(
+            "leaves units smaller than the number of ranks as they are",
+            fails="memory",
+            says="unit 5: after the call unit 5 takes 4 bytes, should be 0.",
+            edits={
+                "    part = -(-sum(sizes) // n)\n": "    if sum(sizes) < n:\n"
+                "        return nn.Parameter(parameters[0].detach().flatten())\n    part = -(-sum(sizes) // n)\n"
+            },
+            also=("cost", "value"),
         ),
     ),
 }
