@@ -53,7 +53,9 @@ def parts_of_further_dtypes(n: int) -> dict[str, list[torch.Tensor]]:
     """By name, as above: other dtypes of numbers, and tensors of many elements."""
     by_name = {
         "int8": lambda rank: torch.tensor([100 + rank, -rank, 0 if rank else -128], dtype=torch.int8),
-        "int32 above 2²⁴": lambda rank: torch.tensor([2**25 + 1, 2**30 + rank, -rank], dtype=torch.int32),
+        "int32 above 2²⁴": lambda rank: torch.tensor([2**25 + 1, 2**30 + rank, -rank], dtype=torch.int32).view(
+            1, 3, 1, 1
+        ),
         "-0.0 on all ranks": lambda rank: torch.tensor([-0.0, rank]),
         "20,003 elements of float32": lambda rank: torch.arange(20_003.0) + 2**18 * rank + 1,
         "20,003 elements of float64": lambda rank: torch.arange(20_003, dtype=torch.float64) + 2.0**40 * rank + 1,

@@ -49,6 +49,7 @@ _NEARLY_ALIKE: dict[str, Callable[[str], str]] = {
     "in the number of spaces": lambda text: text.replace("  ", " "),
     "in a space at its end": lambda text: text + " ",
     "in a NUL at its end": lambda text: text + "\0",
+    "in the letter n for a line break": lambda text: text.replace("\n", "n"),
     "in a line break at its end": lambda text: text + "\n",
     "in a line break at its beginning": lambda text: "\n" + text,
     "in a character without width": lambda text: text.replace("\u200b", ""),
@@ -193,7 +194,7 @@ def examine_get(trial: Trial) -> None:
         trial.value(answer, answers[key])
     trial.cost(calls={})
     trial.end_if_wrong()
-    meshes, gap = [everyone if trial.on_all_ranks else everyone[-1:]], _with_a_gap(trial)
+    meshes, gap = [everyone if trial.on_all_ranks else everyone[-1:]], _with_gaps(trial)
     meshes += [gap] if gap not in ([], meshes[0]) else []
     cases, expected = {}, []
     for dm, members in [_mesh(trial, members) for members in meshes]:
@@ -230,10 +231,9 @@ def examine_get(trial: Trial) -> None:
                 trial.value(answer, (rank + 1) % len(world.results), f"{world.place} rank {rank}'s result")
 
 
-def _with_a_gap(trial: Trial) -> list[int]:
-    """All ranks but one, which is neither the first nor the last if there are others."""
-    left_out = 1 + trial.seed % (trial.size - 2) if trial.size > 2 else 0
-    return [rank for rank in range(trial.size) if rank != left_out]
+def _with_gaps(trial: Trial) -> list[int]:
+    """Every second rank, as in a column of a square; of two ranks, the second."""
+    return list(range(trial.size))[::2] if trial.size > 2 else list(range(trial.size))[1:]
 
 
 def _mesh(trial: Trial, members: list[int]) -> tuple[DeviceMesh, list[int]]:

@@ -117,7 +117,11 @@ def examine_tree_broadcast(trial: Trial) -> None:
     vectors = vectors_of(n)
     cases = [(f"src={trial.peer(src)}", src, vectors) for src in range(n)]
     boolean = [torch.tensor([rank % 2 == 0, True]) for rank in range(n)]
-    kinds = kinds_for(trial) | {"a NaN with bits of its own": [odd_numbers()[5:]] * n, BOOL: boolean}
+    kinds = kinds_for(trial) | {
+        "a NaN with bits of its own": [odd_numbers()[5:] if rank == n - 1 else torch.zeros(1) for rank in range(n)],
+        "float16 with infinity": [torch.tensor([rank + 1.0, -rank]).half() / (n - 1 - rank) for rank in range(n)],
+        BOOL: boolean,
+    }
     cases += [(kind, n - 1, parts) for kind, parts in kinds.items()]
     everyones, sources = {case: parts for case, _, parts in cases}, {case: src for case, src, _ in cases}
     roots = {case: (trial.peer(src),) for case, src in sources.items()}

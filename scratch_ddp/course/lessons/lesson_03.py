@@ -250,7 +250,7 @@ def _drawn(n: int, generator: torch.Generator, with_items: bool) -> _Drawn:
     sizes = [int(2000 ** torch.rand((), generator=generator)) for _ in _DTYPES] + [1, 0, 1]
     for place, size in enumerate(sizes):
         dtype = _DTYPES[(place + n) % len(_DTYPES)]
-        shape = ((size,), (1, size), () if size == 1 else (size, 1, 1))[number(3)]
+        shape = ((size,), (1, size), () if size == 1 else (size, 1, 1, 1, 1))[number(3)]
         for model in drawn.models:
             model.append(nn.Parameter(torch.zeros(shape, dtype=dtype)))
     for _ in range(2):
@@ -273,9 +273,10 @@ def _draw_gradients(
             gradients.append(step.means[-1].clone())
         return
     there = [mine > 0 if with_items else number(4) > 0 for mine in step.items]
-    # Shares of items are rounded: numbers of one sign don't cancel.
+    # Shares of items are rounded, and so are complex numbers: those of one sign don't cancel.
     most = 2 ** _DIGITS.get(dtype, 24) // n**2  # sums are exact
-    numbers = torch.randint(1 if with_items else -most, most + 1, (n, *shape), generator=generator).double()
+    positive = with_items or dtype.is_complex
+    numbers = torch.randint(1 if positive else -most, most + 1, (n, *shape), generator=generator).double()
     total = sum(step.items)
     shares = [mine / total if with_items else 1.0 for mine in step.items]  # without: gradients are n times as large
     if with_items and not dtype.is_complex and number(6) == 0:

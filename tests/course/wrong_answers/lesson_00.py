@@ -102,7 +102,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "counts among all ranks although a mesh is given",
             fails="value",
-            says='get("next"), in a mesh of 3: ranks',
+            says='get("next"), in a mesh of 2: ranks',
             edits={
                 "dist.get_rank(group) + 1": "dist.get_rank() + 1",
                 "% dist.get_world_size(group)": "% dist.get_world_size()",
@@ -111,7 +111,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "begins at its number among all ranks, which is right in a row of the mesh",
             fails="value",
-            says='get("next"), in a mesh of 3: ranks',
+            says='get("next"), in a mesh of 2: ranks',
             edits={"dist.get_rank(group) + 1": "dist.get_rank() + 1"},
         ),
         WrongAnswer(
@@ -150,7 +150,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes the ranks of a mesh to follow one another",
             fails="value",
-            says="in a mesh of 3: ranks",
+            says="in a mesh of 2: ranks",
             edits={"dist.get_rank(group) + 1": "dist.get_rank() - (int(dm.mesh.min()) if dm else 0) + 1"},
         ),
         WrongAnswer(

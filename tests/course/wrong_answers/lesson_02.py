@@ -19,7 +19,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "every place serves 2 · place + 1 and 2 · place + 2",
             fails="cost",
-            says="if there were 17 ranks, rank ",
+            says=" ranks, rank ",
             body="""
                 place = (rank - root) % n
                 if place:
@@ -213,7 +213,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sends float32, whatever the tensor is",
             fails="runs",
-            says="rank 1 sends 4 × float32, rank 0 receives into 4 × float16",
+            says="rank 1 sends 5 × float32, rank 0 receives into 5 × float16",
             edits={"    total = tensor\n": "    total = tensor.float()\n"},
         ),
         WrongAnswer(

@@ -62,7 +62,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "puts a part in eval mode into training",
             fails="untouched",
-            says="'inner': .training is True, should be False",
+            says=".training is True, should be False",
             edits={"    for parameter in": "    model.train()\n    for parameter in"},
         ),
         WrongAnswer(
