@@ -61,6 +61,8 @@ class World:
         self.printed = [seat.printed.getvalue() for seat in self._seats]
         self.counts = [seat.counts for seat in self._seats]
         self.complaint = self._what_went_wrong()
+        while self._seats:
+            self._seats.pop().let_go()
 
     def _what_went_wrong(self) -> str:
         if self.mismatch:
@@ -102,10 +104,13 @@ class World:
         return f"{most:,} bytes from one rank, budget {wire_bytes:,}" if most > wire_bytes else ""
 
 
-def tried_in_worlds(trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]]) -> Iterator[tuple[str, World]]:
+def tried_in_worlds(
+    trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]], using: Callable | None = None
+) -> Iterator[tuple[str, World]]:
     """Each rank of the trial tries its share of the cases; yields a case and what became of it.
 
-    cases: by name, what makes the arguments, by rank of the world. Of a case that does not end it complains.
+    cases: by name, what makes the arguments, by rank of the world. using: as for `Trial.call`. Of a case that does not
+    end it complains.
     """
     mine = {case: make() for case, make in list(cases.items())[trial.rank :: trial.size]}
     worlds: dict[str, World] = {}
@@ -113,7 +118,7 @@ def tried_in_worlds(trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]]
     def try_all(answer: Callable) -> None:
         for case, given in mine.items():
             limit_anew()
-            worlds[case] = World(answer, given)
+            worlds[case] = World(functools.partial(using, answer) if using else answer, given)
             size = f"{len(given)} ranks" if len(given) > 1 else "one rank only"
             worlds[case].place = f"if there were {size}, {case}:"
 
@@ -185,6 +190,10 @@ class _Seat(dist.ProcessGroup):
             self._mine.release()
             self._others.acquire()
         return True
+
+    def let_go(self) -> None:
+        """Of what refers to itself in a circle: else its tensors would be freed only some time later."""
+        vars(self).clear()
 
     def end(self) -> None:
         if self._ended:
