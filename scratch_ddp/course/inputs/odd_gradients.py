@@ -50,6 +50,7 @@ class _Rank:
             [_gradient(each, rank, case.size, step, generator) for each in self.parameters]
             for step in range(case.steps)
         ]
+        self.places: list[list[int]] = []  # of the gradients after each step
         number = len(self.parameters)
         self.orders = [_order(case, self.parameters, step, generator) for step in range(case.steps)]
         self.clearings = []
@@ -70,12 +71,16 @@ class _Rank:
                 self.parameters[i].backward(gradients[i])
             for each in after_backward:
                 each()
+            self.places.append([each.grad.data_ptr() for each in self.parameters if each.grad is not None])
             seen.append([None if each.grad is None else each.grad.clone() for each in self.parameters])
         return seen
 
 
-def examine_in_worlds(trial: Trial, cases: dict[str, Case], calls: Callable[[Case], int]) -> None:
-    """V on every rank after each step, A; untouched: the caller's lists; C: `calls` all-reduces in each step."""
+def examine_in_worlds(trial: Trial, cases: dict[str, Case], calls: Callable[[Case], int], stays: bool = False) -> None:
+    """V on every rank after each step, A; untouched: the caller's lists; C: `calls` all-reduces in each step.
+
+    stays: gradients lie in the same place after every step.
+    """
     everyone: dict[str, list[_Rank]] = {}
 
     def ranks(name: str) -> list[tuple[_Rank]]:
@@ -98,6 +103,9 @@ def examine_in_worlds(trial: Trial, cases: dict[str, Case], calls: Callable[[Cas
                     trial.value(grad, mean, what, max(1e-12, 8 * torch.finfo(mean.dtype).eps))
         for rank, each in enumerate(members):
             changed = "" if _same(each.given, each.before) else "has other entries than before"
+            moved = stays and any(places != each.places[0] for places in each.places)
+            complaint = "lie elsewhere than in the step before" if moved else ""
+            trial.criterion("views", complaint, f"{world.place} rank {rank}'s gradients")
             trial.criterion("untouched", changed, f"{world.place} rank {rank}'s list")
 
 

@@ -170,7 +170,7 @@ class _Training:
         gradients: list[torch.Tensor | None] = _mean_gradients(self.params, self.n, number)
         if self._make is _momentum:
             gradients = [1e100 * each if each.dtype == torch.float64 else each for each in gradients]
-            gradients[0][0] = math.nan
+            gradients[0][0] = gradients[7][0] = math.nan  # of two owners, in float64
         gradients[(3 + number) % len(gradients)] = None
         for parameter, gradient in zip(self.params, gradients, strict=True):
             parameter.grad = gradient
@@ -314,7 +314,7 @@ def _reduced_in_worlds(trial: Trial) -> None:
 
     def ranks(case: str) -> list[tuple]:
         n, number = cases[case]
-        plain = _parameters(trial, number=number) if number else []
+        plain = sorted(_parameters(trial, number=number), key=lambda each: each.shape) if number else []
         dtypes = list(islice(cycle((*_DTYPES, torch.complex128)), number))
         everyone[case] = [
             [nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(plain, dtypes, strict=True)] for _ in range(n)
