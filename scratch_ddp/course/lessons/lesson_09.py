@@ -278,6 +278,8 @@ def examine_average_through_buffer(trial: Trial) -> None:
         lies_at = [each.grad.data_ptr() for each in parameters if isinstance(each.grad, torch.Tensor)]
         views = _views_complaint(parameters, lies_at, addresses)
         trial.criterion("views", views)
+        if not step:
+            trial.end_if_wrong()  # zero_grad() fails, for instance, where a gradient has a graph
         addresses = lies_at
         room = parameters[0].grad.untyped_storage().data_ptr() if lies_at else 0
     if trial.on_all_ranks:  # what they show does not depend on the number of ranks
