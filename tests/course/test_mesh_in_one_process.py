@@ -1,5 +1,7 @@
 """Ranks on a mesh in one process: each dimension is a group of its own, and what does not fit is said."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,7 +16,7 @@ RANKS = torch.tensor([[2, 0, 4], [1, 5, 3]])
 def play(act):
     def on_rank():
         registered = dict(dist.distributed_c10d._world.pg_names)
-        world = World(RanksOfMesh(act, RANKS, ("host", "local")), [(rank,) for rank in range(6)])
+        world = World(functools.partial(RanksOfMesh(RANKS, ("host", "local")).run, act), [(rank,) for rank in range(6)])
         assert dict(dist.distributed_c10d._world.pg_names) == registered  # no group is left behind
         return world.complaint, world.results, [(counts.calls, counts.wire_bytes) for counts in world.counts]
 

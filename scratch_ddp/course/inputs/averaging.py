@@ -1,6 +1,7 @@
 """What the exercises of lessons 08 and 09 share: a model, the means of its gradients, a step that is observed."""
 
 import contextlib
+import copy
 import gc
 import itertools
 import math
@@ -37,10 +38,11 @@ def everyones_inputs(trial: Trial, step: int) -> list[torch.Tensor]:
 
 
 def examine_means(trial: Trial, model: nn.Module, batches: list[list[torch.Tensor]]) -> None:
-    """V and A: `.grad` is what one process computes from all ranks' inputs; `autograd.grad` calls no hooks."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    loss = sum(model(each).sum() for inputs in batches for each in inputs) / trial.size
-    for i, (parameter, mean) in enumerate(zip(parameters, torch.autograd.grad(loss, parameters), strict=True)):
+    """V and A: `.grad` is what one process computes from all ranks' inputs, with a copy that has no hooks."""
+    alone = copy.deepcopy(model)
+    parameters, theirs = ([each for each in of.parameters() if each.requires_grad] for of in (model, alone))
+    loss = sum(alone(each).sum() for inputs in batches for each in inputs) / trial.size
+    for i, (parameter, mean) in enumerate(zip(parameters, torch.autograd.grad(loss, theirs), strict=True)):
         tolerance = max(1e-12, 8 * torch.finfo(mean.dtype).eps)
         trial.value(parameter.grad, mean, f"the gradient of parameter {i}", tolerance)
     trial.agreement([parameter.grad for parameter in parameters])

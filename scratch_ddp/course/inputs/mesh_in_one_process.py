@@ -21,17 +21,14 @@ _KNOWN = ("all_reduce", "reduce_scatter", "all_gather", "barrier")
 
 
 class RanksOfMesh:
-    """`answer`, which takes a mesh as its last argument, as `one_process.World` calls it: without that.
+    """The mesh of a world, one for all of its ranks. ranks: of as many dimensions as there are `names`."""
 
-    ranks: the mesh's, of as many dimensions as there are `names`.
-    """
-
-    def __init__(self, answer: Callable, ranks: torch.Tensor, names: tuple[str, ...]):
-        self._answer, self._ranks, self._names = answer, ranks, names
+    def __init__(self, ranks: torch.Tensor, names: tuple[str, ...]):
+        self._ranks, self._names = ranks, names
         self._boards: dict[tuple[int, ...], list[dict[int, _Gift]]] = {}  # by group: its collectives in their order
 
-    def __call__(self, *args: Any) -> Any:
-        """In the thread of a rank, whose seat is the default group there."""
+    def run(self, answer: Callable, *args: Any) -> Any:
+        """Call answer(*args, mesh) in the thread of a rank, whose seat is the default group there."""
         seat = dist.group.WORLD
         place = (self._ranks == seat.rank()).nonzero()[0].tolist()
         groups = []
@@ -42,7 +39,7 @@ class RanksOfMesh:
                 groups.append(_Group(seat, members, self._boards.setdefault((dim, *members), [])))
                 registered.enter_context(groups[-1].registered())
             mesh = DeviceMesh.from_group(groups, "cpu", mesh=self._ranks, mesh_dim_names=self._names)
-            return self._answer(*args, mesh)
+            return answer(*args, mesh)
 
 
 class _Gift:

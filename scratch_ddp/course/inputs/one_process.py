@@ -64,6 +64,8 @@ class World:
         self.printed = [seat.printed.getvalue() for seat in self._seats]
         self.counts = [seat.counts for seat in self._seats]
         self.complaint = self._what_went_wrong()
+        while self._seats:
+            self._seats.pop().let_go()
 
     def _what_went_wrong(self) -> str:
         if self.mismatch:
@@ -106,14 +108,12 @@ class World:
 
 
 def tried_in_worlds(
-    trial: Trial,
-    cases: Mapping[str, Callable[[], list[tuple]]],
-    using: Callable[[str, Callable], Callable] = lambda case, answer: answer,
+    trial: Trial, cases: Mapping[str, Callable[[], list[tuple]]], using: Callable | None = None
 ) -> Iterator[tuple[str, World]]:
     """Each rank of the trial tries its share of the cases; yields a case and what became of it.
 
-    cases: by name, what makes the arguments, by rank of the world. using: what is called in a case, in place of the
-    answer. Of a case that does not end it complains.
+    cases: by name, what makes the arguments, by rank of the world. using: called as using(answer, *args) in place of
+    answer(*args). Of a case that does not end it complains.
     """
     mine = {case: make() for case, make in list(cases.items())[trial.rank :: trial.size]}
     worlds: dict[str, World] = {}
@@ -121,7 +121,7 @@ def tried_in_worlds(
     def try_all(answer: Callable) -> None:
         for case, given in mine.items():
             limit_anew()
-            worlds[case] = World(using(case, answer), given)
+            worlds[case] = World(functools.partial(using, answer) if using else answer, given)
             size = f"{len(given)} ranks" if len(given) > 1 else "one rank only"
             worlds[case].place = f"if there were {size}, {case}:"
 
@@ -194,6 +194,10 @@ class _Seat(dist.ProcessGroup):
             self._mine.release()
             self._others.acquire()
         return True
+
+    def let_go(self) -> None:
+        """Of what refers to itself in a circle: else its tensors would be freed only some time later."""
+        vars(self).clear()
 
     def end(self) -> None:
         if self._ended:

@@ -300,7 +300,7 @@ def _examine_drawn(trial: Trial, with_items: bool) -> None:
     for number, n in enumerate((1, 2, 3 + trial.seed % 4, 7 + trial.seed % 3)):
         case = f"model {number} drawn with seed {trial.seed}"
         makers[case] = functools.partial(arguments, case, n, trial.seed + number)
-    for case, world in tried_in_worlds(trial, makers, using=lambda case, answer: functools.partial(_in_steps, answer)):
+    for case, world in tried_in_worlds(trial, makers, using=_in_steps):
         for rank, found in enumerate(world.results):
             for number, step in enumerate(drawn[case].steps):
                 for place, (gradient, mean) in enumerate(zip(found[number], step.means, strict=True)):

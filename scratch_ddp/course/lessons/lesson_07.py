@@ -276,7 +276,7 @@ def _examine_times_in_worlds(trial: Trial) -> None:
     for error, failing, which in (OperationFailed(), 1, "first"), (Stop(), 3, "third"), (OperationFailed(), 5, "last"):
         case = f"operation() raises {type(error).__name__} in its {which} call"
         makers[case] = functools.partial(arguments, case, 2, 4, error, failing)
-    for case, world in tried_in_worlds(trial, makers, using=lambda case, answer: functools.partial(_rehearsed, answer)):
+    for case, world in tried_in_worlds(trial, makers, using=_rehearsed):
         for rank, (rehearsal, result) in enumerate(zip(rehearsals[case], world.results, strict=True)):
             what = f"{world.place} rank {rank}"
             if "raises" in case:

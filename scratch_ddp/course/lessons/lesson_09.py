@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -16,11 +17,21 @@ from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, HOOKS
 from scratch_ddp.course.inputs.averaging import (
     ObservedStep,
-    OddParameters,
     everyones_inputs,
     examine_means,
     three_layers,
-    with_nan_and_infinities,
+)
+from scratch_ddp.course.inputs.odd_gradients import (
+    FIRST_DTYPES,
+    NONE,
+    OTHER_DTYPES,
+    OWN_ZEROS,
+    VIEW_OF_ZEROS,
+    ZEROS,
+    Case,
+    examine_in_worlds,
+    parameters_of,
+    scalars,
 )
 from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.course.trial import Trial
@@ -75,67 +86,87 @@ def examine_average_in_buckets(trial: Trial) -> None:
     model = three_layers(trial)
     *first, third, fourth, fifth, sixth = reversed(list(model.parameters()))
     buckets = [first, [third], [fourth, sixth, fifth]]
-    finish = _finish_of(trial, buckets, "called with three buckets")
-    before = _examine_step(trial, [finish], model, buckets, 0, "step 0")
+    given = [list(bucket) for bucket in buckets]
+    finish = trial.call(given, case="called with three buckets", changes=[HOOKS])
+    ledger = MemoryLedger(SimpleNamespace(model=list(model.parameters())), torch.uint8)
+    ledger.unremarkable = sys.maxsize
+    before = _examine_step(trial, finish, model, buckets, given, 0, "step 0", ledger)
     if not before:
         return
     if before.kept():
         time.sleep(0.05)  # the thread that sent it may have held one a moment longer
     trial.criterion("memory", before.kept())
-    if not _examine_step(trial, [finish], model, buckets, 1, "step 1, after zero_grad(set_to_none=False)"):
+    held = _bytes_of(ledger)
+    after = _examine_step(trial, finish, model, buckets, given, 1, "step 1, after zero_grad(set_to_none=False)", ledger)
+    if not after:
         return
+    if (more := _bytes_of(ledger) - held) > 0:
+        time.sleep(0.05)
+        more = _bytes_of(ledger) - held
+    trial.criterion("memory", f"{more:,} bytes more are held than after step 0: let go of them" if more > 0 else "")
     if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
         return
     model = _Branches(trial)
     buckets = [list(branch.parameters()) for branch in model.branches]
-    finish = _finish_of(trial, buckets, "called with buckets of another model")
-    if not _examine_step(trial, [finish], model, buckets, 2, "the last bucket is complete first"):
+    given = [list(bucket) for bucket in buckets]
+    finish = trial.call(given, case="called with buckets of another model", changes=[HOOKS])
+    if not _examine_step(trial, finish, model, buckets, given, 2, "the last bucket is complete first"):
         return
     model.turn = trial.rank
-    if _examine_step(trial, [finish], model, buckets, 3, "another order on each rank"):
-        _examine_odd_sets(trial)
+    if _examine_step(trial, finish, model, buckets, given, 3, "another order on each rank"):
+        trial.end_if_wrong()
+        _examine_in_worlds(trial)
 
 
-def _examine_odd_sets(trial: Trial) -> None:
-    model = OddParameters(trial, torch.float64, torch.float16, torch.float32, torch.bfloat16)
-    order = torch.randperm(32, generator=trial.generator()).tolist()
-    order.sort(key=lambda number: not model.odd[number].numel())  # what is empty arrives last
-    sets = [_odd_buckets(model, [number for number in order if number // 16 == half]) for half in range(2)]
-    given = [[list(bucket) for bucket in each] for each in sets]
-    finish = trial.call(*given, case="called with two sets of odd buckets", using=_call_with_each, changes=[HOOKS])
-    model.order = order
-    model.huge = True
-    case = f"two sets of odd buckets, seed {trial.seed}, with huge gradients, NaN and infinities"
-    _examine_step(trial, finish, model, sum(sets, []), 4, case)
+def _examine_in_worlds(trial: Trial) -> None:
+    small, large = _two_sizes(trial)
+    cases = {
+        f"odd buckets in two sets, seed {trial.seed}": Case(
+            small, functools.partial(parameters_of, *FIRST_DTYPES), _two_sets, [NONE, ZEROS]
+        ),
+        f"odd buckets of other dtypes, seed {trial.seed}": Case(
+            large, functools.partial(parameters_of, *OTHER_DTYPES), _two_sets, [ZEROS, NONE], 2
+        ),
+        "a bucket of 260 parameters": Case(2, functools.partial(scalars, 260), lambda each: [[each]], [NONE], 1),
+        "no bucket, then one of a single parameter": Case(2, functools.partial(scalars, 1), _none_and_one, [ZEROS], 4),
+    }
+    examine_in_worlds(trial, cases, lambda case: sum(map(len, case.given(case.parameters()))))
 
 
-def _odd_buckets(model: OddParameters, numbers: list[int]) -> list[list[nn.Parameter]]:
-    """Of each dtype buckets of five, one and two parameters, in the order of `numbers`."""
-    of_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-    for number in numbers:
-        of_dtype.setdefault(model.odd[number].dtype, []).append(model.odd[number])
-    buckets = []
-    for same in of_dtype.values():
-        empty, others = ([each for each in same if bool(each.numel()) == filled] for filled in (False, True))
-        buckets += [[empty[0], *others[:4]], others[4:5], [empty[1], *others[5:]]]
-    return buckets
+def _two_sizes(trial: Trial) -> tuple[int, int]:
+    """Two numbers of ranks."""
+    generator = trial.generator()
+    return tuple(int(torch.randint(*ends, (), generator=generator)) for ends in ((2, 5), (5, 9)))
 
 
-def _finish_of(trial: Trial, buckets: list, case: str) -> Callable[[], None]:
-    return trial.call([list(bucket) for bucket in buckets], case=case, changes=[HOOKS])
+def _two_sets(parameters: list[nn.Parameter]) -> list[list[list[nn.Parameter]]]:
+    """Of each dtype buckets of five, one and two parameters, the last dtype's in a set of its own."""
+    lists = _one_list_each(parameters)
+    first, *others = [[[*same[:2], *same[5:]], [same[3]], [same[4], same[2]]] for same in lists]
+    return [first, sum(others, [])]
+
+
+def _none_and_one(parameters: list[nn.Parameter]) -> list[list[list[nn.Parameter]]]:
+    return [[], [parameters]]
 
 
 def _examine_step(
-    trial: Trial, finish: list, model: nn.Module, buckets: list, step: int, case: str
+    trial: Trial,
+    finish: Callable,
+    model: nn.Module,
+    buckets: list,
+    given: list,
+    step: int,
+    case: str,
+    ledger: MemoryLedger | None = None,
 ) -> ObservedStep | None:
     """Return what was observed, if as many messages as there are buckets were started and waited for."""
     observed = ObservedStep(buckets, in_order=True)
     inputs = everyones_inputs(trial, step)
-    if getattr(model, "huge", False):
-        inputs = with_nan_and_infinities(inputs)
     model.zero_grad(set_to_none=step != 1)
-    run = functools.partial(_observe, observed=observed, model=model, inputs=inputs[trial.rank])
-    trial.call(*finish, case=case, using=run, beside=[model], changes=[GRADIENTS])
+    run = functools.partial(_observe, observed=observed, ledger=ledger, model=model, inputs=inputs[trial.rank])
+    known = {"model": model, "buckets": given}
+    trial.call(finish, case=case, using=run, beside=known, changes=[GRADIENTS])
     trial.cost(calls={"all_reduce": len(buckets)})
     trial.criterion("overlap", observed.exposed())
     if under_way := observed.calls - observed.waits:
@@ -147,8 +178,15 @@ def _examine_step(
     return observed if observed.waits >= len(buckets) else None
 
 
-def _observe(_, *finish, observed: ObservedStep, model: nn.Module, inputs: torch.Tensor) -> None:
-    observed.run(lambda: model(inputs).sum(), lambda: [each() for each in finish])
+def _bytes_of(ledger: MemoryLedger) -> int:
+    return sum(storage.nbytes() for storage in ledger.storages())
+
+
+def _observe(
+    _, finish: Callable, observed: ObservedStep, ledger: MemoryLedger | None, model: nn.Module, inputs: torch.Tensor
+) -> None:
+    with ledger("step") if ledger else contextlib.nullcontext():
+        observed.run(lambda: model(inputs).sum(), finish)
 
 
 class _Branches(nn.Module):
@@ -207,12 +245,13 @@ def average_through_buffer(parameters):
 
 def examine_average_through_buffer(trial: Trial) -> None:
     """V and A however gradients were cleared; views at the same place in each step; C; M; then with odd parameters."""
-    _memory_of(trial, [], None, lambda: None)  # the profiler's first start takes seconds: not in the answer's time
+    _memory_of(trial, [], 0, None, lambda: None)  # the profiler's first start takes seconds: not in the answer's time
     model = three_layers(trial, times=4)
     model[-1].weight.data = model[-1].weight.data.mT.contiguous().mT  # its gradient is not contiguous either
     parameters = list(model.parameters())
-    average = trial.call(list(parameters), case="called with six parameters", changes=[GRADIENTS])
-    addresses, batches = None, []
+    given = list(parameters)
+    average = trial.call(given, case="called with six parameters", changes=[GRADIENTS])
+    addresses, batches, room, views = None, [], 0, ""
     for step, (case, clear, backwards) in enumerate(_CASES if trial.on_all_ranks else _CASES[:2]):
         if clear is not None:
             model.zero_grad(set_to_none=clear)
@@ -226,51 +265,54 @@ def examine_average_through_buffer(trial: Trial) -> None:
         complaint = trial.call(
             average,
             case=case,
-            using=functools.partial(_memory_of, trial, parameters),
-            beside=[model],
+            using=functools.partial(_memory_of, trial, parameters, room),
+            beside={"model": model, "parameters": given},
             changes=[GRADIENTS],
         )
         batches = batches + fresh
         trial.cost(calls={"all_reduce": 1})
         if dist.distributed_c10d._world.group_count > groups:
             trial.criterion("group", "average() makes a process group in every call")
-        trial.criterion("memory", complaint if step else "")
+        trial.criterion("memory", complaint if step and not views else "")
         examine_means(trial, model, batches)
         lies_at = [each.grad.data_ptr() for each in parameters if isinstance(each.grad, torch.Tensor)]
-        trial.criterion("views", _views_complaint(parameters, lies_at, addresses))
+        views = _views_complaint(parameters, lies_at, addresses)
+        trial.criterion("views", views)
+        if not step:
+            trial.end_if_wrong()  # zero_grad() fails, for instance, where a gradient has a graph
         addresses = lies_at
+        room = parameters[0].grad.untyped_storage().data_ptr() if lies_at else 0
     if trial.on_all_ranks:  # what they show does not depend on the number of ranks
         trial.end_if_wrong()
-        _examine_odd_parameters(trial)
+        _through_buffers_in_worlds(trial)
 
 
-def _examine_odd_parameters(trial: Trial) -> None:
-    """V and A with models of each dtype, two of the same sizes, all averaged before one is looked at; one parameter"""
-    dtypes = (torch.float16, torch.float16, torch.float32, torch.float64)
-    models: list[nn.Module] = [OddParameters(trial, dtype) for dtype in dtypes]
-    for odd in models:
-        odd.huge = True
-    models.append(nn.Linear(48, 1, bias=False, dtype=torch.float64, device=trial.device))
-    lists = [list(each.parameters()) for each in models]
-    averages = trial.call(*lists, case="called with odd parameters", using=_call_with_each, changes=[GRADIENTS])
-    batches = [with_nan_and_infinities(everyones_inputs(trial, 50 + number)) for number in range(len(models))]
-    for model, inputs in zip(models, batches, strict=True):
-        model(inputs[trial.rank]).sum().backward()
-    case = "five models, with huge gradients, NaN and infinities"
-    trial.call(*averages, case=case, using=_call_all, beside=models, changes=[GRADIENTS])
-    trial.cost(calls={"all_reduce": len(models)})
-    for model, inputs in zip(models, batches, strict=True):
-        examine_means(trial, model, [inputs])
-        trial.criterion("views", _views_complaint(list(model.parameters()), [], None))
+def _through_buffers_in_worlds(trial: Trial) -> None:
+    """V and A in seven steps, each gradient cleared in a way of its own; with several dtypes, one tensor for each."""
+    small, large = _two_sizes(trial)
+    ways = [NONE, ZEROS, OWN_ZEROS, VIEW_OF_ZEROS]
+    cases = {
+        f"gradients cleared in many ways, seed {trial.seed}": Case(
+            small, functools.partial(parameters_of, *FIRST_DTYPES), _one_list_each, ways, 7, drawn=True
+        ),
+        f"other dtypes, gradients cleared in many ways, seed {trial.seed}": Case(
+            large, functools.partial(parameters_of, *OTHER_DTYPES), _one_list_each, ways, 2, drawn=True
+        ),
+        "two lists of the same sizes": Case(2, functools.partial(scalars, 6), _halves, [ZEROS], 3),
+        "one number": Case(1, functools.partial(scalars, 1), lambda each: [each], [NONE, ZEROS], 3),
+    }
+    examine_in_worlds(trial, cases, lambda case: len(case.given(case.parameters())), stays=True)
 
 
-def _call_with_each(answer: Callable, *given: list) -> list:
-    return [answer(each) for each in given]
+def _one_list_each(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    of_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+    for each in parameters:
+        of_dtype.setdefault(each.dtype, []).append(each)
+    return list(of_dtype.values())
 
 
-def _call_all(_, *averages: Callable[[], None]) -> None:
-    for average in averages:
-        average()
+def _halves(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    return [parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]]
 
 
 _CASES = [  # what is said, set_to_none of the zero_grad before it (None: not called), backwards
@@ -282,20 +324,22 @@ _CASES = [  # what is said, set_to_none of the zero_grad before it (None: not ca
 ]
 
 
-def _memory_of(trial: Trial, parameters: list[nn.Parameter], _, average) -> str:
-    """That average() allocates too much, has room for the gradients twice, or takes them elsewhere, as a complaint."""
+def _memory_of(trial: Trial, parameters: list[nn.Parameter], room: int, _, average) -> str:
+    """That average() allocates too much, has room for the gradients twice, or takes them elsewhere, as a complaint.
+
+    room: where the tensor begins that the gradients were in after the step before.
+    """
     # Imported only here: from then on torch notes every allocation, and warns where an older one is freed.
     from scratch_ddp.instruments.memory import memory_use
 
     size = sum(each.nbytes for each in parameters)
-    ledger = MemoryLedger(SimpleNamespace(given=[parameters, [each.grad for each in parameters]]), torch.uint8)
-    with ledger("before"):
-        pass
-    given = ledger.moments[0].elements()
+    theirs = [each for each in [*parameters, *(each.grad for each in parameters)] if isinstance(each, torch.Tensor)]
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in theirs}
+    storages.pop(room, None)
+    given = sum(storages.values())
+    ledger = MemoryLedger(SimpleNamespace(given=theirs), torch.uint8)
     ledger.unremarkable = given + size + SMALL
-    looks = any(each.grad is None or each.grad._base is None for each in parameters)  # cleared: gradients of their own
-    seen = ledger("average") if looks else contextlib.nullcontext()
-    with memory_use(trial.device) as used, seen, LeavingTorch() as leaving:
+    with memory_use(trial.device) as used, ledger("average"), LeavingTorch() as leaving:
         average()
     if used.allocated_bytes > SMALL:
         return f"average() allocates {used.allocated_bytes:,} bytes, budget {SMALL:,}"
@@ -306,9 +350,13 @@ def _memory_of(trial: Trial, parameters: list[nn.Parameter], _, average) -> str:
 
 def _views_complaint(parameters: list[nn.Parameter], lies_at: list[int], before: list[int] | None) -> str:
     """Say that the gradients are not parts of one tensor that stays where it is; "" if they are."""
-    tensors = {each.grad.untyped_storage().data_ptr() for each in parameters if isinstance(each.grad, torch.Tensor)}
+    gradients = [each.grad for each in parameters if isinstance(each.grad, torch.Tensor)]
+    tensors = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in gradients}
     if len(tensors) > 1:
         return f"the gradients lie in {len(tensors)} tensors, should be views of one"
+    size = sum(each.nbytes for each in parameters)
+    if sum(tensors.values()) not in (0, size):
+        return f"the tensor has {sum(tensors.values()):,} bytes, and the gradients need {size:,}"
     return "the gradients lie elsewhere than in the step before" if before not in (None, lies_at) else ""
 
 

@@ -1,6 +1,6 @@
 """Lesson 11, ZeRO and FSDP: ZeRO-1 as a function, the reduction of ZeRO-2, and the bytes that each stage holds."""
 
-import copy
+import functools
 import math
 from collections.abc import Callable
 from itertools import cycle, islice, product
@@ -11,7 +11,9 @@ from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, VALUES
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.wording import bits
 from scratch_ddp.instruments.cost.memory import STAGES
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -64,11 +66,13 @@ def reduce_to_owners(params):
     # answer: end
 
 
-def _parameters(trial: Trial, number: int = 0) -> list[nn.Parameter]:
-    """Two or three for each rank, or `number`; of several shapes, matrices transposed; equal on every rank."""
-    shapes = list(islice(cycle([(3,), (2, 2), (1,), (5, 2), (), (0, 2), (2, 1, 3)]), number or 2 * trial.size + 5))
+def _parameters(trial: Trial, number: int = 0, n: int = 0, dtypes: tuple[torch.dtype, ...] = ()) -> list[nn.Parameter]:
+    """Two or three for each of n ranks, or `number`; of several shapes, matrices transposed; equal on every rank."""
+    number = number or 2 * (n or trial.size) + 5
+    shapes = list(islice(cycle([(3,), (2, 2), (1,), (5, 2), (), (0, 2), (2, 1, 3)]), number))
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape[::-1], generator=generator, dtype=torch.float64).to(trial.device) for shape in shapes]
+    tensors = [each.to(dtype) for each, dtype in zip(tensors, cycle(dtypes or [torch.float64]), strict=False)]
     return [
         nn.Parameter(each.mT if each.dim() == 2 else each.view(shape))
         for each, shape in zip(tensors, shapes, strict=True)
@@ -113,7 +117,7 @@ def _failing(params: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _fail(*_) -> None:
-    raise RuntimeError("this optimizer always fails")
+    raise ArithmeticError("this optimizer always fails")
 
 
 class _Training:
@@ -122,10 +126,15 @@ class _Training:
     def __init__(self, params: list[nn.Parameter], make: Callable, n: int):
         self.params, self.n, self.made = params, n, []
         self._make = make
+        self.most = 0  # elements of state that there were after any optimizer's step
 
     def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
         self.made.append(self._make(params))
+        self.made[-1].register_step_post_hook(self._stepped)
         return self.made[-1]
+
+    def _stepped(self, *_) -> None:
+        self.most = max(self.most, self.state_elements(self.made[-1]))
 
     def run(self, own: torch.optim.Optimizer, step: Callable, zero_grad: Callable, steps: int) -> str:
         """Return a complaint about gradients after a step, "" if they are as before."""
@@ -135,11 +144,21 @@ class _Training:
                 for group in own.param_groups:
                     group["lr"] *= 0.5
                     group["weight_decay"] += 0.25
+                    if "momentum" in group:
+                        group["momentum"] *= 0.5
+                    if "betas" in group:
+                        group["betas"] = 0.5, 0.75
                 with torch.no_grad():
-                    self.params[-1].mul_(-2)
+                    for parameter in self.params:
+                        parameter.mul_(-2)
             gradients = self._set_gradients(number)
+            before = [None if each is None else bits(each) for each in gradients]
             step()
-            changed = [i for i, each in enumerate(self.params) if each.grad is not gradients[i]]
+            changed = [
+                i
+                for i, each in enumerate(self.params)
+                if each.grad is not gradients[i] or (each.grad is not None and bits(each.grad) != before[i])
+            ]
             complaint = complaint or (f"has changed the gradients of parameters {changed}" if changed else "")
             self.params[1].requires_grad_(False)
             zero_grad()
@@ -147,12 +166,12 @@ class _Training:
         return complaint
 
     def _set_gradients(self, number: int) -> list[torch.Tensor | None]:
-        """Parameter 3 has none, one is NaN, and with momentum they are huge."""
+        """One parameter has none, in each step another; one is NaN, and with momentum they are huge."""
         gradients: list[torch.Tensor | None] = _mean_gradients(self.params, self.n, number)
         if self._make is _momentum:
-            gradients = [1e100 * each for each in gradients]
-            gradients[0][0] = math.nan
-        gradients[3] = None
+            gradients = [1e100 * each if each.dtype == torch.float64 else each for each in gradients]
+            gradients[0][0] = gradients[7][0] = math.nan  # of two owners, in float64
+        gradients[(3 + number) % len(gradients)] = None
         for parameter, gradient in zip(self.params, gradients, strict=True):
             parameter.grad = gradient
         return gradients
@@ -170,17 +189,15 @@ def _holds(state: object) -> bool:
 def _train(answer: Callable, params: list[nn.Parameter], training: _Training, steps: int) -> tuple[str, int]:
     """Train with the answer. Return a complaint about gradients, and elements of state."""
     own, step, zero_grad = answer(params, training.make)
-    return training.run(own, step, zero_grad, steps), training.state_elements(own)
+    complaint = training.run(own, step, zero_grad, steps)
+    return complaint, max(training.most, training.state_elements(own))
 
 
 def examine_sharded_optimizer(trial: Trial) -> None:
-    """V against one process with all gradients, A, M: elements of state, C: broadcasts; after one step and two."""
-    for steps, make in ((1, _adam), (2, _adam), (2, _momentum), (1, _plain))[: 4 if trial.on_all_ranks else 1]:
-        params = _parameters(trial)
-        alone = copy.deepcopy(params)
-        plain = make(alone)
-        _Training(alone, make, trial.size).run(plain, plain.step, plain.zero_grad, steps)
-        case = f"{steps} step{'s' if steps > 1 else ''}{_OF_WHAT.get(make, '')}"
+    """V against one process with all gradients, A, M: elements of state, C: broadcasts; after one step and three."""
+    for steps, make in ((1, _adam), (3, _adam))[: 2 if trial.on_all_ranks else 1]:
+        params, alone = _parameters(trial), _trained_alone(trial, make, trial.size, steps)
+        case = f"{steps} step{'s' if steps > 1 else ''}"
         training = _Training(params, make, trial.size)
         complaint, held = trial.call(
             list(params), training, steps, case=case, using=_train, changes=[VALUES, GRADIENTS]
@@ -196,6 +213,8 @@ def examine_sharded_optimizer(trial: Trial) -> None:
         trial.cost(calls={"broadcast": steps * len(params)})
     if not trial.on_all_ranks:
         return
+    trial.end_if_wrong()
+    _sharded_in_worlds(trial)
     params = _parameters(trial)
     training = _Training(params, _failing, trial.size)
     trial.call(
@@ -205,11 +224,49 @@ def examine_sharded_optimizer(trial: Trial) -> None:
         case="an optimizer whose step() raises",
         using=_train,
         changes=[VALUES, GRADIENTS],
-        raises="RuntimeError: this optimizer always fails",
+        raises="ArithmeticError: this optimizer always fails",
     )
 
 
-_OF_WHAT = {_momentum: " of SGD with huge gradients", _plain: " of plain SGD"}
+def _trained_alone(
+    trial: Trial, make: Callable, n: int, steps: int, dtypes: tuple[torch.dtype, ...] = ()
+) -> list[nn.Parameter]:
+    """What one process makes of the same parameters."""
+    alone = _parameters(trial, n=n, dtypes=dtypes)
+    plain = make(alone)
+    _Training(alone, make, n).run(plain, plain.step, plain.zero_grad, steps)
+    return alone
+
+
+def _sharded_in_worlds(trial: Trial) -> None:
+    """V on every rank, C; on one rank, few and many; with several dtypes, momentum, and an optimizer without state."""
+    few, many = (int(torch.randint(*ends, (), generator=trial.generator())) for ends in ((2, 5), (5, 10)))
+    cases = {
+        f"1 step of plain SGD, seed {trial.seed}": (few, _plain, 1, _DTYPES),
+        f"3 steps of SGD with huge gradients, seed {trial.seed}": (many, _momentum, 3, ()),
+        "2 steps of SGD of odd dtypes": (2, _momentum, 2, (torch.float64, torch.float16, torch.complex128)),
+        "2 steps of AdamW": (1, _adam, 2, ()),
+    }
+    everyone: dict[str, list[_Training]] = {}
+
+    def ranks(case: str) -> list[tuple]:
+        n, make, steps, dtypes = cases[case]
+        everyone[case] = [_Training(_parameters(trial, n=n, dtypes=dtypes), make, n) for _ in range(n)]
+        return [(list(each.params), each, steps) for each in everyone[case]]
+
+    makers = {case: functools.partial(ranks, case) for case in cases}
+    for case, world in tried_in_worlds(trial, makers, using=_train):
+        n, make, steps, dtypes = cases[case]
+        alone = _trained_alone(trial, make, n, steps, dtypes)
+        for rank, training in enumerate(everyone[case]):
+            for i, (parameter, expected) in enumerate(zip(training.params, alone, strict=True)):
+                what = f"{world.place} rank {rank}'s parameter {i} ({str(expected.dtype).removeprefix('torch.')})"
+                if rank == 0 or bits(parameter) != bits(everyone[case][0].params[i]):
+                    tolerance = max(1e-9, 8 * torch.finfo(expected.dtype).eps)
+                    trial.value(parameter.detach(), expected.detach(), what, tolerance=tolerance)
+            trial.criterion("value", world.results[rank][0], f"{world.place} rank {rank}'s step()")
+        budget = {"broadcast": steps * len(alone)}
+        trial.criterion("cost", world.over_budget(budget, 1 << 60), world.place)
 
 
 def _too_much(held: object, room: int) -> str:
@@ -238,6 +295,47 @@ def examine_reduce_to_owners(trial: Trial) -> None:
         for rank in range(trial.size)
     )
     trial.cost(calls={"reduce": len(params)}, max_wire_bytes=most)
+    if trial.on_all_ranks:
+        trial.end_if_wrong()
+        _reduced_in_worlds(trial)
+
+
+def _reduced_in_worlds(trial: Trial) -> None:
+    """V, None elsewhere and C, with many parameters, fewer than ranks, none at all, and on one rank."""
+    few, many = (int(torch.randint(*ends, (), generator=trial.generator())) for ends in ((2, 5), (5, 10)))
+    cases = {
+        f"{many - 2} parameters, seed {trial.seed}": (many, many - 2),
+        f"{2 * few + 12} parameters, seed {trial.seed}": (few, 2 * few + 12),
+        "no parameters": (2, 0),
+        "3 parameters": (1, 3),
+    }
+    everyone: dict[str, list[list[nn.Parameter]]] = {}
+    gradients: dict[str, list[list[torch.Tensor]]] = {}
+
+    def ranks(case: str) -> list[tuple]:
+        n, number = cases[case]
+        plain = sorted(_parameters(trial, number=number), key=lambda each: each.shape) if number else []
+        dtypes = list(islice(cycle((*_DTYPES, torch.complex128)), number))
+        everyone[case] = [
+            [nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(plain, dtypes, strict=True)] for _ in range(n)
+        ]
+        gradients[case] = [_gradients(params, rank, 7) for rank, params in enumerate(everyone[case])]
+        for params, own in zip(everyone[case], gradients[case], strict=True):
+            for parameter, gradient in zip(params, own, strict=True):
+                parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
+        return [(list(params),) for params in everyone[case]]
+
+    makers = {case: functools.partial(ranks, case) for case in cases}
+    for case, world in tried_in_worlds(trial, makers):
+        n, number = cases[case]
+        for i, parts in enumerate(zip(*gradients[case], strict=True)):
+            mean, what = sum(part / n for part in parts), f"{world.place} the owner's gradient of parameter {i}"
+            tolerance = max(1e-12, 4 * torch.finfo(mean.dtype).eps)
+            trial.value(everyone[case][i % n][i].grad, mean, what, tolerance=tolerance)
+            left = [rank for rank, each in enumerate(everyone[case]) if rank != i % n and each[i].grad is not None]
+            complaint = f"is still there on ranks {left}, should be None" if left else ""
+            trial.criterion("memory", complaint, f"{world.place} the gradient of parameter {i}")
+        trial.criterion("cost", world.over_budget({"reduce": number}, 1 << 60), world.place)
 
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
@@ -277,8 +375,17 @@ def bytes_held(parameters, n, stage):
 
 def examine_bytes_held(trial: Trial) -> None:
     """V: every stage, for some numbers of ranks, of which one is drawn."""
-    drawn, share = (int(number) for number in torch.randint(3, 5000, (2,), generator=trial.generator()))
-    models = ((1_000_000, 2), (7_500_000_000, 64), (12, 1), (49 * (10**17 + 1), 49), (drawn * share, drawn))
+    drawn, share = (int(number) for number in torch.randint(5001, 10**6, (2,), generator=trial.generator()))
+    models = (
+        (1_000_000, 2),
+        (7_500_000_000, 64),
+        (12, 1),
+        (49 * (10**17 + 1), 49),
+        (3 * (10**40 + 1), 3),
+        (6, 6),
+        (0, 5),
+        (drawn * share, drawn),
+    )
     cases, expected = {}, []
     for (stage, name), (parameters, n) in product(enumerate(STAGES), models):
         seed = f", seed {trial.seed}" if n == drawn else ""

@@ -191,13 +191,14 @@ def _examine_meshes_in_one_process(trial: Trial) -> None:
 
     def arguments(case: str) -> list[tuple]:
         fenced[case] = [Fenced(part.to(trial.device), case) for part in cases[case].parts]
-        return [(each.tensor,) for each in fenced[case]]
+        mesh = RanksOfMesh(cases[case].ranks, cases[case].names)
+        return [(mesh, each.tensor) for each in fenced[case]]
 
-    def on_mesh(case: str, answer: Callable) -> RanksOfMesh:
-        return RanksOfMesh(answer, cases[case].ranks, cases[case].names)
+    def on_mesh(answer: Callable, mesh: RanksOfMesh, tensor: torch.Tensor) -> object:
+        return mesh.run(answer, tensor)
 
     makers = {case: functools.partial(arguments, case) for case in cases}
-    for case, world in tried_in_worlds(trial, makers, on_mesh):
+    for case, world in tried_in_worlds(trial, makers, using=on_mesh):
         mesh = cases[case]
         for rank, each in enumerate(fenced[case]):
             each.judge(trial, total_of(mesh.parts).to(trial.device), f"{world.place} rank {rank}'s ")

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "divides after the sum, which overflows",
             fails="value",
-            says="with huge gradients, NaN and infinities: the gradient of parameter",
+            says="in step 1 is",
             edits={
                 "            flat /= dist.get_world_size()\n": "",
                 "            work.wait()\n": "            work.wait()\n            flat /= dist.get_world_size()\n",
@@ -132,6 +132,26 @@ def finish():
             },
         ),
         WrongAnswer(
+            "keeps the flat tensors of all steps",
+            fails="memory",
+            says="bytes more are held than after step 0: let go of them",
+            edits={
+                "    def hook(": "    history = []\n\n    def hook(",
+                "            flat /= dist": "            history.append(flat)\n            flat /= dist",
+            },
+        ),
+        WrongAnswer(
+            "empties the caller's buckets in finish()",
+            fails="untouched",
+            says="buckets has other entries than before",
+            edits={
+                "    number_of = {": (
+                    "    given, buckets = buckets, [list(each) for each in buckets]\n    number_of = {"
+                ),
+                "        on_the_way.clear()\n": "        given.clear()\n        on_the_way.clear()\n",
+            },
+        ),
+        WrongAnswer(
             "lets go of the handles only in the next step",
             fails="memory",
             says="step 0: 3 handles are still kept",
@@ -215,6 +235,28 @@ def average():
                 "            parameter.grad = view": ("        dist.all_reduce(buffer)"),
             },
             also=("agreement", "views"),
+        ),
+        WrongAnswer(
+            "the first gradient tells whether all of them are views",
+            fails="value",
+            says="gradients cleared in many ways",
+            edits={
+                "    def average():\n": "    def average():\n        there = parameters[0].grad is views[0]\n",
+                "            torch.div(": "            if there:\n                view.div_(dist.get_world_size())\n"
+                "                continue\n            torch.div(",
+            },
+        ),
+        WrongAnswer(
+            "0 times what was there: NaN stays for good",
+            fails="value",
+            says="in step 1 is",
+            edits={
+                "torch.div(parameter.grad, dist.get_world_size(), out=view)  # also if it is the view": (
+                    "n = dist.get_world_size()\n            if parameter.grad.data_ptr() == view.data_ptr():\n"
+                    "                view.div_(n)\n            else:\n"
+                    "                view.mul_(0).add_(parameter.grad, alpha=1 / n)"
+                )
+            },
         ),
         WrongAnswer(
             "only what is copied in is divided",

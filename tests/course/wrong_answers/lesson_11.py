@@ -84,9 +84,34 @@ WRONG_ANSWERS = {
             also=("agreement",),
         ),
         WrongAnswer(
+            "zeroes the gradients in place",
+            fails="value",
+            says="step() has changed the gradients of parameters",
+            edits={"        own.step()\n": "        own.step()\n        own.zero_grad(set_to_none=False)\n"},
+        ),
+        WrongAnswer(
+            "a whole optimizer, and others' state is thrown away after each step",
+            fails="memory",
+            says="the state of all optimizers made has 64 elements, budget 14",
+            edits={
+                "make(params[rank::n])": "make(list(params))",
+                "        own.step()\n": "        own.step()\n        for i, p in enumerate(params):\n"
+                "            if i % n != rank:\n                own.state.pop(p, None)\n",
+            },
+        ),
+        WrongAnswer(
+            "any error becomes a RuntimeError",
+            fails="runs",
+            says="should raise ArithmeticError: this optimizer always fails",
+            edits={
+                "        own.step()\n": "        try:\n            own.step()\n        except Exception as error:\n"
+                "            raise RuntimeError(str(error)) from None\n",
+            },
+        ),
+        WrongAnswer(
             "steps again while there is no state",
             fails="value",
-            says="1 step of plain SGD: parameter 0 is",
+            says="1 step of plain SGD, seed",
             edits={"        own.step()\n": "        own.step()\n        if not own.state:\n            own.step()\n"},
         ),
         WrongAnswer(
@@ -168,9 +193,15 @@ WRONG_ANSWERS = {
             edits={"in enumerate(params):": "in sorted(enumerate(params), key=lambda each: each[0] % n != rank):"},
         ),
         WrongAnswer(
+            "needs as many parameters as ranks",
+            fails="runs",
+            says="raised IndexError: list index out of range",
+            edits={"    for i, parameter in": "    params[rank]\n    for i, parameter in"},
+        ),
+        WrongAnswer(
             "divides by four, not by the number of ranks",
             fails="value",
-            says="on 3 ranks",
+            says="if there were",
             edits={"/= n": "/= 4"},
         ),
     ),
@@ -180,6 +211,12 @@ WRONG_ANSWERS = {
             fails="value",
             says="should be",
             edits={"parameters // n": "int(parameters / n)"},
+        ),
+        WrongAnswer(
+            "at least one parameter for each rank",
+            fails="value",
+            says="0 parameters, n=5: the result is",
+            edits={"parameters // n": "max(parameters // n, 1)"},
         ),
         WrongAnswer(
             "ZeRO-1 shares out the gradients too",

@@ -1,0 +1,174 @@
+"""Gradients of every kind for the exercises of lesson 09, in worlds of any number of ranks in one process.
+
+Each rank of a world has parameters of odd shapes and of several dtypes, and is given their gradients one by one, in an
+order of its own. What they should be afterwards is then known without a model.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
+from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.wording import bits
+
+SHAPES = ((), (0,), (3,), (5, 4), (2, 3, 4), (0, 4), (1, 1), (7,))
+FIRST_DTYPES = torch.float64, torch.float16, torch.complex64
+OTHER_DTYPES = torch.float32, torch.bfloat16, torch.complex128
+NONE, ZEROS, OWN_ZEROS, VIEW_OF_ZEROS = "None", "zeros", "other zeros", "a view of zeros"  # how one is cleared
+
+Lists = list  # of parameters, perhaps nested: what an answer is called with
+
+
+@dataclass
+class Case:
+    """size: ranks of the world. parameters: makes a rank's. given: makes of them what each call of the answer gets.
+
+    clearings: of which one is drawn for each gradient in each step, or the one that all have in each step, in turn.
+    """
+
+    size: int
+    parameters: Callable[[], list[nn.Parameter]]
+    given: Callable[[list[nn.Parameter]], list[Lists]]
+    clearings: Sequence[str]
+    steps: int = 3
+    drawn: bool = False
+
+
+class _Rank:
+    """One rank of a world: its parameters, and what they are given in each step."""
+
+    def __init__(self, case: Case, rank: int, generator: torch.Generator):
+        self.size, self.parameters = case.size, case.parameters()
+        self.given = case.given(self.parameters)
+        self.before = _copied(self.given)
+        self.gradients = [
+            [_gradient(each, rank, case.size, step, generator) for each in self.parameters]
+            for step in range(case.steps)
+        ]
+        self.places: list[list[int]] = []  # of the gradients after each step
+        number = len(self.parameters)
+        self.orders = [_order(case, self.parameters, step, generator) for step in range(case.steps)]
+        self.clearings = []
+        for step in range(case.steps):
+            if case.drawn:
+                which = torch.randint(len(case.clearings), (number,), generator=generator).tolist()
+            else:
+                which = [step % len(case.clearings)] * number
+            self.clearings.append([case.clearings[each] for each in which])
+
+    def train(self, answer: Callable) -> list[list[torch.Tensor | None]]:
+        """Run all steps; return the gradients after each."""
+        after_backward, seen = [answer(each) for each in self.given], []
+        for gradients, order, clearings in zip(self.gradients, self.orders, self.clearings, strict=True):
+            for parameter, how in zip(self.parameters, clearings, strict=True):
+                _clear(parameter, how)
+            for i in order:
+                self.parameters[i].backward(gradients[i])
+            for each in after_backward:
+                each()
+            self.places.append([each.grad.data_ptr() for each in self.parameters if each.grad is not None])
+            seen.append([None if each.grad is None else each.grad.clone() for each in self.parameters])
+        return seen
+
+
+def examine_in_worlds(trial: Trial, cases: dict[str, Case], calls: Callable[[Case], int], stays: bool = False) -> None:
+    """V on every rank after each step, A; untouched: the caller's lists; C: `calls` all-reduces in each step.
+
+    stays: gradients lie in the same place after every step.
+    """
+    everyone: dict[str, list[_Rank]] = {}
+
+    def ranks(name: str) -> list[tuple[_Rank]]:
+        generator = trial.generator()
+        everyone[name] = [_Rank(cases[name], rank, generator) for rank in range(cases[name].size)]
+        return [(each,) for each in everyone[name]]
+
+    makers = {name: functools.partial(ranks, name) for name in cases}
+    for name, world in tried_in_worlds(trial, makers, using=lambda answer, rank: rank.train(answer)):
+        case, members = cases[name], everyone[name]
+        budget = case.steps * calls(case)
+        trial.criterion("cost", world.over_budget({"all_reduce": budget}, 1 << 60), world.place)
+        for step in range(case.steps):
+            means = [sum(parts) for parts in zip(*(_shares(each, step) for each in members), strict=True)]
+            for rank, seen in enumerate(world.results):
+                for i, (grad, mean) in enumerate(zip(seen[step], means, strict=True)):
+                    what = f"{world.place} rank {rank}'s gradient of parameter {i} ({_described(mean)}) in step {step}"
+                    if rank and grad is not None and bits(grad) == bits(world.results[0][step][i]):
+                        continue
+                    trial.value(grad, mean, what, max(1e-12, 8 * torch.finfo(mean.dtype).eps))
+        for rank, each in enumerate(members):
+            changed = "" if _same(each.given, each.before) else "has other entries than before"
+            moved = stays and any(places != each.places[0] for places in each.places)
+            complaint = "lie elsewhere than in the step before" if moved else ""
+            trial.criterion("views", complaint, f"{world.place} rank {rank}'s gradients")
+            trial.criterion("untouched", changed, f"{world.place} rank {rank}'s list")
+
+
+def _order(case: Case, parameters: list[nn.Parameter], step: int, generator: torch.Generator) -> list[int]:
+    """Mixed in the same way on all ranks, or what one call was given after the other, in an order of each rank's own.
+
+    If two calls' parameters came mixed in another way on each rank, the messages of the two would not fit.
+    """
+    if step % 2 == 0:
+        return torch.randperm(len(parameters), generator=torch.Generator().manual_seed(step)).tolist()
+    place = {id(each): number for number, given in enumerate(case.given(parameters)) for each in _flat(given)}
+    order = torch.randperm(len(parameters), generator=generator).tolist()
+    return sorted(order, key=lambda i: place[id(parameters[i])])
+
+
+def _flat(lists: Lists) -> list[nn.Parameter]:
+    return [leaf for each in lists for leaf in (_flat(each) if isinstance(each, list) else [each])]
+
+
+def parameters_of(*dtypes: torch.dtype) -> list[nn.Parameter]:
+    """Of each dtype one in every shape; the matrices are transposed."""
+    tensors = [torch.ones(shape, dtype=dtype) for dtype in dtypes for shape in SHAPES]
+    return [nn.Parameter(each.mT.contiguous().mT if each.dim() == 2 else each) for each in tensors]
+
+
+def scalars(number: int) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(())) for _ in range(number)]
+
+
+def _gradient(parameter: nn.Parameter, rank: int, n: int, step: int, generator: torch.Generator) -> torch.Tensor:
+    """Every second step so large that two of them overflow; in the first, some with NaN and infinities or all 0."""
+    if step % 2:
+        return torch.full_like(parameter, 0.75 * torch.finfo(parameter.dtype).max, requires_grad=False)
+    gradient = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+    if parameter.shape == (7,) and not parameter.is_complex() and step == 0:
+        gradient[rank % 7] = (math.nan, math.inf, -math.inf)[rank % 3]
+    return gradient.zero_() if parameter.shape == (3,) else gradient
+
+
+def _shares(rank: _Rank, step: int) -> list[torch.Tensor]:
+    return [gradient / rank.size for gradient in rank.gradients[step]]
+
+
+def _clear(parameter: nn.Parameter, how: str) -> None:
+    if how == NONE or parameter.grad is None:
+        parameter.grad = None
+    elif how == ZEROS:
+        parameter.grad.zero_()
+    else:
+        zeros = torch.zeros(parameter.numel() + 1, dtype=parameter.dtype)
+        parameter.grad = torch.zeros_like(parameter) if how == OWN_ZEROS else zeros[1:].view(parameter.shape)
+
+
+def _copied(lists: Lists) -> Lists:
+    return [_copied(each) if isinstance(each, list) else each for each in lists]
+
+
+def _same(lists: Lists, before: Lists) -> bool:
+    """The same lists of the same parameters."""
+    if isinstance(before, list):
+        return isinstance(lists, list) and len(lists) == len(before) and all(map(_same, lists, before))
+    return lists is before
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)}, {str(tensor.dtype).removeprefix('torch.')}"
