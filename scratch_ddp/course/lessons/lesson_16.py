@@ -214,6 +214,7 @@ def examine_bytes_out_of_hosts(trial: Trial) -> None:
         "4 ranks in blocks": ([0, 1, 2, 3], two, 4 * 10),
         "4 ranks, hosts alternate": ([0, 2, 1, 3], two, 4 * 10),
         "4 ranks, hosts alternate, twice the size": ([0, 2, 1, 3], two, 4 * 20),
+        "4 ranks, the first and the last on one host": ([1, 2, 3, 0], two, 4 * 10),
         "4 ranks, other hosts": ([0, 2, 1, 3], {0: "a", 1: "a", 2: "a", 3: "b"}, 4 * 10),
         "2 ranks on 2 hosts": ([0, 2], two, 2 * 3),
         "2 ranks of one host": ([3, 2], two, 2 * 3),

@@ -231,6 +231,15 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer("four ranks", fails="value", says="should be", edits={"2 * (n - 1) * size // n": "6 * size // 4"}),
         WrongAnswer(
+            "each run of a host sends, also over the list's end",
+            fails="value",
+            says="the first and the last on one host",
+            edits={
+                "if host_of[rank] != host_of[successor]:": "if host_of[rank] != host_of[successor] or "
+                "i == n - 1 and len({host_of[each] for each in ring}) > 1:"
+            },
+        ),
+        WrongAnswer(
             "fractions",
             fails="value",
             says="is a Fraction, should be an int",
