@@ -24,7 +24,7 @@ from scratch_ddp.instruments.traffic.intercept import listening
 
 
 def time_calls(operation, repeats, clock, device):
-    """Return a list of the seconds, floats, that each of `repeats` calls of operation() takes, in order.
+    """Return a list of floats: the seconds of each of `repeats` calls of operation(), in order.
 
     The time of a call is that of the slowest rank, so the list is the same on every rank. The ranks
     begin each of these calls together: then each looks at its clock, calls operation() and looks

@@ -70,7 +70,7 @@ def bytes_out_of_hosts(ring, host_of, size):
 
 
 def resume(saved, rank, n, steps):
-    """Return the items of this rank in the next `steps` steps of a resumed run: a list of lists of ints.
+    """Return the items of this rank in the next `steps` steps of a resumed run: lists of ints in a list.
 
     Together, the n ranks have in each step the items that they would have had without the
     interruption: of an epoch no item is seen twice and none left out, however often n changes.
