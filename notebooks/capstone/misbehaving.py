@@ -1,6 +1,6 @@
 """A training script that misbehaves in three ways. Run it, read what it prints, and mend it:
 
-    torchrun --nproc-per-node 2 misbehaving.py
+    torchrun --standalone --nproc-per-node 2 misbehaving.py
 
 Where it hangs, press Ctrl-C; torchrun takes half a minute to end its ranks. Keep the constants, the model and the
 optimizer; everything else may change.

@@ -34,7 +34,7 @@ from scratch_ddp.zero import ShardedOptimizer
 WEIGHT_DECAY = 0.01
 EVERY = 50  # steps between two checkpoints, unless told otherwise
 LOST_STORE = (
-    "torchrun's agents share their store with the ranks, so this job would not outlive a lost worker: "
+    "torchrun's store would keep the addresses of the old ranks over a restart, and a lost worker would end this job: "
     "start torchrun on every host with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
 )
 WRAPPERS = {
@@ -148,6 +148,9 @@ def run(
     report = print if rank == 0 else None
     if report and loses_its_store():
         report(LOST_STORE)
+    if report and world_size > 1:  # after each restart there may be fewer
+        hosts = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+        report(f"{world_size} ranks on {hosts} host{'s' if hosts > 1 else ''}, {device.type}", flush=True)
     pairs = load_pairs(options.data)
     model, optimizer, tokenizer = build(options, device, world_size, sentences(pairs["train"]))
 
@@ -204,7 +207,7 @@ def build(
 
 
 def loses_its_store() -> bool:
-    """Whether torchrun on several hosts would connect restarted workers to a store that is gone."""
+    """Whether restarted workers would find the old ones' addresses in torchrun's store."""
     several_hosts = int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
     return several_hosts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 

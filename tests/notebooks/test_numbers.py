@@ -46,6 +46,7 @@ NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
     "16_many_machines": {
         "405": "billion, a model's name",
         "0.75": "(n - 1) / n for 4 ranks",
+        "135712": "an issue's number",
     },
 }
 

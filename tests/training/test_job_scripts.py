@@ -14,7 +14,7 @@ from scratch_ddp.training import __main__ as training
 SCRIPTS = ROOT / "assets" / "many_machines"
 PROGRAMS = {
     "scontrol": 'echo first; echo second; test "$*" = "show hostnames first,second"',
-    "srun": """test "$1 $2" = "--no-kill --kill-on-bad-exit=0"; shift 2
+    "srun": """test "$1 $2 $3 $SRUN_CPUS_PER_TASK" = "--no-kill --kill-on-bad-exit=0 --wait=0 32"; shift 3
 for node in 0 1; do
     names=(first second)
     SLURM_NODEID=$node SLURMD_NODENAME=${names[node]} "$@"
@@ -29,6 +29,7 @@ SLURM = {
     "SLURM_JOB_NODELIST": "first,second",
     "SLURM_JOB_NUM_NODES": "2",
     "SLURM_GPUS_ON_NODE": "4",
+    "SLURM_CPUS_PER_TASK": "32",
     "SLURM_JOB_ID": "77",
 }
 
@@ -46,6 +47,7 @@ def torchruns(tmp_path):
     def run(name: str, *arguments: str, **variables: str) -> list:
         calls = tmp_path / "calls"
         environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)} | variables
+        environment["SLURM_SUBMIT_DIR"] = str(tmp_path)
         subprocess.run([str(SCRIPTS / name), *arguments], cwd=tmp_path, env=environment, check=True, timeout=30)
         hosts = []
         for line in calls.read_text().splitlines():
@@ -58,20 +60,20 @@ def torchruns(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "variables", "addresses", "ranks"),
+    ("script", "arguments", "variables", "addresses", "port", "ranks"),
     [
-        ("train.sbatch", (), SLURM, ["first", "second"], "4"),
-        ("train_over_ssh.sh", ("10.0.0.1", "10.0.0.2"), {"RANKS": "2"}, ["10.0.0.1", "10.0.0.2"], "2"),
+        ("train.sbatch", (), SLURM, ["first", "second"], 20077, "4"),
+        ("train_over_ssh.sh", ("10.0.0.1", "10.0.0.2"), {"RANKS": "2"}, ["10.0.0.1", "10.0.0.2"], 29500, "2"),
     ],
 )
-def test_each_host_gets_its_torchrun(torchruns, monkeypatch, script, arguments, variables, addresses, ranks):
+def test_each_host_gets_its_torchrun(torchruns, monkeypatch, script, arguments, variables, addresses, port, ranks):
     hosts = torchruns(script, *arguments, **variables)
     assert [host.local_addr for host in hosts] == addresses
     assert [host.rdzv_conf for host in hosts] == ["is_host=1", "is_host=0"]
-    assert {host.rdzv_endpoint for host in hosts} == {f"{addresses[0]}:29500"}
+    assert {host.rdzv_endpoint for host in hosts} == {f"{addresses[0]}:{port}"}
     assert len({host.rdzv_id for host in hosts}) == 1
     for host in hosts:
-        assert (host.nnodes, host.nproc_per_node, host.max_restarts, host.rdzv_backend) == ("1:2", ranks, 3, "c10d")
+        assert (host.nnodes, host.nproc_per_node, host.max_restarts, host.rdzv_backend) == ("1:2", ranks, 20, "c10d")
         assert host.module and host.training_script == "scratch_ddp.training"
         monkeypatch.setattr("sys.argv", ["training", *host.training_script_args])
         options = training.arguments()
@@ -83,3 +85,10 @@ def test_slurm_knows_one_task_on_each_host_and_a_signal_before_the_end():
     assert any("--ntasks-per-node=1" in option for option in options)
     assert any("--signal=TERM@" in option for option in options)
     assert any("--no-kill" in option for option in options)  # a lost node would end the job
+
+
+def test_a_host_that_fails_is_the_end_of_the_script_over_ssh(torchruns, tmp_path):
+    (tmp_path / "torchrun").write_text('#!/bin/bash\ncase "$*" in *is_host=0*) exit 3;; esac\n')
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        torchruns("train_over_ssh.sh", "10.0.0.1", "10.0.0.2")
+    assert failed.value.returncode == 1

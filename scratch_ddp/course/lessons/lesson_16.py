@@ -70,7 +70,7 @@ def bytes_out_of_hosts(ring, host_of, size):
 
 
 def resume(saved, rank, n, steps):
-    """Return the items of this rank in the next `steps` steps of a resumed run: lists of ints in a list.
+    """Return this rank's items in the next `steps` steps of a resumed run: a list of lists of ints.
 
     Together, the n ranks have in each step the items that they would have had without the
     interruption: of an epoch no item is seen twice and none left out, however often n changes.
@@ -101,7 +101,7 @@ def saving_interval(save, restart, days, hosts):
     """Return the seconds of work between two saves with which a job loses the least time, a float.
 
     save, restart: seconds that a save and a restart take; meanwhile nobody works. A host fails once
-    in so many `days` on average, at any moment equally likely, and one failed host stops the job.
+    in `days` days on average, at any moment equally likely, and one failed host stops the job.
     What was done since the last save is lost. The save takes at most a 50th of the time between
     two failures of the job. The result may be 10 % off the best.
     """
@@ -117,9 +117,10 @@ def faulty_host(logs):
 
     logs: a dict from each host's name to what was printed there. Each log begins with the host's
     name, its address and what its own name leads to. On many systems that is 127.0.1.1, which does
-    no harm unless the rendezvous is to be on that host. Names, addresses, ports, cards, versions and
-    times are drawn; the hosts come in either order. cause is
-    "interface": the ranks there are to use a network card that the host does not have
+    no harm here, as GLOO_SOCKET_IFNAME is set, unless the rendezvous is to be on that host. Names,
+    addresses, ports, interfaces, versions and times are drawn; the hosts come in either order.
+    cause is
+    "interface": the ranks there are to use a network interface that the host does not have
     "name": its own name leads to 127.0.1.1, so it does not see that the rendezvous is to be there
     "version": it has another version of a package than the notebook
     One host has one of these faults, and nothing else is wrong.
