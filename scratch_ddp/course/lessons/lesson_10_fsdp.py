@@ -1,12 +1,8 @@
 """Lesson 10, the last exercise: FSDP as four hooks."""
 
 import contextlib
-import gc
 import math
-import threading
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +11,11 @@ from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import EVERYTHING
-from scratch_ddp.course.outside import LeavingTorch
+from scratch_ddp.course.inputs.observed_unit import WIDTH, ObservedUnit, Seen, acquainted
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import bits
 from scratch_ddp.instruments.traffic import ring_bytes
-from scratch_ddp.instruments.traffic.intercept import LightMode, works_under_way
 
-WIDTH = 6  # of what passes through a unit
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
@@ -99,7 +93,7 @@ def examine_shard_unit(trial: Trial) -> None:
     _Pair(trial, _small_units).examine(small_turns)
 
 
-def _largest_scale(units: list["_ObservedUnit"], inputs: torch.Tensor) -> float:
+def _largest_scale(units: list["ObservedUnit"], inputs: torch.Tensor) -> float:
     """With the loss times this, each rank's gradients are numbers of float32, and the sum of two is not."""
     outputs = inputs.flatten(0, 1)
     for unit in units:
@@ -129,8 +123,8 @@ class _Turn:
 class _Pair:
     """Units for the answer, and the same for one process that has all inputs."""
 
-    def __init__(self, trial: Trial, make: Callable[[torch.device], list["_ObservedUnit"]]):
-        self._trial, self._seen = trial, _Seen()
+    def __init__(self, trial: Trial, make: Callable[[torch.device], list["ObservedUnit"]]):
+        self._trial, self._seen = trial, Seen()
         self._units, self._alone = make(trial.device), make(trial.device)
         self._before = [_state(unit) for unit in self._units]
         self._shards = self._sharded()
@@ -143,7 +137,7 @@ class _Pair:
         """V: they are parameters; M: they have an n-th of the elements, and the whole ones have been freed."""
         trial, shards = self._trial, []
 
-        def make(answer: Callable, unit: "_ObservedUnit") -> tuple[nn.Parameter, str]:
+        def make(answer: Callable, unit: "ObservedUnit") -> tuple[nn.Parameter, str]:
             with self._seen.watching(), _why_not_resizable():
                 shards.append(_make_unit(answer, unit))
             own = {shard.untyped_storage() for shard in shards}
@@ -218,7 +212,7 @@ def _load(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def _step(
-    units: list["_ObservedUnit"],
+    units: list["ObservedUnit"],
     optimizer: torch.optim.Optimizer,
     inputs: torch.Tensor,
     turn: _Turn,
@@ -242,7 +236,7 @@ def _step(
     optimizer.zero_grad(set_to_none=False)
 
 
-def _forwards(units: list["_ObservedUnit"], inputs: torch.Tensor, turn: _Turn) -> None:
+def _forwards(units: list["ObservedUnit"], inputs: torch.Tensor, turn: _Turn) -> None:
     with torch.no_grad(), _in_mode(units, turn.training):
         for _ in range(2):
             outputs = inputs
@@ -251,7 +245,7 @@ def _forwards(units: list["_ObservedUnit"], inputs: torch.Tensor, turn: _Turn) -
 
 
 @contextlib.contextmanager
-def _in_mode(units: list["_ObservedUnit"], training: bool) -> Iterator[None]:
+def _in_mode(units: list["ObservedUnit"], training: bool) -> Iterator[None]:
     """If not training: in eval mode, and afterwards in the modes of before."""
     modes = {module: module.training for unit in units for module in unit.modules()}
     for unit in units if not training else ():
@@ -261,7 +255,7 @@ def _in_mode(units: list["_ObservedUnit"], training: bool) -> Iterator[None]:
         module.training = mode
 
 
-def _state(unit: "_ObservedUnit") -> list:
+def _state(unit: "ObservedUnit") -> list:
     """Modes, and buffers to the bit."""
     buffers = [(name, str(each.dtype), bits(each)) for name, each in unit.named_buffers()]
     return [*buffers, *(module.training for module in unit.modules())]
@@ -277,7 +271,7 @@ def _why_not_resizable() -> Iterator[None]:
         raise
 
 
-def _make_unit(answer: Callable, unit: "_ObservedUnit") -> nn.Parameter:
+def _make_unit(answer: Callable, unit: "ObservedUnit") -> nn.Parameter:
     shard = answer(unit)
     if not isinstance(shard, nn.Parameter):
         raise TypeError(f"the result is a {type(shard).__name__}, should be an nn.Parameter")
@@ -286,193 +280,22 @@ def _make_unit(answer: Callable, unit: "_ObservedUnit") -> nn.Parameter:
     return shard
 
 
-def _wire_bytes(unit: "_ObservedUnit", trial: Trial) -> int:
+def _wire_bytes(unit: "ObservedUnit", trial: Trial) -> int:
     """What this rank sends in a step on a ring: two all-gathers and one reduce-scatter."""
     part = unit.part_of(trial.size) * unit.itemsize
     gathered = ring_bytes("all_gather", part, trial.size, trial.rank)
     return 2 * gathered + ring_bytes("reduce_scatter", trial.size * part, trial.size, trial.rank)
 
 
-class _Seen(LightMode):
-    """The memory of all tensors that operations have made while it was watching, and what has left torch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        self._leaving, self._thread = LeavingTorch(), threading.get_ident()
-        self._numbers, self._found = 0, ""
-
-    def watching(self) -> contextlib.AbstractContextManager:
-        self._leaving, self._numbers = LeavingTorch(), 0
-        stack = contextlib.ExitStack()
-        stack.enter_context(self)
-        stack.enter_context(self._leaving)
-        return stack
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if threading.get_ident() == self._thread:
-            self._numbers += func is torch.ops.aten._local_scalar_dense.default  # .item(), in backward too
-            for each in result if isinstance(result, (tuple, list)) else (result,):
-                if isinstance(each, torch.Tensor):
-                    self._storages.add(each.untyped_storage())
-        return result
-
-    def as_large_as_a_unit(self, units: list["_ObservedUnit"]) -> str:
-        """That between forward and backward a tensor as large as a whole unit is there, as a complaint."""
-        n = dist.get_world_size()
-        own = {storage for unit in units for storage in unit.seen_storages}
-        for unit in units:
-            if any(s.nbytes() in unit.whole_sizes(n) and s not in own for s in list(self._storages)):
-                return f"between forward and backward a tensor is kept that is as large as unit {unit.number} is whole"
-        return ""
-
-    def kept(self, when: str, own: set[torch.UntypedStorage], parts: int, elements: int) -> str:
-        """That more than `parts` bytes are there beside `own`, or half of `elements` have left torch, as a complaint.
-
-        A rank may keep a copy of its own parts, but nothing that is whole.
-        """
-        if self._found:  # it is still there
-            return self._found
-        self._leaving.few = few = max(elements // 2, 8)
-        if self._numbers > few:
-            return f"takes {self._numbers:,} elements out of torch by .item()"
-        for attempt in range(50):  # gloo's threads release a tensor only shortly after its message
-            left = sum(storage.nbytes() for storage in list(self._storages) if storage not in own)
-            if left <= parts:
-                return self._leaving.complaint
-            if attempt == 10:
-                gc.collect()
-            time.sleep(0.002)
-        self._found = f"{when} {left:,} bytes are kept beside the shards and their gradients, should be 0"
-        return self._found
-
-
-class _ObservedUnit(nn.Module):
-    """Two layers that look, while they compute, which memory is there. Without hidden units: one number.
-
-    They stop before they read memory that was freed, since that would end the process.
-    """
-
-    def __init__(self, number: int, hidden: int, device: torch.device, dtype: torch.dtype = torch.float64):
-        super().__init__()
-        self.gain = nn.Parameter(torch.empty(()))
-        if hidden:
-            self._add_layers(hidden)
-        generator = torch.Generator().manual_seed(number)
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -1, 1, generator=generator)
-        self.to(device, dtype)
-        self.register_buffer("scale", torch.tensor([0.5, -0.0], dtype=torch.float32, device=device))
-        self.number, self.elements = number, sum(parameter.numel() for parameter in self.parameters())
-        self.dtype, self.itemsize, self._hidden = dtype, dtype.itemsize, hidden
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
-        self.seen = torch.empty(0)  # the parameters' values in the last forward
-        self.seen_storages: set[torch.UntypedStorage] = set()  # of these in all forwards
-        self.others: list[_ObservedUnit] = []
-        self._whole_beside: set[int] = set()  # numbers of units that were whole while this one computed
-        self._read: list[weakref.ref[torch.UntypedStorage]] = []  # the parameters' memory in the last forward
-
-    def _add_layers(self, hidden: int) -> None:
-        self.up, self.down = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH, bias=False)
-        self.down.weight = nn.Parameter(torch.empty(hidden, WIDTH).t())  # transposed
-        self.again = nn.Linear(WIDTH, hidden, bias=False).eval()
-        self.again.weight = self.up.weight
-        self.cube, self.none = (nn.Parameter(torch.empty(shape)) for shape in ((2, 1, 3), (0, 2)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for name, parameter in self.named_parameters():
-            if tuple(parameter.shape) != self._shapes.get(name):
-                is_, should_be = tuple(parameter.shape), self._shapes.get(name)
-                raise RuntimeError(
-                    f"unit {self.number} finds {name!r} of shape {is_} in forward, should be {should_be}"
-                )
-        storages = self._storages()
-        self._look("forward", [*storages, *(buffer.untyped_storage() for buffer in self.buffers())])
-        self._read = [weakref.ref(storage) for storage in storages]
-        self.seen = torch.cat([parameter.detach().flatten() for parameter in self.parameters()])
-        self.seen_storages.add(self.seen.untyped_storage())
-        change = self._change(x.to(self.dtype))
-        if change.requires_grad:
-            self._look_in_backward_of(change)
-        return x + change
-
-    def _change(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._hidden:
-            return x * self.gain
-        up = self.up(x)
-        self._look("forward", self._storages())  # a hook of the layer may have freed them
-        hidden = torch.tanh(up + self.again(x))
-        if hidden.requires_grad:
-            self._look_in_backward_of(hidden)
-        self._look("forward", self._storages())
-        change = self.down(hidden) * self.scale[0].to(self.dtype)
-        return change + self.gain + self.cube.flatten() + self.none.sum()
-
-    def _look_in_backward_of(self, tensor: torch.Tensor) -> None:
-        tensor.register_hook(lambda _: self._look("backward", [storage() for storage in self._read]))
-
-    def whole_sizes(self, n: int) -> set[int]:
-        """Bytes of all parameters together, with and without what fills up the last part; nothing if n is 1.
-
-        Nor if it is as small as what passes through.
-        """
-        if n == 1 or self.elements < 5 * WIDTH:
-            return set()
-        return {self.itemsize * self.elements, self.itemsize * n * self.part_of(n)}
-
-    def part_of(self, n: int) -> int:
-        return -(-self.elements // n)
-
-    def still_there(self, when: str) -> str:
-        """That the parameters, or what autograd has saved of them, take memory, as a complaint."""
-        storages = {*self._storages(), *(storage() for storage in self._read)} - {None}
-        taken = sum(storage.nbytes() for storage in storages)
-        return f"{when} unit {self.number} takes {taken:,} bytes, should be 0" if taken else ""
-
-    def whole_beside(self) -> str:
-        """That another unit was whole while this one computed, as a complaint."""
-        others = self._whole_beside
-        return f"unit {min(others)} is whole while unit {self.number} computes" if others else ""
-
-    def gradients_there(self) -> str:
-        """That whole gradients are left, as a complaint."""
-        left = any(parameter.grad is not None for parameter in self.parameters())
-        return f"after backward the parameters of unit {self.number} have a .grad, should be None" if left else ""
-
-    def _storages(self) -> list[torch.UntypedStorage]:
-        return [parameter.untyped_storage() for parameter in self.parameters() if parameter.numel()]
-
-    def _look(self, moment: str, storages: list[torch.UntypedStorage | None]) -> None:
-        for work, call in works_under_way().items():
-            work.wait()  # else gloo may write into memory that is freed
-            raise RuntimeError(
-                f"unit {self.number} computes in {moment} while its {call.name} is under way: wait for it"
-            )
-        if not all(storage is not None and storage.nbytes() for storage in storages):
-            text = f"unit {self.number} finds no memory in {moment}"
-            if all(storage.nbytes() for storage in self._storages()):
-                text += " where its forward had it: autograd has saved that memory, and the parameters have other now"
-            raise RuntimeError(text)
-        self._whole_beside |= {other.number for other in self.others if other.still_there("now")}
-
-
-def _units(device: torch.device) -> list[_ObservedUnit]:
+def _units(device: torch.device) -> list[ObservedUnit]:
     """Three units, of 72, 46 and 33 elements, with the same values on every rank."""
-    return _acquainted(_ObservedUnit(number, hidden, device) for number, hidden in enumerate((5, 3, 2), start=1))
+    return acquainted(ObservedUnit(number, hidden, device) for number, hidden in enumerate((5, 3, 2), start=1))
 
 
-def _small_units(device: torch.device) -> list[_ObservedUnit]:
+def _small_units(device: torch.device) -> list[ObservedUnit]:
     """Units of 20 elements and of one, which are fewer than there are ranks, of other dtypes."""
     kinds = (1, torch.float32), (0, torch.float32), (0, torch.bfloat16)
-    return _acquainted(_ObservedUnit(4 + i, hidden, device, dtype) for i, (hidden, dtype) in enumerate(kinds))
-
-
-def _acquainted(units: Iterable[_ObservedUnit]) -> list[_ObservedUnit]:
-    units = list(units)
-    for unit in units:
-        unit.others = [other for other in units if other is not unit]
-    return units
+    return acquainted(ObservedUnit(4 + i, hidden, device, dtype) for i, (hidden, dtype) in enumerate(kinds))
 
 
 SHARD_UNIT = Exercise(

@@ -1,0 +1,141 @@
+"""An operation to be timed and a clock, of which every second is known."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.course.guard import settings
+from scratch_ddp.instruments.traffic.calls import Call
+
+
+class Rehearsal:
+    """An operation and a clock of which every second is known, and a record of what was done when.
+
+    begins: what the clock shows when the first call that counts begins. error: raised by call number `failing`.
+    """
+
+    def __init__(
+        self, begins: float, seconds: list[float], met: Callable, error: BaseException | None = None, failing: int = 0
+    ):
+        self._now, self._seconds, self._met = begins - seconds[0], iter(seconds), met
+        self._error, self._failing, self.fails = error, failing, error is not None
+        self._events: list[tuple[str, Any]] = []  # ("call" or "look", which collectives were called and ended before)
+        self._may_run: bool | None = True  # anything, but for operation(); None: operation() runs
+        self._beside: list[str] = []  # what ran between a look and operation()
+        self._steps = 0  # how much ran there
+        self.settings = self.between = ""  # what is wrong with the settings of the process, and what ran in between
+
+    def run(self, answer: Callable, repeats: int, device: torch.device) -> object:
+        self._events.clear()
+        self._before = settings()
+        times = answer(self._operation, repeats, self._clock, device)
+        self._compare(settings(), "leaves")
+        return times
+
+    def watched(self, answer: Callable, repeats: int, device: torch.device) -> object:
+        """`run`, and note what is called between the looks at the clock beside operation()."""
+        before = sys.getprofile()
+        sys.setprofile(self._note_function)
+        try:
+            return self.run(answer, repeats, device)
+        finally:
+            sys.setprofile(before)
+
+    def raises(self, answer: Callable, repeats: int, device: torch.device) -> str:
+        """What is wrong with the end of a call in which the operation raises; "" if that reaches the caller."""
+        try:
+            self.run(answer, repeats, device)
+        except type(self._error) as error:
+            return "" if error is self._error else f"raised another {type(error).__name__} than operation() did"
+        return f"returned, should raise {type(self._error).__name__}"
+
+    def _operation(self) -> None:
+        self._may_run = None
+        self._note("call")
+        self._now += next(self._seconds, 1.0)
+        self._compare(settings(), "calls operation() with")
+        if self._error and self.calls() == self._failing:
+            self._may_run = True
+            raise self._error
+        self._may_run = False
+
+    def _clock(self) -> float:
+        self._may_run = None
+        self._note("look")
+        self._may_run = False
+        return self._now
+
+    def _note(self, what: str) -> None:
+        self._events.append((what, self._met()))
+        counts = self.calls() - (what == "call")  # calls before this moment, of which the first is not in the list
+        if self._beside and counts and (what == "call" or self._events[-2:-1] and self._events[-2][0] == "call"):
+            number = counts if what == "call" else counts - 1
+            if number:
+                self.between = self.between or f"of call {number} on the clock has {self._beside[0]}() in it"
+        self._beside.clear()
+        self._steps = 0
+
+    def _note_function(self, frame: FrameType, event: str, function: Any) -> None:
+        """Functions that compute, print or wait; looking something up or appending to a list takes no time."""
+        if self._may_run is not False:
+            return
+        self._steps += 1
+        if self._steps == 100:
+            self._beside.append(frame.f_code.co_name.strip("<>"))
+        if event != "c_call":
+            return
+        owner = getattr(function, "__self__", None)
+        module = getattr(owner, "__module__", None) or type(owner).__module__
+        name = function.__name__
+        if module.split(".")[0] == "torch" or name in ("print", "sleep", "collect"):
+            self._beside.append(name)
+
+    def _compare(self, now: dict[str, object], what: str) -> None:
+        for name, value in now.items():
+            if value != self._before[name] and not self.settings:
+                told = {True: "switched on", False: "switched off"}.get(value, f"set to {value}")
+                self.settings = f"{what} {name} {told}"
+
+    def calls(self) -> int:
+        return sum(what == "call" for what, _ in self._events)
+
+    def apart(self) -> str:
+        """In what call the ranks don't begin together, as a complaint; "" if they always do, but for the first."""
+        number, last_call, last_look, before = 0, None, None, ""
+        for what, met in self._events:
+            if what == "look":
+                if before == "call" and number > 1 and met != last_call:
+                    return f"of call {number - 1} on the clock has the barrier in it"
+                last_look = met
+            else:
+                if number and last_look is not None and met != last_look:
+                    return f"of call {number} on the clock has the barrier in it"
+                if number and (last_look is None or last_look[0] <= last_call[0]):
+                    return f"of call {number} on the clock does not begin with a barrier"
+                last_call, number = met, number + 1
+            before = what
+        return ""
+
+
+class Collectives:
+    """Counts the collectives of this rank: how many were called, and how many have ended for it."""
+
+    def __init__(self) -> None:
+        self.called = self.ended = 0
+
+    def started(self, call: Call) -> None:
+        self.called += 1
+
+    def waited(self, call: Call) -> None:
+        self.ended += 1
+
+    def __call__(self) -> tuple[int, int]:
+        return self.called, self.ended
+
+
+def met_in_one_process() -> tuple[int]:
+    return (sum(dist.group.WORLD.counts.calls.values()),)
