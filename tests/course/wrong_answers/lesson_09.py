@@ -162,6 +162,14 @@ def finish():
     ),
     "average_through_buffer": (
         WrongAnswer(
+            "the buffer requires a gradient",
+            fails="untouched",
+            says="the gradient of '0.weight': requires_grad is True, should be False",
+            edits={"parameter.grad = view": "parameter.grad = view\n        buffer.requires_grad_()"},
+                "            parameter.grad = view\n": "            parameter.grad = view\n        buffer.requires_grad_()\n"
+            },
+        ),
+        WrongAnswer(
             "flattens gradients that are not contiguous",
             fails="memory",
             says="average() allocates",
