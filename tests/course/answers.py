@@ -33,9 +33,9 @@ def run_cell(source: str) -> dict[str, Any]:
     return define(source, variables)
 
 
-def examined(source: str, name: str, seconds: float = 5.0) -> Verdict:
+def examined(source: str, name: str, seconds: float = 5.0, seed: int | None = None) -> Verdict:
     """On a rank: define the function in a cell, and examine it."""
-    return examine(run_cell(source)[name], seconds)
+    return examine(run_cell(source)[name], seconds, seed)
 
 
 def on_ranks(n: int, function: Callable[..., Any], *args: Any, backend: str = BACKEND, **options: Any) -> Any:

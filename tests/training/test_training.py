@@ -223,6 +223,7 @@ def test_the_same_lines_under_python_and_torchrun():
         outputs.append(re.sub(r"in [\d.]+ s", "in … s", ran.stdout).splitlines())
     assert outputs[0][-1].startswith("1 process on cpu: 50 steps in … s; test accuracy")
     assert outputs[1][-1].startswith("2 ranks on cpu: 50 steps")
+    assert outputs[1].pop(0) == "2 ranks on 1 host, cpu"
     assert outputs[0][:-1] == outputs[1][:-1] and len(outputs[0]) == 4
     assert outputs[0][-1].split(";")[1] == outputs[1][-1].split(";")[1]
 

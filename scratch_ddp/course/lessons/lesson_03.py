@@ -305,7 +305,8 @@ def _examine_drawn(trial: Trial, with_items: bool) -> None:
             for number, step in enumerate(drawn[case].steps):
                 for place, (gradient, mean) in enumerate(zip(found[number], step.means, strict=True)):
                     exact = not with_items and not mean.is_complex()
-                    close = 0.0 if exact else 0.02 if mean.dtype.itemsize == 2 else 1e-6
+                    rounded = 4 * torch.finfo(mean.dtype).eps  # also by who multiplies by 1 / n
+                    close = rounded if exact else 0.02 if mean.dtype.itemsize == 2 else 1e-6
                     what = f"{world.place} rank {rank}'s gradient of '{place}', step {number},"
                     trial.value(gradient, mean, what, close)
         sizes = [COUNT] * 2 * with_items

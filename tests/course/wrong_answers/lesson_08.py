@@ -147,7 +147,7 @@ def finish():
         WrongAnswer(
             "keeps the last handle",
             fails="memory",
-            says="step 0: 1 handle is still kept: let go of it in finish()",
+            says="1 handle is still kept: let go of it in finish()",
             edits={"works.clear()": "works[:] = works[-1:]"},
         ),
         WrongAnswer(

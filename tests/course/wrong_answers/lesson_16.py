@@ -534,7 +534,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the card of the recording",
             fails="value",
-            says="is None, should be a tuple",
+            says="should be",
             edits={"Unable to find address for": "GLOO_SOCKET_IFNAME=ens5"},
         ),
         WrongAnswer(
