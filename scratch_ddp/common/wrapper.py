@@ -4,6 +4,10 @@ import contextlib
 from collections.abc import Iterator
 
 import torch.distributed as dist
+
+# Torch imports this with the first optimizer's step, and its functions' defaults then keep the default group alive. So
+# gloo's threads outlive destroy_process_group(), and some end the process with SIGABRT. Here there is no group yet.
+import torch.distributed.nn.functional  # noqa: F401
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
