@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from scratch_ddp.course.inputs.one_process import Work, flat
 from scratch_ddp.instruments.traffic.calls import METHODS, read_method
 
 _NAMES = itertools.count()
@@ -91,14 +92,14 @@ class _Group(dist.ProcessGroup):
             for registry in (world.pg_group_ranks, world.pg_map, world.pg_names, world.pg_backend_config):
                 del registry[self]
 
-    def _called(self, method: str, *args: Any, **options: Any) -> "_Work":
+    def _called(self, method: str, *args: Any, **options: Any) -> "Work":
         given = [*args, *options.values()]
         name, position = METHODS[method]
         if name not in _KNOWN:
             raise ValueError(f"calls {name} in a dimension of the mesh")
         self._seat.counts.add(read_method(method, self, given))
         op = next((value.reduceOp.op for value in given if hasattr(value, "reduceOp")), None)
-        brought = _flat(given[position]) if position is not None else []
+        brought = flat(given[position]) if position is not None else []
         number, self._met = self._met, self._met + 1
         if number == len(self._board):
             self._board.append({})
@@ -108,9 +109,9 @@ class _Group(dist.ProcessGroup):
         if gift.kind != first.kind:
             raise ValueError(f"one rank of a group calls {first}, rank {self._seat.rank()} {gift}")
         meeting[self._place] = gift
-        outputs = _flat(given[0]) if brought else []
+        outputs = flat(given[0]) if brought else []
         self._compare(name, brought, outputs)
-        return _Work(lambda: self._wait(meeting, name, outputs))
+        return Work(lambda: self._wait(meeting, name, outputs))
 
     def _compare(self, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """What goes in must fit what comes out."""
@@ -133,22 +134,6 @@ class _Group(dist.ProcessGroup):
                 output.copy_(part.view(output.shape))
 
 
-class _Work(dist.Work):
-    def __init__(self, wait: Callable[[], None]):
-        super().__init__()
-        self._wait = wait
-
-    def wait(self, timeout: Any = None) -> bool:
-        self._wait()
-        return True
-
-
 def _combined(everyones: list[torch.Tensor], op: Any) -> torch.Tensor:
     by_op = {dist.ReduceOp.MAX: torch.maximum, dist.ReduceOp.MIN: torch.minimum, dist.ReduceOp.PRODUCT: torch.mul}
     return functools.reduce(by_op.get(op, torch.add), everyones)
-
-
-def _flat(tensors: Any) -> list[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        return [tensors]
-    return [tensor for each in tensors for tensor in _flat(each)]

@@ -231,12 +231,12 @@ class _Seat(dist.ProcessGroup):
             for registry in (world.pg_group_ranks, world.pg_map, world.pg_names, world.pg_backend_config):
                 del registry[self]
 
-    def _called(self, method: str, *args: Any, **options: Any) -> "_Work":
+    def _called(self, method: str, *args: Any, **options: Any) -> "Work":
         name, position = METHODS[method]
         given = [*args, *options.values()]
         op = next((value.reduceOp.op for value in given if hasattr(value, "reduceOp")), None)
         root = next((value.rootRank for value in given if hasattr(value, "rootRank")), None)
-        tensors = _flat(given[position]) if position is not None else []
+        tensors = flat(given[position]) if position is not None else []
         payload = sum(tensor.nbytes for tensor in tensors)
         peer = given[1] if name in ("send", "recv") else root
         call = Call(name, payload, tuple(range(self._size)), self._rank, peer)
@@ -253,16 +253,16 @@ class _Seat(dist.ProcessGroup):
             mismatch = f"rank {first.call.rank} calls {first}, rank {self._rank} calls {gift}"
             self._world.mismatch = self._world.mismatch or mismatch
             raise ValueError(mismatch)
-        return _Work(lambda: self._wait(number, name, given))
+        return Work(lambda: self._wait(number, name, given))
 
-    def _message(self, name: str, tensor: torch.Tensor, peer: int) -> "_Work":
+    def _message(self, name: str, tensor: torch.Tensor, peer: int) -> "Work":
         if not 0 <= peer < self._size:
             raise ValueError(f"there is no rank {peer} among {self._size}")
         ends = (self._rank, peer) if name == "send" else (peer, self._rank)
         box = self._world.mail.setdefault(ends, [])
         if name == "send":
             box.append(tensor.detach().clone())
-            return _Work(lambda: None)
+            return Work(lambda: None)
 
         def receive() -> None:
             self.wait_until(lambda: bool(box))
@@ -272,7 +272,7 @@ class _Seat(dist.ProcessGroup):
             with torch.no_grad():
                 tensor.copy_(sent.view_as(tensor))
 
-        return _Work(receive)
+        return Work(receive)
 
     def _wait(self, number: int, name: str, given: list) -> None:
         self.wait_until(lambda: len(self._world.meetings[number]) == self._size)
@@ -281,27 +281,29 @@ class _Seat(dist.ProcessGroup):
         with torch.no_grad():
             if name == "all_gather":
                 pieces = [tensor for gift in brought for tensor in gift.tensors]
-                outputs = _flat(given[0])
+                outputs = flat(given[0])
                 if len(outputs) == 1 and self._size > 1:
                     outputs = list(outputs[0].view(-1).chunk(self._size))
                 for output, piece in zip(outputs, pieces, strict=True):
                     output.copy_(piece.view_as(output))
             elif name == "all_reduce" or (name == "reduce" and root == self._rank):
-                for place, tensor in enumerate(_flat(given[0])):
+                for place, tensor in enumerate(flat(given[0])):
                     tensor.copy_(_sum([gift.tensors[place] for gift in brought], brought[0].op))
             elif name == "broadcast":
-                for tensor, sent in zip(_flat(given[0]), brought[root].tensors, strict=True):
+                for tensor, sent in zip(flat(given[0]), brought[root].tensors, strict=True):
                     tensor.copy_(sent)
             elif name == "gather" and root == self._rank:
-                for output, gift in zip(_flat(given[0]), brought, strict=True):
+                for output, gift in zip(flat(given[0]), brought, strict=True):
                     output.copy_(gift.tensors[0])
             elif name == "scatter":
-                _flat(given[0])[0].copy_(brought[root].tensors[self._rank])
+                flat(given[0])[0].copy_(brought[root].tensors[self._rank])
             elif name not in _KNOWN:
                 raise NotImplementedError(f"{name} can't be tried in one process")
 
 
-class _Work(dist.Work):
+class Work(dist.Work):
+    """A collective under way: it ends in `wait`."""
+
     def __init__(self, wait: Callable[[], None]):
         super().__init__()
         self._wait = wait
@@ -317,7 +319,8 @@ def _sum(parts: list[torch.Tensor], op: Any) -> torch.Tensor:
     return functools.reduce(_COMBINED[op], parts)
 
 
-def _flat(tensors: Any) -> list[torch.Tensor]:
+def flat(tensors: Any) -> list[torch.Tensor]:
+    """The tensors of a tensor, a list of them, or a list of lists."""
     if isinstance(tensors, torch.Tensor):
         return [tensors]
-    return [tensor for each in tensors for tensor in _flat(each)]
+    return [tensor for each in tensors for tensor in flat(each)]
