@@ -28,7 +28,7 @@ def average_gradients(model):
     Parameters are of any shape and dtype, NaN and inf stay what they are, and nothing overflows
     where the mean itself does not. Parameters with `requires_grad=False` are left alone, also a
     `.grad` that they still have.
-    Cost: at most one all-reduce for each trainable parameter, of the parameter's size.
+    Cost: at most one all-reduce for each trainable parameter, and no more bytes than these have.
     """
     # Which ranks have to take part in a parameter's all-reduce, and what do they bring?
     # answer: begin
@@ -298,7 +298,8 @@ def _examine_drawn(trial: Trial, with_items: bool) -> None:
 
     makers = {}
     for number, n in enumerate((1, 2, 3 + trial.seed % 4, 7 + trial.seed % 3)):
-        case = f"model {number} drawn with seed {trial.seed}"
+        large = ", 2³² items on rank 1" if with_items and n == 2 else ""
+        case = f"model {number} drawn with seed {trial.seed}{large}"
         makers[case] = functools.partial(arguments, case, n, trial.seed + number)
     for case, world in tried_in_worlds(trial, makers, using=_in_steps):
         for rank, found in enumerate(world.results):
