@@ -242,28 +242,26 @@ def examine_same_on_all_ranks(trial: Trial) -> None:
     trial.end_if_wrong()
     if not trial.on_all_ranks:
         return
-    _examine_calls(trial, {case: call for case, call in calls.items() if case.startswith("no ")})
-    _examine_messages(trial, second)
+    _examine_messages(trial, second, {case: call for case, call in calls.items() if case.startswith("no ")})
     _examine_drawn(trial)
 
 
-def _examine_messages(trial: Trial, second: list[int]) -> None:
-    """Every byte of the messages counts, and they are compared as bytes."""
-    blocks: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
-        "equal models, whose digest is NaN as floats": _digest_of_ones
-    }
+def _examine_messages(trial: Trial, second: list[int], others: Mapping[str, tuple[nn.Module, bool]]) -> None:
+    """Every byte of the messages counts, and they are compared as bytes. After the other calls."""
+    blocks: dict[str, Callable[[], contextlib.AbstractContextManager]] = dict.fromkeys(others, contextlib.nullcontext)
+    blocks["equal models, whose digest is NaN as floats"] = _digest_of_ones
     for place in ("first", "last"):
         exchange = functools.partial(_swap_two_bytes, last=place == "last")
         changed = functools.partial(_messages_changed, exchange) if trial.rank in second else contextlib.nullcontext
         blocks[f"the {place} bytes of rank 1's message are exchanged"] = changed
-    models = {case: _Model(trial.device) for case in blocks}
+    models = {case: others[case][0] if case in others else _Model(trial.device) for case in blocks}
     block_of = {id(model): blocks[case] for case, model in models.items()}
 
     def call_inside(answer: Callable, model: nn.Module) -> Any:
         with block_of[id(model)]():
             return answer(model)
 
-    calls = {case: (model, "exchanged" not in case) for case, model in models.items()}
+    calls = {case: (model, others[case][1] if case in others else "NaN" in case) for case, model in models.items()}
     _examine_calls(trial, calls, beside=models, using=call_inside)
 
 

@@ -77,7 +77,7 @@ def examine_accuracy_once(trial: Trial) -> None:
 
 
 def _examine_accuracy_in_worlds(trial: Trial) -> None:
-    """V and C with 1 to 9 ranks, and with 30 and more: few items and many, of which any share is right."""
+    """V and C with 1 to 9 ranks, and with 24 and more: few items and many, of which any share is right."""
     rights: dict[str, torch.Tensor] = {}
 
     def arguments(case: str, n: int, number: int) -> list[tuple]:
@@ -92,7 +92,7 @@ def _examine_accuracy_in_worlds(trial: Trial) -> None:
     makers = {}
     for number in range(MANY + 2):
         case, n = f"items {number} drawn with seed {trial.seed}", 2 if number == MANY else 1 + (trial.seed + number) % 9
-        n = 30 + trial.seed % 20 if number > MANY else max(n, 2) if number == 0 else n
+        n = 24 + trial.seed % 8 if number > MANY else max(n, 2) if number == 0 else n
         makers[case] = functools.partial(arguments, case, n, number)
     for case, world in tried_in_worlds(trial, makers):
         right = rights[case]
