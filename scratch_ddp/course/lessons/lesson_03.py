@@ -73,6 +73,11 @@ class _Tied(nn.Module):
         self.first.weight = self.second.weight = first
 
 
+def _tied(trial: Trial) -> nn.Module:
+    """Deep inside other modules."""
+    return nn.Sequential(nn.Sequential(_Tied(_model(trial, (2, 2))[0]).to(trial.device)))
+
+
 def _model(trial: Trial, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> nn.ParameterList:
     return nn.ParameterList(torch.ones(shape, dtype=dtype, device=trial.device) for shape in shapes)
 
@@ -123,7 +128,9 @@ def _wire_bytes(sizes: list[int], n: int) -> int:
 def examine_average_gradients(trial: Trial) -> None:
     """V, A, C: plain and tied models, unused parameters, and a model with every kind of tensor."""
     last = trial.size - 1
-    doubles, again = (_model(trial, (3,), (3,), dtype=torch.float64) for _ in range(2))
+    doubles, again = (_model(trial, (3,), (3,), (1,), dtype=torch.float64) for _ in range(2))
+    for model in (doubles, again):
+        model[2].requires_grad_(False)
     odd = OddModel(trial.device)
     odd.long = _model(trial, (LONG,))[0]
     odd.frozen.grad.fill_(trial.rank)
@@ -132,7 +139,7 @@ def examine_average_gradients(trial: Trial) -> None:
     cases: list[tuple[str, nn.Module, dict[int, set[str]]]] = [  # by rank: the parameters that have no gradient there
         ("plain model", _model(trial, (3,), (2, 2)), {}),
         ("parameters in another order in memory on odd ranks", _shuffled_in_memory(trial), {}),
-        ("tied weight", _Tied(_model(trial, (2, 2))[0]).to(trial.device).eval(), {}),
+        ("tied weight", _tied(trial).eval(), {}),
         ("rank 0 did not use '1', rank 1 not '0'", doubles, {0: {"1"}, 1: {"0"}}),
         (f"rank {last} used no parameter", again, {last: {"0", "1"}}),
         ("many kinds of tensors, some unused on rank 0, 'head.bias' on all", odd, nobody | {0: some}),
@@ -168,11 +175,10 @@ def examine_average_unequal(trial: Trial) -> None:
     plain, again, real_nan, some_nan = (_model(trial, (3,), (2, 2)) for _ in range(4))
     odd = OddModel(trial.device, frozen=False)
     odd.long = _model(trial, (LONG,))[0]
-    tied = _Tied(_model(trial, (2, 2))[0]).to(trial.device)
     cases = [("2 items each", plain, [2] * n), (f"items {uneven}", again, uneven)]
     if n > 1:
         cases.append(("rank 0 has no items, its gradient is NaN", some_nan, [0, *uneven[1:]]))
-    cases.append(("a tied weight, and one item in all", tied, [0] * last + [1]))
+    cases.append(("a tied weight, and one item in all", _tied(trial), [0] * last + [1]))
     cases.append(("a real NaN: all of the last rank's gradient of '0'", real_nan, uneven))
     some = "rank 0 has no items, the others 30,000 and more: many kinds of tensors"
     cases.append((some, odd, [0, *many[1:]]) if n > 1 else ("many kinds of tensors", odd, many))

@@ -327,7 +327,7 @@ def _bits_that_count(messages: list[bytes]) -> int:
 
 
 def _drawn_models(seed: int, dtype: torch.dtype, differ: bool) -> list[tuple[nn.Module]]:
-    """A parameter or buffer of drawn dtype and size, between two others, on each rank."""
+    """A parameter or buffer of drawn dtype and size, between two others and maybe deeper, on each rank."""
     drawn = random.Random(seed)
     n, size = (2, 6, 3, 9, 4)[seed // 3 % 5], int(20_000 ** drawn.random())
     content, models = torch.frombuffer(bytearray(drawn.randbytes(size * dtype.itemsize)), dtype=torch.uint8), []
@@ -348,6 +348,8 @@ def _drawn_models(seed: int, dtype: torch.dtype, differ: bool) -> list[tuple[nn.
             model.register_buffer("drawn", tensor, persistent=drawn.random() < 0.5)
         else:
             model.drawn = nn.Parameter(tensor)
+        for _ in range(seed // 5 % 4):
+            model = nn.Sequential(model)
         models.append((nn.Sequential(*((model, other) if seed // 2 % 2 else (other, model))),))
     return models
 
