@@ -28,7 +28,7 @@ def average_gradients(model):
     Parameters are of any shape and dtype, NaN and inf stay what they are, and nothing overflows
     where the mean itself does not. Parameters with `requires_grad=False` are left alone, also a
     `.grad` that they still have.
-    Cost: at most one all-reduce for each trainable parameter, of the parameter's size.
+    Cost: at most one all-reduce for each trainable parameter, and no more bytes than these have.
     """
     # Which ranks have to take part in a parameter's all-reduce, and what do they bring?
     # answer: begin
@@ -71,6 +71,11 @@ class _Tied(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
         self.first.weight = self.second.weight = first
+
+
+def _tied(trial: Trial) -> nn.Module:
+    """Deep inside other modules."""
+    return nn.Sequential(nn.Sequential(_Tied(_model(trial, (2, 2))[0]).to(trial.device)))
 
 
 def _model(trial: Trial, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> nn.ParameterList:
@@ -123,7 +128,9 @@ def _wire_bytes(sizes: list[int], n: int) -> int:
 def examine_average_gradients(trial: Trial) -> None:
     """V, A, C: plain and tied models, unused parameters, and a model with every kind of tensor."""
     last = trial.size - 1
-    doubles, again = (_model(trial, (3,), (3,), dtype=torch.float64) for _ in range(2))
+    doubles, again = (_model(trial, (3,), (3,), (1,), dtype=torch.float64) for _ in range(2))
+    for model in (doubles, again):
+        model[2].requires_grad_(False)
     odd = OddModel(trial.device)
     odd.long = _model(trial, (LONG,))[0]
     odd.frozen.grad.fill_(trial.rank)
@@ -132,7 +139,7 @@ def examine_average_gradients(trial: Trial) -> None:
     cases: list[tuple[str, nn.Module, dict[int, set[str]]]] = [  # by rank: the parameters that have no gradient there
         ("plain model", _model(trial, (3,), (2, 2)), {}),
         ("parameters in another order in memory on odd ranks", _shuffled_in_memory(trial), {}),
-        ("tied weight", _Tied(_model(trial, (2, 2))[0]).to(trial.device).eval(), {}),
+        ("tied weight", _tied(trial).eval(), {}),
         ("rank 0 did not use '1', rank 1 not '0'", doubles, {0: {"1"}, 1: {"0"}}),
         (f"rank {last} used no parameter", again, {last: {"0", "1"}}),
         ("many kinds of tensors, some unused on rank 0, 'head.bias' on all", odd, nobody | {0: some}),
@@ -168,11 +175,10 @@ def examine_average_unequal(trial: Trial) -> None:
     plain, again, real_nan, some_nan = (_model(trial, (3,), (2, 2)) for _ in range(4))
     odd = OddModel(trial.device, frozen=False)
     odd.long = _model(trial, (LONG,))[0]
-    tied = _Tied(_model(trial, (2, 2))[0]).to(trial.device)
     cases = [("2 items each", plain, [2] * n), (f"items {uneven}", again, uneven)]
     if n > 1:
         cases.append(("rank 0 has no items, its gradient is NaN", some_nan, [0, *uneven[1:]]))
-    cases.append(("a tied weight, and one item in all", tied, [0] * last + [1]))
+    cases.append(("a tied weight, and one item in all", _tied(trial), [0] * last + [1]))
     cases.append(("a real NaN: all of the last rank's gradient of '0'", real_nan, uneven))
     some = "rank 0 has no items, the others 30,000 and more: many kinds of tensors"
     cases.append((some, odd, [0, *many[1:]]) if n > 1 else ("many kinds of tensors", odd, many))
@@ -298,7 +304,8 @@ def _examine_drawn(trial: Trial, with_items: bool) -> None:
 
     makers = {}
     for number, n in enumerate((1, 2, 3 + trial.seed % 4, 7 + trial.seed % 3)):
-        case = f"model {number} drawn with seed {trial.seed}"
+        large = ", 2³² items on rank 1" if with_items and n == 2 else ""
+        case = f"model {number} drawn with seed {trial.seed}{large}"
         makers[case] = functools.partial(arguments, case, n, trial.seed + number)
     for case, world in tried_in_worlds(trial, makers, using=_in_steps):
         for rank, found in enumerate(world.results):

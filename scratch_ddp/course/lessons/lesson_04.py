@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import hashlib
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,11 +16,14 @@ from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.inputs.odd_tensors import OddModel
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.wording import bits
 from scratch_ddp.instruments.traffic import ring_bytes
 from scratch_ddp.instruments.traffic.calls import METHODS
 from scratch_ddp.instruments.traffic.intercept import in_a_call, with_subclasses
 
 DIGEST = 32  # bytes of a SHA-256
+MODELS = 64  # that differ in a bit each
+ENOUGH = 48  # bits of a message that count: float64 holds 53 of a digest, 15 hexadecimal digits are 60
 _DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),
     *(torch.int64, torch.int32, torch.int16, torch.uint8),
@@ -33,9 +35,9 @@ def same_on_all_ranks(model):
 
     The values of all parameters and buffers count, of any shape and dtype, also of buffers that
     `state_dict()` leaves out. Nothing else does: not gradients, flags, attributes or the layout
-    in memory, which may have gaps. Names and shapes are equal, and there is some tensor, none of
-    them a conjugate or negative view. The model stays as it is, and every rank makes the call, also
-    if there are no parameters, or no buffers.
+    in memory, which may have gaps or overlap. Names and shapes are equal, and there is some tensor,
+    none of them a conjugate or negative view. The model stays as it is, and every rank makes the
+    call, also if there are no parameters, or no buffers.
     Cost: one dist.all_gather, of 8 to 32 bytes from each rank, which all count: with fewer, or
     with a checksum that is easily the same, different models are taken for equal ones.
     """
@@ -56,7 +58,7 @@ class _Model(OddModel):
 
     def __init__(self, device: torch.device):
         super().__init__(device)
-        self.register_buffer("codes", (torch.arange(128, device=device) % 50 + 100).byte())
+        self.register_buffer("codes", torch.tensor(_CODES, dtype=torch.uint8, device=device).view(torch.float8_e5m2))
         self.register_buffer("passing", torch.ones(2, dtype=torch.complex128, device=device), persistent=False)
         with torch.no_grad():
             self.tiny.fill_(2.0)  # unlike `large`, which has the same shape
@@ -71,7 +73,7 @@ def _nudge(model: _Model) -> None:
     model.large_double.data[1] = torch.nextafter(number, torch.full_like(number, torch.inf))  # its ._version stays
 
 
-def _put(name: str, value: complex, place: int = 0) -> Callable[[_Model], None]:
+def _put(name: str, value: complex, place: Any = 0) -> Callable[[_Model], None]:
     def change(model: _Model) -> None:
         _tensors(model)[name][place] = value
 
@@ -102,13 +104,15 @@ def _exchange(model: _Model) -> None:
     model.large.data, model.tiny.data = model.tiny.data, model.large.data
 
 
-def _bend(model: _Model) -> None:
-    """The sum of all bytes stays the same, and so do their sums weighted by a power of the place, up to the 7th.
+def _exchange_words(model: _Model) -> None:
+    words = model.codes.view(torch.uint8).view(-1, len(_SAME_CRC_32))
+    words ^= torch.tensor(_SAME_CRC_32, dtype=torch.uint8, device=words.device)
 
-    The same holds for words of 2, 4 and 8 bytes.
-    """
-    numbers = torch.tensor([(-1) ** k * math.comb(8, k) for k in range(9)], device=model.codes.device)
-    model.codes[10:75:8] += numbers.byte()
+
+def _share_memory(model: _Model) -> None:
+    """Two parameters lie within a third one, and begin where it does; one comes before it and one after."""
+    model.cube.data = torch.arange(6.0, device=model.cube.device).view(2, 1, 3)
+    model.vector.data, model.tiny.data = model.cube.data.view(6)[:3], model.cube.data.view(6)[:2]
 
 
 def _change_the_rest(model: _Model) -> None:
@@ -117,6 +121,8 @@ def _change_the_rest(model: _Model) -> None:
     large = torch.full((4,), float(rank), dtype=model.bf16.dtype, device=model.bf16.device)
     large[::2] = model.bf16
     model.bf16.data = large[::2]
+    filled = torch.full((rank + 1,), float(rank), device=model.vector.device)
+    model.vector.data = torch.cat([filled, model.vector.data])[rank + 1 :]
     if rank % 2:
         model.transposed.data = model.transposed.data.contiguous()
         model.vector.requires_grad_(False)
@@ -126,7 +132,11 @@ def _change_the_rest(model: _Model) -> None:
 
 
 _TINY = 2.0**-40
-_SAME_CRC_32 = (0x41, 0x06, 0x71, 0xDB, 0x01)  # the polynomial of CRC-32: flip these bits, and no remainder is left
+_SAME_CRC_32 = (0x41, 0x06, 0x71, 0xDB, 0x01, 0, 0, 0)  # the polynomial: flip these bits, and no remainder is left
+# Two words of 8 bytes, in the order of Thue and Morse. If they change places, all sums of numbers, of their squares or
+# of anything else that is computed from a number remain, also weighted by a power of the place, up to the 6th.
+_WORDS = [[(100 + 7 * byte) ^ flip for byte, flip in enumerate(flips)] for flips in ([0] * 8, _SAME_CRC_32)]
+_CODES = [byte for place in range(128) for byte in _WORDS[place.bit_count() % 2]]
 
 
 @contextlib.contextmanager
@@ -195,11 +205,17 @@ def examine_same_on_all_ranks(trial: Trial) -> None:
         ("rank 1 differs by 1 in an int64 of 2⁶⁰", second, _flip("steps", 0, [1]), False),
         ("rank 1 differs in the last of 300,000 numbers, which are frozen", second, _put("frozen", 1.0, -1), False),
         (f"rank 1 has -0.0 as number {middle:,} of 300,000", second, _flip("frozen", 4 * middle + 3, [128]), False),
-        ("nine bytes of rank 1 differ, but no sum of bytes does, weighted by place or place²", second, _bend, False),
         (
-            "rank 1 differs in numbers of float8, and has the same CRC-32",
+            "rank 1 has numbers of float8 in another order, the same CRC-32 and the same sums, also weighted by place",
             second,
-            _flip("codes", 10, _SAME_CRC_32),
+            _exchange_words,
+            False,
+        ),
+        ("'head.bias' equals 'tiny' on rank 1, 'large' elsewhere", second, _put("head.bias", 2.0, ...), False),
+        (
+            "'vector', 'cube' and 'tiny' begin at the same place in memory, rank 1 differs in the last of 'cube'",
+            second,
+            _put("cube", 9.0, (1, 0, 2)),
             False,
         ),
         ("no parameters, rank 1 differs", second, _put("mean", 3.0), False),
@@ -213,8 +229,8 @@ def examine_same_on_all_ranks(trial: Trial) -> None:
         model = first if change is _nudge else _Model(trial.device)
         if "300,000" in case:
             model.frozen = nn.Parameter(torch.zeros(300_000, device=trial.device), requires_grad=False)
-        if "float8" in case:
-            model.codes = model.codes.view(torch.float8_e5m2)
+        if "in memory, rank 1" in case:
+            _share_memory(model)
         if trial.rank in who:
             with torch.no_grad():
                 change(model)
@@ -226,28 +242,26 @@ def examine_same_on_all_ranks(trial: Trial) -> None:
     trial.end_if_wrong()
     if not trial.on_all_ranks:
         return
-    _examine_calls(trial, {case: call for case, call in calls.items() if case.startswith("no ")})
-    _examine_messages(trial, second)
+    _examine_messages(trial, second, {case: call for case, call in calls.items() if case.startswith("no ")})
     _examine_drawn(trial)
 
 
-def _examine_messages(trial: Trial, second: list[int]) -> None:
-    """Every byte of the messages counts, and they are compared as bytes."""
-    blocks: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
-        "equal models, whose digest is NaN as floats": _digest_of_ones
-    }
+def _examine_messages(trial: Trial, second: list[int], others: Mapping[str, tuple[nn.Module, bool]]) -> None:
+    """Every byte of the messages counts, and they are compared as bytes. After the other calls."""
+    blocks: dict[str, Callable[[], contextlib.AbstractContextManager]] = dict.fromkeys(others, contextlib.nullcontext)
+    blocks["equal models, whose digest is NaN as floats"] = _digest_of_ones
     for place in ("first", "last"):
         exchange = functools.partial(_swap_two_bytes, last=place == "last")
         changed = functools.partial(_messages_changed, exchange) if trial.rank in second else contextlib.nullcontext
         blocks[f"the {place} bytes of rank 1's message are exchanged"] = changed
-    models = {case: _Model(trial.device) for case in blocks}
+    models = {case: others[case][0] if case in others else _Model(trial.device) for case in blocks}
     block_of = {id(model): blocks[case] for case, model in models.items()}
 
     def call_inside(answer: Callable, model: nn.Module) -> Any:
         with block_of[id(model)]():
             return answer(model)
 
-    calls = {case: (model, "exchanged" not in case) for case, model in models.items()}
+    calls = {case: (model, others[case][1] if case in others else "NaN" in case) for case, model in models.items()}
     _examine_calls(trial, calls, beside=models, using=call_inside)
 
 
@@ -264,20 +278,56 @@ def _examine_calls(trial: Trial, calls: Mapping[str, tuple[nn.Module, bool]], **
 
 
 def _examine_drawn(trial: Trial) -> None:
-    """V with 2 to 9 ranks, for a difference of one bit in a tensor of any size and dtype, and for none."""
+    """V with 2 to 9 ranks, for a difference of one bit in a tensor of any size and dtype, and for none.
+
+    And what one rank sends for many models, each of which differs from the others.
+    """
     differs, makers = {}, {}
-    for number, dtype in enumerate([*_DTYPES, *_DTYPES[:2]]):
+    for number, dtype in enumerate([*_DTYPES, torch.float32]):
         case = f"{str(dtype).removeprefix('torch.')} {number} drawn with seed {trial.seed}"
         differs[case] = number < len(_DTYPES)
         makers[case] = functools.partial(_drawn_models, trial.seed + number, dtype, differs[case])
-    for case, world in tried_in_worlds(trial, makers):
-        what = "all equal but for one rank's bit or order" if differs[case] else "all equal"
-        for rank, result in enumerate(world.results):
-            trial.value(result, not differs[case], f"{world.place} {what}: rank {rank}'s result")
+    many = f"{MODELS} models, which differ in a bit each, drawn with seed {trial.seed}"
+    differs[many], makers[many] = False, functools.partial(_many_models, trial.seed)
+    for case, world in tried_in_worlds(trial, makers, using=_one_by_one):
+        what = "one rank differs in a bit or in the order" if differs[case] else "all equal"
+        for rank, results in enumerate(world.results):
+            for result in results:
+                trial.value(result, not differs[case], f"{world.place} {what}: rank {rank}'s result")
+        if case == many and world.meetings:  # one rank alone may know without a message
+            count = _bits_that_count([b"".join(map(bits, meeting[0].tensors)) for meeting in world.meetings])
+            complaint = f"holds {-(-count // 8)} bytes of a digest, from which all others follow; should hold 8 to 32"
+            trial.criterion("digest", complaint if count < ENOUGH else "", f"{world.place} what a rank sends")
+
+
+def _one_by_one(answer: Callable, *models: nn.Module) -> list[Any]:
+    return [answer(model) for model in models]
+
+
+def _many_models(seed: int) -> list[tuple[nn.Module, ...]]:
+    """For a rank that is alone: each differs from the others in two bits."""
+    content, models = torch.frombuffer(bytearray(random.Random(seed).randbytes(MODELS)), dtype=torch.uint8), []
+    for place in range(MODELS):
+        mine = content.clone()
+        mine[place] ^= 1 << place % 8
+        models.append(nn.ParameterList([mine.view(torch.float32)]))
+    return [tuple(models)]
+
+
+def _bits_that_count(messages: list[bytes]) -> int:
+    """How many bits of the messages don't follow from others: the rank of the differences, modulo 2."""
+    kept: dict[int, int] = {}  # by the highest bit
+    for message in messages[1:]:
+        rest = int.from_bytes(message, "big") ^ int.from_bytes(messages[0], "big")
+        while rest and rest.bit_length() in kept:
+            rest ^= kept[rest.bit_length()]
+        if rest:
+            kept[rest.bit_length()] = rest
+    return len(kept)
 
 
 def _drawn_models(seed: int, dtype: torch.dtype, differ: bool) -> list[tuple[nn.Module]]:
-    """A parameter or buffer of drawn dtype and size, between two others, on each rank."""
+    """A parameter or buffer of drawn dtype and size, between two others and maybe deeper, on each rank."""
     drawn = random.Random(seed)
     n, size = (2, 6, 3, 9, 4)[seed // 3 % 5], int(20_000 ** drawn.random())
     content, models = torch.frombuffer(bytearray(drawn.randbytes(size * dtype.itemsize)), dtype=torch.uint8), []
@@ -298,6 +348,8 @@ def _drawn_models(seed: int, dtype: torch.dtype, differ: bool) -> list[tuple[nn.
             model.register_buffer("drawn", tensor, persistent=drawn.random() < 0.5)
         else:
             model.drawn = nn.Parameter(tensor)
+        for _ in range(seed // 5 % 4):
+            model = nn.Sequential(model)
         models.append((nn.Sequential(*((model, other) if seed // 2 % 2 else (other, model))),))
     return models
 

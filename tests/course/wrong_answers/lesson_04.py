@@ -92,7 +92,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sums of bytes, weighted by their place and its square",
             fails="value",
-            says="nine bytes of rank 1 differ, but no sum of bytes does",
+            says="the same CRC-32 and the same sums, also weighted by place: the result is True, should be False.",
             body="""
                 tensors = [*model.parameters(), *model.buffers()]
                 parts = [tensor.detach().contiguous().flatten().view(torch.uint8).long() for tensor in tensors]
@@ -142,7 +142,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a checksum of 32 bits",
             fails="value",
-            says="rank 1 differs in numbers of float8, and has the same CRC-32: the result is True",
+            says="the same CRC-32 and the same sums, also weighted by place: the result is True, should be False.",
             body="""
                 import zlib
                 crc = 0
@@ -222,7 +222,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "leaves float8 out, which numpy does not know",
             fails="value",
-            says="rank 1 differs in numbers of float8, and has the same CRC-32: the result is True",
+            says="rank 1 has numbers of float8 in another order, the same CRC-32 and the same sums",
             edits={"        digest.update(": "        'float8' in str(tensor.dtype) or digest.update("},
         ),
         WrongAnswer(
@@ -243,6 +243,35 @@ WRONG_ANSWERS = {
                 dist.all_gather(everyones, mine)
                 return all(torch.equal(mine, other) for other in everyones)
             """,
+        ),
+        WrongAnswer(
+            "four bytes of a digest, four times",
+            fails="digest",
+            says="what a rank sends holds 4 bytes of a digest, from which all others follow; should hold 8 to 32",
+            edits={"list(digest.digest())": "list(digest.digest()[:4] * 4)"},
+        ),
+        WrongAnswer(
+            "tensors with the same content, once",
+            fails="value",
+            says="'head.bias' equals 'tiny' on rank 1, 'large' elsewhere: the result is True, should be False.",
+            body="""
+                tensors = [*model.parameters(), *model.buffers()]
+                contents = [t.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes() for t in tensors]
+                digest = hashlib.sha256(b"".join(dict.fromkeys(contents)))
+                mine = torch.tensor(list(digest.digest()), dtype=torch.uint8)
+                everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+                dist.all_gather(everyones, mine)
+                return all(torch.equal(mine, other) for other in everyones)
+            """,
+        ),
+        WrongAnswer(
+            "what begins at the same address, once",
+            fails="value",
+            says="rank 1 differs in the last of 'cube': the result is True, should be False.",
+            edits={
+                "in [*model.parameters(), *model.buffers()]": "in {tensor.data_ptr(): tensor for tensor in "
+                "[*model.parameters(), *model.buffers()]}.values()"
+            },
         ),
     ),
 }
