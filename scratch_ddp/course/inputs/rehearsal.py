@@ -143,7 +143,7 @@ class Rehearsal:
     def _compare(self, now: dict[str, object], what: str) -> None:
         for name, value in now.items():
             if value != self._before[name] and not self.settings:
-                told = {True: "switched on", False: "switched off"}.get(value, f"set to {value}")
+                told = ("switched off", "switched on")[value] if isinstance(value, bool) else f"set to {value}"
                 self.settings = f"{what} {name} {told}"
 
     def calls(self) -> int:
