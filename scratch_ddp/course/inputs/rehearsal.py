@@ -175,7 +175,8 @@ class _Tensors(TorchFunctionMode):
         self._note = note
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self._note(resolve_name(func) or getattr(func, "__name__", "torch"))
+        if name := resolve_name(func):  # none for what only changes a setting
+            self._note(name)
         return func(*args, **(kwargs or {}))
 
 

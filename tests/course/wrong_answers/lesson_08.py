@@ -17,7 +17,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "waits inside the hook",
             fails="overlap",
-            says="Rank 0, step 0: when backward returned, 5 of 5 messages had been waited for, should be 0.",
+            says="Rank 0, step 0: when backward returned, 6 of 6 messages had been waited for, should be 0.",
             edits={
                 "works.append(dist.all_reduce(parameter.grad, async_op=True))": "dist.all_reduce(parameter.grad)",
             },
@@ -36,13 +36,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps every handle for ever",
             fails="memory",
-            says="Rank 0, step 0: 5 handles are still kept: let go of them in finish().",
+            says="Rank 0, step 0: 6 handles are still kept: let go of them in finish().",
             edits={"        works.clear()\n": ""},
         ),
         WrongAnswer(
             "waits for the message before",
             fails="overlap",
-            says="of 5 messages had been waited for, should be 0.",
+            says="of 6 messages had been waited for, should be 0.",
             edits={
                 "        works.append(": (
                     "        for before in works[-1:]:\n            before.wait()\n        works.append("
@@ -52,7 +52,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "starts everything in finish",
             fails="overlap",
-            says="Rank 0, step 0: when backward returned, 0 of 5 messages were started.",
+            says="Rank 0, step 0: when backward returned, 0 of 6 messages were started.",
             body="""
 def finish():
     for parameter in model.parameters():
@@ -315,7 +315,7 @@ return float(sum(end - start for start, end in communication if not beside(start
         WrongAnswer(
             "rounds to hundredths of a second",
             fails="value",
-            says="in units of 0.000976562 s",
+            says="a short tail: the result is 0.0, should be 9.5367431640625e-07.",
             edits={"    return exposed": "    return round(exposed, 2)"},
         ),
         WrongAnswer(
