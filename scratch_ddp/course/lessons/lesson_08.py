@@ -324,6 +324,11 @@ _CASES = {  # case: (compute, communication, seconds)
     "messages that end together": ([(20.0, 21.0)], [(0.0, 5.0), (3.0, 5.0), (9.0, 10.0), (6.0, 10.0)], 9.0),
     "messages that begin together": ([(20.0, 21.0)], [(0.0, 5.0), (0.0, 2.0), (6.0, 7.0), (6.0, 10.0)], 9.0),
     "computing that takes no time": ([(0.0, 0.0), (0.5, 0.5)], [(0.0, 1.0)], 1.0),
+    "thirty of each, one inside another": (
+        [(20.0 + i, 120.0 - i) for i in range(30)],
+        [(0.0 + i, 90.0 - i) for i in range(30)],
+        20.0,
+    ),
     "messages that take no time": ([(0.0, 4.0)], [(5.0, 5.0), (1.0, 1.0)], 0.0),
 }
 
