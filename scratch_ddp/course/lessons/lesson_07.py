@@ -274,7 +274,7 @@ def _drawn_steps(trial: Trial) -> dict[str, tuple[list[int], dict[int, float], i
         steps[case] = gradients, timed, n
 
     # Of few bytes, one more or less makes a difference. Ranks: a few, thousands, a million.
-    for longest, magnitude, ranks in ((3, 3, (1, 6)), (40, 30, (6, 16)), (600, 30, (20, 30))):
+    for longest, magnitude, ranks in ((3, 3, (1, 6)), (40, 30, (6, 16)), (300, 30, (20, 30))):
         number = generator.randint(max(2, longest - 40), longest)
         gradients = [int(2 ** generator.uniform(0, magnitude)) for _ in range(number)]
         gradients += [*generator.sample(gradients, 2), 0, 1]
@@ -289,7 +289,7 @@ def _drawn_steps(trial: Trial) -> dict[str, tuple[list[int], dict[int, float], i
         add(gradients, timed | {small: alpha / 2 + (second - alpha / 2) / large * small}, n)
         add(gradients, timed | {large: alpha / 2 + (first - alpha / 2) / small * large}, n)
         add([*gradients[1:], gradients[0] + 1], timed, 2)
-    add([each % 1000 for each in gradients] * 20, timed, 2)
+    add([each % 1000 for each in gradients] * 4, timed, 2)
     return steps
 
 

@@ -74,7 +74,7 @@ def finish():
         WrongAnswer(
             "nobody waits",
             fails="value",
-            says="Rank 0, step 0: finish() returned while 5 messages were under way.",
+            says="Rank 0, step 0: finish() returned while 6 messages were under way.",
             edits={"work.wait()": "pass"},
             also=("waits",),
         ),
@@ -197,7 +197,7 @@ def finish():
         WrongAnswer(
             "sends float64",
             fails="cost",
-            says="bytes from one rank, budget 135. Each gradient is sent once, in its own dtype.",
+            says="196,860 bytes from one rank, budget 98,439. Each gradient is sent once, in its own dtype.",
             edits={
                 "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
                     "sent = parameter.grad.double()\n"
