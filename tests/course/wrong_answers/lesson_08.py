@@ -87,6 +87,18 @@ def finish():
             },
         ),
         WrongAnswer(
+            "hooks for frozen parameters, too",
+            fails="untouched",
+            says="the answer leaves 2 hooks on the frozen parameters.",
+            edits={
+                "        if parameter.requires_grad:\n            parameter.register_post_accumulate_grad_hook(hook)": (
+                    "        trained = parameter.requires_grad\n"
+                    "        parameter.requires_grad_(True).register_post_accumulate_grad_hook(hook)\n"
+                    "        parameter.requires_grad_(trained)"
+                )
+            },
+        ),
+        WrongAnswer(
             "gives frozen parameters gradients of zeros",
             fails="untouched",
             says="the gradient of 'sometimes.bias' is changed",
@@ -311,6 +323,12 @@ return float(sum(end - start for start, end in communication if not beside(start
             fails="untouched",
             says="Rank 0: compute (a gap in computing) has other entries than before",
             edits={"    moments = sorted(": "    compute.sort()\n    moments = sorted("},
+        ),
+        WrongAnswer(
+            "forgets the hundredth message",
+            fails="value",
+            says="100 messages, drawn with seed",
+            edits={"    moments =": "    communication = communication[:99]\n    moments ="},
         ),
         WrongAnswer(
             "rounds to hundredths of a second",
