@@ -56,7 +56,7 @@ def average_when_ready(model):
 
 class _OddModel(nn.Module):
     """Parameters of its own, of its parts and of theirs: without dimensions, transposed, tied, of several dtypes, two
-    of one shape, inf, empty, frozen, never used.
+    of one shape, inf, empty, large, frozen, never used.
 
     Its output is the sum of each parameter times a tensor, so that tensor is the parameter's gradient.
     """
@@ -70,6 +70,7 @@ class _OddModel(nn.Module):
         self.last.weight.requires_grad_(False).grad = torch.full((3, 4), 7.0).double()  # from before it was frozen
         self.sometimes.bias.requires_grad_(False)
         self.never, self.empty = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(0, 2))
+        self.large = nn.Parameter(torch.zeros(128, 128))
         self.deep = nn.Sequential(nn.Sequential(nn.Module()))
         self.deep[0][0].weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
         self.to(device)
@@ -164,7 +165,7 @@ class _Step:
     def __init__(self, number: int, model: _OddModel, used: dict[str, nn.Parameter], everyones: list[dict]):
         self.number, self.used, self.everyones = number, used, everyones
         self._model, self._observed = model, _Observed(used.values())
-        self.done, self.early = False, ""
+        self.done, self.last, self.early = False, False, ""
 
     def run(self, finish: Callable[[], None], made: _Made, rank: int) -> None:
         for parameter in self.used.values():
@@ -181,6 +182,8 @@ class _Step:
         self._model.train()
         self.under_way = self._observed.calls - self._observed.waits
         self.done, self.overlap = True, self._observed.exposed()
+        # Where finish() left out messages, or only those that have ended at some rank, the next step could hang.
+        self.last = bool(self.under_way or self._observed.asked)
         if self._observed.early:
             self.early = "an all-reduce was started before `.grad` was complete: there is another hook for that"
         self.after = {name: _copy(parameter.grad) for name, parameter in self.used.items()}
@@ -213,10 +216,10 @@ def examine_average_when_ready(trial: Trial) -> None:
     The second step is in eval mode, and does not use all parameters.
     """
     model, made = _OddModel(trial.device), _Made()
-    finish, hooks = _finish_of(trial, model, made)
-    trial.criterion(
-        "untouched", f"leaves {hooks} hook{'s' if hooks > 1 else ''} on the modules" if hooks else "", "the answer"
-    )
+    finish, left = _finish_of(trial, model, made)
+    for place, hooks in left.items():
+        complaint = f"leaves {hooks} hook{'s' if hooks > 1 else ''} on the {place}" if hooks else ""
+        trial.criterion("untouched", complaint, "the answer")
     generator, steps = trial.generator(), {}
     for number in range(3 if trial.on_all_ranks else 2):
         used = model.used(number, generator)
@@ -225,7 +228,7 @@ def examine_average_when_ready(trial: Trial) -> None:
         steps[case] = _Step(number, model, used, everyones)
 
     def run(_: Callable, step: _Step) -> None:
-        if not any(each.done and each.under_way for each in steps.values()):
+        if not any(each.last for each in steps.values()):
             step.run(finish, made, trial.rank)
 
     called = trial.call_each(
@@ -236,19 +239,23 @@ def examine_average_when_ready(trial: Trial) -> None:
             _examine_step(trial, step)
 
 
-def _finish_of(trial: Trial, model: _OddModel, made: _Made) -> tuple[Callable[[], None], int]:
-    """What the answer returns, and how many hooks it leaves on modules."""
+def _finish_of(trial: Trial, model: _OddModel, made: _Made) -> tuple[Callable[[], None], dict[str, int]]:
+    """What the answer returns, and how many hooks it leaves where none belong."""
 
-    def hooks() -> int:
-        named = [held for module in model.modules() for name, held in vars(module).items() if name.endswith("_hooks")]
-        return sum(len(held) for held in named if held)
+    def hooks() -> dict[str, int]:
+        modules = [held for module in model.modules() for name, held in vars(module).items() if name.endswith("_hooks")]
+        frozen = [each for each in model.parameters() if not each.requires_grad]
+        parameters = [held for each in frozen for held in (each._backward_hooks, each._post_accumulate_grad_hooks)]
+        places = {"modules": modules, "frozen parameters": parameters}
+        return {place: sum(len(held) for held in those if held) for place, those in places.items()}
 
     def run(answer: Callable, model: _OddModel) -> Callable[[], None]:
         with made:
             return answer(model)
 
     before = hooks()
-    return trial.call(model, case="called with a model", changes=[HOOKS], using=run), hooks() - before
+    finish = trial.call(model, case="called with a model", changes=[HOOKS], using=run)
+    return finish, {place: number - before[place] for place, number in hooks().items()}
 
 
 def _examine_step(trial: Trial, step: _Step) -> None:
@@ -301,6 +308,7 @@ _CASES = {  # case: (compute, communication, seconds)
     "a message after backward": ([(0.0, 4.0)], [(4.0, 7.0)], 3.0),
     "a message beside backward": ([(0.0, 4.0)], [(1.0, 3.0)], 0.0),
     "a tail": ([(0.0, 4.0)], [(1.0, 3.0), (3.0, 4.5)], 0.5),
+    "a short tail": ([(0.0, 2048.0)], [(1024.0, 2048.0 + 2.0**-20)], 2.0**-20),
     "a gap in computing": ([(5.0, 6.0), (0.0, 2.0)], [(1.0, 5.5)], 3.0),
     "computing in two threads": ([(0.0, 3.0), (2.0, 5.0)], [(1.0, 6.0)], 1.0),
     "two messages at once": ([(0.0, 1.0)], [(0.5, 3.0), (2.0, 4.0)], 3.0),
@@ -316,6 +324,12 @@ _CASES = {  # case: (compute, communication, seconds)
     "messages that end together": ([(20.0, 21.0)], [(0.0, 5.0), (3.0, 5.0), (9.0, 10.0), (6.0, 10.0)], 9.0),
     "messages that begin together": ([(20.0, 21.0)], [(0.0, 5.0), (0.0, 2.0), (6.0, 7.0), (6.0, 10.0)], 9.0),
     "computing that takes no time": ([(0.0, 0.0), (0.5, 0.5)], [(0.0, 1.0)], 1.0),
+    "twelve of each, one inside another": (
+        [(20.0 + i, 120.0 - i) for i in range(12)],
+        [(float(i), 90.0 - i) for i in range(12)],
+        20.0,
+    ),
+    "messages that take no time": ([(0.0, 4.0)], [(5.0, 5.0), (1.0, 1.0)], 0.0),
 }
 
 
@@ -339,6 +353,19 @@ def _drawn(generator: torch.Generator, number: int, hours: int, longest: int, le
     return *([(clock[a], clock[b]) for a, b in each] for each in by_hour), exposed
 
 
+def _each_counts(generator: torch.Generator, number: int) -> tuple[list, list, int]:
+    """As `_drawn`, of `number` messages apart from one another: each has its own computing, which hides some of it."""
+    communication, compute, exposed = [], [], 0
+    draws = torch.randint(0, 60, (number,), generator=generator).tolist()
+    for i, draw in enumerate(draws):
+        start, end, busy = 10 * i + 1 + draw % 2, 10 * i + 6 + draw % 3, 10 * i + 1 + draw % 5  # 2 hours of computing
+        communication.append((start, end))
+        compute.append((busy, busy + 2))
+        exposed += end - start - (min(end, busy + 2) - max(start, busy))
+    order = torch.randperm(number, generator=generator).tolist()
+    return [compute[i] for i in order], [communication[i] for i in reversed(order)], exposed
+
+
 def examine_exposed_time(trial: Trial) -> None:
     """V on stretches whose ends are exact in binary, each rank with others; C: nothing is sent."""
     stretches = {case: (float(trial.rank + 1), 0.0, given) for case, given in _CASES.items()}
@@ -347,10 +374,11 @@ def examine_exposed_time(trial: Trial) -> None:
         (2.0**-10, -0.01171875, (8, 40, 4, 1)),
         (2.0**-18, 2.0**30, (8, 40, 12, 2**16)),  # also sums of eight ends are exact
         (256.25, -5000.0, (8, 40, 20, 1)),
-        (2.0**-60, 0.0, (100, 200, 3, 2**36)),  # some hours take less than 1e-17 s, others more than float32 can add
+        (2.0**-60, 0.0, (30, 60, 3, 2**36)),  # some hours take less than 1e-17 s, others more than float32 can add
     ):
         case = f"in units of {unit:g} s, from {began:g} s on, drawn with seed {trial.seed}"
         stretches[case] = unit, began, _drawn(generator, *drawn)
+    stretches[f"100 messages, drawn with seed {trial.seed}"] = 0.125, 3.0, _each_counts(generator, 100)
     cases = {
         case: tuple([(began + unit * a, began + unit * b) for a, b in each] for each in given[:2])
         for case, (unit, began, given) in stretches.items()

@@ -35,6 +35,33 @@ WRONG_ANSWERS = {
             also=("cost",),
         ),
         WrongAnswer(
+            "counts in a loop within the time",
+            fails="value",
+            says="Rank 0, repeats=3: the time of call 1 on the clock has a loop (line ",
+            edits={
+                "        began = clock()\n": "        began = clock()\n        left = 0\n"
+                "        for each in range(repeats):\n            left += each > call\n"
+            },
+        ),
+        WrongAnswer(
+            "writes into the tensor within the time",
+            fails="value",
+            says="the time of call 1 on the clock has torch.Tensor.__setitem__() in it.",
+            edits={
+                "        began = clock()\n": "        taken[call] = -clock()\n",
+                "taken[call] = clock() - began": "taken[call] += clock()",
+            },
+        ),
+        WrongAnswer(
+            "subtracts what a look at the clock takes",
+            fails="value",
+            says="clocks whose looks take time",
+            edits={
+                "    taken =": "    look = clock()\n    look = clock() - look\n    taken =",
+                "clock() - began": "clock() - began - look",
+            },
+        ),
+        WrongAnswer(
             "begins when it likes",
             fails="together",
             says="Rank 0, repeats=3: the time of call 1 on the clock does not begin with a barrier.",

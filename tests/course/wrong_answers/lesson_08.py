@@ -17,7 +17,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "waits inside the hook",
             fails="overlap",
-            says="Rank 0, step 0: when backward returned, 5 of 5 messages had been waited for, should be 0.",
+            says="Rank 0, step 0: when backward returned, 6 of 6 messages had been waited for, should be 0.",
             edits={
                 "works.append(dist.all_reduce(parameter.grad, async_op=True))": "dist.all_reduce(parameter.grad)",
             },
@@ -36,13 +36,13 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps every handle for ever",
             fails="memory",
-            says="Rank 0, step 0: 5 handles are still kept: let go of them in finish().",
+            says="Rank 0, step 0: 6 handles are still kept: let go of them in finish().",
             edits={"        works.clear()\n": ""},
         ),
         WrongAnswer(
             "waits for the message before",
             fails="overlap",
-            says="of 5 messages had been waited for, should be 0.",
+            says="of 6 messages had been waited for, should be 0.",
             edits={
                 "        works.append(": (
                     "        for before in works[-1:]:\n            before.wait()\n        works.append("
@@ -52,7 +52,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "starts everything in finish",
             fails="overlap",
-            says="Rank 0, step 0: when backward returned, 0 of 5 messages were started.",
+            says="Rank 0, step 0: when backward returned, 0 of 6 messages were started.",
             body="""
 def finish():
     for parameter in model.parameters():
@@ -74,7 +74,7 @@ def finish():
         WrongAnswer(
             "nobody waits",
             fails="value",
-            says="Rank 0, step 0: finish() returned while 5 messages were under way.",
+            says="Rank 0, step 0: finish() returned while 6 messages were under way.",
             edits={"work.wait()": "pass"},
             also=("waits",),
         ),
@@ -84,6 +84,18 @@ def finish():
             says="called with a model: Ranks 0, 1, 2 and 3 raised RuntimeError",
             edits={
                 "        if parameter.requires_grad:\n            parameter.register": "        parameter.register",
+            },
+        ),
+        WrongAnswer(
+            "hooks for frozen parameters, too",
+            fails="untouched",
+            says="the answer leaves 2 hooks on the frozen parameters.",
+            edits={
+                "        if parameter.requires_grad:\n            parameter.register_post_accumulate_grad_hook(hook)": (
+                    "        trained = parameter.requires_grad\n"
+                    "        parameter.requires_grad_(True).register_post_accumulate_grad_hook(hook)\n"
+                    "        parameter.requires_grad_(trained)"
+                )
             },
         ),
         WrongAnswer(
@@ -197,7 +209,7 @@ def finish():
         WrongAnswer(
             "sends float64",
             fails="cost",
-            says="bytes from one rank, budget 135. Each gradient is sent once, in its own dtype.",
+            says="196,860 bytes from one rank, budget 98,439. Each gradient is sent once, in its own dtype.",
             edits={
                 "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
                     "sent = parameter.grad.double()\n"
@@ -313,9 +325,15 @@ return float(sum(end - start for start, end in communication if not beside(start
             edits={"    moments = sorted(": "    compute.sort()\n    moments = sorted("},
         ),
         WrongAnswer(
+            "forgets the hundredth message",
+            fails="value",
+            says="100 messages, drawn with seed",
+            edits={"    moments =": "    communication = communication[:99]\n    moments ="},
+        ),
+        WrongAnswer(
             "rounds to hundredths of a second",
             fails="value",
-            says="in units of 0.000976562 s",
+            says="a short tail: the result is 0.0, should be 9.5367431640625e-07.",
             edits={"    return exposed": "    return round(exposed, 2)"},
         ),
         WrongAnswer(
