@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 _SHOWN = 8  # elements of a tensor
 
@@ -29,6 +30,8 @@ def shown(value: Any, exact: bool = False) -> str:
         flat = value.detach().cpu().flatten()
         numbers = ", ".join(str(number) if exact else f"{number:g}" for number in flat[:_SHOWN].tolist())
         return f"[{numbers}{', …' if len(flat) > _SHOWN else ''}]" if value.dim() else numbers
+    if isinstance(value, dist.ProcessGroup):
+        return f"the group of {ranks(dist.get_process_group_ranks(value)).lower()}"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
 
@@ -42,7 +45,7 @@ def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
     if type(actual) is int and isinstance(expected, float):
         actual = float(actual)
     if type(actual) is not type(expected):
-        beside_numpy = type(actual).__module__ == "numpy"
+        beside_numpy = type(actual).__module__ == "numpy" and type(expected).__module__ == "builtins"
         return f"is {_kind(actual)}, should be {_kind(expected, 'Python ' if beside_numpy else '')}"
     if isinstance(expected, list) and any(isinstance(entry, torch.Tensor) for entry in expected):
         return _difference_of_lists(actual, expected, tolerance)
@@ -140,6 +143,8 @@ def _is_should_be(actual: torch.Tensor, expected: torch.Tensor) -> str:
 def _kind(value: Any, language: str = "") -> str:
     if value is None:
         return "None"
+    if isinstance(value, dist.ProcessGroup):
+        return "a process group"
     kind = type(value)
     name = f"{language}{'numpy.' if kind.__module__ == 'numpy' else ''}{kind.__name__}"
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

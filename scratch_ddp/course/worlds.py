@@ -95,7 +95,7 @@ def destroy_all_but(groups: set[dist.ProcessGroup]) -> None:
 @contextlib.contextmanager
 def _as_world(seats: Seats, group: dist.ProcessGroup, takes_group: bool) -> Iterator[World]:
     if takes_group:
-        yield World(seats, seats, group, f"in a group of {ranks(seats).lower()}")
+        yield World(seats, seats, group, f"in a group of {ranks(seats).lower()} (numbered from 0)")
     else:
         with _as_default(group):
             yield World(seats, tuple(range(len(seats))), None, f"on {len(seats)} rank{'s' if len(seats) > 1 else ''}")

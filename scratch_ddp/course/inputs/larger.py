@@ -18,8 +18,14 @@ class Larger:
     def judge(self, trial: Trial, total: torch.Tensor, whose: str = "") -> None:
         """V: the part is the total, every bit of it where it has no NaN. The others are as before."""
         inside = self._whole.view(3, len(self._part))[1].view(self._shape)
+        trial.criterion("untouched", self._moved(inside), f"{whose}tensor")
         trial.value(inside, total, f"{whose}tensor", every_bit=not total.isnan().any())
         self.judge_beside(trial, whose)
+
+    def _moved(self, inside: torch.Tensor) -> str:
+        """That the tensor which the answer was given is no longer that part, as a complaint."""
+        here, there = ((each.data_ptr(), each.shape, each.dtype) for each in (self.inside, inside))
+        return "" if here == there else "lies in other memory than before, or has another shape: write into it in place"
 
     @property
     def changed_beside(self) -> bool:

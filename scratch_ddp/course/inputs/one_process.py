@@ -94,7 +94,7 @@ class World:
 
     def other_roots(self, root: int) -> str:
         """That a collective has another root, as a complaint."""
-        found = {gift.call.peer for meeting in self.meetings for gift in meeting.values()} - {root}
+        found = {gift.call.peer for meeting in self.meetings for gift in meeting.values()} - {root, None}
         return f"goes by way of rank {found.pop()}" if found else ""
 
     def over_budget(self, calls: Mapping[str, int], wire_bytes: int) -> str:
@@ -237,6 +237,8 @@ class _Seat(dist.ProcessGroup):
         op = next((value.reduceOp.op for value in given if hasattr(value, "reduceOp")), None)
         root = next((value.rootRank for value in given if hasattr(value, "rootRank")), None)
         tensors = flat(given[position]) if position is not None else []
+        if name == "all_gather" and not all(tensor.is_contiguous() for tensor in tensors):  # as NCCL; gloo copies it
+            raise ValueError("all_gather takes contiguous tensors only, got a strided one")
         payload = sum(tensor.nbytes for tensor in tensors)
         peer = given[1] if name in ("send", "recv") else root
         call = Call(name, payload, tuple(range(self._size)), self._rank, peer)

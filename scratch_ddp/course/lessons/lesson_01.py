@@ -139,7 +139,7 @@ def examine_all_gather_uneven(trial: Trial) -> None:
         cases["zeros, NaN and infinity"] = [odd[: 5 - rank % 5] for rank in range(n)]
         cases["70,001 elements on rank 0"] = [torch.arange(float(rank or 70_001)) for rank in range(n)]
     everyones = {case: [tensor.to(trial.device) for tensor in tensors] for case, tensors in cases.items()}
-    given = {case: (tensors[trial.rank],) for case, tensors in everyones.items()}
+    given = {case: (tensors[trial.rank].clone(),) for case, tensors in everyones.items()}
     for tensors, pieces in zip(everyones.values(), trial.call_each(given), strict=True):
         trial.value(pieces, tensors, every_bit=True)
         trial.agreement(pieces)

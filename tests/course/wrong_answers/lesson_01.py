@@ -33,6 +33,16 @@ WRONG_ANSWERS = {
             also=("root",),
         ),
         WrongAnswer(
+            "makes a vector of a scalar, for good",
+            fails="untouched",
+            says="has another shape",
+            edits={
+                "    dist.reduce(tensor, root)\n": (
+                    "    if tensor.dim() == 0:\n        tensor.unsqueeze_(0)\n    dist.reduce(tensor, root)\n"
+                )
+            },
+        ),
+        WrongAnswer(
             "torch's own all-reduce",
             fails="cost",
             says="calls all_reduce once, budget 0.",
@@ -112,6 +122,17 @@ WRONG_ANSWERS = {
         ),
     ),
     "all_gather_uneven": (
+        WrongAnswer(
+            "pads what is shorter, and sends the longest as it lies there",
+            fails="runs",
+            says="all_gather takes contiguous tensors only",
+            edits={
+                "    padded = tensor.new_zeros(longest)\n    padded[: len(tensor)] = tensor\n": (
+                    "    padded = tensor\n    if len(tensor) < longest:\n"
+                    "        padded = tensor.new_zeros(longest)\n        padded[: len(tensor)] = tensor\n"
+                )
+            },
+        ),
         WrongAnswer(
             "leaves the padding in",
             fails="value",
