@@ -8,7 +8,7 @@ import copy
 import gc
 import random
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any
@@ -76,7 +76,7 @@ class Guard:
         self.complaint = ""
 
     def __enter__(self) -> "Guard":
-        self._settings = _Settings()
+        self._settings, self._classes = _Settings(), _Classes(self._known.values())
         self._before = list(self._facts())
         self._hidden = {name: value for name, value in self._names.items() if _tells_the_world(name, value)}
         for name in self._hidden:
@@ -89,7 +89,7 @@ class Guard:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, where: TracebackType | None) -> None:
-        complaints = [*self._settings.restore(), *self._restore_names()]
+        complaints = [*self._settings.restore(), *self._classes.restore(), *self._restore_names()]
         with torch.no_grad():
             complaints += self._changed()
         self.complaint = next(iter(complaints), "")
@@ -261,6 +261,30 @@ class _Settings:
                 setattr(module, name, before[name])
                 if callable(before[name]):
                     yield f"replaces dist.{name}"
+
+
+class _Classes:
+    """The classes of models, which all their models share."""
+
+    def __init__(self, known: Iterable[Any]) -> None:
+        modules = (module for thing in known if isinstance(thing, nn.Module) for module in thing.modules())
+        classes = {each for kind in {type(module) for module in modules} for each in kind.__mro__}
+        self._before = {kind: _attributes(kind) for kind in classes if issubclass(kind, nn.Module)}
+
+    def restore(self) -> Iterator[str]:
+        for kind, before in self._before.items():
+            now = _attributes(kind)
+            for name in now.keys() - before.keys():
+                delattr(kind, name)
+                yield f"leaves the attribute {name!r} on the class {kind.__name__}"
+            for name, value in before.items():
+                if now.get(name, self) is not value:
+                    setattr(kind, name, value)
+                    yield f"changes {name!r} of the class {kind.__name__}"
+
+
+def _attributes(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
 
 
 def _tells_the_world(name: str, value: Any) -> bool:

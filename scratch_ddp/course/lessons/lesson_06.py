@@ -175,6 +175,9 @@ def examine_no_sync(trial: Trial) -> None:
     trial.cost(calls={})
 
 
+_OF_NESTED = "do_sync after the first and the second inner block, and after the outer one"
+
+
 class _Blocks:
     """Blocks in which nothing is sent. `cases`: lines(answer), do_sync before, what the lines should return, of what.
 
@@ -193,10 +196,16 @@ class _Blocks:
                 "",
             ),
             "a block in a block": (
-                self._nested,
+                functools.partial(self._nested, (None, True)),
                 True,
                 [False, True, True],
-                "do_sync after the first and the second inner block, and after the outer one",
+                _OF_NESTED,
+            ),
+            "a block in a block, switched on and then off in the outer one": (
+                functools.partial(self._nested, (True, False)),
+                True,
+                [True, False, True],
+                _OF_NESTED,
             ),
             "switched off between the call and the block": (self._switched_off_later, False, None, ""),
             "switched off before, switched on in the block": (self._switched_on_inside, False, None, ""),
@@ -227,12 +236,13 @@ class _Blocks:
             self._model.do_sync = before
         return found
 
-    def _nested(self, answer: Callable) -> list[bool]:
+    def _nested(self, flags: tuple[bool | None, bool], answer: Callable) -> list[bool]:
+        """flags: what the caller sets do_sync to before each of the inner blocks, if anything."""
         found = []
         with answer(self._model):
-            for switched_on in (False, True):
-                if switched_on:
-                    self._model.enable_grad_sync()
+            for flag in flags:
+                if flag is not None:
+                    self._model.do_sync = flag
                 with answer(self._model):
                     pass
                 found.append(self._model.do_sync)

@@ -55,7 +55,8 @@ def gather_uneven(shard, rows):
 
     With k = rows / n rounded up, rank 0 has the first k rows, rank 1 the next k, and so on until
     there are no more: the last ranks may have fewer than k, or none, shape (0, columns). There is
-    at least one row. Any dtype, any strides; the result has the shards' bits, and may be a view.
+    at least one row. Any dtype that all_gather takes, any strides; the result has the shards'
+    bits, and may be a view.
     Cost: one all-gather, of k rows from each rank.
     Memory: beside `shard`, n·k rows and twice k rows at once.
     """
@@ -137,6 +138,8 @@ def _examine_steps(
             changes=shards,
         )
         weights = _step_alone(weights, inputs, targets, lr)
+        if len(shards) != layers:  # that is the complaint
+            shards = [weight.chunk(n)[rank].clone() for weight in weights]
         for layer, weight in enumerate(weights, start=1):
             tolerance = 1e-12 if weight.dtype == torch.float64 else 1e-5
             trial.value(shards[layer - 1], weight.chunk(n)[rank], f"the shard of layer {layer}", tolerance=tolerance)
@@ -171,11 +174,13 @@ def _step_alone(
 
 def examine_gather_uneven(trial: Trial) -> None:
     """V and A for rows that n divides or not, fewer than n, and one; C: one all-gather of k rows; M: no second copy."""
-    n = trial.size
-    drawn = int(torch.randint(2, 8 * n, (1,), generator=trial.generator()))
+    n, generator = trial.size, trial.generator()
+    drawn = int(torch.randint(2, 8 * n, (1,), generator=generator))
+    odd = 2 * int(torch.randint(500, 700, (1,), generator=generator)) + 1  # so no rounding up leaves it as it is
     cases = [(rows, torch.float64, 6) for rows in (2 * n, n + 1, 3 * n - 1, 1, 2 * n, n)]
     cases += [(3 * n, torch.float16, 1), (drawn, torch.bfloat16, 3), (3 * n - 1, torch.int64, 6)]
     cases += [(3 * n, torch.float32, 3), (3 * n, torch.complex64, 3), (3 * n, torch.bool, 3), (1, torch.int32, 1)]
+    cases += [(n * odd - 1, torch.uint8, 2), (n + 1, torch.float16, odd)]  # a long one, and a wide one
     if not trial.on_all_ranks:  # the others don't depend on the number of ranks
         cases = cases[:4]
     results = []
@@ -184,9 +189,8 @@ def examine_gather_uneven(trial: Trial) -> None:
         weight = _weight(trial, 10 * number + rows, rows, columns, dtype)
         shard = weight[trial.rank * k : (trial.rank + 1) * k].clone()
         of_kind = f" of {str(dtype).removeprefix('torch.')}" if dtype != torch.float64 else ""
-        case = (
-            f"{rows} row{'s' if rows > 1 else ''}{of_kind}{f', seed {trial.seed}' if dtype == torch.bfloat16 else ''}"
-        )
+        size = f"{rows} row{'s' if rows > 1 else ''}{f' of {columns} columns' if columns > 6 else ''}"
+        case = f"{size}{of_kind}{f', seed {trial.seed}' if dtype == torch.bfloat16 else ''}"
         if strided := dtype in (torch.float32, torch.int64) or number == 4:
             shard, case = shard.t().contiguous().t(), f"{case}, strided"
         budget = (n * k + 2 * k) * columns * dtype.itemsize // 8

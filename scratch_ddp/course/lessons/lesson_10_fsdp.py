@@ -25,7 +25,8 @@ def shard_unit(module):
     All ranks hold equal modules, with parameters of one dtype and any shapes, all used; a forward
     is followed by its backward, or runs under no_grad. The parameters are whole, as gathered from
     the shards, while forward or backward runs. After backward, shard.grad is this rank's part of
-    the mean gradient, also where the sum would overflow, and the parameters' own .grad is None.
+    the mean gradient, whatever it was before, also where the sum would overflow; the parameters'
+    own .grad is None.
     Cost: an all-gather in forward, an all-gather and a reduce-scatter in backward. A rank's part
     has ⌈elements / n⌉ elements in each. Memory: at all other times the parameters take 0 bytes,
     and neither a tensor nor anything outside of torch keeps them or their gradients.
@@ -77,7 +78,10 @@ def examine_shard_unit(trial: Trial) -> None:
     odd = inputs[5].clone()
     odd[-1, 0, 0] = math.nan
     turns = {f"step {step}": _Turn(inputs[step]) for step in range(3)} | {
-        "eval() and no_grad(), other weights loaded": _Turn(same, steps=False, training=False, factor=1.5),
+        "gradients of 0 and an old shard.grad": _Turn(inputs[3], scale=0.0, old_gradient=3.0),
+        "after gradients of 0 and an old shard.grad, eval() and no_grad(), other weights loaded": _Turn(
+            same, steps=False, training=False, factor=1.5
+        ),
         "huge gradients": _Turn(same, scale=1e308),
         "no_grad() after huge gradients": _Turn(same, steps=False),
     }
@@ -111,13 +115,15 @@ def _inputs(trial: Trial, seed: int) -> torch.Tensor:
 @dataclass
 class _Turn:
     """What is done with units. inputs: of each rank. steps: train one step, with the gradients of the loss times
-    `scale`; else two forwards under no_grad. training: the mode. factor: first of all the weights are multiplied."""
+    `scale`; else two forwards under no_grad. training: the mode. factor: first of all the weights are multiplied.
+    old_gradient: what every .grad holds before."""
 
     inputs: torch.Tensor
     steps: bool = True
     scale: float = 1.0
     training: bool = True
     factor: float = 1.0
+    old_gradient: float = 0.0
 
 
 class _Pair:
@@ -176,6 +182,8 @@ class _Pair:
         """Return what was in memory and should not have been, as a complaint, and what each unit has computed with."""
         units, mine, complaints = self._units, turn.inputs[self._trial.rank], []
         _load(self._optimizer, turn.factor)
+        for shard in self._shards if turn.old_gradient else ():
+            shard.grad = torch.full_like(shard, turn.old_gradient)
 
         def between() -> None:
             complaints.extend(unit.still_there("between forward and backward") for unit in units)
@@ -275,6 +283,8 @@ def _make_unit(answer: Callable, unit: "ObservedUnit") -> nn.Parameter:
     shard = answer(unit)
     if not isinstance(shard, nn.Parameter):
         raise TypeError(f"the result is a {type(shard).__name__}, should be an nn.Parameter")
+    if not shard.requires_grad:
+        raise RuntimeError("the shard requires no gradient, so nobody would train it")
     if shard.untyped_storage().nbytes() < shard.nbytes:
         raise RuntimeError("the shard has no memory: it is a view of what was freed")
     return shard

@@ -66,6 +66,12 @@ WRONG_ANSWERS = {
             also=("cost",),
         ),
         WrongAnswer(
+            "leaves the flag of all models of the class switched off",
+            fails="untouched",
+            says="leaves the attribute 'do_sync' on the class CountedModel",
+            edits={"model.disable_grad_sync()": "type(model).do_sync = False\n        model.disable_grad_sync()"},
+        ),
+        WrongAnswer(
             "puts back everything that the model had",
             fails="restored",
             says="what the caller changes in the block, after it: the model: .training is True, should be False",

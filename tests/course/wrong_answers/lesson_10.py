@@ -99,6 +99,16 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "empties the caller's list",
+            fails="untouched",
+            says="2 layers: shards has other entries than before",
+            edits={
+                "    for shard, below in zip(reversed(shards), reversed(kept[:-1]), strict=True):\n": (
+                    "    kept.pop()\n    while shards:\n        shard, below = shards.pop(), kept.pop()\n"
+                )
+            },
+        ),
+        WrongAnswer(
             "gathers into float64, whatever the weights are",
             fails="runs",
             says="2 layers of float32",
@@ -180,6 +190,17 @@ WRONG_ANSWERS = {
             fails="runs",
             says="8 rows, strided: Ranks 0, 1, 2 and 3 raised RuntimeError: view size is not compatible",
             edits={"padded[: len(shard)] = shard": "padded.view(-1)[: shard.numel()] = shard.view(-1)"},
+        ),
+        WrongAnswer(
+            "makes k a multiple of 8 for long weights",
+            fails="cost",
+            says="rows of uint8: ",
+            edits={
+                "k = -(-rows // n)": "q = k = -(-rows // n)\n    k = -(-q // 8) * 8 if q > 8 else q",
+                "return whole[:rows]": "return torch.cat([each[:q] for each in whole.split(k)])[:rows] if k > q"
+                " else whole[:rows]",
+            },
+            also=("memory",),
         ),
         WrongAnswer(
             "returns a number for a weight of one",

@@ -178,6 +178,37 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "keeps the gradients as a list, in a hook of backward",
+            fails="memory",
+            says="step 0: takes 156 elements out of torch by .tolist()",
+            edits={
+                "    def free():\n": "    log = []\n\n    def free():\n",
+                " / n\n": " / n\n        log[:] = gradients.tolist()\n",
+            },
+        ),
+        WrongAnswer(
+            "adds to the shard's gradient of before",
+            fails="value",
+            says="after gradients of 0 and an old shard.grad, eval() and no_grad(), other weights loaded: unit 1",
+            edits={
+                "shard.grad = torch.empty_like(shard)": "new = torch.empty_like(shard)",
+                "dist.reduce_scatter(shard.grad, list(gradients.split(part)))": (
+                    "dist.reduce_scatter(new, list(gradients.split(part)))\n"
+                    "        shard.grad = new + (0 if shard.grad is None else shard.grad)"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "frees after backward only where there is a gradient",
+            fails="memory",
+            says="gradients of 0 and an old shard.grad: unit 2 is whole while unit 1 computes",
+            edits={
+                "    def reduce():\n        free()\n": (
+                    "    def reduce():\n        if any(each.grad.any() for each in parameters):\n            free()\n"
+                )
+            },
+        ),
+        WrongAnswer(
             "leaves units smaller than the number of ranks as they are",
             fails="memory",
             says="unit 5: after the call unit 5 takes 4 bytes, should be 0.",
