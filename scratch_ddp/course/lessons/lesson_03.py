@@ -121,8 +121,9 @@ def _budget(trial: Trial, parameters: dict[str, nn.Parameter], extra_bytes: tupl
 
 
 def _wire_bytes(sizes: list[int], n: int) -> int:
-    """Of messages of these sizes, in one call or in several: each is rounded."""
-    return max(sum(ring_bytes("all_reduce", size, n, 0) for size in sizes), ring_bytes("all_reduce", sum(sizes), n, 0))
+    """Of messages of these sizes, each in a call of its own or several in one: a call is rounded by half a byte."""
+    rounded = sum(2 * size % n != 0 for size in sizes)
+    return ring_bytes("all_reduce", sum(sizes), n, 0) + (rounded + 1) // 2
 
 
 def examine_average_gradients(trial: Trial) -> None:
