@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scratch_ddp.course.inputs.host_logs import RECORDED, fault_in, read_logs, read_logs_of_another_job, recordings
-from scratch_ddp.course.lessons.lesson_16 import faulty_host
+from scratch_ddp.course.lessons.lesson_16_failures import faulty_host
 
 
 def test_each_cause_is_recorded_on_either_host():
