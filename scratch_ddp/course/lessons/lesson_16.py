@@ -13,6 +13,7 @@ from scratch_ddp.course.inputs.fenced import Fenced
 from scratch_ddp.course.inputs.host_meshes import drawn_meshes, parts_on_hosts
 from scratch_ddp.course.inputs.mesh_in_one_process import RanksOfMesh
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
+from scratch_ddp.course.lessons.lesson_16_failures import saving_interval  # noqa: F401  copies of the lesson have it
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import difference, shown
 from scratch_ddp.instruments.traffic import ring_bytes
