@@ -57,6 +57,26 @@ def test_a_rank_killed_while_idle_is_named_at_the_next_cell(four_ranks):
     wait_until_gone(pids, 1)
 
 
+LATE = """
+import threading
+from copy import copy
+from scratch_ddp.cells.kernel.reader import Event
+
+for instances in get_ipython().magics_manager.registry.values():
+    if hasattr(instances, "cluster"):
+        of_before, events = copy(instances.cluster.ranks[2]), instances.events
+threading.Timer(1, lambda: events.put(Event("gone", of_before))).start()
+"""
+
+
+def test_late_news_of_a_rank_of_an_earlier_cluster_does_not_stop_a_cell(four_ranks):
+    four_ranks.run("%dist_mode -d")
+    assert not four_ranks.run(LATE).message
+    four_ranks.run("%dist_mode -e")
+    result = four_ranks.run("import time; time.sleep(2.5); print('slept')")
+    assert not result.message and "slept" in result.text()
+
+
 def dies_in(kernel, code, pid, number=signal.SIGKILL, after=0.5):
     threading.Timer(after, lambda: os.kill(pid, number)).start()
     result = kernel.run(code)

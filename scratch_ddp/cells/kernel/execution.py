@@ -87,7 +87,7 @@ class Execution:
                 self.output.of_rank[rank].read(event.source.stream, event.value)
             else:
                 self.cluster.keep_late(event)
-        elif isinstance(event.source, RankProcess):
+        elif event.source in self.cluster.ranks:  # the end of an earlier cluster's rank may be heard of late
             if event.kind == "gone" or not event.source.alive:
                 self.died_at = self.died_at or time.monotonic()
             elif event.value.get("cell") == self.cell:
