@@ -91,7 +91,10 @@ def exercise_of(function: Any) -> Exercise:
         return all_exercises()[function.__name__]
     except KeyError:
         names = ", ".join(all_exercises())
-        raise ValueError(f"no exercise is called {function.__name__!r}; there are {names}") from None
+        raise ValueError(
+            f"no exercise is called {function.__name__!r}, and this is the function's own name (its __name__): define "
+            f"it by the exercise's. There are {names}"
+        ) from None
 
 
 def borrows(function: Callable, exercise: Exercise) -> str:

@@ -207,7 +207,11 @@ def test_a_rank_that_dies_in_its_answer_does_not_keep_the_others():
     ("given", "error", "says"),
     [
         (3, TypeError, "give the function itself"),
-        (print, ValueError, "no exercise is called 'print'; there are print_t"),
+        (
+            print,
+            ValueError,
+            "no exercise is called 'print', and this is the function's own name",
+        ),
     ],
 )
 def test_what_is_no_exercise_is_refused(given, error, says):

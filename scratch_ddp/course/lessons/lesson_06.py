@@ -51,15 +51,16 @@ class _Wrapped(SimpleDistributedDataParallelism):
 class CountedModel(_Wrapped):
     """Counts the calls of sync_gradients() that average. Has a tied weight, a frozen bias, a part in eval mode.
 
-    In float64. The first layer is a wrapped model, too.
+    In float64. The first layer is a wrapped model, too. With other than three columns in its output, nothing is tied.
     """
 
-    def __init__(self, device: torch.device):
-        first, last = (nn.Linear(3, 3, dtype=torch.float64, device=device) for _ in range(2))
-        last.weight = first.weight
+    def __init__(self, device: torch.device, columns: int = 3):
+        first, last = (nn.Linear(3, out, dtype=torch.float64, device=device) for out in (3, columns))
+        if columns == 3:
+            last.weight = first.weight
         first.bias.requires_grad_(False)
         with torch.no_grad():
-            for parameter in (first.weight, first.bias, last.bias):
+            for parameter in (first.weight, first.bias, last.weight, last.bias):
                 parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view_as(parameter))
         super().__init__(nn.Sequential(_Wrapped(first), nn.Tanh().eval(), last))
         self._syncs = 0
@@ -215,6 +216,7 @@ class _Blocks:
                 [[True, False], [True, False]],
                 of_both,
             ),
+            "nothing is frozen, and every parameter has a gradient": (self._nothing_frozen, True, None, ""),
             "beside do_sync, in the block": (self._compared_inside, True, "", ""),
             "what the caller changes in the block, after it": (
                 self._changed_inside,
@@ -254,6 +256,18 @@ class _Blocks:
         self._model.disable_grad_sync()
         with block:
             pass
+
+    def _nothing_frozen(self, answer: Callable) -> None:
+        model, frozen = self._model, [each for each in self._model.parameters() if not each.requires_grad]
+        before = [each.grad for each in model.parameters()]
+        for parameter in model.parameters():
+            parameter.requires_grad_(True).grad = torch.ones_like(parameter)
+        with answer(model):
+            pass
+        for parameter, gradient in zip(model.parameters(), before, strict=True):
+            parameter.grad = gradient
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
     def _switched_on_inside(self, answer: Callable) -> None:
         with answer(self._model):

@@ -54,10 +54,12 @@ def examine_train_epoch(trial: Trial) -> None:
     cases = [(8, 4, 1), (6, 4, 2), (3, 4, 1), (2, 1, 1), (0, 3, 1), (many + 1, many, 1)]
     for micro_batches, n, epochs in cases if trial.on_all_ranks else cases[2:4]:
         drawn = f", drawn with seed {trial.seed}" if n == many else ""
-        items = 2 if n == 4 and micro_batches > n else (1, 3, 4, 5)[trial.seed % 4]
+        columns = 1 if 0 < micro_batches < n else 3
+        items = 2 if n == 4 and micro_batches > n else (1 if columns > 1 else 6, 3, 4, 5)[trial.seed % 4]
         of_items = f" of {items} item{'s' if items > 1 else ''}" if items != 2 and micro_batches else ""
         case = f"{micro_batches} micro-batches{of_items}, n={n}{drawn}"
-        epoch = _Epoch(trial, micro_batches, n, items)
+        case += ", one column" if columns == 1 else ""
+        epoch = _Epoch(trial, micro_batches, n, items, columns)
         if n == 1:
             case += ", large targets"
             epoch.targets.mul_(1e4)
@@ -76,13 +78,16 @@ class _Epoch:
 
     changes = VALUES, GRADIENTS, STATE, "do_sync"
 
-    def __init__(self, trial: Trial, micro_batches: int, n: int, items: int = 2):
+    def __init__(self, trial: Trial, micro_batches: int, n: int, items: int = 2, columns: int = 3):
         self._trial, self._micro_batches, self._n = trial, micro_batches, n
         self._steps = -(-micro_batches // n)
+        self._ends_as_it_began = micro_batches > n and n > 1  # so the last is known by its place alone
         generator = torch.Generator().manual_seed(trial.seed + micro_batches if n > 5 else micro_batches)
-        drawn = torch.randn(micro_batches, trial.size, items, 6, generator=generator, dtype=torch.float64)
-        self._inputs, self.targets = drawn.to(trial.device).split(3, dim=-1)
-        self.model, alone = CountedModel(trial.device), CountedModel(trial.device)
+        drawn = torch.randn(micro_batches, trial.size, items, 3 + columns, generator=generator, dtype=torch.float64)
+        if self._ends_as_it_began:
+            drawn[-1] = drawn[0]
+        self._inputs, self.targets = drawn.to(trial.device).split((3, columns), dim=-1)
+        self.model, alone = CountedModel(trial.device, columns), CountedModel(trial.device, columns)
         self._alone = alone.module
         self._optimizer, self._plain = (
             torch.optim.SGD(each.trained(), lr=0.1, momentum=0.5) for each in (self.model, alone)
@@ -92,6 +97,8 @@ class _Epoch:
 
     def _call(self, case: str, using: Callable | None = None) -> None:
         mine = list(zip(self._inputs[:, self._trial.rank], self.targets[:, self._trial.rank], strict=True))
+        if self._ends_as_it_began:
+            mine[-1] = mine[0]
         given = self.model, self._optimizer, mine, self._n
         self._trial.call(*given, case=case, changes=self.changes, using=using)
 
@@ -167,7 +174,8 @@ class _Epoch:
             raising = _raiser(error, number)
 
             def hook(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
-                output.register_hook(raising)
+                if output.requires_grad:
+                    output.register_hook(raising)
 
             return _removed(model.module.register_forward_hook(hook))
 
@@ -279,7 +287,8 @@ class _Passes:
     def _forward(self, _: nn.Module, args: tuple, output: torch.Tensor) -> None:
         self._order += "F"
         self._outputs.append(weakref.ref(output))
-        output.register_hook(self._backward)
+        if output.requires_grad:  # not in a pass under no_grad()
+            output.register_hook(self._backward)
 
     def _backward(self, _: torch.Tensor) -> None:
         self._order += "B"

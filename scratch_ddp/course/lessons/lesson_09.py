@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -93,17 +94,13 @@ def examine_average_in_buckets(trial: Trial) -> None:
     before = _examine_step(trial, finish, model, buckets, given, 0, "step 0", ledger)
     if not before:
         return
-    if before.kept():
-        time.sleep(0.05)  # the thread that sent it may have held one a moment longer
-    trial.criterion("memory", before.kept())
+    trial.criterion("memory", _lasting(before.kept))
     held = _bytes_of(ledger)
     after = _examine_step(trial, finish, model, buckets, given, 1, "step 1, after zero_grad(set_to_none=False)", ledger)
     if not after:
         return
-    if (more := _bytes_of(ledger) - held) > 0:
-        time.sleep(0.05)
-        more = _bytes_of(ledger) - held
-    trial.criterion("memory", f"{more:,} bytes more are held than after step 0: let go of them" if more > 0 else "")
+    more = _lasting(lambda: max(0, _bytes_of(ledger) - held))
+    trial.criterion("memory", f"{more:,} bytes more are held than after step 0: let go of them" if more else "")
     if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
         return
     model = _Branches(trial)
@@ -116,6 +113,14 @@ def examine_average_in_buckets(trial: Trial) -> None:
     if _examine_step(trial, finish, model, buckets, given, 3, "another order on each rank"):
         trial.end_if_wrong()
         _examine_in_worlds(trial)
+
+
+def _lasting(held: Callable[[], Any]) -> Any:
+    """What held() says, once that is nothing or a second is over: gloo's thread may hold a message a moment longer."""
+    until = time.monotonic() + 1.0
+    while (found := held()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return found
 
 
 def _examine_in_worlds(trial: Trial) -> None:

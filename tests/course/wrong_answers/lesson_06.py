@@ -92,6 +92,16 @@ WRONG_ANSWERS = {
             also=("restored",),
         ),
         WrongAnswer(
+            "averages after the block, where every parameter has a gradient",
+            fails="cost",
+            says="calls all_reduce 3 times, budget 0.",
+            edits={
+                _SWITCH_BACK: "model.do_sync = before\n"
+                "            if all(p.grad is not None for p in model.parameters()):\n"
+                "                model.sync_gradients()"
+            },
+        ),
+        WrongAnswer(
             "sends after an exception",
             fails="cost",
             says="4 ranks: calls barrier ",
@@ -157,6 +167,19 @@ WRONG_ANSWERS = {
             says="Rank 0, 6 micro-batches, n=4: the parameter '0.module.weight' is",
             edits={" or i + 1 == len(batches)": ""},
             also=("passes",),
+        ),
+        WrongAnswer(
+            "knows the last micro-batch by its tensors, which came before, too",
+            fails="value",
+            also=("passes", "cost"),
+            says="8 micro-batches, n=4: the parameter '0.module.weight' is wrong",
+            edits={"i + 1 == len(batches)": "inputs is batches[-1][0]"},
+        ),
+        WrongAnswer(
+            "squeezes the output, so that one column meets the targets' rows in all pairs",
+            fails="value",
+            says="n=4, one column: the parameter",
+            edits={"model(inputs)": "model(inputs).squeeze(-1)"},
         ),
         WrongAnswer(
             "divides by n in the shorter window too",
@@ -324,7 +347,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "has the size of a micro-batch written into it",
             fails="value",
-            says="n=4: the parameter '0.module.weight' is wrong in",
+            says="n=4, one column: the parameter '0.module.weight' is wrong in",
             edits={"mse_loss(model(inputs), targets)": "(model(inputs) - targets).square().sum() / 6"},
         ),
         WrongAnswer(
