@@ -37,25 +37,21 @@ RIGHT_ANSWERS = {
 
         return own, step, zero_grad
         """,
-        # others' gradients are hidden from a whole optimizer
+        # an owner at a time
         """
         rank, n = dist.get_rank(), dist.get_world_size()
-        own = make(list(params))
+        owned = [params[owner::n] for owner in range(n)]
+        own = make(owned[rank])
 
         def step():
-            kept = [p.grad for p in params]
-            for i, p in enumerate(params):
-                if i % n != rank: p.grad = None
-            try:
-                own.step()
-            finally:
-                for p, g in zip(params, kept): p.grad = g
-            for i, parameter in enumerate(params):
-                dist.broadcast(parameter.detach(), src=i % n)
+            own.step()
+            for owner, theirs in enumerate(owned):
+                for p in theirs:
+                    dist.broadcast(p.data, owner)
 
         def zero_grad():
-            for parameter in params:
-                parameter.grad = None
+            for p in params:
+                p.grad = None
 
         return own, step, zero_grad
         """,

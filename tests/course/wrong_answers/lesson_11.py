@@ -13,7 +13,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "an optimizer for all parameters: right, and nothing saved",
             fails="memory",
-            says="the state of all optimizers made has 64 elements, budget 14",
+            says="the state of all optimizers made has 42 elements, budget 7",
             edits={"params[rank::n]": "params"},
         ),
         WrongAnswer(
@@ -59,9 +59,36 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "a whole optimizer that does not see others' gradients: some have state at once",
+            fails="memory",
+            says="the state of all optimizers made has 42 elements, budget 7",
+            body="""
+                rank, n = dist.get_rank(), dist.get_world_size()
+                own = make(list(params))
+
+                def step():
+                    kept = [p.grad for p in params]
+                    for i, p in enumerate(params):
+                        p.grad = p.grad if i % n == rank else None
+                    try:
+                        own.step()
+                    finally:
+                        for p, gradient in zip(params, kept):
+                            p.grad = gradient
+                    for i, p in enumerate(params):
+                        dist.broadcast(p.detach(), src=i % n)
+
+                def zero_grad():
+                    for p in params:
+                        p.grad = None
+
+                return own, step, zero_grad
+            """,
+        ),
+        WrongAnswer(
             "a whole optimizer does the work, the sharded one is shown",
             fails="memory",
-            says="the state of all optimizers made has 64 elements, budget 14",
+            says="the state of all optimizers made has 49 elements, budget 7",
             edits={
                 "        own.step()": "        full.step()",
                 "    def step": "    full = make(params)\n\n    def step",
@@ -92,7 +119,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a whole optimizer, and others' state is thrown away after each step",
             fails="memory",
-            says="the state of all optimizers made has 64 elements, budget 14",
+            says="the state of all optimizers made has 42 elements, budget 7",
             edits={
                 "make(params[rank::n])": "make(list(params))",
                 "        own.step()\n": "        own.step()\n        for i, p in enumerate(params):\n"
