@@ -31,9 +31,14 @@ def three_layers(trial: Trial, times: int = 1) -> nn.Module:
 
 
 def everyones_inputs(trial: Trial, step: int) -> list[torch.Tensor]:
-    """Every rank's inputs, different on each rank and in each step."""
+    """Every rank's inputs, different on each rank and in each step; in step 1 the last rank's are 0.
+
+    So is the gradient of its first weight, which counts as any other.
+    """
     generator = torch.Generator().manual_seed(100 + step)
     inputs = torch.rand(trial.size, 1, 48, generator=generator, dtype=torch.float64)
+    if step == 1:
+        inputs[-1] = 0
     return list(inputs.to(trial.device))
 
 

@@ -136,10 +136,15 @@ def scalars(number: int) -> list[nn.Parameter]:
 
 
 def _gradient(parameter: nn.Parameter, rank: int, n: int, step: int, generator: torch.Generator) -> torch.Tensor:
-    """Every second step so large that two of them overflow; in the first, some with NaN and infinities or all 0."""
+    """Every second step so large that two of them overflow; in the first, some with NaN and infinities or all 0.
+
+    In the third all are 0 on the last rank: what is 0 counts and is sent as any other.
+    """
     if step % 2:
         return torch.full_like(parameter, 0.75 * torch.finfo(parameter.dtype).max, requires_grad=False)
     gradient = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+    if step == 2 and rank == n - 1:
+        return gradient.zero_()
     if parameter.shape == (7,) and not parameter.is_complex() and step == 0:
         gradient[rank % 7] = (math.nan, math.inf, -math.inf)[rank % 3]
     return gradient.zero_() if parameter.shape == (3,) else gradient

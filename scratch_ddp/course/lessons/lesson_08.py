@@ -56,7 +56,7 @@ def average_when_ready(model):
 
 class _OddModel(nn.Module):
     """Parameters of its own, of its parts and of theirs: without dimensions, transposed, tied, of several dtypes, two
-    of one shape, inf, empty, large, frozen, never used.
+    of one shape, inf, empty, large, frozen, never used, and many more.
 
     Its output is the sum of each parameter times a tensor, so that tensor is the parameter's gradient.
     """
@@ -71,8 +71,10 @@ class _OddModel(nn.Module):
         self.sometimes.bias.requires_grad_(False)
         self.never, self.empty = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(0, 2))
         self.large = nn.Parameter(torch.zeros(128, 128))
+        self.many = nn.ParameterList(nn.Parameter(torch.zeros(1 + i % 2)) for i in range(30))
         self.deep = nn.Sequential(nn.Sequential(nn.Module()))
         self.deep[0][0].weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
+        self.deep[0][0].bias = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
         self.to(device)
 
     def used(self, step: int, generator: torch.Generator) -> dict[str, nn.Parameter]:
@@ -102,6 +104,7 @@ def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -
         )
         for name, each in used.items()
     }
+    drawn["deep.0.0.bias"].fill_(2.0**127 if rank < 2 else 0)  # the sum of two is more than bfloat16 can hold
     drawn["first.bias"] *= 1 + 2.0**-30  # float32 could not hold it
     if rank == 0:
         drawn["scale"].zero_()  # not so on the other ranks
@@ -323,6 +326,10 @@ _CASES = {  # case: (compute, communication, seconds)
     "computing that begins together": ([(0.0, 5.0), (0.0, 2.0), (6.0, 7.0), (6.0, 10.0)], [(0.0, 12.0)], 3.0),
     "messages that end together": ([(20.0, 21.0)], [(0.0, 5.0), (3.0, 5.0), (9.0, 10.0), (6.0, 10.0)], 9.0),
     "messages that begin together": ([(20.0, 21.0)], [(0.0, 5.0), (0.0, 2.0), (6.0, 7.0), (6.0, 10.0)], 9.0),
+    "no computing, and messages that overlap": ([], [(0.0, 2.0), (1.0, 3.0), (5.0, 9.0), (6.0, 7.0)], 7.0),
+    "a message that joins two others": ([(20.0, 21.0)], [(0.0, 2.0), (3.0, 5.0), (1.0, 4.0)], 5.0),
+    "computing that joins other computing": ([(0.0, 2.0), (3.0, 5.0), (1.0, 4.0)], [(0.0, 6.0)], 1.0),
+    "100 messages that all overlap": ([(0.0, 1.0)], [(float(i), 200.0 - i % 7) for i in range(100)], 199.0),
     "computing that takes no time": ([(0.0, 0.0), (0.5, 0.5)], [(0.0, 1.0)], 1.0),
     "twelve of each, one inside another": (
         [(20.0 + i, 120.0 - i) for i in range(12)],
