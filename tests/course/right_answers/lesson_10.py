@@ -2,6 +2,37 @@
 
 RIGHT_ANSWERS = {
     "sharded_step": [
+        # with the page's own functions
+        """
+        import torch
+        import torch.distributed as dist
+
+
+        def gather(shard):
+            gathered = shard.new_empty(dist.get_world_size() * len(shard), shard.shape[1])
+            dist.all_gather(list(gathered.split(len(shard))), shard)
+            return gathered
+
+
+        def reduce_scatter(gradient):
+            rows = gradient.new_empty(len(gradient) // dist.get_world_size(), gradient.shape[1])
+            dist.reduce_scatter(rows, list(gradient.split(len(rows))))
+            return rows
+
+
+        def sharded_step(shards, inputs, targets, lr):
+            kept = [inputs]
+            for shard in shards:
+                outputs = kept[-1] @ gather(shard).T
+                kept.append(outputs.relu())
+            delta = outputs - targets
+            for shard, below in zip(reversed(shards), reversed(kept[:-1]), strict=True):
+                whole = gather(shard)
+                handed_down = delta @ whole
+                del whole
+                shard -= lr * reduce_scatter(delta.T @ below)
+                delta = handed_down * below.sign()
+        """,
         # into_tensor calls
         """
         n = dist.get_world_size()
