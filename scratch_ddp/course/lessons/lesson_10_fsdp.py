@@ -77,7 +77,10 @@ def examine_shard_unit(trial: Trial) -> None:
     same = torch.stack([inputs[4][0]] * trial.size)
     odd = inputs[5].clone()
     odd[-1, 0, 0] = math.nan
-    turns = {f"step {step}": _Turn(inputs[step]) for step in range(3)} | {
+    turns = {
+        "step 0": _Turn(inputs[0]),
+        "step 1": _Turn(inputs[1], cleared=True),
+        "step 2": _Turn(inputs[2]),
         "gradients of 0 and an old shard.grad": _Turn(inputs[3], scale=0.0, old_gradient=3.0),
         "after gradients of 0 and an old shard.grad, eval() and no_grad(), other weights loaded": _Turn(
             same, steps=False, training=False, factor=1.5
@@ -124,6 +127,7 @@ class _Turn:
     training: bool = True
     factor: float = 1.0
     old_gradient: float = 0.0
+    cleared: bool = False  # whether .grad is None before
 
 
 class _Pair:
@@ -182,8 +186,8 @@ class _Pair:
         """Return what was in memory and should not have been, as a complaint, and what each unit has computed with."""
         units, mine, complaints = self._units, turn.inputs[self._trial.rank], []
         _load(self._optimizer, turn.factor)
-        for shard in self._shards if turn.old_gradient else ():
-            shard.grad = torch.full_like(shard, turn.old_gradient)
+        for shard in self._shards if turn.cleared or turn.old_gradient else ():
+            shard.grad = None if turn.cleared else torch.full_like(shard, turn.old_gradient)
 
         def between() -> None:
             complaints.extend(unit.still_there("between forward and backward") for unit in units)
