@@ -45,7 +45,12 @@ class Outcome:
 
 
 class TimeIsUp(BaseException):
-    """Raised inside the learner's code. Not an Exception, so that `except Exception` does not catch it."""
+    """Raised inside the learner's code. Not an Exception, so that `except Exception` does not catch it.
+
+    elsewhere: where another thread is that this one waits for, as `_place` takes it.
+    """
+
+    elsewhere: Sequence[tuple[str, int | None]] = ()
 
 
 def attempt(function: Callable, args: tuple, seconds: float) -> tuple[Any, Outcome]:
@@ -72,9 +77,9 @@ def attempt(function: Callable, args: tuple, seconds: float) -> tuple[Any, Outco
     except KeyboardInterrupt:
         raise
     except TimeIsUp as stop:
-        outcome = Outcome("unfinished", "", *_place(stop.__traceback__, function))
+        outcome = Outcome("unfinished", "", *_place([*_lines_of(stop.__traceback__), *stop.elsewhere], function))
     except BaseException as error:  # SystemExit as well: an answer must not end the rank
-        outcome = Outcome("raised", in_short(error), *_place(error.__traceback__, function))
+        outcome = Outcome("raised", in_short(error), *_place(_lines_of(error.__traceback__), function))
     outcome.printed, outcome.lines_printed, outcome.line_ended = printed.shown(), printed.count(), printed.line_ended()
     return result, outcome
 
@@ -163,11 +168,20 @@ def _group_protected() -> Iterator[None]:
         dist.distributed_c10d._new_group_with_tag = make
 
 
-def _place(where: TracebackType | None, function: Callable) -> tuple[int | None, str]:
+def _lines_of(where: TracebackType | None) -> list[tuple[str, int | None]]:
+    return [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(where)]
+
+
+def lines_of_thread(number: int | None) -> list[tuple[str, int | None]]:
+    """Where the thread with this identifier is now, as (file, line), the innermost last."""
+    inner = sys._current_frames().get(number)
+    return [(frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(inner)][::-1] if inner else []
+
+
+def _place(lines: Sequence[tuple[str, int | None]], function: Callable) -> tuple[int | None, str]:
     """The innermost line of the learner's own code: in the function's file, or in another cell (no file on disk)."""
     own = getattr(getattr(function, "__code__", None), "co_filename", None)
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(where)]
-    for file, line in reversed(frames):
+    for file, line in reversed(lines):
         if line is None:  # a signal came between two lines
             continue
         if file == own or (linecache.getline(file, line) and not os.path.exists(file)):

@@ -117,8 +117,11 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
 
 def _tried(exercise: Exercise, trial: Trial) -> tuple[Verdict, dict[str, bool]]:
     groups = all_groups()
-    with contextlib.suppress(AnswerFailed), prepared():
-        exercise.examine(trial)
+    try:
+        with contextlib.suppress(AnswerFailed), prepared():
+            exercise.examine(trial)
+    except Exception as error:  # not to be raised here: the other ranks would wait for this one
+        trial.stumble(error)
     verdict = trial.verdict()
     if not trial.spoiled and dist.is_initialized():
         destroy_all_but(groups)

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from scratch_ddp.course.wording import bits, difference
 
 HIDDEN = ("rank", "world_size")
+_missing_now: set[str] = set()  # errors of who looks for what guards have taken away again
 _MODULES = (dist, dist.distributed_c10d)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in _OF_EVERY_MODULE if name.endswith("_hooks"))
@@ -95,7 +96,9 @@ class Guard:
         self.complaint = next(iter(complaints), "")
 
     def explained(self, error: str) -> str:
-        """`error`, with a word about a name that the answer misses because it is the notebook's."""
+        """`error`, with a word about a name that the answer misses: the notebook's, or what an earlier call left."""
+        if error in _missing_now:
+            return f"{error}: an earlier call of the function has left it where all calls share it"
         for name in self._hidden:
             if error == f"NameError: name {name!r} is not defined":
                 instead = {"rank": ": dist.get_rank() tells", "world_size": ": dist.get_world_size() tells"}
@@ -108,6 +111,7 @@ class Guard:
         for name in [name for name in self._names if name not in self._names_before]:
             del self._names[name]
             if name != "__warningregistry__":  # Python's own, after a warning
+                _missing_now.add(f"NameError: name {name!r} is not defined")
                 yield f"leaves the name `{name}` behind in the notebook"
         for name, value in self._names_before.items():
             if self._names.get(name, self) is not value:
@@ -118,6 +122,8 @@ class Guard:
             if len(self._names[name]) != length:
                 yield f"keeps something in `{name}`, a name of the notebook"
         if hasattr(self._function, "__dict__") and vars(self._function) != self._kept:
+            for name in vars(self._function).keys() - self._kept.keys():
+                _missing_now.add(f"AttributeError: 'function' object has no attribute {name!r}")
             vars(self._function).clear()
             vars(self._function).update(self._kept)
             yield "keeps something in an attribute of the function"

@@ -4,6 +4,7 @@ gloo alone would end the process.
 """
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -18,17 +19,23 @@ NO_SENDER = "recv names no sender: a message of another call can be taken for th
 
 
 @contextlib.contextmanager
-def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
+def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[list[str]]:
     """Raise ValueError where a message doesn't fit, on the rank that comes to it second, before gloo hears of it.
 
-    Also where a receive names no sender. Nobody waits for the other end. Costs one operation on the store per
-    collective, two per message, and two for each other rank in an all_to_all_single. Seen is what goes through
-    interruptible groups.
+    Also where a receive names no sender. A thread that Python code has started is ended at its first call, since there
+    the ranks' calls have no common order; the yielded list gets what to say of it. Nobody waits for the other end.
+    Costs one operation on the store per collective, two per message, and two for each other rank in an
+    all_to_all_single. Seen is what goes through interruptible groups.
     """
     numbers: Counter[str] = Counter()
     own_rank = dist.get_rank()
+    of_threads: list[str] = []
 
     def compare(call: dict[str, Any]) -> None:
+        if _in_a_thread_of_python():
+            name = call["operation"]
+            of_threads.append(f"calls {name} from another thread: then nothing keeps the order that all ranks share")
+            raise SystemExit(of_threads[-1])  # a thread prints no traceback of it
         if "pieces" in call:
             compare_pieces(f"{prefix}/{call['group']}/all-to-all {call['number']}", *call["pieces"])
         if not call["peer"]:
@@ -74,9 +81,15 @@ def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[None]:
 
     interruptible_group.observers.append(compare)
     try:
-        yield
+        yield of_threads
     finally:
         interruptible_group.observers.remove(compare)
+
+
+def _in_a_thread_of_python() -> bool:
+    """Not in the main thread, nor in one of autograd's, which run hooks."""
+    thread = threading.current_thread()
+    return thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)
 
 
 def _nbytes(given: str) -> int:

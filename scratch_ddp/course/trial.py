@@ -11,9 +11,11 @@ import hashlib
 import inspect
 import pickle
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -21,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.agreement import message_device
-from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, left_over, limit_anew
+from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, in_short, left_over, limit_anew
 from scratch_ddp.course.guard import Guard
 from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing
 from scratch_ddp.course.message_sizes import message_sizes_compared
@@ -81,6 +83,8 @@ class Trial:
         self._digests: list[tuple[str, str]] = []
         self._printed: list[list[dict]] = []
         self._reports: list[str] = []  # what each rank counted in the last call
+        self._all_stumbled = False
+        self._not_waited = False  # some rank has not waited for a message: then ranks may go different ways
         self._made_by: dict[str, str] = {}  # by which of torch's functions its calls were made, if not by the answer
 
     def generator(self) -> torch.Generator:
@@ -109,13 +113,14 @@ class Trial:
         place of answer(*args), for an answer whose result must be used as well, such as a context manager. Raises
         AnswerFailed, on every rank, if on any rank the answer raised, did not end, or left messages behind.
         """
+        self._end_if_not_waited()
         self._begin(case)
         log, self._parts = MessageLog(self._world.members), []
         answer = self._function if self._world.group is None else _with_group(self._function, self._world.group)
         also = beside if isinstance(beside, Mapping) else _numbered(beside, len(args))
         guard = Guard(self._function, self._by_name(args) | also, changes)
         sizes = message_sizes_compared(self._meeting.store, f"{self._meeting.name}/call {self._calls}")
-        with guard, traffic() as counted, listening(log), sizes:  # looking at the arguments is no traffic
+        with guard, traffic() as counted, listening(log), sizes as of_threads:  # looking at the arguments is no traffic
             result, outcome = attempt(
                 answer if using is None else functools.partial(using, answer), args, self._seconds
             )
@@ -131,6 +136,8 @@ class Trial:
                 "counted": _as_text(counted.report()),
                 "parts": [part.as_fact() for part in self._parts],
                 "destroyed": not dist.is_initialized(),
+                "never waited for": log.never_waited_for,
+                "of threads": next(iter(of_threads), ""),
             }
         )
         self._reports = [fact["counted"] for fact in facts]
@@ -140,12 +147,15 @@ class Trial:
         if not may_print:
             self._printed.append(outcomes)
         behind, part = _left_over_in_a_part(facts)
+        self._not_waited = any(fact["never waited for"] for fact in facts)
         if wrong := fault(outcomes, self._seconds):
             self._case = part or next(fact["case"] for fact in facts if fact["outcome"]["how"] != "returned")
             stuck = any(each["how"] == "unfinished" for each in outcomes)
-            self.spoiled = bool(behind) or stuck
-            self._give_up_for_messages_elsewhere([fact["log"]["elsewhere"] for fact in facts])
+            self.spoiled = bool(behind) or stuck or self._not_waited
+            self._give_up_for("runs", [fact["of threads"] for fact in facts])
+            self._give_up_for("group", [fact["log"]["elsewhere"] for fact in facts])
             self._give_up("runs", " ".join(filter(None, [wrong, behind if stuck else ""])))
+        self._give_up_for("runs", [fact["of threads"] for fact in facts])
         if any(fact["destroyed"] for fact in facts):
             self._give_up("group", "The default process group is gone after the call.")
         if behind:
@@ -162,6 +172,14 @@ class Trial:
                 self.criterion(name, complaint)
         return result
 
+    @contextlib.contextmanager
+    def part(self, case: str) -> Iterator[None]:
+        """Within a call: this begins a case of its own, with the time that a call has."""
+        before, self._case = self._case, self._named(case)
+        limit_anew()
+        yield
+        self._case = before  # not after an error: it was in this case
+
     def call_each(self, cases: Mapping[str, tuple], using: Callable | None = None, **options: Any) -> Iterator[Any]:
         """Call the answer with each of these arguments; yield the results, to be judged one by one. Keys: the cases.
 
@@ -173,13 +191,10 @@ class Trial:
 
         def in_turn(answer: Callable, *_: Any) -> None:
             for case, args in cases.items():
-                self._case = self._named(case)
-                part = _Part(self._case, MessageLog(self._world.members))
+                part = _Part(self._named(case), MessageLog(self._world.members))
                 self._parts.append(part)
-                limit_anew()
-                with traffic() as part.counted, listening(part.log):
+                with self.part(case), traffic() as part.counted, listening(part.log):
                     results.append(using(answer, *args) if using else answer(*args))
-            self._case = self._named("")
 
         names = {} if using else {case: self._by_name(args) for case, args in cases.items()}
         known = {f"{name} ({case})": value for case, named in names.items() for name, value in named.items()}
@@ -244,11 +259,11 @@ class Trial:
         self.criterion("memory", complaint if held > budget else leaving.complaint)
         return result
 
-    def _give_up_for_messages_elsewhere(self, complaints: list[str]) -> None:
-        """Messages outside of the group are why a call failed, whatever it failed with."""
+    def _give_up_for(self, criterion: str, complaints: list[str]) -> None:
+        """These complaints, by rank, are why a call failed, whatever it failed with. If there are none, do nothing."""
         guilty = [rank for rank, complaint in enumerate(complaints) if complaint]
         if guilty:
-            self._give_up("group", f"{ranks(guilty)}: {complaints[guilty[0]]}.")
+            self._give_up(criterion, f"{ranks(guilty)}: {complaints[guilty[0]]}.")
 
     def _expected_error(self, outcome: Outcome, raises: str) -> Outcome:
         if outcome.how == "returned":
@@ -275,8 +290,20 @@ class Trial:
 
     def end_if_wrong(self) -> None:
         """Try nothing further if anything was wrong on any rank: after some mistakes messages would no longer fit."""
+        self._end_if_not_waited()
         complaints = [*self._shared.values(), *(text for _, text in self._found.values())]
         if any(self._exchange(any(complaints))):
+            raise AnswerFailed
+
+    def end_if_fewer(self, number: int, name: str) -> None:
+        """Try nothing further if any rank has made fewer of these calls in the last call: the next could hang."""
+        totals = Totals.of([_from_text(report) for report in self._reports])
+        if any(counts.calls.get(name, 0) < number for counts in totals.per_rank):
+            raise AnswerFailed
+
+    def _end_if_not_waited(self) -> None:
+        """All ranks know it, so they need no exchange; and a test may have ended on those that have not waited."""
+        if self._not_waited:
             raise AnswerFailed
 
     def criterion(self, name: str, complaint: str, what: str = "") -> None:
@@ -336,20 +363,35 @@ class Trial:
         with contextlib.suppress(AnswerFailed):
             if not criteria:
                 met = attempt(dist.barrier, (self._world.group,), self._seconds)[1].how == "returned"
-                facts = self._exchange({"met": met, "found": self._found, "digests": self._digests})
+                found = {"found": self._found, "digests": self._digests, "shared": self._shared}
+                facts = self._exchange({"met": met} | found)
                 if not all(fact["met"] for fact in facts):
                     self.spoiled = True
                     self._give_up("group", "The process group no longer answers after the calls.")
-                criteria = merge([fact["found"] for fact in facts], [fact["digests"] for fact in facts], self._shared)
+                criteria = merge(*([fact[what] for fact in facts] for what in found))
         return Verdict(criteria or self._fatal, lines)
+
+    def stumble(self, error: Exception) -> None:
+        """End the examination on all ranks: on this one the test itself has failed. Raise the error if on all."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        with contextlib.suppress(AnswerFailed):
+            self._exchange({"stumbled": f"The check itself failed, in {place}: {in_short(error)}."})
+        if self._all_stumbled:
+            raise error
 
     def _exchange(self, fact: Any) -> list[Any]:
         try:
-            return self._meeting.exchange(fact, self._seconds + GRACE)
+            facts = self._meeting.exchange(fact, self._seconds + GRACE)
         except RanksMissing as error:
             self.ranks_missing = True
             seconds = f"{self._seconds:g} s"
             self._give_up("runs", f"{ranks(error.missing)} did not come back, though told to stop after {seconds}.")
+        stumbled = [rank for rank, each in enumerate(facts) if isinstance(each, dict) and "stumbled" in each]
+        if stumbled:
+            self.spoiled, self._all_stumbled = True, len(stumbled) == self.size
+            self._give_up("runs", f"{ranks(stumbled)}: {facts[stumbled[0]]['stumbled']}")
+        return facts
 
     def _give_up(self, criterion: str, text: str) -> NoReturn:
         self._fatal = {criterion: f"{self._case}: {text}" if self._case else text}

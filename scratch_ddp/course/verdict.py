@@ -63,11 +63,11 @@ def _ending(outcome: dict[str, Any], seconds: float) -> str:
 
 
 def merge(
-    found: list[dict[str, tuple[int, str]]], digests: list[list[tuple[str, str]]], shared: dict[str, str]
+    found: list[dict[str, tuple[int, str]]], digests: list[list[tuple[str, str]]], shared: list[dict[str, str]]
 ) -> dict[str, str]:
     """The criteria of all ranks as one: of each the earliest complaint, its rank, and who else complains of that call.
 
-    found, digests: by rank, as Trial keeps them; shared: what is the same on all ranks.
+    found, digests, shared: by rank, as Trial keeps them. A rank on which a test ended early has fewer.
     """
     merged = {}
     for name in dict.fromkeys(name for criteria in found for name in criteria):  # in the order they were stated
@@ -78,13 +78,19 @@ def merge(
         merged[name] = f"{ranks([complaints[0][1]])}{complaints[0][2]}.{too}" if complaints else ""
         if complaints and (elsewhere := complaints[0][2].lstrip(":, ")).startswith("if there w"):
             merged[name] = f"{elsewhere}."  # of a world that this rank alone has tried: its own number says nothing
-    if digests[0]:
+    if all(digests):
         merged["agreement"] = _disagreement(digests)
-    return merged | {name: text for name, text in shared.items() if text or not merged.get(name)}
+    together: dict[str, str] = {}
+    for each in shared:
+        together |= {name: text for name, text in each.items() if not together.get(name)}
+    merged |= {name: text for name, text in together.items() if text or not merged.get(name)}
+    if len({len(each) for each in digests}) > 1 and not any(merged.values()):
+        merged["runs"] = "The ranks were not examined alike: a fault of the check."
+    return merged
 
 
 def _disagreement(digests: list[list[tuple[str, str]]]) -> str:
-    for entries in zip(*digests, strict=True):  # of one value, on all ranks
+    for entries in zip(*digests, strict=False):  # of one value, on all ranks
         others = [rank for rank, entry in enumerate(entries) if entry[1] != entries[0][1]]
         if others:
             case = f"{entries[0][0]}: " if entries[0][0] else ""

@@ -2,13 +2,14 @@
 
 import re
 import sys
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.course import attempt, check, examine, solution, trial
-from scratch_ddp.course.exercise import all_exercises
+from scratch_ddp.course.exercise import Exercise, all_exercises
 from tests.course.answers import BACKEND, examined, on_ranks, run_cell
 from tests.ranks import RankFailed, run_ranks
 
@@ -189,6 +190,47 @@ def test_a_check_on_some_ranks_only_fails_there_and_the_next_one_works():
     (first, lines), (second, other_lines) = run_ranks(2, on_rank, backend=BACKEND)
     assert "check(tree_broadcast) runs on every rank: rank 1 did not come within 1 s" in first and not second
     assert lines == other_lines == "✓ value   ✓ agreement"
+
+
+def test_messages_that_are_not_waited_for_leave_nothing_to_the_next_check():
+    """Where a rank notices it in time, the others hang in the next message; else all go on with what has not come."""
+    right = all_exercises()["shard_unit"].answer_cell()
+    wrong = right.replace("list(gradients.split(part)))", "list(gradients.split(part)), async_op=True)")
+    assert wrong != right
+
+    def on_rank():
+        return [examined(source, "shard_unit", SECONDS) for source in 3 * [wrong, right]]
+
+    for number, verdict in enumerate(on_ranks(3, on_rank)):
+        assert verdict.passed == bool(number % 2), verdict.lines
+        assert verdict.passed or re.search("never waited for|wait for it", "\n".join(verdict.lines)), verdict.lines
+
+
+def test_a_test_that_fails_on_one_rank_keeps_none_waiting():
+    """What an answer leaves behind may make the test itself fail, on some of the ranks."""
+
+    def double(x):
+        """Twice x."""
+        # answer: begin
+        y = 2 * x
+        # answer: end
+        return y
+
+    def examine_wrongly(trial: trial.Trial) -> None:
+        trial.value(trial.call(2), 4)
+        if trial.rank == 1:
+            raise KeyError("mine")
+        trial.call(3)
+
+    def on_rank():
+        all_exercises()["double"] = Exercise(double, examine_wrongly)
+        began = time.monotonic()
+        lines = examine(double, SECONDS).lines
+        return lines, time.monotonic() - began < 0.8, then_the_group_works()
+
+    (line,), soon, works = on_ranks(2, on_rank)
+    assert re.fullmatch(r"✗ runs    Rank 1: The check itself failed, in .*.py:\d+: KeyError: 'mine'.", line), line
+    assert soon and works
 
 
 def test_a_rank_that_dies_in_its_answer_does_not_keep_the_others():

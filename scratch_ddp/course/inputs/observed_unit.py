@@ -169,7 +169,8 @@ class ObservedUnit(nn.Module):
 
     def _look(self, moment: str, storages: list[torch.UntypedStorage | None]) -> None:
         for work, call in works_under_way().items():
-            work.wait()  # else gloo may write into memory that is freed
+            with contextlib.suppress(RuntimeError):  # it has failed: then it is over as well
+                work.wait()  # else gloo may write into memory that is freed
             raise RuntimeError(
                 f"unit {self.number} computes in {moment} while its {call.name} is under way: wait for it"
             )

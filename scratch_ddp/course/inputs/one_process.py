@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.attempt import in_short, limit_anew
+from scratch_ddp.course.attempt import TimeIsUp, in_short, lines_of_thread
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Counts
@@ -120,10 +120,11 @@ def tried_in_worlds(
 
     def try_all(answer: Callable) -> None:
         for case, given in mine.items():
-            limit_anew()
-            worlds[case] = World(functools.partial(using, answer) if using else answer, given)
             size = f"{len(given)} ranks" if len(given) > 1 else "one rank only"
-            worlds[case].place = f"if there were {size}, {case}:"
+            place = f"if there were {size}, {case}"
+            with trial.part(place):
+                worlds[case] = World(functools.partial(using, answer) if using else answer, given)
+            worlds[case].place = f"{place}:"
 
     trial.call(using=try_all)
     for case, world in worlds.items():
@@ -192,7 +193,11 @@ class _Seat(dist.ProcessGroup):
         with self._registered():
             sys.stdout = self.printed
             self._mine.release()
-            self._others.acquire()
+            try:
+                self._others.acquire()
+            except TimeIsUp as stop:
+                stop.elsewhere = lines_of_thread(self._thread.ident)
+                raise
         return True
 
     def let_go(self) -> None:
@@ -209,6 +214,8 @@ class _Seat(dist.ProcessGroup):
 
     def wait_until(self, may_go_on: Callable[[], bool]) -> None:
         """Let the others run until then."""
+        if threading.current_thread() is not self._thread:
+            raise RuntimeError("waits for a message of another call: calls share what one of them keeps")
         while not may_go_on():
             self._may_go_on = may_go_on
             self._others.release()

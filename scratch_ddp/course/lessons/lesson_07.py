@@ -237,7 +237,7 @@ def examine_forecast_step(trial: Trial) -> None:
     """V: a step of several models, on several links, with several numbers of ranks, as the simulated link has it; C."""
     few, many = [4_000_000], [4 * (1 + size % 7) for size in range(40)] + [100_000]
     given = {4_000: 1.04e-4, 400_000: 5e-4}  # α = 100 µs, β = 1 ns
-    seconds = trial.call(few, dict(given), 2, case="1 gradient, n=2")
+    seconds = trial.call(list(few), dict(given), 2, case="1 gradient, n=2")
     trial.criterion("value", _difference(seconds, _step(_on_a_link, few, given, 2), 1e-5), "the result")
     trial.cost(calls={})
     if trial.calls:  # it measures, and some of the next are too large for that

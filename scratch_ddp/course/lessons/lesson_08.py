@@ -17,7 +17,7 @@ from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 from scratch_ddp.instruments.traffic.calls import Call
-from scratch_ddp.instruments.traffic.intercept import LightMode
+from scratch_ddp.instruments.traffic.intercept import LightMode, works_under_way
 
 
 def average_when_ready(model):
@@ -81,6 +81,7 @@ class _OddModel(nn.Module):
         """The parameters whose gradients this step computes, in the order in which they are computed."""
         trained = {name: each for name, each in self.named_parameters() if each.requires_grad and name != "never"}
         names = [name for name in trained if step != WITHOUT or not name.startswith("sometimes")]
+        names = [name for name in names if step == WITH_MANY or not name.startswith("many")]
         return {names[place]: trained[names[place]] for place in torch.randperm(len(names), generator=generator)}
 
     def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -91,6 +92,7 @@ class _OddModel(nn.Module):
 
 
 WITHOUT = 1  # the step that does not use sometimes.weight
+WITH_MANY = 2  # the one that uses all of `many`: each message takes milliseconds
 
 
 def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -> dict[str, torch.Tensor]:
@@ -185,8 +187,10 @@ class _Step:
         self._model.train()
         self.under_way = self._observed.calls - self._observed.waits
         self.done, self.overlap = True, self._observed.exposed()
-        # Where finish() left out messages, or only those that have ended at some rank, the next step could hang.
-        self.last = bool(self.under_way or self._observed.asked)
+        for work in works_under_way():
+            work.wait()  # so that every rank goes on to the next step, also those that have waited
+        # Where finish() left out only those that have ended at some rank, the next step could hang.
+        self.last = bool(self._observed.asked)
         if self._observed.early:
             self.early = "an all-reduce was started before `.grad` was complete: there is another hook for that"
         self.after = {name: _copy(parameter.grad) for name, parameter in self.used.items()}
@@ -385,6 +389,7 @@ def examine_exposed_time(trial: Trial) -> None:
     ):
         case = f"in units of {unit:g} s, from {began:g} s on, drawn with seed {trial.seed}"
         stretches[case] = unit, began, _drawn(generator, *drawn)
+    stretches["a message as short as floats can tell"] = 1.0, 2.0**30, ([], [(0.0, 2.0**-22)], 2.0**-22)
     stretches[f"100 messages, drawn with seed {trial.seed}"] = 0.125, 3.0, _each_counts(generator, 100)
     cases = {
         case: tuple([(began + unit * a, began + unit * b) for a, b in each] for each in given[:2])

@@ -6,6 +6,7 @@ import itertools
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -92,13 +93,9 @@ def examine_average_in_buckets(trial: Trial) -> None:
     ledger = MemoryLedger(SimpleNamespace(model=list(model.parameters())), torch.uint8)
     ledger.unremarkable = sys.maxsize
     before = _examine_step(trial, finish, model, buckets, given, 0, "step 0", ledger)
-    if not before:
-        return
     trial.criterion("memory", _lasting(before.kept))
     held = _bytes_of(ledger)
-    after = _examine_step(trial, finish, model, buckets, given, 1, "step 1, after zero_grad(set_to_none=False)", ledger)
-    if not after:
-        return
+    _examine_step(trial, finish, model, buckets, given, 1, "step 1, after zero_grad(set_to_none=False)", ledger)
     more = _lasting(lambda: max(0, _bytes_of(ledger) - held))
     trial.criterion("memory", f"{more:,} bytes more are held than after step 0: let go of them" if more else "")
     if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
@@ -107,12 +104,11 @@ def examine_average_in_buckets(trial: Trial) -> None:
     buckets = [list(branch.parameters()) for branch in model.branches]
     given = [list(bucket) for bucket in buckets]
     finish = trial.call(given, case="called with buckets of another model", changes=[HOOKS])
-    if not _examine_step(trial, finish, model, buckets, given, 2, "the last bucket is complete first"):
-        return
+    _examine_step(trial, finish, model, buckets, given, 2, "the last bucket is complete first")
     model.turn = trial.rank
-    if _examine_step(trial, finish, model, buckets, given, 3, "another order on each rank"):
-        trial.end_if_wrong()
-        _examine_in_worlds(trial)
+    _examine_step(trial, finish, model, buckets, given, 3, "another order on each rank")
+    trial.end_if_wrong()
+    _examine_in_worlds(trial)
 
 
 def _lasting(held: Callable[[], Any]) -> Any:
@@ -164,8 +160,8 @@ def _examine_step(
     step: int,
     case: str,
     ledger: MemoryLedger | None = None,
-) -> ObservedStep | None:
-    """Return what was observed, if as many messages as there are buckets were started and waited for."""
+) -> ObservedStep:
+    """Return what was observed. Ends the examination where not as many messages as there are buckets were started."""
     observed = ObservedStep(buckets, in_order=True)
     inputs = everyones_inputs(trial, step)
     model.zero_grad(set_to_none=step != 1)
@@ -180,7 +176,8 @@ def _examine_step(
         trial.criterion("value", f"finish() returned when {observed.calls} of {len(buckets)} messages had been started")
     else:
         examine_means(trial, model, [inputs])
-    return observed if observed.waits >= len(buckets) else None
+    trial.end_if_fewer(len(buckets), "all_reduce")
+    return observed
 
 
 def _bytes_of(ledger: MemoryLedger) -> int:
@@ -224,11 +221,12 @@ AVERAGE_IN_BUCKETS = Exercise(average_in_buckets, examine_average_in_buckets)
 def average_through_buffer(parameters):
     """Keep room for the gradients of all parameters, one after another in one tensor.
 
-    `parameters` is a list, of any shapes and one dtype; all are used. Return a function `average`,
-    to be called after backward: it leaves the means over the ranks in `.grad`, as views of that
-    tensor, also where the sums would overflow. It must not matter how gradients were cleared, or
-    whether they were. Cost: one all-reduce per call. After the first call, `average()` allocates
-    less than 1 KiB for tensors, uses no other room for the gradients, and leaves them in torch.
+    `parameters` is a list, of any shapes and one dtype; all are used, and have no gradient yet.
+    Return a function `average`, to be called after backward: it leaves the means over the ranks in
+    `.grad`, as views of that tensor, also where the sums would overflow. It must not matter how
+    gradients were cleared, or whether they were. Cost: one all-reduce per call. After the first
+    call, `average()` allocates less than 1 KiB for tensors, uses no other room for the gradients,
+    and leaves them in torch.
     """
     # Where is a gradient when average() is called, after zero_grad() and without it?
     # answer: begin
@@ -278,7 +276,7 @@ def examine_average_through_buffer(trial: Trial) -> None:
         trial.cost(calls={"all_reduce": 1})
         if dist.distributed_c10d._world.group_count > groups:
             trial.criterion("group", "average() makes a process group in every call")
-        trial.criterion("memory", complaint if step and not views else "")
+        trial.criterion("memory", "" if views else complaint)
         examine_means(trial, model, batches)
         lies_at = [each.grad.data_ptr() for each in parameters if isinstance(each.grad, torch.Tensor)]
         views = _views_complaint(parameters, lies_at, addresses)
@@ -332,7 +330,8 @@ _CASES = [  # what is said, set_to_none of the zero_grad before it (None: not ca
 def _memory_of(trial: Trial, parameters: list[nn.Parameter], room: int, _, average) -> str:
     """That average() allocates too much, has room for the gradients twice, or takes them elsewhere, as a complaint.
 
-    room: where the tensor begins that the gradients were in after the step before.
+    room: where the tensor begins that the gradients were in after the step before; in the first step 0, and then only
+    what is kept for good counts.
     """
     # Imported only here: from then on torch notes every allocation, and warns where an older one is freed.
     from scratch_ddp.instruments.memory import memory_use
@@ -344,12 +343,21 @@ def _memory_of(trial: Trial, parameters: list[nn.Parameter], room: int, _, avera
     given = sum(storages.values())
     ledger = MemoryLedger(SimpleNamespace(given=theirs), torch.uint8)
     ledger.unremarkable = given + size + SMALL
+    gradients = [weakref.ref(each.grad.untyped_storage()) for each in parameters if isinstance(each.grad, torch.Tensor)]
     with memory_use(trial.device) as used, ledger("average"), LeavingTorch() as leaving:
         average()
-    if used.allocated_bytes > SMALL:
+    if room and used.allocated_bytes > SMALL:
         return f"average() allocates {used.allocated_bytes:,} bytes, budget {SMALL:,}"
-    if (beside := ledger.peak() - given) > size + SMALL:
+    if room and (beside := ledger.peak() - given) > size + SMALL:
         return f"average() works with {beside:,} bytes beside the gradients, and one tensor has {size:,}"
+    del theirs, ledger  # which hold what backward has made
+    now = {each.grad.untyped_storage() for each in parameters if isinstance(each.grad, torch.Tensor)}
+
+    def kept() -> int:
+        return sum(gradient is not None and gradient not in now for gradient in (each() for each in gradients))
+
+    if number := _lasting(kept):
+        return f"average() has put views in their place, and {number} gradients that backward has made are still there"
     return leaving.complaint and f"average() {leaving.complaint}"
 
 

@@ -177,13 +177,13 @@ def examine_gather_uneven(trial: Trial) -> None:
     n, generator = trial.size, trial.generator()
     drawn = int(torch.randint(2, 8 * n, (1,), generator=generator))
     odd = 2 * int(torch.randint(500, 700, (1,), generator=generator)) + 1  # so no rounding up leaves it as it is
-    cases = [(rows, torch.float64, 6) for rows in (2 * n, n + 1, 3 * n - 1, 1, 2 * n, n)]
+    cases = [(rows, torch.float64, 6) for rows in (2 * n, 2 * n, n + 1, 1, 2 * n, 3 * n - 1, n)]
     cases += [(3 * n, torch.float16, 1), (drawn, torch.bfloat16, 3), (3 * n - 1, torch.int64, 6)]
     cases += [(3 * n, torch.float32, 3), (3 * n, torch.complex64, 3), (3 * n, torch.bool, 3), (1, torch.int32, 1)]
     cases += [(n * odd - 1, torch.uint8, 2), (n + 1, torch.float16, odd)]  # a long one, and a wide one
     if not trial.on_all_ranks:  # the others don't depend on the number of ranks
         cases = cases[:4]
-    results = []
+    results, shards = [], []
     for number, (rows, dtype, columns) in enumerate(cases):
         k = -(-rows // n)
         weight = _weight(trial, 10 * number + rows, rows, columns, dtype)
@@ -193,6 +193,9 @@ def examine_gather_uneven(trial: Trial) -> None:
         case = f"{size}{of_kind}{f', seed {trial.seed}' if dtype == torch.bfloat16 else ''}"
         if strided := dtype in (torch.float32, torch.int64) or number == 4:
             shard, case = shard.t().contiguous().t(), f"{case}, strided"
+        if number == 1:
+            shard, case = shards[0].copy_(shard), f"{case}, the same tensor with other values"
+        shards.append(shard)
         budget = (n * k + 2 * k) * columns * dtype.itemsize // 8
         budget += 2 * n * (dtype.itemsize < 8)  # rounded up, and a few numbers
         result = trial.call_within(budget, shard, rows, case=case)

@@ -81,6 +81,8 @@ def _listed(listener: Listener) -> Iterator[None]:
             if not _listeners:
                 accounting.counters.remove(_report_whole)
                 _restore_methods()
+                _open.clear()  # from now on nobody would see that they are waited for
+                _call_of.clear()
 
 
 def _report_whole(name: str, payload: int, group: dist.ProcessGroup | None) -> None:

@@ -75,6 +75,33 @@ WRONG_ANSWERS = {
             also=("value",),
         ),
         WrongAnswer(
+            "only rank 0 waits",
+            fails="waits",
+            says="Rank 1, step 0: all_reduce was started and never waited for, 3 times. Ranks 2 and 3 too.",
+            edits={"            work.wait()\n": "            if dist.get_rank() == 0:\n                work.wait()\n"},
+            also=("value",),
+        ),
+        WrongAnswer(
+            "a thread for each message",
+            fails="runs",
+            says="calls all_reduce from another thread: then nothing keeps the order that all ranks share.",
+            edits={
+                "on_the_way.append((bucket, flat, dist.all_reduce(flat, async_op=True)))": (
+                    "import threading\n"
+                    "            thread = threading.Thread(target=dist.all_reduce, args=(flat,))\n"
+                    "            thread.start()\n"
+                    "            on_the_way.append((bucket, flat, thread))"
+                ),
+                "work.wait()": "work.join()",
+            },
+        ),
+        WrongAnswer(
+            "all calls share a table, in a name of the notebook",
+            fails="runs",
+            says="'number_of' is not defined: an earlier call of the function has left it where all calls share it",
+            edits={"    number_of = {": "    global number_of\n    number_of = {"},
+        ),
+        WrongAnswer(
             "a message for each gradient",
             fails="cost",
             says="calls all_reduce 6 times, budget 3",
@@ -175,6 +202,15 @@ def finish():
                 "torch.div(parameter.grad, dist.get_world_size(), out=view)  #": (
                     "torch.div(parameter.grad.reshape(-1), dist.get_world_size(), out=view.view(-1))  #"
                 ),
+            },
+        ),
+        WrongAnswer(
+            "keeps what backward has made",
+            fails="memory",
+            says="6 gradients that backward has made are still there",
+            edits={
+                "    def average():\n": "    before = []\n\n    def average():\n"
+                "        before[:] = [parameter.grad for parameter in parameters]\n"
             },
         ),
         WrongAnswer(

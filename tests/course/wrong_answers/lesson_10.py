@@ -136,6 +136,14 @@ WRONG_ANSWERS = {
             edits={"shard.new_zeros(k, shard.shape[1])": "torch.zeros(k, shard.shape[1], dtype=torch.float64)"},
         ),
         WrongAnswer(
+            "keeps the result on the shard",
+            fails="value",
+            says="8 rows, the same tensor with other values: the result is wrong in",
+            edits={
+                "return whole[:rows]": "shard.whole = getattr(shard, 'whole', whole[:rows])\n    return shard.whole",
+            },
+        ),
+        WrongAnswer(
             "leaves the padding in",
             fails="value",
             says="Rank 0, 5 rows: the result has shape (8, 6), should have (5, 6).",

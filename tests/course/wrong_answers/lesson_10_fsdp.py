@@ -43,7 +43,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "nobody frees after the forward",
             fails="memory",
-            says="Rank 0, step 0: between forward and backward unit 1 takes 576 bytes, should be 0.",
+            says="Rank 0, step 0: between forward and backward unit 1 takes 384 bytes, should be 0.",
             edits={"    module.register_forward_hook(lambda *_: free())\n": ""},
         ),
         WrongAnswer(
@@ -55,7 +55,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "frees, but gathers into other memory than autograd has saved",
             fails="runs",
-            says="raised RuntimeError: unit 3 finds no memory in backward where its forward had it",
+            says="raised RuntimeError: unit 2 finds no memory in backward where its forward had it",
             body=_FRESH_EACH_TIME.replace(
                 "parameter.data = shard.new_empty(0)", "parameter.untyped_storage().resize_(0)"
             ),
@@ -63,7 +63,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "never gathers for the backward",
             fails="runs",
-            says="raised RuntimeError: unit 3 finds no memory in backward",
+            says="raised RuntimeError: unit 2 finds no memory in backward",
             edits={"    module.register_full_backward_pre_hook(lambda *_: gather())\n": ""},
         ),
         WrongAnswer(
@@ -104,7 +104,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "forgets that n need not divide the elements",
             fails="runs",
-            says="unit 2: Ranks 0, 1, 2 and 3 raised RuntimeError",
+            says="unit 1: Ranks 0, 1, 2 and 3 raised RuntimeError",
             edits={"-(-sum(sizes) // n)": "sum(sizes) // n"},
         ),
         WrongAnswer(
@@ -116,7 +116,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "every rank trains all of the unit",
             fails="memory",
-            says="Rank 0, unit 1: the shard has 72 elements, budget 18.",
+            says="Rank 0, unit 1: the shard has 48 elements, budget 12.",
             edits={
                 "whole.view(n, part)[rank].clone()": "whole.clone()",
                 "shard.detach())": "shard.detach()[rank * part : (rank + 1) * part].clone())",
@@ -129,7 +129,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "all-reduces the whole gradient and takes its part",
             fails="cost",
-            says="calls all_reduce 3 times, budget 0; calls reduce_scatter never, should be 3.",
+            says="calls all_reduce twice, budget 0; calls reduce_scatter never, should be 2.",
             edits={
                 "dist.reduce_scatter(shard.grad, list(gradients.split(part)))": (
                     "dist.all_reduce(gradients)\n        shard.grad.copy_(gradients.view(n, part)[rank])"
@@ -160,7 +160,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps the parameters that it was given",
             fails="memory",
-            says="unit 1: after the call 576 bytes are kept beside the shards and their gradients, should be 0.",
+            says="unit 1: after the call 384 bytes are kept beside the shards and their gradients, should be 0.",
             edits={
                 "    whole = flatten(parameters)\n": "    first = flatten(parameters)\n    whole = first.clone()\n",
                 "    def free():\n": "    def free():\n        assert len(first) == len(whole)\n",
@@ -180,7 +180,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps the gradients as a list, in a hook of backward",
             fails="memory",
-            says="step 0: takes 156 elements out of torch by .tolist()",
+            says="step 0: takes 84 elements out of torch by .tolist()",
             edits={
                 "    def free():\n": "    log = []\n\n    def free():\n",
                 " / n\n": " / n\n        log[:] = gradients.tolist()\n",
@@ -211,7 +211,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "leaves units smaller than the number of ranks as they are",
             fails="memory",
-            says="unit 5: after the call unit 5 takes 4 bytes, should be 0.",
+            says="unit 5: after the call unit 5 takes 2 bytes, should be 0.",
             edits={
                 "    part = -(-sum(sizes) // n)\n": "    if sum(sizes) < n:\n"
                 "        return nn.Parameter(parameters[0].detach().flatten())\n    part = -(-sum(sizes) // n)\n"
