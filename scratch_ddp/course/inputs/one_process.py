@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.attempt import TimeIsUp, in_short, lines_of_thread
+from scratch_ddp.course.message_sizes import RankThread
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Counts
@@ -172,7 +173,7 @@ class _Seat(dist.ProcessGroup):
         return self._rank
 
     def begin(self, act: Callable[[], Any]) -> None:
-        self._thread = threading.Thread(target=self._run, args=(act,), daemon=True)
+        self._thread = RankThread(target=self._run, args=(act,), daemon=True)
         self._thread.start()
 
     def _run(self, act: Callable[[], Any]) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -42,9 +43,9 @@ class Rehearsal:
 
     def run(self, answer: Callable, repeats: int, device: torch.device) -> object:
         self._events.clear()
-        self._before = settings()
+        self._before = _all_settings()
         times = answer(self._operation, repeats, self._clock, device)
-        self._compare(settings(), "leaves")
+        self._compare(_all_settings(), "leaves")
         return times
 
     def watched(self, answer: Callable, repeats: int, device: torch.device) -> object:
@@ -80,7 +81,7 @@ class Rehearsal:
         self._may_run = None
         self._note("call")
         self._now += next(self._seconds, 1.0)
-        self._compare(settings(), "calls operation() with")
+        self._compare(_all_settings(), "calls operation() with")
         if self._error and self.calls() == self._failing:
             self._may_run = True
             raise self._error
@@ -165,6 +166,10 @@ class Rehearsal:
                 last_call, number = met, number + 1
             before = what
         return ""
+
+
+def _all_settings() -> dict[str, object]:
+    return settings() | {"the filters of warnings": list(warnings.filters)}
 
 
 class _Tensors(TorchFunctionMode):

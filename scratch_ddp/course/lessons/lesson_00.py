@@ -143,7 +143,8 @@ def _difference_of_texts(printed: str, expected: str) -> str:
     if printed == expected:
         return ""
     if f"{printed}\n" == expected:
-        return "does not end with a line break"
+        last = "with two line breaks: the text's own and the line's" if printed.endswith("\n") else "with a line break"
+        return f"does not end {last}"
     if len(repr(printed.splitlines())) < 80 and printed.splitlines() != expected.splitlines():
         return difference(printed.splitlines(), expected.splitlines())
     same = len(os.path.commonprefix([printed, expected]))

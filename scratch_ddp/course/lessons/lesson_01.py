@@ -1,6 +1,7 @@
 """Lesson 01, collectives: all-reduce in two steps, and an all-gather of tensors that differ in length."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import torch
@@ -16,7 +17,7 @@ from scratch_ddp.course.inputs.every_kind import (
     total_of,
 )
 from scratch_ddp.course.inputs.larger import Larger
-from scratch_ddp.course.inputs.one_process import tried_in_worlds
+from scratch_ddp.course.inputs.one_process import World, tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -144,7 +145,8 @@ def examine_all_gather_uneven(trial: Trial) -> None:
         trial.value(pieces, tensors, every_bit=True)
         trial.agreement(pieces)
         first = trial.calls[0].payload if trial.calls else INTEGER
-        trial.criterion("length", f"is sent in {first} bytes, should be one int64" if first != INTEGER else "")
+        unit = "byte" if first == 1 else "bytes"
+        trial.criterion("length", f"is sent in {first} {unit}, should be one int64" if first != INTEGER else "")
         trial.cost(calls=TWICE, max_wire_bytes=_wire_bytes_uneven(tensors))
     trial.end_if_wrong()
     if trial.on_all_ranks:
@@ -164,6 +166,7 @@ def _examine_lengths_in_worlds(trial: Trial) -> None:
         "all lengths are equal": [torch.arange(4.0) + rank for rank in range(n)],
         "one rank": [odd],
         "one element more on each rank": [torch.arange(500.0 + rank) for rank in range(n)],
+        "each ends in other special values": [_ends_in(end, 1 + 2 * rank) for rank, end in enumerate(_ENDS)],
         "9 ranks": [torch.arange(rank * 2.0) - rank for rank in range(9)],
     }
     for number in range(6):
@@ -175,11 +178,32 @@ def _examine_lengths_in_worlds(trial: Trial) -> None:
     everyones = {case: [tensor.to(trial.device) for tensor in tensors] for case, tensors in cases.items()}
     copies = {case: [tensor.clone() for tensor in tensors] for case, tensors in everyones.items()}
     makers = {case: functools.partial(_as_arguments, tensors) for case, tensors in everyones.items()}
+    padding = 0.0
     for case, world in tried_in_worlds(trial, makers):
         for rank, pieces in enumerate(world.results):
             trial.value(pieces, copies[case], f"{world.place} rank {rank}'s result", every_bit=True)
             trial.untouched(everyones[case][rank], copies[case][rank], f"{world.place} rank {rank}'s tensor")
         trial.criterion("cost", world.over_budget(TWICE, _wire_bytes_uneven(copies[case])), world.place)
+        padding = _padding(world, copies[case]) or padding
+    tensors = [_ends_in(padding, 1 + 2 * rank) for rank in range(4)]  # a value that might mark the end
+    for _, world in tried_in_worlds(trial, {f"values of {padding:g} at the end": lambda: _as_arguments(tensors)}):
+        trial.value(world.results[0], tensors, f"{world.place} rank 0's result", every_bit=True)
+
+
+def _ends_in(value: float, length: int) -> torch.Tensor:
+    return torch.cat([torch.arange(float(length)), torch.full((2,), value)])
+
+
+def _padding(world: World, tensors: list[torch.Tensor]) -> float:
+    """With what a rank has filled up what it has sent; 0.0 if with nothing else."""
+    for gifts in world.meetings[1:2]:
+        for rank, gift in gifts.items():
+            if gift.tensors and gift.tensors[0].numel() > len(tensors[rank]):
+                return float(gift.tensors[0].flatten()[len(tensors[rank])])
+    return 0.0
+
+
+_ENDS = (-math.inf, math.inf, math.nan, 0.0, -0.0, -1.0, torch.finfo(torch.float32).min, torch.finfo(torch.float32).max)
 
 
 def _as_arguments(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor]]:

@@ -1,6 +1,7 @@
 """Lesson 03, naive data parallelism: the mean of gradients for any model, and for batches of any sizes."""
 
 import functools
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ def average_unequal(model, items):
     to be seen in the result. Some rank has items, and then all its gradients; every parameter
     is trainable, of any shape and dtype. Nothing overflows where the result itself does not, and
     the result is right to six digits, in half precision to two.
-    Cost: at most one all-reduce for each parameter, and one of a single number.
+    Cost: at most one all-reduce for each parameter, in its dtype, and one of a single number.
     """
     # Which share of the whole batch's mean is this rank's?
     # answer: begin
@@ -295,6 +296,13 @@ def _draw_gradients(
         gradients.append((mine * (1 if with_items else n)).to(dtype) if has else nan)
 
 
+def _all_nan() -> _Drawn:
+    """Two ranks with items. All gradients of rank 0 are NaN."""
+    models = [nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in (3, 1)) for _ in range(2)]
+    gradients = [[torch.full_like(each, number) for each in models[0]] for number in (math.nan, 1.0)]
+    return _Drawn(models, [_Step(gradients, [1, 3], set(), [each.clone() for each in gradients[0]])])
+
+
 def _examine_drawn(trial: Trial, with_items: bool) -> None:
     """V and C with 1 to 9 ranks, for two steps of drawn models."""
     drawn: dict[str, _Drawn] = {}
@@ -308,6 +316,10 @@ def _examine_drawn(trial: Trial, with_items: bool) -> None:
         large = ", 2³² items on rank 1" if with_items and n == 2 else ""
         case = f"model {number} drawn with seed {trial.seed}{large}"
         makers[case] = functools.partial(arguments, case, n, trial.seed + number)
+    if with_items:
+        case = "the loss of rank 0, which has items, is NaN"
+        drawn[case] = _all_nan()
+        makers[case] = functools.partial(drawn[case].arguments, with_items)
     for case, world in tried_in_worlds(trial, makers, using=_in_steps):
         for rank, found in enumerate(world.results):
             for number, step in enumerate(drawn[case].steps):

@@ -46,8 +46,12 @@ def time_calls(operation, repeats, clock, device):
     return times
 
 
-class OperationFailed(RuntimeError):
-    """What an operation raises."""
+class OperationFailed(OSError, RuntimeError, ValueError):
+    """What an operation raises. Whoever catches one of these kinds catches it."""
+
+
+class Exhausted(StopIteration):
+    """As an iterator raises it, of which operation() takes the next: generators and map() would swallow it."""
 
 
 class Stop(KeyboardInterrupt):
@@ -146,7 +150,7 @@ def _examine_times_in_worlds(trial: Trial) -> None:
 
     makers = {}
     drawn = (
-        ("", 1, 70 + trial.seed % 60),
+        ("", 1, 65 + trial.seed % 4),
         ("clocks whose looks take time, ", 2, 9 + trial.seed % 10),
         ("fast calls, ", 3 + trial.seed % 3, 4),
         ("clocks whose looks take time, ", 6 + trial.seed % 4, 3),
@@ -155,7 +159,8 @@ def _examine_times_in_worlds(trial: Trial) -> None:
     for kind, n, repeats in drawn:
         case = f"{kind}repeats={repeats}, drawn with seed {trial.seed}"
         makers[case] = functools.partial(arguments, case, n, repeats, None, 0)
-    for error, failing, which in (OperationFailed(), 1, "first"), (Stop(), 3, "third"), (OperationFailed(), 5, "last"):
+    failures = ((OperationFailed(), 1), (OperationFailed(), 2), (Stop(), 3), (Exhausted(), 5))
+    for (error, failing), which in zip(failures, ("first", "second", "third", "last"), strict=True):
         case = f"operation() raises {type(error).__name__} in its {which} call"
         makers[case] = functools.partial(arguments, case, 2, 4, error, failing)
     for case, world in tried_in_worlds(trial, makers, using=_rehearsed):
@@ -250,6 +255,7 @@ def examine_forecast_step(trial: Trial) -> None:
         "2 gradients of 0 bytes, n=4": ([0, 0], given, 4),
         "41 gradients, n=3, α = 0": (many, {2**20: 2.0**-20, 0: 0.0}, 3),
         "41 gradients, n=3, β = 0": (many, {2**20: 1e-3, 0: 1e-3}, 3),
+        "41 gradients, n=3, α is 0, or below by rounding": (many, {3000: 3000 * 3e-10, 300: 300 * 3e-10}, 3),
     } | _drawn_steps(trial)
     called = trial.call_each({case: (list(given[0]), dict(given[1]), given[2]) for case, given in cases.items()})
     for (gradients, timed, n), seconds in zip(cases.values(), called, strict=True):

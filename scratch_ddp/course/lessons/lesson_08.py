@@ -389,7 +389,9 @@ def examine_exposed_time(trial: Trial) -> None:
     ):
         case = f"in units of {unit:g} s, from {began:g} s on, drawn with seed {trial.seed}"
         stretches[case] = unit, began, _drawn(generator, *drawn)
-    stretches["a message as short as floats can tell"] = 1.0, 2.0**30, ([], [(0.0, 2.0**-22)], 2.0**-22)
+    for start in (0.0, 1.0):  # the middle is rounded to the start, or to the end
+        case = f"a message as short as floats can tell, {start:g} of them after 2³⁰ s"
+        stretches[case] = 2.0**-22, 2.0**30, ([], [(start, start + 1)], 1.0)
     stretches[f"100 messages, drawn with seed {trial.seed}"] = 0.125, 3.0, _each_counts(generator, 100)
     cases = {
         case: tuple([(began + unit * a, began + unit * b) for a, b in each] for each in given[:2])

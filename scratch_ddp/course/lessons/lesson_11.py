@@ -158,7 +158,11 @@ class _Training:
                         parameter.mul_(-2)
             gradients = self._set_gradients(number)
             before = [None if each is None else bits(each) for each in gradients]
-            step()
+            self.params[2].requires_grad_(False)  # since its backward
+            try:
+                step()
+            finally:
+                self.params[2].requires_grad_()
             changed = [
                 i
                 for i, each in enumerate(self.params)
@@ -176,6 +180,7 @@ class _Training:
         if self._make is _momentum:
             gradients = [1e100 * each if each.dtype == torch.float64 else each for each in gradients]
             gradients[0][0] = gradients[7][0] = math.nan  # of two owners, in float64
+        gradients[(6 + number) % len(gradients)].zero_()  # what has a state moves all the same
         gradients[(3 + number) % len(gradients)] = None
         for parameter, gradient in zip(self.params, gradients, strict=True):
             parameter.grad = gradient
@@ -312,6 +317,7 @@ def _reduced_in_worlds(trial: Trial) -> None:
         f"{2 * few + 12} parameters, seed {trial.seed}": (few, 2 * few + 12),
         "no parameters": (2, 0),
         "3 parameters": (1, 3),
+        "8 parameters of one shape and dtype": (2, 8),
     }
     everyone: dict[str, list[list[nn.Parameter]]] = {}
     gradients: dict[str, list[list[torch.Tensor]]] = {}
@@ -320,6 +326,8 @@ def _reduced_in_worlds(trial: Trial) -> None:
         n, number = cases[case]
         plain = sorted(_parameters(trial, number=number), key=lambda each: each.shape) if number else []
         dtypes = list(islice(cycle((*_DTYPES, torch.complex128)), number))
+        if "one shape" in case:
+            plain, dtypes = plain[-1:] * number, dtypes[:1] * number
         everyone[case] = [
             [nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(plain, dtypes, strict=True)] for _ in range(n)
         ]
@@ -387,7 +395,7 @@ def examine_bytes_held(trial: Trial) -> None:
         (7_500_000_000, 64),
         (12, 1),
         (49 * (10**17 + 1), 49),
-        (3 * (10**40 + 1), 3),
+        (3 * (10**18 + 1), 3),
         (6, 6),
         (0, 5),
         (drawn * share, drawn),

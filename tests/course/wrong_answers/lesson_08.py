@@ -269,7 +269,7 @@ def finish():
         WrongAnswer(
             "asks in the middle of each piece: the shortest have none",
             fails="value",
-            says="a message as short as floats can tell: the result is 0.0, should be",
+            says="a message as short as floats can tell, 0 of them after 2³⁰ s: the result is 0.0, should be",
             edits={
                 "any(a <= start and end <= b for a, b in communication)": (
                     "any(a < (start + end) / 2 < b for a, b in communication)"
