@@ -4,9 +4,10 @@ gloo alone would end the process.
 """
 
 import contextlib
+import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,11 +24,12 @@ class RankThread(threading.Thread):
 
 
 @contextlib.contextmanager
-def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[list[str]]:
+def message_sizes_compared(store: dist.Store, prefix: str, part: Callable[[], int] = lambda: 0) -> Iterator[list[str]]:
     """Raise ValueError where a message doesn't fit, on the rank that comes to it second, before gloo hears of it.
 
     Also where a receive names no sender. A thread that Python code has started is ended at its first call, since there
     the ranks' calls have no common order; the yielded list gets what to say of it. Nobody waits for the other end.
+    part: in which of the cases of a call this rank is. A collective matches none of another case.
     Costs one operation on the store per collective, two per message, and two for each other rank in an
     all_to_all_single. Seen is what goes through interruptible groups.
     """
@@ -68,8 +70,11 @@ def message_sizes_compared(store: dist.Store, prefix: str) -> Iterator[list[str]
 
     def compare_collectives(group: str, mine: str) -> None:
         numbers[group] += 1
-        first = store.compare_set(f"{prefix}/{group}/collective {numbers[group]}", "", f"{own_rank} calls {mine}")
-        rank, _, theirs = first.decode().partition(" calls ")
+        place = f"{prefix}/{group}/collective {numbers[group]}"
+        rank, there, theirs = json.loads(store.compare_set(place, "", json.dumps([own_rank, part(), mine])))
+        if there != part():
+            early, late = (own_rank, rank) if part() < there else (rank, own_rank)
+            raise ValueError(f"rank {late} has come to the next case with fewer calls than rank {early}")
         if theirs != mine:
             raise ValueError(f"rank {own_rank} calls {mine} where rank {rank} calls {theirs}")
 

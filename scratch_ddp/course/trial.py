@@ -119,7 +119,8 @@ class Trial:
         answer = self._function if self._world.group is None else _with_group(self._function, self._world.group)
         also = beside if isinstance(beside, Mapping) else _numbered(beside, len(args))
         guard = Guard(self._function, self._by_name(args) | also, changes)
-        sizes = message_sizes_compared(self._meeting.store, f"{self._meeting.name}/call {self._calls}")
+        place = f"{self._meeting.name}/call {self._calls}"
+        sizes = message_sizes_compared(self._meeting.store, place, lambda: len(self._parts))
         with guard, traffic() as counted, listening(log), sizes as of_threads:  # looking at the arguments is no traffic
             result, outcome = attempt(
                 answer if using is None else functools.partial(using, answer), args, self._seconds

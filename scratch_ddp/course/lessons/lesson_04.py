@@ -348,6 +348,8 @@ def _drawn_models(seed: int, dtype: torch.dtype, differ: bool) -> list[tuple[nn.
             model.register_buffer("drawn", tensor, persistent=drawn.random() < 0.5)
         else:
             model.drawn = nn.Parameter(tensor)
+        if seed % 2:  # more tensors than a digest has bytes
+            model.small = nn.ParameterList(torch.ones(1) for _ in range(40))
         for _ in range(seed // 5 % 4):
             model = nn.Sequential(model)
         models.append((nn.Sequential(*((model, other) if seed // 2 % 2 else (other, model))),))

@@ -257,17 +257,23 @@ class _Blocks:
         with block:
             pass
 
-    def _nothing_frozen(self, answer: Callable) -> None:
+    def _nothing_frozen(self, answer: Callable) -> str:
         model, frozen = self._model, [each for each in self._model.parameters() if not each.requires_grad]
         before = [each.grad for each in model.parameters()]
         for parameter in model.parameters():
             parameter.requires_grad_(True).grad = torch.ones_like(parameter)
+        given = [parameter.grad for parameter in model.parameters()]
         with answer(model):
             pass
+        kept = all(
+            parameter.grad is gradient and bool((gradient == 1).all())
+            for parameter, gradient in zip(model.parameters(), given, strict=True)
+        )
         for parameter, gradient in zip(model.parameters(), before, strict=True):
             parameter.grad = gradient
         for parameter in frozen:
             parameter.requires_grad_(False)
+        return "" if kept else "the gradients that the model had before the block are no longer there"
 
     def _switched_on_inside(self, answer: Callable) -> None:
         with answer(self._model):

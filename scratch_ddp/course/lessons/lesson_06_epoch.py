@@ -59,7 +59,8 @@ def examine_train_epoch(trial: Trial) -> None:
         of_items = f" of {items} item{'s' if items > 1 else ''}" if items != 2 and micro_batches else ""
         case = f"{micro_batches} micro-batches{of_items}, n={n}{drawn}"
         case += ", one column" if columns == 1 else ""
-        epoch = _Epoch(trial, micro_batches, n, items, columns)
+        dtype = torch.float32 if micro_batches == 6 else torch.float64
+        epoch = _Epoch(trial, micro_batches, n, items, columns, dtype)
         if n == 1:
             case += ", large targets"
             epoch.targets.mul_(1e4)
@@ -78,7 +79,15 @@ class _Epoch:
 
     changes = VALUES, GRADIENTS, STATE, "do_sync"
 
-    def __init__(self, trial: Trial, micro_batches: int, n: int, items: int = 2, columns: int = 3):
+    def __init__(
+        self,
+        trial: Trial,
+        micro_batches: int,
+        n: int,
+        items: int = 2,
+        columns: int = 3,
+        dtype: torch.dtype = torch.float64,
+    ):
         self._trial, self._micro_batches, self._n = trial, micro_batches, n
         self._steps = -(-micro_batches // n)
         self._ends_as_it_began = micro_batches > n and n > 1  # so the last is known by its place alone
@@ -86,8 +95,9 @@ class _Epoch:
         drawn = torch.randn(micro_batches, trial.size, items, 3 + columns, generator=generator, dtype=torch.float64)
         if self._ends_as_it_began:
             drawn[-1] = drawn[0]
-        self._inputs, self.targets = drawn.to(trial.device).split((3, columns), dim=-1)
-        self.model, alone = CountedModel(trial.device, columns), CountedModel(trial.device, columns)
+        self._inputs, self.targets = drawn.to(trial.device, dtype).split((3, columns), dim=-1)
+        self._tolerance = 1e-12 if dtype is torch.float64 else 1e-5
+        self.model, alone = (CountedModel(trial.device, columns).to(dtype) for _ in range(2))
         self._alone = alone.module
         self._optimizer, self._plain = (
             torch.optim.SGD(each.trained(), lr=0.1, momentum=0.5) for each in (self.model, alone)
@@ -109,7 +119,7 @@ class _Epoch:
         self._train_at_once()
         expected = dict(self._alone.named_parameters())
         for name, parameter in model.module.named_parameters():
-            trial.value(parameter.detach(), expected[name].detach(), f"the parameter {name!r}", tolerance=1e-12)
+            trial.value(parameter.detach(), expected[name].detach(), f"the parameter {name!r}", self._tolerance)
             left = parameter.grad is not None and bool(parameter.grad.count_nonzero())
             trial.criterion("value", "is not clear after the epoch" if left else "", f"the gradient of {name!r}")
         trial.agreement(list(model.module.parameters()))

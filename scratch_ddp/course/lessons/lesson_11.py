@@ -67,16 +67,13 @@ def reduce_to_owners(params):
 
 
 def _parameters(trial: Trial, number: int = 0, n: int = 0, dtypes: tuple[torch.dtype, ...] = ()) -> list[nn.Parameter]:
-    """Two or three for each of n ranks, or `number`; of several shapes, matrices transposed; equal on every rank."""
+    """Two or three for each of n ranks, or `number`; of several shapes, transposed; equal on every rank."""
     number = number or 2 * (n or trial.size) + 5
-    shapes = list(islice(cycle([(3,), (2, 2), (1,), (5, 2), (), (0, 2), (2, 1, 3)]), number))
+    shapes = list(islice(cycle([(3,), (2, 2), (1,), (5, 2), (), (0, 2), (3, 1, 2)]), number))
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape[::-1], generator=generator, dtype=torch.float64).to(trial.device) for shape in shapes]
     tensors = [each.to(dtype) for each, dtype in zip(tensors, cycle(dtypes or [torch.float64]), strict=False)]
-    return [
-        nn.Parameter(each.mT if each.dim() == 2 else each.view(shape))
-        for each, shape in zip(tensors, shapes, strict=True)
-    ]
+    return [nn.Parameter(each.transpose(0, -1)) for each in tensors]
 
 
 def _gradients(params: list[nn.Parameter], rank: int, step: int) -> list[torch.Tensor]:
@@ -289,8 +286,12 @@ def examine_reduce_to_owners(trial: Trial) -> None:
     for parameter, gradient in zip(params, _odd_gradients(params, trial.rank, trial.size), strict=True):
         parameter.grad = gradient
     before = [parameter.detach().clone() for parameter in params]
-    trial.call(list(params), changes=[GRADIENTS])
     everyones = [_odd_gradients(params, rank, trial.size) for rank in range(trial.size)]
+    most = max(
+        sum(ring_bytes("reduce", p.nbytes, trial.size, rank, i % trial.size) for i, p in enumerate(params))
+        for rank in range(trial.size)
+    )
+    trial.call(list(params), changes=[GRADIENTS])
     means = [sum(gradient / trial.size for gradient in gradients) for gradients in zip(*everyones, strict=True)]
     for i, (parameter, mean) in enumerate(zip(params, means, strict=True)):
         if i % trial.size == trial.rank:
@@ -299,10 +300,6 @@ def examine_reduce_to_owners(trial: Trial) -> None:
     left = [i for i, p in enumerate(params) if i % trial.size != trial.rank and p.grad is not None]
     trial.criterion("memory", f"{left} are still there, should be None" if left else "", "gradients of others")
     trial.untouched([p.detach() for p in params], before, "the parameters")
-    most = max(
-        sum(ring_bytes("reduce", p.nbytes, trial.size, rank, i % trial.size) for i, p in enumerate(params))
-        for rank in range(trial.size)
-    )
     trial.cost(calls={"reduce": len(params)}, max_wire_bytes=most)
     if trial.on_all_ranks:
         trial.end_if_wrong()
