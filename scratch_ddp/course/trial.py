@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, in_short, left_over, limit_anew
+from scratch_ddp.course.freed_memory import FreedMemoryRefused
 from scratch_ddp.course.guard import Guard
 from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing
 from scratch_ddp.course.message_sizes import message_sizes_compared
@@ -253,7 +254,7 @@ class Trial:
         leaving = LeavingTorch()
 
         def in_ledger(answer: Callable, *args: Any) -> Any:
-            with ledger("call"), leaving:
+            with ledger("call"), leaving, FreedMemoryRefused():
                 return answer(*args)
 
         result = self.call(*args, case=case, changes=changes, using=in_ledger)

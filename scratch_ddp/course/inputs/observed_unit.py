@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from scratch_ddp.course.freed_memory import refuse_freed
 from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.instruments.traffic.intercept import LightMode, works_under_way
 
@@ -34,6 +35,7 @@ class Seen(LightMode):
         return stack
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        refuse_freed(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if threading.get_ident() == self._thread:
             self._numbers += func is torch.ops.aten._local_scalar_dense.default  # .item(), in backward too

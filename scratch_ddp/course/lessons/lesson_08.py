@@ -25,7 +25,7 @@ def average_when_ready(model):
 
     Return a function `finish`. In each step there is one backward, then `finish()`, and then every
     gradient that this backward computed is the mean, also where the sum over the ranks would be too
-    large for its dtype (half precision). Others are left alone: those of frozen parameters
+    large for its dtype. Others are left alone: those of frozen parameters
     (`requires_grad=False`), and of parameters that no rank uses in this step. Gradients may arrive in
     another order in each step, but it is the same on all ranks. The model keeps no hooks but those of
     its trainable parameters.
@@ -71,6 +71,7 @@ class _OddModel(nn.Module):
         self.sometimes.bias.requires_grad_(False)
         self.never, self.empty = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(0, 2))
         self.large = nn.Parameter(torch.zeros(128, 128))
+        self.first.weight.grad = torch.zeros_like(self.first.weight)  # it has been trained before
         self.many = nn.ParameterList(nn.Parameter(torch.zeros(1 + i % 2)) for i in range(30))
         self.deep = nn.Sequential(nn.Sequential(nn.Module()))
         self.deep[0][0].weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
@@ -107,6 +108,7 @@ def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -
         for name, each in used.items()
     }
     drawn["deep.0.0.bias"].fill_(2.0**127 if rank < 2 else 0)  # the sum of two is more than bfloat16 can hold
+    drawn["large"][0, 0] = 2.0**127 if rank < 2 else 0  # the same in float32
     drawn["first.bias"] *= 1 + 2.0**-30  # float32 could not hold it
     if rank == 0:
         drawn["scale"].zero_()  # not so on the other ranks
@@ -262,6 +264,7 @@ def _finish_of(trial: Trial, model: _OddModel, made: _Made) -> tuple[Callable[[]
 
     before = hooks()
     finish = trial.call(model, case="called with a model", changes=[HOOKS], using=run)
+    trial.cost(calls={})
     return finish, {place: number - before[place] for place, number in hooks().items()}
 
 

@@ -90,6 +90,7 @@ def examine_average_in_buckets(trial: Trial) -> None:
     buckets = [first, [third], [fourth, sixth, fifth]]
     given = [list(bucket) for bucket in buckets]
     finish = trial.call(given, case="called with three buckets", changes=[HOOKS])
+    trial.cost(calls={})
     ledger = MemoryLedger(SimpleNamespace(model=list(model.parameters())), torch.uint8)
     ledger.unremarkable = sys.maxsize
     before = _examine_step(trial, finish, model, buckets, given, 0, "step 0", ledger)
@@ -254,6 +255,7 @@ def examine_average_through_buffer(trial: Trial) -> None:
     parameters = list(model.parameters())
     given = list(parameters)
     average = trial.call(given, case="called with six parameters", changes=[GRADIENTS])
+    trial.cost(calls={})
     addresses, batches, room, views = None, [], 0, ""
     for step, (case, clear, backwards) in enumerate(_CASES if trial.on_all_ranks else _CASES[:2]):
         if clear is not None:

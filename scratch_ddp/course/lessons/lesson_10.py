@@ -232,9 +232,9 @@ def _examine_gathers_in_worlds(trial: Trial) -> None:
 
 
 def _shards_of(weight: torch.Tensor, n: int) -> list[tuple]:
-    """The arguments of n ranks. The shards are transposed, so all_gather does not take them as they are."""
+    """The arguments of n ranks."""
     k = -(-len(weight) // n)
-    return [(weight[rank * k : (rank + 1) * k].t().contiguous().t(), len(weight)) for rank in range(n)]
+    return [(weight[rank * k : (rank + 1) * k].clone(), len(weight)) for rank in range(n)]
 
 
 def _weight(trial: Trial, seed: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

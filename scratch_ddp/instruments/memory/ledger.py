@@ -134,6 +134,8 @@ class MemoryLedger:
             if held <= expected:
                 break
             time.sleep(0.001)
+        else:  # no thread will release them: the next operations need not wait as long
+            self.patience = min(self.patience, _PATIENCE)
         return held
 
     def _held(self) -> tuple[Held, ...]:

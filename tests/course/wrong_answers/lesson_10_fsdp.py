@@ -209,6 +209,12 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "looks at what it has freed",
+            fails="runs",
+            says="raised RuntimeError: sum is called on a tensor whose memory has been freed (in line",
+            edits={"resize_(0)\n": "resize_(0)\n        print(whole.sum())\n"},
+        ),
+        WrongAnswer(
             "leaves units smaller than the number of ranks as they are",
             fails="memory",
             says="unit 5: after the call unit 5 takes 2 bytes, should be 0.",
