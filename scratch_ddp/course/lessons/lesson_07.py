@@ -255,7 +255,7 @@ def examine_forecast_step(trial: Trial) -> None:
         "2 gradients of 0 bytes, n=4": ([0, 0], given, 4),
         "41 gradients, n=3, α = 0": (many, {2**20: 2.0**-20, 0: 0.0}, 3),
         "41 gradients, n=3, β = 0": (many, {2**20: 1e-3, 0: 1e-3}, 3),
-        "41 gradients, n=3, α is 0, or below by rounding": (many, {3000: 3000 * 3e-10, 300: 300 * 3e-10}, 3),
+        "41 gradients, n=3, α is 0, or below by rounding": (many, {3021: 3021 * 3.03e-10, 303: 303 * 3.03e-10}, 3),
     } | _drawn_steps(trial)
     called = trial.call_each({case: (list(given[0]), dict(given[1]), given[2]) for case, given in cases.items()})
     for (gradients, timed, n), seconds in zip(cases.values(), called, strict=True):

@@ -123,6 +123,15 @@ WRONG_ANSWERS = {
     ),
     "all_gather_uneven": (
         WrongAnswer(
+            "a value marks the end",
+            fails="value",
+            says="rank 0's result at entry",
+            edits={
+                "tensor.new_zeros(longest)": "tensor.new_full((longest,), -1e9)",
+                "pieces[rank][: int(lengths[rank])] for rank": "pieces[rank][pieces[rank] != -1e9] for rank",
+            },
+        ),
+        WrongAnswer(
             "pads what is shorter, and sends the longest as it lies there",
             fails="runs",
             says="all_gather takes contiguous tensors only",

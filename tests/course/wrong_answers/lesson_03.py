@@ -186,6 +186,18 @@ WRONG_ANSWERS = {
     ),
     "average_unequal": (
         WrongAnswer(
+            "takes a rank whose loss is NaN for one without items",
+            fails="value",
+            says="the loss of rank 0, which has items, is NaN: rank 0's gradient of '0', step 0, is",
+            edits={
+                "    for parameter in model.parameters():\n": (
+                    "    without = all(each.grad is None or each.grad.isnan().all() for each in model.parameters())\n"
+                    "    for parameter in model.parameters():\n"
+                ),
+                "if items == 0:": "if without:",
+            },
+        ),
+        WrongAnswer(
             "takes a gradient that is NaN throughout for that of a rank without items",
             fails="value",
             says="a real NaN: all of the last rank's gradient of '0'",

@@ -5,6 +5,22 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "same_on_all_ranks": (
         WrongAnswer(
+            "shares the 32 bytes out among the tensors",
+            fails="value",
+            says="one rank differs in a bit or in the order: rank 0's result is True, should be False",
+            body="""
+tensors = [*model.parameters(), *model.buffers()]
+room, shared = 32 // len(tensors), b""
+for tensor in tensors:
+    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    shared += hashlib.sha256(content).digest()[:room]
+mine = torch.tensor(list(shared.ljust(32, b"0")), dtype=torch.uint8, device=tensor.device)
+everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+dist.all_gather(everyones, mine)
+return all(torch.equal(mine, other) for other in everyones)
+""",
+        ),
+        WrongAnswer(
             "the sum of all numbers for a digest",
             fails="value",
             says="Rank 0, equal models, with NaN and inf: the result is False, should be True.",

@@ -7,6 +7,14 @@ _SWITCH_BACK = "model.do_sync = before"
 WRONG_ANSWERS = {
     "no_sync": (
         WrongAnswer(
+            "clears the gradients when a block begins",
+            fails="restored",
+            says="the gradients that the model had before the block are no longer there",
+            edits={
+                "model.disable_grad_sync()\n": "model.disable_grad_sync()\n        model.zero_grad(set_to_none=False)\n"
+            },
+        ),
+        WrongAnswer(
             "never switches back",
             fails="restored",
             says="Rank 0, a micro-batch: do_sync after the block is False, should be True.",

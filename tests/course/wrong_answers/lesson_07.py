@@ -5,6 +5,16 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "time_calls": (
         WrongAnswer(
+            "a StopIteration of operation() ends the list",
+            fails="value",
+            says="operation() raises Exhausted in its last call: rank 0 returned, should raise Exhausted.",
+            edits={
+                "    for call in range(repeats):\n": "    def timed(call):\n",
+                "        taken[call] = clock() - began\n": "        taken[call] = clock() - began\n\n"
+                "    list(map(timed, range(repeats)))\n",
+            },
+        ),
+        WrongAnswer(
             "each rank believes its own clock",
             fails="value",
             says="Rank 0, repeats=3: the result is [2.0, 2.0, 5.0], should be [5.0, 4.0, 6.0].",
@@ -198,6 +208,12 @@ WRONG_ANSWERS = {
         ),
     ),
     "forecast_step": (
+        WrongAnswer(
+            "refuses an α below 0, which is one of 0 that was rounded",
+            fails="runs",
+            says="α is 0, or below by rounding: Ranks 0, 1, 2 and 3 raised AssertionError",
+            edits={"    sent = ": "    assert alpha >= 0\n    sent = "},
+        ),
         WrongAnswer(
             "2·S at any number of ranks, as published",
             fails="value",

@@ -5,6 +5,21 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "average_when_ready": (
         WrongAnswer(
+            "no hook where there is a gradient already",
+            fails="overlap",
+            says="Rank 0, step 0: when backward returned, 6 of 7 messages were started.",
+            edits={"if parameter.requires_grad:": "if parameter.requires_grad and parameter.grad is None:"},
+            also=("value", "agreement"),
+        ),
+        WrongAnswer(
+            "copies rank 0's weights first, as torch's class does",
+            fails="cost",
+            says="called with a model: calls broadcast",
+            edits={
+                "    def hook(": "    [dist.broadcast(each.data, 0) for each in model.parameters()]\n\n    def hook("
+            },
+        ),
+        WrongAnswer(
             "takes its argument for the gradient: it is the parameter",
             fails="value",
             says="Rank 0, step 0: the gradient of",

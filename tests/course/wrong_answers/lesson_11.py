@@ -5,6 +5,18 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "sharded_optimizer": (
         WrongAnswer(
+            "sends nothing where the gradient is zero, as if nothing had moved",
+            fails="value",
+            says="3 steps: parameter",
+            edits={
+                "            dist.broadcast(parameter.detach(), src=i % n)\n": (
+                    "            if parameter.grad is not None and parameter.grad.any():\n"
+                    "                dist.broadcast(parameter.detach(), src=i % n)\n"
+                )
+            },
+            also=("agreement",),
+        ),
+        WrongAnswer(
             "step() clears the gradients",
             fails="value",
             says="step() has changed the gradients of parameters",
@@ -151,6 +163,19 @@ WRONG_ANSWERS = {
         ),
     ),
     "reduce_to_owners": (
+        WrongAnswer(
+            "finds the owner by shape and dtype",
+            fails="value",
+            says="8 parameters of one shape and dtype: the owner's gradient of parameter 0 is None",
+            also=("memory",),
+            edits={
+                "    for i, parameter in enumerate(params):\n        parameter.grad /= n\n": (
+                    "    owner = {(each.shape, each.dtype): i % n for i, each in enumerate(params)}\n"
+                    "    for parameter in params:\n        i = owner[parameter.shape, parameter.dtype]\n"
+                    "        parameter.grad /= n\n"
+                )
+            },
+        ),
         WrongAnswer(
             "empties the caller's list",
             fails="untouched",
