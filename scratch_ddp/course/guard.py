@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from scratch_ddp.course.wording import bits, difference
 
 HIDDEN = ("rank", "world_size")
-_missing_now: set[str] = set()  # errors of who looks for what guards have taken away again
+_missing_now: set[str] = set()  # the errors of an answer that misses what a Guard has removed
 _MODULES = (dist, dist.distributed_c10d)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in _OF_EVERY_MODULE if name.endswith("_hooks"))

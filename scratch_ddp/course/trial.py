@@ -306,7 +306,7 @@ class Trial:
             raise AnswerFailed
 
     def _end_if_not_waited(self) -> None:
-        """All ranks know it, so they need no exchange; and a test may have ended on those that have not waited."""
+        """All ranks know it without an exchange. On those that have not waited, the test may be over."""
         if self._not_waited:
             raise AnswerFailed
 
