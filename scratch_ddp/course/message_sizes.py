@@ -6,6 +6,7 @@ gloo alone would end the process.
 import contextlib
 import json
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,7 +41,7 @@ def message_sizes_compared(store: dist.Store, prefix: str, part: Callable[[], in
     def compare(call: dict[str, Any]) -> None:
         if isinstance(threading.current_thread(), RankThread):
             raise SystemExit
-        if _in_a_thread_of_python():
+        if _is_of_python(threading.current_thread()):
             name = call["operation"]
             of_threads.append(f"calls {name} from another thread: then nothing keeps the order that all ranks share")
             raise SystemExit(of_threads[-1])  # a thread prints no traceback of it
@@ -90,16 +91,28 @@ def message_sizes_compared(store: dist.Store, prefix: str, part: Callable[[], in
                 if out != room:
                     raise ValueError(f"rank {sender} sends {out} elements to rank {receiver}, which expects {room}")
 
+    before = set(threading.enumerate())
     interruptible_group.observers.append(compare)
     try:
         yield of_threads
     finally:
+        if _refuse_late_calls not in interruptible_group.observers:
+            interruptible_group.observers.append(_refuse_late_calls)
+        _left_over.update(filter(_is_of_python, set(threading.enumerate()) - before))
         interruptible_group.observers.remove(compare)
 
 
-def _in_a_thread_of_python() -> bool:
-    """Not in the main thread, nor in one of autograd's, which run hooks."""
-    thread = threading.current_thread()
+_left_over: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # threads that outlive the call they began in
+
+
+def _refuse_late_calls(_: dict[str, Any]) -> None:
+    """A pool's thread goes through what is left of its work, and would call it in the middle of something else."""
+    if threading.current_thread() in _left_over:
+        raise SystemExit
+
+
+def _is_of_python(thread: threading.Thread) -> bool:
+    """Neither the main thread nor one of autograd's, which run hooks."""
     return thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)
 
 

@@ -206,6 +206,15 @@ def test_messages_that_are_not_waited_for_leave_nothing_to_the_next_check():
         assert verdict.passed or re.search("never waited for|wait for it", "\n".join(verdict.lines)), verdict.lines
 
 
+def test_what_a_pool_of_threads_has_left_to_do_reaches_no_later_check():
+    body = """from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(1)
+works = [pool.submit(dist.all_reduce, torch.zeros(2 + size)) for size in range(40)]
+[work.result() for work in works]"""
+    (line,) = lines_of(body)
+    assert "calls all_reduce from another thread: then nothing keeps the order that all ranks share." in line
+
+
 def test_a_test_that_fails_on_one_rank_keeps_none_waiting():
     """What an answer leaves behind may make the test itself fail, on some of the ranks."""
 
