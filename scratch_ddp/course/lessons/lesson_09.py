@@ -352,7 +352,7 @@ def _memory_of(trial: Trial, parameters: list[nn.Parameter], room: int, _, avera
         return f"average() allocates {used.allocated_bytes:,} bytes, budget {SMALL:,}"
     if room and (beside := ledger.peak() - given) > size + SMALL:
         return f"average() works with {beside:,} bytes beside the gradients, and one tensor has {size:,}"
-    del theirs, ledger  # which hold what backward has made
+    theirs.clear()  # the ledger knows this list, and gloo's work knows the ledger
     now = {each.grad.untyped_storage() for each in parameters if isinstance(each.grad, torch.Tensor)}
 
     def kept() -> int:

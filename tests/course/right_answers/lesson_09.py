@@ -156,6 +156,13 @@ RIGHT_ANSWERS = {
         {
             "parameter.grad = view": "parameter.grad = parameter.grad if parameter.grad is view else view",
         },
+        # keeps the handle of a message that has ended
+        {
+            "    def average():\n": "    last = []\n\n    def average():\n",
+            "        dist.all_reduce(buffer)\n": (
+                "        last[:] = [dist.all_reduce(buffer, async_op=True)]\n        last[0].wait()\n"
+            ),
+        },
         # allocates 256 bytes in every call
         """
         sizes = [parameter.numel() for parameter in parameters]
