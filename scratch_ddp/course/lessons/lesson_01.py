@@ -111,7 +111,7 @@ def all_gather_uneven(tensor):
 
     They are one-dimensional, float32, of any lengths and values, and may be strided; every bit
     is kept. `dist.all_gather` takes contiguous tensors of one size only.
-    Cost: two dist.all_gather, of one int64, then of as many elements as the longest tensor has.
+    Cost: at most two dist.all_gather, of one int64, then of as many elements as the longest has.
     """
     world_size = dist.get_world_size()
     # Nobody knows the others' lengths yet.

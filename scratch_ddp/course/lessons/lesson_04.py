@@ -35,7 +35,7 @@ def same_on_all_ranks(model):
 
     The values of all parameters and buffers count, of any shape and dtype, also of buffers that
     `state_dict()` leaves out. Nothing else does: not gradients, flags, attributes or the layout
-    in memory, which may have gaps or overlap. Names and shapes are equal, and there is some tensor,
+    in memory, which may have gaps or overlap. Names, shapes and dtypes are equal, there is a tensor,
     none of them a conjugate or negative view. The model stays as it is, and every rank makes the
     call, also if there are no parameters, or no buffers.
     Cost: one dist.all_gather, of 8 to 32 bytes from each rank, which all count: with fewer, or
