@@ -22,10 +22,10 @@ from scratch_ddp.course.wording import ranks
 from scratch_ddp.course.worlds import (
     Seats,
     World,
-    align_group_count,
     all_groups,
     another_world,
     destroy_all_but,
+    exchange_with_group_count,
     other_worlds,
 )
 from scratch_ddp.instruments.traffic.intercept import prepared
@@ -109,7 +109,7 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
                 verdict = replace(verdict, criteria=verdict.criteria | again)
         if state.get("ranks_missing"):
             return verdict.with_note("Press Stop, then run the cells again.")
-        destroyed = any(meeting.exchange(not dist.is_initialized(), GRACE))
+        destroyed = any(exchange_with_group_count(meeting, not dist.is_initialized()))
         if state.get("spoiled") and not destroyed:
             verdict = verdict.with_note(renew(seconds + GRACE))
     return verdict.with_note(make_anew(meeting, backend)) if destroyed else verdict
@@ -141,6 +141,4 @@ def _tried_by(
                 told = {"criteria": verdict.criteria, "state": state}
     finally:
         told = meeting.hear(told, LONGEST)
-    if not told["state"].get("ranks_missing"):
-        align_group_count(meeting)
     return told["criteria"], told["state"]

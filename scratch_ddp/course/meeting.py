@@ -112,7 +112,7 @@ def _wait_until(done: Callable[[], bool], missing: Callable[[], list[int]], seco
         if time.monotonic() > deadline:
             raise RanksMissing(missing(), seconds)
         time.sleep(pause)
-        pause = min(pause * 1.5, 0.004)
+        pause = min(pause * 1.5, 0.002)
 
 
 @contextlib.contextmanager

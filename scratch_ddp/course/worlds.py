@@ -10,6 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 
@@ -52,7 +53,7 @@ def another_world(seats: Seats, takes_group: bool, meeting: Meeting) -> Iterator
     """The world of the ranks `seats`; None on the others. All ranks of the meeting enter it."""
     default = dist.group.WORLD
     groups = _groups.setdefault(default, {})
-    if any(meeting.exchange(_is_lost(seats, groups), GRACE)):
+    if any(exchange_with_group_count(meeting, _is_lost(seats, groups))):
         group = dist.new_group(list(seats), backend=interruptible_group.BACKEND)
         groups[seats] = group if dist.get_rank() in seats else None
         _names().pop(groups[seats], None)
@@ -101,10 +102,15 @@ def _as_world(seats: Seats, group: dist.ProcessGroup, takes_group: bool) -> Iter
             yield World(seats, tuple(range(len(seats))), None, f"on {len(seats)} rank{'s' if len(seats) > 1 else ''}")
 
 
-def align_group_count(meeting: Meeting) -> None:
-    """torch names groups by counting them. Ranks that made groups in their own world have counted further."""
+def exchange_with_group_count(meeting: Meeting, fact: Any) -> list[Any]:
+    """Every rank's fact. And all ranks count their groups alike afterwards, for torch names a group by this count.
+
+    Ranks that have made groups in a world of their own have counted further.
+    """
     world = dist.distributed_c10d._world
-    world.group_count = max(meeting.exchange(world.group_count, GRACE))
+    facts = meeting.exchange([fact, world.group_count], GRACE)
+    world.group_count = max(count for _, count in facts)
+    return [fact for fact, _ in facts]
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ yet, or ends. That takes less time than real messages do, so an answer can be tr
 ranks. The ranks of the trial share the cases.
 """
 
-import contextlib
 import ctypes
 import functools
 import io
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.attempt import TimeIsUp, in_short, lines_of_thread
+from scratch_ddp.course.inputs.stand_in_group import as_default_group
 from scratch_ddp.course.message_sizes import RankThread
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
@@ -191,7 +191,7 @@ class _Seat(dist.ProcessGroup):
         """Run it on, unless it waits for others or has ended. Returns whether it ran."""
         if self._ended or (self._may_go_on and not self._may_go_on()):
             return False
-        with self._registered():
+        with as_default_group(self, "one process"):
             sys.stdout = self.printed
             self._mine.release()
             try:
@@ -225,20 +225,6 @@ class _Seat(dist.ProcessGroup):
                 raise _ForEver
             self._may_go_on = None
 
-    @contextlib.contextmanager
-    def _registered(self) -> Iterator[None]:
-        world, default = dist.distributed_c10d._world, dist.group.WORLD
-        world.pg_group_ranks[self] = {rank: rank for rank in range(self._size)}
-        world.pg_map[self], world.pg_names[self] = ("gloo", None), "one process"
-        world.pg_backend_config[self] = "cpu:gloo"
-        dist.distributed_c10d._update_default_pg(self)
-        try:
-            yield
-        finally:
-            dist.distributed_c10d._update_default_pg(default)
-            for registry in (world.pg_group_ranks, world.pg_map, world.pg_names, world.pg_backend_config):
-                del registry[self]
-
     def _called(self, method: str, *args: Any, **options: Any) -> "Work":
         name, position = METHODS[method]
         given = [*args, *options.values()]
@@ -247,6 +233,8 @@ class _Seat(dist.ProcessGroup):
         tensors = flat(given[position]) if position is not None else []
         if name == "all_gather" and not all(tensor.is_contiguous() for tensor in tensors):  # as NCCL; gloo copies it
             raise ValueError("all_gather takes contiguous tensors only, got a strided one")
+        if any(tensor.is_meta for tensor in tensors):
+            raise RuntimeError("a tensor on device 'meta' has no data that could be sent")
         payload = sum(tensor.nbytes for tensor in tensors)
         peer = given[1] if name in ("send", "recv") else root
         call = Call(name, payload, tuple(range(self._size)), self._rank, peer)

@@ -183,85 +183,88 @@ def _digest_of_ones() -> contextlib.AbstractContextManager:
     return mock.patch.object(hashlib, "sha256", lambda *data, **options: fake)
 
 
+_Change = Callable[[_Model], None]
+_MIDDLE = 123_456
+
+
 def examine_same_on_all_ranks(trial: Trial) -> None:
     """V and A: equal models, and one difference of each kind. C: one all-gather, of which every byte counts."""
-    middle = 100_000 + trial.seed % 100_000
-    last, second, everyone, nobody = [trial.size - 1], [1 % trial.size], range(trial.size), []
-    cases = (
-        ("equal models, with NaN and inf", nobody, _nudge, True),
-        ("gradients, flags, attributes and memory layout differ, no value does", everyone, _change_the_rest, True),
-        ("the last rank differs in the last bit of a float64", last, _nudge, False),
-        ("rank 1 has the same numbers in another order", second, _reorder, False),
-        ("NaN on every rank, with other bits on rank 1", second, _flip("infinite", 8, [1]), False),
-        ("two parameters of rank 1 are exchanged", second, _exchange, False),
-        ("a buffer is -0.0 on rank 1, 0.0 elsewhere", second, _flip("mean", 3, [128]), False),
-        (
-            "rank 0 differs in a buffer that is not in state_dict(), by i·2⁻⁴⁰",
-            [0],
-            _put("passing", 1 + _TINY * 1j),
-            False,
-        ),
-        ("rank 1 has the same flags in another order", second, _reorder_flags, False),
-        ("rank 1 differs by 1 in an int64 of 2⁶⁰", second, _flip("steps", 0, [1]), False),
-        ("rank 1 differs in the last of 300,000 numbers, which are frozen", second, _put("frozen", 1.0, -1), False),
-        (f"rank 1 has -0.0 as number {middle:,} of 300,000", second, _flip("frozen", 4 * middle + 3, [128]), False),
-        (
-            "rank 1 has numbers of float8 in another order, the same CRC-32 and the same sums, also weighted by place",
-            second,
-            _exchange_words,
-            False,
-        ),
-        ("'head.bias' equals 'tiny' on rank 1, 'large' elsewhere", second, _put("head.bias", 2.0, ...), False),
-        (
-            "'vector', 'cube' and 'tiny' begin at the same place in memory, rank 1 differs in the last of 'cube'",
-            second,
-            _put("cube", 9.0, (1, 0, 2)),
-            False,
-        ),
-        ("no parameters, rank 1 differs", second, _put("mean", 3.0), False),
-    )
-    if not trial.on_all_ranks:  # the others don't depend on the number of ranks
-        cases = cases[::2][:2]
-    first = _Model(trial.device)  # equal at first, then nudged: whoever keeps its digest gives the old answer
-    calls = {cases[0][0]: (first, cases[0][3])}
+    first, rest = _Model(trial.device), _Model(trial.device)
+    # Equal at first, then nudged: whoever keeps its digest gives the old answer.
+    _examine_calls(trial, {"equal models, with NaN and inf": (first, True)})
+    if trial.rank == trial.size - 1:
+        _nudge(first)
+    with torch.no_grad():
+        _change_the_rest(rest)
+    calls = {"the last rank differs in the last bit of a float64": (first, False)}
+    if trial.on_all_ranks:
+        calls["gradients, flags, attributes and memory layout differ, no value does"] = rest, True
     _examine_calls(trial, calls)
-    for case, who, change, expected in cases[1:]:
-        model = first if change is _nudge else _Model(trial.device)
-        if "300,000" in case:
-            model.frozen = nn.Parameter(torch.zeros(300_000, device=trial.device), requires_grad=False)
-        if "in memory, rank 1" in case:
-            _share_memory(model)
-        if trial.rank in who:
-            with torch.no_grad():
-                change(model)
-        if case.startswith("no "):
-            for module in model.modules():
-                module._parameters.clear()
-        calls[case] = model, expected
-    _examine_calls(trial, {case: call for case, call in [*calls.items()][1:] if not case.startswith("no ")})
-    trial.end_if_wrong()
-    if not trial.on_all_ranks:
+    if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
         return
-    _examine_messages(trial, second, {case: call for case, call in calls.items() if case.startswith("no ")})
-    _examine_drawn(trial)
+    trial.end_if_wrong()
+    _examine_in_worlds(trial)
+    trial.end_if_wrong()
+    _examine_messages(trial)
 
 
-def _examine_messages(trial: Trial, second: list[int], others: Mapping[str, tuple[nn.Module, bool]]) -> None:
+# By what one of two ranks differs in: this rank, and how.
+_DIFFERENCES: dict[str, tuple[int, _Change]] = {
+    "the order of the same numbers": (1, _reorder),
+    "the bits of a NaN": (1, _flip("infinite", 8, [1])),
+    "two parameters, which are exchanged": (1, _exchange),
+    "a buffer: -0.0, 0.0 elsewhere": (1, _flip("mean", 3, [128])),
+    "a buffer that is not in state_dict(), by i·2⁻⁴⁰": (0, _put("passing", 1 + _TINY * 1j)),
+    "the order of the same flags": (1, _reorder_flags),
+    "an int64 of 2⁶⁰, by 1": (1, _flip("steps", 0, [1])),
+    "the last of 300,000 numbers, which are frozen": (1, _put("frozen", 1.0, -1)),
+    f"number {_MIDDLE:,} of 300,000: -0.0, 0.0 elsewhere": (1, _flip("frozen", 4 * _MIDDLE + 3, [128])),
+    "the order of numbers of float8, with the same CRC-32 and the same sums, also weighted by place": (
+        1,
+        _exchange_words,
+    ),
+    "'head.bias': equals 'tiny', 'large' elsewhere": (1, _put("head.bias", 2.0, ...)),
+    "the last of 'cube', where 'vector', 'cube' and 'tiny' begin at the same place in memory": (
+        1,
+        _put("cube", 9.0, (1, 0, 2)),
+    ),
+}
+
+
+def _two_models(case: str, who: int, change: _Change, device: torch.device) -> list[tuple[_Model]]:
+    """By rank. That of rank `who` is changed."""
+    models = [_Model(device) for _ in range(2)]
+    for model in models:
+        if "300,000" in case:
+            model.frozen = nn.Parameter(torch.zeros(300_000, device=device), requires_grad=False)
+        if "in memory" in case:
+            _share_memory(model)
+    with torch.no_grad():
+        change(models[who])
+    return [(model,) for model in models]
+
+
+def _examine_messages(trial: Trial) -> None:
     """Every byte of the messages counts, and they are compared as bytes. After the other calls."""
-    blocks: dict[str, Callable[[], contextlib.AbstractContextManager]] = dict.fromkeys(others, contextlib.nullcontext)
+    bare, second = "no parameters, rank 1 differs", 1 % trial.size
+    blocks: dict[str, Callable[[], contextlib.AbstractContextManager]] = {bare: contextlib.nullcontext}
     blocks["equal models, whose digest is NaN as floats"] = _digest_of_ones
     for place in ("first", "last"):
         exchange = functools.partial(_swap_two_bytes, last=place == "last")
-        changed = functools.partial(_messages_changed, exchange) if trial.rank in second else contextlib.nullcontext
+        changed = functools.partial(_messages_changed, exchange) if trial.rank == second else contextlib.nullcontext
         blocks[f"the {place} bytes of rank 1's message are exchanged"] = changed
-    models = {case: others[case][0] if case in others else _Model(trial.device) for case in blocks}
+    models = {case: _Model(trial.device) for case in blocks}
+    if trial.rank == second:
+        models[bare].mean.fill_(3.0)
+    for module in models[bare].modules():
+        module._parameters.clear()
     block_of = {id(model): blocks[case] for case, model in models.items()}
 
     def call_inside(answer: Callable, model: nn.Module) -> Any:
         with block_of[id(model)]():
             return answer(model)
 
-    calls = {case: (model, others[case][1] if case in others else "NaN" in case) for case, model in models.items()}
+    calls = {case: (model, "NaN" in case) for case, model in models.items()}
     _examine_calls(trial, calls, beside=models, using=call_inside)
 
 
@@ -277,8 +280,8 @@ def _examine_calls(trial: Trial, calls: Mapping[str, tuple[nn.Module, bool]], **
         trial.cost(calls={"all_gather": 1}, exactly=True, max_wire_bytes=most)
 
 
-def _examine_drawn(trial: Trial) -> None:
-    """V with 2 to 9 ranks, for a difference of one bit in a tensor of any size and dtype, and for none.
+def _examine_in_worlds(trial: Trial) -> None:
+    """V with 2 ranks for each of the differences; with 2 to 9 for one bit of a tensor of any size and dtype, and none.
 
     And what one rank sends for many models, each of which differs from the others.
     """
@@ -287,13 +290,18 @@ def _examine_drawn(trial: Trial) -> None:
         case = f"{str(dtype).removeprefix('torch.')} {number} drawn with seed {trial.seed}"
         differs[case] = number < len(_DTYPES)
         makers[case] = functools.partial(_drawn_models, trial.seed + number, dtype, differs[case])
+    for difference, (who, change) in _DIFFERENCES.items():
+        case = f"rank {who} differs in {difference}"
+        differs[case] = True
+        makers[case] = functools.partial(_two_models, case, who, change, trial.device)
     many = f"{MODELS} models, which differ in a bit each, drawn with seed {trial.seed}"
     differs[many], makers[many] = False, functools.partial(_many_models, trial.seed)
     for case, world in tried_in_worlds(trial, makers, using=_one_by_one):
-        what = "one rank differs in a bit or in the order" if differs[case] else "all equal"
+        what = "one rank differs in a bit or in the order: " if differs[case] else "all equal: "
+        what = "" if case == many or "drawn" not in case else what
         for rank, results in enumerate(world.results):
             for result in results:
-                trial.value(result, not differs[case], f"{world.place} {what}: rank {rank}'s result")
+                trial.value(result, not differs[case], f"{world.place} {what}rank {rank}'s result")
         if case == many and world.meetings:  # one rank alone may know without a message
             count = _bits_that_count([b"".join(map(bits, meeting[0].tensors)) for meeting in world.meetings])
             complaint = f"holds {-(-count // 8)} bytes of a digest, from which all others follow; should hold 8 to 32"

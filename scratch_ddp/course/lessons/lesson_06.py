@@ -148,6 +148,8 @@ def examine_no_sync(trial: Trial) -> None:
         "a micro-batch, switched off before": (micro_batch, False),
         "a sync after the block": (sync_after, True),
     }
+    if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
+        with_passes = {case: lines for case, lines in with_passes.items() if lines[0] is sync_after}
     called = trial.call_each(with_passes, using=flags_after, beside=[model], changes=["do_sync", GRADIENTS])
     for (lines, before), result in zip(with_passes.values(), called, strict=True):
         found = judge(result, before)
@@ -157,7 +159,7 @@ def examine_no_sync(trial: Trial) -> None:
             trial.value(flags[:1], [False], "do_sync in the block")
             trial.value(flags[1:], [before], "in the block, the do_sync of another model, a part of this one")
             trial.value(gradients, mine, "the gradient")
-    if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
+    if not trial.on_all_ranks:
         return
     blocks = _Blocks(model, other)
     cases = {case: (lines, before) for case, (lines, before, *_) in blocks.cases.items()}

@@ -6,6 +6,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -14,7 +15,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.hooks import RemovableHandle
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.guard import GRADIENTS, STATE, VALUES
+from scratch_ddp.course.guard import GRADIENTS, STATE, VALUES, Guard
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.lessons.lesson_06 import CountedModel, SomeError, Stop, wrong_ending
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import difference, times
@@ -71,7 +73,7 @@ def examine_train_epoch(trial: Trial) -> None:
     epoch = _Epoch(trial, 2, 2)
     epoch.targets[0, 0, 0, 0] = torch.nan
     epoch.examine("2 micro-batches, n=2, a target is NaN")
-    _Epoch(trial, 8, 4).examine_stopped()
+    _examine_stopped(trial)
 
 
 class _Epoch:
@@ -105,17 +107,17 @@ class _Epoch:
         self._passes, self._steps_taken = _Passes(self.model), []
         self._optimizer.register_step_post_hook(lambda *_: self._steps_taken.append(1))
 
-    def _call(self, case: str, using: Callable | None = None) -> None:
+    def _given(self) -> tuple[CountedModel, torch.optim.Optimizer, list, int]:
         mine = list(zip(self._inputs[:, self._trial.rank], self.targets[:, self._trial.rank], strict=True))
         if self._ends_as_it_began:
             mine[-1] = mine[0]
-        given = self.model, self._optimizer, mine, self._n
-        self._trial.call(*given, case=case, changes=self.changes, using=using)
+        return self.model, self._optimizer, mine, self._n
 
     def examine(self, case: str) -> None:
         """The answer's epoch, and what must hold after it."""
         trial, model, steps = self._trial, self.model, self._steps
-        self._call(case, using=self._passes.watched if self._micro_batches == 8 else None)
+        using = self._passes.watched if self._micro_batches == 8 else None
+        trial.call(*self._given(), case=case, changes=self.changes, using=using)
         self._train_at_once()
         expected = dict(self._alone.named_parameters())
         for name, parameter in model.module.named_parameters():
@@ -144,32 +146,27 @@ class _Epoch:
             mse_loss(self._alone(inputs), targets).backward()
             self._plain.step()
 
-    def examine_stopped(self) -> None:
-        """An exception in the second window, and Stop: no further step, and the caller hears of it."""
-        trial, found = self._trial, []
-
-        def stopped(answer: Callable, *given: object) -> None:
-            for place, (raising, errors, steps) in self._places.items():
-                for error in errors:
-                    with raising(error) as reached:
-                        complaint = wrong_ending(lambda: answer(*given), error)
-                    if reached == []:  # it has its own way to clear gradients
-                        complaint = ""
-                    where = f"{type(error).__name__} in {place}"
-                    found.append((where, complaint, (len(self._steps_taken), steps), self.model.do_sync))
-                    self._steps_taken.clear()
-                    self.model.enable_grad_sync()
-                    self.model.zero_grad()
-
-        self._call("an exception in the second window, n=4", using=stopped)
-        for where, complaint, (steps, expected), flag in found:
-            trial.criterion("value", complaint and f"{where}: {complaint}")
-            if expected:
-                trial.criterion("passes", self._called(steps, expected), f"after {where}, optimizer.step()")
-            trial.criterion("restored", difference(flag, True), f"do_sync after {where}")
+    def stopped(self, answer: Callable, raising: Callable, error: BaseException, steps: int) -> dict[str, str]:
+        """What is wrong with an epoch in which `error` is raised, by criterion: complaints without the place."""
+        given = self._given()
+        guard = Guard(None, dict(zip(("model", "optimizer", "batches"), given, strict=False)), self.changes)
+        with guard, raising(error) as reached:
+            complaint = wrong_ending(lambda: answer(*given), error)
+        if reached == []:  # it has its own way to clear gradients
+            complaint = ""
+        taken, flag = len(self._steps_taken), self.model.do_sync
+        self._steps_taken.clear()
+        self.model.enable_grad_sync()
+        self.model.zero_grad()
+        return {
+            "value": complaint,
+            "passes": self._called(taken, steps) and f"optimizer.step() {self._called(taken, steps)}" if steps else "",
+            "restored": difference(flag, True) and f"do_sync {difference(flag, True)}",
+            "untouched": guard.complaint,
+        }
 
     @property
-    def _places(self) -> dict[str, tuple[Callable, tuple[BaseException, ...], int]]:
+    def places(self) -> dict[str, tuple[Callable, tuple[BaseException, ...], int]]:
         """Where an epoch of windows of 4 may end in the second one: block(error), in which error is raised there.
 
         With the errors to be raised, and how many steps there are then (0: that is not asked).
@@ -220,6 +217,26 @@ class _Epoch:
             places[f"the {name} forward"] = functools.partial(forward, number), (SomeError(),), 1
             places[f"the {name} backward"] = functools.partial(backward, number), (SomeError(),), 1
         return places
+
+
+def _examine_stopped(trial: Trial) -> None:
+    """An exception in the second window, and Stop: no further step, and the caller hears of it. With one rank."""
+    epoch, makers = _Epoch(trial, 8, 4), {}
+    for place, (raising, errors, steps) in epoch.places.items():
+        for error in errors:
+            case = f"n=4, after {type(error).__name__} in {place}"
+            makers[case] = functools.partial(_as_arguments, epoch, raising, error, steps)
+    for _, world in tried_in_worlds(trial, makers, using=_stopped):
+        for criterion, complaint in world.results[0].items():
+            trial.criterion(criterion, complaint, world.place)
+
+
+def _as_arguments(*given: object) -> list[tuple]:
+    return [given]
+
+
+def _stopped(answer: Callable, epoch: _Epoch, *how: Any) -> dict[str, str]:
+    return epoch.stopped(answer, *how)
 
 
 def _raiser(error: BaseException, number: int) -> Callable:

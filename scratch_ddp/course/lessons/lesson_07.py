@@ -65,23 +65,20 @@ def examine_time_calls(trial: Trial) -> None:
     """V: the slowest rank's seconds by a clock that is known; together: a barrier, then the clock; A; C."""
     n = trial.size
     # The warm-up takes long. Of the others, another rank is the slowest each time.
-    seconds = [[64.0, *(each + (other + call) % n for call, each in enumerate((2.0, 1.0, 3.0)))] for other in range(n)]
+    counted = (2.0, 1.0, 3.0) if trial.on_all_ranks else (2.0,)
+    seconds = [[64.0, *(each + (other + call) % n for call, each in enumerate(counted))] for other in range(n)]
     _examine_times(trial, seconds, "")
     if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
         return
     seconds = [[1.0, 0.5 + other, 2.0, 7.0 - other / 2] for other in range(n)]  # of two calls with two each
     _examine_times(trial, seconds, "called twice with gradients and gc switched off, ", calls=2)
-    nowhere = torch.device("meta")  # its tensors have no data, so they can't be sent
-    case = "device='meta', from which nothing can be sent"
-    complaint = trial.call(1, nowhere, case=case, using=_called_from_nowhere)
-    trial.criterion("value", complaint)
     trial.end_if_wrong()
     _examine_times_in_worlds(trial)
 
 
 def _called_from_nowhere(answer: Callable, repeats: int, device: torch.device) -> str:
     try:
-        Rehearsal(0.0, [1.0] * (repeats + 1), Collectives()).run(answer, repeats, device)
+        Rehearsal(0.0, [1.0] * (repeats + 1), met_in_one_process).run(answer, repeats, device)
     except RuntimeError:
         return ""
     return "the tensor that ranks send is not on `device`"
@@ -163,7 +160,12 @@ def _examine_times_in_worlds(trial: Trial) -> None:
     for (error, failing), which in zip(failures, ("first", "second", "third", "last"), strict=True):
         case = f"operation() raises {type(error).__name__} in its {which} call"
         makers[case] = functools.partial(arguments, case, 2, 4, error, failing)
+    nowhere = "device='meta', from which nothing can be sent"
+    makers[nowhere] = lambda: [(None, 1, torch.device("meta"))] * 2
     for case, world in tried_in_worlds(trial, makers, using=_rehearsed):
+        if case == nowhere:
+            trial.criterion("value", world.results[0], world.place)
+            continue
         for rank, (rehearsal, result) in enumerate(zip(rehearsals[case], world.results, strict=True)):
             what = f"{world.place} rank {rank}"
             if "raises" in case:
@@ -184,7 +186,9 @@ def _examine_times_in_worlds(trial: Trial) -> None:
 MANY_BYTES = 2**20  # the budget is of calls
 
 
-def _rehearsed(answer: Callable, rehearsal: Rehearsal, repeats: int, device: torch.device) -> object:
+def _rehearsed(answer: Callable, rehearsal: Rehearsal | None, repeats: int, device: torch.device) -> object:
+    if rehearsal is None:
+        return _called_from_nowhere(answer, repeats, device)
     return rehearsal.raises(answer, repeats, device) if rehearsal.fails else rehearsal.run(answer, repeats, device)
 
 

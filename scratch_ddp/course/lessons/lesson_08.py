@@ -1,5 +1,6 @@
 """Lesson 08, where communication can hide: averages that start from gradient hooks; what sticks out of a timeline."""
 
+import contextlib
 import functools
 import time
 import weakref
@@ -13,6 +14,7 @@ from torch import nn
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, HOOKS
 from scratch_ddp.course.inputs.averaging import ObservedStep
+from scratch_ddp.course.inputs.stand_in_group import messages_end_at_once
 from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
@@ -93,7 +95,7 @@ class _OddModel(nn.Module):
 
 
 WITHOUT = 1  # the step that does not use sometimes.weight
-WITH_MANY = 2  # the one that uses all of `many`: each message takes milliseconds
+WITH_MANY = 2  # the one that uses all of `many`: its messages go nowhere, since each would take milliseconds
 
 
 def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -> dict[str, torch.Tensor]:
@@ -184,7 +186,8 @@ class _Step:
         self._model.train(self.number != WITHOUT)
         leaving = LeavingTorch()
         leaving.few = 0
-        with made, leaving:
+        goes_where = messages_end_at_once() if self.number == WITH_MANY else contextlib.nullcontext()
+        with made, leaving, goes_where:
             self._observed.run(functools.partial(self._model, self.everyones[rank]), finish)
         self._model.train()
         self.under_way = self._observed.calls - self._observed.waits
@@ -206,7 +209,7 @@ class _Step:
         return [_copy(each.grad) for each in (self._model.sometimes.weight, self._model.never)]
 
     def _kept(self, made: _Made) -> str:
-        for pause in (0.0, 0.05):  # the thread that sent it may hold one a moment longer
+        for pause in (0.0, 0.001, 0.005, 0.05):  # the thread that sent it may hold one a moment longer
             time.sleep(pause)
             parameters = list(self._model.parameters())
             beside = [*parameters, *(each.grad for each in parameters)]
@@ -230,7 +233,7 @@ def examine_average_when_ready(trial: Trial) -> None:
         complaint = f"leaves {hooks} hook{'s' if hooks > 1 else ''} on the {place}" if hooks else ""
         trial.criterion("untouched", complaint, "the answer")
     generator, steps = trial.generator(), {}
-    for number in range(3 if trial.on_all_ranks else 2):
+    for number in range(3 if trial.on_all_ranks else 1):
         used = model.used(number, generator)
         everyones = [_gradients(used, rank, trial.size, number) for rank in range(trial.size)]
         case = f"step {number}{', without sometimes.weight' if number == WITHOUT else ''}"
@@ -281,13 +284,14 @@ def _examine_step(trial: Trial, step: _Step) -> None:
         trial.criterion("value", f"finish() returned while {number} under way")
         return
     trial.criterion("memory", step.memory)
-    for name, gradient in step.after.items():
+    for name, gradient in step.after.items() if step.number != WITH_MANY else ():
         mean = sum(each[name] / n for each in step.everyones)
         trial.value(gradient, mean, f"the gradient of {name!r}")
     for name, gradient, before in zip(("sometimes.weight", "never"), step.unused, step.before, strict=True):
         if name not in step.used:
             trial.value(gradient, before, f"the gradient of {name!r}, which no rank used in this step,")
-    trial.agreement(list(step.after.values()))
+    if step.number != WITH_MANY:
+        trial.agreement(list(step.after.values()))
 
 
 AVERAGE_WHEN_READY = Exercise(average_when_ready, examine_average_when_ready, also_named=("OverlappedDDP",))

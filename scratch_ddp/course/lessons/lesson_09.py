@@ -96,11 +96,11 @@ def examine_average_in_buckets(trial: Trial) -> None:
     before = _examine_step(trial, finish, model, buckets, given, 0, "step 0", ledger)
     trial.criterion("memory", _lasting(before.kept))
     held = _bytes_of(ledger)
+    if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
+        return
     _examine_step(trial, finish, model, buckets, given, 1, "step 1, after zero_grad(set_to_none=False)", ledger)
     more = _lasting(lambda: max(0, _bytes_of(ledger) - held))
     trial.criterion("memory", f"{more:,} bytes more are held than after step 0: let go of them" if more else "")
-    if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
-        return
     model = _Branches(trial)
     buckets = [list(branch.parameters()) for branch in model.branches]
     given = [list(bucket) for bucket in buckets]

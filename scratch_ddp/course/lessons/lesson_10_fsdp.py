@@ -84,20 +84,18 @@ def examine_shard_unit(trial: Trial) -> None:
         "after gradients of 0 and an old shard.grad, eval() and no_grad(), other weights loaded": _Turn(
             same, steps=False, training=False, factor=1.5
         ),
-        "huge gradients": _Turn(same, scale=1e308),
-        "no_grad() after huge gradients": _Turn(same, steps=False),
     }
     small_turns = {
         "no_grad() before the first step": _Turn(same, steps=False),
         "small units, huge gradients": _Turn(same, scale=_largest_scale(_small_units(trial.device), same)),
-        "small units, in eval() after huge gradients": _Turn(inputs[3], training=False),
-        "small units, NaN in the inputs": _Turn(odd),
-        "small units, after NaN": _Turn(same, steps=False),
+        "small units, in eval() after huge gradients, NaN in the inputs": _Turn(odd, training=False),
     }
     if not trial.on_all_ranks:  # the others do not depend on the number of ranks
-        turns = {case: turns[case] for case in ("step 0", "step 1")}
-        small_turns = {case: turn for case, turn in small_turns.items() if turn.scale > 1.0}
+        turns = {case: turns[case] for case in ("step 0",)}
+        small_turns = {}
     _Pair(trial, _units).examine(turns)
+    if not small_turns:
+        return
     trial.end_if_wrong()
     _Pair(trial, _small_units).examine(small_turns)
 

@@ -281,7 +281,7 @@ def _too_much(held: object, room: int) -> str:
 
 def examine_reduce_to_owners(trial: Trial) -> None:
     """V on the owners and None elsewhere, C: one reduce per parameter; M follows from the None."""
-    plain = _parameters(trial, number=11 if trial.on_all_ranks else 5)
+    plain = _parameters(trial, number=6 if trial.on_all_ranks else 4)
     params = [nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(plain, cycle(_DTYPES), strict=False)]
     for parameter, gradient in zip(params, _odd_gradients(params, trial.rank, trial.size), strict=True):
         parameter.grad = gradient
@@ -350,7 +350,7 @@ def _reduced_in_worlds(trial: Trial) -> None:
 
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
-_HUGE = (1, 2, 4, 8, 10)  # one of each dtype
+_HUGE = (1, 2, 4, 5)  # one of each dtype, but for float64
 
 
 def _odd_gradients(params: list[nn.Parameter], rank: int, n: int) -> list[torch.Tensor]:
@@ -360,7 +360,7 @@ def _odd_gradients(params: list[nn.Parameter], rank: int, n: int) -> list[torch.
     for i in _HUGE:
         if i < len(gradients):
             gradients[i].fill_(0.75 * torch.finfo(gradients[i].dtype).max)
-    gradients[3].copy_(torch.tensor([[math.nan, math.inf], [0, 1e100], [1e7, 1], [2, 3], [4, rank]]))
+    gradients[3].copy_(torch.tensor([[math.nan, math.inf], [0, 1e100], [1e7, 1], [2, 3], [1.5e308, rank]]))
     return gradients
 
 

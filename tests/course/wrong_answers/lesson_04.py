@@ -34,7 +34,8 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "the sum of all bytes: blind for order",
             fails="value",
-            says="rank 1 has the same numbers in another order: the result is True, should be False.",
+            also=("digest",),
+            says="one rank differs in a bit or in the order: rank 0's result is True, should be False.",
             body="""
                 tensors = [*model.parameters(), *model.buffers()]
                 mine = sum(tensor.detach().contiguous().flatten().view(torch.uint8).long().sum() for tensor in tensors)
@@ -59,13 +60,13 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "takes -0.0 for 0.0, as == does",
             fails="value",
-            says="a buffer is -0.0 on rank 1, 0.0 elsewhere: the result is True, should be False.",
+            says=": rank 0's result is True, should be False.",
             edits={"tensor.detach()": "(tensor.detach() + 0.0 if tensor.itemsize > 1 else tensor.detach())"},
         ),
         WrongAnswer(
             "forgets the buffers",
             fails="value",
-            says="Rank 0, a buffer is -0.0 on rank 1, 0.0 elsewhere: the result is True, should be False.",
+            says=": rank 0's result is True, should be False.",
             edits={"[*model.parameters(), *model.buffers()]": "model.parameters()"},
         ),
         WrongAnswer(
@@ -96,7 +97,7 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "looks into state_dict(), which leaves a buffer out",
             fails="value",
-            says="rank 0 differs in a buffer that is not in state_dict()",
+            says=": rank 0's result is True, should be False.",
             edits={"[*model.parameters(), *model.buffers()]": "model.state_dict().values()"},
         ),
         WrongAnswer(
@@ -108,7 +109,8 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "sums of bytes, weighted by their place and its square",
             fails="value",
-            says="the same CRC-32 and the same sums, also weighted by place: the result is True, should be False.",
+            also=("digest",),
+            says="the same CRC-32 and the same sums, also weighted by place: rank 0's result is True, should be False.",
             body="""
                 tensors = [*model.parameters(), *model.buffers()]
                 parts = [tensor.detach().contiguous().flatten().view(torch.uint8).long() for tensor in tensors]
@@ -123,7 +125,7 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "the beginning and the end of long tensors",
             fails="value",
-            says="of 300,000: the result is True, should be False.",
+            says="of 300,000: -0.0, 0.0 elsewhere: rank 0's result is True, should be False.",
             edits={
                 "digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())": "content = "
                 "tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()\n"
@@ -149,7 +151,7 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "compares digests as floats, of which some are NaN",
             fails="value",
-            says="equal models, whose digest is NaN as floats: the result is False, should be True.",
+            says="rank 0's result is False, should be True.",
             edits={
                 "torch.tensor(list(digest.digest()), dtype=torch.uint8, device=tensor.device)": "torch.frombuffer("
                 "bytearray(digest.digest()), dtype=torch.float32)"
@@ -158,7 +160,8 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "a checksum of 32 bits",
             fails="value",
-            says="the same CRC-32 and the same sums, also weighted by place: the result is True, should be False.",
+            also=("digest",),
+            says="the same CRC-32 and the same sums, also weighted by place: rank 0's result is True, should be False.",
             body="""
                 import zlib
                 crc = 0
@@ -173,7 +176,7 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "digests in any order",
             fails="value",
-            says="two parameters of rank 1 are exchanged: the result is True, should be False.",
+            says="two parameters, which are exchanged: rank 0's result is True, should be False.",
             body="""
                 parts = []
                 for tensor in [*model.parameters(), *model.buffers()]:
@@ -187,7 +190,7 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "everything as float64, which has too few digits for int64",
             fails="value",
-            says="rank 1 differs by 1 in an int64 of 2⁶⁰: the result is True, should be False.",
+            says="rank 1 differs in an int64 of 2⁶⁰, by 1: rank 0's result is True, should be False.",
             edits={"tensor.detach()": "(tensor if tensor.is_complex() else tensor.double()).detach()"},
         ),
         WrongAnswer(
@@ -220,7 +223,7 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "compares bytes of digests as floats, of which some are NaN",
             fails="value",
-            says="equal models, whose digest is NaN as floats: the result is False, should be True.",
+            says="rank 0's result is False, should be True.",
             edits={"torch.equal(mine, other)": "torch.equal(mine.view(torch.float32), other.view(torch.float32))"},
         ),
         WrongAnswer(
@@ -232,19 +235,19 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "counts flags",
             fails="value",
-            says="rank 1 has the same flags in another order: the result is True, should be False.",
+            says="rank 1 differs in the order of the same flags: rank 0's result is True, should be False.",
             edits={"tensor.detach()": "(tensor.sum() if tensor.dtype == torch.bool else tensor.detach())"},
         ),
         WrongAnswer(
             "leaves float8 out, which numpy does not know",
             fails="value",
-            says="rank 1 has numbers of float8 in another order, the same CRC-32 and the same sums",
+            says=": rank 0's result is True, should be False.",
             edits={"        digest.update(": "        'float8' in str(tensor.dtype) or digest.update("},
         ),
         WrongAnswer(
             "the first million bytes of each tensor",
             fails="value",
-            says="rank 1 differs in the last of 300,000 numbers, which are frozen: the result is True",
+            says="rank 1 differs in the last of 300,000 numbers, which are frozen: rank 0's result is True",
             edits={".numpy()": ".numpy()[:1_000_000]"},
         ),
         WrongAnswer(
@@ -269,7 +272,7 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "tensors with the same content, once",
             fails="value",
-            says="'head.bias' equals 'tiny' on rank 1, 'large' elsewhere: the result is True, should be False.",
+            says="'head.bias': equals 'tiny', 'large' elsewhere: rank 0's result is True, should be False.",
             body="""
                 tensors = [*model.parameters(), *model.buffers()]
                 contents = [t.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes() for t in tensors]
@@ -283,7 +286,7 @@ return all(torch.equal(mine, other) for other in everyones)
         WrongAnswer(
             "what begins at the same address, once",
             fails="value",
-            says="rank 1 differs in the last of 'cube': the result is True, should be False.",
+            says="begin at the same place in memory: rank 0's result is True, should be False.",
             edits={
                 "in [*model.parameters(), *model.buffers()]": "in {tensor.data_ptr(): tensor for tensor in "
                 "[*model.parameters(), *model.buffers()]}.values()"

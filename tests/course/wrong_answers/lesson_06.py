@@ -267,7 +267,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a step for the half window after Stop",
             fails="passes",
-            says="after Stop in the sixth forward, optimizer.step() is called twice, should be once.",
+            says="after Stop in the sixth forward: optimizer.step() is called twice, should be once.",
             edits={
                 "loss = mse_loss(model(inputs), targets) / window": "try:\n"
                 "                loss = mse_loss(model(inputs), targets) / window\n"
@@ -277,7 +277,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sets the flag by hand, with no thought of an exception",
             fails="restored",
-            says="do_sync after SomeError in the sixth forward is False, should be True.",
+            says="after SomeError in the sixth backward: do_sync is False, should be True.",
             edits={
                 "with contextlib.nullcontext() if last else model.no_sync():": "model.do_sync = last\n        if True:"
             },
@@ -285,7 +285,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "tries a micro-batch that failed once more",
             fails="value",
-            says="n=4: SomeError in the sixth forward: returned, should raise SomeError.",
+            says="n=4, after SomeError in the sixth forward: returned, should raise SomeError.",
             edits={
                 "loss = mse_loss(model(inputs), targets) / window": "try:\n"
                 "                loss = mse_loss(model(inputs), targets) / window\n"
@@ -296,7 +296,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "goes on where backward fails",
             fails="value",
-            says="n=4: SomeError in the sixth backward: returned, should raise SomeError.",
+            says="n=4, after SomeError in the sixth backward: returned, should raise SomeError.",
             edits={
                 "            loss.backward()": "            with contextlib.suppress(Exception):\n"
                 "                loss.backward()"
@@ -306,7 +306,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "goes on where the sync fails",
             fails="value",
-            says="n=4: SomeError in the second sync: returned, should raise SomeError.",
+            says="in the second sync: returned, should raise",
             edits={
                 "            model.sync_gradients()": "            with contextlib.suppress(Exception):\n"
                 "                model.sync_gradients()"
@@ -316,7 +316,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "switches off around the step, with no thought of an exception",
             fails="restored",
-            says="do_sync after SomeError in the second optimizer.step() is False, should be True.",
+            says="in the second optimizer.step(): do_sync is False, should be True.",
             edits={
                 "optimizer.step()": "model.disable_grad_sync()\n            optimizer.step()\n"
                 "            model.enable_grad_sync()"
@@ -370,7 +370,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes any StopIteration for the end of the batches",
             fails="value",
-            says="StopIteration in the sixth forward: returned, should raise StopIteration.",
+            says="returned, should raise StopIteration.",
             edits={"    for i,": "    with contextlib.suppress(StopIteration):\n     for i,"},
         ),
         WrongAnswer(

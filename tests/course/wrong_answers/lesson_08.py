@@ -27,7 +27,7 @@ WRONG_ANSWERS = {
                 "parameter.grad /= dist": "parameter /= dist",
                 "works.append(dist.all_reduce(parameter.grad,": "works.append(dist.all_reduce(parameter,",
             },
-            also=("agreement",),
+            also=("agreement", "untouched"),
         ),
         WrongAnswer(
             "waits inside the hook",

@@ -139,7 +139,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "frees after the forward in train mode only",
             fails="memory",
-            says="in eval() after huge gradients: between forward and backward unit 4 takes 80 bytes, should be 0.",
+            says="in eval() after huge gradients, NaN in the inputs: between forward and backward unit 4 takes 80 bytes, should be 0.",
             edits={
                 "module.register_forward_hook(lambda *_: free())": (
                     "module.register_forward_hook(\n        lambda *_: free() if module.training or"
@@ -150,7 +150,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "divides late in float32",
             fails="value",
-            says="in eval() after huge gradients: unit 5 in its forward is [-inf], should be",
+            says="in eval() after huge gradients, NaN in the inputs: unit 5 in its forward is [-inf], should be",
             edits={
                 " for parameter in parameters) / n": " for parameter in parameters)\n"
                 "        late = gradients.dtype != torch.float64\n        gradients /= 1 if late else n",
