@@ -129,6 +129,7 @@ def _change_the_rest(model: _Model) -> None:
     model.head.weight.grad = torch.full_like(model.head.weight, rank)
     model.train(rank > 0)
     model.note = torch.tensor(rank)
+    model.head.in_features += rank  # print(model) shows it
 
 
 _TINY = 2.0**-40
@@ -214,8 +215,8 @@ _DIFFERENCES: dict[str, tuple[int, _Change]] = {
     "the bits of a NaN": (1, _flip("infinite", 8, [1])),
     "two parameters, which are exchanged": (1, _exchange),
     "a buffer: -0.0, 0.0 elsewhere": (1, _flip("mean", 3, [128])),
-    "a buffer that is not in state_dict(), by i·2⁻⁴⁰": (0, _put("passing", 1 + _TINY * 1j)),
-    "the order of the same flags": (1, _reorder_flags),
+    "'passing', a buffer that is not in state_dict(), by i·2⁻⁴⁰": (0, _put("passing", 1 + _TINY * 1j)),
+    "the order of the flags in 'mask', a buffer that is not in state_dict()": (1, _reorder_flags),
     "an int64 of 2⁶⁰, by 1": (1, _flip("steps", 0, [1])),
     "the last of 300,000 numbers, which are frozen": (1, _put("frozen", 1.0, -1)),
     f"number {_MIDDLE:,} of 300,000: -0.0, 0.0 elsewhere": (1, _flip("frozen", 4 * _MIDDLE + 3, [128])),
@@ -253,11 +254,11 @@ def _examine_messages(trial: Trial) -> None:
         exchange = functools.partial(_swap_two_bytes, last=place == "last")
         changed = functools.partial(_messages_changed, exchange) if trial.rank == second else contextlib.nullcontext
         blocks[f"the {place} bytes of rank 1's message are exchanged"] = changed
-    models = {case: _Model(trial.device) for case in blocks}
-    if trial.rank == second:
-        models[bare].mean.fill_(3.0)
-    for module in models[bare].modules():
-        module._parameters.clear()
+    models: dict[str, nn.Module] = {case: _Model(trial.device) for case in blocks if case != bare}
+    models[bare] = nn.Module()
+    for name in ("first", "last"):
+        tensor = torch.full((2,), 3.0 if trial.rank == second and name == "last" else 1.0, device=trial.device)
+        models[bare].register_buffer(name, tensor)
     block_of = {id(model): blocks[case] for case, model in models.items()}
 
     def call_inside(answer: Callable, model: nn.Module) -> Any:
@@ -286,14 +287,14 @@ def _examine_in_worlds(trial: Trial) -> None:
     And what one rank sends for many models, each of which differs from the others.
     """
     differs, makers = {}, {}
-    for number, dtype in enumerate([*_DTYPES, torch.float32]):
-        case = f"{str(dtype).removeprefix('torch.')} {number} drawn with seed {trial.seed}"
-        differs[case] = number < len(_DTYPES)
-        makers[case] = functools.partial(_drawn_models, trial.seed + number, dtype, differs[case])
     for difference, (who, change) in _DIFFERENCES.items():
         case = f"rank {who} differs in {difference}"
         differs[case] = True
         makers[case] = functools.partial(_two_models, case, who, change, trial.device)
+    for number, dtype in enumerate([*_DTYPES, torch.float32]):
+        case = f"{str(dtype).removeprefix('torch.')} {number} drawn with seed {trial.seed}"
+        differs[case] = number < len(_DTYPES)
+        makers[case] = functools.partial(_drawn_models, trial.seed + number, dtype, differs[case])
     many = f"{MODELS} models, which differ in a bit each, drawn with seed {trial.seed}"
     differs[many], makers[many] = False, functools.partial(_many_models, trial.seed)
     for case, world in tried_in_worlds(trial, makers, using=_one_by_one):

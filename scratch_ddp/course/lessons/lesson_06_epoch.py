@@ -73,6 +73,7 @@ def examine_train_epoch(trial: Trial) -> None:
     epoch = _Epoch(trial, 2, 2)
     epoch.targets[0, 0, 0, 0] = torch.nan
     epoch.examine("2 micro-batches, n=2, a target is NaN")
+    trial.end_if_wrong()
     _examine_stopped(trial)
 
 

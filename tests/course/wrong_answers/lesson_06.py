@@ -253,7 +253,6 @@ WRONG_ANSWERS = {
                     loss.backward(); model.sync_gradients()
                     optimizer.step(); optimizer.zero_grad()
             """,
-            also=("value",),
         ),
         WrongAnswer(
             "keeps outputs",
@@ -341,7 +340,6 @@ WRONG_ANSWERS = {
                 "                dist.all_reduce(parameter.grad)\n"
                 "                parameter.grad /= dist.get_world_size()\n            optimizer.step()",
             },
-            also=("value",),
         ),
         WrongAnswer(
             "hides NaN",
