@@ -35,7 +35,7 @@ return all(torch.equal(mine, other) for other in everyones)
             "the sum of all bytes: blind for order",
             fails="value",
             also=("digest",),
-            says="one rank differs in a bit or in the order: rank 0's result is True, should be False.",
+            says="in the order of the same numbers: rank 0's result is True, should be False.",
             body="""
                 tensors = [*model.parameters(), *model.buffers()]
                 mine = sum(tensor.detach().contiguous().flatten().view(torch.uint8).long().sum() for tensor in tensors)
