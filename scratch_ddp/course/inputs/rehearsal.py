@@ -163,6 +163,8 @@ class Rehearsal:
                     return f"of call {number} on the clock has the barrier in it"
                 if number and (last_look is None or last_look[0] <= last_call[0]):
                     return f"of call {number} on the clock does not begin with a barrier"
+                if number and last_look[-1] <= last_call[-1]:
+                    return f"of call {number} on the clock begins before its barrier has ended"
                 last_call, number = met, number + 1
             before = what
         return ""

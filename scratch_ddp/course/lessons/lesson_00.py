@@ -196,9 +196,11 @@ def examine_get(trial: Trial) -> None:
     trial.cost(calls={})
     trial.end_if_wrong()
     gap = _with_gaps(trial) or everyone
-    meshes = [gap if trial.on_all_ranks else everyone]
+    meshes = [_mesh(trial, gap if trial.on_all_ranks else everyone)]
+    if not trial.on_all_ranks:
+        meshes.append(_mesh_of_one(trial))
     cases, expected = {}, []
-    for dm, members in [_mesh(trial, members) for members in meshes]:
+    for dm, members in meshes:
         given, right = (), {}
         if trial.rank in members:
             place, given = members.index(trial.rank), (dm,)
@@ -245,6 +247,12 @@ def _mesh(trial: Trial, members: list[int]) -> tuple[DeviceMesh, list[int]]:
     first = trial.seed % len(members)
     listed = [trial.peer(rank) for rank in (members[first:] + members[:first])[::-1]]
     return DeviceMesh(trial.device.type, listed), members
+
+
+def _mesh_of_one(trial: Trial) -> tuple[DeviceMesh, list[int]]:
+    """Of this rank alone. Each rank makes its own, without the others."""
+    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    return DeviceMesh.from_group(group, trial.device.type), [trial.rank]
 
 
 def _refusal(answer: Callable, what: object, *mesh: DeviceMesh) -> str:

@@ -171,12 +171,13 @@ def examine_average_gradients(trial: Trial) -> None:
 def examine_average_unequal(trial: Trial) -> None:
     """V, A, C: equal batches and unequal ones, ranks without items, real NaN and inf, and every kind of tensor."""
     n = trial.size
-    uneven, many = [3 + rank for rank in range(n)], [30_000 + rank for rank in range(n)]
+    # Of 4 ranks, rank 1 has nearly a quarter of the items: 14 // 4, but not 14 / 4.
+    uneven, many = [4, 3, 5, 6, *range(7, n + 3)][:n], [30_000 + rank for rank in range(n)]
     odd = OddModel(trial.device, frozen=False)
     odd.long = _model(trial, (LONG,))[0]
     cases = [("rank 0 has no items, its gradient is NaN: a tied weight", _tied(trial), [0, *uneven[1:]])]
     if n == 1:
-        cases = [("3 items, a tied weight", _tied(trial), uneven)]
+        cases = [("4 items, a tied weight", _tied(trial), uneven)]
     some = "rank 0 has no items, the others 30,000 and more: many kinds of tensors"
     cases.append((some, odd, [0, *many[1:]]) if n > 1 else ("many kinds of tensors", odd, many))
     if not trial.on_all_ranks:  # the others don't depend on the number of ranks

@@ -79,7 +79,7 @@ def examine_shard_unit(trial: Trial) -> None:
     odd[-1, 0, 0] = math.nan
     turns = {
         "step 0": _Turn(inputs[0]),
-        "step 1": _Turn(inputs[1], cleared=True),
+        "step 1": _Turn(inputs[1]),
         "gradients of 0 and an old shard.grad": _Turn(inputs[3], scale=0.0, old_gradient=3.0),
         "after gradients of 0 and an old shard.grad, eval() and no_grad(), other weights loaded": _Turn(
             same, steps=False, training=False, factor=1.5
@@ -88,11 +88,14 @@ def examine_shard_unit(trial: Trial) -> None:
     small_turns = {
         "no_grad() before the first step": _Turn(same, steps=False),
         "small units, huge gradients": _Turn(same, scale=_largest_scale(_small_units(trial.device), same)),
-        "small units, in eval() after huge gradients, NaN in the inputs": _Turn(odd, training=False),
+        "small units, in eval() after huge gradients, NaN in the inputs": _Turn(odd, training=False, cleared=True),
+        "small units, after NaN": _Turn(same, steps=False),
     }
     if not trial.on_all_ranks:  # the others do not depend on the number of ranks
-        turns = {case: turns[case] for case in ("step 0",)}
+        turns = {case: turns[case] for case in ("step 0", "step 1")}
         small_turns = {}
+    else:
+        del turns["step 1"]
     _Pair(trial, _units).examine(turns)
     if not small_turns:
         return

@@ -237,7 +237,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "weighs by items, then divides by the number of ranks",
             fails="value",
-            says="the gradient of '0.0.first.weight' is [471, 942, 1413, 1884], should be ",
+            says="the gradient of '0.0.first.weight' is [459, 918, 1377, 1836], should be ",
             edits={"items / total.item()": "items / dist.get_world_size()"},
         ),
         WrongAnswer(

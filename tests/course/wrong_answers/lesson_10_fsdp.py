@@ -81,7 +81,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the sum, not the mean",
             fails="value",
-            says="Rank 0, step 1: unit 1 in its forward is wrong in",
+            says="Rank 0, gradients of 0 and an old shard.grad: unit 1 in its forward is wrong in",
             edits={" for parameter in parameters) / n": " for parameter in parameters)"},
         ),
         WrongAnswer(
