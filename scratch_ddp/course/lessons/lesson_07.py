@@ -64,14 +64,13 @@ UNIT = 2.0**-20  # of the times that are drawn: float32 can't hold them, and sum
 def examine_time_calls(trial: Trial) -> None:
     """V: the slowest rank's seconds by a clock that is known; together: a barrier, then the clock; A; C."""
     n = trial.size
-    # The warm-up takes long. Of the others, another rank is the slowest each time.
-    counted = (2.0, 1.0, 3.0) if trial.on_all_ranks else (2.0,)
-    seconds = [[64.0, *(each + (other + call) % n for call, each in enumerate(counted))] for other in range(n)]
-    _examine_times(trial, seconds, "")
-    if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
+    if not trial.on_all_ranks:
+        seconds = [[1.0, 0.5 + other, 2.0, 7.0 - other / 2] for other in range(n)]  # of two calls with two each
+        _examine_times(trial, seconds, "called twice with gradients and gc switched off, ", calls=2)
         return
-    seconds = [[1.0, 0.5 + other, 2.0, 7.0 - other / 2] for other in range(n)]  # of two calls with two each
-    _examine_times(trial, seconds, "called twice with gradients and gc switched off, ", calls=2)
+    # The warm-up takes long. Of the others, another rank is the slowest each time.
+    seconds = [[64.0, *(each + (other + call) % n for call, each in enumerate((2.0, 1.0, 3.0)))] for other in range(n)]
+    _examine_times(trial, seconds, "")
     trial.end_if_wrong()
     _examine_times_in_worlds(trial)
 

@@ -98,6 +98,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "does not wait for the barrier",
             fails="waits",
+            also=("together",),
             says="barrier was started and never waited for",
             edits={"dist.barrier()": "dist.barrier(async_op=True)"},
         ),
