@@ -76,7 +76,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "has one digit for the rank",
             fails="value",
-            says="each begins with its number: what rank 10 prints",
+            says="a long text: what rank 10 prints",
             edits={"rank {rank}:": "rank {str(rank)[0]}:"},
         ),
         WrongAnswer(
