@@ -99,7 +99,18 @@ class Notebook:
         self.page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
 
     def run_cell(self, index: int) -> None:
-        self.cells.nth(index).locator(".jp-InputPrompt").click()
+        """Select a cell and press Ctrl+Enter.
+
+        An output that arrives meanwhile moves the cells below it, and a click may then miss: it is repeated until
+        the cell is the active one.
+        """
+        cell = self.cells.nth(index)
+        deadline = time.monotonic() + 30
+        while True:
+            cell.locator(".jp-InputPrompt").click()
+            if cell.evaluate("cell => cell.classList.contains('jp-mod-active')"):
+                break
+            assert time.monotonic() < deadline, f"clicks do not make cell {index} the active one:\n{self.text()}"
         self.page.keyboard.press("Control+Enter")
 
     def wait_until_done(self, timeout: float) -> None:
@@ -126,7 +137,11 @@ class Notebook:
         return [index for index, is_code in enumerate(code) if is_code and not re.search(r"\d", prompts[index])]
 
     def wait_for_output(self, index: int, text: str, timeout: float) -> None:
-        self.cells.nth(index).locator(".jp-OutputArea", has_text=text).wait_for(timeout=timeout * 1000)
+        output = self.cells.nth(index).locator(".jp-OutputArea", has_text=text).first
+        deadline = time.monotonic() + timeout
+        while not output.is_visible():
+            assert time.monotonic() < deadline, f"cell {index} did not show {text!r} in {timeout} s:\n{self.text()}"
+            self.page.wait_for_timeout(20)
 
     def output(self, index: int) -> str:
         """What a reader sees under a cell, as text."""
