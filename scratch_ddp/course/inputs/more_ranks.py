@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.attempt import MessageLog, left_over
+from scratch_ddp.course.inputs.stand_in_group import known_to_torch
 from scratch_ddp.course.message_sizes import NO_SENDER
 from scratch_ddp.instruments.traffic import Counts, Totals
 from scratch_ddp.instruments.traffic.calls import Call
@@ -80,18 +81,11 @@ class _Seat(dist.ProcessGroup):
     @contextlib.contextmanager
     def registered(self) -> Iterator[list[int]]:
         """Known to torch.distributed as a group in which this process is rank `rank`. Yields its global ranks."""
-        world, own = dist.distributed_c10d._world, dist.get_rank()
+        own = dist.get_rank()
         others = [number for number in range(self._size + 1) if number != own]
         members = [*others[: self._rank], own, *others[self._rank :]][: self._size]
-        default = dist.group.WORLD
-        world.pg_group_ranks[self] = {member: rank for rank, member in enumerate(members)}
-        world.pg_map[self], world.pg_names[self] = world.pg_map[default], "more ranks"
-        world.pg_backend_config[self] = "cpu:gloo"
-        try:
+        with known_to_torch(self, "more ranks", members):
             yield members
-        finally:
-            for registry in (world.pg_group_ranks, world.pg_map, world.pg_names, world.pg_backend_config):
-                del registry[self]
 
     def _send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> "_Work":
         self._messages[self._next(self._rank, dst)] = tensors[0].detach().clone()

@@ -5,6 +5,7 @@ yet, or ends. That takes less time than real messages do, so an answer can be tr
 ranks. The ranks of the trial share the cases.
 """
 
+import contextlib
 import ctypes
 import functools
 import io
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.attempt import TimeIsUp, in_short, lines_of_thread
-from scratch_ddp.course.inputs.stand_in_group import as_default_group
+from scratch_ddp.course.inputs.stand_in_group import known_to_torch
 from scratch_ddp.course.message_sizes import RankThread
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
@@ -49,24 +50,47 @@ class World:
         self.meetings: list[dict[int, _Gift]] = []  # the collectives in their order: by rank, what it has brought
         self.mail: dict[tuple[int, int], list[torch.Tensor]] = {}  # by sender and receiver: what was not received yet
         self.cancelled, self.mismatch = False, ""
-        stdout, default = sys.stdout, dist.group.WORLD
-        try:
+        self._running: _Seat | None = None
+        self._nobody_can_go_on = _locked()
+        with contextlib.ExitStack() as registered:
             for seat, args in zip(self._seats, given, strict=True):
-                seat.begin(functools.partial(answer, *args))
-            while any(seat.turn() for seat in self._seats):
-                pass
-        finally:
-            self.cancelled = True
-            for seat in self._seats:
-                seat.end()
-            sys.stdout = stdout
-            dist.distributed_c10d._update_default_pg(default)
+                seat.act = functools.partial(answer, *args)
+                registered.enter_context(known_to_torch(seat, "one process"))
+            self._run()
         self.results = [seat.result for seat in self._seats]
         self.printed = [seat.printed.getvalue() for seat in self._seats]
         self.counts = [seat.counts for seat in self._seats]
         self.complaint = self._what_went_wrong()
         while self._seats:
             self._seats.pop().let_go()
+
+    def _run(self) -> None:
+        stdout, default = sys.stdout, dist.group.WORLD
+        try:
+            self.pass_on()
+            self._nobody_can_go_on.acquire()
+        except TimeIsUp as stop:
+            if self._running is not None:
+                stop.elsewhere = self._running.lines()
+            raise
+        finally:
+            self.cancelled = True
+            for seat in self._seats:
+                seat.end()
+            sys.stdout = stdout
+            dist.distributed_c10d._update_default_pg(default)
+
+    def pass_on(self) -> None:
+        """Let the first rank run that can go on. Called by the one that has run, which then waits."""
+        if self.cancelled:
+            return
+        self._running = next((seat for seat in self._seats if seat.can_go_on()), None)
+        if self._running is None:
+            self._nobody_can_go_on.release()
+            return
+        dist.distributed_c10d._update_default_pg(self._running)
+        sys.stdout = self._running.printed
+        self._running.go_on()
 
     def _what_went_wrong(self) -> str:
         if self.mismatch:
@@ -159,8 +183,10 @@ class _Seat(dist.ProcessGroup):
         super().__init__(rank, size)
         self._world, self._rank, self._size, self._met = world, rank, size, 0
         self.result, self.error, self.printed, self.counts = None, None, io.StringIO(), Counts()
-        self._mine, self._others = threading.Semaphore(0), threading.Semaphore(0)
-        self._may_go_on: Callable[[], bool] | None = None  # where it waits
+        self.act: Callable[[], Any] | None = None  # what its thread does
+        self._thread: RankThread | None = None
+        self._may_run = _locked()
+        self._awaited: Callable[[], bool] | None = None  # where it waits: whether that has come
         self._ended = False
         # As attributes of the object: `traffic` replaces methods of the class, and these messages are not sent.
         for method in METHODS:
@@ -172,58 +198,53 @@ class _Seat(dist.ProcessGroup):
     def rank(self) -> int:
         return self._rank
 
-    def begin(self, act: Callable[[], Any]) -> None:
-        self._thread = RankThread(target=self._run, args=(act,), daemon=True)
-        self._thread.start()
+    def can_go_on(self) -> bool:
+        return not self._ended and (self._awaited is None or self._awaited())
 
-    def _run(self, act: Callable[[], Any]) -> None:
-        self._mine.acquire()
+    def go_on(self) -> None:
+        if self._thread is None:
+            self._thread = RankThread(target=self._run, daemon=True)
+            self._thread.start()
+        else:
+            self._may_run.release()
+
+    def _run(self) -> None:
         try:
-            if not self._world.cancelled:
-                self.result = act()
+            self.result = self.act()
         except BaseException as error:  # noqa: BLE001  SystemExit as well
             self.error = error
         finally:
             self._ended = True
-            self._others.release()
+            self._world.pass_on()
 
-    def turn(self) -> bool:
-        """Run it on, unless it waits for others or has ended. Returns whether it ran."""
-        if self._ended or (self._may_go_on and not self._may_go_on()):
-            return False
-        with as_default_group(self, "one process"):
-            sys.stdout = self.printed
-            self._mine.release()
-            try:
-                self._others.acquire()
-            except TimeIsUp as stop:
-                stop.elsewhere = lines_of_thread(self._thread.ident)
-                raise
-        return True
+    def wait_until(self, has_come: Callable[[], bool]) -> None:
+        """Let the others run until then."""
+        if threading.current_thread() is not self._thread:
+            raise RuntimeError("waits for a message of another call: calls share what one of them keeps")
+        while not has_come():
+            self._awaited = has_come
+            self._world.pass_on()
+            self._may_run.acquire()
+            if self._world.cancelled:
+                raise _ForEver
+            self._awaited = None
+
+    def lines(self) -> list[str]:
+        """Where its thread is."""
+        return lines_of_thread(self._thread.ident)
+
+    def end(self) -> None:
+        if self._ended or self._thread is None:
+            return
+        if self._awaited is None:  # it computes for ever
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_ForEver))
+        with contextlib.suppress(RuntimeError):  # it has been released
+            self._may_run.release()
+        self._thread.join(1.0)
 
     def let_go(self) -> None:
         """Of what refers to itself in a circle: else its tensors would be freed only some time later."""
         vars(self).clear()
-
-    def end(self) -> None:
-        if self._ended:
-            return
-        if self._may_go_on is None:  # it computes for ever
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_ForEver))
-        self._mine.release()
-        self._thread.join(1.0)
-
-    def wait_until(self, may_go_on: Callable[[], bool]) -> None:
-        """Let the others run until then."""
-        if threading.current_thread() is not self._thread:
-            raise RuntimeError("waits for a message of another call: calls share what one of them keeps")
-        while not may_go_on():
-            self._may_go_on = may_go_on
-            self._others.release()
-            self._mine.acquire()
-            if self._world.cancelled:
-                raise _ForEver
-            self._may_go_on = None
 
     def _called(self, method: str, *args: Any, **options: Any) -> "Work":
         name, position = METHODS[method]
@@ -309,6 +330,13 @@ class Work(dist.Work):
     def wait(self, timeout: Any = None) -> bool:
         self._wait()
         return True
+
+
+def _locked() -> threading.Lock:
+    """One thread waits to acquire it, another releases it. That is quicker than a semaphore."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 def _sum(parts: list[torch.Tensor], op: Any) -> torch.Tensor:

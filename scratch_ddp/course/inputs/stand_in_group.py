@@ -1,7 +1,7 @@
-"""Groups that stand in for the default group of a rank, and in which nothing is sent."""
+"""Groups that stand in for those of a rank, and in which nothing is sent."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,17 +9,16 @@ import torch.distributed as dist
 
 
 @contextlib.contextmanager
-def as_default_group(group: dist.ProcessGroup, name: str) -> Iterator[None]:
-    """In the block, torch takes `group` for the default group, of ranks 0 to n-1."""
-    world, default = dist.distributed_c10d._world, dist.group.WORLD
-    world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+def known_to_torch(group: dist.ProcessGroup, name: str, members: Sequence[int] | None = None) -> Iterator[None]:
+    """In the block, torch takes `group` for one of its own, of these global ranks; None: of ranks 0 to n-1."""
+    world = dist.distributed_c10d._world
+    members = range(group.size()) if members is None else members
+    world.pg_group_ranks[group] = {member: rank for rank, member in enumerate(members)}
     world.pg_map[group], world.pg_names[group] = ("gloo", None), name
     world.pg_backend_config[group] = "cpu:gloo"
-    dist.distributed_c10d._update_default_pg(group)
     try:
         yield
     finally:
-        dist.distributed_c10d._update_default_pg(default)
         for registry in (world.pg_group_ranks, world.pg_map, world.pg_names, world.pg_backend_config):
             del registry[group]
 
@@ -31,8 +30,13 @@ def messages_end_at_once() -> Iterator[None]:
     For steps of many messages, of which it counts only when they are started and whether anybody waits for them.
     """
     default = dist.group.WORLD
-    with as_default_group(_EndsAtOnce(default.rank(), default.size()), "messages end at once"):
-        yield
+    group = _EndsAtOnce(default.rank(), default.size())
+    with known_to_torch(group, "messages end at once"):
+        dist.distributed_c10d._update_default_pg(group)
+        try:
+            yield
+        finally:
+            dist.distributed_c10d._update_default_pg(default)
 
 
 class _EndsAtOnce(dist.ProcessGroup):
