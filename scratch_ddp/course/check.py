@@ -20,7 +20,6 @@ from scratch_ddp.course.trial import AnswerFailed, Trial
 from scratch_ddp.course.verdict import Verdict
 from scratch_ddp.course.wording import ranks
 from scratch_ddp.course.worlds import (
-    Seats,
     World,
     all_groups,
     another_world,
@@ -103,10 +102,9 @@ def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: 
             return Trial(function, meeting, seconds, facts[0]["seed"], world)
 
         verdict, state = _tried(exercise, trial_in(meeting))
-        for seats in other_worlds(meeting.size, exercise.takes_group):
-            if verdict.passed:
-                again, state = _tried_by(seats, exercise, meeting, trial_in)
-                verdict = replace(verdict, criteria=verdict.criteria | again)
+        if verdict.passed:
+            again, state = _tried_again(exercise, meeting, trial_in)
+            verdict = replace(verdict, criteria=verdict.criteria | again)
         if state.get("ranks_missing"):
             return verdict.with_note("Press Stop, then run the cells again.")
         destroyed = any(exchange_with_group_count(meeting, not dist.is_initialized()))
@@ -128,17 +126,21 @@ def _tried(exercise: Exercise, trial: Trial) -> tuple[Verdict, dict[str, bool]]:
     return verdict, {"spoiled": trial.spoiled, "ranks_missing": trial.ranks_missing}
 
 
-def _tried_by(
-    seats: Seats, exercise: Exercise, meeting: Meeting, trial_in: Callable[[Meeting, World], Trial]
+def _tried_again(
+    exercise: Exercise, meeting: Meeting, trial_in: Callable[[Meeting, World], Trial]
 ) -> tuple[dict[str, str], dict[str, bool]]:
-    """Try an answer in another world; all ranks hear which criteria hold there."""
-    told: dict[str, Any] | None = None
+    """Try an answer in the other worlds; all ranks hear which criteria hold in the first where some do not."""
+    worlds = other_worlds(meeting.size, exercise.takes_group)
+    told: list[dict[str, Any] | None] = [None] * len(worlds)
     try:
-        with another_world(seats, exercise.takes_group, meeting) as world:
+        with another_world(worlds, exercise.takes_group, meeting) as world:
             if world is not None:
-                told = {"criteria": {"runs": "the check itself failed"}, "state": {}}  # unless it comes to its end
-                verdict, state = _tried(exercise, trial_in(meeting.among(seats), world))
-                told = {"criteria": verdict.criteria, "state": state}
+                own = worlds.index(world.seats)
+                told[own] = {"criteria": {"runs": "the check itself failed"}, "state": {}}  # unless it comes to its end
+                verdict, state = _tried(exercise, trial_in(meeting.among(world.seats), world))
+                told[own] = {"criteria": verdict.criteria, "state": state}
     finally:
-        told = meeting.hear(told, LONGEST)
-    return told["criteria"], told["state"]
+        heard = [meeting.hear(fact, LONGEST) for fact in told]
+    everything = {name: "" for each in heard for name in each["criteria"]}
+    criteria = next((each["criteria"] for each in heard if any(each["criteria"].values())), everything)
+    return criteria, {name: any(each["state"].get(name) for each in heard) for name in ("spoiled", "ranks_missing")}

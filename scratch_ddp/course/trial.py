@@ -162,14 +162,15 @@ class Trial:
         self._give_up_for("runs", [fact["of threads"] for fact in facts])
         if any(fact["destroyed"] for fact in facts):
             self._give_up("group", "The default process group is gone after the call.")
+        self.spoiled |= bool(behind)
+        self._give_up_for("group", [fact["log"]["elsewhere"] for fact in facts])
         if behind:
-            self.spoiled, self._case = True, part or self._case
+            self._case = part or self._case
             self._give_up("group", f"{behind} A later cell would take what is left for its own.")
         if log.never_waited_for and attempt(log.finish, (), self._seconds)[1].how != "returned":
             self.spoiled = True
         for name, complaint in (
             ("untouched", guard.complaint),
-            ("group", log.elsewhere),
             ("waits", log.never_waited_for),
         ):
             if complaint:

@@ -1,9 +1,9 @@
 """The worlds in which an answer is tried: all ranks first, then all but rank 0.
 
 An answer that has this notebook's number of ranks written into it is right on all ranks and wrong elsewhere. So an
-answer that has passed there is tried once more. If it takes a `group`, that is a group of ranks 1 to n-1, then one of
-the last rank alone, and nothing may travel outside of it. Otherwise ranks 1 to n-1 have a default group of their own,
-in which they are ranks 0 to n-2. The ranks that are not in a world wait.
+answer that has passed there is tried once more. If it takes a `group`, that is a group of ranks 1 to n-1 and, at the
+same time, one of rank 0 alone, and nothing may travel outside of it. Otherwise ranks 1 to n-1 have a default group of
+their own, in which they are ranks 0 to n-2, and rank 0 waits.
 """
 
 import contextlib
@@ -43,24 +43,26 @@ def all_ranks() -> World:
 
 
 def other_worlds(n: int, takes_group: bool) -> list[Seats]:
-    """The seats in each of the other worlds, where there are n ranks in all."""
-    last = (n - 1,)
-    return [tuple(range(1, n)), last] if takes_group and n > 2 else [tuple(range(1, n))]
+    """The seats in each of the other worlds, where there are n ranks in all. No rank sits in two of them."""
+    return [tuple(range(1, n)), (0,)] if takes_group and n > 2 else [tuple(range(1, n))]
 
 
 @contextlib.contextmanager
-def another_world(seats: Seats, takes_group: bool, meeting: Meeting) -> Iterator[World | None]:
-    """The world of the ranks `seats`; None on the others. All ranks of the meeting enter it."""
+def another_world(worlds: list[Seats], takes_group: bool, meeting: Meeting) -> Iterator[World | None]:
+    """The world in which this rank sits; None if in none of them. All ranks of the meeting enter it together."""
     default = dist.group.WORLD
     groups = _groups.setdefault(default, {})
-    if any(exchange_with_group_count(meeting, _is_lost(seats, groups))):
-        group = dist.new_group(list(seats), backend=interruptible_group.BACKEND)
-        groups[seats] = group if dist.get_rank() in seats else None
-        _names().pop(groups[seats], None)
-    group = groups[seats]
-    if group is None:
+    everyones = exchange_with_group_count(meeting, [_is_lost(seats, groups) for seats in worlds])
+    for seats, lost in zip(worlds, zip(*everyones, strict=True), strict=True):
+        if any(lost):
+            group = dist.new_group(list(seats), backend=interruptible_group.BACKEND)
+            groups[seats] = group if dist.get_rank() in seats else None
+            _names().pop(groups[seats], None)
+    seats = next((seats for seats in worlds if dist.get_rank() in seats), None)
+    if seats is None:
         yield None
         return
+    group = groups[seats]
     _names()[group] = group.group_name
     try:
         with _as_world(seats, group, takes_group) as world:

@@ -219,7 +219,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "refuses to work on one rank",
             fails="runs",
-            says="in a group of rank 3 (numbered from 0), dst=3: Rank 0 raised ValueError",
+            says="in a group of rank 0 (numbered from 0), dst=0: Rank 0 raised ValueError",
             edits={"    total = tensor\n": "    total = tensor\n    if n == 1: raise ValueError\n"},
         ),
     ),
