@@ -27,14 +27,8 @@ class Larger:
         here, there = ((each.data_ptr(), each.shape, each.dtype) for each in (self.inside, inside))
         return "" if here == there else "lies in other memory than before, or has another shape: write into it in place"
 
-    @property
-    def changed_beside(self) -> bool:
-        return any(bits(beside) != bits(self._part) for beside in self._beside())
-
-    def _beside(self) -> list[torch.Tensor]:
-        return list(self._whole.view(3, len(self._part))[::2])
-
     def judge_beside(self, trial: Trial, whose: str = "") -> None:
-        """The others are as before."""
-        for beside in self._beside():
-            trial.untouched(beside, self._part, f"{whose}larger tensor, beside `tensor`,")
+        """The others are as before. If they are, nothing is said: few answers are thought to change them."""
+        for beside in self._whole.view(3, len(self._part))[::2]:
+            if bits(beside) != bits(self._part):
+                trial.untouched(beside, self._part, f"{whose}larger tensor, beside `tensor`,")

@@ -103,10 +103,10 @@ def _odd_texts(trial: Trial) -> dict[str, list[str]]:
         place = int(torch.randint(begin, len(drawn), (), generator=generator))
         changes[f"differs in one character of {where}{by_seed}"] = drawn, _with_another_character(drawn, place)
     place = int(torch.randint(0, len(short), (), generator=generator))
-    changes["differs: there is a line break or nothing"] = "\n", ""
     changes["differs in one character of a short text"] = short, _with_another_character(short, place)
+    changes["differs: there is a line break or nothing"] = "\n", ""
     cases = {"all pass what was printed before": ["ready"] * 2}  # the first case is rank 0's
-    cases |= {f"all pass {by_seed}": [drawn] * 3, "all pass nothing": [""] * 5, "there is no other": [f"\n {short} \n"]}
+    cases |= {f"all pass {by_seed}": [drawn] * 3, "all pass nothing": [""] * 3, "there is no other": [f"\n {short} \n"]}
     cases["all pass spaces at both ends"] = [f" \n{short}\n "] * 2
     cases["all pass spaces only"] = ["  "] * 2
     cases["each begins with its number"] = [f"rank {rank}: ready" for rank in range(3)]

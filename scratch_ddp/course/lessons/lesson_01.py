@@ -129,14 +129,13 @@ def all_gather_uneven(tensor):
 
 
 def examine_all_gather_uneven(trial: Trial) -> None:
-    """V for rising, falling and no lengths; A; the own tensor untouched; C: two all-gathers, no longer than needed."""
+    """V for rising and falling lengths; A; the own tensor untouched; C: two all-gathers, no longer than needed."""
     n = trial.size
+    rising, falling = [rank + 1 for rank in range(n)], [3 * (n - 1 - rank) for rank in range(n)]
     cases = {
         f"lengths {lengths}": [10.0**rank + torch.arange(length) for rank, length in enumerate(lengths)]
-        for lengths in ([rank + 1 for rank in range(n)], [3 * (n - 1 - rank) for rank in range(n)])
+        for lengths in ((rising, falling) if trial.on_all_ranks else (falling,))
     }
-    if trial.on_all_ranks:
-        cases["other numbers of the same lengths"] = [-2.0 - torch.arange(3.0 * (n - 1 - rank)) for rank in range(n)]
     everyones = {case: [tensor.to(trial.device) for tensor in tensors] for case, tensors in cases.items()}
     given = {case: (tensors[trial.rank].clone(),) for case, tensors in everyones.items()}
     for tensors, pieces in zip(everyones.values(), trial.call_each(given), strict=True):
@@ -185,9 +184,25 @@ def _examine_lengths_in_worlds(trial: Trial) -> None:
             trial.untouched(everyones[case][rank], copies[case][rank], f"{world.place} rank {rank}'s tensor")
         trial.criterion("cost", world.over_budget(TWICE, _wire_bytes_uneven(copies[case])), world.place)
         padding = _padding(world, copies[case]) or padding
-    tensors = [_ends_in(padding, 1 + 2 * rank) for rank in range(4)]  # a value that might mark the end
-    for _, world in tried_in_worlds(trial, {f"values of {padding:g} at the end": lambda: _as_arguments(tensors)}):
-        trial.value(world.results[0], tensors, f"{world.place} rank 0's result", every_bit=True)
+    marked = [_ends_in(padding, 1 + 2 * rank) for rank in range(4)]  # a value that might mark the end
+    other = [-2.0 - tensor for tensor in marked]
+    further = {
+        f"values of {padding:g} at the end": [marked],
+        "other numbers of the same lengths": [other, marked],  # two calls, and the first one's result is kept
+    }
+    makers = {case: functools.partial(_by_rank, calls) for case, calls in further.items()}
+    for case, world in tried_in_worlds(trial, makers, using=_all_of):
+        for rank, results in enumerate(world.results):
+            for result, tensors in zip(results, further[case], strict=True):
+                trial.value(result, tensors, f"{world.place} rank {rank}'s result", every_bit=True)
+
+
+def _by_rank(calls: list[list[torch.Tensor]]) -> list[tuple[torch.Tensor, ...]]:
+    return list(zip(*calls, strict=True))
+
+
+def _all_of(answer: Callable, *tensors: torch.Tensor) -> list[list[torch.Tensor]]:
+    return [answer(tensor) for tensor in tensors]
 
 
 def _ends_in(value: float, length: int) -> torch.Tensor:

@@ -148,8 +148,7 @@ def called_with(
         given = {case: (tensors[case], *(further or {}).get(case, ())) for case in cases}
         results = trial.call_each(given, changes=list(tensors.values())) if cases else ()
         for case, result in zip(cases, results, strict=True):
-            if larger[case].changed_beside:  # else there is nothing to say: no answer is thought to do that
-                larger[case].judge_beside(trial)
+            larger[case].judge_beside(trial)
             yield case, tensors[case], result
         trial.end_if_wrong()
 

@@ -18,6 +18,7 @@ from scratch_ddp.instruments.traffic import ring_bytes
 
 COUNT = 8  # bytes of one int64
 _DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64
+_FIRST, _OTHERS = _DTYPES[:1], _DTYPES[1:]  # tried with real messages; in one process only, which takes less time
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float64: 40}  # binary ones; 24 otherwise
 LONG = 100_003  # elements of the longest parameter
 
@@ -132,11 +133,11 @@ def examine_average_gradients(trial: Trial) -> None:
     last = trial.size - 1
     doubles = _model(trial, (3,), (3,), (1,), dtype=torch.float64)
     doubles[2].requires_grad_(False)
-    odd = OddModel(trial.device)
+    odd = OddModel(trial.device, _FIRST)
     odd.long = _model(trial, (LONG,))[0]
     odd.frozen.grad.fill_(trial.rank)
     nobody = dict.fromkeys(range(trial.size), {"head.bias"})
-    some = {"head.bias", "empty", "infinite", "scalar", "transposed", "complex", "inner.weight"}
+    some = {"head.bias", "empty", "infinite", "scalar", "transposed", "inner.weight"}
     cases: list[tuple[str, nn.Module, dict[int, set[str]]]] = [  # by rank: the parameters that have no gradient there
         ("parameters in another order in memory on odd ranks", _shuffled_in_memory(trial), {}),
         ("tied weight", _tied(trial).eval(), {}),
@@ -173,7 +174,7 @@ def examine_average_unequal(trial: Trial) -> None:
     n = trial.size
     # Of 4 ranks, rank 1 has nearly a quarter of the items: 14 // 4, but not 14 / 4.
     uneven, many = [4, 3, 5, 6, *range(7, n + 3)][:n], [30_000 + rank for rank in range(n)]
-    odd = OddModel(trial.device, frozen=False)
+    odd = OddModel(trial.device, _FIRST, frozen=False)
     odd.long = _model(trial, (LONG,))[0]
     cases = [("rank 0 has no items, its gradient is NaN: a tied weight", _tied(trial), [0, *uneven[1:]])]
     if n == 1:
@@ -295,23 +296,39 @@ def _all_nan() -> _Drawn:
     return _Drawn(models, [_Step(gradients, [1, 3], set(), [each.clone() for each in gradients[0]])])
 
 
+def _of_other_dtypes(n: int, with_items: bool) -> _Drawn:
+    """Large and tiny gradients, complex ones. Rank 0 has none, and no items."""
+    found = [OddModel(torch.device("cpu"), _OTHERS, frozen=False).trainable() for _ in range(n)]
+    names = [name for name, parameter in found[0].items() if parameter.dtype in _OTHERS]
+    models = [nn.ParameterList(each[name] for name in names) for each in found]
+    items = [0, *(30_000 + rank for rank in range(1, n))]
+    gradients = [
+        [gradient_of(name, each, rank, n) if rank else None for name, each in zip(names, model, strict=True)]
+        for rank, model in enumerate(models)
+    ]
+    parts, total = (items, sum(items)) if with_items else ([rank > 0 for rank in range(n)], n)
+    means = [combined(name, each, parts, total) for name, each in zip(names, models[0], strict=True)]
+    return _Drawn(models, [_Step(gradients, items, set(), means)])
+
+
 def _examine_drawn(trial: Trial, with_items: bool) -> None:
     """V and C with 1 to 9 ranks, for two steps of drawn models."""
     drawn: dict[str, _Drawn] = {}
 
-    def arguments(case: str, n: int, seed: int) -> list[tuple]:
-        drawn[case] = _drawn(n, torch.Generator().manual_seed(seed), with_items)
+    def arguments(case: str, draw: Callable[[], _Drawn]) -> list[tuple]:
+        drawn[case] = draw()
         return drawn[case].arguments(with_items)
 
-    makers = {}
+    draws = {}
     for number, n in enumerate((1, 2, 3 + trial.seed % 4, 7 + trial.seed % 3)):
         large = ", 2³² items on rank 1" if with_items and n == 2 else ""
+        generator = torch.Generator().manual_seed(trial.seed + number)
         case = f"model {number} drawn with seed {trial.seed}{large}"
-        makers[case] = functools.partial(arguments, case, n, trial.seed + number)
+        draws[case] = functools.partial(_drawn, n, generator, with_items)
+    draws["large, tiny and complex gradients"] = functools.partial(_of_other_dtypes, 3 + trial.seed % 3, with_items)
     if with_items:
-        case = "the loss of rank 0, which has items, is NaN"
-        drawn[case] = _all_nan()
-        makers[case] = functools.partial(drawn[case].arguments, with_items)
+        draws["the loss of rank 0, which has items, is NaN"] = _all_nan
+    makers = {case: functools.partial(arguments, case, draw) for case, draw in draws.items()}
     for case, world in tried_in_worlds(trial, makers, using=_in_steps):
         for rank, found in enumerate(world.results):
             for number, step in enumerate(drawn[case].steps):
@@ -319,13 +336,15 @@ def _examine_drawn(trial: Trial, with_items: bool) -> None:
                     exact = not with_items and not mean.is_complex()
                     rounded = 4 * torch.finfo(mean.dtype).eps  # also by who multiplies by 1 / n
                     close = rounded if exact else 0.02 if mean.dtype.itemsize == 2 else 1e-6
-                    what = f"{world.place} rank {rank}'s gradient of '{place}', step {number},"
+                    kind = str(mean.dtype).removeprefix("torch.")
+                    what = f"{world.place} rank {rank}'s gradient of '{place}' ({kind}), step {number},"
                     trial.value(gradient, mean, what, close)
-        sizes = [COUNT] * 2 * with_items
+        sizes = [COUNT] * len(drawn[case].steps) * with_items
         for step in drawn[case].steps:
             sizes += [each.nbytes for place, each in enumerate(step.means) if place not in step.frozen]
         over = world.over_budget({"all_reduce": len(sizes)}, _wire_bytes(sizes, len(world.results)))
-        trial.criterion("cost", over, f"{world.place} two steps:")
+        steps = "two steps" if len(drawn[case].steps) > 1 else "one step"
+        trial.criterion("cost", over, f"{world.place} {steps}:")
 
 
 AVERAGE_GRADIENTS = Exercise(average_gradients, examine_average_gradients)

@@ -72,9 +72,9 @@ WRONG_ANSWERS = {
             edits={"        parameter.grad /= dist.get_world_size()  # before the sum": "        # the sum"},
         ),
         WrongAnswer(
-            "divides after the sum, which half precision can't hold",
+            "divides after the sum, which the dtype can't hold",
             fails="value",
-            says="the gradient of 'large_half' is [inf, inf], should be [49152, 49152].",
+            says="the gradient of 'large' is [inf, inf], should be [2.55212e+38, 2.55212e+38].",
             edits={
                 "        parameter.grad /= dist.get_world_size()  # before the sum": "        # the sum",
                 "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad)\n"
@@ -188,7 +188,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes a rank whose loss is NaN for one without items",
             fails="value",
-            says="the loss of rank 0, which has items, is NaN: rank 0's gradient of '0', step 0, is",
+            says="the loss of rank 0, which has items, is NaN: rank 0's gradient of '0' (float32), step 0, is",
             edits={
                 "    for parameter in model.parameters():\n": (
                     "    without = all(each.grad is None or each.grad.isnan().all() for each in model.parameters())\n"
@@ -204,9 +204,9 @@ WRONG_ANSWERS = {
             edits={"if items == 0:": "if parameter.grad is None or parameter.grad.isnan().all():"},
         ),
         WrongAnswer(
-            "multiplies first, which half precision can't hold",
+            "multiplies first, which the dtype can't hold",
             fails="value",
-            says="the gradient of 'large_half' is",
+            says="the gradient of 'large' is",
             edits={
                 "parameter.grad *= items / total.item()": "parameter.grad *= items",
                 "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad)\n"
@@ -216,7 +216,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "divides first, which is 0 in half precision",
             fails="value",
-            says="the gradient of 'tiny_half' is",
+            says="(float16), step 0, is [0, 0], should be ",
             edits={
                 "parameter.grad *= items / total.item()": "parameter.grad /= total.item()\n"
                 "        parameter.grad *= items"
