@@ -350,6 +350,8 @@ _CASES = {  # case: (compute, communication, seconds)
         [(float(i), 90.0 - i) for i in range(12)],
         20.0,
     ),
+    "stretches that end at 0 or begin there": ([(-3.0, -2.0), (0.0, 1.0)], [(-4.0, 0.0), (0.0, 3.0)], 5.0),
+    "computing that ends at 0": ([(-2.0, 0.0)], [(-3.0, 4.0)], 5.0),
     "messages that take no time": ([(0.0, 4.0)], [(5.0, 5.0), (1.0, 1.0)], 0.0),
 }
 

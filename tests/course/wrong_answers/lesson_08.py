@@ -383,7 +383,7 @@ return float(sum(end - start for start, end in communication) - hidden)
         WrongAnswer(
             "begins at 0",
             fails="value",
-            says="from -",
+            says="stretches that end at 0 or begin there: the result is",
             edits={"exposed = 0.0": "exposed = 0.0\n    moments = [moment for moment in moments if moment >= 0]"},
         ),
         WrongAnswer(
