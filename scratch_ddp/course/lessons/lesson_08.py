@@ -57,8 +57,8 @@ def average_when_ready(model):
 
 
 class _OddModel(nn.Module):
-    """Parameters of its own, of its parts and of theirs: without dimensions, transposed, tied, of several dtypes, two
-    of one shape, inf, empty, large, frozen, never used, and many more.
+    """Parameters of its own, of its parts and of theirs: without dimensions, large and transposed, tied, of several
+    dtypes, two of one shape, inf, empty, frozen, never used, and many more.
 
     Its output is the sum of each parameter times a tensor, so that tensor is the parameter's gradient.
     """
@@ -67,12 +67,11 @@ class _OddModel(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(torch.inf))
         self.first, self.last, self.sometimes = nn.Linear(4, 3), nn.Linear(4, 3).double(), nn.Linear(2, 1)
-        self.first.weight = nn.Parameter(torch.zeros(4, 3).t())
+        self.first.weight = nn.Parameter(torch.zeros(128, 96).t())
         self.first.bias = self.last.bias
         self.last.weight.requires_grad_(False).grad = torch.full((3, 4), 7.0).double()  # from before it was frozen
         self.sometimes.bias.requires_grad_(False)
         self.never, self.empty = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(0, 2))
-        self.large = nn.Parameter(torch.zeros(128, 128))
         self.first.weight.grad = torch.zeros_like(self.first.weight)  # it has been trained before
         self.many = nn.ParameterList(nn.Parameter(torch.zeros(1 + i % 2)) for i in range(30))
         self.deep = nn.Sequential(nn.Sequential(nn.Module()))
@@ -113,7 +112,7 @@ def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -
     }
     if "deep.0.0.bias" in drawn:
         drawn["deep.0.0.bias"].fill_(2.0**127 if rank < 2 else 0)  # the sum of two is more than bfloat16 can hold
-    drawn["large"][0, 0] = 2.0**127 if rank < 2 else 0  # the same in float32
+    drawn["first.weight"][0, 0] = 2.0**127 if rank < 2 else 0  # the same in float32
     drawn["first.bias"] *= 1 + 2.0**-30  # float32 could not hold it
     if rank == 0:
         drawn["scale"].zero_()  # not so on the other ranks
@@ -212,7 +211,8 @@ class _Step:
         return [_copy(each.grad) for each in (self._model.sometimes.weight, self._model.never)]
 
     def _kept(self, made: _Made) -> str:
-        for pause in (0.0, 0.001, 0.005, 0.05):  # the thread that sent it may hold one a moment longer
+        # The thread that has sent it may hold one a moment longer.
+        for pause in (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032):
             time.sleep(pause)
             parameters = list(self._model.parameters())
             beside = [*parameters, *(each.grad for each in parameters)]
