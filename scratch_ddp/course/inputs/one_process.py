@@ -229,9 +229,9 @@ class _Seat(dist.ProcessGroup):
                 raise _ForEver
             self._awaited = None
 
-    def lines(self) -> list[str]:
+    def lines(self) -> list[tuple[str, int | None]]:
         """Where its thread is."""
-        return lines_of_thread(self._thread.ident)
+        return lines_of_thread(self._thread.ident) if self._thread else []
 
     def end(self) -> None:
         if self._ended or self._thread is None:
