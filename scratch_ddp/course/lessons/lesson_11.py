@@ -1,9 +1,9 @@
-"""Lesson 11, ZeRO and FSDP: ZeRO-1 as a function, the reduction of ZeRO-2, and the bytes that each stage holds."""
+"""Lesson 11, ZeRO and FSDP: ZeRO-1 as a function, and the reduction of ZeRO-2."""
 
 import functools
 import math
 from collections.abc import Callable
-from itertools import cycle, islice, product
+from itertools import cycle, islice
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,6 @@ from scratch_ddp.course.guard import GRADIENTS, VALUES
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import bits
-from scratch_ddp.instruments.cost.memory import STAGES
 from scratch_ddp.instruments.traffic import ring_bytes
 
 
@@ -366,46 +365,4 @@ def _odd_gradients(params: list[nn.Parameter], rank: int, n: int) -> list[torch.
 
 SHARDED_OPTIMIZER = Exercise(sharded_optimizer, examine_sharded_optimizer)
 REDUCE_TO_OWNERS = Exercise(reduce_to_owners, examine_reduce_to_owners)
-
-
-def bytes_held(parameters, n, stage):
-    """Return the bytes that one of n ranks holds of weights, gradients and optimizer state together.
-
-    An exact integer, for any n. All in float32, under AdamW, which keeps two numbers for each
-    parameter. stage 0 is DDP, 1, 2 and 3 are ZeRO's. n divides the number of parameters.
-    """
-    # Which of the three does each stage share out?
-    # answer: begin
-    share = parameters // n
-    weights = share if stage >= 3 else parameters
-    gradients = share if stage >= 2 else parameters
-    state = 2 * (share if stage >= 1 else parameters)
-    return 4 * (weights + gradients + state)
-    # answer: end
-
-
-def examine_bytes_held(trial: Trial) -> None:
-    """V: every stage, for some numbers of ranks, of which one is drawn."""
-    drawn, share = (int(number) for number in torch.randint(5001, 10**6, (2,), generator=trial.generator()))
-    models = (
-        (1_000_000, 2),
-        (7_500_000_000, 64),
-        (12, 1),
-        (49 * (10**17 + 1), 49),
-        (3 * (10**18 + 1), 3),
-        (6, 6),
-        (0, 5),
-        (drawn * share, drawn),
-    )
-    cases, expected = {}, []
-    for (stage, name), (parameters, n) in product(enumerate(STAGES), models):
-        seed = f", seed {trial.seed}" if n == drawn else ""
-        cases[f"{name}, {parameters:,} parameters, n={n}{seed}"] = parameters, n, stage
-        whole = (4, 2, 1, 0)[stage]  # numbers per parameter that are not shared out
-        expected.append(4 * (whole * parameters + (4 - whole) * parameters // n))
-    for result, right in zip(trial.call_each(cases), expected, strict=True):
-        trial.value(result, right)
-
-
-BYTES_HELD = Exercise(bytes_held, examine_bytes_held)
-EXERCISES = (SHARDED_OPTIMIZER, REDUCE_TO_OWNERS, BYTES_HELD)
+EXERCISES = (SHARDED_OPTIMIZER, REDUCE_TO_OWNERS)
