@@ -278,7 +278,9 @@ class MessageLog:
     @property
     def elsewhere(self) -> str:
         """As a complaint; "" if everything stayed in the group."""
-        return " and ".join(f"{name} goes through all ranks, should stay in `group`" for name in self._elsewhere)
+        goes = "goes" if len(self._elsewhere) == 1 else "go"
+        names = " and ".join(self._elsewhere)
+        return f"{names} {goes} through all ranks, should stay in `group`" if names else ""
 
     def as_fact(self) -> dict[str, Any]:
         def by_peer(counts: Counter[int]) -> list[int]:
@@ -321,6 +323,14 @@ def left_over(logs: list[dict[str, Any]]) -> str:
                 f"{ranks([rank]).lower()} {_names(log['collectives'])}."
             )
     return ""
+
+
+def left_over_in_a_part(facts: list[dict[str, Any]]) -> tuple[str, str]:
+    """What a call has left behind, and in the first case of which that can be said; "" if in none."""
+    for parts in zip(*(fact["parts"] for fact in facts), strict=False):
+        if behind := left_over([part["log"] for part in parts]):
+            return behind, parts[0]["case"]
+    return left_over([fact["log"] for fact in facts]), ""
 
 
 def _different_roots(calls: list[list[tuple[str, int | None]]]) -> str:

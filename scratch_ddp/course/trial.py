@@ -23,14 +23,15 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.agreement import message_device
-from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, in_short, left_over, limit_anew
+from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, in_short, left_over_in_a_part, limit_anew
+from scratch_ddp.course.budget import exceeded
 from scratch_ddp.course.freed_memory import FreedMemoryRefused
 from scratch_ddp.course.guard import Guard
 from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing
 from scratch_ddp.course.message_sizes import message_sizes_compared
 from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.course.verdict import Verdict, fault, merge, prints
-from scratch_ddp.course.wording import bits, difference, ranks, times
+from scratch_ddp.course.wording import bits, difference, difference_in_bits, ranks
 from scratch_ddp.course.worlds import World, all_ranks
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Counted, Totals, traffic
@@ -148,7 +149,7 @@ class Trial:
         outcomes = [fact["outcome"] for fact in facts]
         if not may_print:
             self._printed.append(outcomes)
-        behind, part = _left_over_in_a_part(facts)
+        behind, part = left_over_in_a_part(facts)
         self._not_waited = any(fact["never waited for"] for fact in facts)
         if wrong := fault(outcomes, self._seconds):
             self._case = part or next(fact["case"] for fact in facts if fact["outcome"]["how"] != "returned")
@@ -286,12 +287,12 @@ class Trial:
         every_bit: bool = False,
     ) -> None:
         """V: `actual` is what one process would compute. Compared by `wording.difference`; every_bit: and as bits."""
-        complaint = difference(actual, expected, tolerance) or (every_bit and _difference_in_bits(actual, expected))
+        complaint = difference(actual, expected, tolerance) or (every_bit and difference_in_bits(actual, expected))
         self.criterion("value", complaint or "", what)
 
     def untouched(self, actual: Any, before: Any, what: str = "the tensor") -> None:
         """The answer left this as it was."""
-        self.criterion("untouched", difference(actual, before) or _difference_in_bits(actual, before), what)
+        self.criterion("untouched", difference(actual, before) or difference_in_bits(actual, before), what)
 
     def end_if_wrong(self) -> None:
         """Try nothing further if anything was wrong on any rank: after some mistakes messages would no longer fit."""
@@ -339,24 +340,7 @@ class Trial:
         exceeded · totals: what to judge instead of the last call, the same on all ranks.
         """
         totals = totals or Totals.of([_from_text(report) for report in self._reports])
-        used = {name for counts in totals.per_rank for name in counts.calls}
-        allowed = budget.pop("calls", None)
-        complaints = [
-            f"{_figure(name, getattr(totals, name))}, budget {_figure(name, limit, unit=False)}"
-            for name, limit in budget.items()
-            if getattr(totals, name) > limit
-        ]
-        if only is not None and (others := sorted(used - set(only))):
-            complaints = [f"calls {' and '.join(others)}, should be made of {' and '.join(only)} only"]
-        for name in sorted(used) if allowed is not None else ():
-            most = max(counts.calls.get(name, 0) for counts in totals.per_rank)
-            if most > allowed.get(name, 0):
-                maker = f" ({self._made_by[name]} is made of it)" if name in self._made_by else ""
-                complaints.append(f"calls {name} {times(most)}, budget {allowed.get(name, 0)}{maker}")
-        for name, number in (allowed or {}).items() if exactly else ():
-            least = min(counts.calls.get(name, 0) for counts in totals.per_rank)
-            if least < number:
-                complaints.append(f"calls {name} {times(least)}, should be {number}")
+        complaints = exceeded(totals, budget, only=only, exactly=exactly, made_by=self._made_by)
         place = self._case if self.place else f"{self.size} ranks{f', {self._case}' if self._case else ''}"
         text = f"{place}: {'; '.join(complaints)}. {note(totals)}".strip() if complaints else ""
         self._shared["cost"] = self._shared.get("cost") or text
@@ -403,18 +387,6 @@ class Trial:
         raise AnswerFailed
 
 
-def _left_over_in_a_part(facts: list[dict[str, Any]]) -> tuple[str, str]:
-    """What a call has left behind, and in the first case of which that can be said; "" if in none."""
-    for parts in zip(*(fact["parts"] for fact in facts), strict=False):
-        if behind := left_over([part["log"] for part in parts]):
-            return behind, parts[0]["case"]
-    return left_over([fact["log"] for fact in facts]), ""
-
-
-def _difference_in_bits(actual: Any, expected: Any) -> str:
-    return "" if bits(actual) == bits(expected) else "differs in some bits, as 0.0 and -0.0 do, or two kinds of NaN"
-
-
 def _numbered(things: Iterable[Any], before: int) -> dict[str, Any]:
     return {f"argument {number}": thing for number, thing in enumerate(things, before + 1)}
 
@@ -429,10 +401,3 @@ def _from_text(text: str) -> Any:
 
 def _with_group(answer: Callable, group: dist.ProcessGroup) -> Callable:
     return functools.wraps(answer)(functools.partial(answer, group=group))
-
-
-def _figure(name: str, number: int, unit: bool = True) -> str:
-    kind = {"depth": "depth {}", "messages": "{} messages", "max_messages": "{} messages from one rank"}
-    if not unit:
-        return f"{number:,}"
-    return kind.get(name, "{} bytes from one rank").format(f"{number:,}")

@@ -73,6 +73,11 @@ def bits(value: Any) -> bytes:
     return repr(value).encode()
 
 
+def difference_in_bits(actual: Any, expected: Any) -> str:
+    """As `difference`, to the last bit."""
+    return "" if bits(actual) == bits(expected) else "differs in some bits, as 0.0 and -0.0 do, or two kinds of NaN"
+
+
 def _is_freed(tensor: torch.Tensor) -> bool:
     """Its storage was resized, so that it ends before the tensor does."""
     if not tensor.numel():
