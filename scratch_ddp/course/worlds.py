@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.course.meeting import GRACE, Meeting
+from scratch_ddp.course.stand_in_group import messages_end_at_once
 from scratch_ddp.course.wording import ranks
 
 Seats = tuple[int, ...]
@@ -98,7 +99,8 @@ def destroy_all_but(groups: set[dist.ProcessGroup]) -> None:
 @contextlib.contextmanager
 def _as_world(seats: Seats, group: dist.ProcessGroup, takes_group: bool) -> Iterator[World]:
     if takes_group:
-        yield World(seats, seats, group, f"in a group of {ranks(seats).lower()} (numbered from 0)")
+        with messages_end_at_once():  # which the answer has no business to start
+            yield World(seats, seats, group, f"in a group of {ranks(seats).lower()} (numbered from 0)")
     else:
         with _as_default(group):
             yield World(seats, tuple(range(len(seats))), None, f"on {len(seats)} rank{'s' if len(seats) > 1 else ''}")

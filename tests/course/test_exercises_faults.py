@@ -49,6 +49,26 @@ def test_an_error_on_one_rank_is_told_with_rank_line_and_code():
     assert "Ranks 0 and 2 did not come back: after 1 s still in line 5, `dist.all_reduce(tensor)`." in line
 
 
+def test_messages_through_all_ranks_keep_nobody_waiting():
+    """Neither in the group of all but rank 0 nor in that of rank 0, which is tried at the same time."""
+    body = """members = dist.get_process_group_ranks(group or dist.group.WORLD)
+n, root = len(members), members.index(src)
+place = (dist.get_rank(group) - root) % n
+for reach in (1, 2, 4, 8):
+    if place < reach and place + reach < n:
+        dist.send(tensor, members[(place + reach + root) % n])
+    elif reach <= place < 2 * reach:
+        dist.recv(tensor, members[(place - reach + root) % n])"""
+    answer, began = HEAD + "    " + body.replace("\n", "\n    "), time.monotonic()
+    held, wrong = on_ranks(4, lambda: examined(answer, "tree_broadcast", 30.0).lines)
+    assert held == "✓ value   ✓ agreement   ✓ cost"
+    assert wrong.endswith(
+        "in a group of ranks 1, 2 and 3 (numbered from 0): Ranks 0, 1 and 2: send and recv go through all ranks, "
+        "should stay in `group`."
+    )
+    assert time.monotonic() - began < 20  # a rank that waited would have waited for 30 s
+
+
 def test_an_error_on_every_rank_is_told_once():
     lines = lines_of("tensor.no_such_method()")
     assert lines == [

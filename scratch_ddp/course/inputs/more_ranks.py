@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.attempt import MessageLog, left_over
-from scratch_ddp.course.inputs.stand_in_group import known_to_torch
 from scratch_ddp.course.message_sizes import NO_SENDER
+from scratch_ddp.course.stand_in_group import known_to_torch
 from scratch_ddp.instruments.traffic import Counts, Totals
 from scratch_ddp.instruments.traffic.calls import Call
 from scratch_ddp.instruments.traffic.rounds import Start, Wait

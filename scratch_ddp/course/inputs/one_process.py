@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.attempt import TimeIsUp, in_short, lines_of_thread
-from scratch_ddp.course.inputs.stand_in_group import known_to_torch
 from scratch_ddp.course.message_sizes import RankThread
+from scratch_ddp.course.stand_in_group import known_to_torch
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Counts

@@ -13,8 +13,8 @@ from torch import nn
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, HOOKS
 from scratch_ddp.course.inputs.averaging import ObservedStep
-from scratch_ddp.course.inputs.stand_in_group import messages_end_at_once
 from scratch_ddp.course.outside import LeavingTorch
+from scratch_ddp.course.stand_in_group import messages_end_at_once
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 from scratch_ddp.instruments.traffic.calls import Call

@@ -1,11 +1,14 @@
 """Groups that stand in for those of a rank, and in which nothing is sent."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from scratch_ddp.instruments.traffic.calls import METHODS
 
 
 @contextlib.contextmanager
@@ -25,13 +28,15 @@ def known_to_torch(group: dist.ProcessGroup, name: str, members: Sequence[int] |
 
 @contextlib.contextmanager
 def messages_end_at_once() -> Iterator[None]:
-    """In the block, an all-reduce ends when it is started, and leaves the tensor as it is.
+    """In the block, what goes through the default group ends when it is started, and leaves the tensors as they are.
 
-    For steps of many messages, of which it counts only when they are started and whether anybody waits for them.
+    For steps of many messages, of which it counts only when they are started and whether anybody waits for them. And
+    for calls that must not be made: ranks that make them wait for nobody, and take no message for another.
     """
-    default = dist.group.WORLD
+    world, default = dist.distributed_c10d._world, dist.group.WORLD
     group = _EndsAtOnce(default.rank(), default.size())
     with known_to_torch(group, "messages end at once"):
+        world.pg_map[group], world.pg_backend_config[group] = world.pg_map[default], world.pg_backend_config[default]
         dist.distributed_c10d._update_default_pg(group)
         try:
             yield
@@ -50,15 +55,20 @@ class _EndsAtOnce(dist.ProcessGroup):
     def rank(self) -> int:
         return self._rank
 
-    def allreduce(self, tensors: list[torch.Tensor], *_: Any) -> "_Ended":
-        return _Ended(tensors)
+
+def _started(_: _EndsAtOnce, *args: Any) -> "_Ended":
+    return _Ended(args[0] if args else None)
+
+
+for _method in METHODS:  # as methods of the class, `traffic` sees the calls
+    setattr(_EndsAtOnce, _method, functools.partialmethod(_started))
 
 
 class _Ended(dist.Work):
-    def __init__(self, tensors: list[torch.Tensor]):
+    def __init__(self, result: Any):
         super().__init__()
         self._future: torch.futures.Future = torch.futures.Future()
-        self._future.set_result(tensors)
+        self._future.set_result(result)
 
     def wait(self, timeout: Any = None) -> bool:
         return True
@@ -68,3 +78,6 @@ class _Ended(dist.Work):
 
     def get_future(self) -> torch.futures.Future:
         return self._future
+
+    def _source_rank(self) -> int:
+        return 0
