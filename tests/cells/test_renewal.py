@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.cells.rank import interruptible_group
+from scratch_ddp.cells.rank.connections import Connections
 from tests.cells.cases import on_interruptible_ranks
 
 
@@ -86,6 +87,26 @@ def test_thirty_renewals():
     for sums, threads in on_interruptible_ranks(2, renew_often):
         assert sums == {2}
         assert threads < 20  # the helpers that are stuck, and a few more
+
+
+def test_an_operation_that_does_not_notice_the_end_of_its_connection_keeps_nobody(monkeypatch):
+    """As now and then a send of gloo's: nobody waits until the time limit of the group for it."""
+
+    def renew():
+        group = dist.new_group([0, 1])
+        if dist.get_rank() == 0:
+            stuck = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+        else:
+            stuck = dist.irecv(torch.ones(1), src=0, group=group)
+        began = time.monotonic()
+        interruptible_group.renew_groups(timeout=10)
+        took = time.monotonic() - began
+        return _ones_everywhere(dist.group.WORLD, group), stuck.is_completed(), took
+
+    monkeypatch.setattr(Connections, "end", lambda self: None)
+    for sums, ended, took in on_interruptible_ranks(2, renew):
+        assert sums == [2, 2] and not ended
+        assert 1 <= took < 5
 
 
 def test_a_group_that_one_rank_has_lost_refuses_clearly():

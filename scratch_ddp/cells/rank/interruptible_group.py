@@ -29,6 +29,8 @@ from scratch_ddp.cells.rank.interruptible_work import (
     make_call,
     make_torch_interruptible,
     run_in_helper,
+    under_way_in,
+    wait_for_ends,
     wait_in_store,
 )
 
@@ -133,9 +135,14 @@ class InterruptibleGroup(dist.ProcessGroup):
             self._set_group_name(name)  # registering forgets it
 
     def _end_gloo(self) -> None:
-        """Who waits in it gets an error, and it is gone."""
+        """Who waits in it gets an error, and it is gone.
+
+        Now and then gloo does not notice in a send that the connection has ended: what still waits then is left alone.
+        """
         if self._gloo is not None:
+            works = under_way_in(self.uid)
             self._gloo.end()
+            wait_for_ends(works, seconds=1.0)
             self._gloo.made = None
 
     def free_when_interrupted(self, future: torch.futures.Future) -> None:

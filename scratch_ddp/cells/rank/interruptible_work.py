@@ -44,6 +44,18 @@ def left_open() -> list[dict[str, Any]]:
     return [work.call for work in works]
 
 
+def under_way_in(uid: int) -> "list[InterruptibleWork]":
+    """What has not ended in the group with this `uid`."""
+    return [work for work in list(_under_way) if work.call["uid"] == uid]
+
+
+def wait_for_ends(works: "list[InterruptibleWork]", seconds: float) -> None:
+    """Wait until all of them have ended, but no longer than `seconds` in all."""
+    deadline = time.monotonic() + seconds
+    for work in works:
+        work.ended.wait(max(0.0, deadline - time.monotonic()))
+
+
 def free_waiting_futures() -> None:
     """End every wait in C++ for a future of ours (to be called from a thread that is not stuck)."""
     for work in list(_works):
@@ -79,9 +91,11 @@ class InterruptibleWork(dist.Work):
         self.awaited = False  # whether anybody has asked for the end
         self._stopped = stopped
         self._error: BaseException | None = None
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         self._future: torch.futures.Future | None = None
         self._lock = threading.Lock()
+        # Holds the group of gloo until then: destroying it would wait for the operation, and some never end.
+        self._start: Callable[[], Any] | None = start
         self._work: dist.Work | None = start()
         _under_way.add(self)
         _helpers.run(self._wait_in_gloo)
@@ -94,8 +108,9 @@ class InterruptibleWork(dist.Work):
             if self._stopped():
                 self._error = RuntimeError(f"{self.call['operation']} was ended with a cell that was stopped")
             self._work = None  # gloo's threads live as long as it does, and tracebacks hold this object
+        self._start = None
         with self._lock:
-            self._ended.set()
+            self.ended.set()
             self._settle_future()
         _under_way.discard(self)
 
@@ -104,17 +119,17 @@ class InterruptibleWork(dist.Work):
         self.awaited = True
         with _main_thread_waits(self.call):
             # torch passes 0 for "no limit of its own".
-            if not self._ended.wait(timeout.total_seconds() if timeout else None):
+            if not self.ended.wait(timeout.total_seconds() if timeout else None):
                 raise RuntimeError(f"{self.call['operation']}: not finished after {timeout.total_seconds():g} s")
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
-        return self._ended.is_set()
+        return self.ended.is_set()
 
     def is_success(self) -> bool:
-        return self._ended.is_set() and self._error is None
+        return self.ended.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -132,7 +147,7 @@ class InterruptibleWork(dist.Work):
             if self._future is None:
                 self._future = torch.futures.Future()
                 _works.add(self)
-                if self._ended.is_set():
+                if self.ended.is_set():
                     self._settle_future()
         return self._future
 
