@@ -95,10 +95,11 @@ def test_a_link_to_the_glossary_opens_it_as_a_page_at_the_word(page, address, co
 
 
 def test_stop_and_restart_of_a_plain_kernel(page, address, copies):
-    path = write(copies / "stop.ipynb", "import time\nx = 7\ntime.sleep(60)", "print('x is', x)")
+    path = write(copies / "stop.ipynb", "import time\nx = 7\nprint('begun')\ntime.sleep(60)", "print('x is', x)")
     notebook = Notebook(page, address, path)
     notebook.run_cell(0)
-    notebook.wait_for_status("Busy", timeout=30)
+    # "Busy" would not do: a kernel that has just started is busy with the page's questions too.
+    notebook.wait_for_output(0, "begun", timeout=30)
     notebook.stop()
     notebook.wait_for_output(0, "KeyboardInterrupt", timeout=10)
     notebook.run_cell(1)
