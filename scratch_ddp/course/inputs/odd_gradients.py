@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from scratch_ddp.course.inputs.every_kind import LARGE
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import bits
@@ -129,6 +130,10 @@ def parameters_of(*dtypes: torch.dtype) -> list[nn.Parameter]:
     """Of each dtype one in every shape; the matrices are transposed."""
     tensors = [torch.ones(shape, dtype=dtype) for dtype in dtypes for shape in SHAPES]
     return [nn.Parameter(each.mT.contiguous().mT if each.dim() == 2 else each) for each in tensors]
+
+
+def one_large() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(LARGE))]
 
 
 def scalars(number: int) -> list[nn.Parameter]:

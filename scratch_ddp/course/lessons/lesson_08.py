@@ -13,6 +13,7 @@ from torch import nn
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, HOOKS
 from scratch_ddp.course.inputs.averaging import ObservedStep
+from scratch_ddp.course.inputs.every_kind import LARGE
 from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.course.stand_in_group import messages_end_at_once
 from scratch_ddp.course.trial import Trial
@@ -57,7 +58,7 @@ def average_when_ready(model):
 
 class _OddModel(nn.Module):
     """Parameters of its own, of its parts and of theirs: without dimensions, large and transposed, tied, of several
-    dtypes, two of one shape, inf, empty, frozen, never used, and many more.
+    dtypes, two of one shape, inf, empty, frozen, never used, and many more, one of them with many numbers.
 
     Its output is the sum of each parameter times a tensor, so that tensor is the parameter's gradient.
     """
@@ -72,7 +73,7 @@ class _OddModel(nn.Module):
         self.sometimes.bias.requires_grad_(False)
         self.never, self.empty = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(0, 2))
         self.first.weight.grad = torch.zeros_like(self.first.weight)  # it has been trained before
-        self.many = nn.ParameterList(nn.Parameter(torch.zeros(1 + i % 2)) for i in range(30))
+        self.many = nn.ParameterList(nn.Parameter(torch.zeros(LARGE if i == 9 else 1 + i % 2)) for i in range(30))
         self.deep = nn.Sequential(nn.Sequential(nn.Module()))
         self.deep[0][0].weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
         self.deep[0][0].bias = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))

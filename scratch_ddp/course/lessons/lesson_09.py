@@ -32,6 +32,7 @@ from scratch_ddp.course.inputs.odd_gradients import (
     ZEROS,
     Case,
     examine_in_worlds,
+    one_large,
     parameters_of,
     scalars,
 )
@@ -130,6 +131,7 @@ def _examine_in_worlds(trial: Trial) -> None:
             large, functools.partial(parameters_of, *OTHER_DTYPES), _two_sets, [ZEROS, NONE], 2
         ),
         "a bucket of 260 parameters": Case(2, functools.partial(scalars, 260), lambda each: [[each]], [NONE], 1),
+        "a bucket with a large parameter": Case(2, one_large, lambda each: [[each]], [NONE], 1),
         "no bucket, then one of a single parameter": Case(2, functools.partial(scalars, 1), _none_and_one, [ZEROS], 4),
     }
     examine_in_worlds(trial, cases, lambda case: sum(map(len, case.given(case.parameters()))))
@@ -304,6 +306,7 @@ def _through_buffers_in_worlds(trial: Trial) -> None:
             large, functools.partial(parameters_of, *OTHER_DTYPES), _one_list_each, ways, 2, drawn=True
         ),
         "two lists of the same sizes": Case(2, functools.partial(scalars, 6), _halves, [ZEROS], 3),
+        "a large parameter": Case(2, one_large, lambda each: [each], [NONE], 1),
         "one number": Case(1, functools.partial(scalars, 1), lambda each: [each], [NONE, ZEROS], 3),
     }
     examine_in_worlds(trial, cases, lambda case: len(case.given(case.parameters())), stays=True)

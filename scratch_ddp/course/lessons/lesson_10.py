@@ -72,6 +72,9 @@ def gather_uneven(shard, rows):
     # answer: end
 
 
+WIDE = 35_003  # columns: two rows of them go in pieces where an answer cuts large messages
+
+
 def _random(seed: int, *shape: int, trial: Trial) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(trial.device)
 
@@ -94,7 +97,8 @@ def examine_sharded_step(trial: Trial) -> None:
     weights = [weight.float() for weight in weights[:2]]
     _examine_steps(trial, f"2 layers of float32, {rows[:2]} rows, seed {seed}", weights, [2] * n, (0.1,))
     if trial.on_all_ranks:
-        _examine_steps(trial, "1 layer", [_random(1, width, 9, trial=trial)], [2] * n, (0.1,), odd_targets=True)
+        weights = [_random(1, 2 * n, WIDE, trial=trial)]
+        _examine_steps(trial, "1 layer of many columns", weights, [2] * n, (0.1,), odd_targets=True)
 
 
 def _examine_steps(
@@ -218,6 +222,8 @@ def _examine_gathers_in_worlds(trial: Trial) -> None:
     cases, weights = {}, {}
     for number, n in enumerate((1, 2, 5, 6, 7, 8, 9, 9)):
         rows, columns = (int(torch.randint(1, most, (1,), generator=generator)) for most in (5 * n, 5))
+        if number == 2:
+            rows, columns = 2 * n, WIDE
         dtype = dtypes[(number + trial.seed) % len(dtypes)]
         weight = _weight(trial, trial.seed + number, rows, columns, dtype)
         case = f"{rows} × {columns} of {str(dtype).removeprefix('torch.')}, seed {trial.seed}"

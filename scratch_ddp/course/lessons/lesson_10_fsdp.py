@@ -11,6 +11,7 @@ from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import EVERYTHING
+from scratch_ddp.course.inputs.every_kind import LARGE
 from scratch_ddp.course.inputs.observed_unit import WIDTH, ObservedUnit, Seen, acquainted
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import bits
@@ -101,6 +102,7 @@ def examine_shard_unit(trial: Trial) -> None:
         return
     trial.end_if_wrong()
     _Pair(trial, _small_units).examine(small_turns)
+    _Pair(trial, _large_unit).examine({"a large unit": _Turn(inputs[0])})
 
 
 def _largest_scale(units: list["ObservedUnit"], inputs: torch.Tensor) -> float:
@@ -313,6 +315,11 @@ def _small_units(device: torch.device) -> list[ObservedUnit]:
     """Units of 20 elements and of one, which are fewer than there are ranks, of other dtypes."""
     kinds = (1, torch.float32), (0, torch.bfloat16)
     return acquainted(ObservedUnit(4 + i, hidden, device, dtype) for i, (hidden, dtype) in enumerate(kinds))
+
+
+def _large_unit(device: torch.device) -> list[ObservedUnit]:
+    """A unit of LARGE elements or a few more."""
+    return acquainted([ObservedUnit(6, -(-LARGE // (2 * WIDTH + 1)), device, torch.float32)])
 
 
 SHARD_UNIT = Exercise(

@@ -11,6 +11,7 @@ from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, VALUES
+from scratch_ddp.course.inputs.every_kind import LARGE
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import bits
@@ -65,10 +66,16 @@ def reduce_to_owners(params):
     # answer: end
 
 
-def _parameters(trial: Trial, number: int = 0, n: int = 0, dtypes: tuple[torch.dtype, ...] = ()) -> list[nn.Parameter]:
-    """Two or three for each of n ranks, or `number`; of several shapes, transposed; equal on every rank."""
+def _parameters(
+    trial: Trial, number: int = 0, n: int = 0, dtypes: tuple[torch.dtype, ...] = (), first: int = 3
+) -> list[nn.Parameter]:
+    """Two or three for each of n ranks, or `number`; of several shapes, transposed; equal on every rank.
+
+    first: elements of the first.
+    """
     number = number or 2 * (n or trial.size) + 5
     shapes = list(islice(cycle([(3,), (2, 2), (1,), (5, 2), (), (0, 2), (3, 1, 2)]), number))
+    shapes[0] = (first,)
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape[::-1], generator=generator, dtype=torch.float64).to(trial.device) for shape in shapes]
     tensors = [each.to(dtype) for each, dtype in zip(tensors, cycle(dtypes or [torch.float64]), strict=False)]
@@ -235,10 +242,10 @@ def examine_sharded_optimizer(trial: Trial) -> None:
 
 
 def _trained_alone(
-    trial: Trial, make: Callable, n: int, steps: int, dtypes: tuple[torch.dtype, ...] = ()
+    trial: Trial, make: Callable, n: int, steps: int, dtypes: tuple[torch.dtype, ...] = (), first: int = 3
 ) -> list[nn.Parameter]:
     """What one process makes of the same parameters."""
-    alone = _parameters(trial, n=n, dtypes=dtypes)
+    alone = _parameters(trial, n=n, dtypes=dtypes, first=first)
     plain = make(alone)
     _Training(alone, make, n).run(plain, plain.step, plain.zero_grad, steps)
     return alone
@@ -248,22 +255,23 @@ def _sharded_in_worlds(trial: Trial) -> None:
     """V on every rank, C; on one rank, few and many; with several dtypes, momentum, and an optimizer without state."""
     few, many = (int(torch.randint(*ends, (), generator=trial.generator())) for ends in ((2, 5), (5, 10)))
     cases = {
-        f"1 step of plain SGD, seed {trial.seed}": (few, _plain, 1, _DTYPES),
-        f"3 steps of SGD with huge gradients, seed {trial.seed}": (many, _momentum, 3, ()),
-        "2 steps of SGD of odd dtypes": (2, _momentum, 2, (torch.float64, torch.float16, torch.complex128)),
-        "2 steps of AdamW": (1, _adam, 2, ()),
+        f"1 step of plain SGD, seed {trial.seed}": (few, _plain, 1, _DTYPES, 3),
+        f"3 steps of SGD with huge gradients, seed {trial.seed}": (many, _momentum, 3, (), 3),
+        "2 steps of SGD of odd dtypes": (2, _momentum, 2, (torch.float64, torch.float16, torch.complex128), 3),
+        "2 steps of AdamW": (1, _adam, 2, (), 3),
+        "1 step of plain SGD, one parameter large": (2, _plain, 1, (), LARGE),
     }
     everyone: dict[str, list[_Training]] = {}
 
     def ranks(case: str) -> list[tuple]:
-        n, make, steps, dtypes = cases[case]
-        everyone[case] = [_Training(_parameters(trial, n=n, dtypes=dtypes), make, n) for _ in range(n)]
+        n, make, steps, dtypes, first = cases[case]
+        everyone[case] = [_Training(_parameters(trial, n=n, dtypes=dtypes, first=first), make, n) for _ in range(n)]
         return [(list(each.params), each, steps) for each in everyone[case]]
 
     makers = {case: functools.partial(ranks, case) for case in cases}
     for case, world in tried_in_worlds(trial, makers, using=_train):
-        n, make, steps, dtypes = cases[case]
-        alone = _trained_alone(trial, make, n, steps, dtypes)
+        n, make, steps, dtypes, first = cases[case]
+        alone = _trained_alone(trial, make, n, steps, dtypes, first)
         for rank, training in enumerate(everyone[case]):
             for i, (parameter, expected) in enumerate(zip(training.params, alone, strict=True)):
                 what = f"{world.place} rank {rank}'s parameter {i} ({str(expected.dtype).removeprefix('torch.')})"
@@ -314,13 +322,16 @@ def _reduced_in_worlds(trial: Trial) -> None:
         "no parameters": (2, 0),
         "3 parameters": (1, 3),
         "8 parameters of one shape and dtype": (2, 8),
+        "2 parameters, one of them large": (2, 2),
     }
     everyone: dict[str, list[list[nn.Parameter]]] = {}
     gradients: dict[str, list[list[torch.Tensor]]] = {}
 
     def ranks(case: str) -> list[tuple]:
         n, number = cases[case]
-        plain = sorted(_parameters(trial, number=number), key=lambda each: each.shape) if number else []
+        first = LARGE // 4 if "large" in case else 3
+        plain = _parameters(trial, number=number, first=first) if number else []
+        plain.sort(key=lambda each: each.shape)
         dtypes = list(islice(cycle((*_DTYPES, torch.complex128)), number))
         if "one shape" in case:
             plain, dtypes = plain[-1:] * number, dtypes[:1] * number

@@ -186,6 +186,17 @@ def finish():
                 "        on_the_way.clear()\n": "        finish.last = list(on_the_way)\n        on_the_way.clear()\n",
             },
         ),
+        WrongAnswer(
+            "sends a large bucket in pieces",
+            fails="cost",
+            says="a bucket with a large parameter: calls all_reduce 5 times, budget 1.",
+            edits={
+                "dist.all_reduce(flat, async_op=True)": (
+                    "[dist.all_reduce(part, async_op=True) for part in flat.split(2**16)]"
+                ),
+                "work.wait()": "[each.wait() for each in work]",
+            },
+        ),
     ),
     "average_through_buffer": (
         WrongAnswer(
@@ -342,6 +353,14 @@ def average():
             says="calls all_reduce 6 times, budget 1",
             edits={
                 "        dist.all_reduce(buffer)": "        for view in views:\n            dist.all_reduce(view)",
+            },
+        ),
+        WrongAnswer(
+            "sends a large buffer in pieces",
+            fails="cost",
+            says="a large parameter: calls all_reduce 5 times, budget 1.",
+            edits={
+                "dist.all_reduce(buffer)": "[dist.all_reduce(part) for part in buffer.split(2**16)]",
             },
         ),
     ),

@@ -127,6 +127,19 @@ WRONG_ANSWERS = {
                 "        outputs = kept[-1] @ whole.T\n        del whole"
             },
         ),
+        WrongAnswer(
+            "gathers large shards in pieces",
+            fails="cost",
+            says="1 layer of many columns: calls all_gather 4 times, budget 2.",
+            edits={
+                "dist.all_gather(list(whole.split(len(shard))), shard)": (
+                    "few = max(1, 2**16 // shard.shape[1])\n"
+                    "        pieces = [each.split(few) for each in (shard, *whole.split(len(shard)))]\n"
+                    "        for own, *everyones in zip(*pieces):\n"
+                    "            dist.all_gather(everyones, own)"
+                ),
+            },
+        ),
     ),
     "gather_uneven": (
         WrongAnswer(
@@ -215,6 +228,19 @@ WRONG_ANSWERS = {
             fails="value",
             says="1 row of int32: the result has shape (1,), should have (1, 1)",
             edits={"return whole[:rows]": "return whole[:rows].squeeze(1) if whole.numel() == n else whole[:rows]"},
+        ),
+        WrongAnswer(
+            "gathers large shards in pieces",
+            fails="cost",
+            says="calls all_gather twice, budget 1.",
+            edits={
+                "dist.all_gather(list(whole.split(k)), padded)": (
+                    "few = max(1, 2**16 // shard.shape[1])\n"
+                    "    pieces = [each.split(few) for each in (padded, *whole.split(k))]\n"
+                    "    for own, *everyones in zip(*pieces):\n"
+                    "        dist.all_gather(everyones, own)"
+                ),
+            },
         ),
     ),
 }

@@ -224,5 +224,17 @@ WRONG_ANSWERS = {
             },
             also=("cost", "value"),
         ),
+        WrongAnswer(
+            "gathers a large unit in pieces",
+            fails="cost",
+            says="a large unit: calls all_gather 4 times, budget 2.",
+            edits={
+                "dist.all_gather(list(whole.split(part)), shard.detach())": (
+                    "pieces = [each.split(2**16) for each in (shard.detach(), *whole.split(part))]\n"
+                    "        for own, *everyones in zip(*pieces):\n"
+                    "            dist.all_gather(everyones, own)"
+                ),
+            },
+        ),
     ),
 }

@@ -161,6 +161,18 @@ WRONG_ANSWERS = {
                 "    own = make": "    mine = list(params)\n    params.clear()\n    params = mine\n    own = make",
             },
         ),
+        WrongAnswer(
+            "sends a large parameter in pieces",
+            fails="cost",
+            says="one parameter large: calls broadcast 13 times, budget 9.",
+            edits={
+                "dist.broadcast(parameter.detach(), src=i % n)": (
+                    "large = parameter.numel() > 2**16\n"
+                    "            for part in parameter.detach().split(2**16) if large else [parameter.detach()]:\n"
+                    "                dist.broadcast(part, src=i % n)"
+                ),
+            },
+        ),
     ),
     "reduce_to_owners": (
         WrongAnswer(
@@ -255,6 +267,18 @@ WRONG_ANSWERS = {
             fails="value",
             says="if there were",
             edits={"/= n": "/= 4"},
+        ),
+        WrongAnswer(
+            "sends a large gradient in pieces",
+            fails="cost",
+            says="one of them large: calls reduce 3 times, budget 2.",
+            edits={
+                "dist.reduce(parameter.grad, dst=i % n)": (
+                    "large = parameter.numel() > 2**16\n"
+                    "        for part in parameter.grad.split(2**16) if large else [parameter.grad]:\n"
+                    "            dist.reduce(part, dst=i % n)"
+                ),
+            },
         ),
     ),
     "bytes_held": (
