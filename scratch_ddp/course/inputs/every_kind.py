@@ -7,7 +7,8 @@ import functools
 
 import torch
 
-LARGE = 300_007  # elements of a tensor that goes in pieces where an answer cuts large messages
+# Where an answer cuts large messages, so many elements go in pieces, and so do two rows of so many columns.
+LARGE, WIDE = 300_007, 35_003
 INT16 = "int16 with a sum above 2¹¹"  # the last of the further ones: gloo does not know it
 _FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
 _SCALES = {torch.float32: 2.0**100, torch.float64: 2.0**-800, torch.bfloat16: 2.0**100}

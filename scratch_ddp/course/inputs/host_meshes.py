@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scratch_ddp.course.inputs.every_kind import parts_drawn, parts_of_every_kind, parts_of_further_dtypes
+from scratch_ddp.course.inputs.every_kind import LARGE, parts_drawn, parts_of_every_kind, parts_of_further_dtypes
 
 _SPLITS = [(2, 3), (3, 2), (2, 4), (4, 2), (1, 3), (3, 1), (2, 2), (1, 1), (1, 8), (7, 1)]  # hosts and their ranks
 # What gloo adds, not we.
@@ -35,7 +35,7 @@ class Mesh:
 
 
 def drawn_meshes(seed: int) -> dict[str, Mesh]:
-    """By case: a tensor of each kind, on some mesh."""
+    """By case: a tensor of each kind, on some mesh, and a large one."""
     generator = torch.Generator().manual_seed(seed)
     kinds = functools.cache(lambda n: _kinds(n, seed))
     drawn = {}
@@ -48,7 +48,8 @@ def drawn_meshes(seed: int) -> dict[str, Mesh]:
         ranks = order.view(shape)
         case = f"{hosts} × {local}, mesh {ranks.tolist()} of {', '.join(names)}; {kind}, seed {seed}"
         drawn[case] = Mesh(ranks, names, kinds(n)[kind])
-    return drawn
+    large = Mesh(torch.arange(4).view(2, 2), ("host", "local"), _whole_numbers(4, LARGE))
+    return drawn | {f"2 × 2, {LARGE:,} elements": large}
 
 
 def parts_on_hosts(n: int, seed: int, every_kind: bool) -> dict[str, list[torch.Tensor]]:

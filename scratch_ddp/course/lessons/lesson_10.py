@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.inputs.every_kind import WIDE
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import bits, difference
@@ -72,9 +73,6 @@ def gather_uneven(shard, rows):
     # answer: end
 
 
-WIDE = 35_003  # columns: two rows of them go in pieces where an answer cuts large messages
-
-
 def _random(seed: int, *shape: int, trial: Trial) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(trial.device)
 
@@ -97,6 +95,7 @@ def examine_sharded_step(trial: Trial) -> None:
     weights = [weight.float() for weight in weights[:2]]
     _examine_steps(trial, f"2 layers of float32, {rows[:2]} rows, seed {seed}", weights, [2] * n, (0.1,))
     if trial.on_all_ranks:
+        trial.end_if_wrong()  # what looks at each number takes long here
         weights = [_random(1, 2 * n, WIDE, trial=trial)]
         _examine_steps(trial, "1 layer of many columns", weights, [2] * n, (0.1,), odd_targets=True)
 
@@ -212,6 +211,7 @@ def examine_gather_uneven(trial: Trial) -> None:
         trial.cost(calls={"all_gather": 1}, max_wire_bytes=wire)
         results.append((result, weight))
     if trial.on_all_ranks:
+        trial.end_if_wrong()
         _examine_gathers_in_worlds(trial)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.ddp.batch_norm import sync_batch_norm
 from scratch_ddp.instruments.traffic import ring_bytes
@@ -153,7 +154,7 @@ def _parts_by_counting(rank: int, step: tuple[int, int], computing: list, calls:
 
 
 def examine_find_straggler(trial: Trial) -> None:
-    """V on the traces of some collectives; A; C."""
+    """V on the traces of some collectives; A; C, with many collectives too, on one rank."""
     n, generator = trial.size, trial.generator()
     late = int(torch.randint(n, (), generator=generator))
     base = 1_000_000_000 * (1_800_000_000 + trial.seed)  # nanoseconds since 1970; float64 rounds them
@@ -186,6 +187,10 @@ def examine_find_straggler(trial: Trial) -> None:
         trial.value(result, expected, "the straggler")
         trial.agreement(result)
         trial.cost(calls={"all_gather": 1}, max_wire_bytes=ring_bytes("all_gather", mine.nbytes, n, 0))
+    many = {"70,001 collectives": lambda: [(torch.arange(70_001),)]}
+    for _, world in tried_in_worlds(trial, many if trial.on_all_ranks else {}):
+        trial.value(world.results[0], None, f"{world.place} the straggler")
+        trial.criterion("cost", world.over_budget({"all_gather": 1}, 1 << 60), world.place)
 
 
 def _waited_for(trace: list[list[int]]) -> int | None:

@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS
+from scratch_ddp.course.inputs.every_kind import WIDE
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
@@ -170,6 +171,7 @@ def _of_every_kind(rank: int, device: torch.device) -> Named:
     own, last = rank + 1.0, rank > 0
     tensors = {
         "a vector": torch.tensor([1.0, 2.0, 3.0]) * own,
+        "two rows of many columns": torch.arange(2.0 * WIDE).view(2, WIDE) * own,
         "float64": torch.tensor([[1 + 2.0**-40, 2.0**-800]], dtype=torch.float64) * own,
         "2 × 3 × 2 in bfloat16": (torch.arange(12, dtype=torch.bfloat16) % 2).view(2, 3, 2) * own,
         "four dimensions": torch.arange(8.0).view(2, 2, 1, 2) - own,
@@ -264,6 +266,7 @@ def _batches(n: int, generator: torch.Generator) -> dict[str, tuple[torch.Tensor
         "all logits below -1000": drawn(12, 45),
         "float32, -inf for the last rank's columns": drawn(24, 31),
         "one token, one column a rank": drawn(1, 1),
+        "70,001 tokens, one column a rank": drawn(70_001, 1),
         "NaN in one token": drawn(5, 40),
     }
     for case, (whole, targets) in cases.items():

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.inputs.every_kind import parts_of_every_kind
+from scratch_ddp.course.inputs.every_kind import WIDE, parts_of_every_kind
 from scratch_ddp.course.trial import Trial
 
 _INTEGER = 8  # bytes
@@ -94,6 +94,7 @@ def _of_every_kind(n: int, device: torch.device) -> list[Named]:
         "a transposed matrix": [torch.arange(6.0).view(2, 3).t() + rank for rank in range(n)],
         "every second column": [(torch.arange(12.0).view(2, 6) + rank)[:, ::2] for rank in range(n)],
         "one number, expanded": [torch.tensor(rank + 0.5).expand(2, 2) for rank in range(n)],
+        "two rows of many columns": [torch.arange(2.0 * WIDE).view(2, WIDE) + rank for rank in range(n)],
         "bfloat16 without dimensions": [torch.tensor(rank + 0.5, dtype=torch.bfloat16) for rank in range(n)],
     }
     for kind in ("float64, 2 × 2", "a transposed matrix"):
@@ -174,6 +175,7 @@ def _tables(trial: Trial) -> dict[str, tuple[list[list[int]], list[torch.Tensor]
         "two rows to each": (two, torch.float64, 2),
         "two rows to each from rank 0, others from the others": ([two[0], *drawn[1:]], torch.float64, 2),
         "all rows to the last rank, strided": (to_last, torch.float32, 2),
+        "two rows to each, of many columns": (two, torch.float32, WIDE),
         "no rows at all": (nothing, torch.float64, 2),
         f"counts {drawn}, int64": (drawn, torch.int64, 3),
         "nothing from rank 0 and nothing to it, bfloat16": (without, torch.bfloat16, 1),

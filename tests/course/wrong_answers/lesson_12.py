@@ -196,6 +196,18 @@ WRONG_ANSWERS = {
             says="is a Tensor, should be an int",
             edits={"return waited_for.index(most) if": "return torch.tensor(waited_for.index(most)) if"},
         ),
+        WrongAnswer(
+            "gathers a long trace in pieces",
+            fails="cost",
+            says="70,001 collectives: calls all_gather twice, budget 1.",
+            edits={
+                "dist.all_gather(everyones, called, group=group)": (
+                    "pieces = [each.split(2**16) for each in (called, *everyones)]\n"
+                    "    for mine, *theirs in zip(*pieces):\n"
+                    "        dist.all_gather(theirs, mine, group=group)"
+                ),
+            },
+        ),
     ),
     "sync_batch_norm": (
         WrongAnswer(

@@ -61,7 +61,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "gathers all tensors and adds them up",
             fails="cost",
-            says="calls all_gather 18 times, budget 0",
+            says="calls all_gather 20 times, budget 0",
             edits={
                 "dist.all_reduce(total, group=group)": (
                     "parts = [torch.empty_like(total) for _ in range(dist.get_world_size(group))]\n"
@@ -97,7 +97,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "g adds up only where the tensor needs a gradient",
             fails="value",
-            says="used 18 times where no rank's tensors need gradients: [g(x), g(2 x)] for a vector",
+            says="used 20 times where no rank's tensors need gradients: [g(x), g(2 x)] for a vector",
             edits={"return F.apply, G.apply": "return F.apply, lambda y: G.apply(y) if y.requires_grad else y"},
             also=("cost",),
         ),
@@ -115,6 +115,17 @@ WRONG_ANSWERS = {
             fails="group",
             says="in a group of ranks 1, 2 and 3",
             edits={"dist.all_reduce(total, group=group)": "dist.all_reduce(total)"},
+        ),
+        WrongAnswer(
+            "adds large tensors up in pieces",
+            fails="cost",
+            says="calls all_reduce 22 times, budget 20.",
+            edits={
+                "dist.all_reduce(total, group=group)": (
+                    "for part in total.view(-1).split(2**16) if total.numel() else [total]:\n"
+                    "            dist.all_reduce(part, group=group)"
+                ),
+            },
         ),
     ),
     "sliced_cross_entropy": (
@@ -247,6 +258,16 @@ WRONG_ANSWERS = {
             fails="group",
             says="in a group of ranks 1, 2 and 3",
             edits={_TERMS: "dist.all_reduce(terms)"},
+        ),
+        WrongAnswer(
+            "adds many tokens up in pieces",
+            fails="cost",
+            says="70,001 tokens, one column a rank, drawn with seed 1: calls all_reduce 4 times, budget 2.",
+            edits={
+                "dist.all_reduce(terms, group=group)": (
+                    "for part in terms.view(-1).split(2**16):\n        dist.all_reduce(part, group=group)"
+                ),
+            },
         ),
     ),
 }

@@ -111,6 +111,25 @@ WRONG_ANSWERS = {
             says="Rank 0, one tensor: send was started",
             edits={"        sending.wait()\n": ""},
         ),
+        WrongAnswer(
+            "hands large tensors on in pieces",
+            fails="cost",
+            says="tensors of every kind: 64 messages, budget 60",
+            edits={
+                "sending = dist.isend(mine, group=group, group_dst=(rank + step) % n)": "large = mine.numel() > 2**16",
+                "dist.recv(arriving, group=group, group_src=(rank - step) % n)": (
+                    "parts = [(mine, arriving)]\n"
+                    "        if large:\n"
+                    "            parts = zip(mine.view(-1).split(2**16), arriving.view(-1).split(2**16))"
+                ),
+                "sending.wait()": (
+                    "for leaving, coming in parts:\n"
+                    "            sending = dist.isend(leaving, group=group, group_dst=(rank + step) % n)\n"
+                    "            dist.recv(coming, group=group, group_src=(rank - step) % n)\n"
+                    "            sending.wait()"
+                ),
+            },
+        ),
     ),
     "send_rows": (
         WrongAnswer(
@@ -264,6 +283,19 @@ WRONG_ANSWERS = {
                 "return result": "return result.to(dtype)",
             },
             also=("cost",),
+        ),
+        WrongAnswer(
+            "sends wide rows in two halves",
+            fails="cost",
+            says="two rows to each, of many columns: calls all_to_all 3 times, budget 2.",
+            edits={
+                "dist.all_to_all_single(result, rows.contiguous(), received, counts, group=group)": (
+                    "for leaving, coming in zip(rows.split(2**15, dim=1), result.split(2**15, dim=1)):\n"
+                    "        part = torch.empty_like(coming, memory_format=torch.contiguous_format)\n"
+                    "        dist.all_to_all_single(part, leaving.contiguous(), received, counts, group=group)\n"
+                    "        coming.copy_(part)"
+                ),
+            },
         ),
     ),
 }

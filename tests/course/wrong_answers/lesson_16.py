@@ -168,6 +168,16 @@ WRONG_ANSWERS = {
             },
             also=("untouched",),
         ),
+        WrongAnswer(
+            "sends large parts in pieces between the hosts",
+            fails="cost",
+            says="calls all_reduce 3 times, budget 1.",
+            edits={
+                "dist.all_reduce(mine, group=between)": (
+                    "for part in mine.split(2**16) if size else [mine]:\n        dist.all_reduce(part, group=between)"
+                ),
+            },
+        ),
     ),
     "bytes_out_of_hosts": (
         WrongAnswer("the reduce-scatter only", fails="value", says="should be", edits={"2 * (n - 1)": "(n - 1)"}),
