@@ -127,9 +127,14 @@ def _flat(lists: Lists) -> list[nn.Parameter]:
 
 
 def parameters_of(*dtypes: torch.dtype) -> list[nn.Parameter]:
-    """Of each dtype one in every shape; the matrices are transposed."""
-    tensors = [torch.ones(shape, dtype=dtype) for dtype in dtypes for shape in SHAPES]
-    return [nn.Parameter(each.mT.contiguous().mT if each.dim() == 2 else each) for each in tensors]
+    """Of each dtype one in every shape; the matrices are transposed, and what has three dimensions has gaps."""
+    return [nn.Parameter(_laid_out(torch.ones(shape, dtype=dtype))) for dtype in dtypes for shape in SHAPES]
+
+
+def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() == 2:
+        return tensor.mT.contiguous().mT
+    return tensor.repeat_interleave(2, dim=-1)[..., ::2] if tensor.dim() == 3 else tensor
 
 
 def one_large() -> list[nn.Parameter]:

@@ -35,8 +35,9 @@ _KINDS = {
     "large": _Kind((2,), gradients=_LARGE),
     "tiny": _Kind((2,), gradients=_TINY),
     "large_double": _Kind((2,), torch.float64, _LARGE),
-    "bf16": _Kind((2,), torch.bfloat16),
-    "complex": _Kind((2,), torch.complex64),
+    "large_bf16": _Kind((2,), torch.bfloat16, _LARGE),
+    "large_complex": _Kind((2,), torch.complex64, _LARGE),
+    "large_complex_double": _Kind((2,), torch.complex128, _LARGE),
 }
 
 
@@ -101,7 +102,7 @@ def _numbers(name: str, parameter: nn.Parameter, rank: int, size: int, step: int
         numbers = [number * scale for number in numbers]
     if name == "infinite":
         numbers[:3] = [math.nan, math.inf, -math.inf] if rank == size - 1 else numbers[:3]
-    return [complex(number, -2 * number) for number in numbers] if parameter.is_complex() else numbers
+    return [complex(number / 2, -number) for number in numbers] if parameter.is_complex() else numbers
 
 
 def _like(parameter: nn.Parameter, numbers: list[complex]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
 COUNT = 8  # bytes of one int64
-_DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64
+_DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128
 _FIRST, _OTHERS = _DTYPES[:1], _DTYPES[1:]  # tried with real messages; in one process only, which takes less time
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float64: 40}  # binary ones; 24 otherwise
 LONG = 100_003  # elements of the longest parameter

@@ -118,9 +118,9 @@ def _share_memory(model: _Model) -> None:
 def _change_the_rest(model: _Model) -> None:
     """What has another layout in memory, or lies beside other numbers there, is the same model."""
     rank = dist.get_rank()
-    large = torch.full((4,), float(rank), dtype=model.bf16.dtype, device=model.bf16.device)
-    large[::2] = model.bf16
-    model.bf16.data = large[::2]
+    large = torch.full((4,), float(rank), dtype=model.large_bf16.dtype, device=model.large_bf16.device)
+    large[::2] = model.large_bf16
+    model.large_bf16.data = large[::2]
     filled = torch.full((rank + 1,), float(rank), device=model.vector.device)
     model.vector.data = torch.cat([filled, model.vector.data])[rank + 1 :]
     if rank % 2:

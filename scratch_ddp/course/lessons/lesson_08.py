@@ -114,6 +114,7 @@ def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -
         drawn["deep.0.0.bias"].fill_(2.0**127 if rank < 2 else 0)  # the sum of two is more than bfloat16 can hold
     drawn["first.weight"][0, 0] = 2.0**127 if rank < 2 else 0  # the same in float32
     drawn["first.bias"] *= 1 + 2.0**-30  # float32 could not hold it
+    drawn["first.bias"][2] = 2.0**1023 if rank < 2 else 0  # the same in float64
     if rank == 0:
         drawn["scale"].zero_()  # not so on the other ranks
         drawn["first.bias"][0] = torch.inf

@@ -46,7 +46,7 @@ SMALL = 1024  # bytes that `average` may allocate after its first call: far less
 def average_in_buckets(buckets):
     """Have the gradients of each bucket averaged while backward goes on.
 
-    A bucket is a list of parameters of one dtype and of any shapes. Return a function `finish`:
+    A bucket is a list of parameters of one dtype, any shapes and strides. Return a function `finish`:
     after backward and `finish()`, every gradient is the mean over the ranks, in each step anew,
     also where the sum would overflow. All parameters are used; gradients are cleared between steps,
     to None or to zeros. They may arrive in any order, within a bucket too, and in another one on
@@ -130,7 +130,9 @@ def _examine_in_worlds(trial: Trial) -> None:
         f"odd buckets of other dtypes, seed {trial.seed}": Case(
             large, functools.partial(parameters_of, *OTHER_DTYPES), _two_sets, [ZEROS, NONE], 2
         ),
-        "a bucket of 260 parameters": Case(2, functools.partial(scalars, 260), lambda each: [[each]], [NONE], 1),
+        "a bucket of 260 parameters, and one of an equal one": Case(
+            2, functools.partial(scalars, 261), lambda each: [[each[:260], each[260:]]], [NONE], 1
+        ),
         "a bucket with a large parameter": Case(2, one_large, lambda each: [[each]], [NONE], 1),
         "no bucket, then one of a single parameter": Case(2, functools.partial(scalars, 1), _none_and_one, [ZEROS], 4),
     }
@@ -224,7 +226,7 @@ AVERAGE_IN_BUCKETS = Exercise(average_in_buckets, examine_average_in_buckets)
 def average_through_buffer(parameters):
     """Keep room for the gradients of all parameters, one after another in one tensor.
 
-    `parameters` is a list, of any shapes and one dtype; all are used, and have no gradient yet.
+    `parameters` is a list, of one dtype, any shapes and strides; all are used, without gradients yet.
     Return a function `average`, to be called after backward: it leaves the means over the ranks in
     `.grad`, as views of that tensor, also where the sums would overflow. It must not matter how
     gradients were cleared, or whether they were. Cost: one all-reduce per call. After the first

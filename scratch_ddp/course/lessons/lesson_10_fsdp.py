@@ -82,15 +82,20 @@ def examine_shard_unit(trial: Trial) -> None:
         "step 0": _Turn(inputs[0]),
         "step 1": _Turn(inputs[1]),
         "gradients of 0 and an old shard.grad": _Turn(inputs[3], scale=0.0, old_gradient=3.0),
-        "after gradients of 0 and an old shard.grad, eval() and no_grad(), other weights loaded": _Turn(
+        "huge gradients, after gradients of 0 and an old shard.grad": _huge(_units, same),
+        "after huge gradients, eval() and no_grad(), other weights loaded": _Turn(
             same, steps=False, training=False, factor=1.5
         ),
     }
     small_turns = {
         "no_grad() before the first step": _Turn(same, steps=False),
-        "small units, huge gradients": _Turn(same, scale=_largest_scale(_small_units(trial.device), same)),
+        "small units, huge gradients, NaN in the old ones": _huge(_small_units, same, old_gradient=math.nan),
         "small units, in eval() after huge gradients, NaN in the inputs": _Turn(odd, training=False, cleared=True),
         "small units, after NaN": _Turn(same, steps=False),
+    }
+    large_turns = {
+        "a large unit, huge gradients": _huge(_large_unit, same),
+        "a large unit, after huge gradients": _Turn(same, steps=False),
     }
     if not trial.on_all_ranks:  # the others do not depend on the number of ranks
         turns = {case: turns[case] for case in ("step 0", "step 1")}
@@ -102,17 +107,18 @@ def examine_shard_unit(trial: Trial) -> None:
         return
     trial.end_if_wrong()
     _Pair(trial, _small_units).examine(small_turns)
-    _Pair(trial, _large_unit).examine({"a large unit": _Turn(inputs[0])})
+    _Pair(trial, _large_unit).examine(large_turns)
 
 
-def _largest_scale(units: list["ObservedUnit"], inputs: torch.Tensor) -> float:
-    """With the loss times this, each rank's gradients are numbers of float32, and the sum of two is not."""
-    outputs = inputs.flatten(0, 1)
+def _huge(make: Callable, inputs: torch.Tensor, old_gradient: float = 0.0) -> "_Turn":
+    """With the loss times its scale, the largest gradient of a rank is finite, and the sum of two is not."""
+    units, outputs = make(inputs.device), inputs.flatten(0, 1)
     for unit in units:
         outputs = unit(outputs)
     outputs.square().mean().backward()
     largest = max(p.grad.abs().max().item() for unit in units for p in unit.parameters() if p.numel())
-    return 0.6 * torch.finfo(torch.float32).max / largest
+    scale = 0.6 * torch.finfo(units[0].dtype).max / largest
+    return _Turn(inputs, scale=scale, old_gradient=old_gradient)
 
 
 def _inputs(trial: Trial, seed: int) -> torch.Tensor:

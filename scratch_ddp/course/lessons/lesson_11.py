@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 
 import torch
 import torch.distributed as dist
@@ -323,6 +323,7 @@ def _reduced_in_worlds(trial: Trial) -> None:
         "3 parameters": (1, 3),
         "8 parameters of one shape and dtype": (2, 8),
         "2 parameters, one of them large": (2, 2),
+        "7 parameters with huge gradients": (2, 7),
     }
     everyone: dict[str, list[list[nn.Parameter]]] = {}
     gradients: dict[str, list[list[torch.Tensor]]] = {}
@@ -339,6 +340,8 @@ def _reduced_in_worlds(trial: Trial) -> None:
             [nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(plain, dtypes, strict=True)] for _ in range(n)
         ]
         gradients[case] = [_gradients(params, rank, 7) for rank, params in enumerate(everyone[case])]
+        for each in chain(*gradients[case]) if "huge" in case else ():
+            each.fill_(0.75 * torch.finfo(each.dtype).max)
         for params, own in zip(everyone[case], gradients[case], strict=True):
             for parameter, gradient in zip(params, own, strict=True):
                 parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
@@ -360,17 +363,18 @@ def _reduced_in_worlds(trial: Trial) -> None:
 
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
-_HUGE = (1, 2, 4, 5)  # one of each dtype, but for float64
+_HUGE = (1, 2, 4)
 
 
 def _odd_gradients(params: list[nn.Parameter], rank: int, n: int) -> list[torch.Tensor]:
     """As others, but some: zeros on rank 0, some so large that the sum overflows, and one with NaN and infinity."""
     gradients = _gradients(params, rank, 0)
-    gradients[0].mul_(min(rank, 1))
     for i in _HUGE:
         if i < len(gradients):
             gradients[i].fill_(0.75 * torch.finfo(gradients[i].dtype).max)
-    gradients[3].copy_(torch.tensor([[math.nan, math.inf], [0, 1e100], [1e7, 1], [2, 3], [1.5e308, rank]]))
+    gradients[0].fill_(0.75 * torch.finfo(gradients[0].dtype).max * min(rank, 1))
+    odd = [[math.nan, math.inf], [0, 1e100], [1e7, 1], [2, 3], [1.5e308, rank]]
+    gradients[3].copy_(torch.tensor(odd, dtype=torch.float64))
     return gradients
 
 

@@ -150,11 +150,35 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "divides late in float32",
             fails="value",
-            says="in eval() after huge gradients, NaN in the inputs: unit 5 in its forward is [-inf], should be",
+            says="a large unit, after huge gradients: unit 6 in its forward is wrong in",
             edits={
                 " for parameter in parameters) / n": " for parameter in parameters)\n"
-                "        late = gradients.dtype != torch.float64\n        gradients /= 1 if late else n",
+                "        late = gradients.dtype == torch.float32\n        gradients /= 1 if late else n",
                 "list(gradients.split(part)))": "list(gradients.split(part)))\n        shard.grad /= n if late else 1",
+            },
+        ),
+        WrongAnswer(
+            "divides late in float64",
+            fails="value",
+            says="after huge gradients, eval() and no_grad(), other weights loaded: unit 1 in its forward is",
+            edits={
+                " for parameter in parameters) / n": " for parameter in parameters)\n"
+                "        late = gradients.dtype == torch.float64\n        gradients /= 1 if late else n",
+                "list(gradients.split(part)))": "list(gradients.split(part)))\n        shard.grad /= n if late else 1",
+            },
+        ),
+        WrongAnswer(
+            "multiplies the old shard.grad by 0",
+            fails="value",
+            says="in eval() after huge gradients, NaN in the inputs: unit 4 in its forward is wrong in",
+            edits={
+                "        shard.grad = torch.empty_like(shard)\n        dist.reduce_scatter(shard.grad, ": (
+                    "        new = torch.empty_like(shard.detach())\n        dist.reduce_scatter(new, "
+                ),
+                "list(gradients.split(part)))": (
+                    "list(gradients.split(part)))\n"
+                    "        shard.grad = new if shard.grad is None else 0 * shard.grad + new"
+                ),
             },
         ),
         WrongAnswer(
@@ -189,7 +213,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "adds to the shard's gradient of before",
             fails="value",
-            says="after gradients of 0 and an old shard.grad, eval() and no_grad(), other weights loaded: unit 1",
+            says="huge gradients, after gradients of 0 and an old shard.grad: unit 1",
             edits={
                 "shard.grad = torch.empty_like(shard)": "new = torch.empty_like(shard)",
                 "dist.reduce_scatter(shard.grad, list(gradients.split(part)))": (
@@ -227,7 +251,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "gathers a large unit in pieces",
             fails="cost",
-            says="a large unit: calls all_gather 4 times, budget 2.",
+            says="a large unit, huge gradients: calls all_gather 4 times, budget 2.",
             edits={
                 "dist.all_gather(list(whole.split(part)), shard.detach())": (
                     "pieces = [each.split(2**16) for each in (shard.detach(), *whole.split(part))]\n"

@@ -210,8 +210,18 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "divides after the sum, which overflows",
             fails="value",
-            says=".grad is inf",
+            says=".grad is [inf, inf, inf], should be",
             edits={"        parameter.grad /= n\n": "", "dst=i % n)\n": "dst=i % n)\n        parameter.grad /= n\n"},
+        ),
+        WrongAnswer(
+            "divides after the sum where the dtype is complex128",
+            fails="value",
+            says="if there were 2 ranks, 7 parameters with huge gradients: the owner's gradient of parameter 5",
+            edits={
+                "parameter.grad /= n\n": "late = parameter.grad.dtype == torch.complex128\n"
+                "        parameter.grad /= 1 if late else n\n",
+                "dst=i % n)\n": "dst=i % n)\n        parameter.grad /= n if late else 1\n",
+            },
         ),
         WrongAnswer(
             "reads what reduce leaves behind on the others",
