@@ -36,6 +36,7 @@ COUNTED_CASE = f"{COUNTED} elements of float64"
 BOOL = "bool"
 LAST = INT16, BOOL  # torch's collectives refuse the one, and many operations the other
 DRAWN = 4  # how many tensors of drawn size a ring sums
+NO_ROOT = "without a root, which is rank 0 then"
 RING_KINDS = "float32 with NaN, infinity and -0.0", "no elements, 0 × 3"
 
 
@@ -116,6 +117,7 @@ def examine_tree_broadcast(trial: Trial) -> None:
     n = trial.size
     vectors = vectors_of(n)
     cases = [(f"src={trial.peer(src)}", src, vectors) for src in range(n)]
+    cases += [(NO_ROOT, 0, vectors)] * trial.on_all_ranks
     boolean = [torch.tensor([rank % 2 == 0, True]) for rank in range(n)]
     kinds = kinds_for(trial) | {
         "a NaN with bits of its own": [odd_numbers()[5:] if rank == n - 1 else torch.zeros(1) for rank in range(n)],
@@ -124,7 +126,7 @@ def examine_tree_broadcast(trial: Trial) -> None:
     }
     cases += [(kind, n - 1, parts) for kind, parts in kinds.items()]
     everyones, sources = {case: parts for case, _, parts in cases}, {case: src for case, src, _ in cases}
-    roots = {case: (trial.peer(src),) for case, src in sources.items()}
+    roots = {case: (trial.peer(src),) for case, src in sources.items() if case != NO_ROOT}
     for case, tensor, _ in called_with(trial, everyones, roots):
         trial.value(tensor, everyones[case][sources[case]].to(trial.device), "tensor", every_bit=True)
         trial.agreement(tensor)
@@ -201,9 +203,10 @@ def examine_reduce(trial: Trial) -> None:
     n = trial.size
     everyones = [torch.arange(6.0) + 10**rank for rank in range(n)]
     cases = [(f"dst={trial.peer(dst)}", dst, everyones) for dst in range(n)]
+    cases += [(NO_ROOT, 0, everyones)] * trial.on_all_ranks
     cases += [(kind, 0, parts) for kind, parts in kinds_for(trial).items()]
     everyones, roots = {case: parts for case, _, parts in cases}, {case: dst for case, dst, _ in cases}
-    peers = {case: (trial.peer(dst),) for case, dst in roots.items()}
+    peers = {case: (trial.peer(dst),) for case, dst in roots.items() if case != NO_ROOT}
     for case, tensor, _ in called_with(trial, everyones, peers):
         if trial.rank == roots[case]:
             total = total_of(everyones[case])
@@ -230,6 +233,8 @@ def examine_ring_all_reduce(trial: Trial) -> None:
     if trial.on_all_ranks:  # other sizes are among `kinds_for`
         sizes = {f"{4 * n - 1} elements": 4 * n - 1}
     cases = {case: list(torch.randn(n, size, generator=generator)) for case, size in sizes.items()}
+    if trial.on_all_ranks:
+        cases[f"2 × {n} elements"] = list(torch.randn(n, 2, n, generator=generator))
     cases["1 element, with a sum that depends on the order"] = [
         torch.tensor([1.0 if rank == 0 else 2.0**-24]) for rank in range(n)
     ]

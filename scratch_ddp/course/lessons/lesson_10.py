@@ -93,11 +93,12 @@ def examine_sharded_step(trial: Trial) -> None:
     drawn = f"6 layers of {rows} rows on 7 inputs, {items} items, seed {seed}"
     _examine_steps(trial, drawn, weights, items, (0.1, 0.0), views=True)
     weights = [weight.float() for weight in weights[:2]]
-    _examine_steps(trial, f"2 layers of float32, {rows[:2]} rows, seed {seed}", weights, [2] * n, (0.1,))
+    _examine_steps(trial, f"2 layers of float32, {rows[:2]} rows, seed {seed}", weights, items[::-1], (0.1,))
     if trial.on_all_ranks:
         trial.end_if_wrong()  # what looks at each number takes long here
         weights = [_random(1, 2 * n, WIDE, trial=trial)]
-        _examine_steps(trial, "1 layer of many columns", weights, [2] * n, (0.1,), odd_targets=True)
+        items = [2] * (n - 1) + [0]  # without a relu, which could hide what a rank without items adds
+        _examine_steps(trial, "1 layer of many columns", weights, items, (0.1,), odd_targets=True)
 
 
 def _examine_steps(

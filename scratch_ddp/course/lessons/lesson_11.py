@@ -185,6 +185,8 @@ class _Training:
             gradients[0][0] = gradients[7][0] = math.nan  # of two owners, in float64
         gradients[(6 + number) % len(gradients)].zero_()  # what has a state moves all the same
         gradients[(3 + number) % len(gradients)] = None
+        if number == 1:  # a rank has nothing to update, and takes part all the same
+            gradients[1 % self.n :: self.n] = [None for _ in gradients[1 % self.n :: self.n]]
         for parameter, gradient in zip(self.params, gradients, strict=True):
             parameter.grad = gradient
         return gradients
@@ -201,7 +203,9 @@ def _holds(state: object) -> bool:
 
 def _train(answer: Callable, params: list[nn.Parameter], training: _Training, steps: int) -> tuple[str, int]:
     """Train with the answer. Return a complaint about gradients, and elements of state."""
+    training.params[4].requires_grad_(False)  # it counts as any other
     own, step, zero_grad = answer(params, training.make)
+    training.params[4].requires_grad_()
     complaint = training.run(own, step, zero_grad, steps)
     return complaint, max(training.most, training.state_elements(own))
 

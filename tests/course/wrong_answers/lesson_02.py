@@ -225,6 +225,18 @@ WRONG_ANSWERS = {
     ),
     "ring_all_reduce": (
         WrongAnswer(
+            "cuts between rows only",
+            fails="chunks",
+            says="2 × 4 elements: a message has 16 bytes, should have 8 at most",
+            edits={
+                "tensor.view(-1).tensor_split(n)": "torch.atleast_1d(tensor).tensor_split(n)",
+                "buffer[: mine.numel()], left, group)\n        mine += buffer[: mine.numel()]": (
+                    "buffer[: len(mine)], left, group)\n        mine += buffer[: len(mine)]"
+                ),
+            },
+            also=("cost",),
+        ),
+        WrongAnswer(
             "the false ring: whole tensors go round (pytorch/tutorials#1039)",
             fails="cost",
             says="4 ranks, 15 elements: 180 bytes from one rank, budget 96.",

@@ -9,6 +9,16 @@ _SUM = "dist.reduce_scatter(mine, list(gradient.split(len(shard))))"
 WRONG_ANSWERS = {
     "sharded_step": (
         WrongAnswer(
+            "a rank without items takes an item of ones",
+            fails="value",
+            says="the shard of layer ",
+            edits={
+                "    kept = [inputs]": "    if len(inputs) == 0:\n"
+                "        inputs = inputs.new_ones(1, inputs.shape[1])\n"
+                "        targets = targets.new_ones(1, targets.shape[1])\n    kept = [inputs]"
+            },
+        ),
+        WrongAnswer(
             "keeps every weight from the forward for the backward",
             fails="memory",
             says="Rank 0, 2 layers: holds 9,856 elements at once, budget 7,040 (a whole matrix has 4,096).",

@@ -5,6 +5,22 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "sharded_optimizer": (
         WrongAnswer(
+            "does not count frozen parameters",
+            fails="value",
+            says="parameter",
+            edits={"    own = make(": "    params = [each for each in params if each.requires_grad]\n    own = make("},
+            also=("memory",),
+        ),
+        WrongAnswer(
+            "a rank without gradients takes no part",
+            fails="runs",
+            says="did not come back",
+            edits={
+                "        own.step()\n": "        if all(each.grad is None for each in params[rank::n]):\n"
+                "            return\n        own.step()\n"
+            },
+        ),
+        WrongAnswer(
             "sends nothing where the gradient is zero, as if nothing had moved",
             fails="value",
             says="3 steps: parameter",

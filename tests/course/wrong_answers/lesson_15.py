@@ -140,6 +140,12 @@ WRONG_ANSWERS = {
     ),
     "choose_layout": (
         WrongAnswer(
+            "leaves out a stage for each block",
+            fails="value",
+            says="is None, should be a Layout",
+            edits={"range(1, shape.blocks + 1)": "range(1, max(2, shape.blocks))"},
+        ),
+        WrongAnswer(
             "takes the whole memory", fails="value", says="does not fit", edits={"> 0.9 * cluster": "> 1.1 * cluster"}
         ),
         WrongAnswer(
