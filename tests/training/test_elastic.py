@@ -186,6 +186,13 @@ def wait_for_step(folder: Path, step: int, deadline: float = 60) -> None:
         time.sleep(0.02)
 
 
+def wait_for_checkpoint(folder: Path, deadline: float = 60) -> None:
+    deadline += time.monotonic()
+    while not any(re.fullmatch(r"step_\d{8}", path.name) for path in (folder / "saved").iterdir()):
+        assert time.monotonic() < deadline, "no checkpoint is complete"
+        time.sleep(0.02)
+
+
 def test_sigterm_to_a_single_process(uninterrupted, tmp_path):
     run = start(tmp_path)
     wait_for_step(tmp_path, 6)
@@ -209,6 +216,7 @@ def test_the_job_outlives_a_worker_of_one_of_two_hosts(uninterrupted, tmp_path):
     ]
     try:
         wait_for_step(tmp_path, 6)
+        wait_for_checkpoint(tmp_path)  # a thread writes it: on a busy machine it may end after step 6
         os.kill(int((tmp_path / "0.1").read_text()), signal.SIGKILL)
         printed = "".join(host.communicate(timeout=90)[0] for host in hosts)
         assert [host.returncode for host in hosts] == [0, 0]
