@@ -116,7 +116,8 @@ class ObservedUnit(nn.Module):
         storages = self._storages()
         self._look("forward", [*storages, *(buffer.untyped_storage() for buffer in self.buffers())])
         self._read = [weakref.ref(storage) for storage in storages]
-        self.seen = torch.cat([parameter.detach().flatten() for parameter in self.parameters()])
+        with torch.no_grad():
+            self.seen = torch.cat([parameter.flatten() for parameter in self.parameters()])
         self.seen_storages.add(self.seen.untyped_storage())
         change = self._change(x.to(self.dtype))
         if change.requires_grad:

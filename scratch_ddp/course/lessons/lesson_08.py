@@ -58,12 +58,12 @@ def average_when_ready(model):
 
 class _OddModel(nn.Module):
     """Parameters of its own, of its parts and of theirs: without dimensions, large and transposed, tied, of several
-    dtypes, two of one shape, inf, empty, frozen, never used, and many more, one of them with many numbers.
+    dtypes, two of one shape, inf, empty, frozen, never used, and `many` more, the tenth of them with many numbers.
 
     Its output is the sum of each parameter times a tensor, so that tensor is the parameter's gradient.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, many: int):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(torch.inf))
         self.first, self.last, self.sometimes = nn.Linear(4, 3), nn.Linear(4, 3).double(), nn.Linear(2, 1)
@@ -73,7 +73,7 @@ class _OddModel(nn.Module):
         self.sometimes.bias.requires_grad_(False)
         self.never, self.empty = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(0, 2))
         self.first.weight.grad = torch.zeros_like(self.first.weight)  # it has been trained before
-        self.many = nn.ParameterList(nn.Parameter(torch.zeros(LARGE if i == 9 else 1 + i % 2)) for i in range(30))
+        self.many = nn.ParameterList(nn.Parameter(torch.zeros(LARGE if i == 9 else 1 + i % 2)) for i in range(many))
         self.deep = nn.Sequential(nn.Sequential(nn.Module()))
         self.deep[0][0].weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
         self.deep[0][0].bias = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
@@ -171,10 +171,11 @@ class _Made(LightMode):
 class _Step:
     """One step of a model, and what became of it: `after` are the gradients.
 
-    everyones: the gradients that each rank computes. The step WITHOUT finds zeros in `.grad`, the others find None.
+    everyones: by rank, the gradients that it computes; in the step WITH_MANY, whose means nobody compares, only this
+    rank's. The step WITHOUT finds zeros in `.grad`, the others find None.
     """
 
-    def __init__(self, number: int, model: _OddModel, used: dict[str, nn.Parameter], everyones: list[dict]):
+    def __init__(self, number: int, model: _OddModel, used: dict[str, nn.Parameter], everyones: dict[int, dict]):
         self.number, self.used, self.everyones = number, used, everyones
         self._model, self._observed = model, _Observed(used.values())
         self.done, self.last, self.early = False, False, ""
@@ -231,7 +232,7 @@ def examine_average_when_ready(trial: Trial) -> None:
 
     The second step is in eval mode, and does not use all parameters.
     """
-    model, made = _OddModel(trial.device), _Made()
+    model, made = _OddModel(trial.device, many=30 if trial.on_all_ranks else 0), _Made()
     finish, left = _finish_of(trial, model, made)
     for place, hooks in left.items():
         complaint = f"leaves {hooks} hook{'s' if hooks > 1 else ''} on the {place}" if hooks else ""
@@ -239,7 +240,8 @@ def examine_average_when_ready(trial: Trial) -> None:
     generator, steps = trial.generator(), {}
     for number in range(3 if trial.on_all_ranks else 1):
         used = model.used(number, generator, trial.on_all_ranks)
-        everyones = [_gradients(used, rank, trial.size, number) for rank in range(trial.size)]
+        drawn = [trial.rank] if number == WITH_MANY else range(trial.size)
+        everyones = {rank: _gradients(used, rank, trial.size, number) for rank in drawn}
         case = f"step {number}{', without sometimes.weight' if number == WITHOUT else ''}"
         steps[case] = _Step(number, model, used, everyones)
 
@@ -277,7 +279,7 @@ def _finish_of(trial: Trial, model: _OddModel, made: _Made) -> tuple[Callable[[]
 
 def _examine_step(trial: Trial, step: _Step) -> None:
     n = trial.size
-    sizes = [gradient.nbytes for gradient in step.everyones[0].values()]
+    sizes = [parameter.nbytes for parameter in step.used.values()]
     most = max(sum(ring_bytes("all_reduce", size, n, rank) for size in sizes) for rank in range(n))
     own = "Each gradient is sent once, in its own dtype."
     trial.cost(calls={"all_reduce": len(step.used)}, max_wire_bytes=most, note=lambda _: own)
@@ -289,7 +291,7 @@ def _examine_step(trial: Trial, step: _Step) -> None:
         return
     trial.criterion("memory", step.memory)
     for name, gradient in step.after.items() if step.number != WITH_MANY else ():
-        mean = sum(each[name] / n for each in step.everyones)
+        mean = sum(each[name] / n for each in step.everyones.values())
         trial.value(gradient, mean, f"the gradient of {name!r}")
     for name, gradient, before in zip(("sometimes.weight", "never"), step.unused, step.before, strict=True):
         if name not in step.used:

@@ -73,52 +73,41 @@ def shard_unit(module):
 
 
 def examine_shard_unit(trial: Trial) -> None:
-    """V and A of what units compute with, in three steps of SGD with momentum, and in odd ones; C; M."""
-    inputs = [_inputs(trial, seed) for seed in range(6)]
-    same = torch.stack([inputs[4][0]] * trial.size)
-    odd = inputs[5].clone()
-    odd[-1, 0, 0] = math.nan
-    turns = {
-        "step 0": _Turn(inputs[0]),
-        "step 1": _Turn(inputs[1]),
-        "gradients of 0 and an old shard.grad": _Turn(inputs[3], scale=0.0, old_gradient=3.0),
-        "huge gradients, after gradients of 0 and an old shard.grad": _huge(_units, same),
-        "after huge gradients, eval() and no_grad(), other weights loaded": _Turn(
-            same, steps=False, training=False, factor=1.5
-        ),
-    }
-    small_turns = {
-        "no_grad() before the first step": _Turn(same, steps=False),
-        "small units, huge gradients, NaN in the old ones": _huge(_small_units, same, old_gradient=math.nan),
-        "small units, in eval() after huge gradients, NaN in the inputs": _Turn(odd, training=False, cleared=True),
-        "small units, after NaN": _Turn(same, steps=False),
-    }
-    large_turns = {
-        "a large unit, huge gradients": _huge(_large_unit, same),
-        "a large unit, after huge gradients": _Turn(same, steps=False),
-    }
-    if not trial.on_all_ranks:  # the others do not depend on the number of ranks
-        turns = {case: turns[case] for case in ("step 0", "step 1")}
-        small_turns = {}
-    else:
-        del turns["step 1"]
-    _Pair(trial, _units).examine(turns)
-    if not small_turns:
+    """V and A of what units compute with, in steps of SGD with momentum, and in odd ones; C; M."""
+    inputs = [_inputs(trial, seed) for seed in range(4)]
+    same = torch.stack([inputs[2][0]] * trial.size)
+    if not trial.on_all_ranks:
+        large = _Pair(trial, _large_unit)
+        large.examine(
+            {
+                "a large unit, huge gradients": large.huge(same),
+                "a large unit, after huge gradients": _Turn(inputs[0], forwards=1),
+            }
+        )
         return
+    odd = inputs[3].clone()
+    odd[-1, 0, 0] = math.nan
+    units = _Pair(trial, _units)
+    units.examine(
+        {
+            "step 0": _Turn(inputs[0]),
+            "gradients of 0 and an old shard.grad": _Turn(inputs[1], scale=0.0, old_gradient=3.0),
+            "huge gradients, after gradients of 0 and an old shard.grad": units.huge(same),
+            "after huge gradients, eval() and no_grad(), other weights loaded": _Turn(
+                same, forwards=1, training=False, factor=1.5
+            ),
+        }
+    )
     trial.end_if_wrong()
-    _Pair(trial, _small_units).examine(small_turns)
-    _Pair(trial, _large_unit).examine(large_turns)
-
-
-def _huge(make: Callable, inputs: torch.Tensor, old_gradient: float = 0.0) -> "_Turn":
-    """With the loss times its scale, the largest gradient of a rank is finite, and the sum of two is not."""
-    units, outputs = make(inputs.device), inputs.flatten(0, 1)
-    for unit in units:
-        outputs = unit(outputs)
-    outputs.square().mean().backward()
-    largest = max(p.grad.abs().max().item() for unit in units for p in unit.parameters() if p.numel())
-    scale = 0.6 * torch.finfo(units[0].dtype).max / largest
-    return _Turn(inputs, scale=scale, old_gradient=old_gradient)
+    small = _Pair(trial, _small_units)
+    small.examine(
+        {
+            "no_grad() before the first step": _Turn(same, forwards=2),
+            "small units, huge gradients, NaN in the old ones": small.huge(same, old_gradient=math.nan),
+            "small units, in eval() after huge gradients, NaN in the inputs": _Turn(odd, training=False, cleared=True),
+            "small units, after NaN": _Turn(same, forwards=1),
+        }
+    )
 
 
 def _inputs(trial: Trial, seed: int) -> torch.Tensor:
@@ -128,12 +117,12 @@ def _inputs(trial: Trial, seed: int) -> torch.Tensor:
 
 @dataclass
 class _Turn:
-    """What is done with units. inputs: of each rank. steps: train one step, with the gradients of the loss times
-    `scale`; else two forwards under no_grad. training: the mode. factor: first of all the weights are multiplied.
+    """What is done with units. inputs: of each rank. forwards: so many under no_grad; 0: train one step, with the
+    gradients of the loss times `scale`. training: the mode. factor: first of all the weights are multiplied.
     old_gradient: what every .grad holds before."""
 
     inputs: torch.Tensor
-    steps: bool = True
+    forwards: int = 0
     scale: float = 1.0
     training: bool = True
     factor: float = 1.0
@@ -173,6 +162,19 @@ class _Pair:
             trial.criterion("memory", complaint)
         return shards
 
+    def huge(self, inputs: torch.Tensor, old_gradient: float = 0.0) -> _Turn:
+        """A step, of new units, in which the largest gradient of a rank is finite, and the sum of two is not.
+
+        inputs: the same on every rank.
+        """
+        outputs = inputs[0]
+        for unit in self._alone:
+            outputs = unit(outputs)
+        whole = [parameter for unit in self._alone for parameter in unit.parameters() if parameter.numel()]
+        largest = max(each.abs().max().item() for each in torch.autograd.grad(outputs.square().mean(), whole))
+        scale = 0.6 * torch.finfo(self._alone[0].dtype).max / largest
+        return _Turn(inputs, scale=scale, old_gradient=old_gradient)
+
     def examine(self, turns: dict[str, _Turn]) -> None:
         trial, units = self._trial, self._units
         wire = sum(_wire_bytes(unit, trial) for unit in units)
@@ -180,15 +182,16 @@ class _Pair:
         tolerance = max(_TOLERANCE[unit.dtype] for unit in units)  # an error passes from unit to unit
         for turn, (complaint, seen) in zip(turns.values(), called, strict=True):
             _load(self._plain, turn.factor)
-            if turn.steps:
-                _step(self._alone, self._plain, turn.inputs.flatten(0, 1), turn)
-            else:
+            if turn.forwards:
                 _forwards(self._alone, turn.inputs[trial.rank], turn)
+            else:
+                _step(self._alone, self._plain, turn.inputs.flatten(0, 1), turn)
             for unit, is_, should_be in zip(units, seen, self._alone, strict=True):
                 trial.value(is_, should_be.seen, f"unit {unit.number} in its forward", tolerance=tolerance)
                 trial.agreement(is_)
             trial.criterion("memory", complaint)
-            calls = {"all_gather": 2 * len(units), "reduce_scatter": len(units) if turn.steps else 0}
+            calls = {"all_gather": (turn.forwards or 2) * len(units)}
+            calls["reduce_scatter"] = 0 if turn.forwards else len(units)
             trial.cost(calls=calls, exactly=True, max_wire_bytes=wire)
         changed = [unit.number for unit, state in zip(units, self._before, strict=True) if _state(unit) != state]
         trial.criterion("untouched", f"the modes or the buffers of units {changed} have changed" if changed else "")
@@ -209,14 +212,14 @@ class _Pair:
             complaints.extend(unit.still_there("after backward") or unit.gradients_there() for unit in units)
 
         with _why_not_resizable():
-            if turn.steps:
-                _step(units, self._optimizer, mine, turn, between, after, self._seen.watching)
-                complaints.append(self._kept("after backward"))
-            else:
+            if turn.forwards:
                 with self._seen.watching():
                     _forwards(units, mine, turn)
                 complaints.extend(unit.still_there("after a forward under no_grad()") for unit in units)
                 complaints.append(self._kept("after a forward under no_grad()"))
+            else:
+                _step(units, self._optimizer, mine, turn, between, after, self._seen.watching)
+                complaints.append(self._kept("after backward"))
         return next(filter(None, complaints), ""), [unit.seen for unit in units]
 
     def _kept(self, when: str) -> str:
@@ -261,7 +264,7 @@ def _step(
 
 def _forwards(units: list["ObservedUnit"], inputs: torch.Tensor, turn: _Turn) -> None:
     with torch.no_grad(), _in_mode(units, turn.training):
-        for _ in range(2):
+        for _ in range(turn.forwards):
             outputs = inputs
             for unit in units:
                 outputs = unit(outputs)
@@ -324,8 +327,8 @@ def _small_units(device: torch.device) -> list[ObservedUnit]:
 
 
 def _large_unit(device: torch.device) -> list[ObservedUnit]:
-    """A unit of LARGE elements or a few more."""
-    return acquainted([ObservedUnit(6, -(-LARGE // (2 * WIDTH + 1)), device, torch.float32)])
+    """A unit of a few more than LARGE elements. Neither 2, 3 nor 4 ranks can share them without a remainder."""
+    return acquainted([ObservedUnit(6, LARGE // (2 * WIDTH + 1) + 3, device, torch.float32)])
 
 
 SHARD_UNIT = Exercise(

@@ -91,11 +91,6 @@ def _gradients(params: list[nn.Parameter], rank: int, step: int) -> list[torch.T
     return gradients
 
 
-def _mean_gradients(params: list[nn.Parameter], n: int, step: int) -> list[torch.Tensor]:
-    everyones = [_gradients(params, rank, step) for rank in range(n)]
-    return [sum(each) / n for each in zip(*everyones, strict=True)]
-
-
 def _adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
     """Matrices decay, as is usual, and the other parameters don't."""
     groups = [
@@ -179,7 +174,7 @@ class _Training:
 
     def _set_gradients(self, number: int) -> list[torch.Tensor | None]:
         """One parameter has none, in each step another; one is NaN, and with momentum they are huge."""
-        gradients: list[torch.Tensor | None] = _mean_gradients(self.params, self.n, number)
+        gradients: list[torch.Tensor | None] = _gradients(self.params, 0, number)  # on all ranks, as the mean is
         if self._make is _momentum:
             gradients = [1e100 * each if each.dtype == torch.float64 else each for each in gradients]
             gradients[0][0] = gradients[7][0] = math.nan  # of two owners, in float64
