@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -92,7 +93,7 @@ def examine_shard_unit(trial: Trial) -> None:
         {
             "step 0": _Turn(inputs[0]),
             "gradients of 0 and an old shard.grad": _Turn(inputs[1], scale=0.0, old_gradient=3.0),
-            "huge gradients, after gradients of 0 and an old shard.grad": units.huge(same),
+            "huge gradients, after gradients of 0 and an old shard.grad": units.huge(same, cleared=True),
             "after huge gradients, eval() and no_grad(), other weights loaded": _Turn(
                 same, forwards=1, training=False, factor=1.5
             ),
@@ -104,8 +105,8 @@ def examine_shard_unit(trial: Trial) -> None:
         {
             "no_grad() before the first step": _Turn(same, forwards=2),
             "small units, huge gradients, NaN in the old ones": small.huge(same, old_gradient=math.nan),
-            "small units, in eval() after huge gradients, NaN in the inputs": _Turn(odd, training=False, cleared=True),
-            "small units, after NaN": _Turn(same, forwards=1),
+            "small units, in eval() after huge gradients, NaN in the inputs": _Turn(odd, training=False),
+            "small units, after NaN": _Turn(same, forwards=2),
         }
     )
 
@@ -162,10 +163,10 @@ class _Pair:
             trial.criterion("memory", complaint)
         return shards
 
-    def huge(self, inputs: torch.Tensor, old_gradient: float = 0.0) -> _Turn:
+    def huge(self, inputs: torch.Tensor, **others: Any) -> _Turn:
         """A step, of new units, in which the largest gradient of a rank is finite, and the sum of two is not.
 
-        inputs: the same on every rank.
+        inputs: the same on every rank. others: of `_Turn`.
         """
         outputs = inputs[0]
         for unit in self._alone:
@@ -173,7 +174,7 @@ class _Pair:
         whole = [parameter for unit in self._alone for parameter in unit.parameters() if parameter.numel()]
         largest = max(each.abs().max().item() for each in torch.autograd.grad(outputs.square().mean(), whole))
         scale = 0.6 * torch.finfo(self._alone[0].dtype).max / largest
-        return _Turn(inputs, scale=scale, old_gradient=old_gradient)
+        return _Turn(inputs, scale=scale, **others)
 
     def examine(self, turns: dict[str, _Turn]) -> None:
         trial, units = self._trial, self._units

@@ -148,6 +148,19 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "is not gathered for a step in eval mode",
+            fails="value",
+            says="small units, in eval() after huge gradients, NaN in the inputs: unit 4 in its forward is wrong in",
+            edits={
+                "module.register_forward_pre_hook(lambda *_: gather())": (
+                    "module.register_forward_pre_hook(lambda *_: gather() if module.training or shard.grad is None\n"
+                    "        or not torch.is_grad_enabled()\n"
+                    "        else (whole.untyped_storage().resize_(whole.nbytes), whole.zero_(), None)[2])"
+                )
+            },
+            also=("cost",),
+        ),
+        WrongAnswer(
             "divides late in float32",
             fails="value",
             says="in eval() after huge gradients, NaN in the inputs: unit 4 in its forward is wrong in",

@@ -164,6 +164,26 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "does nothing where all gradients are 0",
+            fails="value",
+            says="3 steps: parameter 0 is [",
+            edits={
+                "        own.step()\n": "        if not any(p.grad is not None and p.grad.any() for p in params):\n"
+                "            return\n        own.step()\n"
+            },
+        ),
+        WrongAnswer(
+            "a step that has raised counts as still going on",
+            fails="value",
+            says="if there were 2 ranks, 2 steps of plain SGD, of which the first raises: ",
+            edits={
+                "    def step": "    busy = []\n\n    def step",
+                "        own.step()\n": "        if busy:\n            return\n        busy.append(True)\n"
+                "        own.step()\n",
+                "src=i % n)\n": "src=i % n)\n        busy.clear()\n",
+            },
+        ),
+        WrongAnswer(
             "steps again while there is no state",
             fails="value",
             says="1 step of plain SGD, seed",
