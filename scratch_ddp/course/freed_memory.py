@@ -1,5 +1,6 @@
 """Memory that was freed and is read all the same: torch does not look, and the process would end."""
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,12 +22,28 @@ class FreedMemoryRefused(LightMode):
 
 def refuse_freed(func: torch._ops.OpOverload, args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise RuntimeError if the operation reads or writes beyond the memory of one of these tensors."""
-    name = func._schema.name.partition("::")[2]
-    if func.is_view or name.startswith(_BY_SIZE):
+    if _leaves_memory_alone(func):
         return
     for tensor in _tensors([*args, *kwargs.values()]):
-        if tensor.numel() and tensor.untyped_storage().nbytes() < _end(tensor):
+        if is_freed(tensor):
+            name = func._schema.name.partition("::")[2]
             raise RuntimeError(f"{name} is called on a tensor whose memory has been freed")
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Its storage was resized, so that it ends before the tensor does."""
+    numel = tensor.numel()
+    if not numel:
+        return False
+    last = numel - 1
+    if not tensor.is_contiguous():
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() < (tensor.storage_offset() + last + 1) * tensor.itemsize
+
+
+@functools.cache
+def _leaves_memory_alone(func: torch._ops.OpOverload) -> bool:
+    return func.is_view or func._schema.name.partition("::")[2].startswith(_BY_SIZE)
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -35,9 +52,3 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
-
-
-def _end(tensor: torch.Tensor) -> int:
-    """How many bytes its storage must have."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + last + 1) * tensor.itemsize

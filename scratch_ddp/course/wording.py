@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scratch_ddp.course.freed_memory import is_freed
+
 _SHOWN = 8  # elements of a tensor
 
 
@@ -63,7 +65,7 @@ def difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str:
 def bits(value: Any) -> bytes:
     """What two values are compared by to the last bit: NaN equals NaN, and -0.0 is not 0.0."""
     if isinstance(value, torch.Tensor):
-        if value.layout is torch.strided and _is_freed(value):
+        if value.layout is torch.strided and is_freed(value):
             return b"freed"
         if _lies_plainly(value):
             return ctypes.string_at(value.data_ptr(), value.nbytes)  # one step instead of five, for many small tensors
@@ -76,15 +78,6 @@ def bits(value: Any) -> bytes:
 def difference_in_bits(actual: Any, expected: Any) -> str:
     """As `difference`, to the last bit."""
     return "" if bits(actual) == bits(expected) else "differs in some bits, as 0.0 and -0.0 do, or two kinds of NaN"
-
-
-def _is_freed(tensor: torch.Tensor) -> bool:
-    """Its storage was resized, so that it ends before the tensor does."""
-    if not tensor.numel():
-        return False
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
-    return tensor.untyped_storage().nbytes() < (last + 1) * tensor.itemsize
 
 
 def _lies_plainly(tensor: torch.Tensor) -> bool:

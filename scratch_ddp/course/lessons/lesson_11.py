@@ -87,7 +87,7 @@ def _gradients(params: list[nn.Parameter], rank: int, step: int) -> list[torch.T
     gradients = []
     for p in params:
         dtype = torch.complex128 if p.is_complex() else torch.float64
-        gradients.append(torch.randn(p.shape, generator=generator, dtype=dtype).to(p.device, p.dtype))
+        gradients.append(torch.rand(p.shape, generator=generator, dtype=dtype).sub_(0.5).to(p.device, p.dtype))
     return gradients
 
 
@@ -306,10 +306,10 @@ def examine_reduce_to_owners(trial: Trial) -> None:
     """V on the owners and None elsewhere, C: one reduce per parameter; M follows from the None."""
     plain = _parameters(trial, number=6 if trial.on_all_ranks else 4)
     params = [nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(plain, cycle(_DTYPES), strict=False)]
-    for parameter, gradient in zip(params, _odd_gradients(params, trial.rank, trial.size), strict=True):
-        parameter.grad = gradient
+    everyones = [_odd_gradients(params, rank) for rank in range(trial.size)]
+    for parameter, gradient in zip(params, everyones[trial.rank], strict=True):
+        parameter.grad = gradient.clone()
     before = [parameter.detach().clone() for parameter in params]
-    everyones = [_odd_gradients(params, rank, trial.size) for rank in range(trial.size)]
     most = max(
         sum(ring_bytes("reduce", p.nbytes, trial.size, rank, i % trial.size) for i, p in enumerate(params))
         for rank in range(trial.size)
@@ -382,7 +382,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.co
 _HUGE = (1, 2, 4)
 
 
-def _odd_gradients(params: list[nn.Parameter], rank: int, n: int) -> list[torch.Tensor]:
+def _odd_gradients(params: list[nn.Parameter], rank: int) -> list[torch.Tensor]:
     """As others, but some: zeros on rank 0, some so large that the sum overflows, and one with NaN and infinity."""
     gradients = _gradients(params, rank, 0)
     for i in _HUGE:
