@@ -172,7 +172,7 @@ class _Training:
             try:
                 step()
             except ArithmeticError:
-                if self._make is not _failing_once:
+                if self._make is not _failing_once or number:
                     raise
             finally:
                 self.params[2].requires_grad_()

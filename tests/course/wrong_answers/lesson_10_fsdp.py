@@ -148,6 +148,18 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "keeps the whole gradient in a bytearray",
+            fails="memory",
+            says="step 0: takes 84 elements out of torch by torch.frombuffer()",
+            edits={
+                "    def reduce():": "    room = bytearray(whole.nbytes)\n\n    def reduce():",
+                "        gradients = flatten(parameter.grad for parameter in parameters) / n\n": (
+                    "        gradients = torch.frombuffer(room, dtype=shard.dtype)\n"
+                    "        gradients.copy_(flatten(parameter.grad for parameter in parameters) / n)\n"
+                ),
+            },
+        ),
+        WrongAnswer(
             "is not gathered for a step in eval mode",
             fails="value",
             says="small units, in eval() after huge gradients, NaN in the inputs: unit 4 in its forward is wrong in",

@@ -184,6 +184,17 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "an error is raised again in each later step",
+            fails="runs",
+            says="2 steps of plain SGD, of which the first raises",
+            edits={
+                "    def step": "    errors = []\n\n    def step",
+                "        own.step()\n": "        try:\n            own.step()\n"
+                "        except ArithmeticError as error:\n            errors.append(error)\n",
+                "src=i % n)\n": "src=i % n)\n        if errors:\n            raise errors[0]\n",
+            },
+        ),
+        WrongAnswer(
             "steps again while there is no state",
             fails="value",
             says="1 step of plain SGD, seed",
