@@ -4,6 +4,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -36,10 +37,11 @@ class Rehearsal:
         self._events: list[tuple[str, Any]] = []  # ("call" or "look", which collectives were called and ended before)
         self._may_run: bool | None = True  # anything, but for operation(); None: operation() runs
         self._beside: list[str] = []  # what ran between a look and operation()
-        self._result = torch.ones(2)
+        self._results = torch.ones(2), _Handle(self._note_tensors)
         self._steps = 0  # how much ran there
         self._jumps = 0  # how often it went back, as a loop does
         self.settings = self.between = ""  # what is wrong with the settings of the process, and what ran in between
+        self._late = ""  # which call on the clock begins some time after its barrier
 
     def run(self, answer: Callable, repeats: int, device: torch.device) -> object:
         self._events.clear()
@@ -77,7 +79,7 @@ class Rehearsal:
         return f"returned, should raise {type(self._error).__name__}"
 
     def _operation(self) -> torch.Tensor:
-        """Returns something, with which nothing may be done before the next look at the clock."""
+        """Returns a tensor or a handle, with which nothing may be done before the next look at the clock."""
         self._may_run = None
         self._note("call")
         self._now += next(self._seconds, 1.0)
@@ -86,7 +88,7 @@ class Rehearsal:
             self._may_run = True
             raise self._error
         self._may_run = False
-        return self._result
+        return self._results[self.calls() % 2]
 
     def _clock(self) -> float:
         self._may_run = None
@@ -117,6 +119,8 @@ class Rehearsal:
         owner = getattr(function, "__self__", None)
         module = getattr(owner, "__module__", None) or type(owner).__module__
         name = function.__name__
+        if name == "sleep" and self._events and self._met()[-1] > self._events[-1][1][-1]:
+            self._late = self._late or f"of call {self.calls()} on the clock begins after a sleep behind its barrier"
         if module.split(".")[0] == "torch" or name in ("print", "sleep", "collect"):
             self._beside.append(f"{name}()")
 
@@ -167,7 +171,7 @@ class Rehearsal:
                     return f"of call {number} on the clock begins before its barrier has ended"
                 last_call, number = met, number + 1
             before = what
-        return ""
+        return self._late
 
 
 def _all_settings() -> dict[str, object]:
@@ -185,6 +189,18 @@ class _Tensors(TorchFunctionMode):
         if name := resolve_name(func):  # none for what only changes a setting
             self._note(name)
         return func(*args, **(kwargs or {}))
+
+
+class _Handle(dist.Work):
+    """As a collective with async_op=True returns it: who waits for it times something else."""
+
+    def __init__(self, note: Callable[[str], None]):
+        super().__init__()
+        self._note = note
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._note("wait")
+        return True
 
 
 class Collectives:

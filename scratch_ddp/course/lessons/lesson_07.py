@@ -289,6 +289,7 @@ def _drawn_steps(trial: Trial) -> dict[str, tuple[list[int], dict[int, float], i
         gradients += [*generator.sample(gradients, 2), 0, 1]
         small = int(2 ** generator.uniform(2, min(24, magnitude + 3)))
         large = int(small * generator.uniform(1.25, 64)) + 1
+        gradients += [small, large]  # of n ranks they take another time than the one that was measured
         alpha, n = 10 ** generator.uniform(-12, 0), int(2 ** generator.uniform(*ranks))
         beta = alpha / large * 2 ** generator.uniform(-3, 3)
         first, second = alpha + beta * small, alpha + beta * large

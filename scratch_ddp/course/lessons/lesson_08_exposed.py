@@ -105,6 +105,8 @@ def examine_exposed_time(trial: Trial) -> None:
         (2.0**-10, -0.01171875, (8, 40, 4, 1)),
         (2.0**-18, 2.0**30, (8, 40, 12, 2**16)),  # also sums of eight ends are exact
         (256.25, -5000.0, (8, 40, 20, 1)),
+        (1024.0, -(2.0**59), (4, 20, 8, 1)),
+        (1024.0, 2.0**59, (4, 20, 8, 1)),
         (2.0**-60, 0.0, (30, 60, 3, 2**36)),  # some hours take less than 1e-17 s, others more than float32 can add
     ):
         case = f"in units of {unit:g} s, from {began:g} s on, drawn with seed {trial.seed}"

@@ -45,6 +45,21 @@ WRONG_ANSWERS = {
             also=("cost",),
         ),
         WrongAnswer(
+            "the ranks begin one after another",
+            fails="together",
+            says="Rank 0, repeats=3: the time of call 1 on the clock begins after a sleep behind its barrier.",
+            edits={"        began = clock()\n": "        __import__('time').sleep(1e-4)\n        began = clock()\n"},
+        ),
+        WrongAnswer(
+            "waits for the handle that operation() returns",
+            fails="value",
+            says="Rank 0, repeats=3: the time of call 2 on the clock has wait() in it.",
+            edits={
+                "        operation()\n        taken": "        handle = operation()\n"
+                "        if hasattr(handle, 'wait'):\n            handle.wait()\n        taken"
+            },
+        ),
+        WrongAnswer(
             "counts in a loop within the time",
             fails="value",
             says="Rank 0, repeats=3: the time of call 1 on the clock has a loop (line ",
@@ -209,6 +224,16 @@ WRONG_ANSWERS = {
         ),
     ),
     "forecast_step": (
+        WrongAnswer(
+            "what was timed is looked up, though n ranks send more",
+            fails="value",
+            says="drawn with seed 1: the result is ",
+            edits={
+                "    seconds =": "    known = [each for each in gradients if each in timed]\n"
+                "    sent -= 2 * (n - 1) / n * sum(known)\n    seconds = sum(timed[each] - alpha for each in known)\n"
+                "    seconds +="
+            },
+        ),
         WrongAnswer(
             "refuses an α below 0, which is one of 0 that was rounded",
             fails="runs",

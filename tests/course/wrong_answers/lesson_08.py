@@ -294,6 +294,12 @@ def finish():
     ),
     "exposed_time": (
         WrongAnswer(
+            "nothing begins before a moment that seems early enough",
+            fails="value",
+            says="in units of 1024 s, from -5.76461e+17 s on, drawn with seed 1: the result is 0.0, should be ",
+            edits={"for moment in stretch}": "for moment in stretch if moment > -1e12}"},
+        ),
+        WrongAnswer(
             "asks in the middle of each piece: the shortest have none",
             fails="value",
             says="a message as short as floats can tell, 0 of them after 2³⁰ s: the result is 0.0, should be",
