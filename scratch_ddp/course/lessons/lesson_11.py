@@ -304,7 +304,7 @@ def _too_much(held: object, room: int) -> str:
 
 def examine_reduce_to_owners(trial: Trial) -> None:
     """V on the owners and None elsewhere, C: one reduce per parameter; M follows from the None."""
-    plain = _parameters(trial, number=6 if trial.on_all_ranks else 4)
+    plain = _parameters(trial, number=5 if trial.on_all_ranks else 4)
     params = [nn.Parameter(each.detach().to(dtype)) for each, dtype in zip(plain, cycle(_DTYPES), strict=False)]
     everyones = [_odd_gradients(params, rank) for rank in range(trial.size)]
     for parameter, gradient in zip(params, everyones[trial.rank], strict=True):
