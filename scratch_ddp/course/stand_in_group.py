@@ -11,6 +11,13 @@ import torch.distributed as dist
 from scratch_ddp.instruments.traffic.calls import METHODS
 
 
+class ConnectionLost(dist.DistNetworkError):
+    """As a process group raises it when another rank has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("Connection closed by peer")
+
+
 @contextlib.contextmanager
 def known_to_torch(group: dist.ProcessGroup, name: str, members: Sequence[int] | None = None) -> Iterator[None]:
     """In the block, torch takes `group` for one of its own, of these global ranks; None: of ranks 0 to n-1."""

@@ -13,6 +13,7 @@ from scratch_ddp.course.exercise import Exercise, all_exercises
 from tests.course.answers import BACKEND, examined, on_ranks, run_cell
 from tests.ranks import RankFailed, run_ranks
 
+EXERCISES = all_exercises()
 HEAD = "def tree_broadcast(tensor, src=0, group=None):\n"
 RIGHT = HEAD + "    dist.broadcast(tensor, src)"  # as far as its value goes
 SECONDS = 1.0
@@ -315,3 +316,13 @@ def test_solution_prints_the_reference(capsys):
     solution(tree_broadcast)
     printed = capsys.readouterr().out
     assert printed.startswith("def tree_broadcast(") and "reach *= 2" in printed and "answer:" not in printed
+
+
+def test_a_mesh_that_get_group_refuses_is_refused_by_get():
+    """The first line of the stub sees to it; whoever has changed that hears of it."""
+    given = "    group = dist.group.WORLD if dm is None else dm.get_group()\n"
+    changed = "    try:\n        group = dm.get_group()\n    except Exception:\n        group = dist.group.WORLD\n"
+    cell = EXERCISES["get"].answer_cell()
+    assert given in cell
+    verdict = on_ranks(2, examined, cell.replace(given, changed), "get")
+    assert 'a square mesh: get("next", mesh) returned, should raise RuntimeError.' in verdict.criteria["value"]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from scratch_ddp.course.attempt import MessageLog, left_over
 from scratch_ddp.course.message_sizes import NO_SENDER
-from scratch_ddp.course.stand_in_group import known_to_torch
+from scratch_ddp.course.stand_in_group import ConnectionLost, known_to_torch
 from scratch_ddp.instruments.traffic import Counts, Totals
 from scratch_ddp.instruments.traffic.calls import Call
 from scratch_ddp.instruments.traffic.rounds import Start, Wait
@@ -28,7 +28,8 @@ class MoreRanks:
 
     Afterwards `tensors` are the ranks' tensors, `results` what each call returned, `totals` what was sent, `largest`
     the bytes of the largest message, `buffers` how many tensors a rank has received into and still holds, at most, and
-    `left_over` says what was sent and not received.
+    `room` their bytes beside those of its own tensor. `left_over` says what was sent and not received, `swallowed` that
+    a rank returned though its connection was lost (of two ranks).
     """
 
     def __init__(self, parts: list[torch.Tensor], root: int | None = None):
@@ -43,32 +44,48 @@ class MoreRanks:
                 break
         self.totals = Totals.of([(seat.counts, seat.events) for seat in seats])
         self.largest = max((call.payload for seat in seats for call in seat.log.calls), default=0)
-        self.buffers = max(seat.buffers for seat in seats)
+        self.buffers, self.room = max(seat.buffers for seat in seats), max(seat.room for seat in seats)
         self.left_over = left_over([seat.log.as_fact() for seat in seats])
 
-    def _played(self, answer: Callable, rank: int, before: Messages, messages: Messages) -> "_Seat":
-        """Run the answer as rank `rank`."""
-        if rank == 0:
+        self.swallowed = self._swallowed(answer, messages) if self._size == 2 else ""
+
+    def _swallowed(self, answer: Callable, messages: Messages) -> str:
+        """That a rank returns though it has lost a connection, as a complaint."""
+        for rank in range(self._size):
+            try:
+                seat = self._played(answer, rank, messages, {}, lost=True)
+            except Exception:  # noqa: BLE001, S112  whatever the answer makes of it
+                continue
+            if call := next(iter(seat.log.calls), None):
+                return f"rank {rank} returned, though {call.name} raised an error: let the caller hear of it"
+        return ""
+
+    def _played(self, answer: Callable, rank: int, before: Messages, messages: Messages, lost: bool = False) -> "_Seat":
+        """Run the answer as rank `rank`. lost: as one that has lost its connection."""
+        if rank == 0 and not lost:
             self.tensors, self.results = [], []
-        seat = _Seat(rank, self._size, before, messages)
         tensor = self._parts[rank].clone()
+        seat = _Seat(rank, tensor, self._size, before, messages, lost)
         with seat.registered() as members:
             root = () if self._root is None else (members[self._root],)
-            self.results.append(answer(tensor, *root, group=seat))
-        self.tensors.append(tensor)
+            result = answer(tensor, *root, group=seat)
+        if not lost:
+            self.results.append(result)
+            self.tensors.append(tensor)
         return seat
 
 
 class _Seat(dist.ProcessGroup):
     """The group as one of its ranks sees it."""
 
-    def __init__(self, rank: int, size: int, before: Messages, messages: Messages):
+    def __init__(self, rank: int, own: torch.Tensor, size: int, before: Messages, messages: Messages, lost: bool):
         super().__init__(rank, size)
+        self._own, self._lost = own.untyped_storage().data_ptr(), lost
         self._rank, self._size, self._before, self._messages = rank, size, before, messages
         self.log, self.counts, self.events = MessageLog(range(size)), Counts(), []
         self._numbers: dict[tuple[int, int], int] = {}
         self._received_into: list[weakref.ref] = []
-        self.buffers = 0
+        self.buffers = self.room = 0
         # As attributes of the object: `traffic` replaces methods of the class, and these messages are not sent.
         self.send, self.recv, self.recv_anysource = self._send, self._receive, self._receive_from_any
 
@@ -96,6 +113,9 @@ class _Seat(dist.ProcessGroup):
         self._received_into = [each for each in self._received_into if each() is not None and each() is not tensors[0]]
         self._received_into.append(weakref.ref(tensors[0]))
         self.buffers = max(self.buffers, len(self._received_into))
+        held = [each.untyped_storage() for each in (each() for each in self._received_into) if each is not None]
+        bytes_by_place = {storage.data_ptr(): storage.nbytes() for storage in held}
+        self.room = max(self.room, sum(bytes_by_place.values()) - bytes_by_place.get(self._own, 0))
         sent = self._messages.get(key, self._before.get(key))
         if sent is not None:
             if (sent.numel(), sent.dtype) != (tensors[0].numel(), tensors[0].dtype):
@@ -122,7 +142,12 @@ class _Seat(dist.ProcessGroup):
         number = len(self.log.calls) - 1
         ends = (self._rank, peer) if name == "send" else (peer, self._rank)
         self.events.append(Start(number, ("message", *ends), 2, 1))
-        return _Work(lambda: self.events.append(Wait(number)))
+        return _Work(lambda: self._waited(number))
+
+    def _waited(self, number: int) -> None:
+        if self._lost:
+            raise ConnectionLost
+        self.events.append(Wait(number))
 
 
 class _Work(dist.Work):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from scratch_ddp.course.attempt import TimeIsUp, in_short, lines_of_thread
 from scratch_ddp.course.message_sizes import RankThread
-from scratch_ddp.course.stand_in_group import known_to_torch
+from scratch_ddp.course.stand_in_group import ConnectionLost, known_to_torch
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Counts
@@ -40,16 +40,17 @@ class World:
     """What became of the ranks when each has called the answer with its arguments: `given`, by rank.
 
     results: of each call. printed: what each printed. counts: what each sent. complaint: that some did not return.
-    place: how complaints name it.
+    place: how complaints name it. lost: the collective or message that raises ConnectionLost on every rank that waits
+    for it, by its number.
     """
 
     place = ""
 
-    def __init__(self, answer: Callable, given: list[tuple]):
+    def __init__(self, answer: Callable, given: list[tuple], lost: int | None = None):
         self.given, self._seats = given, [_Seat(self, rank, len(given)) for rank in range(len(given))]
         self.meetings: list[dict[int, _Gift]] = []  # the collectives in their order: by rank, what it has brought
         self.mail: dict[tuple[int, int], list[torch.Tensor]] = {}  # by sender and receiver: what was not received yet
-        self.cancelled, self.mismatch = False, ""
+        self.cancelled, self.mismatch, self.lost = False, "", lost
         self._running: _Seat | None = None
         self._nobody_can_go_on = _locked()
         with contextlib.ExitStack() as registered:
@@ -60,7 +61,7 @@ class World:
         self.results = [seat.result for seat in self._seats]
         self.printed = [seat.printed.getvalue() for seat in self._seats]
         self.counts = [seat.counts for seat in self._seats]
-        self.complaint = self._what_went_wrong()
+        self.complaint = self._what_went_wrong() if lost is None else self._what_was_swallowed()
         while self._seats:
             self._seats.pop().let_go()
 
@@ -106,6 +107,12 @@ class World:
                 return f"rank {sender} sends to rank {receiver} what is never received"
         return ""
 
+    def _what_was_swallowed(self) -> str:
+        for rank, seat in enumerate(self._seats):
+            if seat.has_lost and seat.error is None:
+                return f"rank {rank} returned, though {seat.has_lost} raised an error: let the caller hear of it"
+        return ""
+
     def too_many_messages(self, number: int, of_bytes: int) -> str:
         """That a rank sends more messages than `number`, or more bytes than in so many, as a complaint."""
         for counts in self.counts:
@@ -138,24 +145,38 @@ def tried_in_worlds(
     """Each rank of the trial tries its share of the cases; yields a case and what became of it.
 
     cases: by name, what makes the arguments, by rank of the world. using: called as using(answer, *args) in place of
-    answer(*args). Of a case that does not end it complains.
+    answer(*args). Of a case that does not end it complains. The first case is tried once more, with a collective that
+    raises: of it a rank may not return.
     """
-    mine = {case: make() for case, make in list(cases.items())[trial.rank :: trial.size]}
+    makers = list(cases.items())[trial.rank :: trial.size]
+    again = makers[0][1]() if makers else []
+    mine = {case: make() for case, make in makers}
     worlds: dict[str, World] = {}
+    swallowed, broken = "", f"if there were {_in_words(len(again))}, and a connection broke"
 
     def try_all(answer: Callable) -> None:
+        nonlocal swallowed
+        if using:
+            answer = functools.partial(using, answer)
         for case, given in mine.items():
-            size = f"{len(given)} ranks" if len(given) > 1 else "one rank only"
-            place = f"if there were {size}, {case}"
+            place = f"if there were {_in_words(len(given))}, {case}"
             with trial.part(place):
-                worlds[case] = World(functools.partial(using, answer) if using else answer, given)
+                worlds[case] = World(answer, given)
             worlds[case].place = f"{place}:"
+        if again:
+            with trial.part(broken):
+                swallowed = World(answer, again, lost=trial.rank).complaint
 
     trial.call(using=try_all)
+    trial.criterion("runs", swallowed, f"{broken}:")
     for case, world in worlds.items():
         trial.criterion("runs", world.complaint, world.place)
         if not world.complaint:
             yield case, world
+
+
+def _in_words(n: int) -> str:
+    return f"{n} ranks" if n > 1 else "one rank only"
 
 
 class _ForEver(BaseException):
@@ -188,6 +209,7 @@ class _Seat(dist.ProcessGroup):
         self._may_run = _locked()
         self._awaited: Callable[[], bool] | None = None  # where it waits: whether that has come
         self._ended = False
+        self._waits, self.has_lost = 0, ""  # how often it has waited, and in which call its connection was lost
         # As attributes of the object: `traffic` replaces methods of the class, and these messages are not sent.
         for method in METHODS:
             setattr(self, method, functools.partial(self._called, method))
@@ -274,6 +296,12 @@ class _Seat(dist.ProcessGroup):
             raise ValueError(mismatch)
         return Work(lambda: self._wait(number, name, given))
 
+    def _come_to_a_wait(self, name: str) -> None:
+        number, self._waits = self._waits, self._waits + 1
+        if number == self._world.lost:
+            self.has_lost = name
+            raise ConnectionLost
+
     def _message(self, name: str, tensor: torch.Tensor, peer: int) -> "Work":
         if not 0 <= peer < self._size:
             raise ValueError(f"there is no rank {peer} among {self._size}")
@@ -284,6 +312,7 @@ class _Seat(dist.ProcessGroup):
             return Work(lambda: None)
 
         def receive() -> None:
+            self._come_to_a_wait(name)
             self.wait_until(lambda: bool(box))
             sent = box.pop(0)
             if (sent.numel(), sent.dtype) != (tensor.numel(), tensor.dtype):
@@ -294,6 +323,7 @@ class _Seat(dist.ProcessGroup):
         return Work(receive)
 
     def _wait(self, number: int, name: str, given: list) -> None:
+        self._come_to_a_wait(name)
         self.wait_until(lambda: len(self._world.meetings[number]) == self._size)
         brought = [self._world.meetings[number][rank] for rank in range(self._size)]
         root = brought[0].call.peer

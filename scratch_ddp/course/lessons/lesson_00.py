@@ -8,6 +8,7 @@ import os
 import random
 import unicodedata
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -98,6 +99,7 @@ def _odd_texts(trial: Trial) -> dict[str, list[str]]:
     drawn, short = _drawn_text(trial.seed), "".join(f"a{piece}b" for piece in _PIECES)
     changes = {f"differs {how}": (short, change(short)) for how, change in _NEARLY_ALIKE.items()}
     long = "the loss after 1,000 steps is 0.12345"
+    changes["differs in all letters, and not in its CRC-32"] = "plumless", "buckeroo"
     changes["differs in the last digits of a long text"] = long, f"{long[:-2]}54"
     for where, begin in (("", 0), ("the end of ", 66_000)):
         place = int(torch.randint(begin, len(drawn), (), generator=generator))
@@ -161,6 +163,7 @@ def get(what, dm=None):
     "ws": number of ranks · "pg": the process group · "rank": this rank's number in it ·
     "grank": its number among all ranks · "next": the number, in the group, of the rank that
     follows it; after the last comes 0. Any other key: ValueError.
+    A mesh of more dimensions: RuntimeError, as get_group raises it.
     Cost: nothing is sent, no group is made.
     """
     group = dist.group.WORLD if dm is None else dm.get_group()
@@ -183,6 +186,19 @@ _UNKNOWN = (
     *("left", "right", "prev", "previous", "n", "nex", "NEXT", "next ", ""),
     *("size", "world_size", "lrank", "ranks", "group", b"next", ("next",), None, 0, 1),
 )
+_SQUARE = ("next", "in a square mesh")
+
+
+class _Square(DeviceMesh):
+    """As a mesh of two dimensions answers who asks for its group. It has none."""
+
+    def __init__(self) -> None:
+        """Without groups, which would have to be made."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("__"):
+            return super().__getattribute__(name)
+        raise RuntimeError("this mesh has two dimensions: name one of them")
 
 
 def examine_get(trial: Trial) -> None:
@@ -213,16 +229,19 @@ def examine_get(trial: Trial) -> None:
     expected += [answers[key] for key in keys]
     own = ((), (dm,) if trial.rank in members else ())  # without a mesh, then with one that this rank is in
     cases["unknown keys"] = (_UNKNOWN,)
+    cases["a square mesh"] = (_SQUARE,)
 
     def asked(answer: Callable, what: object, *mesh: DeviceMesh | None) -> object:
         if what is _UNKNOWN:
             return [_refusal(answer, key, *given) for given in own for key in _UNKNOWN]
+        if what is _SQUARE:
+            return [_refusal(answer, "next", _Square(), error=RuntimeError)]
         return answer(what, dm=mesh[0]) if mesh else None  # this rank is not in the mesh
 
     for (what, *_), answer, right in zip(
-        cases.values(), trial.call_each(cases, using=asked), [*expected, None], strict=True
+        cases.values(), trial.call_each(cases, using=asked), [*expected, None, None], strict=True
     ):
-        if what is _UNKNOWN:
+        if what is _UNKNOWN or what is _SQUARE:
             trial.criterion("value", next(filter(None, answer), ""))
         else:
             trial.value(answer, right)
@@ -255,17 +274,17 @@ def _mesh_of_one(trial: Trial) -> tuple[DeviceMesh, list[int]]:
     return DeviceMesh.from_group(group, trial.device.type), [trial.rank]
 
 
-def _refusal(answer: Callable, what: object, *mesh: DeviceMesh) -> str:
-    """What is wrong with how the answer refuses a key; "" if it raises ValueError."""
+def _refusal(answer: Callable, what: object, *mesh: DeviceMesh, error: type[Exception] = ValueError) -> str:
+    """What is wrong with how the answer refuses a key or a mesh; "" if it raises this kind of error."""
     key = f'"{what}"' if isinstance(what, str) else repr(what)
     asked = f"get({key}{', mesh' if mesh else ''})"
     try:
         answer(what, *mesh)
-    except ValueError:
+    except error:
         return ""
-    except Exception as error:
-        return f"{asked} raised {type(error).__name__}, should raise ValueError"
-    return f"{asked} returned, should raise ValueError"
+    except Exception as other:
+        return f"{asked} raised {type(other).__name__}, should raise {error.__name__}"
+    return f"{asked} returned, should raise {error.__name__}"
 
 
 GET = Exercise(get, examine_get)

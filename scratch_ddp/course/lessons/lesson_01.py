@@ -22,6 +22,7 @@ from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 
 FLOAT, INTEGER = 4, 8  # bytes
+MANY = "more elements than fit into a MiB"
 TWO_STEPS, TWICE = {"reduce": 1, "broadcast": 1}, {"all_gather": 2}
 
 
@@ -76,6 +77,8 @@ def _examine_in_worlds(trial: Trial) -> None:
     for place, (kind, parts) in enumerate(_kinds(n, trial.generator()).items()):
         root = (trial.seed // 7 + place) % n
         cases[f"{kind}, root={root}, seed {trial.seed}"] = parts, root
+    cases["zeros on one rank that is not the root"] = [torch.arange(3.0) * (rank != 1) for rank in range(n)], 0
+    cases[MANY] = [torch.full((2**20 + 3,), rank + 1, dtype=torch.uint8) for rank in range(2)], 1
     for more in (1, 6 + trial.seed % 4):
         cases[f"root={more - 1}"] = [torch.arange(3.0) + rank for rank in range(more)], more - 1
     larger: dict[str, list[Larger]] = {}

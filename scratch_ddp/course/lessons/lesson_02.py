@@ -155,9 +155,12 @@ def called_with(
         trial.end_if_wrong()
 
 
-def more_ranks(trial: Trial) -> tuple[int, ...]:
-    """The numbers of ranks to try in the last of the worlds: two, and more than a lesson has."""
-    return (2, 5 + trial.seed % 5, LARGEST) if trial.size == 1 else ()
+def more_ranks(trial: Trial) -> list[int]:
+    """The numbers of ranks to try in the last of the worlds: two, as many as there are, and more than a lesson has.
+
+    A group of as many as there are is not the default group.
+    """
+    return sorted({2, dist.get_world_size(), 5 + trial.seed % 5, LARGEST}) if trial.size == 1 else []
 
 
 def drawn_vectors(trial: Trial, n: int) -> list[torch.Tensor]:
@@ -183,6 +186,7 @@ def examine_on_more_ranks(
     trial.place = f"if there were {len(parts)} ranks"
     trial.call(case="" if root is None else f"rank {root} at the root", using=ran)
     trial.criterion("value", ran.left_over.rstrip("."))
+    trial.criterion("runs", ran.swallowed, "if a connection broke:")
     for rank, tensor in enumerate(ran.tensors):
         trial.value(tensor, expected[rank], f"rank {rank}'s tensor", 1e-6)
     trial.cost(**budget, totals=ran.totals)
@@ -255,12 +259,14 @@ def examine_ring_all_reduce(trial: Trial) -> None:
         _examine_ring_in_worlds(trial)
         tensor = torch.zeros(COUNTED, dtype=torch.float64, device=trial.device)
         trial.call_within(2 * -(-COUNTED // n), tensor, case=COUNTED_CASE, changes=[tensor])
-    for more in more_ranks(trial)[:2]:  # also: how deep it is
-        size = 2 + trial.seed % (2 * more)
+    for more in more_ranks(trial)[:-1]:  # also: how deep it is
+        size = 4 * more + trial.seed % more
         parts = list(torch.randn(more, size, generator=generator))
         total, chunk = total_of([part.double() for part in parts]).float(), -(-size // more) * parts[0].element_size()
         ran = examine_on_more_ranks(trial, parts, [total] * more, budget_of_a_ring(more, chunk), None)
         trial.criterion("chunks", too_large(ran.largest, chunk))
+        held = f"holds {ran.room:,} bytes that it has received into beside `tensor`, budget {2 * chunk:,}"
+        trial.criterion("memory", held if ran.room > 2 * chunk else "")
         for rank, tensor in enumerate(ran.tensors):
             other = "" if torch.equal(tensor, ran.tensors[0]) else "has other bits than rank 0's"
             trial.criterion("value", other, f"rank {rank}'s tensor")

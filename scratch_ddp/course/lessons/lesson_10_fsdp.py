@@ -227,6 +227,11 @@ class _Pair:
         """That more is kept of what was made than the shards and their gradients, as a complaint."""
         own = {shard.untyped_storage() for shard in self._shards}
         own |= {shard.grad.untyped_storage() for shard in self._shards if shard.grad is not None}
+        for unit, shard in zip(self._units, self._shards, strict=True):
+            most = 2 * unit.part_of(self._trial.size) * unit.itemsize  # a copy of its own part it may keep
+            held = 0 if shard.grad is None else shard.grad.untyped_storage().nbytes()
+            if held > most:
+                return f"{when} shard.grad of unit {unit.number} is a part of {held:,} bytes, budget {most:,}"
         own |= {storage for unit in self._units for storage in unit.seen_storages}
         parts = sum(unit.part_of(self._trial.size) * unit.itemsize for unit in self._units)
         return self._seen.kept(when, own, parts, sum(unit.elements for unit in self._units))

@@ -5,6 +5,12 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "print_together": (
         WrongAnswer(
+            "compares checksums",
+            fails="value",
+            says="differs in all letters, and not in its CRC-32: what rank ",
+            edits={"set(texts)": "set(map(__import__('zlib').crc32, map(str.encode, texts)))"},
+        ),
+        WrongAnswer(
             "every rank prints",
             fails="value",
             says="Rank 1, all ranks agree: what it prints is ['ready'], should be []. Ranks 2 and 3 too.",

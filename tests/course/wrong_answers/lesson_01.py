@@ -5,6 +5,26 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "all_reduce_in_two_steps": (
         WrongAnswer(
+            "a rank that has nothing but zeros leaves the reduce out",
+            fails="runs",
+            says="zeros on one rank that is not the root: rank ",
+            body="""
+                if dist.get_rank() == root or tensor.numel() == 0 or tensor.any():
+                    dist.reduce(tensor, root)
+                dist.broadcast(tensor, root)
+            """,
+        ),
+        WrongAnswer(
+            "many elements go in several pieces",
+            fails="cost",
+            says="more elements than fit into a MiB: calls reduce twice, budget 1.",
+            body="""
+                for piece in tensor.view(-1).split(2**20) if tensor.numel() else [tensor]:
+                    dist.reduce(piece, root)
+                    dist.broadcast(piece, root)
+            """,
+        ),
+        WrongAnswer(
             "reads the sum on ranks that never got it",
             fails="value",
             says="Rank 1, root=0: tensor is",

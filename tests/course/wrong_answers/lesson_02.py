@@ -5,6 +5,12 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "tree_broadcast": (
         WrongAnswer(
+            "takes a group of as many ranks for the default group",
+            fails="group",
+            says="if there were 4 ranks, rank ",
+            edits={"    place =": "    group = None if n == dist.get_world_size() else group\n    place ="},
+        ),
+        WrongAnswer(
             "the source is taken to be rank 0",
             fails="value",
             says="Rank 0, src=1: tensor is [0, 1, 2, 3, 4], should be [10, 11, 12, 13, 14].",
@@ -110,6 +116,17 @@ WRONG_ANSWERS = {
         ),
     ),
     "reduce": (
+        WrongAnswer(
+            "a rank that can't be heard counts as zeros",
+            fails="runs",
+            says="if a connection broke: rank 1 returned, though recv raised an error: let the caller hear of it.",
+            edits={
+                "            dist.recv(arriving, group=group, group_src=(rank + reach) % n)\n": (
+                    "            try:\n                dist.recv(arriving, group=group, group_src=(rank + reach) % n)\n"
+                    "            except RuntimeError:\n                arriving.zero_()\n"
+                )
+            },
+        ),
         WrongAnswer(
             "sums up in the caller's tensor",
             fails="untouched",
@@ -224,6 +241,14 @@ WRONG_ANSWERS = {
         ),
     ),
     "ring_all_reduce": (
+        WrongAnswer(
+            "half a tensor of room, which is too much for more than four ranks",
+            fails="memory",
+            says="bytes that it has received into beside `tensor`, budget ",
+            edits={
+                "torch.empty_like(chunks[0])": "tensor.new_empty(max(chunks[0].numel(), tensor.numel() // 2))",
+            },
+        ),
         WrongAnswer(
             "cuts between rows only",
             fails="chunks",

@@ -310,7 +310,7 @@ WRONG_ANSWERS = {
                 "            model.sync_gradients()": "            with contextlib.suppress(Exception):\n"
                 "                model.sync_gradients()"
             },
-            also=("passes",),
+            also=("passes", "runs"),
         ),
         WrongAnswer(
             "switches off around the step, with no thought of an exception",

@@ -41,6 +41,15 @@ _FRESH_EACH_TIME = """
 WRONG_ANSWERS = {
     "shard_unit": (
         WrongAnswer(
+            "shard.grad is a part of what was sent",
+            fails="memory",
+            says="step 0: after backward shard.grad of unit 1 is a part of 480 bytes, budget 192.",
+            edits={
+                "shard.grad = torch.empty_like(shard)": "room = torch.empty(part + len(gradients), dtype=shard.dtype)\n"
+                "        shard.grad, gradients = room[:part], room[part:].copy_(gradients)"
+            },
+        ),
+        WrongAnswer(
             "nobody frees after the forward",
             fails="memory",
             says="Rank 0, step 0: between forward and backward unit 1 takes 384 bytes, should be 0.",

@@ -279,7 +279,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "an all-reduce, of which n - 1 throw the result away",
             fails="cost",
-            says="calls all_reduce 6 times, budget 0",
+            says="calls all_reduce 5 times, budget 0",
             edits={"dist.reduce(parameter.grad, dst=i % n)": "dist.all_reduce(parameter.grad)"},
         ),
         WrongAnswer(
