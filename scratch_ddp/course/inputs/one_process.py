@@ -145,11 +145,11 @@ def tried_in_worlds(
     """Each rank of the trial tries its share of the cases; yields a case and what became of it.
 
     cases: by name, what makes the arguments, by rank of the world. using: called as using(answer, *args) in place of
-    answer(*args). Of a case that does not end it complains. The first case is tried once more, with a collective that
-    raises: of it a rank may not return.
+    answer(*args). Of a case that does not end it complains. Two ranks try their first case once more, with a collective
+    that raises, the first or the second: of it a rank may not return.
     """
     makers = list(cases.items())[trial.rank :: trial.size]
-    again = makers[0][1]() if makers else []
+    again = makers[0][1]() if makers and trial.rank < 2 else []
     mine = {case: make() for case, make in makers}
     worlds: dict[str, World] = {}
     swallowed, broken = "", f"if there were {_in_words(len(again))}, and a connection broke"

@@ -47,7 +47,7 @@ def examine_all_reduce_in_two_steps(trial: Trial) -> None:
     cases = {f"root={root}": (everyones, root) for root in range(n)}
     if trial.on_all_ranks:
         kinds = parts_of_every_kind(n)
-        cases |= {kind: (kinds[kind], n - 1) for kind in ("float32 with NaN, infinity and -0.0", "float64, 2 × 2")}
+        cases |= {kind: (kinds[kind], n - 1) for kind in ("float32 with NaN, infinity and -0.0",)}
     cases["no root given"] = everyones, None
     larger = {case: Larger(parts[trial.rank].to(trial.device)) for case, (parts, _) in cases.items()}
     given = {case: (larger[case].inside, root) for case, (_, root) in cases.items()}

@@ -32,6 +32,7 @@ def average_gradients(model):
     `.grad` that they still have.
     Cost: at most one all-reduce for each trainable parameter, and no more bytes than these have.
     """
+    world_size = dist.get_world_size()
     # Which ranks have to take part in a parameter's all-reduce, and what do they bring?
     # answer: begin
     for parameter in model.parameters():
@@ -39,7 +40,7 @@ def average_gradients(model):
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        parameter.grad /= dist.get_world_size()  # before the sum, which could be too large for half precision
+        parameter.grad /= world_size  # before the sum, which could be too large for half precision
         dist.all_reduce(parameter.grad)
     # answer: end
 

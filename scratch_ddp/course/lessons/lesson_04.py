@@ -41,13 +41,14 @@ def same_on_all_ranks(model):
     Cost: one dist.all_gather, of 8 to 32 bytes from each rank, which all count: with fewer, or
     with a checksum that is easily the same, different models are taken for equal ones.
     """
+    world_size = dist.get_world_size()
     # What can 32 bytes say of a whole model?
     # answer: begin
     digest = hashlib.sha256()
     for tensor in [*model.parameters(), *model.buffers()]:
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=tensor.device)
-    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    everyones = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(everyones, mine)
     return all(torch.equal(mine, other) for other in everyones)
     # answer: end

@@ -2,11 +2,11 @@
 
 RIGHT_ANSWERS = {
     "average_gradients": [
-        {"parameter.grad /= dist.get_world_size()": "parameter.grad.div_(dist.get_world_size())"},
-        {"parameter.grad /= dist.get_world_size()": "parameter.grad = parameter.grad / dist.get_world_size()"},
+        {"parameter.grad /= world_size": "parameter.grad.div_(dist.get_world_size())"},
+        {"parameter.grad /= world_size": "parameter.grad = parameter.grad / dist.get_world_size()"},
         {"model.parameters():\n": "reversed(list(model.parameters())):\n"},
         {
-            "parameter.grad /= dist.get_world_size()": "parameter.grad.mul_(1 / dist.get_world_size())",
+            "parameter.grad /= world_size": "parameter.grad.mul_(1 / dist.get_world_size())",
             "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad, async_op=True).wait()",
         },
         # one message a dtype

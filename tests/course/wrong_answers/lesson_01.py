@@ -86,13 +86,14 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "adds up in float32",
             fails="value",
-            says="float64, 2 × 2: tensor is",
+            says="int32 above 2",
             body="""
                 t=tensor.float()
                 dist.reduce(t, root)
                 dist.broadcast(t, root)
                 tensor.copy_(t)
             """,
+            also=("cost",),
         ),
         WrongAnswer(
             "adds up int32 in float32",

@@ -69,16 +69,16 @@ WRONG_ANSWERS = {
             "the sum, never divided",
             fails="value",
             says="the gradient of '0' is [360, 720], should be [90, 180].",
-            edits={"        parameter.grad /= dist.get_world_size()  # before the sum": "        # the sum"},
+            edits={"        parameter.grad /= world_size  # before the sum": "        # the sum"},
         ),
         WrongAnswer(
             "divides after the sum, which the dtype can't hold",
             fails="value",
             says="the gradient of 'large' is [inf, inf], should be [2.55212e+38, 2.55212e+38].",
             edits={
-                "        parameter.grad /= dist.get_world_size()  # before the sum": "        # the sum",
+                "        parameter.grad /= world_size  # before the sum": "        # the sum",
                 "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad)\n"
-                "        parameter.grad /= dist.get_world_size()",
+                "        parameter.grad /= world_size",
             },
         ),
         WrongAnswer(
@@ -119,7 +119,7 @@ WRONG_ANSWERS = {
             "divides by four, not by the number of ranks",
             fails="value",
             says="model 0 drawn with seed",
-            edits={"/= dist.get_world_size()": "/= 4"},
+            edits={"/= world_size": "/= 4"},
         ),
         WrongAnswer(
             "changes the weights, too",
