@@ -29,7 +29,7 @@ class MoreRanks:
     Afterwards `tensors` are the ranks' tensors, `results` what each call returned, `totals` what was sent, `largest`
     the bytes of the largest message, `buffers` how many tensors a rank has received into and still holds, at most, and
     `room` their bytes beside those of its own tensor. `left_over` says what was sent and not received, `swallowed` that
-    a rank returned though its connection was lost (of two ranks).
+    one of two ranks returned though its connection was lost.
     """
 
     def __init__(self, parts: list[torch.Tensor], root: int | None = None):
@@ -47,11 +47,11 @@ class MoreRanks:
         self.buffers, self.room = max(seat.buffers for seat in seats), max(seat.room for seat in seats)
         self.left_over = left_over([seat.log.as_fact() for seat in seats])
 
-        self.swallowed = self._swallowed(answer, messages) if self._size == 2 else ""
+        self.swallowed = self._swallowed(answer, messages)
 
     def _swallowed(self, answer: Callable, messages: Messages) -> str:
-        """That a rank returns though it has lost a connection, as a complaint."""
-        for rank in range(self._size):
+        """That one of two ranks returns though it has lost its connection, as a complaint."""
+        for rank in range(2):
             try:
                 seat = self._played(answer, rank, messages, {}, lost=True)
             except Exception:  # noqa: BLE001, S112  whatever the answer makes of it
