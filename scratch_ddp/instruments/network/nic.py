@@ -1,5 +1,6 @@
 """One rank's end of the link, where transfers queue as they do at a network card."""
 
+import bisect
 import contextlib
 import threading
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from scratch_ddp.instruments.intervals import total_seconds
 
 _KEPT = 200_000  # transfers in the log; beyond that the older half is dropped
+_SETTLED = 32  # settled sends, and settled receives, among which a delayed one is placed
 
 
 @dataclass
@@ -31,7 +33,8 @@ class Nic:
     def __init__(self) -> None:
         self.transfers: list[Transfer] = []  # in the order in which they were posted
         self._free = {"out": 0.0, "in": 0.0}
-        self._settled: dict[str, tuple[float, float]] = {}  # when the last sends and receives had the wire
+        # when the latest sends and receives had the wire, by time
+        self._settled: dict[str, list[tuple[float, float]]] = {"send": [], "recv": []}
         self._lock = threading.Lock()
 
     def book(self, call: str, nbytes: int, posted: float, seconds: float) -> Transfer:
@@ -50,13 +53,13 @@ class Nic:
         """Start a transfer no earlier than `ready`, the time at which the last of its ranks was ready."""
         with self._lock:
             started, seconds = max(transfer.started, ready), transfer.ended - transfer.started
-            if transfer.call in ("send", "recv"):  # delayed messages still follow one another
-                taken_from, taken_until = self._settled.get(transfer.call, (0.0, 0.0))
-                if started < taken_until and started + seconds > taken_from:
-                    started = taken_until
-                else:
-                    taken_from = started
-                self._settled[transfer.call] = taken_from, started + seconds
+            if transfer.call in self._settled:  # delayed messages still have the wire one at a time
+                settled = self._settled[transfer.call]
+                for taken_from, taken_until in settled:
+                    if started < taken_until and started + seconds > taken_from:
+                        started = taken_until
+                bisect.insort(settled, (started, started + seconds))
+                del settled[:-_SETTLED]
             transfer.started, transfer.ended = started, started + seconds
             self._keep_taken(_directions(transfer.call), transfer.ended)
 
@@ -73,7 +76,8 @@ class Nic:
         """Free the wire now: transfers under way were abandoned."""
         with self._lock:
             self._free = dict.fromkeys(self._free, 0.0)
-            self._settled.clear()
+            for settled in self._settled.values():
+                settled.clear()
 
     @property
     def busy_seconds(self) -> float:

@@ -1,6 +1,7 @@
 """What crosses the link: the bytes of each collective, and messages between two ranks, to the moment."""
 
 import functools
+import itertools
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from scratch_ddp.collectives import ring_all_reduce
 from scratch_ddp.instruments.network import Link, linked_group, lone_rank
+from scratch_ddp.instruments.network.nic import Nic
 from scratch_ddp.instruments.traffic import traffic
 from tests.ranks import run_ranks
 
@@ -157,16 +159,26 @@ def test_messages_of_one_rank_go_one_after_the_other():
 
 
 def test_messages_to_one_rank_come_one_after_the_other():
+    """Also where the sender that is waited for first comes last: its message then has the wire after the others."""
+
     def gather(rank, group, x):
         if rank == 0:
             for work in [dist.irecv(torch.empty(10_000), peer, group=group) for peer in (1, 2, 3)]:
                 work.wait()
         else:
-            time.sleep(0.1)  # until all receives have been posted
+            time.sleep(0.15 if rank == 1 else 0.1)  # until all receives have been posted
             dist.send(x, 0, group=group)
 
-    sink = run_pair(gather, size=4)[0]["recv"]
-    assert all(two[0] >= one[1] - 1e-6 for one, two in zip(sink, sink[1:], strict=False))
+    sink = sorted(run_pair(gather, size=4)[0]["recv"])
+    assert all(two[0] >= one[1] - 1e-6 for one, two in itertools.pairwise(sink))
+
+
+def test_a_message_finds_the_wire_taken_by_any_of_those_before():
+    nic = Nic()
+    transfers = [nic.book("recv", 0, 0.0, 2.0) for _ in range(4)]
+    for transfer, ready in zip(transfers, (10.0, 6.0, 11.0, 5.0), strict=True):
+        nic.delay(transfer, ready)
+    assert [each.started for each in transfers] == [10, 6, 12, 8]
 
 
 def test_our_ring_takes_its_rounds():
