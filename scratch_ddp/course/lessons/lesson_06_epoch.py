@@ -64,8 +64,9 @@ def examine_train_epoch(trial: Trial) -> None:
         dtype = torch.float32 if micro_batches == 6 else torch.float64
         epoch = _Epoch(trial, micro_batches, n, items, columns, dtype)
         if n == 1:
-            case += ", large targets"
+            case += ", large targets, then gradients of 0"
             epoch.targets.mul_(1e4)
+            epoch.silence(1)
         for each in range(epochs):
             epoch.examine(f"{case}{', second epoch' if each else ''}")
     if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
@@ -107,6 +108,12 @@ class _Epoch:
         )
         self._passes, self._steps_taken = _Passes(self.model), []
         self._optimizer.register_step_post_hook(lambda *_: self._steps_taken.append(1))
+
+    def silence(self, micro_batch: int) -> None:
+        """Let the gradients of a micro-batch be exactly 0: momentum moves the parameters in its step all the same."""
+        self._inputs[micro_batch] = 0
+        for module in (self.model.module, self._alone):
+            module.register_forward_hook(lambda _, args, output: output * args[0].count_nonzero().sign())
 
     def _given(self) -> tuple[CountedModel, torch.optim.Optimizer, list, int]:
         mine = list(zip(self._inputs[:, self._trial.rank], self.targets[:, self._trial.rank], strict=True))

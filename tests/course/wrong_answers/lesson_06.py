@@ -357,6 +357,16 @@ WRONG_ANSWERS = {
             edits={"mse_loss(model(inputs), targets)": "(model(inputs) - targets).square().sum() / 6"},
         ),
         WrongAnswer(
+            "makes no step where all gradients are 0",
+            fails="value",
+            also=("passes",),
+            says="large targets, then gradients of 0: the parameter '0.module.weight' is wrong",
+            edits={
+                "            optimizer.step()": "            if any(each.grad.any() for each in model.trained()):\n"
+                "                optimizer.step()"
+            },
+        ),
+        WrongAnswer(
             "keeps the losses",
             fails="memory",
             says="n=4: a forward pass begins while a tensor of each earlier micro-batch is kept, its loss for instance",
