@@ -18,13 +18,20 @@ class ConnectionLost(dist.DistNetworkError):
         super().__init__("Connection closed by peer")
 
 
+class _NoStore:
+    """In place of the store of a process group. An answer has no business there: what it writes would stay."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"the answer uses the process group's store ({name}): what it writes there would stay")
+
+
 @contextlib.contextmanager
 def known_to_torch(group: dist.ProcessGroup, name: str, members: Sequence[int] | None = None) -> Iterator[None]:
     """In the block, torch takes `group` for one of its own, of these global ranks; None: of ranks 0 to n-1."""
     world = dist.distributed_c10d._world
     members = range(group.size()) if members is None else members
     world.pg_group_ranks[group] = {member: rank for rank, member in enumerate(members)}
-    world.pg_map[group], world.pg_names[group] = ("gloo", None), name
+    world.pg_map[group], world.pg_names[group] = ("gloo", _NoStore()), name
     world.pg_backend_config[group] = "cpu:gloo"
     try:
         yield

@@ -170,10 +170,7 @@ class Trial:
             self._give_up("group", f"{behind} A later cell would take what is left for its own.")
         if log.never_waited_for and attempt(log.finish, (), self._seconds)[1].how != "returned":
             self.spoiled = True
-        for name, complaint in (
-            ("untouched", guard.complaint),
-            ("waits", log.never_waited_for),
-        ):
+        for name, complaint in {"untouched": guard.complaint, "waits": log.never_waited_for}.items():
             if complaint:
                 self.criterion(name, complaint)
         return result

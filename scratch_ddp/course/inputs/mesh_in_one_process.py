@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.course.inputs.one_process import Work, flat
+from scratch_ddp.course.stand_in_group import known_to_torch
 from scratch_ddp.instruments.traffic.calls import METHODS, read_method
 
 _NAMES = itertools.count()
@@ -80,17 +81,12 @@ class _Group(dist.ProcessGroup):
     @contextlib.contextmanager
     def registered(self) -> Iterator[None]:
         """Known to torch.distributed, under a name that is its own."""
-        world, name = dist.distributed_c10d._world, self._name
-        torch._C._distributed_c10d._register_process_group(name, self)
-        world.pg_group_ranks[self] = {member: rank for rank, member in enumerate(self._members)}
-        world.pg_map[self], world.pg_names[self] = ("gloo", None), name
-        world.pg_backend_config[self] = "cpu:gloo"
+        torch._C._distributed_c10d._register_process_group(self._name, self)
         try:
-            yield
+            with known_to_torch(self, self._name, self._members):
+                yield
         finally:
-            torch._C._distributed_c10d._unregister_process_group(name)
-            for registry in (world.pg_group_ranks, world.pg_map, world.pg_names, world.pg_backend_config):
-                del registry[self]
+            torch._C._distributed_c10d._unregister_process_group(self._name)
 
     def _called(self, method: str, *args: Any, **options: Any) -> "Work":
         given = [*args, *options.values()]

@@ -210,5 +210,15 @@ WRONG_ANSWERS = {
             says="raised RuntimeError: the answer makes a process group in every call",
             edits={'    if what == "next":\n': '    if what == "next":\n        dist.new_group()\n'},
         ),
+        WrongAnswer(
+            "leaves a note in the store of the process group",
+            fails="runs",
+            says="RuntimeError: the answer uses the process group's store (set): what it writes there would stay",
+            body="""
+                if what == "next":
+                    dist.distributed_c10d._get_default_store().set("asked", "next")
+                    return (dist.get_rank(group) + 1) % dist.get_world_size(group)
+            """,
+        ),
     ),
 }

@@ -84,11 +84,8 @@ def test_all_reduces_take_as_long_as_forecast():
         assert all(row[0] == [10.0] for row in rows)
         assert all(row[1] == {nbytes} for row in rows), name
         took = max(row[3] for row in rows) - min(row[2] for row in rows)
-        assert seconds - 1e-6 <= took < 1.3 * seconds, (
-            name,
-            took,
-            seconds,
-        )  # the calls between transfers take time too
+        # The calls between transfers take time, too.
+        assert seconds - 1e-6 <= took < 1.3 * seconds, (name, took, seconds)
 
 
 def at_once():
