@@ -1,8 +1,8 @@
-"""Groups that stand in for those of a rank, and in which nothing is sent."""
+"""Groups that stand in for those of a rank, and in which nothing is sent; and what their calls return."""
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,56 @@ class ConnectionLost(dist.DistNetworkError):
 
     def __init__(self) -> None:
         super().__init__("Connection closed by peer")
+
+
+class Work(dist.Work):
+    """A call under way. It ends when its rank waits for it, in one of the ways that torch has: then `wait` is called.
+
+    outputs: what its future is of.
+    """
+
+    def __init__(self, wait: Callable[[], None], outputs: Sequence[torch.Tensor] = ()):
+        super().__init__()
+        self._wait, self._outputs, self._has_ended = wait, list(outputs), False
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self._has_ended:
+            self._wait()
+            self._has_ended = True
+        return True
+
+    def is_completed(self) -> bool:
+        return self.wait()
+
+    def get_future(self) -> torch.futures.Future:
+        return _Future(self._result)
+
+    def _result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._outputs
+
+
+class _Future(torch.futures.Future):
+    """Has its result when somebody asks for it: no other thread could bring it."""
+
+    def __init__(self, result: Callable[[], Any]):
+        super().__init__()
+        self._result = result
+
+    def wait(self) -> Any:
+        if not super().done():
+            self.set_result(self._result())
+        return super().wait()
+
+    def value(self) -> Any:
+        return self.wait()
+
+    def done(self) -> bool:
+        self.wait()
+        return True
+
+    def then(self, callback: Callable[[torch.futures.Future], Any]) -> torch.futures.Future:
+        return _Future(lambda: (self.wait(), callback(self))[1])
 
 
 class _NoStore:

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_te
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.instruments.traffic import Counts, ring_bytes, ring_rounds, traffic
 from scratch_ddp.instruments.traffic.calls import METHODS
+from scratch_ddp.instruments.traffic.intercept import listening
 from tests.instruments.traffic_cases import PythonGroup, count, every_collective, wire
 from tests.ranks import run_ranks
 
@@ -122,7 +123,9 @@ def test_set_up_is_counted_apart():
 
 
 def test_nested_blocks_exceptions_and_what_is_put_back():
-    before = [{m: vars(c).get(m) for m in (*METHODS, "wait")} for c in (dist.ProcessGroup, dist.Work, PythonGroup)]
+    owners = dist.ProcessGroup, dist.Work, PythonGroup, torch.futures, torch._C.Future
+    names = *METHODS, "wait", "then", "wait_all"
+    before = [{name: vars(owner).get(name) for name in names} for owner in owners]
 
     def ranks():
         x = torch.zeros(1)
@@ -138,7 +141,7 @@ def test_nested_blocks_exceptions_and_what_is_put_back():
             dist.all_reduce(x)
             asked = outer.over_ranks()
         dist.all_reduce(x)
-        after = [{m: vars(c).get(m) for m in (*METHODS, "wait")} for c in (dist.ProcessGroup, dist.Work, PythonGroup)]
+        after = [{name: vars(owner).get(name) for name in names} for owner in owners]
         assert all(a == b for a, b in zip(before, after, strict=True))
         assert outer.calls == {"all_reduce": 3} and inner.calls == {"all_reduce": 1}
         assert empty.calls == {} and empty.setup == Counts()
@@ -146,6 +149,41 @@ def test_nested_blocks_exceptions_and_what_is_put_back():
         assert asked.depth == 6
 
     run_ranks(2, ranks)
+
+
+def test_waiting_for_a_future_or_for_what_follows_it_is_waiting_for_the_call():
+    class Waits:
+        def __init__(self):
+            self.seen = []
+
+        def started(self, call):
+            pass
+
+        def waited(self, call):
+            self.seen.append(call.name)
+
+    def ranks():
+        waits, numbers = Waits(), []
+        with listening(waits):
+
+            def future():  # a tensor each: nobody waits for the first before the second starts
+                return dist.all_reduce(torch.ones(1), async_op=True).get_future()
+
+            never = future().then(lambda done: done.value())
+            numbers.append(len(waits.seen))
+            future().wait()
+            numbers.append(len(waits.seen))
+            result = future().then(lambda done: done.value()[0] + 1).then(lambda done: done.value() * 3).wait()
+            numbers.append(len(waits.seen))
+            torch.futures.wait_all([future(), future()])
+            numbers.append(len(waits.seen))
+        never.wait()
+        dist.barrier()
+        return numbers, result
+
+    for numbers, result in run_ranks(2, ranks):
+        assert numbers == [0, 1, 2, 4]
+        assert result == (2 + 1) * 3
 
 
 def ddp_step(group=None):

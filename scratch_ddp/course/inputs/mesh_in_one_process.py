@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.course.inputs.one_process import Work, flat
-from scratch_ddp.course.stand_in_group import known_to_torch
+from scratch_ddp.course.inputs.one_process import flat
+from scratch_ddp.course.stand_in_group import Work, known_to_torch
 from scratch_ddp.instruments.traffic.calls import METHODS, read_method
 
 _NAMES = itertools.count()
@@ -107,7 +107,7 @@ class _Group(dist.ProcessGroup):
         meeting[self._place] = gift
         outputs = flat(given[0]) if brought else []
         self._compare(name, brought, outputs)
-        return Work(lambda: self._wait(meeting, name, outputs))
+        return Work(lambda: self._wait(meeting, name, outputs), outputs)
 
     def _compare(self, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """What goes in must fit what comes out."""

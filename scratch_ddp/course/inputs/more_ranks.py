@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from scratch_ddp.course.attempt import MessageLog, left_over
 from scratch_ddp.course.message_sizes import NO_SENDER
-from scratch_ddp.course.stand_in_group import ConnectionLost, known_to_torch
+from scratch_ddp.course.stand_in_group import ConnectionLost, Work, known_to_torch
 from scratch_ddp.instruments.traffic import Counts, Totals
 from scratch_ddp.instruments.traffic.calls import Call
 from scratch_ddp.instruments.traffic.rounds import Start, Wait
@@ -104,11 +104,11 @@ class _Seat(dist.ProcessGroup):
         with known_to_torch(self, "more ranks", members):
             yield members
 
-    def _send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> "_Work":
+    def _send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work:
         self._messages[self._next(self._rank, dst)] = tensors[0].detach().clone()
         return self._started("send", tensors[0], dst)
 
-    def _receive(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> "_Work":
+    def _receive(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Work:
         key = self._next(src, self._rank)
         self._received_into = [each for each in self._received_into if each() is not None and each() is not tensors[0]]
         self._received_into.append(weakref.ref(tensors[0]))
@@ -135,32 +135,19 @@ class _Seat(dist.ProcessGroup):
         self._numbers[sender, receiver] = self._numbers.get((sender, receiver), -1) + 1
         return sender, receiver, self._numbers[sender, receiver]
 
-    def _started(self, name: str, tensor: torch.Tensor, peer: int) -> "_Work":
+    def _started(self, name: str, tensor: torch.Tensor, peer: int) -> Work:
         call = Call(name, tensor.numel() * tensor.element_size(), tuple(range(self._size)), self._rank, peer)
         self.log.started(call)
         self.counts.add(call)
         number = len(self.log.calls) - 1
         ends = (self._rank, peer) if name == "send" else (peer, self._rank)
         self.events.append(Start(number, ("message", *ends), 2, 1))
-        return _Work(lambda: self._waited(number))
+        return Work(lambda: self._waited(number))
 
     def _waited(self, number: int) -> None:
         if self._lost:
             raise ConnectionLost
         self.events.append(Wait(number))
-
-
-class _Work(dist.Work):
-    def __init__(self, waited: Callable[[], Any]):
-        super().__init__()
-        self._waited = waited
-
-    def wait(self, timeout: Any = None) -> bool:
-        self._waited()
-        return True
-
-    def is_completed(self) -> bool:
-        return True
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

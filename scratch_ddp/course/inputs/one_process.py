@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from scratch_ddp.course.attempt import TimeIsUp, in_short, lines_of_thread
 from scratch_ddp.course.message_sizes import RankThread
-from scratch_ddp.course.stand_in_group import ConnectionLost, known_to_torch
+from scratch_ddp.course.stand_in_group import ConnectionLost, Work, known_to_torch
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import ranks, times
 from scratch_ddp.instruments.traffic import Counts
@@ -268,7 +268,7 @@ class _Seat(dist.ProcessGroup):
         """Of what refers to itself in a circle: else its tensors would be freed only some time later."""
         vars(self).clear()
 
-    def _called(self, method: str, *args: Any, **options: Any) -> "Work":
+    def _called(self, method: str, *args: Any, **options: Any) -> Work:
         name, position = METHODS[method]
         given = [*args, *options.values()]
         op = next((value.reduceOp.op for value in given if hasattr(value, "reduceOp")), None)
@@ -294,7 +294,7 @@ class _Seat(dist.ProcessGroup):
             mismatch = f"rank {first.call.rank} calls {first}, rank {self._rank} calls {gift}"
             self._world.mismatch = self._world.mismatch or mismatch
             raise ValueError(mismatch)
-        return Work(lambda: self._wait(number, name, given))
+        return Work(lambda: self._wait(number, name, given), flat(given[0]) if tensors else ())
 
     def _come_to_a_wait(self, name: str) -> None:
         number, self._waits = self._waits, self._waits + 1
@@ -302,7 +302,7 @@ class _Seat(dist.ProcessGroup):
             self.has_lost = name
             raise ConnectionLost
 
-    def _message(self, name: str, tensor: torch.Tensor, peer: int) -> "Work":
+    def _message(self, name: str, tensor: torch.Tensor, peer: int) -> Work:
         if not 0 <= peer < self._size:
             raise ValueError(f"there is no rank {peer} among {self._size}")
         ends = (self._rank, peer) if name == "send" else (peer, self._rank)
@@ -320,7 +320,7 @@ class _Seat(dist.ProcessGroup):
             with torch.no_grad():
                 tensor.copy_(sent.view_as(tensor))
 
-        return Work(receive)
+        return Work(receive, [tensor])
 
     def _wait(self, number: int, name: str, given: list) -> None:
         self._come_to_a_wait(name)
@@ -348,18 +348,6 @@ class _Seat(dist.ProcessGroup):
                 flat(given[0])[0].copy_(brought[root].tensors[self._rank])
             elif name not in _KNOWN:
                 raise NotImplementedError(f"{name} can't be tried in one process")
-
-
-class Work(dist.Work):
-    """A collective under way: it ends in `wait`."""
-
-    def __init__(self, wait: Callable[[], None]):
-        super().__init__()
-        self._wait = wait
-
-    def wait(self, timeout: Any = None) -> bool:
-        self._wait()
-        return True
 
 
 def _locked() -> threading.Lock:

@@ -29,10 +29,10 @@ class Listener(Protocol):
 
 
 _listeners: dict[object, Listener] = {}  # by a key of their own, since listeners may be equal
-_replaced: list[tuple[type, str, Any]] = []
+_replaced: list[tuple[Any, str, Any]] = []  # of a class or a module
 _lock = threading.Lock()
 _open: weakref.WeakKeyDictionary[dist.Work, Call] = weakref.WeakKeyDictionary()  # calls not yet waited for
-_call_of: weakref.WeakKeyDictionary[torch.futures.Future, Call] = weakref.WeakKeyDictionary()
+_call_of: weakref.WeakKeyDictionary[torch._C.Future, Call] = weakref.WeakKeyDictionary()
 
 
 class _Thread(threading.local):
@@ -101,13 +101,15 @@ def _replace_methods() -> None:
             _replace(cls, "wait", _reported_wait)
         if "get_future" in vars(cls):
             _replace(cls, "get_future", _noted_future)
-    _replace(torch.futures.Future, "wait", _reported_future_wait)
+    _replace(torch._C.Future, "wait", _reported_future_wait)  # `then` returns one of these
+    _replace(torch._C.Future, "then", _noted_then)
+    _replace(torch.futures, "wait_all", _reported_wait_for_all)
 
 
-def _replace(cls: type, name: str, wrap: Callable) -> None:
-    original = vars(cls)[name]  # not getattr: a builtin taken by getattr would no longer bind once put back
-    _replaced.append((cls, name, original))
-    setattr(cls, name, wrap(name, original))
+def _replace(owner: Any, name: str, wrap: Callable) -> None:
+    original = vars(owner)[name]  # not getattr: a builtin taken by getattr would no longer bind once put back
+    _replaced.append((owner, name, original))
+    setattr(owner, name, wrap(name, original))
 
 
 def _restore_methods() -> None:
@@ -156,7 +158,7 @@ def _reported_wait(_: str, original: Any) -> Callable:
 def _noted_future(_: str, original: Any) -> Callable:
     def get_future_and_note(work: dist.Work) -> Any:
         future = original.__get__(work, type(work))()
-        if isinstance(future, torch.futures.Future) and work in _open:
+        if isinstance(future, torch._C.Future) and work in _open:
             _call_of[future] = _open[work]
         return future
 
@@ -174,6 +176,27 @@ def _reported_future_wait(_: str, original: Any) -> Callable:
         return result
 
     return wait_and_report
+
+
+def _noted_then(_: str, original: Any) -> Callable:
+    """Waiting for what follows a call is waiting for the call."""
+
+    def then_and_note(future: torch.futures.Future, callback: Callable) -> Any:
+        after = original.__get__(future, type(future))(callback)
+        if future in _call_of:
+            _call_of[after] = _call_of[future]
+        return after
+
+    return then_and_note
+
+
+def _reported_wait_for_all(_: str, __: Any) -> Callable:
+    """torch's own waits in C++, where it would not be seen."""
+
+    def wait_for_all(futures: list[torch.futures.Future]) -> list[Any]:
+        return [future.wait() for future in futures]
+
+    return wait_for_all
 
 
 class LightMode(TorchDispatchMode):

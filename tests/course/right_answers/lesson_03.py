@@ -2,6 +2,11 @@
 
 RIGHT_ANSWERS = {
     "average_gradients": [
+        {
+            "dist.all_reduce(parameter.grad)": (
+                "torch.futures.wait_all([dist.all_reduce(parameter.grad, async_op=True).get_future()])"
+            )
+        },
         {"parameter.grad /= world_size": "parameter.grad.div_(dist.get_world_size())"},
         {"parameter.grad /= world_size": "parameter.grad = parameter.grad / dist.get_world_size()"},
         {"model.parameters():\n": "reversed(list(model.parameters())):\n"},

@@ -89,6 +89,10 @@ RIGHT_ANSWERS = {
         """,
     ],
     "reduce_to_owners": [
+        {
+            "dist.reduce(parameter.grad, dst=i % n)\n": "work = dist.reduce(parameter.grad, dst=i % n, async_op=True)\n"
+            "        while not work.is_completed():\n            pass\n        work.wait()\n"
+        },
         {"parameter.grad /= n": "parameter.grad.mul_(1 / n)"},
         # largest first
         """
