@@ -1,4 +1,4 @@
-"""Gradients of every kind for the exercises of lesson 09, in worlds of any number of ranks in one process.
+"""Gradients of every kind for the exercises of lessons 08 and 09, in worlds of any number of ranks in one process.
 
 Each rank of a world has parameters of odd shapes and of several dtypes, and is given their gradients one by one, in an
 order of its own. What they should be afterwards is then known without a model.
@@ -104,10 +104,11 @@ def examine_in_worlds(trial: Trial, cases: dict[str, Case], calls: Callable[[Cas
                     trial.value(grad, mean, what, max(1e-12, 8 * torch.finfo(mean.dtype).eps))
         for rank, each in enumerate(members):
             changed = "" if _same(each.given, each.before) else "has other entries than before"
-            moved = stays and any(places != each.places[0] for places in each.places)
-            complaint = "lie elsewhere than in the step before" if moved else ""
-            trial.criterion("views", complaint, f"{world.place} rank {rank}'s gradients")
             trial.criterion("untouched", changed, f"{world.place} rank {rank}'s list")
+            if stays:
+                moved = any(places != each.places[0] for places in each.places)
+                complaint = "lie elsewhere than in the step before" if moved else ""
+                trial.criterion("views", complaint, f"{world.place} rank {rank}'s gradients")
 
 
 def _order(case: Case, parameters: list[nn.Parameter], step: int, generator: torch.Generator) -> list[int]:

@@ -187,6 +187,7 @@ _UNKNOWN = (
     *("size", "world_size", "lrank", "ranks", "group", b"next", ("next",), None, 0, 1),
 )
 _SQUARE = ("next", "in a square mesh")
+_OF_A_SQUARE = {"ndim": 2, "shape": (2, 2), "mesh": torch.tensor([[0, 1], [2, 3]]), "mesh_dim_names": ("row", "column")}
 
 
 class _Square(DeviceMesh):
@@ -198,6 +199,8 @@ class _Square(DeviceMesh):
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("__"):
             return super().__getattribute__(name)
+        if name in _OF_A_SQUARE:
+            return _OF_A_SQUARE[name]
         raise RuntimeError("this mesh has two dimensions: name one of them")
 
 
@@ -235,7 +238,7 @@ def examine_get(trial: Trial) -> None:
         if what is _UNKNOWN:
             return [_refusal(answer, key, *given) for given in own for key in _UNKNOWN]
         if what is _SQUARE:
-            return [_refusal(answer, "next", _Square(), error=RuntimeError)]
+            return [_refusal(answer, key, _Square(), error=RuntimeError) for key in keys]
         return answer(what, dm=mesh[0]) if mesh else None  # this rank is not in the mesh
 
     for (what, *_), answer, right in zip(

@@ -72,8 +72,8 @@ def examine_train_epoch(trial: Trial) -> None:
     if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
         return
     epoch = _Epoch(trial, 2, 2)
-    epoch.targets[0, 0, 0, 0] = torch.nan
-    epoch.examine("2 micro-batches, n=2, a target is NaN")
+    epoch.targets[:, 0, 0, 0] = torch.nan
+    epoch.examine("2 micro-batches, n=2, a target of each is NaN on rank 0")
     trial.end_if_wrong()
     _examine_stopped(trial)
 

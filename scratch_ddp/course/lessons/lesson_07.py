@@ -279,7 +279,8 @@ def _drawn_steps(trial: Trial) -> dict[str, tuple[list[int], dict[int, float], i
     generator, steps = random.Random(trial.seed), {}
 
     def add(gradients: list[int], timed: dict[int, float], n: int) -> None:
-        case = f"{len(gradients)} gradients, n={n}, step {len(steps)} drawn with seed {trial.seed}"
+        number = f"{len(gradients)} gradient{'s' if len(gradients) != 1 else ''}"
+        case = f"{number}, n={n}, step {len(steps)} drawn with seed {trial.seed}"
         steps[case] = gradients, timed, n
 
     # Of few bytes, one more or less makes a difference. Ranks: a few, thousands, a million.
@@ -300,6 +301,8 @@ def _drawn_steps(trial: Trial) -> dict[str, tuple[list[int], dict[int, float], i
         add(gradients, timed | {large: alpha / 2 + (first - alpha / 2) / small * large}, n)
         add([*gradients[1:], gradients[0] + 1], timed, 2)
     add([each % 1000 for each in gradients] * 4, timed, 2)
+    for one in (small // 2, (small + large) // 2, 2 * large):  # no step takes a time that was measured
+        add([one], timed, 2)
     return steps
 
 

@@ -14,6 +14,7 @@ from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, HOOKS
 from scratch_ddp.course.inputs.averaging import ObservedStep
 from scratch_ddp.course.inputs.every_kind import LARGE
+from scratch_ddp.course.inputs.odd_gradients import NONE, Case, examine_in_worlds, parameters_of
 from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.course.stand_in_group import messages_end_at_once
 from scratch_ddp.course.trial import Trial
@@ -230,7 +231,7 @@ def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
 def examine_average_when_ready(trial: Trial) -> None:
     """V and A over three steps; C; overlap: all is started when backward returns, and nobody has waited; M.
 
-    The second step is in eval mode, and does not use all parameters.
+    The second step is in eval mode, and does not use all parameters. Then V and C with other numbers of ranks.
     """
     model, made = _OddModel(trial.device, many=30 if trial.on_all_ranks else 0), _Made()
     finish, left = _finish_of(trial, model, made)
@@ -255,6 +256,16 @@ def examine_average_when_ready(trial: Trial) -> None:
     for step, _ in zip(steps.values(), called, strict=True):
         if step.done:
             _examine_step(trial, step)
+    if trial.on_all_ranks:
+        trial.end_if_wrong()
+        makers = {2: torch.float32, 5 + trial.seed % 4: torch.float64}
+        cases = {
+            f"parameters of odd shapes, {str(dtype).removeprefix('torch.')}, seed {trial.seed}": Case(
+                n, functools.partial(parameters_of, dtype), lambda each: [nn.ParameterList(each)], [NONE], 1
+            )
+            for n, dtype in makers.items()
+        }
+        examine_in_worlds(trial, cases, lambda case: len(case.parameters()))
 
 
 def _finish_of(trial: Trial, model: _OddModel, made: _Made) -> tuple[Callable[[], None], dict[str, int]]:

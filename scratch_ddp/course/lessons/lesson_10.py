@@ -99,6 +99,9 @@ def examine_sharded_step(trial: Trial) -> None:
         weights = [_random(1, 2 * n, WIDE, trial=trial)]
         items = [2] * (n - 1) + [0]  # without a relu, which could hide what a rank without items adds
         _examine_steps(trial, "1 layer of many columns", weights, items, (0.1,), odd_targets=True)
+        zeros = torch.zeros(n, 3, dtype=torch.float64, device=trial.device)
+        _examine_steps(trial, "1 layer, all weights 0, an input of 2⁴⁰", [zeros], items, (0.1,), odd_input=2.0**40)
+        _examine_steps(trial, "1 layer, an input is NaN", [zeros + 1], items, (0.1,), odd_input=math.nan)
 
 
 def _examine_steps(
@@ -108,6 +111,7 @@ def _examine_steps(
     items: list[int],
     lrs: tuple[float, ...],
     odd_targets: bool = False,
+    odd_input: float | None = None,
     views: bool = False,
 ) -> None:
     """views: the shards are views of one tensor, in which other numbers lie between them; the items are strided."""
@@ -118,6 +122,8 @@ def _examine_steps(
     )
     if odd_targets:
         targets[0, 0], targets[-1, -1], targets[0, -2] = math.nan, math.inf, 1e100
+    if odd_input is not None:
+        inputs[0, 0] = odd_input
     shards = [weight.chunk(n)[rank].clone() for weight in weights]
     gaps = _put_into_one_tensor(shards) if views else []
     sizes = [len(inputs[0]), *map(len, weights)]

@@ -29,9 +29,9 @@ def shard_unit(module):
     parameters are whole, as gathered from the shards, while forward or backward runs. After
     backward, shard.grad is this rank's part of the mean gradient, whatever it was before, also where
     the sum would overflow; the parameters' own .grad is None.
-    Cost: an all-gather in forward, an all-gather and a reduce-scatter in backward. A rank's part
-    has ⌈elements / n⌉ elements in each. Memory: at all other times the parameters take 0 bytes,
-    and neither a tensor nor anything outside of torch keeps them or their gradients.
+    Cost: an all-gather in forward, an all-gather and a reduce-scatter in backward, nothing before.
+    A rank's part has ⌈elements / n⌉ elements in each. Memory: at all other times the parameters take
+    0 bytes, and neither a tensor nor anything outside of torch keeps them or their gradients.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     parameters = list(module.parameters())
@@ -161,6 +161,7 @@ class _Pair:
             size, budget = shard.numel(), unit.part_of(trial.size)
             trial.criterion("memory", f"the shard has {size} elements, budget {budget}" if size > budget else "")
             trial.criterion("memory", complaint)
+            trial.cost(calls={})
         return shards
 
     def huge(self, inputs: torch.Tensor, **others: Any) -> _Turn:

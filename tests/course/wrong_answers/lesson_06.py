@@ -170,6 +170,13 @@ WRONG_ANSWERS = {
     ),
     "train_epoch": (
         WrongAnswer(
+            "no step where the loss is NaN: the ranks part",
+            fails="value",
+            says="a target of each is NaN on rank 0: the parameter",
+            edits={"        if last:\n": "        if last and not loss.isnan():\n"},
+            also=("passes", "agreement"),
+        ),
+        WrongAnswer(
             "the remainder waits for the next epoch",
             fails="value",
             says="Rank 0, 6 micro-batches, n=4: the parameter '0.module.weight' is",
@@ -344,7 +351,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "hides NaN",
             fails="value",
-            says="a target is NaN: the parameter",
+            says="a target of each is NaN on rank 0: the parameter",
             edits={
                 "            optimizer.step()": "            for parameter in model.trained():\n"
                 "                parameter.grad.nan_to_num_()\n            optimizer.step()"

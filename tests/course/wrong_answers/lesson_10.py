@@ -9,6 +9,22 @@ _SUM = "dist.reduce_scatter(mine, list(gradient.split(len(shard))))"
 WRONG_ANSWERS = {
     "sharded_step": (
         WrongAnswer(
+            "makes the inputs finite where they lie",
+            fails="value",
+            says="1 layer, an input is NaN: the shard of layer 1",
+            edits={"    kept = [inputs]\n": "    inputs.nan_to_num_()\n    kept = [inputs]\n"},
+            also=("untouched",),
+        ),
+        WrongAnswer(
+            "takes an output of 0 of a single layer for one that a relu has cut off",
+            fails="value",
+            says="1 layer, all weights 0, an input of 2⁴⁰: the shard of layer 1 is [0, 0, 0]",
+            edits={
+                "delta = outputs - targets\n": "delta = outputs - targets\n"
+                "    delta *= (outputs != 0) if len(shards) == 1 else 1\n"
+            },
+        ),
+        WrongAnswer(
             "a rank without items takes an item of ones",
             fails="value",
             says="the shard of layer ",

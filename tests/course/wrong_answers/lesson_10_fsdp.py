@@ -41,6 +41,14 @@ _FRESH_EACH_TIME = """
 WRONG_ANSWERS = {
     "shard_unit": (
         WrongAnswer(
+            "copies rank 0's weights first, though all ranks have them",
+            fails="cost",
+            says="unit 1: calls broadcast once, budget 0",
+            edits={
+                "    whole = flatten(parameters)\n": "    whole = flatten(parameters)\n    dist.broadcast(whole, 0)\n"
+            },
+        ),
+        WrongAnswer(
             "shard.grad is a part of what was sent",
             fails="memory",
             says="step 0: after backward shard.grad of unit 1 is a part of 480 bytes, budget 192.",
