@@ -39,6 +39,7 @@ class Outcome:
     printed: list[str] | None = None
     lines_printed: int = 0
     line_ended: bool = True  # what it printed ends with a line break
+    left_changed: str = ""  # as a complaint: what it has put in place of sys.stdout or sys.stderr
 
     def as_fact(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,7 +61,7 @@ def attempt(function: Callable, args: tuple, seconds: float) -> tuple[Any, Outco
     a rank cell's own process group, but not inside gloo or NCCL.
     """
     printed, trace = _FirstLines(), sys.gettrace()
-    result, outcome = None, Outcome("returned")
+    result, outcome, replaced = None, Outcome("returned"), []
     try:
         with _time_limit(seconds) as limit:
             try:
@@ -70,6 +71,7 @@ def attempt(function: Callable, args: tuple, seconds: float) -> tuple[Any, Outco
                         result = function(*args)
                     finally:
                         sys.settrace(trace)  # at once: what follows must not be stopped
+                        replaced = [name for name in ("stdout", "stderr") if getattr(sys, name) is not printed]
             finally:
                 limit.running = False
             if limit.rang:  # the code caught the exception and went on
@@ -81,6 +83,7 @@ def attempt(function: Callable, args: tuple, seconds: float) -> tuple[Any, Outco
     except BaseException as error:  # SystemExit as well: an answer must not end the rank
         outcome = Outcome("raised", in_short(error), *_place(_lines_of(error.__traceback__), function))
     outcome.printed, outcome.lines_printed, outcome.line_ended = printed.shown(), printed.count(), printed.line_ended()
+    outcome.left_changed = f"leaves another sys.{replaced[0]} behind" if replaced else ""
     return result, outcome
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from scratch_ddp.course.wording import times
+from scratch_ddp.course.wording import called, times
 from scratch_ddp.instruments.traffic import Totals
 
 
@@ -36,7 +36,7 @@ def exceeded(
     for name, number in (allowed or {}).items() if exactly else ():
         least = min(counts.calls.get(name, 0) for counts in totals.per_rank)
         if least < number:
-            complaints.append(f"calls {name} {times(least)}, should be {number}")
+            complaints.append(f"{name} {called(least, number)}")
     return complaints
 
 

@@ -170,7 +170,8 @@ class Trial:
             self._give_up("group", f"{behind} A later cell would take what is left for its own.")
         if log.never_waited_for and attempt(log.finish, (), self._seconds)[1].how != "returned":
             self.spoiled = True
-        for name, complaint in {"untouched": guard.complaint, "waits": log.never_waited_for}.items():
+        changed = guard.complaint or outcome.left_changed
+        for name, complaint in {"untouched": changed, "waits": log.never_waited_for}.items():
             if complaint:
                 self.criterion(name, complaint)
         return result
@@ -236,14 +237,20 @@ class Trial:
         return ", ".join(filter(None, [self.place, case]))
 
     def call_within(
-        self, budget: int, *args: Any, case: str = "", note: str = "", changes: Collection[Any] = ()
+        self,
+        budget: int,
+        *args: Any,
+        case: str = "",
+        note: str = "",
+        changes: Collection[Any] = (),
+        unit: torch.dtype = torch.float64,
     ) -> Any:
         """Call the answer as `call` does, and return its result. M: it keeps to `budget`.
 
-        budget: elements of float64 that it may hold at once on this rank beside the tensors in `args`, after any of its
+        budget: elements of `unit` that it may hold at once on this rank beside the tensors in `args`, after any of its
         operations (what a library needs inside one does not count). `note` is added where the budget is exceeded.
         """
-        ledger = MemoryLedger(SimpleNamespace(given=args), torch.float64)
+        ledger = MemoryLedger(SimpleNamespace(given=args), unit)
         ledger.unremarkable = sys.maxsize
         with ledger("before"):
             pass

@@ -23,6 +23,12 @@ def times(number: int) -> str:
     return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
+def called(number: int, expected: int) -> str:
+    """`is never called, should be twice`; "" if it is called as often as expected."""
+    how = f"called {times(number)}" if number else "never called"
+    return f"is {how}, should {f'be {times(expected)}' if expected else 'never be'}" if number != expected else ""
+
+
 def shown(value: Any, exact: bool = False) -> str:
     """A value as it may stand in a line: tensors as their numbers, long ones cut. exact: with all digits.
 

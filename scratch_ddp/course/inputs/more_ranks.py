@@ -6,6 +6,7 @@ would have waited for whom is computed from the order of each rank's calls, as `
 """
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from scratch_ddp.course.attempt import MessageLog, left_over
 from scratch_ddp.course.message_sizes import NO_SENDER
 from scratch_ddp.course.stand_in_group import ConnectionLost, Work, known_to_torch
 from scratch_ddp.instruments.traffic import Counts, Totals
-from scratch_ddp.instruments.traffic.calls import Call
+from scratch_ddp.instruments.traffic.calls import METHODS, Call
 from scratch_ddp.instruments.traffic.rounds import Start, Wait
 
 Messages = dict[tuple[int, int, int], torch.Tensor]  # by sender, receiver and number: what was sent
@@ -87,7 +88,12 @@ class _Seat(dist.ProcessGroup):
         self._received_into: list[weakref.ref] = []
         self.buffers = self.room = 0
         # As attributes of the object: `traffic` replaces methods of the class, and these messages are not sent.
+        for method in METHODS:
+            setattr(self, method, functools.partial(self._refuse, METHODS[method][0]))
         self.send, self.recv, self.recv_anysource = self._send, self._receive, self._receive_from_any
+
+    def __repr__(self) -> str:
+        return f"of {self._size} ranks"
 
     def size(self) -> int:
         return self._size
@@ -124,6 +130,9 @@ class _Seat(dist.ProcessGroup):
             with torch.no_grad():
                 tensors[0].copy_(sent.view_as(tensors[0]))
         return self._started("recv", tensors[0], src)
+
+    def _refuse(self, name: str, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError(f"{name}: the answer should be made of send and recv only")
 
     def _receive_from_any(self, *_: Any) -> NoReturn:
         raise ValueError(NO_SENDER)

@@ -75,9 +75,10 @@ class Seen(LightMode):
 
 
 class ObservedUnit(nn.Module):
-    """Two layers that look, while they compute, which memory is there. Without hidden units: one number.
+    """Two layers that look, while they compute, which memory is there.
 
-    They stop before they read memory that was freed, since that would end the process.
+    They stop before they read memory that was freed, since that would end the process. Without hidden units: one
+    number, and the output is a tuple, as that of many modules is.
     """
 
     def __init__(self, number: int, hidden: int, device: torch.device, dtype: torch.dtype = torch.float64):
@@ -106,13 +107,13 @@ class ObservedUnit(nn.Module):
         self.again.weight = self.up.weight
         self.cube, self.none = (nn.Parameter(torch.empty(shape)) for shape in ((2, 1, 3), (0, 2)))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor]:
+        if (names := [name for name, _ in self.named_parameters()]) != [*self._shapes]:
+            raise RuntimeError(f"unit {self.number} finds parameters {names} in forward, should be {[*self._shapes]}")
         for name, parameter in self.named_parameters():
-            if tuple(parameter.shape) != self._shapes.get(name):
-                is_, should_be = tuple(parameter.shape), self._shapes.get(name)
-                raise RuntimeError(
-                    f"unit {self.number} finds {name!r} of shape {is_} in forward, should be {should_be}"
-                )
+            if (shape := tuple(parameter.shape)) != self._shapes[name]:
+                should_be = f"should be {self._shapes[name]}"
+                raise RuntimeError(f"unit {self.number} finds {name!r} of shape {shape} in forward, {should_be}")
         storages = self._storages()
         self._look("forward", [*storages, *(buffer.untyped_storage() for buffer in self.buffers())])
         self._read = [weakref.ref(storage) for storage in storages]
@@ -122,7 +123,7 @@ class ObservedUnit(nn.Module):
         change = self._change(x.to(self.dtype))
         if change.requires_grad:
             self._look_in_backward_of(change)
-        return x + change
+        return (x + change) if self._hidden else (x + change,)
 
     def _change(self, x: torch.Tensor) -> torch.Tensor:
         if not self._hidden:

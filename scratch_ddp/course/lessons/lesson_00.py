@@ -1,11 +1,11 @@
 """Lesson 00, ranks: printing as one, and another key for `get`."""
 
-import contextlib
 import functools
 import io
 import itertools
 import os
 import random
+import sys
 import unicodedata
 from collections.abc import Callable
 from typing import Any
@@ -136,8 +136,13 @@ def _expected(texts: list[str], rank: int) -> str:
 
 
 def _printed_by(answer: Callable, text: str) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    before, sys.stdout = sys.stdout, io.StringIO()
+    printed = sys.stdout
+    try:
         answer(text)
+    finally:
+        if sys.stdout is printed:  # else it stays, and `call` complains
+            sys.stdout = before
     return printed.getvalue()
 
 

@@ -31,8 +31,9 @@ from scratch_ddp.instruments.traffic import Totals
 
 FROM_MESSAGES = ("send", "recv")
 LARGEST = 17  # ranks of a world: more than four rounds of a tree reach
-COUNTED = 601  # elements of the tensor whose memory is counted: enough to see what is kept outside of torch
-COUNTED_CASE = f"{COUNTED} elements of float64"
+# Elements of the tensor whose memory is counted, enough to see what is kept outside of torch; in the smallest float.
+COUNTED, SMALLEST = 1201, torch.float16
+COUNTED_CASE = f"{COUNTED:,} elements of float16"
 BOOL = "bool"
 LAST = INT16, BOOL  # torch's collectives refuse the one, and many operations the other
 DRAWN = 4  # how many tensors of drawn size a ring sums
@@ -156,11 +157,11 @@ def called_with(
 
 
 def more_ranks(trial: Trial) -> list[int]:
-    """The numbers of ranks to try in the last of the worlds: two, as many as there are, and more than a lesson has.
+    """The numbers of ranks to try in the last of the worlds: two, seven, as many as there are, and many.
 
     A group of as many as there are is not the default group. The most is now and then a power of two.
     """
-    return sorted({2, dist.get_world_size(), LARGEST - (trial.seed % 3 == 2)}) if trial.size == 1 else []
+    return sorted({2, 7, dist.get_world_size(), LARGEST - (trial.seed % 3 == 2)}) if trial.size == 1 else []
 
 
 def drawn_vectors(trial: Trial, n: int) -> list[torch.Tensor]:
@@ -219,8 +220,8 @@ def examine_reduce(trial: Trial) -> None:
             trial.untouched(tensor, everyones[case][trial.rank].to(trial.device), "tensor")
         trial.cost(**budget_of_a_tree(n, tensor.nbytes))
     if trial.on_all_ranks:
-        tensor = torch.zeros(COUNTED, dtype=torch.float64, device=trial.device)
-        trial.call_within(2 * COUNTED, tensor, 0, case=COUNTED_CASE, changes=[tensor])
+        tensor = torch.zeros(COUNTED, dtype=SMALLEST, device=trial.device)
+        trial.call_within(2 * COUNTED, tensor, 0, case=COUNTED_CASE, changes=[tensor], unit=SMALLEST)
     for more in more_ranks(trial):
         parts, dst = drawn_vectors(trial, more), 1 + trial.seed % (more - 1)
         expected = [*parts[:dst], total_of(parts), *parts[dst + 1 :]]
@@ -257,8 +258,8 @@ def examine_ring_all_reduce(trial: Trial) -> None:
         trial.criterion("chunks", too_large(largest, chunk * tensor.element_size()))
     if trial.on_all_ranks:
         _examine_ring_in_worlds(trial)
-        tensor = torch.zeros(COUNTED, dtype=torch.float64, device=trial.device)
-        trial.call_within(2 * -(-COUNTED // n), tensor, case=COUNTED_CASE, changes=[tensor])
+        tensor = torch.zeros(COUNTED, dtype=SMALLEST, device=trial.device)
+        trial.call_within(2 * -(-COUNTED // n), tensor, case=COUNTED_CASE, changes=[tensor], unit=SMALLEST)
     for more in sorted({dist.get_world_size(), 5 + trial.seed % 2}) if trial.size == 1 else ():  # and how deep it is
         size = 4 * more + trial.seed % more
         parts = list(torch.randn(more, size, generator=generator))

@@ -73,12 +73,12 @@ class _Tied(nn.Module):
     def __init__(self, first: nn.Parameter):
         super().__init__()
         self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
-        self.first.weight = self.second.weight = first
+        self.first.weight = self.second.weight = first  # transposed
 
 
 def _tied(trial: Trial) -> nn.Module:
     """Deep inside other modules."""
-    return nn.Sequential(nn.Sequential(_Tied(_model(trial, (2, 2))[0]).to(trial.device)))
+    return nn.Sequential(nn.Sequential(_Tied(nn.Parameter(torch.ones(2, 2).t())).to(trial.device)))
 
 
 def _model(trial: Trial, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> nn.ParameterList:
@@ -249,7 +249,7 @@ def _drawn(n: int, generator: torch.Generator, with_items: bool) -> _Drawn:
         return int(torch.randint(0, most, (), generator=generator))
 
     drawn = _Drawn([nn.ParameterList().train(n % 2 == 0) for _ in range(n)], [])
-    sizes = [int(2000 ** torch.rand((), generator=generator)) for _ in _DTYPES] + [1, 0, 1]
+    sizes = [int(2000 ** torch.rand((), generator=generator)) for _ in _DTYPES] + [1, 0, 1, 0]
     for place, size in enumerate(sizes):
         dtype = _DTYPES[(place + n) % len(_DTYPES)]
         shape = ((size,), (1, size), () if size == 1 else (size, 1, 1, 1, 1))[number(3)]
@@ -297,6 +297,15 @@ def _all_nan() -> _Drawn:
     return _Drawn(models, [_Step(gradients, [1, 3], set(), [each.clone() for each in gradients[0]])])
 
 
+def _small_share() -> _Drawn:
+    """Two ranks. Rank 0 has one item of 3,000,001, and all of the gradients: its share is small for a half."""
+    dtypes = torch.float16, torch.bfloat16
+    models = [nn.ParameterList(nn.Parameter(torch.zeros(2, dtype=each)) for each in dtypes) for _ in range(2)]
+    gradients = [[torch.full_like(each, number) for each in models[0]] for number in (30_000.0, 0.0)]
+    means = [(each.double() / 3_000_001).to(each.dtype) for each in gradients[0]]
+    return _Drawn(models, [_Step(gradients, [1, 3_000_000], set(), means)])
+
+
 def _of_other_dtypes(n: int, with_items: bool) -> _Drawn:
     """Large and tiny gradients, complex ones. Rank 0 has none, and no items."""
     found = [OddModel(torch.device("cpu"), _OTHERS, frozen=False).trainable() for _ in range(n)]
@@ -329,6 +338,7 @@ def _examine_drawn(trial: Trial, with_items: bool) -> None:
     draws["large, tiny and complex gradients"] = functools.partial(_of_other_dtypes, 3 + trial.seed % 3, with_items)
     if with_items:
         draws["the loss of rank 0, which has items, is NaN"] = _all_nan
+        draws["rank 0 has 1 of 3,000,001 items, and large gradients"] = _small_share
     makers = {case: functools.partial(arguments, case, draw) for case, draw in draws.items()}
     for case, world in tried_in_worlds(trial, makers, using=_in_steps):
         for rank, found in enumerate(world.results):

@@ -19,7 +19,7 @@ from scratch_ddp.course.guard import GRADIENTS, STATE, VALUES, Guard
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.lessons.lesson_06 import CountedModel, SomeError, Stop, wrong_ending
 from scratch_ddp.course.trial import Trial
-from scratch_ddp.course.wording import difference, times
+from scratch_ddp.course.wording import called, difference
 from scratch_ddp.instruments.traffic.intercept import LightMode
 
 
@@ -134,16 +134,12 @@ class _Epoch:
             trial.criterion("value", "is not clear after the epoch" if left else "", f"the gradient of {name!r}")
         trial.agreement(list(model.module.parameters()))
         trial.criterion("passes", self._passes.complaint(self._micro_batches))
-        trial.criterion("passes", self._called(len(self._steps_taken), steps), "optimizer.step()")
-        trial.criterion("passes", self._called(model.syncs(), steps), "sync_gradients(), with do_sync True,")
+        trial.criterion("passes", called(len(self._steps_taken), steps), "optimizer.step()")
+        trial.criterion("passes", called(model.syncs(), steps), "sync_gradients(), with do_sync True,")
         trial.criterion("memory", self._passes.kept())
         self._steps_taken.clear()
         trial.cost(calls={"all_reduce": steps * len(model.trained())})
         trial.criterion("restored", difference(model.do_sync, True), "do_sync after the epoch")
-
-    @staticmethod
-    def _called(number: int, expected: int) -> str:
-        return f"is called {times(number)}, should be {times(expected)}" if number != expected else ""
 
     def _train_at_once(self) -> None:
         """What one process does that has room for a whole window of all ranks."""
@@ -168,7 +164,7 @@ class _Epoch:
         self.model.zero_grad()
         return {
             "value": complaint,
-            "passes": self._called(taken, steps) and f"optimizer.step() {self._called(taken, steps)}" if steps else "",
+            "passes": called(taken, steps) and f"optimizer.step() {called(taken, steps)}" if steps else "",
             "restored": difference(flag, True) and f"do_sync {difference(flag, True)}",
             "untouched": guard.complaint,
         }
@@ -315,12 +311,12 @@ class _Passes:
 
     def _begin(self, *_: object) -> None:
         """`output` may still be the name of the last one, but what was needed for backward is gone."""
+        self._order += "F"  # here, since checkpointing does not always end a forward that it runs again
         self._earlier |= any(each() is not None for each in (*self._activations, *self._outputs[:-1]))
         if self._made.watches:
             self._counts.append(len(self._made.storages - self._own()))
 
     def _forward(self, _: nn.Module, args: tuple, output: torch.Tensor) -> None:
-        self._order += "F"
         self._outputs.append(weakref.ref(output))
         if output.requires_grad:  # not in a pass under no_grad()
             output.register_hook(self._backward)

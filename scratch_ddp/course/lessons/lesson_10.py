@@ -1,5 +1,6 @@
 """Lesson 10, the FSDP walkthrough: a step that gathers and frees, and shards of different sizes."""
 
+import functools
 import math
 
 import torch
@@ -206,9 +207,8 @@ def examine_gather_uneven(trial: Trial) -> None:
         if number == 1:
             shard, case = shards[0].copy_(shard), f"{case}, the same tensor with other values"
         shards.append(shard)
-        budget = (n * k + 2 * k) * columns * dtype.itemsize // 8
-        budget += 2 * n * (dtype.itemsize < 8)  # rounded up, and a few numbers
-        result = trial.call_within(budget, shard, rows, case=case)
+        budget = (n * k + 2 * k) * columns + 16 * n // dtype.itemsize * (dtype.itemsize < 8)  # and a few numbers
+        result = trial.call_within(budget, shard, rows, case=case, unit=dtype)
         trial.value(result, weight)
         for earlier in results[-1:] if not strided else results:
             trial.value(*earlier, "the result of a call before")
@@ -233,8 +233,9 @@ def _examine_gathers_in_worlds(trial: Trial) -> None:
             rows, columns = 2 * n, WIDE
         dtype = dtypes[(number + trial.seed) % len(dtypes)]
         weight = _weight(trial, trial.seed + number, rows, columns, dtype)
-        case = f"{rows} × {columns} of {str(dtype).removeprefix('torch.')}, seed {trial.seed}"
-        cases[case] = lambda n=n, weight=weight: _shards_of(weight, n)
+        strided = ", strided" * (number % 2)
+        case = f"{rows} × {columns} of {str(dtype).removeprefix('torch.')}{strided}, seed {trial.seed}"
+        cases[case] = functools.partial(_shards_of, weight, n, bool(strided))
         weights[case] = weight
     for case, world in tried_in_worlds(trial, cases):
         weight, n = weights[case], len(world.given)
@@ -244,10 +245,11 @@ def _examine_gathers_in_worlds(trial: Trial) -> None:
         trial.criterion("cost", world.over_budget({"all_gather": 1}, sent), world.place)
 
 
-def _shards_of(weight: torch.Tensor, n: int) -> list[tuple]:
-    """The arguments of n ranks."""
+def _shards_of(weight: torch.Tensor, n: int, strided: bool) -> list[tuple]:
+    """The arguments of n ranks. strided: the shards are every second row of others."""
     k = -(-len(weight) // n)
-    return [(weight[rank * k : (rank + 1) * k].clone(), len(weight)) for rank in range(n)]
+    shards = [weight[rank * k : (rank + 1) * k].clone() for rank in range(n)]
+    return [(each.repeat_interleave(2, 0)[::2] if strided else each, len(weight)) for each in shards]
 
 
 def _weight(trial: Trial, seed: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

@@ -24,11 +24,11 @@ _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 def shard_unit(module):
     """Make the module a unit of FSDP; return this rank's shard, the nn.Parameter left to train.
 
-    All ranks hold equal modules, whose parameters have one dtype, any shapes and strides, and no
-    gradients yet. All are used; a forward is followed by its backward, or runs under no_grad. The
-    parameters are whole, as gathered from the shards, while forward or backward runs. After
-    backward, shard.grad is this rank's part of the mean gradient, whatever it was before, also where
-    the sum would overflow; the parameters' own .grad is None.
+    All ranks hold equal modules, which put out a tensor or a tuple of tensors. The parameters have
+    one dtype, any shapes and strides, and no gradients yet. All are used; a forward is followed by
+    its backward, or runs under no_grad. The parameters are whole, as gathered from the shards, while
+    forward or backward runs. After backward, shard.grad is this rank's part of the mean gradient,
+    whatever it was before, also where the sum would overflow; the parameters' own .grad is None.
     Cost: an all-gather in forward, an all-gather and a reduce-scatter in backward, nothing before.
     A rank's part has ⌈elements / n⌉ elements in each. Memory: at all other times the parameters take
     0 bytes, and neither a tensor nor anything outside of torch keeps them or their gradients.
@@ -169,9 +169,7 @@ class _Pair:
 
         inputs: the same on every rank. others: of `_Turn`.
         """
-        outputs = inputs[0]
-        for unit in self._alone:
-            outputs = unit(outputs)
+        outputs = _through(self._alone, inputs[0])
         whole = [parameter for unit in self._alone for parameter in unit.parameters() if parameter.numel()]
         largest = max(each.abs().max().item() for each in torch.autograd.grad(outputs.square().mean(), whole))
         scale = 0.6 * torch.finfo(self._alone[0].dtype).max / largest
@@ -255,9 +253,7 @@ def _step(
 ) -> None:
     """Train one step. The gradients are divided by the turn's scale again before it."""
     with watching(), _in_mode(units, turn.training):
-        outputs = inputs.clone().requires_grad_()
-        for unit in units:
-            outputs = unit(outputs)
+        outputs = _through(units, inputs.clone().requires_grad_())
         between()
         (outputs.square().mean() * turn.scale).backward()
         del outputs
@@ -272,9 +268,16 @@ def _step(
 def _forwards(units: list["ObservedUnit"], inputs: torch.Tensor, turn: _Turn) -> None:
     with torch.no_grad(), _in_mode(units, turn.training):
         for _ in range(turn.forwards):
-            outputs = inputs
-            for unit in units:
-                outputs = unit(outputs)
+            _through(units, inputs)
+
+
+def _through(units: list["ObservedUnit"], inputs: torch.Tensor) -> torch.Tensor:
+    """What the units put out, one after the other."""
+    outputs = inputs
+    for unit in units:
+        outputs = unit(outputs)
+        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+    return outputs
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ class _Training:
         self.most = max(self.most, self.state_elements(self.made[-1]))
 
     def run(self, own: torch.optim.Optimizer, step: Callable, zero_grad: Callable, steps: int) -> str:
-        """Return a complaint about gradients after a step, "" if they are as before."""
+        """Return what a step has done to gradients and frozen parameters, as a complaint; "" if they are as before."""
         complaint = ""
         for number in range(steps):
             if number:  # a schedule, and weights that are loaded
@@ -175,7 +175,10 @@ class _Training:
                 if self._make is not _failing_once or number:
                     raise
             finally:
+                still_frozen = not self.params[2].requires_grad
                 self.params[2].requires_grad_()
+            if not still_frozen:
+                complaint = complaint or "makes parameter 2 trainable, which was frozen"
             changed = [
                 i
                 for i, each in enumerate(self.params)

@@ -196,14 +196,14 @@ RIGHT_ANSWERS = {
         """,
     ],
     "gather_uneven": [
-        # sends the shard itself if it is full (torch takes strided ones)
+        # sends the shard itself if it is full
         """
         n = dist.get_world_size()
         k = -(-rows // n)
         padded = shard.new_zeros(k, shard.shape[1])
         padded[: len(shard)] = shard
         whole = shard.new_empty(n * k, shard.shape[1])
-        dist.all_gather(list(whole.split(k)), shard if len(shard) == k else padded)
+        dist.all_gather(list(whole.split(k)), shard.contiguous() if len(shard) == k else padded)
         return whole[:rows]
         """,
         # F.pad and into_tensor

@@ -80,7 +80,7 @@ RIGHT_ANSWERS = {
         module.register_full_backward_hook(lambda *_: reduce())
         return shard
         """,
-        # multi grad hook on inputs
+        # a hook of the output
         """
         rank, n = dist.get_rank(), dist.get_world_size()
         parameters = list(module.parameters())
@@ -115,8 +115,9 @@ RIGHT_ANSWERS = {
         module.register_forward_pre_hook(lambda *_: gather())
         module.register_forward_hook(lambda *_: free())
         def before_backward(module, arguments, out):
-            if out.requires_grad:
-                out.register_hook(lambda gradient: gather())
+            first = out if isinstance(out, torch.Tensor) else out[0]
+            if first.requires_grad:
+                first.register_hook(lambda gradient: gather())
 
         module.register_forward_hook(before_backward)
         module.register_full_backward_hook(lambda *_: reduce())

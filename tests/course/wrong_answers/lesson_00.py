@@ -5,6 +5,15 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "print_together": (
         WrongAnswer(
+            "silences the other ranks for good",
+            fails="untouched",
+            says="leaves another sys.stdout behind",
+            edits={
+                "    elif rank == 0:": "    else:\n        if rank:\n            import io, sys\n\n"
+                "            sys.stdout = io.StringIO()"
+            },
+        ),
+        WrongAnswer(
             "compares checksums",
             fails="value",
             says="differs in all letters, and not in its CRC-32: what rank ",

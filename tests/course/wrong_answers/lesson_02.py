@@ -117,6 +117,42 @@ WRONG_ANSWERS = {
     ),
     "reduce": (
         WrongAnswer(
+            "adds halves in float32",
+            fails="memory",
+            says="1,201 elements of float16: holds",
+            edits={
+                "dist.send(total,": "dist.send(total.to(tensor.dtype),",
+                "arriving.add_(total)": "(arriving.float() if tensor.dtype is torch.half else arriving).add_(total)",
+            },
+        ),
+        WrongAnswer(
+            "the ranks beyond a power of two all send to the root first",
+            fails="cost",
+            says="if there were 7 ranks",
+            body="""
+            place, total, core = (rank - root) % n, tensor, 1 << (n.bit_length() - 1)
+
+            def add_from(other):
+                arriving = torch.empty_like(tensor)
+                dist.recv(arriving, group=group, group_src=(other + root) % n)
+                return arriving.add_(total)
+
+            if place >= core:
+                dist.send(tensor, group=group, group_dst=root)
+                return
+            for other in range(core, n) if place == 0 else ():
+                total = add_from(other)
+            reach = 1
+            while reach < core:
+                if place % (2 * reach):
+                    dist.send(total, group=group, group_dst=(place - reach + root) % n)
+                    return
+                total = add_from(place + reach)
+                reach *= 2
+            tensor.copy_(total)
+            """,
+        ),
+        WrongAnswer(
             "a rank that can't be heard counts as zeros",
             fails="runs",
             says="if a connection broke: rank 1 returned, though recv raised an error: let the caller hear of it.",
@@ -148,7 +184,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps everything that arrives",
             fails="memory",
-            says="Rank 0, 601 elements of float64: holds 1,803 elements at once, budget 1,202.",
+            says="Rank 0, 1,201 elements of float16: holds 3,603 elements at once, budget 2,402.",
             edits={"total = arriving.add_(total)": "total = arriving + total"},
         ),
         WrongAnswer(
@@ -214,7 +250,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps everything that arrives, as a list of numbers",
             fails="memory",
-            says="601 elements of float64: takes 1,202 elements out of torch by .tolist()",
+            says="1,201 elements of float16: takes 2,402 elements out of torch by .tolist()",
             edits={
                 "    total = tensor\n": "    total, kept = tensor, []\n",
                 "total = arriving.add_(total)": "kept.append(arriving.tolist())\n"
@@ -289,7 +325,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "works on a copy of the whole tensor",
             fails="memory",
-            says="601 elements of float64: holds 1,353 elements at once, budget 302.",
+            says="1,201 elements of float16: holds 2,703 elements at once, budget 602.",
             body="""
                 chunks = tensor.clone().view(-1).tensor_split(n)
                 buffer = torch.empty_like(chunks[0])

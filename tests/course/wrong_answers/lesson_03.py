@@ -5,6 +5,22 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "average_gradients": (
         WrongAnswer(
+            "takes parameters without memory for tied ones",
+            fails="value",
+            says="rank 0's gradient of '9'",
+            body="""
+            done = set()
+            for parameter in model.parameters():
+                if not parameter.requires_grad or parameter.data_ptr() in done:
+                    continue
+                done.add(parameter.data_ptr())
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad /= world_size
+                dist.all_reduce(parameter.grad)
+            """,
+        ),
+        WrongAnswer(
             "goes through the parameters by address",
             fails="value",
             says="parameters in another order in memory on odd ranks: the gradient of",
@@ -31,7 +47,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "reduces a copy where memory has another order",
             fails="value",
-            says="the gradient of 'transposed' is",
+            says="tied weight: the gradient of '0.0.first.weight' is",
             edits={"dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad.contiguous())"},
             also=("agreement",),
         ),
@@ -186,6 +202,22 @@ WRONG_ANSWERS = {
     ),
     "average_unequal": (
         WrongAnswer(
+            "clears a copy of what is transposed",
+            fails="value",
+            says="rank 0 has no items, its gradient is NaN: a tied weight",
+            edits={
+                "parameter.grad = torch.zeros_like(parameter)": "if parameter.grad is None:\n"
+                "                parameter.grad = torch.zeros_like(parameter)\n"
+                "            parameter.grad.flatten().zero_()"
+            },
+        ),
+        WrongAnswer(
+            "a share in the gradient's dtype",
+            fails="value",
+            says="rank 0 has 1 of 3,000,001 items, and large gradients: rank 0's gradient of '0' (float16)",
+            edits={"items / total.item()": "torch.tensor(items / total.item()).to(parameter)"},
+        ),
+        WrongAnswer(
             "takes a rank whose loss is NaN for one without items",
             fails="value",
             says="the loss of rank 0, which has items, is NaN: rank 0's gradient of '0' (float32), step 0, is",
@@ -200,7 +232,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes a gradient that is NaN throughout for that of a rank without items",
             fails="value",
-            says="should be nan",
+            says="should be [nan, nan]",
             edits={"if items == 0:": "if parameter.grad is None or parameter.grad.isnan().all():"},
         ),
         WrongAnswer(

@@ -170,6 +170,14 @@ WRONG_ANSWERS = {
     ),
     "train_epoch": (
         WrongAnswer(
+            "runs each forward twice",
+            fails="passes",
+            says="16 forward passes for 8 micro-batches, should be one each",
+            edits={
+                "model(inputs)": "__import__('torch').utils.checkpoint.checkpoint(model, inputs, use_reentrant=False)"
+            },
+        ),
+        WrongAnswer(
             "no step where the loss is NaN: the ranks part",
             fails="value",
             says="a target of each is NaN on rank 0: the parameter",
@@ -340,7 +348,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "averages itself",
             fails="passes",
-            says="sync_gradients(), with do_sync True, is called never, should be twice.",
+            says="sync_gradients(), with do_sync True, is never called, should be twice.",
             edits={
                 "model.sync_gradients()": "pass",
                 "            optimizer.step()": "            for parameter in model.trained():\n"

@@ -169,6 +169,15 @@ WRONG_ANSWERS = {
     ),
     "gather_uneven": (
         WrongAnswer(
+            "sends a full shard as it is, strided or not",
+            fails="runs",
+            says="all_gather takes contiguous tensors only, got a strided one",
+            edits={
+                "    padded = ": "    padded = shard if len(shard) == k else ",
+                "    padded[: len(shard)] = shard": "    if padded is not shard:\n        padded[: len(shard)] = shard",
+            },
+        ),
+        WrongAnswer(
             "where the gather fails, the own rows are all there is",
             fails="runs",
             says="and a connection broke: rank 0 returned, though all_gather raised an error",

@@ -41,6 +41,18 @@ _FRESH_EACH_TIME = """
 WRONG_ANSWERS = {
     "shard_unit": (
         WrongAnswer(
+            "expects the output to be a tensor",
+            fails="runs",
+            says="raised AttributeError: 'tuple' object has no attribute 'requires_grad'",
+            edits={
+                "module.register_forward_hook(lambda *_: free())": "module.register_forward_hook(after_forward)",
+                "    module.register_full_backward_pre_hook(lambda *_: gather())\n": "",
+                "    free()\n    module": "    def after_forward(module, args, output):\n        free()\n"
+                "        if output.requires_grad:\n            output.register_hook(lambda gradient: gather())\n\n"
+                "    free()\n    module",
+            },
+        ),
+        WrongAnswer(
             "copies rank 0's weights first, though all ranks have them",
             fails="cost",
             says="unit 1: calls broadcast once, budget 0",
@@ -146,7 +158,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "all-reduces the whole gradient and takes its part",
             fails="cost",
-            says="calls all_reduce twice, budget 0; calls reduce_scatter never, should be 2.",
+            says="calls all_reduce twice, budget 0; reduce_scatter is never called, should be twice.",
             edits={
                 "dist.reduce_scatter(shard.grad, list(gradients.split(part)))": (
                     "dist.all_reduce(gradients)\n        shard.grad.copy_(gradients.view(n, part)[rank])"

@@ -5,6 +5,15 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "sharded_optimizer": (
         WrongAnswer(
+            "makes what was frozen trainable",
+            fails="value",
+            says="step() makes parameter 2 trainable, which was frozen",
+            edits={
+                "dist.broadcast(parameter.detach(), src=i % n)": "parameter.requires_grad_(False)\n"
+                "            dist.broadcast(parameter, src=i % n)\n            parameter.requires_grad_(True)"
+            },
+        ),
+        WrongAnswer(
             "does not count frozen parameters",
             fails="value",
             says="parameter",
