@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import gc
 import itertools
 import math
@@ -106,7 +107,11 @@ class ObservedStep:
     def run(self, loss: Callable[[], torch.Tensor], finish: Callable[[], None]) -> None:
         """Backward, then `finish()`."""
         parameters = [parameter for bucket in self.buckets for parameter in bucket]
-        hooks = [each.register_post_accumulate_grad_hook(self._gradient_arrived) for each in parameters]
+        nodes = [_where_gradients_arrive(each) for each in parameters]
+        hooks = [
+            node.register_hook(functools.partial(self._gradient_arrived, parameter))
+            for node, parameter in zip(nodes, parameters, strict=True)
+        ]
         try:
             with listening(self):
                 with _questions_noticed() as questions:
@@ -126,8 +131,8 @@ class ObservedStep:
     def waited(self, call: Call) -> None:
         self.waits += 1
 
-    def _gradient_arrived(self, parameter: nn.Parameter) -> None:
-        """Called by autograd after the answer's own hook, which was registered earlier."""
+    def _gradient_arrived(self, parameter: nn.Parameter, *_: Any) -> None:
+        """Called by autograd after the answer's own hook, be it on the parameter or on its node."""
         self._arrived.add(parameter)
         complete = [self._arrived.issuperset(bucket) for bucket in self.buckets]
         self.late |= self.calls < sum(itertools.takewhile(bool, complete) if self.in_order else complete)
@@ -152,6 +157,12 @@ class ObservedStep:
         kept = sum(handle() is not None for handle in self.handles)
         what = "handles are" if kept > 1 else "handle is"
         return f"{kept} {what} still kept: let go of {'them' if kept > 1 else 'it'} in finish()" if kept else ""
+
+
+def _where_gradients_arrive(parameter: nn.Parameter) -> torch.autograd.graph.Node:
+    """The node of autograd's graph that adds up `.grad`. Its hooks come after all those of the parameter."""
+    with torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
 
 
 def _backward(loss: torch.Tensor) -> None:

@@ -96,6 +96,7 @@ class ObservedUnit(nn.Module):
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
         self.seen = torch.empty(0)  # the parameters' values in the last forward
         self.seen_storages: set[torch.UntypedStorage] = set()  # of these in all forwards
+        self.passed: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # the memory of what it was given
         self.others: list[ObservedUnit] = []
         self._whole_beside: set[int] = set()  # numbers of units that were whole while this one computed
         self._read: list[weakref.ref[torch.UntypedStorage]] = []  # the parameters' memory in the last forward
@@ -108,8 +109,9 @@ class ObservedUnit(nn.Module):
         self.cube, self.none = (nn.Parameter(torch.empty(shape)) for shape in ((2, 1, 3), (0, 2)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor]:
-        if (names := [name for name, _ in self.named_parameters()]) != [*self._shapes]:
-            raise RuntimeError(f"unit {self.number} finds parameters {names} in forward, should be {[*self._shapes]}")
+        if others := {name for name, _ in self.named_parameters()} ^ self._shapes.keys():
+            how = "has other parameters than before the call" if others & self._shapes.keys() else "has a new parameter"
+            raise RuntimeError(f"in forward unit {self.number} {how}: {', '.join(map(repr, sorted(others)))}")
         for name, parameter in self.named_parameters():
             if (shape := tuple(parameter.shape)) != self._shapes[name]:
                 should_be = f"should be {self._shapes[name]}"
@@ -120,6 +122,10 @@ class ObservedUnit(nn.Module):
         with torch.no_grad():
             self.seen = torch.cat([parameter.flatten() for parameter in self.parameters()])
         self.seen_storages.add(self.seen.untyped_storage())
+        if x.requires_grad:
+            x = x.view_as(x)  # its gradient is the last to be computed here
+            self.passed.add(x.untyped_storage())
+            x.register_hook(lambda _: self._look("backward", self._storages()))
         change = self._change(x.to(self.dtype))
         if change.requires_grad:
             self._look_in_backward_of(change)

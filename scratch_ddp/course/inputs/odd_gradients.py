@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.inputs.every_kind import LARGE
@@ -17,7 +18,7 @@ from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import bits
 
-SHAPES = ((), (0,), (3,), (5, 4), (2, 3, 4), (0, 4), (1, 1), (7,))
+SHAPES = ((), (0,), (3,), (5, 4), (2, 3, 4), (4, 2, 3), (1, 1), (7,))
 FIRST_DTYPES = torch.float64, torch.float16, torch.complex64
 OTHER_DTYPES = torch.float32, torch.bfloat16, torch.complex128
 NONE, ZEROS, OWN_ZEROS, VIEW_OF_ZEROS = "None", "zeros", "other zeros", "a view of zeros"  # how one is cleared
@@ -52,6 +53,7 @@ class _Rank:
             for step in range(case.steps)
         ]
         self.places: list[list[int]] = []  # of the gradients after each step
+        self.waits = 0  # before backward had returned
         number = len(self.parameters)
         self.orders = [_order(case, self.parameters, step, generator) for step in range(case.steps)]
         self.clearings = []
@@ -68,8 +70,10 @@ class _Rank:
         for gradients, order, clearings in zip(self.gradients, self.orders, self.clearings, strict=True):
             for parameter, how in zip(self.parameters, clearings, strict=True):
                 _clear(parameter, how)
+            before = dist.group.WORLD.waits
             for i in order:
                 self.parameters[i].backward(gradients[i])
+            self.waits += dist.group.WORLD.waits - before
             for each in after_backward:
                 each()
             self.places.append([each.grad.data_ptr() for each in self.parameters if each.grad is not None])
@@ -103,6 +107,8 @@ def examine_in_worlds(trial: Trial, cases: dict[str, Case], calls: Callable[[Cas
                         continue
                     trial.value(grad, mean, what, max(1e-12, 8 * torch.finfo(mean.dtype).eps))
         for rank, each in enumerate(members):
+            waited = f"before backward has returned, {each.waits} messages have been waited for, should be 0"
+            trial.criterion("overlap", waited if each.waits else "", f"{world.place} rank {rank}:")
             changed = "" if _same(each.given, each.before) else "has other entries than before"
             trial.criterion("untouched", changed, f"{world.place} rank {rank}'s list")
             if stays:
@@ -128,14 +134,16 @@ def _flat(lists: Lists) -> list[nn.Parameter]:
 
 
 def parameters_of(*dtypes: torch.dtype) -> list[nn.Parameter]:
-    """Of each dtype one in every shape; the matrices are transposed, and what has three dimensions has gaps."""
+    """Of each dtype one in every shape: matrices are transposed; of two with three dimensions one has gaps."""
     return [nn.Parameter(_laid_out(torch.ones(shape, dtype=dtype))) for dtype in dtypes for shape in SHAPES]
 
 
 def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() == 2:
         return tensor.mT.contiguous().mT
-    return tensor.repeat_interleave(2, dim=-1)[..., ::2] if tensor.dim() == 3 else tensor
+    if tensor.shape == (2, 3, 4):
+        return tensor.repeat_interleave(2, dim=-1)[..., ::2]
+    return tensor.permute(1, 2, 0).contiguous().permute(2, 0, 1) if tensor.dim() == 3 else tensor
 
 
 def one_large() -> list[nn.Parameter]:

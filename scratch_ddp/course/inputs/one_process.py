@@ -209,7 +209,7 @@ class _Seat(dist.ProcessGroup):
         self._may_run = _locked()
         self._awaited: Callable[[], bool] | None = None  # where it waits: whether that has come
         self._ended = False
-        self._waits, self.has_lost = 0, ""  # how often it has waited, and in which call its connection was lost
+        self.waits, self.has_lost = 0, ""  # how often it has waited, and in which call its connection was lost
         # As attributes of the object: `traffic` replaces methods of the class, and these messages are not sent.
         for method in METHODS:
             setattr(self, method, functools.partial(self._called, method))
@@ -297,7 +297,7 @@ class _Seat(dist.ProcessGroup):
         return Work(lambda: self._wait(number, name, given), flat(given[0]) if tensors else ())
 
     def _come_to_a_wait(self, name: str) -> None:
-        number, self._waits = self._waits, self._waits + 1
+        number, self.waits = self.waits, self.waits + 1
         if number == self._world.lost:
             self.has_lost = name
             raise ConnectionLost

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.inputs.default_dtype import with_default_float64
 from scratch_ddp.course.inputs.every_kind import (
     INT16,
     odd_numbers,
@@ -112,8 +113,9 @@ ALL_REDUCE_IN_TWO_STEPS = Exercise(all_reduce_in_two_steps, examine_all_reduce_i
 def all_gather_uneven(tensor):
     """Return a list with every rank's `tensor`, in the order of the ranks.
 
-    They are one-dimensional, float32, of any lengths and values, and may be strided; every bit
-    is kept. `dist.all_gather` takes contiguous tensors of one size only.
+    They are one-dimensional, float32, whatever torch's default dtype is, of any lengths and values,
+    and may be strided; every bit is kept. `dist.all_gather` takes contiguous tensors of one size
+    only.
     Cost: at most two dist.all_gather, of one int64, then of as many elements as the longest has.
     """
     world_size = dist.get_world_size()
@@ -141,7 +143,12 @@ def examine_all_gather_uneven(trial: Trial) -> None:
     }
     everyones = {case: [tensor.to(trial.device) for tensor in tensors] for case, tensors in cases.items()}
     given = {case: (tensors[trial.rank].clone(),) for case, tensors in everyones.items()}
-    for tensors, pieces in zip(everyones.values(), trial.call_each(given), strict=True):
+    if not trial.on_all_ranks:
+        given = {f"{case}, float64 is the default dtype": args for case, args in given.items()}
+    using = None if trial.on_all_ranks else with_default_float64
+    named = {f"tensor ({case})": tensor for case, (tensor,) in given.items()}
+    called = trial.call_each(given, using=using, beside=named)
+    for tensors, pieces in zip(everyones.values(), called, strict=True):
         trial.value(pieces, tensors, every_bit=True)
         trial.agreement(pieces)
         first = trial.calls[0].payload if trial.calls else INTEGER
@@ -159,7 +166,7 @@ def _examine_lengths_in_worlds(trial: Trial) -> None:
     cases = {
         "no elements": [torch.empty(0)] * n,
         "zeros, NaN and infinity": [odd[: 5 - rank % 5] for rank in range(n)],
-        "70,001 elements on rank 0": [torch.arange(float(rank or 70_001)) for rank in range(2)],
+        "1,048,577 elements on rank 0": [torch.arange(float(rank or 2**20 + 1)) for rank in range(2)],
         "a NaN with bits of its own": [odd[5 - rank % 5 :] for rank in range(n)],
         "a part of a longer tensor": [torch.arange(9.0)[rank + 2 : 2 * rank + 3] for rank in range(n)],
         "every second element of a tensor": [torch.arange(8.0)[rank % 2 :: 2] for rank in range(n)],

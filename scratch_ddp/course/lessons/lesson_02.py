@@ -165,9 +165,11 @@ def more_ranks(trial: Trial) -> list[int]:
 
 
 def drawn_vectors(trial: Trial, n: int) -> list[torch.Tensor]:
-    """Whole numbers, whose sums are exact; of any size."""
+    """Whole numbers, whose sums are exact; of any size, and on two ranks so many that an answer may cut them."""
+    if n == 2:
+        return [torch.full((4 * 2**20 + 3,), rank + 1, dtype=torch.uint8) for rank in range(n)]
     generator = torch.Generator().manual_seed(trial.seed + n)
-    size = 66_002 if n == 2 else int(1000 ** torch.rand((), generator=generator))
+    size = int(1000 ** torch.rand((), generator=generator))
     return list(torch.randint(-1000, 1000, (n, size), generator=generator).float())
 
 
@@ -260,10 +262,9 @@ def examine_ring_all_reduce(trial: Trial) -> None:
         _examine_ring_in_worlds(trial)
         tensor = torch.zeros(COUNTED, dtype=SMALLEST, device=trial.device)
         trial.call_within(2 * -(-COUNTED // n), tensor, case=COUNTED_CASE, changes=[tensor], unit=SMALLEST)
-    for more in sorted({dist.get_world_size(), 5 + trial.seed % 2}) if trial.size == 1 else ():  # and how deep it is
-        size = 4 * more + trial.seed % more
-        parts = list(torch.randn(more, size, generator=generator))
-        total, chunk = total_of([part.double() for part in parts]).float(), -(-size // more) * parts[0].element_size()
+    for more in sorted({2, dist.get_world_size(), 5 + trial.seed % 2}) if trial.size == 1 else ():  # and how deep it is
+        parts = drawn_vectors(trial, more)
+        total, chunk = total_of(parts), -(-parts[0].numel() // more) * parts[0].element_size()
         ran = examine_on_more_ranks(trial, parts, [total] * more, budget_of_a_ring(more, chunk), None)
         trial.criterion("chunks", too_large(ran.largest, chunk))
         held = f"holds {ran.room:,} bytes that it has received into beside `tensor`, budget {2 * chunk:,}"

@@ -60,6 +60,8 @@ class _Model(OddModel):
     def __init__(self, device: torch.device):
         super().__init__(device)
         self.register_buffer("codes", torch.tensor(_CODES, dtype=torch.uint8, device=device).view(torch.float8_e5m2))
+        self.register_buffer("signed", torch.tensor([-1, 1], dtype=torch.int8, device=device))
+        self.register_buffer("half_complex", torch.zeros(2, dtype=torch.complex32, device=device))
         self.register_buffer("passing", torch.ones(2, dtype=torch.complex128, device=device), persistent=False)
         with torch.no_grad():
             self.tiny.fill_(2.0)  # unlike `large`, which has the same shape
@@ -219,6 +221,8 @@ _DIFFERENCES: dict[str, tuple[int, _Change]] = {
     "'passing', a buffer that is not in state_dict(), by i·2⁻⁴⁰": (0, _put("passing", 1 + _TINY * 1j)),
     "the order of the flags in 'mask', a buffer that is not in state_dict()": (1, _reorder_flags),
     "an int64 of 2⁶⁰, by 1": (1, _flip("steps", 0, [1])),
+    "an int8: -2, -1 elsewhere": (1, _put("signed", -2)),  # Python's hash of both is the same
+    "the imaginary part of a complex32": (1, _flip("half_complex", 2, [1])),
     "the last of 300,000 numbers, which are frozen": (1, _put("frozen", 1.0, -1)),
     f"number {_MIDDLE:,} of 300,000: -0.0, 0.0 elsewhere": (1, _flip("frozen", 4 * _MIDDLE + 3, [128])),
     "the order of numbers of float8, with the same CRC-32 and the same sums, also weighted by place": (

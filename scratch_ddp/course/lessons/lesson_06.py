@@ -12,6 +12,7 @@ from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, Guard
+from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.course.wording import difference
 from scratch_ddp.minimal.ddp import DataParallel, SimpleDistributedDataParallelism
@@ -176,6 +177,14 @@ def examine_no_sync(trial: Trial) -> None:
             trial.criterion("value", complaint)
             trial.criterion("restored", difference(flag, before), f"do_sync after {error} in the block")
     trial.cost(calls={})
+    trial.end_if_wrong()
+    for _, world in tried_in_worlds(trial, {"a block": lambda: [(CountedModel(trial.device),)]}, using=_flag_inside):
+        trial.value(world.results[0], False, f"{world.place} do_sync in the block")
+
+
+def _flag_inside(answer: Callable, model: CountedModel) -> bool:
+    with answer(model):
+        return model.do_sync
 
 
 _OF_NESTED = "do_sync after the first and the second inner block, and after the outer one"

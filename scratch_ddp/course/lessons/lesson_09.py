@@ -372,6 +372,8 @@ def _views_complaint(parameters: list[nn.Parameter], lies_at: list[int], before:
     """Say that the gradients are not parts of one tensor that stays where it is; "" if they are."""
     gradients = [each.grad for each in parameters if isinstance(each.grad, torch.Tensor)]
     tensors = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in gradients}
+    if any(each.is_inference() for each in gradients):
+        return "the gradients are made in inference mode: nobody may change them in place outside of it"
     if len(tensors) > 1:
         return f"the gradients lie in {len(tensors)} tensors, should be views of one"
     size = sum(each.nbytes for each in parameters)

@@ -228,14 +228,14 @@ def _examine_gathers_in_worlds(trial: Trial) -> None:
     dtypes = torch.float64, torch.bfloat16, torch.int16, torch.uint8
     cases, weights = {}, {}
     for number, n in enumerate((1, 2, 5, 6, 7, 8, 9, 9)):
-        rows, columns = (int(torch.randint(1, most, (1,), generator=generator)) for most in (5 * n, 5))
+        rows, columns = (int(torch.randint(2, most, (1,), generator=generator)) for most in (5 * n, 6))
         if number == 2:
             rows, columns = 2 * n, WIDE
         dtype = dtypes[(number + trial.seed) % len(dtypes)]
         weight = _weight(trial, trial.seed + number, rows, columns, dtype)
-        strided = ", strided" * (number % 2)
-        case = f"{rows} × {columns} of {str(dtype).removeprefix('torch.')}{strided}, seed {trial.seed}"
-        cases[case] = functools.partial(_shards_of, weight, n, bool(strided))
+        laid_out = ("", ", every second row of others", ", transposed")[number % 3]
+        case = f"{rows} × {columns} of {str(dtype).removeprefix('torch.')}{laid_out}, seed {trial.seed}"
+        cases[case] = functools.partial(_shards_of, weight, n, laid_out)
         weights[case] = weight
     for case, world in tried_in_worlds(trial, cases):
         weight, n = weights[case], len(world.given)
@@ -245,11 +245,15 @@ def _examine_gathers_in_worlds(trial: Trial) -> None:
         trial.criterion("cost", world.over_budget({"all_gather": 1}, sent), world.place)
 
 
-def _shards_of(weight: torch.Tensor, n: int, strided: bool) -> list[tuple]:
-    """The arguments of n ranks. strided: the shards are every second row of others."""
+def _shards_of(weight: torch.Tensor, n: int, laid_out: str) -> list[tuple]:
+    """The arguments of n ranks."""
     k = -(-len(weight) // n)
     shards = [weight[rank * k : (rank + 1) * k].clone() for rank in range(n)]
-    return [(each.repeat_interleave(2, 0)[::2] if strided else each, len(weight)) for each in shards]
+    if "second" in laid_out:
+        shards = [each.repeat_interleave(2, 0)[::2] for each in shards]
+    elif laid_out:
+        shards = [each.t().contiguous().t() for each in shards]
+    return [(each, len(weight)) for each in shards]
 
 
 def _weight(trial: Trial, seed: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

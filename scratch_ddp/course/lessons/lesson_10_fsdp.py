@@ -231,7 +231,7 @@ class _Pair:
             held = 0 if shard.grad is None else shard.grad.untyped_storage().nbytes()
             if held > most:
                 return f"{when} shard.grad of unit {unit.number} is a part of {held:,} bytes, budget {most:,}"
-        own |= {storage for unit in self._units for storage in unit.seen_storages}
+        own |= {storage for unit in self._units for storage in (*unit.seen_storages, *unit.passed)}
         parts = sum(unit.part_of(self._trial.size) * unit.itemsize for unit in self._units)
         return self._seen.kept(when, own, parts, sum(unit.elements for unit in self._units))
 

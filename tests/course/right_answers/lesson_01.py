@@ -99,9 +99,9 @@ RIGHT_ANSWERS = {
         dist.all_gather(lengths, torch.tensor(len(tensor)), async_op=True).wait()
         longest = max(lengths).item()
         if longest == 0:
-            return [tensor.new_empty(0) for _ in lengths]
+            return [torch.empty(0, dtype=torch.float32) for _ in lengths]
         padded = torch.nn.functional.pad(tensor, (0, longest - len(tensor)), value=7.0).contiguous()
-        pieces = [torch.empty(longest) for _ in lengths]
+        pieces = [torch.empty(longest, dtype=torch.float32) for _ in lengths]
         dist.all_gather(pieces, padded)
         pieces = [piece.narrow(0, 0, length.item()).clone() for piece, length in zip(pieces, lengths)]
         pieces[dist.get_rank()] = tensor

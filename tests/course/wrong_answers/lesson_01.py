@@ -144,6 +144,13 @@ WRONG_ANSWERS = {
     ),
     "all_gather_uneven": (
         WrongAnswer(
+            "takes float32 for the default dtype",
+            fails="value",
+            says="lengths [6, 3, 0], float64 is the default dtype: the result at entry 0 ",
+            edits={"tensor.new_zeros": "torch.zeros", "tensor.new_empty": "torch.empty"},
+            also=("cost",),
+        ),
+        WrongAnswer(
             "a value marks the end",
             fails="value",
             says="rank 0's result at entry",

@@ -5,6 +5,24 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "tree_broadcast": (
         WrongAnswer(
+            "large tensors go in pieces",
+            fails="cost",
+            says="if there were 2 ranks, rank 1 at the root: 17 messages, budget 1; depth 17, budget 1",
+            body="""
+            rank, n = dist.get_rank(group), dist.get_world_size(group)
+            root = dist.get_group_rank(group or dist.group.WORLD, src)
+            place = (rank - root) % n
+            for piece in tensor.view(-1).split(1 << 18):
+                reach = 1
+                while reach < n:
+                    if place < reach and place + reach < n:
+                        dist.send(piece, group=group, group_dst=(place + reach + root) % n)
+                    elif reach <= place < 2 * reach:
+                        dist.recv(piece, group=group, group_src=(place - reach + root) % n)
+                    reach *= 2
+            """,
+        ),
+        WrongAnswer(
             "takes a group of as many ranks for the default group",
             fails="group",
             says="if there were 4 ranks, rank ",
@@ -277,6 +295,16 @@ WRONG_ANSWERS = {
         ),
     ),
     "ring_all_reduce": (
+        WrongAnswer(
+            "two ranks exchange the whole tensor",
+            fails="chunks",
+            says="if there were 2 ranks: a message has 4,194,307 bytes, should have 2,097,154 at most",
+            edits={
+                "    chunks = ": "    if n == 2:\n        arriving = torch.empty_like(tensor)\n"
+                "        send_recv(tensor, 1 - rank, arriving, 1 - rank, group)\n        return tensor.add_(arriving)\n"
+                "    chunks = "
+            },
+        ),
         WrongAnswer(
             "half a tensor of room, which is too much for more than four ranks",
             fails="memory",

@@ -5,6 +5,38 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "same_on_all_ranks": (
         WrongAnswer(
+            "Python's hash of numbers",
+            fails="value",
+            says="rank 1 differs in an int8: -2, -1 elsewhere: rank 0's result is True, should be False",
+            body="""
+            hashes = []
+            for tensor in [*model.parameters(), *model.buffers()]:
+                hashes.append(hash(tuple(tensor.detach().contiguous().flatten().view(torch.int8).tolist())))
+            mine = torch.tensor([hash(tuple(hashes))])
+            everyones = [torch.empty_like(mine) for _ in range(world_size)]
+            dist.all_gather(everyones, mine)
+            return len({theirs.item() for theirs in everyones}) == 1
+            """,
+        ),
+        WrongAnswer(
+            "what numpy does not know becomes float32",
+            fails="value",
+            says="rank 1 differs in the imaginary part of a complex32: rank 0's result is True, should be False",
+            body="""
+            digest = hashlib.sha256()
+            for tensor in [*model.parameters(), *model.buffers()]:
+                try:
+                    known = tensor.detach().contiguous().numpy()
+                except TypeError:
+                    known = tensor.detach().float().contiguous().numpy()
+                digest.update(known.tobytes())
+            mine = torch.tensor(list(digest.digest()), dtype=torch.uint8)
+            everyones = [torch.empty_like(mine) for _ in range(world_size)]
+            dist.all_gather(everyones, mine)
+            return all(torch.equal(mine, other) for other in everyones)
+            """,
+        ),
+        WrongAnswer(
             "shares the 32 bytes out among the tensors",
             fails="value",
             says="one rank differs in a bit or in the order: rank 0's result is True, should be False",

@@ -7,6 +7,15 @@ _SWITCH_BACK = "model.do_sync = before"
 WRONG_ANSWERS = {
     "no_sync": (
         WrongAnswer(
+            "does nothing where there is only one rank",
+            fails="value",
+            says="if there were one rank only, a block: do_sync in the block is True, should be False",
+            edits={
+                "model.disable_grad_sync()": "if __import__('torch').distributed.get_world_size() > 1:\n"
+                "            model.disable_grad_sync()"
+            },
+        ),
+        WrongAnswer(
             "clears the gradients when a block begins",
             fails="restored",
             says="the gradients that the model had before the block are no longer there",

@@ -5,6 +5,24 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "average_in_buckets": (
         WrongAnswer(
+            "takes what is not contiguous for a transposed matrix",
+            fails="runs",
+            says="view size is not compatible",
+            edits={
+                "each.grad.flatten() for each in bucket": "(each.grad if each.grad.is_contiguous() else each.grad.mT)"
+                ".view(-1) for each in bucket"
+            },
+        ),
+        WrongAnswer(
+            "lets three messages be under way at most",
+            fails="overlap",
+            says="before backward has returned, ",
+            edits={
+                "            bucket = buckets[len": "            if len(on_the_way) > 2:\n"
+                "                on_the_way[-3][2].wait()\n            bucket = buckets[len"
+            },
+        ),
+        WrongAnswer(
             "divides after the sum, which overflows",
             fails="value",
             says="in step 1 is",
@@ -213,9 +231,27 @@ def finish():
     ),
     "average_through_buffer": (
         WrongAnswer(
+            "leaves tensors of inference mode",
+            fails="views",
+            says="the gradients are made in inference mode: nobody may change them in place outside of it",
+            body="""
+            sizes = [parameter.numel() for parameter in parameters]
+            with torch.inference_mode():
+                buffer = parameters[0].new_zeros(sum(sizes))
+                views = [part.view_as(each) for each, part in zip(parameters, buffer.split(sizes), strict=True)]
+
+            @torch.inference_mode()
+            def average():
+                for parameter, view in zip(parameters, views, strict=True):
+                    torch.div(parameter.grad, dist.get_world_size(), out=view)
+                    parameter.grad = view
+                dist.all_reduce(buffer)
+            """,
+        ),
+        WrongAnswer(
             "gives the views the parameters' strides, also where those have gaps",
-            fails="runs",
-            says="setStorage",
+            fails="value",
+            says="gradient of parameter 4 ((2, 3, 4), float64)",
             edits={
                 "    views = [part.view_as(each) for each, part in zip(parameters, parts, strict=True)]\n": (
                     "    views = [\n"

@@ -169,6 +169,15 @@ WRONG_ANSWERS = {
     ),
     "gather_uneven": (
         WrongAnswer(
+            "takes a clone for contiguous",
+            fails="runs",
+            says="all_gather takes contiguous tensors only, got a strided one",
+            edits={
+                "    padded = ": "    padded = shard.clone() if len(shard) == k else ",
+                "    padded[: len(shard)] = shard": "    if len(shard) < k:\n        padded[: len(shard)] = shard",
+            },
+        ),
+        WrongAnswer(
             "sends a full shard as it is, strided or not",
             fails="runs",
             says="all_gather takes contiguous tensors only, got a strided one",

@@ -41,6 +41,17 @@ _FRESH_EACH_TIME = """
 WRONG_ANSWERS = {
     "shard_unit": (
         WrongAnswer(
+            "frees with the last gradient of a parameter, before the backward of what comes first",
+            fails="runs",
+            says="finds no memory in backward",
+            edits={
+                "    module.register_full_backward_hook(lambda *_: reduce())\n": "    arrived = []\n\n"
+                "    def count(_):\n        arrived.append(1)\n"
+                "        if len(arrived) % len(parameters) == 0:\n            reduce()\n\n"
+                "    for parameter in parameters:\n        parameter.register_post_accumulate_grad_hook(count)\n"
+            },
+        ),
+        WrongAnswer(
             "expects the output to be a tensor",
             fails="runs",
             says="raised AttributeError: 'tuple' object has no attribute 'requires_grad'",

@@ -5,6 +5,22 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "sharded_optimizer": (
         WrongAnswer(
+            "keeps own.step as it was",
+            fails="value",
+            says="step() never calls own.step(): what stands there now, since a scheduler has wrapped it",
+            edits={"        own.step()": "        update()", "    def step": "    update = own.step\n\n    def step"},
+        ),
+        WrongAnswer(
+            "sends the memory that parameters had when it was called",
+            fails="value",
+            says="3 steps: parameter ",
+            edits={
+                "    def step": "    tensors = [parameter.detach() for parameter in params]\n\n    def step",
+                "in enumerate(params)": "in enumerate(tensors)",
+            },
+            also=("agreement",),
+        ),
+        WrongAnswer(
             "makes what was frozen trainable",
             fails="value",
             says="step() makes parameter 2 trainable, which was frozen",
@@ -348,6 +364,12 @@ WRONG_ANSWERS = {
         ),
     ),
     "bytes_held": (
+        WrongAnswer(
+            "takes the size of a number from the default dtype",
+            fails="value",
+            says="float64 is the default dtype: the result is 384, should be 192",
+            edits={"return 4 *": "return torch.empty(()).element_size() *"},
+        ),
         WrongAnswer(
             "divides in floating point",
             fails="value",
