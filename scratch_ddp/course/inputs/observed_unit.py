@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Iterable
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.freed_memory import refuse_freed
+from scratch_ddp.course.inputs.lasting import lasting
 from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.instruments.traffic.intercept import LightMode, works_under_way
 
@@ -48,10 +48,15 @@ class Seen(LightMode):
         """That between forward and backward a tensor as large as a whole unit is there, as a complaint."""
         n = dist.get_world_size()
         own = {storage for unit in units for storage in unit.seen_storages}
-        for unit in units:
-            if any(s.nbytes() in unit.whole_sizes(n) and s not in own for s in list(self._storages)):
-                return f"between forward and backward a tensor is kept that is as large as unit {unit.number} is whole"
-        return ""
+
+        def found() -> str:
+            for unit in units:
+                if any(s.nbytes() in unit.whole_sizes(n) and s not in own for s in list(self._storages)):
+                    return f"a tensor is kept that is as large as unit {unit.number} is whole"
+            return ""
+
+        complaint = lasting(found, 0.1)
+        return complaint and f"between forward and backward {complaint}"
 
     def kept(self, when: str, own: set[torch.UntypedStorage], parts: int, elements: int) -> str:
         """That more than `parts` bytes are there beside `own`, or half of `elements` have left torch, as a complaint.
@@ -63,15 +68,16 @@ class Seen(LightMode):
         self._leaving.few = few = max(elements // 2, 8)
         if self._numbers > few:
             return f"takes {self._numbers:,} elements out of torch by .item()"
-        for attempt in range(50):  # gloo's threads release a tensor only shortly after its message
+
+        def too_much() -> int:
             left = sum(storage.nbytes() for storage in list(self._storages) if storage not in own)
-            if left <= parts:
-                return self._leaving.complaint
-            if attempt == 10:
-                gc.collect()
-            time.sleep(0.002)
-        self._found = f"{when} {left:,} bytes are kept beside the shards and their gradients, should be 0"
-        return self._found
+            return left if left > parts else 0
+
+        if lasting(too_much, 0.02):
+            gc.collect()
+        if left := lasting(too_much, 0.1):
+            self._found = f"{when} {left:,} bytes are kept beside the shards and their gradients, should be 0"
+        return self._found or self._leaving.complaint
 
 
 class ObservedUnit(nn.Module):

@@ -157,11 +157,11 @@ def called_with(
 
 
 def more_ranks(trial: Trial) -> list[int]:
-    """The numbers of ranks to try in the last of the worlds: two, seven, as many as there are, and many.
+    """The numbers of ranks to try in the last of the worlds: a few, as many as there are, and many.
 
     A group of as many as there are is not the default group. The most is now and then a power of two.
     """
-    return sorted({2, 7, dist.get_world_size(), LARGEST - (trial.seed % 3 == 2)}) if trial.size == 1 else []
+    return sorted({2, 5, 7, dist.get_world_size(), LARGEST - (trial.seed % 3 == 2)}) if trial.size == 1 else []
 
 
 def drawn_vectors(trial: Trial, n: int) -> list[torch.Tensor]:

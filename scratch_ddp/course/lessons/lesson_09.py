@@ -4,12 +4,10 @@ import contextlib
 import functools
 import itertools
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +21,7 @@ from scratch_ddp.course.inputs.averaging import (
     examine_means,
     three_layers,
 )
+from scratch_ddp.course.inputs.lasting import lasting
 from scratch_ddp.course.inputs.odd_gradients import (
     FIRST_DTYPES,
     NONE,
@@ -95,12 +94,12 @@ def examine_average_in_buckets(trial: Trial) -> None:
     ledger = MemoryLedger(SimpleNamespace(model=list(model.parameters())), torch.uint8)
     ledger.unremarkable = sys.maxsize
     before = _examine_step(trial, finish, model, buckets, given, 0, "step 0", ledger)
-    trial.criterion("memory", _lasting(before.kept))
+    trial.criterion("memory", lasting(before.kept))
     held = _bytes_of(ledger)
     if not trial.on_all_ranks:  # the rest does not depend on the number of ranks
         return
     _examine_step(trial, finish, model, buckets, given, 1, "step 1, after zero_grad(set_to_none=False)", ledger)
-    more = _lasting(lambda: max(0, _bytes_of(ledger) - held))
+    more = lasting(lambda: max(0, _bytes_of(ledger) - held))
     trial.criterion("memory", f"{more:,} bytes more are held than after step 0: let go of them" if more else "")
     model = _Branches(trial)
     buckets = [list(branch.parameters()) for branch in model.branches]
@@ -111,14 +110,6 @@ def examine_average_in_buckets(trial: Trial) -> None:
     _examine_step(trial, finish, model, buckets, given, 3, "another order on each rank")
     trial.end_if_wrong()
     _examine_in_worlds(trial)
-
-
-def _lasting(held: Callable[[], Any]) -> Any:
-    """What held() says, once that is nothing or a second is over: gloo's thread may hold a message a moment longer."""
-    until = time.monotonic() + 1.0
-    while (found := held()) and time.monotonic() < until:
-        time.sleep(0.01)
-    return found
 
 
 def _examine_in_worlds(trial: Trial) -> None:
@@ -363,7 +354,7 @@ def _memory_of(trial: Trial, parameters: list[nn.Parameter], room: int, _, avera
     def kept() -> int:
         return sum(gradient is not None and gradient not in now for gradient in (each() for each in gradients))
 
-    if number := _lasting(kept):
+    if number := lasting(kept):
         return f"average() has put views in their place, and {number} gradients that backward has made are still there"
     return leaving.complaint and f"average() {leaving.complaint}"
 
