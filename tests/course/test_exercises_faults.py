@@ -321,8 +321,11 @@ def test_solution_prints_the_reference(capsys):
 def test_a_mesh_that_get_group_refuses_is_refused_by_get():
     """The first line of the stub sees to it; whoever has changed that hears of it."""
     given = "    group = dist.group.WORLD if dm is None else dm.get_group()\n"
-    changed = "    try:\n        group = dm.get_group()\n    except Exception:\n        group = dist.group.WORLD\n"
+    caught = "    try:\n        group = dm.get_group()\n    except Exception:\n        group = dist.group.WORLD\n"
+    first = given.replace("get_group()", "get_group(0)")
+    by_name = given.replace("dm.get_group()", "dm[dm.mesh_dim_names[0]].get_group() if dm.ndim > 1 else dm.get_group()")
     cell = EXERCISES["get"].answer_cell()
     assert given in cell
-    verdict = on_ranks(2, examined, cell.replace(given, changed), "get")
-    assert 'a square mesh: get("next", mesh) returned, should raise RuntimeError.' in verdict.criteria["value"]
+    for changed in (caught, first, by_name):
+        verdict = on_ranks(2, examined, cell.replace(given, changed), "get")
+        assert 'a square mesh: get("next", mesh) returned, should raise RuntimeError.' in verdict.criteria["value"]

@@ -187,6 +187,6 @@ def train(answer: Callable, params: list[nn.Parameter], training: Training, step
     own.step = wrapped  # as a scheduler does
     complaint = training.run(own, step, zero_grad, steps)
     if number != steps:
-        how = f"calls own.step() {times(number)} in {steps}" if number else "never calls own.step()"
-        complaint = complaint or f"{how}: what stands there now, since a scheduler has wrapped it"
+        often = f"calls own.step() {times(number)}, should do so {times(steps)}"
+        complaint = complaint or (often if number else "never calls own.step(), which a scheduler has wrapped since")
     return complaint, max(training.most, training.state_elements(own))

@@ -167,7 +167,7 @@ def get(what, dm=None):
 
     "ws": number of ranks · "pg": the process group · "rank": this rank's number in it ·
     "grank": its number among all ranks · "next": the number, in the group, of the rank that
-    follows it; after the last comes 0. Any other key: ValueError.
+    follows it; after the last comes 0. Any other key, of a type that a dict takes: ValueError.
     A mesh of more dimensions: RuntimeError, as get_group raises it.
     Cost: nothing is sent, no group is made.
     """
@@ -196,16 +196,26 @@ _OF_A_SQUARE = {"ndim": 2, "shape": (2, 2), "mesh": torch.tensor([[0, 1], [2, 3]
 
 
 class _Square(DeviceMesh):
-    """As a mesh of two dimensions answers who asks for its group. It has none."""
+    """As a mesh of two dimensions answers who asks for its group. That of one dimension is the default group."""
 
     def __init__(self) -> None:
         """Without groups, which would have to be made."""
+
+    def __getitem__(self, name: str) -> "_Square":
+        return self
+
+    def _group_of(self, mesh_dim: int | str | None = None) -> dist.ProcessGroup:
+        if mesh_dim is None:
+            raise RuntimeError("this mesh has two dimensions: name one of them")
+        return dist.group.WORLD
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("__"):
             return super().__getattribute__(name)
         if name in _OF_A_SQUARE:
             return _OF_A_SQUARE[name]
+        if name == "get_group":
+            return functools.partial(_Square._group_of, self)
         raise RuntimeError("this mesh has two dimensions: name one of them")
 
 

@@ -167,7 +167,7 @@ def more_ranks(trial: Trial) -> list[int]:
 def drawn_vectors(trial: Trial, n: int) -> list[torch.Tensor]:
     """Whole numbers, whose sums are exact; of any size, and on two ranks so many that an answer may cut them."""
     if n == 2:
-        return [torch.full((4 * 2**20 + 3,), rank + 1, dtype=torch.uint8) for rank in range(n)]
+        return [torch.full((2**20 + 3,), rank + 1, dtype=torch.uint8) for rank in range(n)]
     generator = torch.Generator().manual_seed(trial.seed + n)
     size = int(1000 ** torch.rand((), generator=generator))
     return list(torch.randint(-1000, 1000, (n, size), generator=generator).float())

@@ -336,8 +336,8 @@ def _examine_drawn(trial: Trial, with_items: bool) -> None:
         case = f"model {number} drawn with seed {trial.seed}{large}"
         draws[case] = functools.partial(_drawn, n, generator, with_items)
     draws["large, tiny and complex gradients"] = functools.partial(_of_other_dtypes, 3 + trial.seed % 3, with_items)
+    draws[f"the loss of rank 0{', which has items,' * with_items} is NaN"] = _all_nan
     if with_items:
-        draws["the loss of rank 0, which has items, is NaN"] = _all_nan
         draws["rank 0 has 1 of 3,000,001 items, and large gradients"] = _small_share
     makers = {case: functools.partial(arguments, case, draw) for case, draw in draws.items()}
     for case, world in tried_in_worlds(trial, makers, using=_in_steps):

@@ -80,7 +80,10 @@ class CountedModel(_Wrapped):
 
 
 class SomeError(KeyError, IndexError, torch.OutOfMemoryError, AssertionError, ValueError, ZeroDivisionError, TypeError):
-    """What `except` with any of these classes would catch."""
+    """What `except` with any of these classes would catch, or who looks for one of these words."""
+
+    def __str__(self) -> str:
+        return "CUDA out of memory, connection closed by peer, timeout"
 
 
 class Stop(KeyboardInterrupt):

@@ -276,7 +276,7 @@ def _through(units: list["ObservedUnit"], inputs: torch.Tensor) -> torch.Tensor:
     outputs = inputs
     for unit in units:
         outputs = unit(outputs)
-        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+        outputs = outputs[-1] if isinstance(outputs, tuple) else outputs
     return outputs
 
 

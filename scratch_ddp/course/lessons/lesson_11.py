@@ -31,15 +31,16 @@ from scratch_ddp.instruments.traffic import ring_bytes
 
 
 def sharded_optimizer(params, make):
-    """Return (own, step, zero_grad): ZeRO-1 for a list of parameters, of equal values on all ranks.
+    """Return (own, step, zero_grad): ZeRO-1 for a list of parameters, equal on all ranks.
 
-    Parameter i belongs to rank i % n; every rank owns at least one. `make` turns a list of
-    parameters into an ordinary optimizer: own is one that has state for what this rank owns
-    only. step() does to all parameters, transposed ones too, what make(params).step() would, and
-    leaves gradients alone; all ranks have the same ones then, or None. It calls own.step(), and
-    raises what that raises on its rank. What is changed between steps counts: a setting in own's
-    groups, own.step, which a scheduler wraps, a parameter's .data. zero_grad() sets all gradients
-    to None. Cost: one broadcast per parameter at each step.
+    They lie in memory without gaps, some transposed. Parameter i belongs to rank i % n; every rank
+    owns at least one. `make` turns a list of parameters into an ordinary optimizer: own is one that
+    has state for what this rank owns only. step() does to all parameters what make(params).step()
+    would, and leaves gradients alone; all ranks have the same ones then, or None. It calls
+    own.step(), and raises what that raises on its rank. What is changed between steps counts: a
+    setting in own's groups, own.step, which a scheduler wraps, a parameter's .data, for others of
+    its shape and dtype. zero_grad() sets all gradients to None. Cost: one broadcast per parameter
+    at each step.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # Who updates what, and how do the others get it?

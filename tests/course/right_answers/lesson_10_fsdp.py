@@ -115,9 +115,9 @@ RIGHT_ANSWERS = {
         module.register_forward_pre_hook(lambda *_: gather())
         module.register_forward_hook(lambda *_: free())
         def before_backward(module, arguments, out):
-            first = out if isinstance(out, torch.Tensor) else out[0]
-            if first.requires_grad:
-                first.register_hook(lambda gradient: gather())
+            for each in [out] if isinstance(out, torch.Tensor) else out:
+                if each.requires_grad:  # one of them, here
+                    each.register_hook(lambda gradient: gather())
 
         module.register_forward_hook(before_backward)
         module.register_full_backward_hook(lambda *_: reduce())

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "large tensors go in pieces",
             fails="cost",
-            says="if there were 2 ranks, rank 1 at the root: 17 messages, budget 1; depth 17, budget 1",
+            says="if there were 2 ranks, rank 1 at the root: 5 messages, budget 1; depth 5, budget 1",
             body="""
             rank, n = dist.get_rank(group), dist.get_world_size(group)
             root = dist.get_group_rank(group or dist.group.WORLD, src)
@@ -298,7 +298,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "two ranks exchange the whole tensor",
             fails="chunks",
-            says="if there were 2 ranks: a message has 4,194,307 bytes, should have 2,097,154 at most",
+            says="if there were 2 ranks: a message has 1,048,579 bytes, should have 524,290 at most",
             edits={
                 "    chunks = ": "    if n == 2:\n        arriving = torch.empty_like(tensor)\n"
                 "        send_recv(tensor, 1 - rank, arriving, 1 - rank, group)\n        return tensor.add_(arriving)\n"

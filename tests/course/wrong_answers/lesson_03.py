@@ -5,6 +5,12 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "average_gradients": (
         WrongAnswer(
+            "takes a gradient of nothing but NaN for none",
+            fails="value",
+            says="the loss of rank 0 is NaN: rank 0's gradient of '0' (float32), step 0, is ",
+            edits={"parameter.grad is None": "parameter.grad is None or bool(parameter.grad.isnan().all())"},
+        ),
+        WrongAnswer(
             "takes parameters without memory for tied ones",
             fails="value",
             says="rank 0's gradient of '9'",

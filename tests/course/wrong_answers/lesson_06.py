@@ -179,6 +179,28 @@ WRONG_ANSWERS = {
     ),
     "train_epoch": (
         WrongAnswer(
+            "goes on without a micro-batch that does not fit into memory",
+            fails="value",
+            says="after SomeError in the sixth forward: returned, should raise SomeError",
+            body="""
+            for i, (inputs, targets) in enumerate(batches):
+                last = (i + 1) % n == 0 or i + 1 == len(batches)
+                window = min(n, len(batches) - i // n * n)
+                with contextlib.nullcontext() if last else model.no_sync():
+                    try:
+                        loss = mse_loss(model(inputs), targets) / window
+                        loss.backward()
+                    except RuntimeError as error:
+                        if "memory" not in str(error):
+                            raise
+                    model.sync_gradients()
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            """,
+            also=("passes",),
+        ),
+        WrongAnswer(
             "runs each forward twice",
             fails="passes",
             says="16 forward passes for 8 micro-batches, should be one each",

@@ -41,6 +41,19 @@ _FRESH_EACH_TIME = """
 WRONG_ANSWERS = {
     "shard_unit": (
         WrongAnswer(
+            "gathers when the first of several outputs gets its gradient",
+            fails="runs",
+            says="no memory in backward",
+            edits={
+                "module.register_forward_hook(lambda *_: free())": "module.register_forward_hook(after_forward)",
+                "    module.register_full_backward_pre_hook(lambda *_: gather())\n": "",
+                "    free()\n    module": "    def after_forward(module, args, output):\n        free()\n"
+                "        first = output if isinstance(output, torch.Tensor) else output[0]\n"
+                "        if first.requires_grad:\n            first.register_hook(lambda gradient: gather())\n\n"
+                "    free()\n    module",
+            },
+        ),
+        WrongAnswer(
             "frees with the last gradient of a parameter, before the backward of what comes first",
             fails="runs",
             says="finds no memory in backward",

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps own.step as it was",
             fails="value",
-            says="step() never calls own.step(): what stands there now, since a scheduler has wrapped it",
+            says="step() never calls own.step(), which a scheduler has wrapped since",
             edits={"        own.step()": "        update()", "    def step": "    update = own.step\n\n    def step"},
         ),
         WrongAnswer(
