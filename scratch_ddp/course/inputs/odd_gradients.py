@@ -53,7 +53,7 @@ class _Rank:
             for step in range(case.steps)
         ]
         self.places: list[list[int]] = []  # of the gradients after each step
-        self.waits = 0  # before backward had returned
+        self.in_backward: list[tuple[int, int]] = []  # by step: the messages started, and those waited for
         number = len(self.parameters)
         self.orders = [_order(case, self.parameters, step, generator) for step in range(case.steps)]
         self.clearings = []
@@ -70,10 +70,11 @@ class _Rank:
         for gradients, order, clearings in zip(self.gradients, self.orders, self.clearings, strict=True):
             for parameter, how in zip(self.parameters, clearings, strict=True):
                 _clear(parameter, how)
-            before = dist.group.WORLD.waits
+            group = dist.group.WORLD
+            before = group.collectives, group.waits
             for i in order:
                 self.parameters[i].backward(gradients[i])
-            self.waits += dist.group.WORLD.waits - before
+            self.in_backward.append((group.collectives - before[0], group.waits - before[1]))
             for each in after_backward:
                 each()
             self.places.append([each.grad.data_ptr() for each in self.parameters if each.grad is not None])
@@ -84,7 +85,8 @@ class _Rank:
 def examine_in_worlds(trial: Trial, cases: dict[str, Case], calls: Callable[[Case], int], stays: bool = False) -> None:
     """V on every rank after each step, A; untouched: the caller's lists; C: `calls` all-reduces in each step.
 
-    stays: gradients lie in the same place after every step.
+    stays: gradients lie in the same place after every step. Otherwise, overlap: all-reduces start in backward, where
+    nobody waits.
     """
     everyone: dict[str, list[_Rank]] = {}
 
@@ -107,8 +109,11 @@ def examine_in_worlds(trial: Trial, cases: dict[str, Case], calls: Callable[[Cas
                         continue
                     trial.value(grad, mean, what, max(1e-12, 8 * torch.finfo(mean.dtype).eps))
         for rank, each in enumerate(members):
-            waited = f"before backward has returned, {each.waits} messages have been waited for, should be 0"
-            trial.criterion("overlap", waited if each.waits else "", f"{world.place} rank {rank}:")
+            for started, waited in each.in_backward if not stays else ():
+                complaint = f"{started} of {calls(case)} messages were started" if started < calls(case) else ""
+                complaint = f"{waited} messages had been waited for, should be 0" if waited else complaint
+                complaint = complaint and f"when backward returned, {complaint}"
+                trial.criterion("overlap", complaint, f"{world.place} rank {rank}:")
             changed = "" if _same(each.given, each.before) else "has other entries than before"
             trial.criterion("untouched", changed, f"{world.place} rank {rank}'s list")
             if stays:

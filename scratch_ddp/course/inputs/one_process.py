@@ -198,18 +198,21 @@ class _Gift:
 
 
 class _Seat(dist.ProcessGroup):
-    """The default group as one of the ranks sees it, and the thread of this rank."""
+    """The default group as one of the ranks sees it, and the thread of this rank.
+
+    collectives, waits: how many of them it has started, and how often it has waited.
+    """
 
     def __init__(self, world: World, rank: int, size: int):
         super().__init__(rank, size)
-        self._world, self._rank, self._size, self._met = world, rank, size, 0
+        self._world, self._rank, self._size, self.collectives = world, rank, size, 0
         self.result, self.error, self.printed, self.counts = None, None, io.StringIO(), Counts()
         self.act: Callable[[], Any] | None = None  # what its thread does
         self._thread: RankThread | None = None
         self._may_run = _locked()
         self._awaited: Callable[[], bool] | None = None  # where it waits: whether that has come
         self._ended = False
-        self.waits, self.has_lost = 0, ""  # how often it has waited, and in which call its connection was lost
+        self.waits, self.has_lost = 0, ""  # in which call its connection was lost
         # As attributes of the object: `traffic` replaces methods of the class, and these messages are not sent.
         for method in METHODS:
             setattr(self, method, functools.partial(self._called, method))
@@ -284,7 +287,7 @@ class _Seat(dist.ProcessGroup):
         self.counts.add(call)
         if name in ("send", "recv"):
             return self._message(name, tensors[0], peer)
-        number, self._met = self._met, self._met + 1
+        number, self.collectives = self.collectives, self.collectives + 1
         if number == len(self._world.meetings):
             self._world.meetings.append({})
         meeting = self._world.meetings[number]

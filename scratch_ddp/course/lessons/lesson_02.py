@@ -240,8 +240,6 @@ def examine_ring_all_reduce(trial: Trial) -> None:
     if trial.on_all_ranks:  # other sizes are among `kinds_for`
         sizes = {f"{4 * n - 1} elements": 4 * n - 1}
     cases = {case: list(torch.randn(n, size, generator=generator)) for case, size in sizes.items()}
-    if trial.on_all_ranks:
-        cases[f"2 × {n} elements"] = list(torch.randn(n, 2, n, generator=generator))
     cases["1 element, with a sum that depends on the order"] = [
         torch.tensor([1.0 if rank == 0 else 2.0**-24]) for rank in range(n)
     ]
@@ -283,6 +281,7 @@ def _examine_ring_in_worlds(trial: Trial) -> None:
     kinds = parts_of_every_kind(n) | parts_of_further_dtypes(n)
     kinds = {kind: parts for kind, parts in kinds.items() if kind not in RING_KINDS}
     kinds |= itertools.islice(parts_drawn(n, generator, 5000).items(), DRAWN)
+    kinds[f"2 × {n} elements"] = list(torch.arange(2.0 * n * n).view(n, 2, n))
     kinds["float64, an element more than ranks"] = list(torch.ones(7 + trial.seed % 3, 8 + trial.seed % 3).double())
     copies = {kind: [part.to(trial.device) for part in parts] for kind, parts in kinds.items()}
     makers = {kind: functools.partial(_as_arguments, parts) for kind, parts in copies.items()}

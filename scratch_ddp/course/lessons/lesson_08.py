@@ -1,6 +1,5 @@
 """Lesson 08, where communication can hide: averages that start from gradient hooks."""
 
-import contextlib
 import functools
 import time
 import weakref
@@ -13,10 +12,8 @@ from torch import nn
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.guard import GRADIENTS, HOOKS
 from scratch_ddp.course.inputs.averaging import ObservedStep
-from scratch_ddp.course.inputs.every_kind import LARGE
-from scratch_ddp.course.inputs.odd_gradients import NONE, Case, examine_in_worlds, parameters_of
+from scratch_ddp.course.inputs.odd_gradients import NONE, Case, examine_in_worlds, one_large, parameters_of, scalars
 from scratch_ddp.course.outside import LeavingTorch
-from scratch_ddp.course.stand_in_group import messages_end_at_once
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.traffic import ring_bytes
 from scratch_ddp.instruments.traffic.calls import Call
@@ -59,12 +56,12 @@ def average_when_ready(model):
 
 class _OddModel(nn.Module):
     """Parameters of its own, of its parts and of theirs: without dimensions, large and transposed, tied, of several
-    dtypes, two of one shape, inf, empty, frozen, never used, and `many` more, the tenth of them with many numbers.
+    dtypes, two of one shape, inf, empty, frozen, never used.
 
     Its output is the sum of each parameter times a tensor, so that tensor is the parameter's gradient.
     """
 
-    def __init__(self, device: torch.device, many: int):
+    def __init__(self, device: torch.device):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(torch.inf))
         self.first, self.last, self.sometimes = nn.Linear(4, 3), nn.Linear(4, 3).double(), nn.Linear(2, 1)
@@ -74,7 +71,6 @@ class _OddModel(nn.Module):
         self.sometimes.bias.requires_grad_(False)
         self.never, self.empty = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(0, 2))
         self.first.weight.grad = torch.zeros_like(self.first.weight)  # it has been trained before
-        self.many = nn.ParameterList(nn.Parameter(torch.zeros(LARGE if i == 9 else 1 + i % 2)) for i in range(many))
         self.deep = nn.Sequential(nn.Sequential(nn.Module()))
         self.deep[0][0].weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
         self.deep[0][0].bias = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
@@ -83,9 +79,7 @@ class _OddModel(nn.Module):
     def used(self, step: int, generator: torch.Generator, on_all_ranks: bool) -> dict[str, nn.Parameter]:
         """The parameters whose gradients this step computes, in the order in which they are computed."""
         trained = {name: each for name, each in self.named_parameters() if each.requires_grad and name != "never"}
-        left_out = () if step == WITH_MANY else ("many",)
-        if step == WITHOUT or not on_all_ranks:  # each message takes milliseconds
-            left_out = ("many", "deep", "sometimes")
+        left_out = ("deep", "sometimes") if step == WITHOUT or not on_all_ranks else ()  # a message takes milliseconds
         names = [name for name in trained if not name.startswith(left_out)]
         return {names[place]: trained[names[place]] for place in torch.randperm(len(names), generator=generator)}
 
@@ -97,7 +91,6 @@ class _OddModel(nn.Module):
 
 
 WITHOUT = 1  # the step that does not use sometimes.weight
-WITH_MANY = 2  # the one that uses all of `many`: its messages go nowhere
 
 
 def _gradients(used: dict[str, nn.Parameter], rank: int, size: int, step: int) -> dict[str, torch.Tensor]:
@@ -172,8 +165,7 @@ class _Made(LightMode):
 class _Step:
     """One step of a model, and what became of it: `after` are the gradients.
 
-    everyones: by rank, the gradients that it computes; in the step WITH_MANY, whose means nobody compares, only this
-    rank's. The step WITHOUT finds zeros in `.grad`, the others find None.
+    everyones: by rank, the gradients that it computes. The step WITHOUT finds zeros in `.grad`, the other finds None.
     """
 
     def __init__(self, number: int, model: _OddModel, used: dict[str, nn.Parameter], everyones: dict[int, dict]):
@@ -191,8 +183,7 @@ class _Step:
         self._model.train(self.number != WITHOUT)
         leaving = LeavingTorch()
         leaving.few = 0
-        goes_where = messages_end_at_once() if self.number == WITH_MANY else contextlib.nullcontext()
-        with made, leaving, goes_where:
+        with made, leaving:
             self._observed.run(functools.partial(self._model, self.everyones[rank]), finish)
         self._model.train()
         self.under_way = self._observed.calls - self._observed.waits
@@ -229,20 +220,19 @@ def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def examine_average_when_ready(trial: Trial) -> None:
-    """V and A over three steps; C; overlap: all is started when backward returns, and nobody has waited; M.
+    """V and A over two steps; C; overlap: all is started when backward returns, and nobody has waited; M.
 
-    The second step is in eval mode, and does not use all parameters. Then V and C with other numbers of ranks.
+    The second step is in eval mode, and does not use all parameters. Then V, C and overlap with other numbers of ranks.
     """
-    model, made = _OddModel(trial.device, many=30 if trial.on_all_ranks else 0), _Made()
+    model, made = _OddModel(trial.device), _Made()
     finish, left = _finish_of(trial, model, made)
     for place, hooks in left.items():
         complaint = f"leaves {hooks} hook{'s' if hooks > 1 else ''} on the {place}" if hooks else ""
         trial.criterion("untouched", complaint, "the answer")
     generator, steps = trial.generator(), {}
-    for number in range(3 if trial.on_all_ranks else 1):
+    for number in range(2 if trial.on_all_ranks else 1):
         used = model.used(number, generator, trial.on_all_ranks)
-        drawn = [trial.rank] if number == WITH_MANY else range(trial.size)
-        everyones = {rank: _gradients(used, rank, trial.size, number) for rank in drawn}
+        everyones = {rank: _gradients(used, rank, trial.size, number) for rank in range(trial.size)}
         case = f"step {number}{', without sometimes.weight' if number == WITHOUT else ''}"
         steps[case] = _Step(number, model, used, everyones)
 
@@ -258,12 +248,12 @@ def examine_average_when_ready(trial: Trial) -> None:
             _examine_step(trial, step)
     if trial.on_all_ranks:
         trial.end_if_wrong()
-        makers = {2: torch.float32, 5 + trial.seed % 4: torch.float64}
+        makers = {
+            f"parameters of odd shapes, seed {trial.seed}": (3 + trial.seed % 4, lambda: parameters_of(torch.float64)),
+            f"34 parameters, seed {trial.seed}": (2, lambda: [*scalars(32), *one_large()]),
+        }
         cases = {
-            f"parameters of odd shapes, {str(dtype).removeprefix('torch.')}, seed {trial.seed}": Case(
-                n, functools.partial(parameters_of, dtype), lambda each: [nn.ParameterList(each)], [NONE], 1
-            )
-            for n, dtype in makers.items()
+            case: Case(n, make, lambda each: [nn.ParameterList(each)], [NONE], 1) for case, (n, make) in makers.items()
         }
         examine_in_worlds(trial, cases, lambda case: len(case.parameters()))
 
@@ -301,14 +291,13 @@ def _examine_step(trial: Trial, step: _Step) -> None:
         trial.criterion("value", f"finish() returned while {number} under way")
         return
     trial.criterion("memory", step.memory)
-    for name, gradient in step.after.items() if step.number != WITH_MANY else ():
+    for name, gradient in step.after.items():
         mean = sum(each[name] / n for each in step.everyones.values())
         trial.value(gradient, mean, f"the gradient of {name!r}")
     for name, gradient, before in zip(("sometimes.weight", "never"), step.unused, step.before, strict=True):
         if name not in step.used:
             trial.value(gradient, before, f"the gradient of {name!r}, which no rank used in this step,")
-    if step.number != WITH_MANY:
-        trial.agreement(list(step.after.values()))
+    trial.agreement(list(step.after.values()))
 
 
 AVERAGE_WHEN_READY = Exercise(average_when_ready, examine_average_when_ready, also_named=("OverlappedDDP",))

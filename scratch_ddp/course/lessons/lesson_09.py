@@ -133,7 +133,7 @@ def _examine_in_worlds(trial: Trial) -> None:
 def _two_sizes(trial: Trial) -> tuple[int, int]:
     """Two numbers of ranks."""
     generator = trial.generator()
-    return tuple(int(torch.randint(*ends, (), generator=generator)) for ends in ((2, 5), (5, 9)))
+    return tuple(int(torch.randint(*ends, (), generator=generator)) for ends in ((2, 5), (5, 7)))
 
 
 def _two_sets(parameters: list[nn.Parameter]) -> list[list[list[nn.Parameter]]]:

@@ -189,10 +189,10 @@ def examine_reduce_to_owners(trial: Trial) -> None:
 
 def _reduced_in_worlds(trial: Trial) -> None:
     """V, None elsewhere and C, with many parameters, fewer than ranks, none at all, and on one rank."""
-    few, many = (int(torch.randint(*ends, (), generator=trial.generator())) for ends in ((2, 5), (5, 10)))
+    few, many = (int(torch.randint(*ends, (), generator=trial.generator())) for ends in ((2, 5), (5, 8)))
     cases = {
         f"{many - 2} parameters, seed {trial.seed}": (many, many - 2),
-        f"{2 * few + 12} parameters, seed {trial.seed}": (few, 2 * few + 12),
+        f"{2 * few + 5} parameters, seed {trial.seed}": (few, 2 * few + 5),
         "no parameters": (2, 0),
         "3 parameters": (1, 3),
         "8 parameters of one shape and dtype": (2, 8),

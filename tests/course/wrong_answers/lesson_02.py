@@ -315,15 +315,14 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "cuts between rows only",
-            fails="chunks",
-            says="2 × 4 elements: a message has 16 bytes, should have 8 at most",
+            fails="cost",
+            says="if there were 3 ranks, 2 × 3 elements: sends 36 bytes, budget 32",
             edits={
                 "tensor.view(-1).tensor_split(n)": "torch.atleast_1d(tensor).tensor_split(n)",
                 "buffer[: mine.numel()], left, group)\n        mine += buffer[: mine.numel()]": (
                     "buffer[: len(mine)], left, group)\n        mine += buffer[: len(mine)]"
                 ),
             },
-            also=("cost",),
         ),
         WrongAnswer(
             "the false ring: whole tensors go round (pytorch/tutorials#1039)",

@@ -181,7 +181,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "goes on without a micro-batch that does not fit into memory",
             fails="value",
-            says="after SomeError in the sixth forward: returned, should raise SomeError",
+            says="after SomeError in the sixth backward: returned, should raise SomeError",
             body="""
             for i, (inputs, targets) in enumerate(batches):
                 last = (i + 1) % n == 0 or i + 1 == len(batches)

@@ -36,7 +36,7 @@ WRONG_ANSWERS = {
                 "parameter.grad /= dist": "parameter /= dist",
                 "works.append(dist.all_reduce(parameter.grad,": "works.append(dist.all_reduce(parameter,",
             },
-            also=("agreement", "untouched"),
+            also=("agreement",),
         ),
         WrongAnswer(
             "waits inside the hook",
@@ -291,7 +291,7 @@ def finish():
         WrongAnswer(
             "sends a large gradient in pieces",
             fails="cost",
-            says="4 ranks, step 2: calls all_reduce 41 times, budget 37.",
+            says="if there were 2 ranks, 34 parameters, seed 1: calls all_reduce 38 times, budget 34.",
             edits={
                 "works.append(dist.all_reduce(parameter.grad, async_op=True))": (
                     "large = parameter.numel() > 2**16\n"

@@ -16,7 +16,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "lets three messages be under way at most",
             fails="overlap",
-            says="before backward has returned, ",
+            says="messages had been waited for, should be 0",
             edits={
                 "            bucket = buckets[len": "            if len(on_the_way) > 2:\n"
                 "                on_the_way[-3][2].wait()\n            bucket = buckets[len"
