@@ -35,12 +35,17 @@ class MoreRanks:
 
     def __init__(self, parts: list[torch.Tensor], root: int | None = None):
         self._parts, self._root, self._size = parts, root, len(parts)
+        self.tensors, self.results = list(parts), [None] * len(parts)
 
     def __call__(self, answer: Callable) -> None:
         messages: Messages = {}
-        for _ in range(4 * self._size):
+        for number in range(4 * self._size):
             before, messages = messages, {}
-            seats = [self._played(answer, rank, before, messages) for rank in range(self._size)]
+            order = range(self._size)
+            if self._root is not None and number % 2:  # in a tree, messages go up and down; in a ring, only up
+                order = order[::-1]
+            played = {rank: self._played(answer, rank, before, messages) for rank in order}
+            seats = [played[rank] for rank in range(self._size)]
             if before.keys() == messages.keys() and all(_same(before[key], messages[key]) for key in messages):
                 break
         self.totals = Totals.of([(seat.counts, seat.events) for seat in seats])
@@ -63,16 +68,13 @@ class MoreRanks:
 
     def _played(self, answer: Callable, rank: int, before: Messages, messages: Messages, lost: bool = False) -> "_Seat":
         """Run the answer as rank `rank`. lost: as one that has lost its connection."""
-        if rank == 0 and not lost:
-            self.tensors, self.results = [], []
         tensor = self._parts[rank].clone()
         seat = _Seat(rank, tensor, self._size, before, messages, lost)
         with seat.registered() as members:
             root = () if self._root is None else (members[self._root],)
             result = answer(tensor, *root, group=seat)
         if not lost:
-            self.results.append(result)
-            self.tensors.append(tensor)
+            self.results[rank], self.tensors[rank] = result, tensor
         return seat
 
 

@@ -122,7 +122,7 @@ def _examine_in_worlds(trial: Trial) -> None:
             large, functools.partial(parameters_of, *OTHER_DTYPES), _two_sets, [ZEROS, NONE], 2
         ),
         "a bucket of 260 parameters, and one of an equal one": Case(
-            2, functools.partial(scalars, 261), lambda each: [[each[:260], each[260:]]], [NONE], 1
+            1, functools.partial(scalars, 261), lambda each: [[each[:260], each[260:]]], [NONE], 1
         ),
         "a bucket with a large parameter": Case(2, one_large, lambda each: [[each]], [NONE], 1),
         "no bucket, then one of a single parameter": Case(2, functools.partial(scalars, 1), _none_and_one, [ZEROS], 4),
@@ -288,12 +288,12 @@ def examine_average_through_buffer(trial: Trial) -> None:
 
 
 def _through_buffers_in_worlds(trial: Trial) -> None:
-    """V and A in seven steps, each gradient cleared in a way of its own; with several dtypes, one tensor for each."""
+    """V and A in six steps, each gradient cleared in a way of its own; with several dtypes, one tensor for each."""
     small, large = _two_sizes(trial)
     ways = [NONE, ZEROS, OWN_ZEROS, VIEW_OF_ZEROS]
     cases = {
         f"gradients cleared in many ways, seed {trial.seed}": Case(
-            small, functools.partial(parameters_of, *FIRST_DTYPES), _one_list_each, ways, 7, drawn=True
+            small, functools.partial(parameters_of, *FIRST_DTYPES), _one_list_each, ways, 6, drawn=True
         ),
         f"other dtypes, gradients cleared in many ways, seed {trial.seed}": Case(
             large, functools.partial(parameters_of, *OTHER_DTYPES), _one_list_each, ways, 2, drawn=True

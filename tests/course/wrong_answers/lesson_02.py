@@ -316,7 +316,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "cuts between rows only",
             fails="cost",
-            says="if there were 3 ranks, 2 × 3 elements: sends 36 bytes, budget 32",
+            says="if there were 3 ranks, int32 above 2²⁴: sends 24 bytes, budget 16",
             edits={
                 "tensor.view(-1).tensor_split(n)": "torch.atleast_1d(tensor).tensor_split(n)",
                 "buffer[: mine.numel()], left, group)\n        mine += buffer[: mine.numel()]": (
