@@ -4,9 +4,11 @@ All ranks meet and exchange facts over the store, which does not need the group.
 answer is checked since learners forget `group`, is one that can be interrupted and renewed.
 """
 
+import base64
 import contextlib
 import copy
 import json
+import pickle
 import time
 import uuid
 import weakref
@@ -151,3 +153,13 @@ def make_anew(meeting: Meeting, backend: str) -> str:
     store = dist.PrefixStore(f"made anew after {meeting.name}", meeting.store)
     dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.size)
     return "The answer destroyed the process group. It was made anew: make your own groups and meshes again."
+
+
+def as_text(thing: Any) -> str:
+    """For facts that JSON does not hold."""
+    return base64.b64encode(pickle.dumps(thing)).decode()
+
+
+def from_text(text: str) -> Any:
+    """What another rank has made into text with `as_text`."""
+    return pickle.loads(base64.b64decode(text))

@@ -4,12 +4,10 @@ All ranks call the same methods in the same order, whatever a rank has found: `c
 facts among the ranks. A test hands the function's results to the methods below and does not look into them itself.
 """
 
-import base64
 import contextlib
 import functools
 import hashlib
 import inspect
-import pickle
 import sys
 import traceback
 from collections import Counter
@@ -27,7 +25,7 @@ from scratch_ddp.course.attempt import MessageLog, Outcome, attempt, in_short, l
 from scratch_ddp.course.budget import exceeded
 from scratch_ddp.course.freed_memory import FreedMemoryRefused
 from scratch_ddp.course.guard import Guard
-from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing
+from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing, as_text, from_text
 from scratch_ddp.course.message_sizes import message_sizes_compared
 from scratch_ddp.course.outside import LeavingTorch
 from scratch_ddp.course.verdict import Verdict, fault, merge, prints
@@ -53,7 +51,7 @@ class _Part:
     counted: Counted | None = None
 
     def as_fact(self) -> dict[str, Any]:
-        return {"case": self.case, "log": self.log.as_fact(), "counted": _as_text(self.counted.report())}
+        return {"case": self.case, "log": self.log.as_fact(), "counted": as_text(self.counted.report())}
 
 
 class Trial:
@@ -136,7 +134,7 @@ class Trial:
                 "case": self._case,
                 "outcome": outcome.as_fact(),
                 "log": log.as_fact(),
-                "counted": _as_text(counted.report()),
+                "counted": as_text(counted.report()),
                 "parts": [part.as_fact() for part in self._parts],
                 "destroyed": not dist.is_initialized(),
                 "never waited for": log.never_waited_for,
@@ -307,7 +305,7 @@ class Trial:
 
     def end_if_fewer(self, number: int, name: str) -> None:
         """Try nothing further if any rank has made fewer of these calls in the last call: the next could hang."""
-        totals = Totals.of([_from_text(report) for report in self._reports])
+        totals = Totals.of([from_text(report) for report in self._reports])
         if any(counts.calls.get(name, 0) < number for counts in totals.per_rank):
             raise AnswerFailed
 
@@ -343,7 +341,7 @@ class Trial:
         call them as often · only: the calls that the answer may be made of · note: adds a sentence where a budget is
         exceeded · totals: what to judge instead of the last call, the same on all ranks.
         """
-        totals = totals or Totals.of([_from_text(report) for report in self._reports])
+        totals = totals or Totals.of([from_text(report) for report in self._reports])
         complaints = exceeded(totals, budget, only=only, exactly=exactly, made_by=self._made_by)
         place = self._case if self.place else f"{self.size} ranks{f', {self._case}' if self._case else ''}"
         text = f"{place}: {'; '.join(complaints)}. {note(totals)}".strip() if complaints else ""
@@ -393,14 +391,6 @@ class Trial:
 
 def _numbered(things: Iterable[Any], before: int) -> dict[str, Any]:
     return {f"argument {number}": thing for number, thing in enumerate(things, before + 1)}
-
-
-def _as_text(thing: Any) -> str:
-    return base64.b64encode(pickle.dumps(thing)).decode()
-
-
-def _from_text(text: str) -> Any:
-    return pickle.loads(base64.b64decode(text))
 
 
 def _with_group(answer: Callable, group: dist.ProcessGroup) -> Callable:
