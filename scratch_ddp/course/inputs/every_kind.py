@@ -4,6 +4,8 @@ The sum over the ranks is the same in every order, for up to eight ranks.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -87,3 +89,13 @@ def parts_drawn(n: int, generator: torch.Generator, largest: int = 66_000) -> di
 def total_of(parts: list[torch.Tensor]) -> torch.Tensor:
     """Their sum as torch forms it: integers wrap around."""
     return functools.reduce(torch.add, parts)
+
+
+def with_default_float64(answer: Callable, *args: Any) -> Any:
+    """Call the answer while float64 is the default dtype, for answers whose dtypes that should not decide."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return answer(*args)
+    finally:
+        torch.set_default_dtype(before)

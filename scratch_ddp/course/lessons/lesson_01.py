@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.inputs.default_dtype import with_default_float64
 from scratch_ddp.course.inputs.every_kind import (
     INT16,
     odd_numbers,
@@ -16,6 +15,7 @@ from scratch_ddp.course.inputs.every_kind import (
     parts_of_every_kind,
     parts_of_further_dtypes,
     total_of,
+    with_default_float64,
 )
 from scratch_ddp.course.inputs.larger import Larger
 from scratch_ddp.course.inputs.one_process import World, tried_in_worlds

@@ -5,7 +5,7 @@ from itertools import product
 import torch
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.inputs.default_dtype import with_default_float64
+from scratch_ddp.course.inputs.every_kind import with_default_float64
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.cost.memory import STAGES
 

@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.inputs.every_kind import total_of
-from scratch_ddp.course.inputs.fenced import Fenced
 from scratch_ddp.course.inputs.host_meshes import drawn_meshes, parts_on_hosts
+from scratch_ddp.course.inputs.larger import Fenced
 from scratch_ddp.course.inputs.mesh_in_one_process import RanksOfMesh
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.lessons.lesson_16_failures import saving_interval  # noqa: F401  copies of the lesson have it
