@@ -84,7 +84,7 @@ class ObservedUnit(nn.Module):
     """Two layers that look, while they compute, which memory is there.
 
     They stop before they read memory that was freed, since that would end the process. Without hidden units: one
-    number, and the output is a tuple, of which the last is passed on.
+    number, and the output is a tuple, of which the sum of all but the first is passed on.
     """
 
     def __init__(self, number: int, hidden: int, device: torch.device, dtype: torch.dtype = torch.float64):
@@ -114,7 +114,7 @@ class ObservedUnit(nn.Module):
         self.again.weight = self.up.weight
         self.cube, self.none = (nn.Parameter(torch.empty(shape)) for shape in ((2, 1, 3), (0, 2)))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         if others := {name for name, _ in self.named_parameters()} ^ self._shapes.keys():
             how = "has other parameters than before the call" if others & self._shapes.keys() else "has a new parameter"
             raise RuntimeError(f"in forward unit {self.number} {how}: {', '.join(map(repr, sorted(others)))}")
@@ -135,7 +135,8 @@ class ObservedUnit(nn.Module):
         change = self._change(x.to(self.dtype))
         if change.requires_grad:
             self._look_in_backward_of(change)
-        return (x + change) if self._hidden else (x.detach(), x + change)
+        half = 0.5 * (x + change)
+        return (x + change) if self._hidden else (x.detach(), half.clone(), half)
 
     def _change(self, x: torch.Tensor) -> torch.Tensor:
         if not self._hidden:

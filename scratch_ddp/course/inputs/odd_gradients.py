@@ -31,6 +31,7 @@ class Case:
     """size: ranks of the world. parameters: makes a rank's. given: makes of them what each call of the answer gets.
 
     clearings: of which one is drawn for each gradient in each step, or the one that all have in each step, in turn.
+    one_order: the gradients arrive in the same order on all ranks.
     """
 
     size: int
@@ -39,6 +40,7 @@ class Case:
     clearings: Sequence[str]
     steps: int = 3
     drawn: bool = False
+    one_order: bool = False
 
 
 class _Rank:
@@ -127,7 +129,7 @@ def _order(case: Case, parameters: list[nn.Parameter], step: int, generator: tor
 
     If two calls' parameters came mixed in another way on each rank, the messages of the two would not fit.
     """
-    if step % 2 == 0:
+    if step % 2 == 0 or case.one_order:
         return torch.randperm(len(parameters), generator=torch.Generator().manual_seed(step)).tolist()
     place = {id(each): number for number, given in enumerate(case.given(parameters)) for each in _flat(given)}
     order = torch.randperm(len(parameters), generator=generator).tolist()
@@ -160,12 +162,12 @@ def scalars(number: int) -> list[nn.Parameter]:
 
 
 def _gradient(parameter: nn.Parameter, rank: int, n: int, step: int, generator: torch.Generator) -> torch.Tensor:
-    """Every second step so large that two of them overflow; in the first, some with NaN and infinities or all 0.
+    """Every second step so large that two of them overflow, and halves of three; in the first, some NaN, inf or all 0.
 
     In the third all are 0 on the last rank: what is 0 counts and is sent as any other.
     """
     if step % 2:
-        return torch.full_like(parameter, 0.75 * torch.finfo(parameter.dtype).max, requires_grad=False)
+        return torch.full_like(parameter, 0.9 * torch.finfo(parameter.dtype).max, requires_grad=False)
     gradient = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
     if step == 2 and rank == n - 1:
         return gradient.zero_()

@@ -1,5 +1,6 @@
 """Steps of training for lesson 11: parameters, gradients, optimizers, and what changes from step to step."""
 
+import functools
 import math
 from collections.abc import Callable
 from itertools import cycle, islice
@@ -109,7 +110,7 @@ class Training:
                         group["momentum"] *= 0.5
                     if "betas" in group:
                         group["betas"] = 0.5, 0.75
-                self._move()
+                self._move(number)
             gradients = self._set_gradients(number)
             before = [None if each is None else bits(each) for each in gradients]
             self.params[2].requires_grad_(False)  # since its backward
@@ -135,10 +136,13 @@ class Training:
         self._move_back()
         return complaint
 
-    def _move(self) -> None:
-        """Weights are loaded, into other memory."""
-        for parameter in self.params:
-            parameter.data = parameter.data * -2
+    def _move(self, number: int) -> None:
+        """Weights are loaded, every second one into other memory."""
+        for i, parameter in enumerate(self.params):
+            if i % 2 == number % 2:
+                parameter.data = parameter.data * -2
+            else:
+                parameter.data.mul_(-2)
         self._moved_to = [each.data_ptr() for each in self.params]
 
     def _move_back(self) -> None:
@@ -172,21 +176,31 @@ def _holds(state: object) -> bool:
     return isinstance(state, torch.Tensor) and state.dim() > 0
 
 
+def _step_wrapped_anew(own: torch.optim.Optimizer, step: Callable, calls: list[int]) -> None:
+    """Wrap own.step, as a scheduler does, and step. calls: gets an entry for each call of it."""
+    before = own.step
+
+    def wrapped(*args: object, **options: object) -> object:
+        if own.step is wrapped:
+            calls.append(1)
+        return before(*args, **options)
+
+    own.step = wrapped
+    try:
+        step()
+    finally:
+        own.step = before
+
+
 def train(answer: Callable, params: list[nn.Parameter], training: Training, steps: int) -> tuple[str, int]:
     """Train with the answer. Return a complaint about gradients, and elements of state."""
     training.params[4].requires_grad_(False)  # it counts as any other
     own, step, zero_grad = answer(params, training.make)
     training.params[4].requires_grad_()
-    unwrapped, number = own.step, 0
-
-    def wrapped(*args: object, **options: object) -> object:
-        nonlocal number
-        number += 1
-        return unwrapped(*args, **options)
-
-    own.step = wrapped  # as a scheduler does
-    complaint = training.run(own, step, zero_grad, steps)
-    if number != steps:
-        often = f"calls own.step() {times(number)}, should do so {times(steps)}"
-        complaint = complaint or (often if number else "never calls own.step(), which a scheduler has wrapped since")
+    calls: list[int] = []
+    complaint = training.run(own, functools.partial(_step_wrapped_anew, own, step, calls), zero_grad, steps)
+    if len(calls) != steps:
+        often = times(len(calls)) if calls else "in no step"
+        how = f"calls own.step as it is now, wrapped anew before each step, {often}, should do so {times(steps)}"
+        complaint = complaint or how
     return complaint, max(training.most, training.state_elements(own))

@@ -190,7 +190,7 @@ def get(what, dm=None):
 
 _UNKNOWN = (
     *("left", "right", "prev", "previous", "n", "nex", "NEXT", "next ", ""),
-    *("size", "world_size", "lrank", "ranks", "group", b"next", ("next",), None, 0, 1),
+    *("size", "world_size", "lrank", "ranks", "group", b"next", ("next",), ("ws", "rank"), (), None, 0, 1),
 )
 _SQUARE = ("next", "in a square mesh")
 _OF_A_SQUARE = {"ndim": 2, "shape": (2, 2), "mesh": torch.tensor([[0, 1], [2, 3]]), "mesh_dim_names": ("row", "column")}

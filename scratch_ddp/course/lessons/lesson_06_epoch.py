@@ -104,7 +104,8 @@ class _Epoch:
         self.model, alone = (CountedModel(trial.device, columns).to(dtype) for _ in range(2))
         self._alone = alone.module
         self._optimizer, self._plain = (
-            torch.optim.SGD(each.trained(), lr=0.1, momentum=0.5) for each in (self.model, alone)
+            torch.optim.SGD([{"params": [each]} for each in model.trained()], lr=0.1, momentum=0.5)
+            for model in (self.model, alone)
         )
         self._passes, self._steps_taken = _Passes(self.model), []
         self._optimizer.register_step_post_hook(lambda *_: self._steps_taken.append(1))

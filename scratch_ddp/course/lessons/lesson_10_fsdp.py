@@ -28,7 +28,7 @@ def shard_unit(module):
     one dtype, any shapes and strides, and no gradients yet. All are used; a forward is followed by
     its backward, or runs under no_grad. The parameters are whole, as gathered from the shards, while
     forward or backward runs. After backward, shard.grad is this rank's part of the mean gradient,
-    whatever it was before, also where the sum would overflow; the parameters' own .grad is None.
+    whatever it held before, also where the sum would overflow; the parameters' own .grad is None.
     Cost: an all-gather in forward, an all-gather and a reduce-scatter in backward, nothing before.
     A rank's part has ⌈elements / n⌉ elements in each. Memory: at all other times the parameters take
     0 bytes, and neither a tensor nor anything outside of torch keeps them or their gradients.
@@ -276,7 +276,7 @@ def _through(units: list["ObservedUnit"], inputs: torch.Tensor) -> torch.Tensor:
     outputs = inputs
     for unit in units:
         outputs = unit(outputs)
-        outputs = outputs[-1] if isinstance(outputs, tuple) else outputs
+        outputs = sum(outputs[1:]) if isinstance(outputs, tuple) else outputs
     return outputs
 
 

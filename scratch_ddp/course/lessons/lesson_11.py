@@ -198,6 +198,7 @@ def _reduced_in_worlds(trial: Trial) -> None:
         "8 parameters of one shape and dtype": (2, 8),
         "2 parameters, one of them large": (2, 2),
         "7 parameters with huge gradients": (2, 7),
+        "7 parameters with tiny gradients": (2, 7),
     }
     everyone: dict[str, list[list[nn.Parameter]]] = {}
     gradients: dict[str, list[list[torch.Tensor]]] = {}
@@ -216,6 +217,8 @@ def _reduced_in_worlds(trial: Trial) -> None:
         gradients[case] = [gradients_of(params, rank, 7) for rank, params in enumerate(everyone[case])]
         for each in chain(*gradients[case]) if "huge" in case else ():
             each.fill_(0.75 * torch.finfo(each.dtype).max)
+        for each in chain(*gradients[case]) if "tiny" in case else ():
+            each.fill_(3 * torch.finfo(each.dtype).tiny)  # a third of it would be rounded
         for params, own in zip(everyone[case], gradients[case], strict=True):
             for parameter, gradient in zip(params, own, strict=True):
                 parameter.grad = gradient.clone(memory_format=torch.contiguous_format)

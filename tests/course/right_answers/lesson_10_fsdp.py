@@ -115,9 +115,16 @@ RIGHT_ANSWERS = {
         module.register_forward_pre_hook(lambda *_: gather())
         module.register_forward_hook(lambda *_: free())
         def before_backward(module, arguments, out):
+            gathered = []
+
+            def gather_once(gradient):
+                if not gathered:
+                    gathered.append(1)
+                    gather()
+
             for each in [out] if isinstance(out, torch.Tensor) else out:
-                if each.requires_grad:  # one of them, here
-                    each.register_hook(lambda gradient: gather())
+                if each.requires_grad:
+                    each.register_hook(gather_once)
 
         module.register_forward_hook(before_backward)
         module.register_full_backward_hook(lambda *_: reduce())

@@ -179,6 +179,15 @@ WRONG_ANSWERS = {
     ),
     "train_epoch": (
         WrongAnswer(
+            "clears the first of the optimizer's groups only",
+            fails="value",
+            says="8 micro-batches, n=4: the parameter '2.bias' is",
+            edits={
+                "            optimizer.zero_grad()": "            (parameter,) = optimizer.param_groups[0]['params']\n"
+                "            parameter.grad = None"
+            },
+        ),
+        WrongAnswer(
             "goes on without a micro-batch that does not fit into memory",
             fails="value",
             says="after SomeError in the sixth backward: returned, should raise SomeError",

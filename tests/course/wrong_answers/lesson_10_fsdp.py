@@ -41,6 +41,19 @@ _FRESH_EACH_TIME = """
 WRONG_ANSWERS = {
     "shard_unit": (
         WrongAnswer(
+            "gathers once for each output",
+            fails="cost",
+            says="calls all_gather",
+            edits={
+                "module.register_forward_hook(lambda *_: free())": "module.register_forward_hook(after_forward)",
+                "    module.register_full_backward_pre_hook(lambda *_: gather())\n": "",
+                "    free()\n    module": "    def after_forward(module, args, output):\n        free()\n"
+                "        for each in output if isinstance(output, tuple) else [output]:\n"
+                "            if each.requires_grad:\n                each.register_hook(lambda gradient: gather())\n\n"
+                "    free()\n    module",
+            },
+        ),
+        WrongAnswer(
             "gathers when the first of several outputs gets its gradient",
             fails="runs",
             says="no memory in backward",

@@ -5,9 +5,18 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "sharded_optimizer": (
         WrongAnswer(
+            "keeps own.step as it was in the first step",
+            fails="value",
+            says="step() calls own.step as it is now, wrapped anew before each step, once, should do so 3 times",
+            edits={
+                "        own.step()": "        update.append(own.step)\n        update[0]()",
+                "    def step": "    update = []\n\n    def step",
+            },
+        ),
+        WrongAnswer(
             "keeps own.step as it was",
             fails="value",
-            says="step() never calls own.step(), which a scheduler has wrapped since",
+            says="step() calls own.step as it is now, wrapped anew before each step, in no step, should do so once",
             edits={"        own.step()": "        update()", "    def step": "    update = own.step\n\n    def step"},
         ),
         WrongAnswer(
@@ -247,6 +256,12 @@ WRONG_ANSWERS = {
         ),
     ),
     "reduce_to_owners": (
+        WrongAnswer(
+            "divides by 1024 before the sum, whatever n is",
+            fails="value",
+            says="7 parameters with tiny gradients: the owner's gradient of parameter 2",
+            edits={"/= n": "/= 1024", "if i % n != rank": "parameter.grad *= 1024 / n\n        if i % n != rank"},
+        ),
         WrongAnswer(
             "finds the owner by shape and dtype",
             fails="value",
