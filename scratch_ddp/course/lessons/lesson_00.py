@@ -22,10 +22,10 @@ from scratch_ddp.course.wording import difference, ranks
 
 
 def print_together(text):
-    """Print `text` once, from rank 0, if all ranks pass the same; else each rank its own.
+    """Print `text` once, from rank 0, if all ranks pass the same; otherwise each rank prints its own.
 
-    In the second case rank 2 prints "rank 2: " and its text. Texts are printed as they are,
-    of any length and number of lines, and they are the same only if every character is.
+    In the second case rank 2 prints "rank 2: " and its text. A text may have any length and
+    many lines, and is printed unchanged. Two are the same only if all characters are equal.
     Called by every rank, `dist.all_gather_object(texts, text)` fills `texts` with all texts.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -168,8 +168,8 @@ def get(what, dm=None):
 
     "ws": number of ranks · "pg": the process group · "rank": this rank's number in it ·
     "grank": its number among all ranks · "next": the number, in the group, of the rank that
-    follows it; after the last comes 0. Any other key, of a type that a dict takes: ValueError.
-    A mesh of more dimensions: RuntimeError, as get_group raises it.
+    follows it; after the last comes 0. Any other (hashable) key: ValueError.
+    A mesh of more dimensions: the RuntimeError that get_group raises.
     Cost: nothing is sent, no group is made.
     """
     group = dist.group.WORLD if dm is None else dm.get_group()

@@ -32,7 +32,7 @@ def all_reduce_in_two_steps(tensor, root=0):
 
     `tensor` is contiguous, of any shape; float16, bfloat16, float32, float64, uint8, int8, int32
     or int64. It may be a part of a larger tensor, whose other elements stay as they are.
-    Cost: one dist.reduce to `root` and one dist.broadcast from it, of the tensor's own bytes.
+    Cost: one dist.reduce to `root`, one dist.broadcast from it, each of as many bytes as `tensor`.
     """
     # Who holds the sum after the first step?
     # answer: begin
@@ -113,9 +113,9 @@ ALL_REDUCE_IN_TWO_STEPS = Exercise(all_reduce_in_two_steps, examine_all_reduce_i
 def all_gather_uneven(tensor):
     """Return a list with every rank's `tensor`, in the order of the ranks.
 
-    They are one-dimensional, float32, whatever torch's default dtype is, of any lengths and values,
-    and may be strided; every bit is kept. `dist.all_gather` takes contiguous tensors of one size
-    only.
+    All are one-dimensional and float32, of any lengths and values, perhaps not contiguous; torch's
+    default dtype may be another one. Every bit is kept. `dist.all_gather` takes contiguous tensors
+    of one size only.
     Cost: at most two dist.all_gather, of one int64, then of as many elements as the longest has.
     """
     world_size = dist.get_world_size()

@@ -44,15 +44,15 @@ RING_KINDS = ("float32 with NaN, infinity and -0.0",)
 def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
     """Leave the sum of all ranks' tensors in `tensor` on rank dst. The others keep theirs.
 
-    `tensor` is contiguous, of any shape and any dtype of numbers, added as by torch's `+`.
-    Messages stay in `group`, of one rank or more.
+    `tensor` is contiguous, of any shape and numeric dtype; sums are those of torch's `+`.
+    Messages stay in `group`, which may have a single rank.
     Cost: n-1 messages, at most one sent by a rank: S bytes. Depth ⌈log2 n⌉.
-    Memory: at most 2·S beside `tensor`.
+    Memory: at most 2·S in addition to `tensor`.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     root = dist.get_group_rank(group or dist.group.WORLD, dst)
     # In each round half of those that hold a sum send it on and are done.
-    # What may the others write into?
+    # Where does a rank that receives put what arrives?
     # answer: begin
     place = (rank - root) % n  # dst stands at place 0
     total = tensor
@@ -73,11 +73,11 @@ def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None =
 def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Sum `tensor` over the ranks, in place, and return it. All ranks get the same bits.
 
-    `tensor` is contiguous, of any shape and any dtype of numbers, added as by torch's `+`.
-    Messages stay in `group`, of one rank or more.
-    Cost: each rank sends 2(n-1) messages, each of at most ⌈S/n⌉ (whole elements), some empty.
-    In every algorithm the busiest rank sends 2(n-1)/n·S or more (Patarasuk and Yuan 2009).
-    Depth 2(n-1). Memory: at most 2·⌈S/n⌉ beside `tensor`.
+    `tensor` is contiguous, of any shape and numeric dtype; sums are those of torch's `+`.
+    Messages stay in `group`, which may have a single rank.
+    Cost: each rank sends 2(n-1) messages of at most ⌈elements/n⌉ elements each, some empty.
+    In every algorithm the busiest rank sends 2·S·(n-1)/n or more (Patarasuk and Yuan 2009).
+    Depth 2(n-1). Memory: at most 2·⌈elements/n⌉ elements in addition to `tensor`.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     # Cut the tensor into n chunks. First each chunk's sum is to be complete on one rank,

@@ -26,9 +26,9 @@ LONG = 100_003  # elements of the longest parameter
 def average_gradients(model):
     """Replace the gradient of every trainable parameter by its mean over all ranks.
 
-    Where a rank has none (`.grad` is None), it counts as zeros, also where no rank has one.
-    Parameters are of any shape and dtype, NaN and inf stay what they are, and nothing overflows
-    where the mean itself does not. Parameters with `requires_grad=False` are left alone, also a
+    Where a rank has none (`.grad` is None), it counts as zeros; if no rank has one, the mean is zeros.
+    Parameters are of any shape and dtype, NaN and inf show in the mean, and nothing overflows
+    where the mean itself does not. Parameters with `requires_grad=False` are left alone, as is any
     `.grad` that they still have.
     Cost: at most one all-reduce for each trainable parameter, and no more bytes than these have.
     """
@@ -46,13 +46,14 @@ def average_gradients(model):
 
 
 def average_unequal(model, items):
-    """Replace every gradient by the whole batch's.
+    """Replace every gradient by that of the mean loss over all ranks' items.
 
-    This rank's is that of the mean loss over its own `items` items (an int). A rank with no
-    items has no gradients (`.grad` is None), or only NaN; any other NaN is a real one and has
-    to be seen in the result. Some rank has items, and then all its gradients; every parameter
-    is trainable, of any shape and dtype. Nothing overflows where the result itself does not, and
-    the result is right to six digits, in half precision to two.
+    Before, it is that of the mean loss over this rank's items; `items` (an int) is their number.
+    A rank with no items has no gradients (`.grad` is None), or only NaN; any other NaN is a real
+    one and has to be seen in the result. At least one rank has items, and a rank with items has
+    all its gradients. Every parameter is trainable, of any shape and dtype. Nothing overflows
+    where the result itself does not, and the result is right to six digits, in half precision
+    to two.
     Cost: at most one all-reduce for each parameter, in its dtype, and one of a single number.
     """
     # Which share of the whole batch's mean is this rank's?

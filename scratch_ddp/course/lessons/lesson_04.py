@@ -36,11 +36,11 @@ def same_on_all_ranks(model):
 
     The values of all parameters and buffers count, of any shape and dtype, also of buffers that
     `state_dict()` leaves out. Nothing else does: not gradients, flags, attributes or the layout
-    in memory, which may have gaps or overlap. Names, shapes and dtypes are equal, there is a tensor,
-    none of them a conjugate or negative view. The model stays as it is, and every rank makes the
-    call, also if there are no parameters, or no buffers.
-    Cost: one dist.all_gather, of 8 to 32 bytes from each rank, which all count: with fewer, or
-    with a checksum that is easily the same, different models are taken for equal ones.
+    in memory, which may have gaps or overlap. Names, shapes and dtypes are equal. There is at least
+    one tensor, though perhaps no parameter, or no buffer; none is a lazy view, as of `conj()`. The
+    model stays as it is, and every rank makes the call.
+    Cost: one dist.all_gather, of 8 to 32 bytes from each rank, each byte of which counts: with
+    fewer, or with a weak checksum, different models pass for equal ones.
     """
     world_size = dist.get_world_size()
     # What can 32 bytes say of a whole model?

@@ -40,10 +40,10 @@ def token_mean(losses, counts):
     """Return this rank's part of the loss, a scalar to call backward on before `sync_gradients`.
 
     `losses` (float32 or float64, this rank's rows × tokens, maybe no rows) are computed from
-    something else and carry a graph; `counts` (bool, same shape) is False at padding, which is
-    anywhere and where a loss means nothing and may be NaN or inf. The mean of the parts over the
-    ranks is the mean over all tokens of all ranks (one or more), right to six digits. A rank's
-    part depends on its own tokens alone: a counted NaN or inf is seen there. A rank may have none.
+    something else and carry a graph; `counts` (bool, same shape) is False at padding, which may be
+    anywhere and have NaN or inf as its loss. The mean of the parts over the ranks is the mean over
+    all ranks' tokens (at least one), right to six digits. Of the losses, only this rank's own enter
+    its part, with any counted NaN or inf. A rank without tokens can call backward, too.
     Cost: one all-reduce of a single number.
     """
     n = dist.get_world_size()

@@ -21,9 +21,10 @@ from scratch_ddp.minimal.ddp import DataParallel, SimpleDistributedDataParalleli
 def no_sync(model):
     """Return a context manager: in its `with` block, `model.do_sync` is False.
 
-    After the block it is what it was when the block began, however the block ends; an exception,
-    Stop too, reaches the caller. Nothing else of the model changes, and nothing of another model:
-    blocks of two models may end in any order. Use model.do_sync and model.disable_grad_sync().
+    After the block it is what it was when the block began, however the block ends. Any exception
+    reaches the caller, the KeyboardInterrupt of Stop too. Nothing else of the model changes, and
+    nothing of another model: blocks of two models may end in any order. Use model.do_sync and
+    model.disable_grad_sync().
     Cost: nothing is sent.
     """
 

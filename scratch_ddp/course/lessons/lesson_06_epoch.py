@@ -28,11 +28,11 @@ def train_epoch(model, optimizer, batches, n):
 
     Each step takes the gradient of the mean loss over all micro-batches of its window, on all
     ranks. `model` is a SimpleDistributedDataParallelism, whose sync_gradients() averages;
-    `optimizer` has all its trainable parameters. `batches` is a list of (inputs, targets), perhaps
-    empty, all of one size, as many on every rank; the loss is mse_loss. Each micro-batch has one
-    forward and one backward of its own, and none of its tensors is kept for the next ones. Before
-    and after the epoch gradients are None or zero and do_sync is True. An exception of any call,
-    Stop too, reaches the caller, with no step for its window; do_sync is True then as well.
+    `optimizer` has all the model's trainable parameters. `batches` is a list of (inputs, targets),
+    perhaps empty, all of one size, as many on every rank; the loss is mse_loss. Each micro-batch has
+    one forward and one backward of its own; no losses or outputs are collected. When the epoch
+    begins, gradients are None or zero and do_sync is True; when it ends, too. Any exception reaches
+    the caller, the KeyboardInterrupt of Stop too, with no step for its window and do_sync True.
     Cost: for each step one sync, which is one all-reduce for each trainable parameter.
     """
     # How many micro-batches does the last window have?

@@ -26,9 +26,9 @@ def time_calls(operation, repeats, clock, device):
     begin each of these calls together: then each looks at its clock, calls operation() and looks
     again, with nothing in between. One more call comes before them and is not in the list, since the
     first call is slower. clock() returns this rank's time in seconds, as a float64; it may differ from
-    other ranks' by any amount. Times are not rounded. device: where the tensor is that ranks send.
-    `repeats` is at least 1. What operation() raises reaches the caller. Settings of the process
-    (gradients, gc) stay as they are, all the time.
+    other ranks' by any amount. Times are not rounded. device: for the tensor that ranks send.
+    `repeats` is at least 1. What operation() raises reaches the caller. Grad mode, gc and other
+    settings of the process stay as they are throughout.
     Cost: at most one dist.barrier for each call of operation, and one dist.all_reduce.
     """
     # How do ranks begin together? Whose time counts, and how do the others get to know it?

@@ -13,8 +13,7 @@ def exposed_time(compute, communication):
 
     Both are lists of up to 100 (start, end) in seconds, in any order, perhaps empty. An end may equal
     its start. Messages may overlap, and one may lie inside another; so may stretches of computing.
-    Time is counted from any moment, so it may be negative, or large. Nothing is rounded but what float
-    arithmetic rounds.
+    Times may be negative, or large. Nothing is rounded but what float arithmetic rounds.
     Cost: nothing is sent.
     """
     # Between which moments does nothing begin or end?

@@ -45,13 +45,13 @@ SMALL = 1024  # bytes that `average` may allocate after its first call: far less
 def average_in_buckets(buckets):
     """Have the gradients of each bucket averaged while backward goes on.
 
-    A bucket is a list of parameters of one dtype, any shapes and strides. Return a function `finish`:
-    after backward and `finish()`, every gradient is the mean over the ranks, in each step anew,
-    also where the sum would overflow. All parameters are used; gradients are cleared between steps,
-    to None or to zeros. They may arrive in any order, within a bucket too, and in another one on
-    each rank. Several sets of buckets may be in use at once. Cost: one all-reduce per bucket. It is
-    started when the gradients of this bucket and of all buckets before it are complete; nobody
-    waits for it before `finish()`, which then lets go of it.
+    A bucket is a list of parameters of one dtype, any shapes and strides. Return a function
+    `finish`: after backward and `finish()`, every gradient is the mean over the ranks, in each
+    step anew, also where the sum would overflow. All parameters are used; gradients are cleared
+    between steps, to None or to zeros. They may arrive in any order, also within a bucket, and
+    each rank may have an order of its own. Several sets of buckets may be in use at once. Cost:
+    one all-reduce per bucket. It is started when the gradients of this bucket and of all buckets
+    before it are complete. Only `finish()` waits for it, and then lets go of its handle.
     """
     missing = [len(bucket) for bucket in buckets]  # how many gradients each of them waits for
     on_the_way = []
@@ -217,12 +217,12 @@ AVERAGE_IN_BUCKETS = Exercise(average_in_buckets, examine_average_in_buckets)
 def average_through_buffer(parameters):
     """Keep room for the gradients of all parameters, one after another in one tensor.
 
-    `parameters` is a list, of one dtype, any shapes and strides; all are used, without gradients yet.
-    Return a function `average`, to be called after backward: it leaves the means over the ranks in
-    `.grad`, as views of that tensor, also where the sums would overflow. It must not matter how
-    gradients were cleared, or whether they were. Cost: one all-reduce per call. After the first
-    call, `average()` allocates less than 1 KiB for tensors, uses no other room for the gradients,
-    and leaves them in torch.
+    `parameters` is a list, of one dtype, any shapes and strides; all are used, without gradients
+    yet. Return a function `average`, to be called after backward: it leaves the means over the
+    ranks in `.grad`, as views of that tensor, also where the sums would overflow. It must not
+    matter how gradients were cleared; if they were not, the new means are added to the old.
+    Cost: one all-reduce per call. After the first call, `average()` allocates less than 1 KiB
+    for tensors, and keeps gradients nowhere else, in torch or outside of it.
     """
     # Where is a gradient when average() is called, after zero_grad() and without it?
     # answer: begin

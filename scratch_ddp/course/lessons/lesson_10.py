@@ -22,8 +22,8 @@ def sharded_step(shards, inputs, targets, lr):
     other ranks may have more, fewer or none. The loss is half the sum of the squared errors over
     all ranks' items.
     Cost: for each layer two all-gathers and one reduce-scatter.
-    Memory: beside the arguments, what layers put out and the gradients of that, one whole matrix at
-    once, be it a weight or a gradient, and two shards. Nothing is kept outside of torch.
+    Memory, in addition to the arguments: the layers' outputs and their gradients, one whole matrix at
+    once, be it a weight or a gradient, and two shards. Nothing is kept elsewhere, as in NumPy.
     """
     # Which line is the last that needs the weight? Which is the first that needs the gradient?
     # answer: begin
@@ -53,14 +53,14 @@ def sharded_step(shards, inputs, targets, lr):
 
 
 def gather_uneven(shard, rows):
-    """Return the whole weight of `rows` rows on every rank, each rank having some of them.
+    """Return the whole weight of `rows` rows, which are split among the ranks, on every rank.
 
     With k = rows / n rounded up, rank 0 has the first k rows, rank 1 the next k, and so on until
     there are no more: the last ranks may have fewer than k, or none, shape (0, columns). There is
-    at least one row. Any dtype that all_gather takes, any strides; the result has the shards'
-    bits, and may be a view.
+    at least one row. Any dtype that all_gather takes, any strides; the result equals the shards bit
+    for bit, and may be a view.
     Cost: one all-gather, of k rows from each rank.
-    Memory: beside `shard`, n·k rows and twice k rows at once.
+    Memory: in addition to `shard`, n·k rows and twice k rows at once.
     """
     # All ranks must send equally many rows. Where in the result is the padding?
     # answer: begin

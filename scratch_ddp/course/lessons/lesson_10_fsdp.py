@@ -24,14 +24,15 @@ _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 def shard_unit(module):
     """Make the module a unit of FSDP; return this rank's shard, the nn.Parameter left to train.
 
-    All ranks hold equal modules, which put out a tensor or a tuple of tensors. The parameters have
+    All ranks hold equal modules, whose output is a tensor or a tuple of tensors. The parameters have
     one dtype, any shapes and strides, and no gradients yet. All are used; a forward is followed by
-    its backward, or runs under no_grad. The parameters are whole, as gathered from the shards, while
-    forward or backward runs. After backward, shard.grad is this rank's part of the mean gradient,
-    whatever it held before, also where the sum would overflow; the parameters' own .grad is None.
+    its backward, and then its input requires a gradient, or it runs under no_grad. The parameters
+    are whole, as gathered from the shards, while forward or backward runs. After backward,
+    shard.grad is this rank's part of the mean gradient, whatever it held before, also where the sum
+    would overflow; the parameters' own .grad is None.
     Cost: an all-gather in forward, an all-gather and a reduce-scatter in backward, nothing before.
-    A rank's part has ⌈elements / n⌉ elements in each. Memory: at all other times the parameters take
-    0 bytes, and neither a tensor nor anything outside of torch keeps them or their gradients.
+    In each, a rank's part has ⌈elements / n⌉ elements. Memory: at all other times the parameters
+    take 0 bytes, and nothing, in torch or outside of it, keeps them or their gradients.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     parameters = list(module.parameters())

@@ -36,11 +36,11 @@ def sharded_optimizer(params, make):
     They lie in memory without gaps, some transposed. Parameter i belongs to rank i % n; every rank
     owns at least one. `make` turns a list of parameters into an ordinary optimizer: own is one that
     has state for what this rank owns only. step() does to all parameters what make(params).step()
-    would, and leaves gradients alone; all ranks have the same ones then, or None. It calls
-    own.step(), and raises what that raises on its rank. What is changed between steps counts: a
-    setting in own's groups, own.step, which a scheduler wraps, a parameter's .data, for others of
-    its shape and dtype. zero_grad() sets all gradients to None. Cost: one broadcast per parameter
-    at each step.
+    would, and leaves gradients alone, which are equal on all ranks, or None. It calls own.step(); if
+    that raises, step() raises the same on that rank (the others are not told). Changes between steps
+    take effect: to a setting in own's groups, to own.step (a scheduler wraps it), to a parameter's
+    .data (by one of its shape and dtype). zero_grad() sets all gradients to None. Cost: one broadcast
+    per parameter at each step.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # Who updates what, and how do the others get it?
