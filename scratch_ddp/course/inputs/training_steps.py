@@ -139,7 +139,7 @@ class Training:
     def _move(self, number: int) -> None:
         """Weights are loaded, every second one into other memory."""
         for i, parameter in enumerate(self.params):
-            if i % 2 == number % 2:
+            if i % 2 != number % 2:  # in the last of three steps not the first parameter
                 parameter.data = parameter.data * -2
             else:
                 parameter.data.mul_(-2)

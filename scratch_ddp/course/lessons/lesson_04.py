@@ -65,6 +65,7 @@ class _Model(OddModel):
         with warnings.catch_warnings():  # torch says once that few operations know this dtype: not in the answer
             warnings.simplefilter("ignore")
             self.register_buffer("half_complex", torch.zeros(2, dtype=torch.complex32, device=device))
+        self.inner.register_buffer("hidden", torch.ones(2, device=device), persistent=False)
         self.register_buffer("passing", torch.ones(2, dtype=torch.complex128, device=device), persistent=False)
         with torch.no_grad():
             self.tiny.fill_(2.0)  # unlike `large`, which has the same shape
@@ -222,6 +223,7 @@ _DIFFERENCES: dict[str, tuple[int, _Change]] = {
     "two parameters, which are exchanged": (1, _exchange),
     "a buffer: -0.0, 0.0 elsewhere": (1, _flip("mean", 3, [128])),
     "'passing', a buffer that is not in state_dict(), by i·2⁻⁴⁰": (0, _put("passing", 1 + _TINY * 1j)),
+    "'inner.hidden', a part's buffer that is not in state_dict()": (1, _put("inner.hidden", 2.0)),
     "the order of the flags in 'mask', a buffer that is not in state_dict()": (1, _reorder_flags),
     "an int64 of 2⁶⁰, by 1": (1, _flip("steps", 0, [1])),
     "an int8: -2, -1 elsewhere": (1, _put("signed", -2)),  # Python's hash of both is the same

@@ -5,6 +5,12 @@ from tests.course.wrong_answer import WrongAnswer
 WRONG_ANSWERS = {
     "accuracy_once": (
         WrongAnswer(
+            "takes the number of ranks from the number of predictions",
+            fails="value",
+            says="if there were 4 ranks, items 4 drawn with seed 1: 5 items: rank 0's result is ",
+            edits={"rank + n * torch": "rank + -(-items // len(hits)) * torch"},
+        ),
+        WrongAnswer(
             "counts what the sampler has filled up with",
             fails="value",
             says="13 items: the result is 0.5, should be 0.384615.",
