@@ -262,6 +262,8 @@ def examine_ring_all_reduce(trial: Trial) -> None:
         trial.call_within(2 * -(-COUNTED // n), tensor, case=COUNTED_CASE, changes=[tensor], unit=SMALLEST)
     for more in sorted({2, dist.get_world_size(), 5 + trial.seed % 2}) if trial.size == 1 else ():  # and how deep it is
         parts = drawn_vectors(trial, more)
+        if 2 < more == dist.get_world_size():  # they divide the size, which some take for a cue to do otherwise
+            parts = [torch.arange(4.0 * more) + rank for rank in range(more)]
         total, chunk = total_of(parts), -(-parts[0].numel() // more) * parts[0].element_size()
         ran = examine_on_more_ranks(trial, parts, [total] * more, budget_of_a_ring(more, chunk), None)
         trial.criterion("chunks", too_large(ran.largest, chunk))
