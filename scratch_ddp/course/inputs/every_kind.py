@@ -3,9 +3,9 @@
 The sum over the ranks is the same in every order, for up to eight ranks.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
@@ -91,11 +91,15 @@ def total_of(parts: list[torch.Tensor]) -> torch.Tensor:
     return functools.reduce(torch.add, parts)
 
 
-def with_default_float64(answer: Callable, *args: Any) -> Any:
-    """Call the answer while float64 is the default dtype, for answers whose dtypes that should not decide."""
+@contextlib.contextmanager
+def default_float64() -> Iterator[None]:
+    """In the block, float64 is the default dtype: for answers whose dtypes that should not decide.
+
+    It stands around the trial's call, not in it: so an answer that sets another one is found.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        return answer(*args)
+        yield
     finally:
         torch.set_default_dtype(before)

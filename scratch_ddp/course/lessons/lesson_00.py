@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from scratch_ddp.course.attempt import in_short
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.inputs.one_process import tried_in_worlds
 from scratch_ddp.course.trial import Trial
@@ -268,11 +269,21 @@ def examine_get(trial: Trial) -> None:
     if trial.on_all_ranks:
         trial.end_if_wrong()
         numbers = range(5 + trial.seed % 2, 13, 2)
-        many = {f'get("next") among {number}': ["next"] * number for number in numbers}
+        many = {f'get("next") among {number}': ["next"] * number for number in numbers} | {
+            "unknown keys": [_UNKNOWN] * 3
+        }
         makers = {case: functools.partial(_as_arguments, given) for case, given in many.items()}
-        for _, world in tried_in_worlds(trial, makers):
+        for case, world in tried_in_worlds(trial, makers, using=_refused_or_answered):
             for rank, answer in enumerate(world.results):
-                trial.value(answer, (rank + 1) % len(world.results), f"{world.place} rank {rank}'s result")
+                if case == "unknown keys":
+                    trial.criterion("value", answer, world.place)
+                else:
+                    trial.value(answer, (rank + 1) % len(world.results), f"{world.place} rank {rank}'s result")
+
+
+def _refused_or_answered(answer: Callable, what: object) -> object:
+    """In one process, where the store of a real group is out of bounds."""
+    return next(filter(None, (_refusal(answer, key) for key in what)), "") if what is _UNKNOWN else answer(what)
 
 
 def _with_gaps(trial: Trial) -> list[int]:
@@ -302,7 +313,7 @@ def _refusal(answer: Callable, what: object, *mesh: DeviceMesh, error: type[Exce
     except error:
         return ""
     except Exception as other:
-        return f"{asked} raised {type(other).__name__}, should raise {error.__name__}"
+        return f"{asked} raised {in_short(other)}, should raise {error.__name__}"
     return f"{asked} returned, should raise {error.__name__}"
 
 

@@ -1,5 +1,6 @@
 """Lesson 01, collectives: all-reduce in two steps, and an all-gather of tensors that differ in length."""
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -10,12 +11,12 @@ import torch.distributed as dist
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.inputs.every_kind import (
     INT16,
+    default_float64,
     odd_numbers,
     parts_drawn,
     parts_of_every_kind,
     parts_of_further_dtypes,
     total_of,
-    with_default_float64,
 )
 from scratch_ddp.course.inputs.larger import Larger
 from scratch_ddp.course.inputs.one_process import World, tried_in_worlds
@@ -145,16 +146,14 @@ def examine_all_gather_uneven(trial: Trial) -> None:
     given = {case: (tensors[trial.rank].clone(),) for case, tensors in everyones.items()}
     if not trial.on_all_ranks:
         given = {f"{case}, float64 is the default dtype": args for case, args in given.items()}
-    using = None if trial.on_all_ranks else with_default_float64
-    named = {f"tensor ({case})": tensor for case, (tensor,) in given.items()}
-    called = trial.call_each(given, using=using, beside=named)
-    for tensors, pieces in zip(everyones.values(), called, strict=True):
-        trial.value(pieces, tensors, every_bit=True)
-        trial.agreement(pieces)
-        first = trial.calls[0].payload if trial.calls else INTEGER
-        unit = "byte" if first == 1 else "bytes"
-        trial.criterion("length", f"is sent in {first} {unit}, should be one int64" if first != INTEGER else "")
-        trial.cost(calls=TWICE, max_wire_bytes=_wire_bytes_uneven(tensors))
+    with contextlib.nullcontext() if trial.on_all_ranks else default_float64():
+        for tensors, pieces in zip(everyones.values(), trial.call_each(given), strict=True):
+            trial.value(pieces, tensors, every_bit=True)
+            trial.agreement(pieces)
+            first = trial.calls[0].payload if trial.calls else INTEGER
+            unit = "byte" if first == 1 else "bytes"
+            trial.criterion("length", f"is sent in {first} {unit}, should be one int64" if first != INTEGER else "")
+            trial.cost(calls=TWICE, max_wire_bytes=_wire_bytes_uneven(tensors))
     if trial.on_all_ranks:
         trial.end_if_wrong()
         _examine_lengths_in_worlds(trial)

@@ -22,8 +22,9 @@ def sharded_step(shards, inputs, targets, lr):
     other ranks may have more, fewer or none. The loss is half the sum of the squared errors over
     all ranks' items.
     Cost: for each layer two all-gathers and one reduce-scatter.
-    Memory, in addition to the arguments: the layers' outputs and their gradients, one whole matrix at
-    once, be it a weight or a gradient, and two shards. Nothing is kept elsewhere, as in NumPy.
+    Memory, in addition to the arguments and the layers' outputs and their gradients: at any moment at
+    most as much as one whole matrix, a weight or a gradient, and two shards take together. Nothing is
+    kept elsewhere, as in NumPy.
     """
     # Which line is the last that needs the weight? Which is the first that needs the gradient?
     # answer: begin

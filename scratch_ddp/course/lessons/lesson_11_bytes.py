@@ -5,7 +5,7 @@ from itertools import product
 import torch
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.inputs.every_kind import with_default_float64
+from scratch_ddp.course.inputs.every_kind import default_float64
 from scratch_ddp.course.trial import Trial
 from scratch_ddp.instruments.cost.memory import STAGES
 
@@ -47,7 +47,8 @@ def examine_bytes_held(trial: Trial) -> None:
         expected.append(4 * (whole * parameters + (4 - whole) * parameters // n))
     for result, right in zip(trial.call_each(cases), expected, strict=True):
         trial.value(result, right)
-    trial.value(trial.call(12, 1, 0, case="float64 is the default dtype", using=with_default_float64), 192)
+    with default_float64():
+        trial.value(trial.call(12, 1, 0, case="float64 is the default dtype"), 192)
 
 
 BYTES_HELD = Exercise(bytes_held, examine_bytes_held)

@@ -15,20 +15,24 @@ RIGHT_ANSWERS = {
             optimizer.step()
         optimizer.zero_grad()
         """,
-        # never touches the flag, slices, one sync after each window, clears with model.zero_grad()
+        # never touches the flag, slices, one sync after each window, clears with model.zero_grad(), after an error too
         """
         from torch.nn.functional import mse_loss
 
         def micro(x, y, share):
             mse_loss(model(x), y).mul(share).backward()
 
-        for start in range(0, len(batches), n):
-            window = batches[start : start + n]
-            for x, y in window:
-                micro(x, y, 1 / len(window))
-            model.sync_gradients()
-            optimizer.step()
-            model.zero_grad()
+        try:
+            for start in range(0, len(batches), n):
+                window = batches[start : start + n]
+                for x, y in window:
+                    micro(x, y, 1 / len(window))
+                model.sync_gradients()
+                optimizer.step()
+                model.zero_grad()
+        except BaseException:
+            optimizer.zero_grad()
+            raise
         """,
         # all but a window's last in one no_sync block; backward gets a gradient, in place of a division
         """

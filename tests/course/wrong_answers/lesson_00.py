@@ -138,7 +138,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "another error for an unknown key",
             fails="value",
-            says='unknown keys: get("left") raised KeyError, should raise ValueError',
+            says="unknown keys: get(\"left\") raised KeyError: 'left', should raise ValueError",
             body="""
                 answers = {"next": (dist.get_rank(group) + 1) % dist.get_world_size(group)}
                 return answers[what]
@@ -189,6 +189,16 @@ WRONG_ANSWERS = {
                     dist.Work.last = dm or vars(dist.Work).get("last")
                     group = dist.Work.last.get_group() if dist.Work.last else group
                     return (dist.get_rank(group) + 1) % dist.get_world_size(group)
+            """,
+        ),
+        WrongAnswer(
+            "leaves a note about an unknown key in the store",
+            fails="value",
+            says='if there were 3 ranks, unknown keys: get("left") raised RuntimeError:',
+            body="""
+                if what == "next":
+                    return (dist.get_rank(group) + 1) % dist.get_world_size(group)
+                dist.distributed_c10d._get_default_store().set(f"unknown by {dist.get_rank()}", repr(what))
             """,
         ),
         WrongAnswer(

@@ -151,6 +151,17 @@ WRONG_ANSWERS = {
             also=("cost",),
         ),
         WrongAnswer(
+            "makes float32 the default dtype",
+            fails="untouched",
+            says="leaves torch.float32 as the default dtype",
+            edits={
+                "    longest = int(max(lengths))\n": (
+                    "    torch.set_default_dtype(torch.float32)\n    longest = int(max(lengths))\n"
+                ),
+                "tensor.new_zeros": "torch.zeros",
+            },
+        ),
+        WrongAnswer(
             "a value marks the end",
             fails="value",
             says="rank 0's result at entry",

@@ -190,7 +190,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "goes on without a micro-batch that does not fit into memory",
             fails="value",
-            says="after SomeError in the sixth backward: returned, should raise SomeError",
+            says="after SomeError in the sixth forward: returned, should raise SomeError",
             body="""
             for i, (inputs, targets) in enumerate(batches):
                 last = (i + 1) % n == 0 or i + 1 == len(batches)
@@ -331,7 +331,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sets the flag by hand, with no thought of an exception",
             fails="restored",
-            says="after SomeError in the sixth backward: do_sync is False, should be True.",
+            says="after SomeError in the sixth forward: do_sync is False, should be True.",
             edits={
                 "with contextlib.nullcontext() if last else model.no_sync():": "model.do_sync = last\n        if True:"
             },
@@ -350,7 +350,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "goes on where backward fails",
             fails="value",
-            says="n=4, after SomeError in the sixth backward: returned, should raise SomeError.",
+            says="n=4, after SomeError in the sixth forward: returned, should raise SomeError.",
             edits={
                 "            loss.backward()": "            with contextlib.suppress(Exception):\n"
                 "                loss.backward()"
