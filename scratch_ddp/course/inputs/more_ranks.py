@@ -41,9 +41,9 @@ class MoreRanks:
         messages: Messages = {}
         for number in range(4 * self._size):
             before, messages = messages, {}
-            order = range(self._size)
+            order = [*range(self._root or 0, self._size), *range(self._root or 0)]  # the root is the first in a tree
             if self._root is not None and number % 2:  # in a tree, messages go up and down; in a ring, only up
-                order = order[::-1]
+                order.reverse()
             played = {rank: self._played(answer, rank, before, messages) for rank in order}
             seats = [played[rank] for rank in range(self._size)]
             if before.keys() == messages.keys() and all(_same(before[key], messages[key]) for key in messages):
