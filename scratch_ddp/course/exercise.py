@@ -145,7 +145,8 @@ def is_stub(function: Callable, reference: Callable) -> bool:
     """Whether `function` still does exactly what the stub does; its comments and its docstring may differ."""
     try:
         written = textwrap.dedent(inspect.getsource(function))
-        return _meaning(written) == _meaning(stub(reference))
+        unwritten = "NotImplementedError" in written  # most answers need not be parsed, which takes milliseconds
+        return unwritten and _meaning(written) == _meaning(stub(reference))
     except (OSError, TypeError, SyntaxError):  # no source to read: the call will tell
         return False
 
