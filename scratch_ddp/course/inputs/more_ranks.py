@@ -41,7 +41,8 @@ class MoreRanks:
         messages: Messages = {}
         for number in range(4 * self._size):
             before, messages = messages, {}
-            order = [*range(self._root or 0, self._size), *range(self._root or 0)]  # the root is the first in a tree
+            first = self._root or 0  # in a tree, the root
+            order = [*range(first, self._size), *range(first)]
             if self._root is not None and number % 2:  # in a tree, messages go up and down; in a ring, only up
                 order.reverse()
             played = {rank: self._played(answer, rank, before, messages) for rank in order}

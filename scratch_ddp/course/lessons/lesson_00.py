@@ -8,7 +8,7 @@ import random
 import sys
 import types
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -247,31 +247,30 @@ def examine_get(trial: Trial) -> None:
         expected += [right.get(key) for key in keys]
     cases |= {f'get("{key}"), after calls with a mesh': (key, None) for key in keys}
     expected += [answers[key] for key in keys]
-    own = ((), (dm,) if trial.rank in members else ())  # without a mesh, then with one that this rank is in
+    own = (dm,) if trial.rank in members else ()  # a mesh that this rank is in
     cases["unknown keys"] = (_UNKNOWN,)
     cases["a square mesh"] = (_SQUARE,)
 
     def asked(answer: Callable, what: object, *mesh: DeviceMesh | None) -> object:
         if what is _UNKNOWN:
-            return [_refusal(answer, key, *given) for given in own for key in _UNKNOWN]
+            return _refusals(answer, _UNKNOWN) or _refusals(answer, _UNKNOWN, *own)
         if what is _SQUARE:
-            return [_refusal(answer, key, _Square(), error=RuntimeError) for key in keys]
+            return _refusals(answer, keys, _Square(), error=RuntimeError)
         return answer(what, dm=mesh[0]) if mesh else None  # this rank is not in the mesh
 
     for (what, *_), answer, right in zip(
         cases.values(), trial.call_each(cases, using=asked), [*expected, None, None], strict=True
     ):
         if what is _UNKNOWN or what is _SQUARE:
-            trial.criterion("value", next(filter(None, answer), ""))
+            trial.criterion("value", answer)
         else:
             trial.value(answer, right)
     trial.cost(calls={})
     if trial.on_all_ranks:
         trial.end_if_wrong()
         numbers = range(5 + trial.seed % 2, 13, 2)
-        many = {f'get("next") among {number}': ["next"] * number for number in numbers} | {
-            "unknown keys": [_UNKNOWN] * 3
-        }
+        many = {f'get("next") among {number}': ["next"] * number for number in numbers}
+        many["unknown keys"] = [_UNKNOWN] * 3
         makers = {case: functools.partial(_as_arguments, given) for case, given in many.items()}
         for case, world in tried_in_worlds(trial, makers, using=_refused_or_answered):
             for rank, answer in enumerate(world.results):
@@ -283,7 +282,7 @@ def examine_get(trial: Trial) -> None:
 
 def _refused_or_answered(answer: Callable, what: object) -> object:
     """In one process, where the store of a real group is out of bounds."""
-    return next(filter(None, (_refusal(answer, key) for key in what)), "") if what is _UNKNOWN else answer(what)
+    return _refusals(answer, _UNKNOWN) if what is _UNKNOWN else answer(what)
 
 
 def _with_gaps(trial: Trial) -> list[int]:
@@ -304,7 +303,12 @@ def _mesh_of_one(trial: Trial) -> tuple[DeviceMesh, list[int]]:
     return DeviceMesh.from_group(group, trial.device.type), [trial.rank]
 
 
-def _refusal(answer: Callable, what: object, *mesh: DeviceMesh, error: type[Exception] = ValueError) -> str:
+def _refusals(answer: Callable, keys: Iterable, *mesh: DeviceMesh, error: type[Exception] = ValueError) -> str:
+    """What is wrong with how the answer refuses the first of these keys that it does not refuse rightly, or ""."""
+    return next(filter(None, (_refusal(answer, key, *mesh, error=error) for key in keys)), "")
+
+
+def _refusal(answer: Callable, what: object, *mesh: DeviceMesh, error: type[Exception]) -> str:
     """What is wrong with how the answer refuses a key or a mesh; "" if it raises this kind of error."""
     key = f'"{what}"' if isinstance(what, str) else repr(what)
     asked = f"get({key}{', mesh' if mesh else ''})"
