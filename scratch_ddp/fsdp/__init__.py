@@ -1,6 +1,6 @@
 """Fully sharded data parallelism (ZeRO-3): parameters, gradients and optimizer state are sharded over the ranks.
 
-To learn the idea, read `scratch_ddp/minimal/fsdp.py`: the same in 130 lines, for a well-behaved model. This folder is
+To learn the idea, read `scratch_ddp/minimal/fsdp.py`: the same in 150 lines, for a well-behaved model. This folder is
 for real models. Read it from the top:
 
     module           the class FSDP: everything that users call

@@ -15,12 +15,13 @@ Four hooks say when a unit is needed:
 
     before its forward    gather      module.register_forward_pre_hook
     after its forward     free        module.register_forward_hook
-    before its backward   gather      a hook on the gradient of its output
+    before its backward   gather      a hook on the gradients of its outputs
     after its backward    reduce      a hook on the gradients of its inputs
 
 `scratch_ddp.fsdp.FSDP` is used in the same way, but leaves the mean in `.grad` after `model.sync_gradients()` only.
-Left out, and done there: fetching the next unit while this one computes, ranks that take different paths, frozen and
-tied parameters, several dtypes, mixed precision, accumulation, checkpoints, and every check.
+Left out, and done there: fetching the next unit while this one computes, ranks that take different paths, units of
+which a part is frozen or unused, parameters of two units, outputs in classes of one's own, several dtypes, mixed
+precision, accumulation, checkpoints, and nearly every check.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the names since torch 2.13
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -71,6 +73,8 @@ class Unit:
 
     def reduce_gradients(self) -> None:
         """Leave this rank's part of the mean in `shard.grad`. One reduce-scatter, with as many bytes as `gather`."""
+        if any(parameter.grad is None for parameter in self.parameters):
+            raise RuntimeError("Only a part of a unit has gradients. scratch_ddp.fsdp.FSDP allows that.")
         gradients = self.flatten(parameter.grad for parameter in self.parameters) / self.n
         mine = torch.empty_like(self.shard)
         reduce_scatter(mine, gradients, group=self.group)
@@ -78,58 +82,67 @@ class Unit:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self.parameters)
-
 
 class FSDP(nn.Module):
     """A model of which one unit at a time is whole. The rest belongs to the root, gathered for a whole pass."""
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None = None, *, units: Iterable[nn.Module]):
         super().__init__()
-        self.units = [Unit(module, list(module.parameters()), group) for module in units]
-        in_units = {parameter for unit in self.units for parameter in unit.parameters}
-        rest = [parameter for parameter in model.parameters() if parameter not in in_units]
-        self.root = Unit(model, rest, group)
         self.module = model
+        of_units = {module: list(module.parameters()) for module in units}
+        in_units = set().union(*of_units.values())
+        if len(in_units) < sum(map(len, of_units.values())):
+            raise ValueError("A parameter belongs to two units. scratch_ddp.fsdp.FSDP allows that.")
+        rest = [parameter for parameter in model.parameters() if parameter not in in_units]
+        shares = [(model, rest), *of_units.items()]  # the root is a unit too, the first
+        self.units = [Unit(module, parameters, group) for module, parameters in shares if parameters]
         for unit in self.units:
-            unit.module.register_forward_pre_hook(lambda _, args, unit=unit: self.before_forward(unit, args))
+            unit.module.register_forward_pre_hook(
+                lambda _, args, kwargs, unit=unit: self.before_forward(unit, (args, kwargs)), with_kwargs=True
+            )
             unit.module.register_forward_hook(lambda _, args, output, unit=unit: self.after_forward(unit, output))
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """The shards."""
-        return (unit.shard for unit in [self.root, *self.units])
+        return (unit.shard for unit in self.units)
 
-    def forward(self, *args: Any) -> Any:
-        self.root.gather()
-        output = self.module(*args)
-        if not torch.is_grad_enabled():  # no backward will free it
-            self.root.free()
-        return output
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
 
     def before_forward(self, unit: Unit, args: tuple) -> tuple:
+        unit.free()  # what a forward without a backward has left may be from before a step
         unit.gather()
-        args = tuple(each.view_as(each) if each.requires_grad else each for each in args)
-        inputs = [each for each in args if each.requires_grad]  # views: this unit's gradients alone
+        args = tree_map_only(torch.Tensor, lambda each: each.view_as(each) if each.requires_grad else each, args)
+        inputs = [each for each in tensors(args) if each.requires_grad]  # views: this unit's gradients alone
         if inputs:  # once the gradients of the inputs are known, the unit's own are
             register_multi_grad_hook(inputs, lambda _: self.after_backward(unit))
         return args
 
-    def after_forward(self, unit: Unit, output: torch.Tensor) -> None:
-        unit.free()
-        if output.requires_grad:
-            output.register_hook(lambda _: self.before_backward(unit))
+    def after_forward(self, unit: Unit, output: Any) -> None:
+        backward = torch.is_grad_enabled()
+        if not (backward and unit.module is self.module):  # the root stays whole until its backward
+            unit.free()
+        if backward and not tensors(output):
+            raise TypeError("A unit must return tensors, alone or in tuples, lists or dicts.")
+        for each in tensors(output):
+            if each.requires_grad:
+                each.register_hook(lambda _: self.before_backward(unit))
 
     def before_backward(self, unit: Unit) -> None:
         unit.gather()
         torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
 
     def after_backward(self, unit: Unit) -> None:
-        unit.reduce_gradients()
+        if any(parameter.grad is not None for parameter in unit.parameters):
+            unit.reduce_gradients()
         unit.free()
 
     def end_backward(self) -> None:
-        """Called by autograd at the end: for the root, and for a unit whose inputs needed no gradient."""
-        for unit in [*self.units, self.root]:
-            if unit.has_gradients():
-                self.after_backward(unit)
+        """Called by autograd at the end: for the root, and for units whose inputs needed no gradient."""
+        for unit in self.units:
+            self.after_backward(unit)
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    """The tensors in `values`, which may be nested tuples, lists and dicts."""
+    return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]

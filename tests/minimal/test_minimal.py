@@ -94,7 +94,7 @@ def gradients(kind, source, model, optimizer):
     """The whole mean gradients, wherever the ranks keep them; of ZeRO-2 what is not here is zeros."""
     if kind == "FSDP" and source == "minimal":
         found = {}
-        for unit in [model.root, *model.units]:
+        for unit in model.units:
             parts = [torch.empty_like(unit.shard) for _ in range(unit.n)]
             dist.all_gather(parts, unit.shard.grad)
             found |= zip(unit.parameters, torch.cat(parts).split([*unit.sizes, unit.gap]), strict=False)
@@ -106,6 +106,12 @@ def gradients(kind, source, model, optimizer):
         for gradient in grads:
             dist.all_reduce(gradient)
     return grads
+
+
+def whole_parameters(model):
+    for unit in model.units:
+        unit.gather()
+    return [parameter.detach().clone() for parameter in model.module.parameters()]
 
 
 def train(kind, source, steps=5):
@@ -121,9 +127,7 @@ def train(kind, source, steps=5):
         return history, [parameter.detach() for parameter in model.parameters()]
     if source == "robust":
         return history, list(model.gather_full_params().values())
-    for unit in [model.root, *model.units]:
-        unit.gather()
-    return history, [parameter.detach().clone() for parameter in model.module.parameters()]
+    return history, whole_parameters(model)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -215,7 +219,7 @@ def test_state_and_parameters_are_shared_out():
         optimizer.step()
         states = sum(state["exp_avg"].numel() for state in optimizer.state.values())
         sharded, _, _ = wrapped("FSDP", "minimal")
-        stored = [unit.whole.untyped_storage().size() for unit in [sharded.root, *sharded.units]]
+        stored = [unit.whole.untyped_storage().size() for unit in sharded.units]
         return states, sum(each.numel() for each in sharded.parameters()), sum(stored)
 
     elements = sum(each.numel() for each in build().parameters())
