@@ -3,6 +3,8 @@ import gc
 import pytest
 import torch
 
+from tests.retries import pytest_runtest_protocol  # noqa: F401, pytest finds the hook here
+
 # Ranks are forked from the test process: it must not have started a pool of threads before.
 torch.set_num_threads(1)
 
