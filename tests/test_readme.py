@@ -57,3 +57,12 @@ def test_limits_are_sentences_of_the_code():
     for sentence, path in limits:
         code = re.sub(r'"\s*\n\s*f?"', "", (ROOT / path).read_text())
         assert sentence in code, (sentence, path)
+
+
+def test_the_versions_it_names_are_those_of_the_workflow_and_the_requirements():
+    oldest, newest, torchs = re.search(r"tested: Python (.*) to (.*) with torch ([\d.]*);", README).groups()
+    tested = re.findall(
+        r'"(3\.\d+)"', re.search(r"python: (\[.*\])", (ROOT / ".github/workflows/ci.yml").read_text())[1]
+    )
+    assert [oldest, newest] == [tested[0], tested[-1]]
+    assert f"\ntorch=={torchs}." in (ROOT / "requirements.txt").read_text()
