@@ -115,12 +115,12 @@ def _includes(call: dict[str, Any], rank: int) -> bool:
 
 def _needs(call: dict[str, Any], caller: int, rank: int, state: RankState) -> bool:
     """Whether the caller's call waits for the rank, which has not made it."""
+    if not _includes(call, rank):
+        return False
     if not call["peer"]:
-        return _includes(call, rank) and not _has_begun(call, state.begun)
-    answers = (one for one in state.open_calls if one["peer"] and one["uid"] == call["uid"])
-    return _includes(call, rank) and not any(
-        one["operation"] != call["operation"] and _includes(one, caller) for one in answers
-    )
+        return not _has_begun(call, state.begun)
+    messages = [one for one in state.open_calls if one["peer"] and one["uid"] == call["uid"] and _includes(one, caller)]
+    return all(one["operation"] == call["operation"] for one in messages)  # a send needs a recv
 
 
 def _has_begun(call: dict[str, Any], begun: dict[str, int]) -> bool:

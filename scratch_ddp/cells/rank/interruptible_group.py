@@ -280,7 +280,7 @@ def open_calls(patience: float = 0.0) -> dict[str, Any]:
 
     Waits up to `patience` seconds for what is about to end.
     """
-    groups = [group for group in list(_groups) if not group.retired]
+    groups = _current_groups()
     works = [work for group in groups for work in under_way_in(group.uid)]
     wait_for_ends(works, patience)
     open_ = [
@@ -293,15 +293,16 @@ def open_calls(patience: float = 0.0) -> dict[str, Any]:
 
 def ranks_of(call: dict[str, Any]) -> list[int] | None:
     """Who takes part in a call, by their numbers among all; None if this process has no such group now."""
-    return call["ranks"] or members(call["group"])
-
-
-def members(group_name: str) -> list[int] | None:
-    """The ranks of this process's group of that name, by their numbers among all; None if there is none now."""
     for group, name in list(dist.distributed_c10d._world.pg_names.items()):
-        if name == group_name:
-            return dist.get_process_group_ranks(group)
+        if name == call["group"]:
+            return call["ranks"] or dist.get_process_group_ranks(group)
     return None
+
+
+def _current_groups() -> "list[InterruptibleGroup]":
+    """Without those that were retired or destroyed."""
+    registered = dist.distributed_c10d._world.pg_group_ranks
+    return [group for group in list(_groups) if not group.retired and group in registered]
 
 
 _new_group = dist.distributed_c10d._new_group_with_tag  # what `new_group` is for all kinds of groups
@@ -345,8 +346,7 @@ def renew_groups(timeout: float = 10.0, generation: int | None = None) -> list[s
     target = generation if generation is not None else _generation + 1
     default = dist.distributed_c10d._get_default_group()
     store = _renewal_store or dist.distributed_c10d._get_default_store()
-    registered = dist.distributed_c10d._world.pg_group_ranks  # without those that were destroyed
-    mine = {group.group_name: group for group in _groups if not group.retired and group in registered}
+    mine = {group.group_name: group for group in _current_groups()}
     members = {name: dist.get_process_group_ranks(group) for name, group in mine.items() if group is not default}
     _announce(store, dist.get_rank(), target, members)
     announced = _await_announcements(store, default.size(), target, timeout)

@@ -40,7 +40,7 @@ def waiting_in() -> dict[str, Any] | None:
 def awaited_in_native_code() -> dict[str, Any] | None:
     """The oldest call that has a future and has not ended: what torch's DDP waits for, inside C++."""
     calls = [work.call for work in list(_works) if not work.is_completed()]
-    return min(calls, key=lambda call: call["number"], default=None)
+    return min(calls, key=lambda call: call["serial"], default=None)
 
 
 def under_way_in(uid: int) -> "list[InterruptibleWork]":
