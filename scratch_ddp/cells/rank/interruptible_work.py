@@ -104,8 +104,6 @@ class InterruptibleWork(dist.Work):
             self._work.wait()
         except BaseException as error:  # whatever gloo raises belongs to the caller that waits
             self._error = error
-            if self._stopped():
-                self._error = RuntimeError(f"{self.call['operation']} was ended with a cell that stopped or failed")
             self._work = None  # gloo's threads live as long as it does, and tracebacks hold this object
         self._start = None
         with self._lock:
@@ -120,6 +118,8 @@ class InterruptibleWork(dist.Work):
             # torch passes 0 for "no limit of its own".
             if not self.ended.wait(timeout.total_seconds() if timeout else None):
                 raise RuntimeError(f"{self.call['operation']}: not finished after {timeout.total_seconds():g} s")
+        if self._error is not None and self._stopped():  # not asked before: a peer's connection may end first
+            raise RuntimeError(f"{self.call['operation']} was ended with a cell that stopped or failed")
         if self._error is not None:
             raise self._error
         return True
