@@ -51,7 +51,7 @@ def test_a_rank_that_has_called_what_another_waits_in_will_be_with_it():
 def waiting(operation, ranks, peer="", begun=0, for_long=True):
     """A rank that has `begun` so many collectives and waits in the last of them, or in a message."""
     call = make_call(operation, "0", uid=1, position=0 if peer else begun - 1, ranks=ranks, peer=peer)
-    return RankState("running", 1, call, for_long=for_long, open_calls=[call], begun={"1": begun})
+    return RankState("running", 1, call, {("0", 0): operation}, for_long, open_calls=[call], begun={"1": begun})
 
 
 def test_ranks_are_stuck_that_wait_for_one_that_is_through_or_for_each_other():
@@ -61,6 +61,8 @@ def test_ranks_are_stuck_that_wait_for_one_that_is_through_or_for_each_other():
     assert stuck_ranks({0: barrier, 1: barrier, 2: barrier, 3: raised}) == [0, 1, 2]
     assert stuck_ranks({0: barrier, 1: barrier, 2: barrier, 3: RankState("raised", begun={"1": 1})}) == []
     assert stuck_ranks({0: barrier, 1: RankState("running", 1), 2: barrier, 3: raised}) == [0, 2]
+    broadcast = waiting("broadcast", everyone, begun=1)
+    assert stuck_ranks({0: barrier, 1: broadcast, 2: barrier, 3: barrier}) == everyone  # as it may be across hosts
     chain = {0: waiting("recv", [1], " from rank 1"), 1: waiting("recv", [2], " from rank 2")}
     assert stuck_ranks({**chain, 2: raised}) == [0, 1]
     assert stuck_ranks({**chain, 2: RankState("running", 1)}) == []

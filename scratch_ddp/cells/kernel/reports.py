@@ -114,11 +114,12 @@ def _includes(call: dict[str, Any], rank: int) -> bool:
 
 
 def _needs(call: dict[str, Any], caller: int, rank: int, state: RankState) -> bool:
-    """Whether the caller's call waits for the rank, which has not made it."""
+    """Whether the caller's call waits for the rank, which has not made it or has made another in its place."""
     if not _includes(call, rank):
         return False
     if not call["peer"]:
-        return not _has_begun(call, state.begun)
+        words = describe_call(call)
+        return not _has_begun(call, state.begun) or state.calls.get((call["group"], call["number"]), words) != words
     messages = [one for one in state.open_calls if one["peer"] and one["uid"] == call["uid"] and _includes(one, caller)]
     return all(one["operation"] == call["operation"] for one in messages)  # a send needs a recv
 
