@@ -5,6 +5,7 @@ import re
 import pytest
 
 from scratch_ddp.cells.kernel.reports import describe_open_calls
+from scratch_ddp.cells.rank.interruptible_work import make_call
 from tests.cells.cases import assert_next_works, plain, stopped
 
 INT = "torch.ones(4, dtype=torch.int32 if rank == 3 else torch.float32)"
@@ -83,9 +84,9 @@ def test_a_collective_that_one_rank_has_left_open_is_said_at_the_end_of_its_cell
 
 
 def test_a_collective_that_all_have_begun_is_not_left_open():
-    call = {"group": "0", "number": 3, "words": "barrier", "ranks": [0, 1]}
-    assert describe_open_calls({0: ([call], {"0": 4}), 1: ([], {"0": 4})}) == []
-    assert len(describe_open_calls({0: ([call], {"0": 4}), 1: ([], {"0": 3})})) == 1
+    call = make_call("barrier", uid=7, position=3) | {"words": "barrier", "ranks": [0, 1], "awaited": False}
+    assert describe_open_calls({0: ([call], {"7": 4}), 1: ([], {"7": 4})}) == []
+    assert len(describe_open_calls({0: ([call], {"7": 4}), 1: ([], {"7": 3})})) == 1
 
 
 def test_an_error_in_a_folder_that_is_gone(four_ranks):

@@ -72,7 +72,129 @@ def test_one_raises_while_the_others_wait_for_it(four_ranks):
     assert_next_works(four_ranks)
 
 
+RENEWED = "The ranks had not all made the same calls, so their process groups were renewed"
+RAISES = "\nif rank == 3:\n    raise ValueError('no batch')\n"
+UNEVEN = {
+    "a collective that one rank has not begun": (RAISES + "work = dist.all_reduce(x, async_op=True)", ""),
+    "a collective that only one rank has begun": (
+        "if rank == 3:\n    work = dist.all_reduce(x, async_op=True)" + RAISES,
+        "",
+    ),
+    "broadcasts that nobody waits for": (
+        RAISES + "if rank == 0:\n    for _ in range(3):\n        dist.broadcast(x, 0, async_op=True).is_completed()",
+        "",
+    ),
+    "a message that nobody receives": ("if rank == 3:\n    work = dist.isend(x, 0)" + RAISES, ""),
+    "a message that nobody sends": ("if rank == 0:\n    work = dist.irecv(x, 3)" + RAISES, ""),
+    "different calls": (
+        "if rank == 0:\n    work = dist.all_reduce(x, async_op=True)\n    time.sleep(0.5)\n"
+        "else:\n    time.sleep(0.2)\n    dist.broadcast(x, 1)",
+        "",
+    ),
+    "a group of some ranks": (
+        "if rank == 1:\n    raise KeyError\nif rank == 2:\n    work = dist.all_reduce(x, group=pair, async_op=True)",
+        "if rank in (1, 2):\n    dist.all_reduce(y, group=pair)\nelse:\n    y = y * 0 + 50",
+    ),
+    "a group of a mesh": (
+        "if rank % 2:\n    raise KeyError\nwork = dist.all_reduce(x, group=mesh.get_group('column'), async_op=True)",
+        "dist.all_reduce(y, group=mesh.get_group('column'))\ndist.all_reduce(y, group=mesh.get_group('row'))",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_a_cell_that_fails_between_calls_leaves_no_wrong_values_behind(four_ranks, name):
+    failing, then = UNEVEN[name]
+    four_ranks.run(
+        "import time\npair = dist.new_group([1, 2])\n"
+        "mesh = dist.init_device_mesh('cpu', (2, 2), mesh_dim_names=('row', 'column'))"
+    )
+    result = four_ranks.run(f"x = torch.full((4,), 1.0 + rank)\n{failing}")
+    assert "raised" in result.message and result.message.count(RENEWED) == 1, result.traceback or result.text()
+    next_ = four_ranks.run(
+        f"y = torch.full((4,), 10.0 * (rank + 1))\n{then or 'dist.all_reduce(y)'}\nprint(y.tolist())"
+    )
+    right = [50.0 if "pair" in then else 100.0] * 4
+    assert next_.text() == f"{right}   ← ranks 0–3\n", next_.traceback
+    assert_next_works(four_ranks)
+
+
+def test_what_was_under_way_says_that_it_is_lost(four_ranks):
+    four_ranks.run("if rank == 0:\n    work = dist.all_reduce(torch.ones(1), async_op=True)\nelse:\n    1 / 0")
+    message = four_ranks.run("if rank == 0:\n    _ = work.wait()").message
+    assert message.startswith("rank 0 raised RuntimeError: all_reduce was ended with a cell that stopped or failed")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "dist.barrier()\n1 / 0",
+        "work = dist.all_reduce(torch.ones(4), async_op=True)\n1 / 0",
+        "if rank == 3:\n    work = dist.isend(torch.ones(1), 0)\nif rank == 0:\n    dist.recv(torch.ones(1), 3)\n1 / 0",
+        "work = dist.all_reduce(torch.ones(4), async_op=True)\nif rank == 1:\n    1 / 0\ntime.sleep(0.3)",
+        "time.sleep(0.2 * rank)\nwork = dist.all_reduce(torch.ones(4), async_op=True)\n1 / 0",
+    ],
+)
+def test_a_cell_that_fails_after_equal_calls_renews_nothing(four_ranks, code):
+    result = four_ranks.run(f"import time\n{code}")
+    assert result.message.endswith("raised ZeroDivisionError: division by zero") and not result.text()
+    assert_next_works(four_ranks)
+
+
+def test_a_call_that_is_open_across_cells_outlives_a_mistake_without_calls(four_ranks):
+    four_ranks.run("x = torch.full((2,), 1.0 + rank)\nif rank == 0:\n    work = dist.all_reduce(x, async_op=True)")
+    assert four_ranks.run("print(undefined)").message == "ranks 0–3 raised NameError: name 'undefined' is not defined"
+    result = four_ranks.run("if rank:\n    dist.all_reduce(x)\nelse:\n    _ = work.wait()\nprint(x.tolist())")
+    assert result.text() == "[10.0, 10.0]   ← ranks 0–3\n", result.traceback
+
+
+SLOW = """\
+import time
+from scratch_ddp.cells.rank.interruptible_work import InterruptibleWork
+quick = InterruptibleWork._wait_in_gloo
+def as_on_a_slow_network(self):
+    time.sleep(seconds)
+    quick(self)
+InterruptibleWork._wait_in_gloo = as_on_a_slow_network
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code"),
+    [
+        (4, "if rank < 3:\n    dist.all_reduce(torch.ones(1), group=trio)"),
+        (0.4, "for _ in range(11):\n    if rank < 2:\n        (dist.send, dist.recv)[rank](torch.ones(1), 1 - rank)"),
+        (4, "if rank < 3:\n    functional.all_reduce(torch.ones(1), 'sum', trio) + 0"),
+        (0.4, "for _ in range(11):\n    if rank < 3:\n        functional.all_reduce(torch.ones(1), 'sum', trio) + 0"),
+    ],
+)
+def test_ranks_that_need_nobody_who_has_raised_are_left_running(four_ranks, seconds, code):
+    four_ranks.run(f"import torch.distributed._functional_collectives as functional\nseconds = 0\n{SLOW}")
+    four_ranks.run(
+        "trio = dist.new_group([0, 1, 2])\nif rank < 3: functional.all_reduce(torch.ones(1), 'sum', trio) + 0"
+    )
+    result = four_ranks.run(f"seconds = {seconds}\nreached = False\n{RAISES}{code}\nreached = True")
+    four_ranks.run("InterruptibleWork._wait_in_gloo = quick")
+    assert result.message.startswith("rank 3 raised ValueError: no batch") and "stopped" not in result.message
+    assert four_ranks.run("reached").text() == "True   ← ranks 0–2\nFalse   ← rank 3\n"
+    assert_next_works(four_ranks)
+
+
 # Stop
+
+
+@pytest.mark.parametrize(
+    ("raising", "raised", "where"),
+    [
+        ("rank == 3", "rank 3", "ranks 0–2 are in line 4; rank 3 raised"),
+        ("rank in (0, 2)", "ranks 0, 2", "ranks 0, 2 raised; ranks 1, 3 are in line 4"),
+    ],
+)
+def test_stop_shows_what_has_been_raised(four_ranks, raising, raised, where):
+    result = stopped(four_ranks, f"import time\nif {raising}:\n    raise ValueError('no batch')\ntime.sleep(60)", 1)
+    assert result.message == f"{raised} raised ValueError: no batch\nThe others were stopped: {where}."
+    assert "> 3     raise ValueError('no batch')" in plain(result.traceback)
+    assert_next_works(four_ranks)
 
 
 WAITS = {
@@ -86,7 +208,7 @@ WAITS = {
     ),
     "functional": (
         "if rank == 3:\n    functional.all_reduce(torch.ones(2), 'sum', dist.group.WORLD) + 0",
-        "rank 3 waits in a functional collective (line 2)",
+        "rank 3 waits in all_reduce (line 2)",
     ),
     "isend": (
         "if rank == 0:\n    dist.isend(torch.ones(10_000_000), 1).wait()",

@@ -1,6 +1,6 @@
-"""Ranks that have called different things and wait for each other: told apart, in one group and in several."""
+"""Ranks that wait for each other: who has called something else, in one group and in several, and who can't go on."""
 
-from scratch_ddp.cells.kernel.reports import RankState, describe_mismatch
+from scratch_ddp.cells.kernel.reports import RankState, describe_mismatch, stuck_ranks
 from scratch_ddp.cells.rank.interruptible_work import make_call
 from tests.cells.cases import assert_next_works, stopped
 
@@ -37,12 +37,44 @@ def test_two_ranks_that_wait_for_each_other_in_different_groups_are_stopped(four
 
 def test_a_rank_that_has_called_what_another_waits_in_will_be_with_it():
     """Rank 0 waits for all ranks; rank 1 is still in the pair's barrier, which rank 0 has called without waiting."""
-    of_all = make_call("all_reduce", "0", number=7, given="2 × float32") | {"ranks": [0, 1]}
-    of_pair = make_call("barrier", "3", number=2) | {"ranks": [0, 1]}
-    waits = RankState("running", 4, of_all, {("3", 2): "barrier", ("0", 7): "all_reduce of 2 × float32"})
-    comes = RankState("running", 3, of_pair, {("3", 2): "barrier"})
+    of_all = make_call("all_reduce", "0", number=7, given="2 × float32", uid=1, position=7, ranks=[0, 1])
+    of_pair = make_call("barrier", "3", number=2, uid=2, position=2, ranks=[0, 1])
+    waits = RankState("running", 4, of_all, {("0", 7): "all_reduce of 2 × float32"}, begun={"1": 8, "2": 3})
+    comes = RankState("running", 3, of_pair, {("3", 2): "barrier"}, begun={"1": 7, "2": 3})
     assert describe_mismatch({0: waits, 1: comes}) == ""
-    del waits.calls["3", 2]
+    waits.begun["2"] = 2
     assert describe_mismatch({0: waits, 1: comes}).startswith(
         "rank 0 called all_reduce of 2 × float32; rank 1 called barrier in another group (line 4)"
     )
+
+
+def waiting(operation, ranks, peer="", begun=0, for_long=True):
+    """A rank that has `begun` so many collectives and waits in the last of them, or in a message."""
+    call = make_call(operation, "0", uid=1, position=0 if peer else begun - 1, ranks=ranks, peer=peer)
+    return RankState("running", 1, call, {("0", 0): operation}, for_long, open_calls=[call], begun={"1": begun})
+
+
+def test_ranks_are_stuck_that_wait_for_one_that_is_through_or_for_each_other():
+    everyone = [0, 1, 2, 3]
+    raised = RankState("raised", begun={"1": 0})
+    barrier = waiting("barrier", everyone, begun=1)
+    assert stuck_ranks({0: barrier, 1: barrier, 2: barrier, 3: raised}) == [0, 1, 2]
+    assert stuck_ranks({0: barrier, 1: barrier, 2: barrier, 3: RankState("raised", begun={"1": 1})}) == []
+    assert stuck_ranks({0: barrier, 1: RankState("running", 1), 2: barrier, 3: raised}) == [0, 2]
+    broadcast = waiting("broadcast", everyone, begun=1)
+    assert stuck_ranks({0: barrier, 1: broadcast, 2: barrier, 3: barrier}) == everyone  # as it may be across hosts
+    chain = {0: waiting("recv", [1], " from rank 1"), 1: waiting("recv", [2], " from rank 2")}
+    assert stuck_ranks({**chain, 2: raised}) == [0, 1]
+    assert stuck_ranks({**chain, 2: RankState("running", 1)}) == []
+    assert stuck_ranks({0: chain[0], 1: waiting("recv", [0], " from rank 0")}) == [0, 1]
+    assert stuck_ranks({0: chain[0], 1: waiting("send", [0], " to rank 0")}) == []
+    assert stuck_ranks({0: waiting("recv", everyone, " from any rank"), 1: raised, 2: chain[0]}) == [0, 2]
+    assert stuck_ranks({0: waiting("recv", everyone, " from any rank"), 1: raised, 2: RankState("running", 1)}) == []
+
+
+def test_ranks_that_need_nobody_else_are_not_stuck():
+    trio = waiting("all_reduce", [0, 1, 2], begun=1)
+    assert stuck_ranks({0: trio, 1: trio, 2: trio, 3: RankState("raised")}) == []
+    late = waiting("all_reduce", [0, 1, 2], begun=0, for_long=False)
+    assert stuck_ranks({0: trio, 1: trio, 2: late, 3: RankState("raised")}) == []
+    assert stuck_ranks({0: waiting("a functional collective", None, begun=1), 1: RankState("raised")}) == [0]

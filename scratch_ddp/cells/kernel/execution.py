@@ -21,6 +21,7 @@ from scratch_ddp.cells.kernel.reports import (
     describe_open_calls,
     describe_states,
     is_consequence,
+    stuck_ranks,
 )
 from scratch_ddp.cells.kernel.stop import Interruption, recover, stop_button
 from scratch_ddp.cells.rank_lists import name_cells, name_ranks
@@ -102,17 +103,18 @@ class Execution:
         elif kind == "done":
             self.done.add(rank)
             self.output.close(rank)
-            self.ranks[rank].open_calls, self.ranks[rank].begun = message["open"], message["begun"]
+            self.ranks[rank].note_calls(message)
             if message["error"]:
                 self.errors[rank] = message["error"]
             if message["interrupted_in"]:
                 self.interrupted_in[rank] = message["interrupted_in"]
         elif kind == "input":
             self._ask_person(self.ranks[rank], message["prompt"])
-        elif kind == "state":
+        elif kind == "state" and rank not in self.done:
             if message["waits_in"] is None or message["waits_in"] != self.states.get(rank, {}).get("waits_in"):
                 self.same_since[rank] = time.monotonic()
             self.states[rank] = message
+            self.ranks[rank].note_calls(message)
 
     def _ask_person(self, rank: RankProcess, prompt: str) -> None:
         """A line for the debugger. Stop and the end of input interrupt the cell."""
@@ -147,49 +149,51 @@ class Execution:
             for rank in self._running():
                 rank.channel.send({"type": "query_state", "cell": self.cell})
         if now - max(self.started, self.heard) > _SAY_AFTER:
-            stuck = self._wait_for_the_finished()
+            states = self._describe_ranks()
+            stuck = stuck_ranks(states)
             self.output.pass_over(stuck)
             press = ". Press ■ to stop" if stuck else ""
-            self.notebook.show_passing(f" ⏳ {describe_states(self._describe_ranks())}{press}")
-        if not self.interruption.begun and self._deadlocked(now):
+            self.notebook.show_passing(f" ⏳ {describe_states(states)}{press}")
+        if not self.interruption.begun and self._deadlocked():
             self.interruption.deadlocked_at = now
         dead_long_enough = self.died_at is not None and now - self.died_at > _AFTER_A_DEATH
         if self.interruption.begun or dead_long_enough:
             self.interruption.send(self._running(), now)
 
-    def _wait_for_the_finished(self) -> list[int]:
-        """The ranks that wait in a collective which a rank that is through with the cell has not called."""
-        through = {rank: self._describe_rank(rank).calls for rank in self.done}
-        stuck = []
-        for process in self._running():
-            call = self.states.get(process.rank, {}).get("waits_in")
-            if call and not call["peer"] and call["uid"] is not None:
-                key, ranks = (call["group"], call["number"]), call["ranks"] or list(self.ranks)
-                if any(rank in ranks and key not in calls for rank, calls in through.items()):
-                    stuck.append(process.rank)
-        return stuck
+    def _deadlocked(self) -> bool:
+        """Whether none can go on, because a rank has raised, or because ranks have called different things."""
+        if not all(self._waits_for_long(process.rank) for process in self._running()):
+            return False
+        states = self._describe_ranks()
+        return len(stuck_ranks(states)) == len(self._running()) and bool(self.errors or describe_mismatch(states))
 
-    def _deadlocked(self, now: float) -> bool:
-        """Whether all that still run have long waited for a rank that has raised, or that has called something else."""
-        for process in self._running():
-            waits = self.states.get(process.rank, {}).get("waits_in")
-            if not waits or now - self.same_since[process.rank] <= _DEADLOCK_AFTER:
-                return False
-        return bool(self.errors) or bool(describe_mismatch(self._describe_ranks()))
+    def _waits_for_long(self, rank: int) -> bool:
+        waits = self.states.get(rank, {}).get("waits_in")
+        return waits is not None and time.monotonic() - self.same_since[rank] > _DEADLOCK_AFTER
 
     def _describe_ranks(self) -> dict[int, RankState]:
         return {rank: self._describe_rank(rank) for rank in range(self.cluster.world_size)}
 
     def _describe_rank(self, rank: int) -> RankState:
+        process = self.cluster.ranks[rank]
+        known: dict[str, Any] = {}
         if rank not in self.ranks:
-            return RankState("not in this cell")
-        calls = self.ranks[rank].calls()
-        if not self.ranks[rank].alive:
-            return RankState("died", calls=calls)
-        if rank in self.done and rank not in self.interrupted_in:
-            return RankState("raised" if rank in self.errors else "finished the cell", calls=calls)
-        known = self.interrupted_in.get(rank) or self.states.get(rank, {})
-        return RankState("running", known.get("line"), known.get("waits_in"), calls)
+            state = "not in this cell"
+        elif not process.alive:
+            state = "died"
+        elif rank in self.done and rank not in self.interrupted_in:
+            state = "raised" if rank in self.errors else "finished the cell"
+        else:
+            state, known = "running", self.interrupted_in.get(rank) or self.states.get(rank, {})
+        return RankState(
+            state,
+            known.get("line"),
+            known.get("waits_in"),
+            process.calls() if rank in self.ranks else {},
+            self._waits_for_long(rank),
+            process.open_calls,
+            process.begun,
+        )
 
     # How it ended
 
@@ -199,18 +203,33 @@ class Execution:
             raise self._death(dead)
         if not self.interruption.begun:
             if self.errors:
-                raise compose_rank_error(self.errors, self._hints())
+                raise compose_rank_error(self.errors, [*self._hints(), *self._settle()])
             return
         where = describe_states(self._describe_ranks())
         notes = recover(self.cluster, {process.rank for process in self._running()})
         own = {rank: error for rank, error in self.errors.items() if rank not in self.interrupted_in}
-        if self.interruption.deadlocked_at is not None and own:
-            raise compose_rank_error(own, [f"The others could not go on and were stopped: {where}.", *notes])
+        if own:
+            raise compose_rank_error(own, [f"The others were stopped: {where}.", *notes])
         if self.interruption.deadlocked_at is not None:
             raise RankError("\n".join([f"{where}. They waited for each other and were stopped.", *notes]))
         lost = any("variables are gone" in note for note in notes)
         kept = "The next cell works." if lost else "All variables are kept; the next cell works."
         raise RankInterrupt("\n".join([f"stopped: {where}.", kept, *notes]))
+
+    def _settle(self) -> list[str]:
+        """Renew process groups in which the failed cell has left calls open or begun unequally often, and say so."""
+        if not any(process.calls() for process in self.ranks.values()):
+            return []  # what may be open was so before
+        for rank, calls in self.cluster.ask(range(self.cluster.world_size), {"kind": "calls"}, 1.0).items():
+            self.cluster.ranks[rank].note_calls(calls)
+        counts: dict[str, set[int]] = {}
+        for process in self.cluster.ranks:
+            for group, count in process.begun.items():
+                counts.setdefault(group, set()).add(count)
+        if not any(process.open_calls for process in self.cluster.ranks) and all(len(c) == 1 for c in counts.values()):
+            return []
+        said = "The ranks had not all made the same calls, so their process groups were renewed"
+        return [f"{said}; what was under way is lost.", *recover(self.cluster, set())]
 
     def _hints(self) -> list[str]:
         """Where a name is missing on a rank whose process is a new one: which cells had run in the old one."""

@@ -44,8 +44,8 @@ class RankProcess:
     host: str = ""  # where it runs, if not on the kernel's machine
     lost_with: str = ""  # how that host was lost
     renewed: dict[str, Any] | None = None  # its answer, once it has fresh process groups
-    open_calls: list[dict[str, Any]] = field(default_factory=list)  # collectives that it has left under way
-    begun: dict[str, int] = field(default_factory=dict)  # how many collectives it has begun in each group
+    open_calls: list[dict[str, Any]] = field(default_factory=list)  # what it has under way
+    begun: dict[str, int] = field(default_factory=dict)  # how many collectives it has begun in each group, by uid
     cell: int = 0  # the last that it was given
     last_lines: list[str] = field(default_factory=list)  # of its output in that cell
     numbers: list[int] = field(default_factory=list)  # the notebook's numbers of all cells that it was given
@@ -61,6 +61,10 @@ class RankProcess:
     def begin_cell(self, cell: int, number: int) -> None:
         self.cell, self.last_lines = cell, []
         self.numbers.append(number)
+
+    def note_calls(self, message: dict[str, Any]) -> None:
+        """Remember what the rank says of its calls (see `interruptible_group.open_calls`)."""
+        self.open_calls, self.begun = message["open"], message["begun"]
 
     def replaces(self, other: "RankProcess") -> None:
         """Remember which cells had run in the other process; the one in which it got stuck is not among them."""

@@ -41,6 +41,9 @@ class RankState:
     line: int | None = None
     waits_in: dict[str, Any] | None = None
     calls: dict[tuple[str, int], str] = field(default_factory=dict)  # what it called last (see `read_calls`)
+    for_long: bool = False  # whether it has long waited in this one call
+    open_calls: list[dict[str, Any]] = field(default_factory=list)  # what it has under way
+    begun: dict[str, int] = field(default_factory=dict)  # how many collectives it has begun in each group, by uid
 
     @property
     def operation(self) -> str | None:
@@ -91,8 +94,10 @@ def describe_mismatch(ranks: dict[int, RankState]) -> str:
         for rank, other in ranks.items():
             text = other.calls.get(key) if _includes(waits_in, rank) else ""
             elsewhere = other.waits_in if other.state == "running" else None
-            if text is None and elsewhere and elsewhere["group"] != key[0] and _needs(elsewhere, waiting, state):
-                # Numbers of two groups can't be compared, but each of these ranks waits for the other.
+            each_other = (
+                elsewhere and _needs(elsewhere, rank, waiting, state) and _needs(waits_in, waiting, rank, other)
+            )
+            if text is None and each_other and elsewhere["group"] != key[0]:  # numbers of two groups can't be compared
                 text = f"{describe_call(elsewhere)} in another group"
             if text:
                 called.setdefault(text, []).append(rank)
@@ -108,9 +113,38 @@ def _includes(call: dict[str, Any], rank: int) -> bool:
     return call["ranks"] is None or rank in call["ranks"]
 
 
-def _needs(call: dict[str, Any], rank: int, state: RankState) -> bool:
-    """Whether the call waits for the rank, which has not made it."""
-    return _includes(call, rank) and (call["group"], call["number"]) not in state.calls
+def _needs(call: dict[str, Any], caller: int, rank: int, state: RankState) -> bool:
+    """Whether the caller's call waits for the rank, which has not made it or has made another in its place."""
+    if not _includes(call, rank):
+        return False
+    if not call["peer"]:
+        words = describe_call(call)
+        return not _has_begun(call, state.begun) or state.calls.get((call["group"], call["number"]), words) != words
+    messages = [one for one in state.open_calls if one["peer"] and one["uid"] == call["uid"] and _includes(one, caller)]
+    return all(one["operation"] == call["operation"] for one in messages)  # a send needs a recv
+
+
+def _has_begun(call: dict[str, Any], begun: dict[str, int]) -> bool:
+    """Whether who has begun so many collectives has begun this one too."""
+    return begun.get(str(call["uid"]), 0) > call["position"]
+
+
+def stuck_ranks(ranks: dict[int, RankState]) -> list[int]:
+    """The ranks that can't go on: they have long waited for ranks that are through with the cell, or stuck as well."""
+    running = [rank for rank, state in ranks.items() if state.state == "running"]
+    free: set[int] = set()
+    while more := [rank for rank in running if rank not in free and _may_go_on(rank, ranks, free)]:
+        free.update(more)
+    return [rank for rank in running if rank not in free]
+
+
+def _may_go_on(rank: int, ranks: dict[int, RankState], free: set[int]) -> bool:
+    call = ranks[rank].waits_in
+    if not call or not ranks[rank].for_long:
+        return True
+    others = {other: state for other, state in ranks.items() if other != rank and _includes(call, other)}
+    enough = any if call["peer"] else all  # of the ranks that may send, one will do
+    return enough(other in free or not _needs(call, rank, other, state) for other, state in others.items())
 
 
 def describe_open_calls(ranks: dict[int, tuple[list[dict[str, Any]], dict[str, int]]]) -> list[str]:
@@ -118,17 +152,18 @@ def describe_open_calls(ranks: dict[int, tuple[list[dict[str, Any]], dict[str, i
 
     `ranks`: for each rank its open calls, and how many collectives it has begun in each group.
     """
-    callers: dict[tuple[str, int], list[int]] = {}
+    callers: dict[tuple[int, int], list[int]] = {}
     calls = {}
     for rank, (open_calls, _) in ranks.items():
         for call in open_calls:
-            key = call["group"], call["number"]
-            callers.setdefault(key, []).append(rank)
-            calls[key] = call
+            if not call["awaited"] and not call["peer"]:
+                key = call["uid"], call["position"]
+                callers.setdefault(key, []).append(rank)
+                calls[key] = call
     lines = []
-    for (group, number), by in callers.items():
-        call = calls[group, number]
-        missing = [rank for rank in call["ranks"] or ranks if ranks[rank][1].get(group, 0) <= number]
+    for key, by in callers.items():
+        call = calls[key]
+        missing = [rank for rank in call["ranks"] or ranks if not _has_begun(call, ranks[rank][1])]
         if missing:
             has, have = ("has" if len(who) == 1 else "have" for who in (by, missing))
             lines.append(

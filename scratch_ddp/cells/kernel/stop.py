@@ -6,7 +6,8 @@
    collective, because the process group is one that can be interrupted (`rank/interruptible_group.py`).
 3. `recover` gives all ranks fresh process groups, and replaces ranks that have not stopped by new processes.
 
-Ranks that wait for one that has raised, has died or has called another collective are freed in the same way.
+Ranks that wait for one that has raised, has died or has called another collective are freed in the same way. A cell
+that fails without a Stop needs step 3 alone, and only if the ranks have not all made the same calls.
 """
 
 import contextlib

@@ -25,7 +25,6 @@ from scratch_ddp.cells.rank.interruptible_work import (
     InterruptibleWork,
     describe_tensor,
     free_too,
-    left_open,
     make_call,
     make_torch_interruptible,
     run_in_helper,
@@ -80,7 +79,8 @@ class InterruptibleGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
         self._store, self._own_rank, self._own_size, self._timeout = store, rank, size, timeout
-        self.begun = 0  # collectives since the last renewal
+        self.begun = 0  # collectives that gloo was given since the last renewal
+        self.numbered = 0  # the same, with those that were refused because ranks called different things
         self.renewals = -1  # how often a Stop has put another group of gloo inside: what was under way never arrives
         self.retired = False
         self._gloo: Connections | None = None  # its `made` is the group of gloo
@@ -112,7 +112,7 @@ class InterruptibleGroup(dist.ProcessGroup):
         self.uid = int(store.get("uid"), 16)  # the same on all of its ranks, and no other group's
         if first or self._bypass._get_sequence_number_for_group():
             self._register_bypass(store, name)
-        self.begun = 0
+        self.begun = self.numbered = 0
         self.renewals += 1
         for wrapper in list(self.wrappers):
             wrapper.start_over()
@@ -169,14 +169,13 @@ class InterruptibleGroup(dist.ProcessGroup):
                 f"process group {self.group_name!r} was made before a rank was replaced, and the new rank does not "
                 "know it: make the group (or mesh) again"
             )
-        peer = self._peer(operation, args)
         call = make_call(
             _PUBLIC_NAMES.get(operation, operation),
             self.group_name,
-            number=-1 if peer else self._next_number(),  # ranks send different numbers of messages
             given=_describe(args, operation in _MAY_DIFFER),
-            peer=peer,
             uid=self.uid,
+            position=self.begun,
+            **(self._peer(operation, args) or {"number": self._next_number()}),
             **self._op_and_root(operation, (*args, *kwargs.values())),
         )
         if operation == "alltoall_base":
@@ -193,13 +192,15 @@ class InterruptibleGroup(dist.ProcessGroup):
             pairs = zip(outputs, inputs, strict=True)
             return CoalescedWork([start(*pair, *options, **kwargs) for pair in pairs])
 
-        return InterruptibleWork(
+        work = InterruptibleWork(
             start_all if coalesced else lambda: start(*args, **kwargs), call, stopped=lambda: gloo.ended
         )
+        self.begun += not call["peer"]
+        return work
 
     def _next_number(self) -> int:
-        self.begun += 1
-        return self.begun - 1
+        self.numbered += 1
+        return self.numbered - 1
 
     def _op_and_root(self, operation: str, args: tuple) -> dict[str, str]:
         """What torch's options of an operation say in words: {"op": " (SUM)", "root": " from rank 0"}."""
@@ -212,14 +213,16 @@ class InterruptibleGroup(dist.ProcessGroup):
                 found["root"] = f" {way} rank {dist.get_global_rank(self, options.rootRank)}"
         return found
 
-    def _peer(self, operation: str, args: tuple) -> str:
+    def _peer(self, operation: str, args: tuple) -> dict[str, Any]:
+        """What a call says of the other side of a message; {} for a collective."""
         if operation == "recv_anysource":
-            return " from any rank"
+            return {"number": -1, "peer": " from any rank"}  # not numbered: ranks send different numbers of messages
         if operation not in ("send", "recv"):
-            return ""
+            return {}
         if not 0 <= args[1] < self._own_size:
             raise ValueError(f"there is no rank {args[1]} among {self._own_size}")  # gloo would end the process
-        return f" {'to' if operation == 'send' else 'from'} rank {dist.get_global_rank(self, args[1])}"
+        peer = dist.get_global_rank(self, args[1])
+        return {"number": -1, "peer": f" {'to' if operation == 'send' else 'from'} rank {peer}", "ranks": [peer]}
 
 
 @functools.cache
@@ -272,18 +275,34 @@ for _alias, _name in _COALESCED.items():
 dist.Backend.register_backend(BACKEND, InterruptibleGroup, devices=["cpu", "cuda"])
 
 
-def open_calls() -> dict[str, Any]:
-    """The collectives that nobody waits for, and how many each group has begun: {"open": [...], "begun": {...}}."""
-    open_ = [call | {"words": describe_call(call), "ranks": members(call["group"])} for call in left_open()]
-    return {"open": open_, "begun": {group.group_name: group.begun for group in list(_groups) if not group.retired}}
+def open_calls(patience: float = 0.0) -> dict[str, Any]:
+    """What is under way, and how many collectives each group has begun, by its uid: {"open": [...], "begun": {...}}.
+
+    Waits up to `patience` seconds for what is about to end.
+    """
+    groups = _current_groups()
+    works = [work for group in groups for work in under_way_in(group.uid)]
+    wait_for_ends(works, patience)
+    open_ = [
+        work.call | {"words": describe_call(work.call), "ranks": ranks_of(work.call), "awaited": work.awaited}
+        for work in works
+        if not work.is_completed()
+    ]
+    return {"open": open_, "begun": {str(group.uid): group.begun for group in groups}}
 
 
-def members(group_name: str) -> list[int] | None:
-    """The ranks of this process's group of that name, by their numbers among all; None if there is none now."""
+def ranks_of(call: dict[str, Any]) -> list[int] | None:
+    """Who takes part in a call, by their numbers among all; None if this process has no such group now."""
     for group, name in list(dist.distributed_c10d._world.pg_names.items()):
-        if name == group_name:
-            return dist.get_process_group_ranks(group)
+        if name == call["group"]:
+            return call["ranks"] or dist.get_process_group_ranks(group)
     return None
+
+
+def _current_groups() -> "list[InterruptibleGroup]":
+    """Without those that were retired or destroyed."""
+    registered = dist.distributed_c10d._world.pg_group_ranks
+    return [group for group in list(_groups) if not group.retired and group in registered]
 
 
 _new_group = dist.distributed_c10d._new_group_with_tag  # what `new_group` is for all kinds of groups
@@ -327,8 +346,7 @@ def renew_groups(timeout: float = 10.0, generation: int | None = None) -> list[s
     target = generation if generation is not None else _generation + 1
     default = dist.distributed_c10d._get_default_group()
     store = _renewal_store or dist.distributed_c10d._get_default_store()
-    registered = dist.distributed_c10d._world.pg_group_ranks  # without those that were destroyed
-    mine = {group.group_name: group for group in _groups if not group.retired and group in registered}
+    mine = {group.group_name: group for group in _current_groups()}
     members = {name: dist.get_process_group_ranks(group) for name, group in mine.items() if group is not default}
     _announce(store, dist.get_rank(), target, members)
     announced = _await_announcements(store, default.size(), target, timeout)

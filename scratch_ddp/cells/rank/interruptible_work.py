@@ -4,11 +4,14 @@ A thread that waits inside gloo can't be woken. So a helper thread waits there, 
 Python, where a signal is noticed at once. After an interrupt the helper goes on waiting until its group is ended.
 
 Each wait is for a "call": {"operation", "group" (its name), "number" (of the collective in its group), "given"
-("4 × float32"), "op" (" (SUM)"), "root" (" from rank 0"), "peer" (" to rank 1"), "uid" (of the group, or None)}.
+("4 × float32"), "op" (" (SUM)"), "root" (" from rank 0"), "peer" (" to rank 1"), "uid" (of the group, or None),
+"position" (how many collectives gloo had been given before in the group), "ranks" (whom a message may come from or go
+to), "serial" (another for each call of this process)}.
 """
 
 import contextlib
 import datetime
+import itertools
 import queue
 import threading
 import time
@@ -24,6 +27,8 @@ _works: "weakref.WeakSet[InterruptibleWork]" = weakref.WeakSet()  # those that C
 _under_way: "set[InterruptibleWork]" = set()
 _futures: "weakref.WeakSet[torch.futures.Future]" = weakref.WeakSet()  # of groups around an interruptible one
 _main_thread_waits_in: dict[str, Any] | None = None
+_in_helper = threading.local()  # `call`: what the main thread waits in while this thread runs its task
+_serials = itertools.count()
 _TURN = 0.1  # seconds
 
 
@@ -35,13 +40,7 @@ def waiting_in() -> dict[str, Any] | None:
 def awaited_in_native_code() -> dict[str, Any] | None:
     """The oldest call that has a future and has not ended: what torch's DDP waits for, inside C++."""
     calls = [work.call for work in list(_works) if not work.is_completed()]
-    return min(calls, key=lambda call: call["number"], default=None)
-
-
-def left_open() -> list[dict[str, Any]]:
-    """The collectives under way for whose end nobody has asked."""
-    works = [work for work in list(_under_way) if not (work.awaited or work.is_completed() or work.call["peer"])]
-    return [work.call for work in works]
+    return min(calls, key=lambda call: call["serial"], default=None)
 
 
 def under_way_in(uid: int) -> "list[InterruptibleWork]":
@@ -72,8 +71,8 @@ def free_too(future: torch.futures.Future) -> None:
 
 
 def make_call(operation: str, group: str = "", **details: Any) -> dict[str, Any]:
-    empty = {"number": 0, "given": "", "op": "", "root": "", "peer": "", "uid": None}
-    return {"operation": operation, "group": group, **empty, **details}
+    empty = {"number": 0, "given": "", "op": "", "root": "", "peer": "", "uid": None, "position": 0, "ranks": None}
+    return {"operation": operation, "group": group, **empty, "serial": next(_serials), **details}
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
@@ -105,8 +104,6 @@ class InterruptibleWork(dist.Work):
             self._work.wait()
         except BaseException as error:  # whatever gloo raises belongs to the caller that waits
             self._error = error
-            if self._stopped():
-                self._error = RuntimeError(f"{self.call['operation']} was ended with a cell that was stopped")
             self._work = None  # gloo's threads live as long as it does, and tracebacks hold this object
         self._start = None
         with self._lock:
@@ -121,6 +118,8 @@ class InterruptibleWork(dist.Work):
             # torch passes 0 for "no limit of its own".
             if not self.ended.wait(timeout.total_seconds() if timeout else None):
                 raise RuntimeError(f"{self.call['operation']}: not finished after {timeout.total_seconds():g} s")
+        if self._error is not None and self._stopped():  # not asked before: a peer's connection may end first
+            raise RuntimeError(f"{self.call['operation']} was ended with a cell that stopped or failed")
         if self._error is not None:
             raise self._error
         return True
@@ -196,6 +195,7 @@ def run_in_helper(task: Callable[[], Any], call: dict[str, Any]) -> Any:
     ended, result, error = threading.Event(), [], []
 
     def run() -> None:
+        _in_helper.call = call
         try:
             result.append(task())
         except BaseException as raised:
@@ -250,6 +250,8 @@ _helpers = _Helpers()
 def _main_thread_waits(call: dict[str, Any]) -> Iterator[None]:
     global _main_thread_waits_in
     if threading.current_thread() is not threading.main_thread():
+        if hasattr(_in_helper, "call"):
+            _in_helper.call.update(call)  # it is known better here
         yield
         return
     outer, _main_thread_waits_in = _main_thread_waits_in, call

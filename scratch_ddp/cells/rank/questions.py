@@ -1,4 +1,4 @@
-"""What the kernel asks a rank between cells: completions, the description of an object, a value."""
+"""What the kernel asks a rank between cells: completions, the description of an object, a value, its calls."""
 
 import base64
 import io
@@ -9,12 +9,14 @@ import torch
 from IPython.core.completer import provisionalcompleter, rectify_completions
 from IPython.utils.tokenutil import token_at_cursor
 
+from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.cells.rank.shell import RankShell
 
 
 def answer(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
     """The answer to a question; {} if it is not known."""
-    return {"complete": _complete, "inspect": _inspect, "pull": _pull}[question["kind"]](shell, question)
+    kinds = {"complete": _complete, "inspect": _inspect, "pull": _pull, "calls": _calls}
+    return kinds[question["kind"]](shell, question)
 
 
 def _complete(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
@@ -44,6 +46,10 @@ def _pull(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {"pickle": base64.b64encode(file.getbuffer()).decode("ascii")}
+
+
+def _calls(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
+    return interruptible_group.open_calls(patience=0.2)
 
 
 class _Pickler(pickle.Pickler):

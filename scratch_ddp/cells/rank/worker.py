@@ -257,7 +257,8 @@ class Rank:
         elif kind == "query_state":
             stopping = self.cell == message["cell"] and not self.interruptible
             state = self._find_main_thread() if self.cell == message["cell"] else _NOWHERE
-            self.channel.send({"type": "state", "cell": message["cell"], **state, "stopping": stopping})
+            state = state | {"stopping": stopping, **interruptible_group.open_calls()}
+            self.channel.send({"type": "state", "cell": message["cell"], **state})
 
     # Stop
 
@@ -292,5 +293,5 @@ class Rank:
         if waits_in is None and innermost.f_code.co_filename.startswith(_TORCH):
             waits_in = awaited_in_native_code()
         if waits_in:
-            waits_in = waits_in | {"called": called, "ranks": interruptible_group.members(waits_in["group"])}
+            waits_in = waits_in | {"called": called, "ranks": interruptible_group.ranks_of(waits_in)}
         return {"line": line, "waits_in": waits_in}
