@@ -84,6 +84,7 @@ class Agent:
             pipe = event.source
             data = base64.b64encode(event.value).decode()
             self._send(pipe.rank, {"type": "text", "cell": pipe.cell, "stream": pipe.stream, "data": data})
+            pipe.take(event.value)
         elif isinstance(event.source, RankProcess):
             self._send_from_rank(event.source, event.kind, event.value)
         elif event.kind == "message":
