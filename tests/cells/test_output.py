@@ -127,11 +127,11 @@ for _ in tqdm(range(3), desc="steps"): pass
     assert re.search(r"\rsteps: 100%.* 3/3 ", errors)
 
 
-def test_two_megabytes_arrive_from_one_rank(four_ranks):
-    by_python = four_ranks.run("import sys\nif rank == 3: sys.stdout.write('x' * 2_000_000)")
-    assert by_python.text().count("x") == 2_000_000
-    past_python = "import os\nif rank == 0:\n    for _ in range(2000): os.write(2, b'y' * 1000)"
-    assert four_ranks.run(past_python).text("stderr").count("y") == 2_000_000
+def test_a_megabyte_arrives_from_one_rank(four_ranks):
+    by_python = four_ranks.run("import sys\nif rank == 3: sys.stdout.write('x' * 1_000_000)")
+    assert by_python.text().count("x") == 1_000_000
+    past_python = "import os\nif rank == 0:\n    for _ in range(1000): os.write(2, b'y' * 1000)"
+    assert four_ranks.run(past_python).text("stderr").count("y") == 1_000_000
 
 
 def growth_of(kernel) -> float:
@@ -151,7 +151,7 @@ for start in range(0, 4_000_000, 1000):
     text = say(four_ranks, TO_ONE_RANK + code)
     lines = text.splitlines()
     numbers = [int(line.removeprefix("line ")) for line in lines if re.fullmatch(r"line \d{60}", line)]
-    assert numbers[:20_000] == list(range(20_000)) and numbers[-500:] == list(range(3_999_500, 4_000_000))
+    assert numbers[:15_000] == list(range(15_000)) and numbers[-500:] == list(range(3_999_500, 4_000_000))
     told = re.search(r"\n… ([\d,]+) lines \(([\d.]+) MB\) left out …\n", text)
     left_out = int(told[1].replace(",", ""))
     assert 0 <= 4_000_000 - left_out - len(numbers) <= 1  # one line may be cut

@@ -92,7 +92,7 @@ class Cluster:
     def _note(self, event: Event) -> None:
         """Keep what an event says about the ranks' processes: pid, exit code, closed channel, last output."""
         if event.kind == "text":
-            event.source.take(event.value)
+            event.source.take(len(event.value))
             event.source.rank.remember_output(event.source.cell, event.value)
         elif event.kind == "gone" and isinstance(event.source, RankProcess):
             event.source.gone = True

@@ -1,6 +1,6 @@
 """What is kept of output that is longer than anybody reads: its beginning and its end."""
 
-_FIRST, _LAST = 1 << 21, 1 << 16
+_FIRST, _LAST = 1 << 20, 1 << 16
 
 
 class Excerpt:
@@ -26,11 +26,10 @@ class Excerpt:
 
     def rest(self) -> bytes:
         """What follows on the beginning: a line that tells what was left out, and the end, from a new line on."""
-        if len(self._end) > self._last:
-            earliest = len(self._end) - self._last
-            self._leave_out(self._end.find(b"\n", earliest) + 1 or earliest)
-        if not self._bytes:
+        if not self._bytes and len(self._end) <= self._last:
             return bytes(self._end)
+        earliest = len(self._end) - self._last
+        self._leave_out(self._end.find(b"\n", earliest) + 1 or earliest)
         return f"\n… {self._lines:,} lines ({self._bytes / 1e6:.1f} MB) left out …\n".encode() + self._end
 
     def _leave_out(self, count: int) -> None:

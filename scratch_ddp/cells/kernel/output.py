@@ -3,7 +3,7 @@
 The lowest rank's output is shown while the cell runs, the others' after it, and equal output once. What is shown
 depends on nothing but what the ranks wrote, so a saved notebook is the same after every run. A block of output
 therefore ends with the names of its ranks: at its beginning nobody knows which ranks will write the same. Of a stream
-of more than 2 MB the middle is left out (see `Excerpt`).
+of more than 1 MB the middle is left out (see `Excerpt`).
 
 The kernel reads two pipes and a channel from each rank, and can't see from them what came first. So the rank writes
 marks into its pipes (see `rank/output_streams.py`), which cut its output into segments. Within a segment the text of

@@ -40,9 +40,9 @@ class Pipe:
     def ahead(self) -> int:
         return self.read - self.taken
 
-    def take(self, text: bytes) -> None:
-        """An event with this text has been taken: as much may be read again."""
-        self.taken += len(text) + _EVENT_BYTES
+    def take(self, size: int) -> None:
+        """An event with so many bytes of text has been taken: as much may be read again."""
+        self.taken += size + _EVENT_BYTES
         if self.paused and self.ahead < _MOST_AHEAD // 2:
             self.wake()
 
