@@ -7,6 +7,7 @@ When a process ends, the other end of its channel reads end-of-file at once. Tha
 import array
 import contextlib
 import json
+import os
 import socket
 import struct
 import threading
@@ -20,10 +21,14 @@ _MAX_FILES = 8  # file descriptors in one message
 
 
 class Channel:
-    """One end of a socket pair. A message is a dict; file descriptors may travel with it."""
+    """One end of a socket pair. A message is a dict; file descriptors may travel with it.
 
-    def __init__(self, sock: socket.socket):
+    `errors`: what is sent for a lone surrogate (half a character), "surrogatepass" or "replace".
+    """
+
+    def __init__(self, sock: socket.socket, errors: str = "surrogatepass"):
         self.socket = sock
+        self._errors = errors
         self._files: deque[int] = deque()  # descriptors that have arrived, in the order of their messages
         self._received = bytearray()
         self._send_lock = threading.Lock()  # a rank's main thread and its control thread both send
@@ -33,7 +38,7 @@ class Channel:
 
     def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
         """Send a message. If the other end is closed it is lost; `receive` tells of that."""
-        frame = encode(message)
+        frame = encode(message, self._errors)
         with self._send_lock, contextlib.suppress(OSError):
             if files:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
@@ -44,18 +49,21 @@ class Channel:
     def receive(self) -> list[dict[str, Any]]:
         """Wait for bytes and return the messages that are complete. Raises EOFError when the other end is closed."""
         try:
-            data, files, _, _ = socket.recv_fds(self.socket, _CHUNK, _MAX_FILES)
+            data, files, flags, _ = socket.recv_fds(self.socket, _CHUNK, _MAX_FILES)
         except ConnectionResetError:
-            data, files = b"", []
+            data, files, flags = b"", [], 0
         if not data:
             raise EOFError("the other end of the channel is closed")
+        if flags & socket.MSG_CTRUNC:  # this process has not enough free descriptors
+            while files:
+                os.close(files.pop())
         self._files.extend(files)
         self._received += data
         return take_messages(self._received)
 
     def take_files(self, count: int) -> list[int]:
-        """The next `count` descriptors that have arrived. The caller must close them."""
-        return [self._files.popleft() for _ in range(count)]
+        """The next `count` descriptors that have arrived, or none. The caller must close them."""
+        return [self._files.popleft() for _ in range(min(count, len(self._files)))]
 
     def shut_down(self) -> None:
         """End the connection: the other end reads end-of-file even if a child of this process holds a copy of ours."""
@@ -67,9 +75,9 @@ class Channel:
             self.socket.close()
 
 
-def encode(message: dict[str, Any]) -> bytes:
+def encode(message: dict[str, Any], errors: str = "surrogatepass") -> bytes:
     """A message as bytes: its length and its JSON."""
-    body = json.dumps(message).encode()
+    body = json.dumps(message, ensure_ascii=False).encode(errors=errors)
     return _LENGTH.pack(len(body)) + body
 
 

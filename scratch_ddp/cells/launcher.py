@@ -187,4 +187,5 @@ def become_rank(config: dict[str, Any], sock: int, out: int, err: int) -> None:
         os.close(file)
     from scratch_ddp.cells.rank.worker import run_rank
 
-    run_rank(Channel(socket.socket(fileno=sock)), config)
+    channel = Channel(socket.socket(fileno=sock), errors="replace")  # no notebook can show half a character
+    run_rank(channel, config)

@@ -180,6 +180,47 @@ def test_ranks_that_need_nobody_who_has_raised_are_left_running(four_ranks, seco
     assert_next_works(four_ranks)
 
 
+def test_half_a_character_is_shown_as_a_question_mark(four_ranks):
+    four_ranks.run("from IPython.display import HTML")
+    shown = four_ranks.run("%%rank [1]\ndisplay(HTML('a\\ud800b'))")
+    assert shown.status == "ok" and [data["text/html"] for data in shown.data()] == ["a?b"]
+    assert four_ranks.run("%%rank [1]\nraise ValueError('\\ud800')").message == "rank 1 raised ValueError: ?"
+    assert_next_works(four_ranks)
+
+
+def test_what_the_notebook_can_not_show_is_an_error_of_the_cell_and_stops_its_ranks(four_ranks):
+    four_ranks.run("kept = 1")
+    code = "display({'text/html': 'x'}, raw=True, metadata=[1])\nimport time\ntime.sleep(600)"
+    result = four_ranks.run(code)
+    assert "The notebook can't show what ranks have sent: TypeError" in result.message and result.seconds < 5
+    assert "They were stopped: rank" in result.message
+    assert "All variables are kept" in stopped(four_ranks, "assert kept\nwhile True: pass").message
+    assert_next_works(four_ranks)
+
+
+def test_a_rank_without_file_descriptors_still_runs_cells_and_stops(four_ranks):
+    exhaust = """\
+%%rank [1]
+import resource
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+kept = []
+while True:
+    kept.append(open("/dev/null"))
+"""
+    assert "rank 1 raised OSError: [Errno 24] Too many open files" in four_ranks.run(exhaust).message
+    for _ in range(3):
+        spoken = four_ranks.run("%%rank [1]\nprint(len(kept) > 100)", timeout=10)
+        assert "True" in spoken.text() and "no file descriptor is free on this rank" in spoken.text()
+    four_ranks.run("%%rank [1]\nkept.clear()\nresource.setrlimit(resource.RLIMIT_NOFILE, limits)")
+    assert four_ranks.run("%%rank [1]\nprint('heard')").text() == "heard   ← rank 1\n"
+    assert_next_works(four_ranks)
+    four_ranks.run(exhaust)
+    ended = four_ranks.run("%%rank [1] --stop-after 0.5\nwhile True: pass", timeout=30)
+    assert ended.message.startswith("stopped: rank 1 is in line 2.")
+    assert_next_works(four_ranks)
+
+
 # Stop
 
 

@@ -1,7 +1,9 @@
 """The process group of rank cells carries everything that plain gloo carries, with the same values and errors."""
 
+import collections
 import datetime
 import os
+import sys
 import threading
 import time
 
@@ -95,6 +97,27 @@ def test_errors_of_gloo_arrive_at_the_call():
 
     for interruptible, plain in zip(on_interruptible_ranks(2, mistakes), run_ranks(2, mistakes), strict=True):
         assert interruptible.split("\n")[0] == plain.split("\n")[0]
+
+
+def test_waits_can_be_freed_while_another_thread_begins_some():
+    kept, ended = collections.deque(maxlen=1000), threading.Event()
+
+    def begin():
+        while not ended.is_set():
+            kept.append(torch.futures.Future())
+            interruptible_work.free_too(kept[-1])
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=begin)
+    thread.start()
+    try:
+        for _ in range(300):
+            interruptible_work.free_waiting_futures()
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(before)
 
 
 def test_the_main_thread_says_what_it_waits_in():

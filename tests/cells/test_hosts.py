@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from scratch_ddp.benchmark.rank_cells.hosts import JOIN, HostsOfKernel, by_hand
@@ -81,13 +83,26 @@ HTML("<b>bold</b>") if rank == 2 else None"""
     assert [text.count(part) for part in ("all\n", "from C\n", "\n3\n")] == [4, 1, 1]
     assert text.index("↑ rank 0") < text.index("↑ rank 2") < text.index("from C") < text.index("↑ rank 3")
     assert result.text("stderr") == "warned\n" * 4
-    assert four_ranks.run("print('y' * 3_000_000)").text() == "y" * 3_000_000 + "   ← ranks 0–3\n"
+    assert four_ranks.run("print('y' * 1_000_000)").text() == "y" * 1_000_000 + "   ← ranks 0–3\n"
 
 
 def test_late_output_is_labelled(four_ranks):
     four_ranks.run("import threading\nif rank == 3: threading.Timer(0.2, print, ['too late']).start()")
     result = four_ranks.run("import time; time.sleep(0.6)")
     assert "(late output of rank 3 from cell [" in result.text() and "too late" in result.text()
+
+
+def test_a_flood_fills_nobodys_memory(four_ranks):
+    kernel = psutil.Process(four_ranks.pid)
+    before = kernel.memory_info().rss
+    four_ranks.run("%%rank [3]\nimport subprocess, time\nendless = subprocess.Popen('yes')\ntime.sleep(1)")
+    time.sleep(1)
+    text = four_ranks.run("print('next')").text()
+    assert "next   ← ranks 0–3\n" in text and "left out …" in text
+    assert kernel.memory_info().rss - before < 50e6
+    four_ranks.run("%%rank [3]\nendless.kill()\nendless.wait()")
+    four_ranks.run("pass")
+    assert_next_works(four_ranks)
 
 
 def test_errors_have_their_source(four_ranks):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scratch_ddp.cells.kernel.excerpt import Excerpt
 from scratch_ddp.cells.kernel.output import ERR, OUT, CellOutput, NotebookOutput, RankOutput, without_marks
 from scratch_ddp.cells.kernel.placement import PlacementError, overload_warning, place
 from scratch_ddp.cells.rank.output_streams import CellPipes
@@ -115,6 +116,25 @@ def test_bytes_that_are_no_text_and_marks_that_are_none_do_not_get_lost():
     output.close()
     assert joined(output.take()) == [("stdout", "a\0b� c\0" + MARK[:5].decode())]
     assert without_marks(b"a\0b\0" + MARK + b" 7 2\0c", MARK) == "a\0bc"
+
+
+@given(st.lists(st.text("ab\n").map(str.encode)), st.integers(0, 9), st.integers(1, 9))
+def test_an_excerpt_depends_on_nothing_but_what_was_written(chunks, first, last):
+    def excerpt_of(chunks):
+        excerpt = Excerpt(first, last)
+        for chunk in chunks:
+            excerpt.add(chunk)
+        return excerpt.take() + excerpt.rest()
+
+    whole = b"".join(chunks)
+    told = excerpt_of(chunks)
+    assert told == excerpt_of([whole])
+    if len(whole) <= first + last:
+        assert told == whole
+    else:
+        assert told.startswith(whole[:first] + "\n… ".encode())
+        end = told.rpartition(" left out …\n".encode())[2]
+        assert whole.endswith(end) and len(end) <= last
 
 
 def present(monkeypatch, *ranks):

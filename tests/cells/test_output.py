@@ -3,8 +3,10 @@
 import re
 import time
 
+import psutil
 import pytest
 
+from tests.cells.cases import assert_next_works, stopped
 from tests.kernel import Result
 
 TO_ONE_RANK = "%%rank [1]\n"
@@ -125,11 +127,70 @@ for _ in tqdm(range(3), desc="steps"): pass
     assert re.search(r"\rsteps: 100%.* 3/3 ", errors)
 
 
-def test_ten_megabytes_arrive_from_one_rank(four_ranks):
-    by_python = four_ranks.run("import sys\nif rank == 3: sys.stdout.write('x' * 10_000_000)")
-    assert by_python.text().count("x") == 10_000_000
-    past_python = "import os\nif rank == 0:\n    for _ in range(10_000): os.write(2, b'y' * 1000)"
-    assert four_ranks.run(past_python).text("stderr").count("y") == 10_000_000
+def test_a_megabyte_arrives_from_one_rank(four_ranks):
+    by_python = four_ranks.run("import sys\nif rank == 3: sys.stdout.write('x' * 1_000_000)")
+    assert by_python.text().count("x") == 1_000_000
+    past_python = "import os\nif rank == 0:\n    for _ in range(1000): os.write(2, b'y' * 1000)"
+    assert four_ranks.run(past_python).text("stderr").count("y") == 1_000_000
+
+
+def growth_of(kernel) -> float:
+    """Megabytes of memory that the kernel has taken since the last call."""
+    memory = psutil.Process(kernel.pid).memory_info().rss / 1e6
+    before, growth_of.before = getattr(growth_of, "before", memory), memory
+    return memory - before
+
+
+def test_of_more_output_than_anybody_reads_the_beginning_and_the_end_are_kept(four_ranks):
+    growth_of(four_ranks)
+    code = """
+import os
+for start in range(0, 4_000_000, 1000):
+    os.write(1, b"".join(b"line %060d\\n" % i for i in range(start, start + 1000)))
+"""
+    text = say(four_ranks, TO_ONE_RANK + code)
+    lines = text.splitlines()
+    numbers = [int(line.removeprefix("line ")) for line in lines if re.fullmatch(r"line \d{60}", line)]
+    assert numbers[:15_000] == list(range(15_000)) and numbers[-500:] == list(range(3_999_500, 4_000_000))
+    told = re.search(r"\n… ([\d,]+) lines \(([\d.]+) MB\) left out …\n", text)
+    left_out = int(told[1].replace(",", ""))
+    assert 0 <= 4_000_000 - left_out - len(numbers) <= 1  # one line may be cut
+    assert abs(float(told[2]) - left_out * 66 / 1e6) < 0.1
+    assert growth_of(four_ranks) < 50 and lines[-1] == "↑ rank 1"
+
+
+def test_a_cell_ends_though_a_process_that_it_leaves_behind_writes_without_end(four_ranks):
+    growth_of(four_ranks)
+    code = """
+print("begun")
+import subprocess, time
+endless = [subprocess.Popen("yes", stdout=stream) for stream in (1, 2)]
+time.sleep(0.5)
+"""
+    try:
+        begun = say(four_ranks, TO_ONE_RANK + code, timeout=20)
+        assert begun.startswith("begun\ny\n") and begun.endswith("y\n↑ rank 1\n") and len(begun) < 3_000_000
+        for _ in range(3):
+            time.sleep(0.5)
+            text = say(four_ranks, "print('next')", timeout=20)
+            assert "(late output of rank 1 from cell [" in text and "next   ← ranks 0–3\n" in text
+            assert "left out …" in text and len(text) < 200_000
+        assert "All variables are kept" in stopped(four_ranks, "while True: pass").message
+        assert growth_of(four_ranks) < 50
+    finally:
+        four_ranks.run(TO_ONE_RANK + "for each in endless: each.kill(); each.wait()")
+        four_ranks.run("pass")
+    assert_next_works(four_ranks)
+
+
+def test_stop_ends_a_flood(four_ranks):
+    growth_of(four_ranks)
+    four_ranks.run("kept = 1")
+    for code in ("while True: print('x' * 1000)", "import subprocess\nsubprocess.run(['yes'])"):
+        assert "All variables are kept" in stopped(four_ranks, code, after=1.5).message
+    assert growth_of(four_ranks) < 100
+    assert four_ranks.run("assert kept == 1").status == "ok"
+    assert_next_works(four_ranks)
 
 
 def test_figures_tables_and_html_are_shown_and_labelled(four_ranks):

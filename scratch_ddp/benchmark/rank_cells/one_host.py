@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from scratch_ddp.benchmark.command import REPORTED, TableRow, median_and_range, positive_count, report
 from scratch_ddp.benchmark.rank_cells import two_hosts
 from scratch_ddp.benchmark.rank_cells.kernel import Kernel
@@ -152,13 +154,15 @@ def ends(runs: int) -> TableRow:
 
 
 def floods() -> TableRow:
-    size = 10_000_000
     with Kernel(cluster=2) as kernel:
-        code = f"import sys\nif rank == 1:\n    sys.stdout.write('o' * {size}); sys.stderr.write('e' * {size})"
-        result = kernel.run(code, timeout=120)
-    arrived = result.text().count("o") >= size and result.text("stderr").count("e") == size
-    text = f"{'arrived' if arrived else 'lost'} in {result.seconds:.1f} s"
-    return TableRow("10 MB to stdout and to stderr from one rank", "arrives", text, arrived)
+        kernel.run("print('warm')")
+        before = psutil.Process(kernel.pid).memory_info().rss
+        result = kernel.run("%%rank [1]\nfor _ in range(16_000): print('o' * 62_499)", timeout=120)
+        grown = (psutil.Process(kernel.pid).memory_info().rss - before) / 1e6
+    told = "MB) left out …" in result.text()
+    text = f"{grown:.0f} MB, {'said' if told else 'not said'}, in {result.seconds:.1f} s"
+    must = "< 50 MB, says what is left out"
+    return TableRow("memory that 1 GB of one rank's output takes in the kernel", must, text, told and grown < 50)
 
 
 def saved_size() -> TableRow:

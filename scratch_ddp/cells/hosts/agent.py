@@ -4,7 +4,7 @@ To its launcher and its ranks the agent is what the kernel is on one machine: sa
 When the notebook is gone the agent ends, and its launcher ends the ranks, as it does when the agent is killed.
 
 Two threads. The main thread carries out what the kernel sends. The other, that of `Reader`, sends what the ranks say.
-If the network is slow it waits, and so do ranks that write much; a Stop gets through all the same.
+If network or kernel are slow, ranks that write much wait; a Stop gets through all the same.
 """
 
 import base64
@@ -13,6 +13,7 @@ import ipaddress
 import os
 import sys
 import threading
+import weakref
 from typing import Any
 
 import psutil
@@ -20,7 +21,7 @@ import psutil
 from scratch_ddp.cells.hosts.host import FILES
 from scratch_ddp.cells.hosts.tls_channel import TlsChannel
 from scratch_ddp.cells.kernel.rank_process import LauncherProcess, RankProcess
-from scratch_ddp.cells.kernel.reader import Event, Reader
+from scratch_ddp.cells.kernel.reader import Event, Pipe, Reader
 
 _OF_LAUNCHERS = ("TORCHELASTIC_", "ROLE_", "GROUP_", "MASTER_")  # torchrun's, for ranks that it starts itself
 
@@ -35,6 +36,7 @@ class Agent:
         self._processes: dict[int, RankProcess] = {}  # by the numbers that the kernel gives
         self._numbers: dict[RankProcess, int] = {}
         self._sent_files: dict[tuple[RankProcess, str], bytes] = {}
+        self._pipes: weakref.WeakValueDictionary[Any, Pipe] = weakref.WeakValueDictionary()  # that have sent text
         self._lock = threading.Lock()  # for the two tables of processes
         self.launcher = LauncherProcess(Reader(self))
         self.folder = self.launcher.root / "cluster"
@@ -71,6 +73,10 @@ class Agent:
             self._processes[number], self._numbers[process] = process, number
 
     def _pass_on(self, process: RankProcess, message: dict[str, Any]) -> None:
+        if message["type"] == "taken":
+            if pipe := self._pipes.get((process, message["cell"], message["stream"])):
+                pipe.take(message["size"])
+            return
         files = self.launcher.open_pipes(process, message["cell"]) if message["type"] == "execute" else ()
         process.channel.send(message, files)
         for file in files:
@@ -82,6 +88,7 @@ class Agent:
         """Send an event to the kernel (the reader takes this agent for its queue of events)."""
         if event.kind == "text":
             pipe = event.source
+            self._pipes[pipe.rank, pipe.cell, pipe.stream] = pipe
             data = base64.b64encode(event.value).decode()
             self._send(pipe.rank, {"type": "text", "cell": pipe.cell, "stream": pipe.stream, "data": data})
         elif isinstance(event.source, RankProcess):

@@ -92,7 +92,7 @@ class Host:
 
     def _take_from_rank(self, kind: str, process: RankProcess, message: dict[str, Any]) -> None:
         if kind == "text":
-            pipe = Pipe(process, message["cell"], message["stream"])
+            pipe = _PipeOfAgent(process, message["cell"], message["stream"])
             self.events.put(Event("text", pipe, base64.b64decode(message["data"])))
         elif kind == "gone":
             self.events.put(Event("gone", process))
@@ -112,6 +112,13 @@ class Host:
                 with contextlib.suppress(OSError):  # the folder is gone with the cluster
                     path = process.folder / f"{name} of rank {process.rank}"
                     path.write_bytes(base64.b64decode(files[name]))
+
+
+class _PipeOfAgent(Pipe):
+    """A pipe that the agent reads. The agent counts what was taken."""
+
+    def take(self, size: int) -> None:
+        self.rank.channel.send({"type": "taken", "cell": self.cell, "stream": self.stream, "size": size})
 
 
 class _ToRank:

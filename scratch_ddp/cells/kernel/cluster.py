@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from scratch_ddp.cells.kernel.excerpt import Excerpt
 from scratch_ddp.cells.kernel.placement import Placement
 from scratch_ddp.cells.kernel.rank_process import LauncherProcess, RankProcess
 from scratch_ddp.cells.kernel.reader import Event, Pipe
 from scratch_ddp.cells.kernel.reports import ClusterError
 from scratch_ddp.cells.rank_lists import name_ranks
 
+_LATE = 1 << 14  # bytes of late output that are kept, of its beginning and of its end
 _START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
 
 
@@ -33,7 +35,7 @@ class Cluster:
         self.generation = 0  # how many times the process groups have been renewed
         self.rendezvous = 0  # counts the files by which ranks find each other: a new one when all ranks are new
         self.dead: dict[int, str] = {}  # rank → how it ended; such a cluster runs no more cells
-        self.late: dict[tuple[int, int], list[bytes]] = {}  # (cell, rank) → text that came after its cell had ended
+        self.late: dict[tuple[int, int], Excerpt] = {}  # (cell, rank) → text that came after its cell had ended
         self._questions = 0
         self.ranks: list[RankProcess] = []
         for rank in range(self.world_size):
@@ -90,7 +92,8 @@ class Cluster:
     def _note(self, event: Event) -> None:
         """Keep what an event says about the ranks' processes: pid, exit code, closed channel, last output."""
         if event.kind == "text":
-            event.source.rank.remember_output(event.source.cell, event.value.decode(errors="replace"))
+            event.source.take(len(event.value))
+            event.source.rank.remember_output(event.source.cell, event.value)
         elif event.kind == "gone" and isinstance(event.source, RankProcess):
             event.source.gone = True
         elif event.kind == "message" and event.value["type"] == "started":
@@ -106,9 +109,8 @@ class Cluster:
 
     def catch_up(self) -> None:
         """Take in all that has happened since the last cell."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._take_between_cells(self.events.get_nowait())
+        for _ in range(self.events.qsize()):  # meanwhile more may arrive, without end
+            self._take_between_cells(self.events.get())
         for rank in self.ranks:
             if not rank.alive and rank.rank not in self.dead:
                 self.await_status(rank)
@@ -121,10 +123,13 @@ class Cluster:
     def keep_late(self, event: Event) -> None:
         """Keep output of a cell that has ended. It is shown with the next cell."""
         if event.kind == "text" and isinstance(event.source, Pipe) and event.source.cell > 0:
-            self.late.setdefault((event.source.cell, event.source.rank.rank), []).append(event.value)
+            self._add_late(event.source.cell, event.source.rank, event.value)
         elif event.kind == "message" and event.value["type"] == "display" and event.source in self.ranks:
             kinds = ", ".join(event.value["data"])
-            self.late.setdefault((event.value["cell"], event.source.rank), []).append(f"<{kinds}>\n".encode())
+            self._add_late(event.value["cell"], event.source, f"<{kinds}>\n".encode())
+
+    def _add_late(self, cell: int, rank: RankProcess, text: bytes) -> None:
+        self.late.setdefault((cell, rank.rank), Excerpt(_LATE, _LATE)).add(text)
 
     def ask(self, ranks: Sequence[int], question: dict[str, Any], seconds: float) -> dict[int, dict[str, Any]]:
         """What idle ranks answer (see `rank/questions.py`) within that time; {} for one that knows nothing.

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from scratch_ddp.cells.kernel.cluster import Cluster
@@ -51,22 +51,33 @@ class Execution:
         self.states: dict[int, dict[str, Any]] = {}  # the last answer of each rank to the question where it is
         self.same_since: dict[int, float] = {}  # since when a rank waits in the same collective
         self.died_at: float | None = None
+        self.failure: Exception | None = None  # of the kernel's, while it showed what has arrived
         self.started = self.asked = self.heard = time.monotonic()
 
     def run(self, stop_after: float | None = None) -> None:
         """Returns when every rank is done. Raises RankError or RankInterrupt if one raised, died or was stopped."""
         with stop_button(self.cluster.events, stop_after):
             self._send()
-            for event in self.cluster.receive(until=float("inf"), pause=0.1):
-                self._take(event)
-                self.output.update()
-                if self._finished() or self.interruption.time_is_up(self._running_states()):
-                    break
-                self._look_after(time.monotonic())
-            self.output.finish()
+            try:
+                self._follow(self.output.update)
+                self.output.finish()
+            except Exception as error:  # ranks must not be left running for it
+                self.failure = error
+                if not self.interruption.begun:
+                    self.interruption.press(self._running())
+                self._follow(lambda: None)
             self._conclude()
             for note in describe_open_calls({rank.rank: (rank.open_calls, rank.begun) for rank in self.cluster.ranks}):
                 self.notebook.note(note)
+
+    def _follow(self, show: Callable[[], None]) -> None:
+        """Take what arrives until every rank is done, has died, or has been given enough time to stop."""
+        for event in self.cluster.receive(until=float("inf"), pause=0.1):
+            self._take(event)
+            show()
+            if self._finished() or self.interruption.time_is_up(self._running_states()):
+                return
+            self._look_after(time.monotonic())
 
     def _send(self) -> None:
         for rank in self.ranks.values():
@@ -148,7 +159,7 @@ class Execution:
             self.asked = now
             for rank in self._running():
                 rank.channel.send({"type": "query_state", "cell": self.cell})
-        if now - max(self.started, self.heard) > _SAY_AFTER:
+        if now - max(self.started, self.heard) > _SAY_AFTER and self.failure is None:
             states = self._describe_ranks()
             stuck = stuck_ranks(states)
             self.output.pass_over(stuck)
@@ -208,6 +219,10 @@ class Execution:
         where = describe_states(self._describe_ranks())
         notes = recover(self.cluster, {process.rank for process in self._running()})
         own = {rank: error for rank, error in self.errors.items() if rank not in self.interrupted_in}
+        if self.failure is not None:
+            why = f"The notebook can't show what ranks have sent: {type(self.failure).__name__}: {self.failure}"
+            told = [why, f"They were stopped: {where}.", *notes]
+            raise compose_rank_error(own, told) if own else RankError("\n".join(told))
         if own:
             raise compose_rank_error(own, [f"The others were stopped: {where}.", *notes])
         if self.interruption.deadlocked_at is not None:

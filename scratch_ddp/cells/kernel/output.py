@@ -2,7 +2,8 @@
 
 The lowest rank's output is shown while the cell runs, the others' after it, and equal output once. What is shown
 depends on nothing but what the ranks wrote, so a saved notebook is the same after every run. A block of output
-therefore ends with the names of its ranks: at its beginning nobody knows which ranks will write the same.
+therefore ends with the names of its ranks: at its beginning nobody knows which ranks will write the same. Of a stream
+of more than 1 MB the middle is left out (see `Excerpt`).
 
 The kernel reads two pipes and a channel from each rank, and can't see from them what came first. So the rank writes
 marks into its pipes (see `rank/output_streams.py`), which cut its output into segments. Within a segment the text of
@@ -19,6 +20,7 @@ from typing import Any
 
 from IPython.display import display
 
+from scratch_ddp.cells.kernel.excerpt import Excerpt
 from scratch_ddp.cells.rank_lists import name_ranks
 
 OUT, ERR = 1, 2
@@ -116,6 +118,7 @@ class _Pipe:
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _Utf8Decoder(errors="replace"))
     rest: bytes = b""  # the beginning of a mark whose end has not arrived
     segment: int = 0
+    excerpt: Excerpt = field(default_factory=Excerpt)
 
 
 class RankOutput:
@@ -152,6 +155,11 @@ class RankOutput:
         self._add(stream, tail)
 
     def _add(self, stream: int, data: bytes) -> None:
+        excerpt = self._pipes[stream].excerpt
+        excerpt.add(data)
+        self._add_text(stream, excerpt.take())
+
+    def _add_text(self, stream: int, data: bytes) -> None:
         pipe = self._pipes[stream]
         if text := pipe.decoder.decode(data):
             self._text.setdefault((pipe.segment, stream), []).append(text)
@@ -162,9 +170,11 @@ class RankOutput:
 
     def close(self) -> None:
         """All that belongs to the cell has arrived."""
+        if self._closed:
+            return
         for stream, pipe in self._pipes.items():
             self._add(stream, pipe.rest)
-            pipe.rest = b""
+            self._add_text(stream, pipe.excerpt.rest())
         self._closed = True
 
     def take(self) -> Iterator[OutputItem]:
@@ -184,6 +194,7 @@ class RankOutput:
             if not complete:
                 return
             yield from self._take_text(segment, ERR if first == OUT else OUT)
+            del self._primary[segment]
             self._segment += 1
 
     def _take_text(self, segment: int, stream: int) -> Iterator[OutputItem]:
@@ -258,11 +269,12 @@ class NotebookOutput:
         self._to_stdout()
         self._write(text + "\n")
 
-    def note_late(self, late: dict[tuple[int, int], list[bytes]], mark: bytes, numbers: dict[int, int]) -> None:
+    def note_late(self, late: dict[tuple[int, int], Excerpt], mark: bytes, numbers: dict[int, int]) -> None:
         """Show what ranks wrote after their cell had ended (`Cluster.late`), and the number of that cell."""
         ranks_of: dict[tuple[int, str], list[int]] = {}
-        for (cell, rank), chunks in sorted(late.items()):
-            ranks_of.setdefault((cell, without_marks(b"".join(chunks), mark).rstrip()), []).append(rank)
+        for (cell, rank), excerpt in sorted(late.items()):
+            text = without_marks(excerpt.take() + excerpt.rest(), mark).rstrip()
+            ranks_of.setdefault((cell, text), []).append(rank)
         for (cell, text), ranks in ranks_of.items():
             if text.strip():
                 self.note(f"(late output of {name_ranks(ranks)} from cell [{numbers.get(cell, '?')}])\n{text}")

@@ -26,6 +26,7 @@ _SIGNAL_MEANING = {
     signal.SIGABRT: "native code aborted",
     signal.SIGBUS: "native code accessed memory that does not exist",
 }
+_LAST_OUTPUT = 4096  # bytes
 _LAUNCHER_START_LIMIT = 120.0  # seconds
 
 
@@ -47,7 +48,7 @@ class RankProcess:
     open_calls: list[dict[str, Any]] = field(default_factory=list)  # what it has under way
     begun: dict[str, int] = field(default_factory=dict)  # how many collectives it has begun in each group, by uid
     cell: int = 0  # the last that it was given
-    last_lines: list[str] = field(default_factory=list)  # of its output in that cell
+    last_output: bytes = b""  # the end of what it has written in that cell
     numbers: list[int] = field(default_factory=list)  # the notebook's numbers of all cells that it was given
     lost: list[int] = field(default_factory=list)  # the same of the process that it replaces
 
@@ -59,7 +60,7 @@ class RankProcess:
         """Called by the reader's thread when the channel is closed. The kernel's main thread gets an event."""
 
     def begin_cell(self, cell: int, number: int) -> None:
-        self.cell, self.last_lines = cell, []
+        self.cell, self.last_output = cell, b""
         self.numbers.append(number)
 
     def note_calls(self, message: dict[str, Any]) -> None:
@@ -70,12 +71,15 @@ class RankProcess:
         """Remember which cells had run in the other process; the one in which it got stuck is not among them."""
         self.lost = sorted({*other.lost, *other.numbers[:-1]})
 
-    def remember_output(self, cell: int, text: str) -> None:
-        """Keep the last lines of its output in its last cell, in case it dies."""
+    def remember_output(self, cell: int, data: bytes) -> None:
+        """Keep the end of its output in its last cell, in case it dies."""
         if cell == self.cell:
-            text = re.sub("\0[^\0]*\0", "", text)  # marks (see `output`)
-            lines = ("".join(self.last_lines[-1:]) + text).split("\n")
-            self.last_lines = (self.last_lines[:-1] + lines)[-8:]
+            self.last_output = (self.last_output + data)[-_LAST_OUTPUT:]
+
+    @property
+    def last_lines(self) -> list[str]:
+        text = re.sub("\0[^\0]*\0", "", self.last_output.decode(errors="replace"))  # without marks (see `output`)
+        return text.split("\n")[-8:]
 
     def describe_death(self) -> str:
         """How it ended, in which line of the cell, and what it had called last."""

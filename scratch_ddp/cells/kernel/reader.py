@@ -1,25 +1,50 @@
-"""The kernel's thread that reads what ranks and launcher send, at all times, so that no rank blocks on a full pipe."""
+"""The kernel's thread that reads what ranks and launcher send.
+
+Messages are read at all times. Output is read only as far as the kernel has taken it: a rank that writes faster than
+that waits, as any process does whose pipe is full. So no rank can fill the kernel's memory.
+"""
 
 import contextlib
+import fcntl
 import os
 import queue
 import selectors
+import struct
+import termios
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from scratch_ddp.cells.channel import Channel
 
 _CHUNK = 1 << 16
+_MOST_AHEAD = 1 << 21  # bytes of a pipe that may have been read and not been taken
+_EVENT_BYTES = 256  # what an event takes beside its text
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Pipe:
     """The read end of a rank's stdout (1) or stderr (2) in one cell."""
 
     rank: Any  # the RankProcess that writes to it
     cell: int
     stream: int
+    file: int = -1
+    wake: Callable[[], None] = lambda: None  # wakes the reader
+    read: int = 0  # bytes, as the reader counts them
+    taken: int = 0  # bytes, as who takes the events counts them
+    paused: bool = False  # it is not read at present
+
+    @property
+    def ahead(self) -> int:
+        return self.read - self.taken
+
+    def take(self, size: int) -> None:
+        """An event with so many bytes of text has been taken: as much may be read again."""
+        self.taken += size + _EVENT_BYTES
+        if self.paused and self.ahead < _MOST_AHEAD // 2:
+            self.wake()
 
 
 @dataclass(frozen=True)
@@ -40,6 +65,7 @@ class Reader:
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._wake, False)
         self._new: queue.SimpleQueue = queue.SimpleQueue()
+        self._pipes: set[Pipe] = set()  # all that are open
         self._selector.register(self._wake, selectors.EVENT_READ)
         threading.Thread(target=self._run, name="reads-from-ranks", daemon=True).start()
 
@@ -49,7 +75,7 @@ class Reader:
         for stream in (1, 2):
             read_end, write_end = os.pipe()
             os.set_blocking(read_end, False)
-            self._add(read_end, Pipe(rank, cell, stream))
+            self._add(read_end, Pipe(rank, cell, stream, read_end, self.wake))
             ends.append(write_end)
         return ends[0], ends[1]
 
@@ -57,17 +83,21 @@ class Reader:
         """Read a channel. When its other end is closed, this thread calls `source.on_gone`."""
         self._add(channel, source)
 
+    def wake(self) -> None:
+        os.write(self._waker, b".")
+
     def _add(self, file: Any, source: Any) -> None:
         self._new.put((file, source))
-        os.write(self._waker, b".")
+        self.wake()
 
     def _run(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj == self._wake:
                     self._take_new()
+                    self._resume()
                 elif isinstance(key.data, Pipe):
-                    self._read_pipe(key)
+                    self._read_pipe(key.data)
                 elif key.fd in self._selector.get_map():
                     self._read_channel(key)
 
@@ -78,12 +108,15 @@ class Reader:
             while True:
                 file, source = self._new.get_nowait()
                 self._selector.register(file, selectors.EVENT_READ, source)
+                if isinstance(source, Pipe):
+                    self._pipes.add(source)
 
     def _read_channel(self, key: selectors.SelectorKey) -> None:
         try:
             messages = key.fileobj.receive()
         except (EOFError, OSError):
-            self._drain(key.data)
+            for pipe in self._drain(key.data):
+                self._close(pipe)
             self._selector.unregister(key.fileobj)
             key.fileobj.close()
             key.data.on_gone()
@@ -94,29 +127,51 @@ class Reader:
                 self._drain(key.data)
             self._events.put(Event("message", key.data, message))
 
-    def _drain(self, rank: Any) -> None:
-        """Read all that a rank has written into its pipes before it sent the message that was just read."""
-        self._take_new()
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, Pipe) and key.data.rank is rank:
-                while self._read_pipe(key):
-                    pass
+    def _drain(self, rank: Any) -> list[Pipe]:
+        """Read what a rank has written before it sent the message that was just read: all that its pipes hold now.
 
-    def _read_pipe(self, key: selectors.SelectorKey) -> bool:
-        """Read a chunk. Returns whether there may be more."""
-        registered = self._selector.get_map().get(key.fd)
-        if registered is None or registered.data is not key.data:  # closed since; another file may have its number
-            return False
+        A process that the rank has started may go on writing without end.
+        """
+        self._take_new()
+        pipes = [pipe for pipe in self._pipes if pipe.rank is rank]
+        for pipe in pipes:
+            left = _held_by(pipe.file)
+            while left > 0:
+                left -= self._read_pipe(pipe, min(left, _CHUNK))
+        return pipes
+
+    def _read_pipe(self, pipe: Pipe, most: int = _CHUNK) -> int:
+        """Read a chunk. Returns its length."""
+        if pipe not in self._pipes:  # closed since the selector has named it
+            return 0
         try:
-            data = os.read(key.fd, _CHUNK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if data:
-            self._events.put(Event("text", key.data, data))
-            return True
-        self._selector.unregister(key.fd)
-        with contextlib.suppress(OSError):
-            os.close(key.fd)
-        return False
+            data = os.read(pipe.file, most)
+        except BlockingIOError:  # read since then
+            return 0
+        if not data:
+            self._close(pipe)
+            return 0
+        pipe.read += len(data) + _EVENT_BYTES
+        self._events.put(Event("text", pipe, data))
+        if pipe.ahead > _MOST_AHEAD and not pipe.paused:
+            self._selector.unregister(pipe.file)
+            pipe.paused = True
+            self._resume()  # it may have been taken before that could be seen
+        return len(data)
+
+    def _resume(self) -> None:
+        for pipe in self._pipes:
+            if pipe.paused and pipe.ahead < _MOST_AHEAD // 2:
+                pipe.paused = False
+                self._selector.register(pipe.file, selectors.EVENT_READ, pipe)
+
+    def _close(self, pipe: Pipe) -> None:
+        self._pipes.discard(pipe)
+        if not pipe.paused:
+            self._selector.unregister(pipe.file)
+        os.close(pipe.file)
+
+
+def _held_by(file: int) -> int:
+    """How many bytes a pipe holds."""
+    return struct.unpack("i", fcntl.ioctl(file, termios.FIONREAD, b"\0" * 4))[0]

@@ -23,9 +23,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-_works: "weakref.WeakSet[InterruptibleWork]" = weakref.WeakSet()  # those that C++ may wait for, by their future
+# Sets of weak references: unlike a WeakSet, they can be listed while another thread adds to them.
+_works: "set[weakref.ref[InterruptibleWork]]" = set()  # those that C++ may wait for, by their future
 _under_way: "set[InterruptibleWork]" = set()
-_futures: "weakref.WeakSet[torch.futures.Future]" = weakref.WeakSet()  # of groups around an interruptible one
+_futures: "set[weakref.ref[torch.futures.Future]]" = set()  # of groups around an interruptible one
 _main_thread_waits_in: dict[str, Any] | None = None
 _in_helper = threading.local()  # `call`: what the main thread waits in while this thread runs its task
 _serials = itertools.count()
@@ -39,7 +40,7 @@ def waiting_in() -> dict[str, Any] | None:
 
 def awaited_in_native_code() -> dict[str, Any] | None:
     """The oldest call that has a future and has not ended: what torch's DDP waits for, inside C++."""
-    calls = [work.call for work in list(_works) if not work.is_completed()]
+    calls = [work.call for work in _alive(_works) if not work.is_completed()]
     return min(calls, key=lambda call: call["serial"], default=None)
 
 
@@ -57,9 +58,9 @@ def wait_for_ends(works: "list[InterruptibleWork]", seconds: float) -> None:
 
 def free_waiting_futures() -> None:
     """End every wait in C++ for a future of ours (to be called from a thread that is not stuck)."""
-    for work in list(_works):
+    for work in _alive(_works):
         work.give_up(RuntimeError("interrupted"))
-    for future in list(_futures):
+    for future in _alive(_futures):
         with contextlib.suppress(RuntimeError):  # it has been set in this moment
             if not future.done():
                 future.set_exception(RuntimeError("interrupted"))
@@ -67,7 +68,11 @@ def free_waiting_futures() -> None:
 
 def free_too(future: torch.futures.Future) -> None:
     """From now on `free_waiting_futures` ends waits for this future as well."""
-    _futures.add(future)
+    _futures.add(weakref.ref(future, _futures.discard))
+
+
+def _alive(references: "set[weakref.ref[Any]]") -> list[Any]:
+    return [one for reference in list(references) if (one := reference()) is not None]
 
 
 def make_call(operation: str, group: str = "", **details: Any) -> dict[str, Any]:
@@ -145,7 +150,7 @@ class InterruptibleWork(dist.Work):
         with self._lock:
             if self._future is None:
                 self._future = torch.futures.Future()
-                _works.add(self)
+                _works.add(weakref.ref(self, _works.discard))
                 if self.ended.is_set():
                     self._settle_future()
         return self._future

@@ -131,7 +131,12 @@ class Rank:
     # Cells
 
     def _execute(self, task: dict[str, Any]) -> None:
-        output_streams.begin_cell(CellPipes(*task["files"], self.mark, task["cell"]))
+        if task["files"]:
+            output_streams.begin_cell(CellPipes(*task["files"], self.mark, task["cell"]))
+        else:
+            print(
+                "(no file descriptor is free on this rank: output comes late until files are closed)", file=sys.stderr
+            )
         signal.signal(signal.SIGINT, self._on_interrupt)
         self.shell.execution_count = task["number"]
         self.shell.failure = None
@@ -238,8 +243,11 @@ class Rank:
         try:
             while True:
                 for message in self.channel.receive():
-                    self._handle(message)
-        except (EOFError, OSError):
+                    try:
+                        self._handle(message)
+                    except Exception:  # the next message may be a Stop
+                        traceback.print_exc()
+        finally:
             os.killpg(0, signal.SIGKILL)  # the kernel is gone, and so are this rank and what it has started
 
     def _handle(self, message: dict[str, Any]) -> None:
