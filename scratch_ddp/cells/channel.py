@@ -7,6 +7,7 @@ When a process ends, the other end of its channel reads end-of-file at once. Tha
 import array
 import contextlib
 import json
+import os
 import socket
 import struct
 import threading
@@ -49,6 +50,8 @@ class Channel:
             data, files = b"", []
         if not data:
             raise EOFError("the other end of the channel is closed")
+        for file in files:
+            os.set_inheritable(file, False)  # a program that a cell starts must not hold the pipes of its cell
         self._files.extend(files)
         self._received += data
         return take_messages(self._received)

@@ -1,9 +1,11 @@
 """What an engineer tries in rank cells: mistakes that were silent, editors' requests, widgets, what a Stop leaves."""
 
+import os
 import re
 
 import pytest
 
+from scratch_ddp.cells.channel import Channel, channel_pair
 from scratch_ddp.cells.kernel.reports import describe_open_calls
 from tests.cells.cases import assert_next_works, plain, stopped
 
@@ -53,6 +55,16 @@ def test_fifty_stops_leave_no_descriptors_and_no_threads(four_ranks):
         assert "All variables are kept" in message
     after = most()
     assert after[0] <= before[0] + 4 and after[1] <= before[1] + 2, f"{before} → {after}"
+
+
+def test_descriptors_that_arrive_are_not_inherited():
+    one, other = channel_pair()
+    one.send({"type": "execute"}, [one.fileno()])
+    channel = Channel(other)
+    assert channel.receive() == [{"type": "execute"}]
+    (arrived,) = channel.take_files(1)
+    assert not os.get_inheritable(arrived)
+    os.close(arrived)
 
 
 def test_a_stop_in_new_group_leaves_no_thread(four_ranks):

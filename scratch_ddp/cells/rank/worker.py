@@ -86,7 +86,8 @@ class Rank:
         faulthandler.enable(self.crash, all_threads=False)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # all forks have the launcher's; each rank needs its own
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+        threads = os.environ.get("OMP_NUM_THREADS") or "1"
+        torch.set_num_threads(int(threads.split(",")[0]))  # OpenMP's list has a number for each level of nesting
         gpu = config["gpu_id"]
         device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
         if gpu is not None:
