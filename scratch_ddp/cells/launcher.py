@@ -81,7 +81,7 @@ class Launcher:
 
     def __init__(self, channel: Channel, kernel: int):
         self.channel, self.kernel = channel, kernel
-        self.ranks: set[int] = set()  # their process numbers
+        self.ranks: dict[int, int] = {}  # process number → rank
         self.wake, waker = socket.socketpair()  # readable when a child has ended
         self.wake.setblocking(False)
         waker.setblocking(False)
@@ -113,10 +113,11 @@ class Launcher:
             pid = self._fork(message, files) if can_fork() else self._spawn(message, files)
             for file in files:
                 os.close(file)
-            self.ranks.add(pid)
-            self.channel.send({"type": "started", "rank": message["config"]["rank"], "pid": pid})
-        elif message["type"] == "end" and message["pid"] in self.ranks:
-            kill_family(message["pid"])
+            self.ranks[pid] = message["config"]["rank"]
+            self.channel.send({"type": "started", "rank": self.ranks[pid], "pid": pid})
+        elif message["type"] == "end":
+            for pid in [pid for pid, rank in self.ranks.items() if rank == message["rank"]]:
+                kill_family(pid)
 
     def _fork(self, message: dict[str, Any], files: list[int]) -> int:
         pid = os.fork()
@@ -153,7 +154,7 @@ class Launcher:
                 pid, status = ended
                 if pid in self.ranks:
                     ranks_ended = True
-                    self.ranks.discard(pid)
+                    del self.ranks[pid]
                     kill_group(pid)
                     self.channel.send({"type": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
         if ranks_ended:

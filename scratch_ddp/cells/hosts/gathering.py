@@ -67,13 +67,13 @@ def gather(door: Door, count: int, limit: float, events: "queue.SimpleQueue[Even
 
 
 def place_ranks(hosts: list[Host], per_host: int, options: Any) -> Placement:
-    """Choose GPUs on each host from those that it has. Raises ClusterError."""
+    """Choose GPUs on each host from those that it has. Raises PlacementError."""
     placements = []
     for host in hosts:
         try:
             placements.append(place(per_host, host.gpu_count, options.gpu_ids, options.device, options.backend))
         except PlacementError as error:
-            raise ClusterError(f"host {host.name}: {error}") from None
+            raise PlacementError(f"host {host.name}: {error}") from None
     # One backend serves all: NCCL only if every rank of every host has a GPU to itself.
     backends = {placement.backend for placement in placements}
     backend = backends.pop() if len(backends) == 1 else INTERRUPTIBLE

@@ -7,14 +7,14 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from scratch_ddp.cells.kernel.placement import Placement
 from scratch_ddp.cells.kernel.rank_process import LauncherProcess, RankProcess
 from scratch_ddp.cells.kernel.reader import Event, Pipe
-from scratch_ddp.cells.kernel.reports import ClusterError
+from scratch_ddp.cells.kernel.reports import ClusterError, RankInterrupt
 from scratch_ddp.cells.rank_lists import name_ranks
 
 _START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
@@ -36,36 +36,44 @@ class Cluster:
         self.late: dict[tuple[int, int], list[bytes]] = {}  # (cell, rank) → text that came after its cell had ended
         self._questions = 0
         self.ranks: list[RankProcess] = []
-        for rank in range(self.world_size):
-            self.ranks.append(self.start_rank(rank))
-        self.await_ready(self.ranks)
+        self.start(range(self.world_size), _START_LIMIT, stoppable=True)
 
     # Start and end
 
-    def start_rank(self, rank: int) -> RankProcess:
+    def start(self, numbers: Collection[int], limit: float, stoppable: bool = False) -> None:
+        """Start these ranks, each in place of the one with its number, and wait until all have groups and shells.
+
+        Raises ClusterError, which says why one has not, or RankInterrupt if Stop is pressed and they are `stoppable`.
+        """
+        try:
+            for number in numbers:
+                self.ranks[number : number + 1] = [self._start_rank(number)]  # at the end it is added
+            self._await_ready([self.ranks[number] for number in numbers], limit, stoppable)
+        except BaseException:
+            self.shut_down()
+            raise
+
+    def _start_rank(self, rank: int) -> RankProcess:
         config = self._config | {"rank": rank, "gpu_id": self.placement.gpus[rank]}
         config |= {"generation": self.generation, "rendezvous": self.rendezvous}
         config["environment"] = config["environment"] | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         return self.launcher.start(config, self.folder)
 
-    def await_ready(self, expected: Sequence[RankProcess], limit: float = _START_LIMIT) -> None:
-        """Wait until every rank has its process group and shell. Raises ClusterError, which says why one has not."""
-        missing = {rank.rank for rank in expected}
-        try:
-            for event in self.receive(until=time.monotonic() + limit):
-                if event.kind == "message" and event.value["type"] == "ready" and event.source in expected:
-                    missing.discard(event.source.rank)
-                    event.source.device = event.value["device"]
-                if not missing:
-                    return
-                ended = [rank for rank in expected if rank.status is not None or rank.launcher_lost]
-                if ended:
-                    lines = "\n".join(ended[0].last_lines).strip()
-                    raise ClusterError(f"rank {ended[0].rank} {ended[0].how_it_ended()} while it started:\n{lines}")
-            raise ClusterError(f"{name_ranks(missing)} did not answer within {limit:g} s of the start.")
-        except BaseException:
-            self.shut_down()
-            raise
+    def _await_ready(self, missing: list[RankProcess], limit: float, stoppable: bool) -> None:
+        for event in self.receive(until=time.monotonic() + limit):
+            if event.kind == "stop" and stoppable:
+                raise RankInterrupt("stopped: no ranks are running.")
+            if event.kind == "message" and event.value["type"] == "ready" and event.source in missing:
+                missing.remove(event.source)
+                event.source.device = event.value["device"]
+            if not missing:
+                return
+            ended = [rank for rank in missing if rank.status is not None or rank.launcher_lost]
+            if ended:
+                lines = "\n".join(ended[0].last_lines).strip()
+                raise ClusterError(f"rank {ended[0].rank} {ended[0].how_it_ended()} while it started:\n{lines}")
+        silent = name_ranks(rank.rank for rank in missing)
+        raise ClusterError(f"{silent} did not answer within {limit:g} s of the start.")
 
     def shut_down(self) -> None:
         """End every rank and what it has started. Returns when they are gone."""

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 import psutil
 
+from scratch_ddp.cells.kernel.reports import ClusterError
+
 INTERRUPTIBLE = "interruptible"  # `interruptible_group.BACKEND`, whose module imports torch; the kernel does not
 
 
-class PlacementError(ValueError):
+class PlacementError(ClusterError):
     """An option of %dist_init that this machine can't fulfil; the message says what would be right."""
 
 
@@ -23,10 +25,6 @@ class Placement:
 
 def place(world_size: int, gpu_count: int, gpu_ids: str | None, device: str | None, backend: str | None) -> Placement:
     """Choose for `world_size` ranks on a machine with `gpu_count` GPUs. Raises PlacementError."""
-    if backend not in (None, INTERRUPTIBLE, "gloo", "nccl"):
-        raise PlacementError(f"--backend {backend}: there is no such backend. Write --backend gloo or --backend nccl.")
-    if device not in (None, "cpu", "cuda"):
-        raise PlacementError(f"--device {device}: there is no such device. Write --device cpu or --device cuda.")
     if device == "cpu" and gpu_ids is not None:
         raise PlacementError("--device cpu and --gpu-ids contradict each other: leave one of them out.")
     listed = _listed_gpus(gpu_ids, gpu_count)
