@@ -11,15 +11,22 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
+_TIMEVAL = 16  # bytes of C's struct timeval
+
 
 class Connections:
-    """The TCP sockets that this process has opened while `make` ran. `made` is what it returned."""
+    """The TCP sockets that gloo has opened while `make` ran. `made` is what it returned.
+
+    gloo gives each of its sockets a time limit for reading (SO_RCVTIMEO), which hardly anybody else does. Its libuv
+    transport, the one on macOS, does not: there, all sockets that this process has opened meanwhile count as gloo's.
+    """
 
     def __init__(self, make: Callable[[], Any]):
         self.ended = False
         before = _sockets()
         self.made = make()
-        self._sockets = _sockets() - before
+        opened = {one: limited for one, limited in _sockets().items() if one not in before}
+        self._sockets = [one for one, limited in opened.items() if limited] or list(opened)
 
     def end(self) -> None:
         """End all that are still open. A descriptor that is another file by now is left alone."""
@@ -31,16 +38,17 @@ class Connections:
                         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _sockets() -> set[tuple[int, int]]:
-    """(descriptor, inode) of each connected TCP socket of this process."""
-    found = set()
+def _sockets() -> dict[tuple[int, int], bool]:
+    """(descriptor, inode) of each connected TCP socket of this process → whether reading from it has a time limit."""
+    found = {}
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile, or a socket that is not connected
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
                 with _borrowed(int(name)) as one:
                     if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername():
-                        found.add((int(name), status.st_ino))
+                        limit = one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
+                        found[int(name), status.st_ino] = any(limit)
     return found
 
 
