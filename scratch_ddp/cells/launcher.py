@@ -43,16 +43,29 @@ def main(descriptor: str, kernel: str, folder: str) -> None:
     become_subreaper()
     try:
         channel = Channel(socket.socket(fileno=int(descriptor)))
+        signal.signal(signal.SIGTERM, lambda *_: leave(folder))
+        die_with_parent(signal.SIGTERM)  # the import takes seconds, in which nobody looks whether the kernel is gone
+        if os.getppid() != int(kernel):
+            leave(folder)
         if can_fork():
             import scratch_ddp.cells.rank.worker  # noqa: F401  (with torch and IPython: what every rank needs)
-        channel.send({"type": "launcher ready", "gpu_count": count_gpus()})
+        gpu_count = count_gpus()
+        die_with_parent(0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        channel.send({"type": "launcher ready", "gpu_count": gpu_count})
         Launcher(channel, int(kernel)).serve()
-        shutil.rmtree(folder, ignore_errors=True)
+        leave(folder)
     except BaseException:
         traceback.print_exc()  # into the folder's log, which the kernel shows
         sys.stderr.flush()
     finally:
-        os._exit(0)  # the usual exit of a process that has imported torch takes a while
+        os._exit(0)
+
+
+def leave(folder: str) -> None:
+    """Delete the folder and end this process, without the usual exit, which takes a while once torch is imported."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
 
 
 def count_gpus() -> int:

@@ -199,6 +199,19 @@ def test_a_killed_kernel_leaves_nothing(tmp_path, busy):
     kernel.manager.cleanup_resources()
 
 
+def test_a_kernel_that_is_killed_while_the_launcher_imports_torch_leaves_nothing(tmp_path):
+    kernel = Kernel(env={"TMPDIR": str(tmp_path)}).__enter__()
+    kernel.run("%load_ext scratch_ddp")
+    launcher = launcher_of(kernel)
+    assert "0 GPUs" not in kernel.run("%dist_debug").text(), "the launcher is ready already"
+    time.sleep(0.3)
+    kernel.kill()
+    wait_until_gone([launcher], 2)
+    assert not folders(tmp_path)
+    kernel.client.stop_channels()
+    kernel.manager.cleanup_resources()
+
+
 def test_a_killed_launcher_takes_everything_with_it_and_is_started_anew(tmp_path):
     with two_ranks(env={"TMPDIR": str(tmp_path)}) as kernel:
         launcher = launcher_of(kernel)
