@@ -18,6 +18,7 @@ from scratch_ddp.cells.kernel.reports import ClusterError, RankInterrupt
 from scratch_ddp.cells.rank_lists import name_ranks
 
 _START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
+_INTERRUPT_LIMIT = 1.0  # seconds in which a rank that is interrupted in a question should be idle again
 
 
 class Cluster:
@@ -34,6 +35,7 @@ class Cluster:
         self.rendezvous = 0  # counts the files by which ranks find each other: a new one when all ranks are new
         self.dead: dict[int, str] = {}  # rank → how it ended; such a cluster runs no more cells
         self.late: dict[tuple[int, int], list[bytes]] = {}  # (cell, rank) → text that came after its cell had ended
+        self.in_doubt = False  # whether a question was interrupted in a collective: the next cell renews the groups
         self._questions = 0
         self.ranks: list[RankProcess] = []
         self.start(range(self.world_size), _START_LIMIT, stoppable=True)
@@ -105,6 +107,8 @@ class Cluster:
             self.ranks[event.value["rank"]].pid = event.value["pid"]
         elif event.kind == "message" and event.value["type"] == "renewed":
             event.source.renewed = event.value
+        elif event.kind == "message" and event.value["type"] == "answer":
+            self.in_doubt |= bool((event.value["interrupted_in"] or {}).get("waits_in"))
         elif event.kind == "message" and event.value["type"] == "launcher ready":  # not needed before
             event.source.gpu_count = event.value["gpu_count"]
         elif event.kind == "message" and event.value["type"] == "ended":
@@ -145,16 +149,24 @@ class Cluster:
         asked = [self.ranks[rank] for rank in ranks if self.ranks[rank].alive]
         for rank in asked:
             rank.channel.send({"type": "ask", "cell": number, **question})
-        for event in self.receive(until=time.monotonic() + seconds, pause=0.1):
+        try:
+            self._collect(answers, number, asked, seconds)
+        finally:  # also at a Stop
+            late = [rank for rank in asked if rank.alive and rank.rank not in answers]
+            for rank in late:
+                rank.channel.send({"type": "interrupt", "cell": number})
+            self._collect({}, number, late, _INTERRUPT_LIMIT)
+        return answers
+
+    def _collect(self, answers: dict[int, Any], number: int, asked: Sequence[RankProcess], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while any(rank.alive and rank.rank not in answers for rank in asked):
+            event = next(self.receive(until, pause=0.1), None)
+            if event is None:
+                return
             self.keep_late(event)
             if event.kind == "message" and event.value["type"] == "answer" and event.value["cell"] == number:
                 answers[event.source.rank] = event.value["found"]
-            if not any(rank.alive and rank.rank not in answers for rank in asked):
-                break
-        for rank in asked:
-            if rank.rank not in answers:
-                rank.channel.send({"type": "interrupt", "cell": number})
-        return answers
 
     def await_status(self, rank: RankProcess, limit: float = 0.5) -> None:
         """Wait for a rank's exit code, which comes after its channel has been closed."""

@@ -55,6 +55,8 @@ class Execution:
     def run(self, stop_after: float | None = None) -> None:
         """Returns when every rank is done. Raises RankError or RankInterrupt if one raised, died or was stopped."""
         with stop_button(self.cluster.events, stop_after):
+            for note in recover(self.cluster, set()) if self.cluster.in_doubt else ():
+                self.notebook.note(note)
             self._send()
             for event in self.cluster.receive(until=float("inf"), pause=0.1):
                 self._take(event)

@@ -88,6 +88,7 @@ class Interruption:
 
 def recover(cluster: Cluster, stuck: set[int]) -> list[str]:
     """Make a cluster ready for the next cell. `stuck`: ranks that have not stopped. Returns notes for the learner."""
+    cluster.in_doubt = False
     return _replace(cluster, stuck) if stuck else _renew(cluster)
 
 

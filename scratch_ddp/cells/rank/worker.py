@@ -198,13 +198,14 @@ class Rank:
         found: dict[str, Any] = {}
         try:
             try:
-                self.cell, self.interruptible = task["cell"], True
+                self.cell, self.interrupted_in, self.interruptible = task["cell"], None, True
                 found = questions.answer(self.shell, task)
             finally:
                 self.interruptible, self.cell = False, None
         except BaseException:  # whatever a learner's property raises, and the interrupt
             self.interruptible = False
-        self.channel.send({"type": "answer", "cell": task["cell"], "found": found})
+        answer = {"type": "answer", "cell": task["cell"], "found": found}
+        self.channel.send(answer | {"interrupted_in": self.interrupted_in})
 
     def _ask_person(self, prompt: str = "") -> str:
         self.channel.send({"type": "input", "cell": self.cell, "prompt": prompt})
