@@ -113,7 +113,7 @@ class RankMagics(DistributedMagic):
             )
         count, limit = _count(options.hosts, "--hosts"), _count(options.wait, "--wait")
         door = open_door(options.listen)
-        print(f"Run this on each host:\n    python -m scratch_ddp.cells.join {door.ticket}", flush=True)
+        print(f"Run this on each host:\n    python -m scratch_ddp.cells.join - <<< {door.ticket}", flush=True)
         hosts = gather(door, count, limit, self.events, say=functools.partial(print, flush=True))
         launcher = Hosts(hosts, per_host, self.launcher.root)
         try:

@@ -149,9 +149,7 @@ def test_completion_and_inspection_know_what_only_ranks_have(four_ranks):
 
 
 def test_a_question_that_is_interrupted_in_a_collective_leaves_nothing_to_the_next_cell(four_ranks):
-    four_ranks.run(
-        "class Odd:\n    def __repr__(self):\n        return str(dist.all_reduce(torch.ones(1)))\nodd = Odd()"
-    )
+    four_ranks.run("odd = type('Odd', (), {'__repr__': lambda self: str(dist.all_reduce(torch.ones(1)))})()")
     assert not four_ranks.client.inspect("odd", reply=True, timeout=10)["content"]["found"]
     assert_next_works(four_ranks)
 

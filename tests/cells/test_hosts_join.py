@@ -2,10 +2,12 @@
 
 import contextlib
 import datetime
+import io
 import queue
 import socket
 import ssl
 import struct
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -69,6 +71,15 @@ def test_a_ticket_is_read_as_it_was_written():
     for text in ("", "10.0.0.5:43211", str(ticket)[:-1], str(ticket) + "x"):
         with pytest.raises(ValueError, match="not a whole ticket"):
             Ticket.parse(text)
+
+
+def test_a_ticket_is_taken_from_standard_input_alone(door, monkeypatch, capsys):
+    """Everybody can read a process's arguments."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{door.ticket}\n"))
+    assert join.main([str(door.ticket)]) == 1
+    assert "Write join - <<< TICKET" in capsys.readouterr().out and door.ticket.secret in sys.stdin.read()
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert join.main(["-"]) == 1 and "not a whole ticket" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
