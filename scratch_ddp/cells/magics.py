@@ -23,7 +23,7 @@ from scratch_ddp.cells.kernel.cluster import Cluster
 from scratch_ddp.cells.kernel.engineering import answer_from_rank_0, ask_rank_0, pull, script_cell
 from scratch_ddp.cells.kernel.execution import Execution
 from scratch_ddp.cells.kernel.output import NotebookOutput
-from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, PlacementError, overload_warning, place
+from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, overload_warning, place
 from scratch_ddp.cells.kernel.rank_process import LauncherProcess
 from scratch_ddp.cells.kernel.reader import Event, Reader
 from scratch_ddp.cells.kernel.reports import ClusterError
@@ -117,15 +117,15 @@ class RankMagics(DistributedMagic):
         hosts = gather(door, count, limit, self.events, say=functools.partial(print, flush=True))
         launcher = Hosts(hosts, per_host, self.launcher.root)
         try:
-            self._start(launcher, place_ranks(hosts, per_host, options))
-        except PlacementError:
-            raise
-        except ClusterError as error:
-            raise ClusterError(f"{error}\n{describe_networks(hosts)}") from None
+            placement = place_ranks(hosts, per_host, options)
+            try:
+                self._start(launcher, placement)
+            except ClusterError as error:
+                raise ClusterError(f"{error}\n{describe_networks(hosts)}") from None
         finally:
             if self.cluster is None:
                 launcher.close()
-        print(f"{name_ranks(range(count * per_host)).capitalize()} ready, {self.cluster.placement.why}.")
+        print(f"{name_ranks(range(count * per_host)).capitalize()} ready, {placement.why}.")
 
     def _start(self, launcher: LauncherProcess | Hosts, placement: Placement) -> None:
         with stop_button(self.events, None):

@@ -152,6 +152,9 @@ def test_a_question_that_is_interrupted_in_a_collective_leaves_nothing_to_the_ne
     four_ranks.run("odd = type('Odd', (), {'__repr__': lambda self: str(dist.all_reduce(torch.ones(1)))})()")
     assert not four_ranks.client.inspect("odd", reply=True, timeout=10)["content"]["found"]
     assert_next_works(four_ranks)
+    four_ranks.run("if rank == 2:\n    alone = type('Odd', (), {'__reduce__': lambda self: dist.barrier()})()")
+    stopped(four_ranks, "%pull alone")
+    assert_next_works(four_ranks)
 
 
 def test_pull_brings_the_ranks_values_into_the_kernel(four_ranks):

@@ -171,3 +171,11 @@ def test_options_that_will_not_do(hosts, options, told):
     hosts.kernel.run("%dist_reset")
     result = hosts.kernel.run(f"%dist_init -n 2 {options}")
     assert told in result.message
+
+
+def test_gpus_that_hosts_do_not_have_are_not_put_down_to_a_firewall(hosts):
+    hosts.kernel.run("%dist_reset")
+    cell = hosts.open("-n 2 --gpu-ids 99")
+    hosts.agents = by_hand(hosts.ticket)
+    message = hosts.kernel.finish(cell).message
+    assert "--gpu-ids 99: " in message and "firewall" not in message

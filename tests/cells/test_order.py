@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scratch_ddp.cells.kernel.output import ERR, OUT, CellOutput, NotebookOutput, RankOutput, without_marks
-from scratch_ddp.cells.kernel.placement import PlacementError, overload_warning, place
+from scratch_ddp.cells.kernel.placement import overload_warning, place
+from scratch_ddp.cells.kernel.reports import ClusterError
 from scratch_ddp.cells.rank.output_streams import CellPipes
 from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_ranks
 
@@ -221,7 +222,7 @@ def test_placement(arguments, backend, gpus, why):
     ],
 )
 def test_placements_that_can_not_be(arguments, why):
-    with pytest.raises(PlacementError) as raised:
+    with pytest.raises(ClusterError) as raised:
         place(*arguments)
     assert why in str(raised.value)
 

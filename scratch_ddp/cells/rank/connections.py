@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,18 +16,13 @@ _TIMEVAL = 16  # bytes of C's struct timeval
 
 
 class Connections:
-    """The TCP sockets that gloo has opened while `make` ran. `made` is what it returned.
-
-    gloo gives each of its sockets a time limit for reading (SO_RCVTIMEO), which hardly anybody else does. Its libuv
-    transport, the one on macOS, does not: there, all sockets that this process has opened meanwhile count as gloo's.
-    """
+    """The TCP sockets that gloo has opened in this process while `make` ran. `made` is what it returned."""
 
     def __init__(self, make: Callable[[], Any]):
         self.ended = False
         before = _sockets()
         self.made = make()
-        opened = {one: limited for one, limited in _sockets().items() if one not in before}
-        self._sockets = [one for one, limited in opened.items() if limited] or list(opened)
+        self._sockets = _sockets() - before
 
     def end(self) -> None:
         """End all that are still open. A descriptor that is another file by now is left alone."""
@@ -38,18 +34,22 @@ class Connections:
                         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _sockets() -> dict[tuple[int, int], bool]:
-    """(descriptor, inode) of each connected TCP socket of this process → whether reading from it has a time limit."""
-    found = {}
+def _sockets() -> set[tuple[int, int]]:
+    """(descriptor, inode) of each connected TCP socket of this process that may be gloo's."""
+    found = set()
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile, or a socket that is not connected
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
                 with _borrowed(int(name)) as one:
-                    if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername():
-                        limit = one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
-                        found[int(name), status.st_ino] = any(limit)
+                    if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername() and _may_be_gloos(one):
+                        found.add((int(name), status.st_ino))
     return found
+
+
+def _may_be_gloos(one: socket.socket) -> bool:
+    """gloo sets a time limit for reading on its sockets, as hardly anybody else does; on macOS not even gloo."""
+    return sys.platform == "darwin" or any(one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL))
 
 
 @contextlib.contextmanager

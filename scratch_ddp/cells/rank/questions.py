@@ -43,7 +43,7 @@ def _pull(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
         with path.open("wb") as file:
             _Pickler(file).dump(shell.user_ns[question["name"]])
     except BaseException as error:  # also the interrupt
-        path.unlink()
+        path.unlink(missing_ok=True)
         return {"error": f"{type(error).__name__}: {error}"}
     return {"file": str(path)}
 
