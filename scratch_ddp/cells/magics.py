@@ -69,11 +69,7 @@ class RankMagics(DistributedMagic):
     @argument("--num-processes", "-n", default="2", help="how many ranks")
     @argument("--master-addr", "-a", default="localhost", help="this machine; rank cells do not leave it")
     @argument("--gpu-ids", "-g", default=None, help="GPUs to use, such as 0,1: rank 0 gets the first of the list")
-    @argument(
-        "--backend",
-        choices=(INTERRUPTIBLE, "gloo", "nccl"),
-        help="plain gloo or nccl; by default gloo that can be interrupted, or nccl",
-    )
+    @argument("--backend", choices=(INTERRUPTIBLE, "gloo", "nccl"), help="by default the first, or nccl on GPUs")
     @argument("--device", choices=("cpu", "cuda"), help="by default GPUs where there are any")
     @argument("--hosts", default=None, help="how many hosts join, each with -n ranks; needs --listen")
     @argument(

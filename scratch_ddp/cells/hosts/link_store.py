@@ -15,7 +15,7 @@ import torch.distributed as dist
 from scratch_ddp.cells.channel import Channel
 
 _WAIT_LIMIT = 300.0  # seconds; torch's default for its own stores
-_ASK_AGAIN_AFTER = 0.02  # seconds
+_ASK_AGAIN_AFTER = 0.01  # seconds
 
 
 class LinkStore(dist.Store):
@@ -48,8 +48,11 @@ class LinkStore(dist.Store):
         self._ask("set", key, _text(value))
 
     def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._ask("get", key).encode("latin-1")
+        value = self._ask("get", key)
+        if value is None:
+            self.wait([key])
+            return self.get(key)
+        return value.encode("latin-1")
 
     def add(self, key: str, amount: int) -> int:
         return self._ask("add", key, amount)
