@@ -57,6 +57,8 @@ class Channel:
         if flags & socket.MSG_CTRUNC:  # this process has not enough free descriptors
             while files:
                 os.close(files.pop())
+        for file in files:
+            os.set_inheritable(file, False)  # a program that a cell starts must not hold the pipes of its cell
         self._files.extend(files)
         self._received += data
         return take_messages(self._received)

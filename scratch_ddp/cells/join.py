@@ -1,6 +1,7 @@
-"""`python -m scratch_ddp.cells.join TICKET`: this host joins a notebook on another machine and runs ranks for it.
+"""`python -m scratch_ddp.cells.join - <<< TICKET`: this host joins a notebook on another machine and runs its ranks.
 
-Run it once on each host, by hand or by any launcher that starts a command on each (torchrun, srun).
+Run it once on each host, by hand or by any launcher that starts a command on each and passes on its standard input
+(torchrun, srun). The ticket is taken from standard input alone: every user of a host can read a process's arguments.
 """
 
 import argparse
@@ -18,6 +19,10 @@ from scratch_ddp.cells.hosts.versions import own_versions
 
 _CONNECT_LIMIT = 20.0  # seconds
 _NODE_NUMBERS = ("GROUP_RANK", "SLURM_NODEID")  # of torchrun and srun
+_NOT_AS_AN_ARGUMENT = (
+    "every user of this host can read a process's arguments, so a ticket does not belong there. "
+    "Write join - <<< TICKET, with a new ticket if you do not trust them"
+)
 _LOCAL_NUMBERS = ("LOCAL_RANK", "SLURM_LOCALID")
 
 
@@ -28,15 +33,16 @@ class JoinError(RuntimeError):
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0 after %dist_shutdown, 1 if the notebook was lost or never reached."""
     parser = argparse.ArgumentParser(prog="python -m scratch_ddp.cells.join", description=__doc__)
-    parser.add_argument("ticket", help="what %%dist_init has printed; - reads it from standard input")
+    parser.add_argument("ticket", metavar="-", help="standard input: the ticket that %%dist_init has printed")
     parser.add_argument("--address", help="of this host, where it has several: the one towards the other hosts")
     options = parser.parse_args(arguments)
     if (number := _first_number(_LOCAL_NUMBERS)) is not None and number > 0:
         _say("one agent serves the whole host: this further one has nothing to do")
         return 0
     try:
-        text = sys.stdin.readline() if options.ticket == "-" else options.ticket
-        ticket = Ticket.parse(text)
+        if options.ticket != "-":
+            raise JoinError(_NOT_AS_AN_ARGUMENT)
+        ticket = Ticket.parse(sys.stdin.readline())
         channel = enter(ticket, options.address)
     except (JoinError, ValueError) as error:
         _say(f"{error}.")

@@ -43,16 +43,29 @@ def main(descriptor: str, kernel: str, folder: str) -> None:
     become_subreaper()
     try:
         channel = Channel(socket.socket(fileno=int(descriptor)))
+        signal.signal(signal.SIGTERM, lambda *_: leave(folder))
+        die_with_parent(signal.SIGTERM)  # the import takes seconds, in which nobody looks whether the kernel is gone
+        if os.getppid() != int(kernel):
+            leave(folder)
         if can_fork():
             import scratch_ddp.cells.rank.worker  # noqa: F401  (with torch and IPython: what every rank needs)
-        channel.send({"type": "launcher ready", "gpu_count": count_gpus()})
+        gpu_count = count_gpus()
+        die_with_parent(0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        channel.send({"type": "launcher ready", "gpu_count": gpu_count})
         Launcher(channel, int(kernel)).serve()
-        shutil.rmtree(folder, ignore_errors=True)
+        leave(folder)
     except BaseException:
         traceback.print_exc()  # into the folder's log, which the kernel shows
         sys.stderr.flush()
     finally:
-        os._exit(0)  # the usual exit of a process that has imported torch takes a while
+        os._exit(0)
+
+
+def leave(folder: str) -> None:
+    """Delete the folder and end this process, without the usual exit, which takes a while once torch is imported."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
 
 
 def count_gpus() -> int:
@@ -81,7 +94,7 @@ class Launcher:
 
     def __init__(self, channel: Channel, kernel: int):
         self.channel, self.kernel = channel, kernel
-        self.ranks: set[int] = set()  # their process numbers
+        self.ranks: dict[int, int] = {}  # process number → rank
         self.wake, waker = socket.socketpair()  # readable when a child has ended
         self.wake.setblocking(False)
         waker.setblocking(False)
@@ -113,10 +126,11 @@ class Launcher:
             pid = self._fork(message, files) if can_fork() else self._spawn(message, files)
             for file in files:
                 os.close(file)
-            self.ranks.add(pid)
-            self.channel.send({"type": "started", "rank": message["config"]["rank"], "pid": pid})
-        elif message["type"] == "end" and message["pid"] in self.ranks:
-            kill_family(message["pid"])
+            self.ranks[pid] = message["config"]["rank"]
+            self.channel.send({"type": "started", "rank": self.ranks[pid], "pid": pid})
+        elif message["type"] == "end":
+            for pid in [pid for pid, rank in self.ranks.items() if rank == message["rank"]]:
+                kill_family(pid)
 
     def _fork(self, message: dict[str, Any], files: list[int]) -> int:
         pid = os.fork()
@@ -153,7 +167,7 @@ class Launcher:
                 pid, status = ended
                 if pid in self.ranks:
                     ranks_ended = True
-                    self.ranks.discard(pid)
+                    del self.ranks[pid]
                     kill_group(pid)
                     self.channel.send({"type": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
         if ranks_ended:

@@ -23,10 +23,11 @@ from scratch_ddp.cells.kernel.cluster import Cluster
 from scratch_ddp.cells.kernel.engineering import answer_from_rank_0, ask_rank_0, pull, script_cell
 from scratch_ddp.cells.kernel.execution import Execution
 from scratch_ddp.cells.kernel.output import NotebookOutput
-from scratch_ddp.cells.kernel.placement import PlacementError, overload_warning, place
+from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, overload_warning, place
 from scratch_ddp.cells.kernel.rank_process import LauncherProcess
 from scratch_ddp.cells.kernel.reader import Event, Reader
 from scratch_ddp.cells.kernel.reports import ClusterError
+from scratch_ddp.cells.kernel.stop import stop_button
 from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_cell_line
 
 _NO_CLUSTER = "no ranks are running. %dist_init -n 4 starts four."
@@ -68,8 +69,8 @@ class RankMagics(DistributedMagic):
     @argument("--num-processes", "-n", default="2", help="how many ranks")
     @argument("--master-addr", "-a", default="localhost", help="this machine; rank cells do not leave it")
     @argument("--gpu-ids", "-g", default=None, help="GPUs to use, such as 0,1: rank 0 gets the first of the list")
-    @argument("--backend", default=None, help="plain gloo or nccl; by default gloo that can be interrupted, or nccl")
-    @argument("--device", default=None, help="cpu or cuda; by default GPUs where there are any")
+    @argument("--backend", choices=(INTERRUPTIBLE, "gloo", "nccl"), help="by default the first, or nccl on GPUs")
+    @argument("--device", choices=("cpu", "cuda"), help="by default GPUs where there are any")
     @argument("--hosts", default=None, help="how many hosts join, each with -n ranks; needs --listen")
     @argument(
         "--listen", default=None, help="the address of this machine where they join, such as 10.0.0.5 or 10.0.0.5:7000"
@@ -95,14 +96,10 @@ class RankMagics(DistributedMagic):
             self._start_on_hosts(options, world_size)
             return
         gpu_count = self.launcher.await_ready(self.events)
-        try:
-            placement = place(world_size, gpu_count, options.gpu_ids, options.device, options.backend)
-        except PlacementError as error:
-            raise ClusterError(str(error)) from None
+        placement = place(world_size, gpu_count, options.gpu_ids, options.device, options.backend)
         if warning := overload_warning(world_size):
             print(f"Warning: {warning}.")
-        self.cluster = Cluster(self.launcher, self.events, placement)
-        self.automatic = True
+        self._start(self.launcher, placement)
         print(f"{name_ranks(range(world_size)).capitalize()} ready, {placement.why}.")
 
     def _start_on_hosts(self, options: Any, per_host: int) -> None:
@@ -112,18 +109,24 @@ class RankMagics(DistributedMagic):
             )
         count, limit = _count(options.hosts, "--hosts"), _count(options.wait, "--wait")
         door = open_door(options.listen)
-        print(f"Run this on each host:\n    python -m scratch_ddp.cells.join {door.ticket}", flush=True)
+        print(f"Run this on each host:\n    python -m scratch_ddp.cells.join - <<< {door.ticket}", flush=True)
         hosts = gather(door, count, limit, self.events, say=functools.partial(print, flush=True))
         launcher = Hosts(hosts, per_host, self.launcher.root)
         try:
-            self.cluster = Cluster(launcher, self.events, place_ranks(hosts, per_host, options))
-        except ClusterError as error:
-            raise ClusterError(f"{error}\n{describe_networks(hosts)}") from None
+            placement = place_ranks(hosts, per_host, options)
+            try:
+                self._start(launcher, placement)
+            except ClusterError as error:
+                raise ClusterError(f"{error}\n{describe_networks(hosts)}") from None
         finally:
             if self.cluster is None:
                 launcher.close()
+        print(f"{name_ranks(range(count * per_host)).capitalize()} ready, {placement.why}.")
+
+    def _start(self, launcher: LauncherProcess | Hosts, placement: Placement) -> None:
+        with stop_button(self.events, None):
+            self.cluster = Cluster(launcher, self.events, placement)
         self.automatic = True
-        print(f"{name_ranks(range(count * per_host)).capitalize()} ready, {self.cluster.placement.why}.")
 
     def dist_shutdown(self, line: str = "") -> None:
         """End the ranks and all that they have started."""

@@ -19,10 +19,10 @@ _ON_LINUX = sys.platform == "linux"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # see prctl(2)
 
 
-def die_with_parent() -> None:
-    """This process gets SIGKILL as soon as its parent is gone (Linux)."""
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """This process gets the signal as soon as its parent is gone; 0 for none (Linux)."""
     if _ON_LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def become_subreaper() -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.kernel import Kernel, alive, wait_until_gone
@@ -167,6 +168,22 @@ def test_shutdown_reset_and_restart_leave_nothing(tmp_path):
     assert not folders(tmp_path)
 
 
+def test_stop_while_ranks_start_leaves_none():
+    with Kernel() as kernel:
+        kernel.run("%load_ext scratch_ddp")
+        kernel.run("%dist_init -n 1")
+        launcher = psutil.Process(launcher_of(kernel))
+        kernel.run("%dist_reset")
+        for after in (0.02, 0.1, 0.3):
+            cell = kernel.start("%dist_init -n 24")
+            time.sleep(after)
+            kernel.interrupt()
+            assert kernel.finish(cell).error["ename"] in ("RankInterrupt", "KeyboardInterrupt")
+            wait_until_gone([child.pid for child in launcher.children()], 2)
+        assert kernel.run("%dist_status").text() == "No ranks are running.\n"
+        assert "Rank 0 ready" in kernel.run("%dist_init -n 1").text()
+
+
 @pytest.mark.parametrize("busy", ["", "dist.recv(torch.ones(1), src=1) if rank == 0 else sum(iter(int, 1))"])
 def test_a_killed_kernel_leaves_nothing(tmp_path, busy):
     kernel = Kernel(cluster=2, env={"TMPDIR": str(tmp_path)}).__enter__()
@@ -177,6 +194,19 @@ def test_a_killed_kernel_leaves_nothing(tmp_path, busy):
         time.sleep(0.3)
     kernel.kill()
     wait_until_gone(ended, 2)
+    assert not folders(tmp_path)
+    kernel.client.stop_channels()
+    kernel.manager.cleanup_resources()
+
+
+def test_a_kernel_that_is_killed_while_the_launcher_imports_torch_leaves_nothing(tmp_path):
+    kernel = Kernel(env={"TMPDIR": str(tmp_path)}).__enter__()
+    kernel.run("%load_ext scratch_ddp")
+    launcher = launcher_of(kernel)
+    assert "0 GPUs" not in kernel.run("%dist_debug").text(), "the launcher is ready already"
+    time.sleep(0.3)
+    kernel.kill()
+    wait_until_gone([launcher], 2)
     assert not folders(tmp_path)
     kernel.client.stop_channels()
     kernel.manager.cleanup_resources()

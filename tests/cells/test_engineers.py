@@ -1,10 +1,16 @@
 """What an engineer tries in rank cells: mistakes that were silent, editors' requests, widgets, what a Stop leaves."""
 
+import os
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from scratch_ddp.cells.kernel.reports import describe_open_calls
+from scratch_ddp.cells.channel import Channel, channel_pair, encode
+from scratch_ddp.cells.kernel.engineering import pull
+from scratch_ddp.cells.kernel.reports import ClusterError, describe_open_calls
+from scratch_ddp.cells.rank import questions
 from scratch_ddp.cells.rank.interruptible_work import make_call
 from tests.cells.cases import assert_next_works, plain, stopped
 
@@ -54,6 +60,16 @@ def test_fifty_stops_leave_no_descriptors_and_no_threads(four_ranks):
         assert "All variables are kept" in message
     after = most()
     assert after[0] <= before[0] + 4 and after[1] <= before[1] + 2, f"{before} → {after}"
+
+
+def test_descriptors_that_arrive_are_not_inherited():
+    one, other = channel_pair()
+    one.send({"type": "execute"}, [one.fileno()])
+    channel = Channel(other)
+    assert channel.receive() == [{"type": "execute"}]
+    (arrived,) = channel.take_files(1)
+    assert not os.get_inheritable(arrived)
+    os.close(arrived)
 
 
 def test_a_stop_in_new_group_leaves_no_thread(four_ranks):
@@ -133,6 +149,15 @@ def test_completion_and_inspection_know_what_only_ranks_have(four_ranks):
     assert "%dist_init" in client.complete("%dist_in", reply=True, timeout=10)["content"]["matches"]
 
 
+def test_a_question_that_is_interrupted_in_a_collective_leaves_nothing_to_the_next_cell(four_ranks):
+    four_ranks.run("odd = type('Odd', (), {'__repr__': lambda self: str(dist.all_reduce(torch.ones(1)))})()")
+    assert not four_ranks.client.inspect("odd", reply=True, timeout=10)["content"]["found"]
+    assert_next_works(four_ranks)
+    four_ranks.run("if rank == 2:\n    alone = type('Odd', (), {'__reduce__': lambda self: dist.barrier()})()")
+    stopped(four_ranks, "%pull alone")
+    assert_next_works(four_ranks)
+
+
 def test_pull_brings_the_ranks_values_into_the_kernel(four_ranks):
     four_ranks.run("value = {'loss': torch.full((2,), float(rank))}\nif rank == 2:\n    alone = 7")
     code = "%pull value alone\nprint([value[rank]['loss'].tolist() for rank in range(4)], alone)"
@@ -142,6 +167,25 @@ def test_pull_brings_the_ranks_values_into_the_kernel(four_ranks):
     assert "no rank has nothing_at_all" in four_ranks.run("%pull nothing_at_all").message
     four_ranks.run("own = lambda: 1")
     assert "ranks 0–3: own can't be sent" in four_ranks.run("%pull own").message
+
+
+def test_a_value_that_is_pulled_travels_in_a_file(tmp_path):
+    """Whatever its size: the length of a message has 32 bits."""
+    shell = SimpleNamespace(user_ns={"big": torch.ones(1_000_000)})
+    lengths = []
+
+    def ask(ranks, question, seconds):
+        answer = questions.answer(shell, question)
+        lengths.append(len(encode(answer)))
+        return {0: answer}
+
+    cluster = SimpleNamespace(ask=ask, ranks=[SimpleNamespace(host="")], world_size=1, folder=tmp_path)
+    assert torch.equal(pull(cluster, "big")[0], shell.user_ns["big"])
+    assert lengths[0] < 1000 and not list(tmp_path.iterdir())
+    shell.user_ns["big"] = lambda: 1
+    with pytest.raises(ClusterError, match="big can't be sent"):
+        pull(cluster, "big")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_script_runs_on_the_ranks(four_ranks, tmp_path):

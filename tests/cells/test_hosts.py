@@ -54,7 +54,7 @@ def test_hosts_join_though_a_hundred_strangers_stand_at_the_door(hosts):
     assert "(127.0.0.2, no GPU) has joined" in result.text() and "(127.0.0.3, no GPU) has joined" in result.text()
     assert "Ranks 0–3 ready, over gloo: ranks 0–1 on" in result.text() and "ranks 2–3 on" in result.text()
     assert "connections without the ticket" in result.text()
-    used = subprocess.run([*JOIN, hosts.ticket], capture_output=True, text=True, timeout=30)
+    used = subprocess.run(JOIN, input=hosts.ticket, capture_output=True, text=True, timeout=30)
     assert used.returncode == 1 and "the ticket has been used" in used.stdout and not used.stderr
     assert hosts.kernel.run("dist.all_reduce(x := torch.tensor([rank])); x.item()").text() == "6   ← ranks 0–3\n"
 
@@ -186,3 +186,11 @@ def test_options_that_will_not_do(hosts, options, told):
     hosts.kernel.run("%dist_reset")
     result = hosts.kernel.run(f"%dist_init -n 2 {options}")
     assert told in result.message
+
+
+def test_gpus_that_hosts_do_not_have_are_not_put_down_to_a_firewall(hosts):
+    hosts.kernel.run("%dist_reset")
+    cell = hosts.open("-n 2 --gpu-ids 99")
+    hosts.agents = by_hand(hosts.ticket)
+    message = hosts.kernel.finish(cell).message
+    assert "--gpu-ids 99: " in message and "firewall" not in message

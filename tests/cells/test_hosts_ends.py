@@ -15,9 +15,10 @@ from tests.kernel import Kernel, wait_until_gone
 TALK = "import time\nwhile True:\n    time.sleep(0.05)\n    dist.all_reduce(torch.ones(1))"
 SUM = "dist.all_reduce(x := torch.tensor([rank])); x.item()"
 SRUN = """#!/bin/sh
-# As srun does: the command once for each task; here two tasks on each of two nodes.
+# As srun does: the command once for each task, each with all of standard input; here two tasks on each of two nodes.
+input=$(cat)
 for node in 0 1; do for task in 0 1; do
-    SLURM_NODEID=$node SLURM_LOCALID=$task SLURM_PROCID=$((2 * node + task)) "$@" &
+    echo "$input" | SLURM_NODEID=$node SLURM_LOCALID=$task SLURM_PROCID=$((2 * node + task)) "$@" &
 done; done
 wait
 """
@@ -40,7 +41,7 @@ def started(kernel, start, **options):
 def by_torchrun(ticket):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(20000 + os.getpid() % 10000)]
-    return [Agent([*torchrun, "--node-rank", str(node), "-m", JOIN[-1], ticket]) for node in (1, 0)]
+    return [Agent([*torchrun, "--node-rank", str(node), *JOIN[1:]], ticket) for node in (1, 0)]
 
 
 def test_under_torchrun_and_an_agent_that_is_killed(kernel):
@@ -69,7 +70,7 @@ def test_under_srun_with_several_tasks_on_a_node(kernel, tmp_path):
     srun = tmp_path / "srun"
     srun.write_text(SRUN)
     srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
-    hosts = started(kernel, lambda ticket: [Agent([str(srun), *JOIN, ticket])])
+    hosts = started(kernel, lambda ticket: [Agent([str(srun), *JOIN], ticket)])
     family = hosts.family()
     assert kernel.run("%dist_shutdown").text() == "Ranks 0–3 ended.\n"
     wait_until_gone(family, 3)

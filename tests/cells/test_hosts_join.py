@@ -2,10 +2,12 @@
 
 import contextlib
 import datetime
+import io
 import queue
 import socket
 import ssl
 import struct
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -69,6 +71,15 @@ def test_a_ticket_is_read_as_it_was_written():
     for text in ("", "10.0.0.5:43211", str(ticket)[:-1], str(ticket) + "x"):
         with pytest.raises(ValueError, match="not a whole ticket"):
             Ticket.parse(text)
+
+
+def test_a_ticket_is_taken_from_standard_input_alone(door, monkeypatch, capsys):
+    """Everybody can read a process's arguments."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{door.ticket}\n"))
+    assert join.main([str(door.ticket)]) == 1
+    assert "Write join - <<< TICKET" in capsys.readouterr().out and door.ticket.secret in sys.stdin.read()
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert join.main(["-"]) == 1 and "not a whole ticket" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -272,8 +283,8 @@ class _Rank:
         self.store = LinkStore(self)
 
     def send(self, message):
-        answer = {"type": "store", "number": message["number"]}
-        self._board.ask(message["request"], lambda value: self.store.take(answer | {"answer": value}))
+        answer = self._board.ask(message["request"])
+        self.store.take({"type": "store", "number": message["number"], "answer": answer})
 
 
 def test_keys_in_the_kernel_are_a_store_as_torch_has_them():
@@ -286,7 +297,9 @@ def test_keys_in_the_kernel_are_a_store_as_torch_has_them():
     assert stores[0].compare_set("new", "", "first") == b"first" == stores[1].compare_set("new", "other", "second")
     assert stores[1].compare_set("new", "first", "second") == b"second" == stores[0].get("new")
     assert stores[0].delete_key("new") and not stores[0].delete_key("new")
+    held = repr(vars(board))
     with pytest.raises(RuntimeError, match="nobody has written this within 0.05 s"):
         stores[0].wait(["later"], datetime.timedelta(seconds=0.05))
+    assert repr(vars(board)) == held, "the wait is over, and something has stayed"
     threading.Timer(0.1, lambda: stores[1].set("later", "now")).start()
     assert stores[0].get("later") == b"now"

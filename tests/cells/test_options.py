@@ -29,13 +29,14 @@ def bare():
         ("-n", "expected one argument"),
         ("-a otherhost", "-a otherhost: the ranks of a notebook run on this machine. Leave it out."),
         ("--bogus", "unrecognized arguments: --bogus"),
-        ("-n 2 --backend mpi", "there is no such backend"),
-        ("-n 2 --device tpu", "there is no such device"),
+        ("-n 2 --backend mpi", "argument --backend: invalid choice: 'mpi' (choose from "),
+        ("-n 2 --device tpu", "argument --device: invalid choice: 'tpu' (choose from "),
+        ("--hosts 2 -n 2 --listen 127.0.0.1 --wait 30 --backend mpi", "invalid choice: 'mpi'"),
     ],
 )
 def test_wrong_options_are_errors_of_the_cell(bare, line, message):
     result = bare.run(f"%dist_init {line}")
-    assert result.status == "error" and message in result.message
+    assert result.status == "error" and message in result.message and not result.text()
     assert "%dist_init" in result.message or "Write" in result.message or "Leave" in result.message
     assert bare.run("%dist_status").text() == "No ranks are running.\n"
 
@@ -85,6 +86,11 @@ def test_more_ranks_than_is_sensible_are_a_warning(bare):
     assert started.status == "ok" and "Warning:" in started.text() and "ready" in started.text()
     assert "1.0   ← rank 0" in bare.run("%%rank [0]\nprint(1.0)").text()
     bare.run("%dist_shutdown")
+
+
+def test_openmps_list_of_threads():
+    with Kernel(cluster=2, env={"OMP_NUM_THREADS": "3,2"}) as kernel:
+        assert kernel.run("torch.get_num_threads()").text() == "3   ← ranks 0–1\n"
 
 
 def test_plain_gloo_on_demand(bare):

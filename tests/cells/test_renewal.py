@@ -1,5 +1,8 @@
 """Renewal of process groups after operations that never ended: the same groups go on, or refuse clearly."""
 
+import datetime
+import socket
+import sys
 import threading
 import time
 
@@ -107,6 +110,29 @@ def test_an_operation_that_does_not_notice_the_end_of_its_connection_keeps_nobod
     for sums, ended, took in on_interruptible_ranks(2, renew):
         assert sums == [2, 2] and not ended
         assert 1 <= took < 5
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="gloo's sockets can't be told from others there")
+def test_a_connection_of_the_learners_own_that_is_made_meanwhile_outlives_the_group():
+    def end_with_company():
+        store, company = dist.PrefixStore("company", dist.distributed_c10d._get_default_store()), []
+
+        def make():
+            server = socket.create_server(("127.0.0.1", 0))
+            company.extend([socket.create_connection(server.getsockname()), server.accept()[0]])
+            return dist.ProcessGroupGloo(store, dist.get_rank(), 2, timeout=datetime.timedelta(seconds=60))
+
+        connections = Connections(make)
+        dist.barrier()
+        work = connections.made.allreduce([torch.ones(1)]) if dist.get_rank() == 0 else None
+        connections.end()
+        if work is not None:
+            with pytest.raises(RuntimeError):
+                work.wait()
+        company[0].sendall(b"still here")
+        return company[1].recv(100)
+
+    assert on_interruptible_ranks(2, end_with_company) == [b"still here"] * 2
 
 
 def test_a_group_that_one_rank_has_lost_refuses_clearly():

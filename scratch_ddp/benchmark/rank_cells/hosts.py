@@ -13,22 +13,24 @@ import psutil
 from scratch_ddp.benchmark.rank_cells.kernel import Kernel, Result
 from scratch_ddp.instruments import namespaces
 
-JOIN = (sys.executable, "-m", "scratch_ddp.cells.join")
+JOIN = (sys.executable, "-m", "scratch_ddp.cells.join", "-")
 
 
 class Agent:
-    """A command that joins a notebook, and what it writes."""
+    """A command that joins a notebook, given the ticket on its standard input; and what it writes."""
 
-    def __init__(self, command: Sequence[str], env: dict[str, str] | None = None):
+    def __init__(self, command: Sequence[str], ticket: str):
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  (it lives as long as the agent)
         self.process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            env=os.environ | (env or {}),
+            text=True,
             start_new_session=True,
         )
+        with self.process.stdin as pipe:
+            pipe.write(f"{ticket}\n")
 
     def family(self) -> list[int]:
         """The process ids of the command and of all that it has started."""
@@ -54,11 +56,11 @@ class Agent:
 
 def by_hand(ticket: str, count: int = 2) -> list[Agent]:
     """One agent for each of the addresses 127.0.0.2, …"""
-    return [Agent([*JOIN, ticket, "--address", f"127.0.0.{2 + number}"]) for number in range(count)]
+    return [Agent([*JOIN, "--address", f"127.0.0.{2 + number}"], ticket) for number in range(count)]
 
 
 def in_namespaces(ticket: str) -> list[Agent]:
-    return [Agent([*namespaces.within(name), *JOIN, ticket]) for name in namespaces.NAMES]
+    return [Agent([*namespaces.within(name), *JOIN], ticket) for name in namespaces.NAMES]
 
 
 class HostsOfKernel:
@@ -72,7 +74,7 @@ class HostsOfKernel:
     def open(self, options: str = "-n 2") -> str:
         """Begin %dist_init, up to the ticket. Returns the message id of the cell, for `Kernel.finish`."""
         cell = self.kernel.start(f"%dist_init --hosts 2 --listen {self.address} {options}")
-        self.ticket = self.kernel.await_text(cell, r"join (\S+)\n")[1]
+        self.ticket = self.kernel.await_text(cell, r"join - <<< (\S+)\n")[1]
         return cell
 
     def init(self, options: str = "-n 2") -> Result:

@@ -112,7 +112,7 @@ def used_tickets(runs: int) -> TableRow:
     with Kernel() as kernel:
         hosts = _two_hosts(kernel)
         for _ in range(runs):
-            late = subprocess.run([*JOIN, hosts.ticket], capture_output=True, text=True, timeout=30)
+            late = subprocess.run(JOIN, input=hosts.ticket, capture_output=True, text=True, timeout=30)
             refused += late.returncode == 1 and "the ticket has been used" in late.stdout
         works = kernel.run("print(rank)").status == "ok"
         hosts.end()

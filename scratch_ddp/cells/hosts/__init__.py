@@ -1,7 +1,7 @@
 """Rank cells whose ranks run on several hosts.
 
 `%dist_init --hosts 2 -n 2 --listen ADDRESS` opens a door (`door.py`) and prints a ticket (`ticket.py`). On each host
-`python -m scratch_ddp.cells.join TICKET` starts an agent (`agent.py`). It enters through a TLS connection
+`python -m scratch_ddp.cells.join - <<< TICKET` starts an agent (`agent.py`). It enters through a TLS connection
 (`tls_channel.py`) and starts ranks with the same launcher as a notebook does on its own machine.
 
 In the kernel a `Host` (`host.py`) stands for each agent, and all `Hosts` together take the launcher's place in the

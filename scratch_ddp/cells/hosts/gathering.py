@@ -10,7 +10,7 @@ from scratch_ddp.cells.hosts.certificate import CertificateError
 from scratch_ddp.cells.hosts.door import Door, own_addresses, refuse
 from scratch_ddp.cells.hosts.host import Host
 from scratch_ddp.cells.hosts.versions import describe_difference, own_versions
-from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, PlacementError, place
+from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, place
 from scratch_ddp.cells.kernel.reader import Event
 from scratch_ddp.cells.kernel.reports import ClusterError, RankInterrupt
 from scratch_ddp.cells.rank_lists import name_ranks
@@ -72,7 +72,7 @@ def place_ranks(hosts: list[Host], per_host: int, options: Any) -> Placement:
     for host in hosts:
         try:
             placements.append(place(per_host, host.gpu_count, options.gpu_ids, options.device, options.backend))
-        except PlacementError as error:
+        except ClusterError as error:
             raise ClusterError(f"host {host.name}: {error}") from None
     # One backend serves all: NCCL only if every rank of every host has a GPU to itself.
     backends = {placement.backend for placement in placements}

@@ -100,8 +100,8 @@ class Host:
             self.events.put(Event("message", process, message | {"rank": process.rank}))
         elif kind == "from" and message["message"]["type"] == "store":
             question = message["message"]
-            reply = {"type": "store", "number": question["number"]}
-            self._board.ask(question["request"], lambda answer: process.channel.send(reply | {"answer": answer}))
+            answer = self._board.ask(question["request"])
+            process.channel.send({"type": "store", "number": question["number"], "answer": answer})
         elif kind == "from":
             self.events.put(Event("message", process, message["message"]))
 

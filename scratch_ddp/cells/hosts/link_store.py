@@ -7,13 +7,15 @@ every rank, so a rank that replaces another finds the rest.
 import datetime
 import itertools
 import queue
+import time
 from typing import Any
 
 import torch.distributed as dist
 
 from scratch_ddp.cells.channel import Channel
 
-_ANSWER_LIMIT = 300.0  # seconds; torch's default for its own stores
+_WAIT_LIMIT = 300.0  # seconds; torch's default for its own stores
+_ASK_AGAIN_AFTER = 0.01  # seconds
 
 
 class LinkStore(dist.Store):
@@ -30,16 +32,13 @@ class LinkStore(dist.Store):
         if (waiting := self._answers.get(message["number"])) is not None:
             waiting.put(message["answer"])
 
-    def _ask(self, operation: str, *arguments: Any, limit: float = _ANSWER_LIMIT) -> Any:
+    def _ask(self, operation: str, *arguments: Any) -> Any:
         number = next(self._numbers)
         self._answers[number] = answer = queue.SimpleQueue()
         request = {"operation": operation, "arguments": arguments}
         self._channel.send({"type": "store", "number": number, "request": request})
         try:
-            return answer.get(timeout=limit)
-        except queue.Empty:
-            message = f"{operation} {arguments}: nobody has written this within {limit:g} s"
-            raise dist.DistStoreError(message) from None
+            return answer.get()
         finally:
             del self._answers[number]
 
@@ -49,7 +48,11 @@ class LinkStore(dist.Store):
         self._ask("set", key, _text(value))
 
     def get(self, key: str) -> bytes:
-        return self._ask("get", key).encode("latin-1")
+        value = self._ask("get", key)
+        if value is None:
+            self.wait([key])
+            return self.get(key)
+        return value.encode("latin-1")
 
     def add(self, key: str, amount: int) -> int:
         return self._ask("add", key, amount)
@@ -61,7 +64,12 @@ class LinkStore(dist.Store):
         return self._ask("check", list(keys))
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        self._ask("wait", list(keys), limit=timeout.total_seconds() if timeout else _ANSWER_LIMIT)
+        limit = timeout.total_seconds() if timeout else _WAIT_LIMIT
+        until = time.monotonic() + limit
+        while not self.check(keys):
+            if time.monotonic() > until:
+                raise dist.DistStoreError(f"{list(keys)}: nobody has written this within {limit:g} s")
+            time.sleep(_ASK_AGAIN_AFTER)
 
     def delete_key(self, key: str) -> bool:
         return self._ask("delete_key", key)

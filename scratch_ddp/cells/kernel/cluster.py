@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from scratch_ddp.cells.kernel.excerpt import Excerpt
 from scratch_ddp.cells.kernel.placement import Placement
 from scratch_ddp.cells.kernel.rank_process import LauncherProcess, RankProcess
 from scratch_ddp.cells.kernel.reader import Event, Pipe
-from scratch_ddp.cells.kernel.reports import ClusterError
+from scratch_ddp.cells.kernel.reports import ClusterError, RankInterrupt
 from scratch_ddp.cells.rank_lists import name_ranks
 
 _LATE = 1 << 14  # bytes of late output that are kept, of its beginning and of its end
 _START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
+_INTERRUPT_LIMIT = 1.0  # seconds in which a rank that is interrupted in a question should be idle again
 
 
 class Cluster:
@@ -36,38 +37,47 @@ class Cluster:
         self.rendezvous = 0  # counts the files by which ranks find each other: a new one when all ranks are new
         self.dead: dict[int, str] = {}  # rank → how it ended; such a cluster runs no more cells
         self.late: dict[tuple[int, int], Excerpt] = {}  # (cell, rank) → text that came after its cell had ended
+        self.in_doubt = False  # whether a question was interrupted in a collective: the next cell renews the groups
         self._questions = 0
         self.ranks: list[RankProcess] = []
-        for rank in range(self.world_size):
-            self.ranks.append(self.start_rank(rank))
-        self.await_ready(self.ranks)
+        self.start(range(self.world_size), _START_LIMIT, stoppable=True)
 
     # Start and end
 
-    def start_rank(self, rank: int) -> RankProcess:
+    def start(self, numbers: Collection[int], limit: float, stoppable: bool = False) -> None:
+        """Start these ranks, each in place of the one with its number, and wait until all have groups and shells.
+
+        Raises ClusterError, which says why one has not, or RankInterrupt if Stop is pressed and they are `stoppable`.
+        """
+        try:
+            for number in numbers:
+                self.ranks[number : number + 1] = [self._start_rank(number)]  # at the end it is added
+            self._await_ready([self.ranks[number] for number in numbers], limit, stoppable)
+        except BaseException:
+            self.shut_down()
+            raise
+
+    def _start_rank(self, rank: int) -> RankProcess:
         config = self._config | {"rank": rank, "gpu_id": self.placement.gpus[rank]}
         config |= {"generation": self.generation, "rendezvous": self.rendezvous}
         config["environment"] = config["environment"] | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         return self.launcher.start(config, self.folder)
 
-    def await_ready(self, expected: Sequence[RankProcess], limit: float = _START_LIMIT) -> None:
-        """Wait until every rank has its process group and shell. Raises ClusterError, which says why one has not."""
-        missing = {rank.rank for rank in expected}
-        try:
-            for event in self.receive(until=time.monotonic() + limit):
-                if event.kind == "message" and event.value["type"] == "ready" and event.source in expected:
-                    missing.discard(event.source.rank)
-                    event.source.device = event.value["device"]
-                if not missing:
-                    return
-                ended = [rank for rank in expected if rank.status is not None or rank.launcher_lost]
-                if ended:
-                    lines = "\n".join(ended[0].last_lines).strip()
-                    raise ClusterError(f"rank {ended[0].rank} {ended[0].how_it_ended()} while it started:\n{lines}")
-            raise ClusterError(f"{name_ranks(missing)} did not answer within {limit:g} s of the start.")
-        except BaseException:
-            self.shut_down()
-            raise
+    def _await_ready(self, missing: list[RankProcess], limit: float, stoppable: bool) -> None:
+        for event in self.receive(until=time.monotonic() + limit):
+            if event.kind == "stop" and stoppable:
+                raise RankInterrupt("stopped: no ranks are running.")
+            if event.kind == "message" and event.value["type"] == "ready" and event.source in missing:
+                missing.remove(event.source)
+                event.source.device = event.value["device"]
+            if not missing:
+                return
+            ended = [rank for rank in missing if rank.status is not None or rank.launcher_lost]
+            if ended:
+                lines = "\n".join(ended[0].last_lines).strip()
+                raise ClusterError(f"rank {ended[0].rank} {ended[0].how_it_ended()} while it started:\n{lines}")
+        silent = name_ranks(rank.rank for rank in missing)
+        raise ClusterError(f"{silent} did not answer within {limit:g} s of the start.")
 
     def shut_down(self) -> None:
         """End every rank and what it has started. Returns when they are gone."""
@@ -100,6 +110,8 @@ class Cluster:
             self.ranks[event.value["rank"]].pid = event.value["pid"]
         elif event.kind == "message" and event.value["type"] == "renewed":
             event.source.renewed = event.value
+        elif event.kind == "message" and event.value["type"] == "answer":
+            self.in_doubt |= bool((event.value["interrupted_in"] or {}).get("waits_in"))
         elif event.kind == "message" and event.value["type"] == "launcher ready":  # not needed before
             event.source.gpu_count = event.value["gpu_count"]
         elif event.kind == "message" and event.value["type"] == "ended":
@@ -142,16 +154,24 @@ class Cluster:
         asked = [self.ranks[rank] for rank in ranks if self.ranks[rank].alive]
         for rank in asked:
             rank.channel.send({"type": "ask", "cell": number, **question})
-        for event in self.receive(until=time.monotonic() + seconds, pause=0.1):
+        try:
+            self._collect(answers, number, asked, seconds)
+        finally:  # also at a Stop
+            late = [rank for rank in asked if rank.alive and rank.rank not in answers]
+            for rank in late:
+                rank.channel.send({"type": "interrupt", "cell": number})
+            self._collect({}, number, late, _INTERRUPT_LIMIT)
+        return answers
+
+    def _collect(self, answers: dict[int, Any], number: int, asked: Sequence[RankProcess], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while any(rank.alive and rank.rank not in answers for rank in asked):
+            event = next(self.receive(until, pause=0.1), None)
+            if event is None:
+                return
             self.keep_late(event)
             if event.kind == "message" and event.value["type"] == "answer" and event.value["cell"] == number:
                 answers[event.source.rank] = event.value["found"]
-            if not any(rank.alive and rank.rank not in answers for rank in asked):
-                break
-        for rank in asked:
-            if rank.rank not in answers:
-                rank.channel.send({"type": "interrupt", "cell": number})
-        return answers
 
     def await_status(self, rank: RankProcess, limit: float = 0.5) -> None:
         """Wait for a rank's exit code, which comes after its channel has been closed."""

@@ -1,6 +1,5 @@
 """The ranks' objects in the hands of an editor and of the kernel: completion, inspection, %pull and %dist_run."""
 
-import base64
 import pickle
 import re
 from collections.abc import Callable
@@ -43,21 +42,25 @@ def ask_rank_0(cluster: Cluster, code: str, question: dict[str, Any]) -> dict[st
 def pull(cluster: Cluster, name: str) -> dict[int, Any]:
     """{rank: its value of that name}, for the ranks that have it. Raises ClusterError.
 
-    What is unpickled comes through a socket pair whose other end this kernel gave to its own rank.
+    A value travels in a file in the cluster's folder, which only this user can read and write.
     """
     if any(rank.host for rank in cluster.ranks):
         raise ClusterError(
             "%pull: nothing that comes from another machine is unpickled here. Print the value, or save it on its host."
         )
-    answers = cluster.ask(range(cluster.world_size), {"kind": "pull", "name": name}, _PULL_LIMIT)
+    question = {"kind": "pull", "name": name, "folder": str(cluster.folder)}
+    answers = cluster.ask(range(cluster.world_size), question, _PULL_LIMIT)
     problems: dict[str, list[int]] = {}
     values = {}
     for rank, answer in sorted(answers.items()):
-        if "pickle" in answer:
+        if "file" in answer:
+            path = Path(answer["file"])
             try:
-                values[rank] = pickle.loads(base64.b64decode(answer["pickle"]))
+                with path.open("rb") as file:
+                    values[rank] = pickle.load(file)
             except Exception as error:  # a class that exists on the ranks alone, say
                 answer = {"error": f"{type(error).__name__}: {error}"}
+            path.unlink()
         if "error" in answer:
             problems.setdefault(re.sub(" at 0x[0-9a-f]+", "", answer["error"]), []).append(rank)
     if problems:

@@ -57,6 +57,8 @@ class Execution:
     def run(self, stop_after: float | None = None) -> None:
         """Returns when every rank is done. Raises RankError or RankInterrupt if one raised, died or was stopped."""
         with stop_button(self.cluster.events, stop_after):
+            for note in recover(self.cluster, set()) if self.cluster.in_doubt else ():
+                self.notebook.note(note)
             self._send()
             try:
                 self._follow(self.output.update)

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 
 import psutil
 
+from scratch_ddp.cells.kernel.reports import ClusterError
+
 INTERRUPTIBLE = "interruptible"  # `interruptible_group.BACKEND`, whose module imports torch; the kernel does not
-
-
-class PlacementError(ValueError):
-    """An option of %dist_init that this machine can't fulfil; the message says what would be right."""
 
 
 @dataclass(frozen=True)
@@ -22,19 +20,15 @@ class Placement:
 
 
 def place(world_size: int, gpu_count: int, gpu_ids: str | None, device: str | None, backend: str | None) -> Placement:
-    """Choose for `world_size` ranks on a machine with `gpu_count` GPUs. Raises PlacementError."""
-    if backend not in (None, INTERRUPTIBLE, "gloo", "nccl"):
-        raise PlacementError(f"--backend {backend}: there is no such backend. Write --backend gloo or --backend nccl.")
-    if device not in (None, "cpu", "cuda"):
-        raise PlacementError(f"--device {device}: there is no such device. Write --device cpu or --device cuda.")
+    """Choose for `world_size` ranks on a machine with `gpu_count` GPUs. Raises ClusterError."""
     if device == "cpu" and gpu_ids is not None:
-        raise PlacementError("--device cpu and --gpu-ids contradict each other: leave one of them out.")
+        raise ClusterError("--device cpu and --gpu-ids contradict each other: leave one of them out.")
     listed = _listed_gpus(gpu_ids, gpu_count)
     if device == "cuda" and not listed:
-        raise PlacementError("--device cuda: torch finds no GPU here. Leave the option out to run on the CPU.")
+        raise ClusterError("--device cuda: torch finds no GPU here. Leave the option out to run on the CPU.")
     if device == "cpu" or not listed:
         if backend == "nccl":
-            raise PlacementError("--backend nccl needs a GPU for each rank. Leave it out: on the CPU ranks use gloo.")
+            raise ClusterError("--backend nccl needs a GPU for each rank. Leave it out: on the CPU ranks use gloo.")
         reason = "there is no GPU here" if not gpu_count else "--device cpu"
         return Placement(backend or INTERRUPTIBLE, [None] * world_size, f"on the CPU ({reason}), over gloo")
     gpus = [listed[rank % len(listed)] for rank in range(world_size)]
@@ -43,7 +37,7 @@ def place(world_size: int, gpu_count: int, gpu_ids: str | None, device: str | No
         named = ", ".join(f"rank {rank} on GPU {gpu}" for rank, gpu in enumerate(gpus))
         return Placement(chosen, gpus, f"{named}, over {'nccl' if chosen == 'nccl' else 'gloo'}")
     if backend == "nccl":
-        raise PlacementError(
+        raise ClusterError(
             f"--backend nccl: {world_size} ranks but {len(listed)} GPU(s), and NCCL refuses two ranks on one GPU. "
             f"Start {len(listed)} rank(s), or leave --backend out to use gloo."
         )
@@ -57,18 +51,18 @@ def _listed_gpus(gpu_ids: str | None, gpu_count: int) -> list[int]:
     try:
         listed = [int(part) for part in gpu_ids.split(",")]
     except ValueError:
-        raise PlacementError(f"--gpu-ids {gpu_ids}: not a list of numbers. Write for example --gpu-ids 0,1.") from None
+        raise ClusterError(f"--gpu-ids {gpu_ids}: not a list of numbers. Write for example --gpu-ids 0,1.") from None
     if not gpu_count:
-        raise PlacementError(
+        raise ClusterError(
             f"--gpu-ids {gpu_ids}: torch finds no GPU on this machine. Leave the option out to run on the CPU."
         )
     unknown = [gpu for gpu in listed if not 0 <= gpu < gpu_count]
     if unknown:
-        raise PlacementError(
+        raise ClusterError(
             f"--gpu-ids {gpu_ids}: there is no GPU {unknown[0]}. This machine has {gpu_count}, numbered from 0."
         )
     if len(set(listed)) < len(listed):
-        raise PlacementError(f"--gpu-ids {gpu_ids}: a GPU is listed twice. Name each once; ranks take them in turn.")
+        raise ClusterError(f"--gpu-ids {gpu_ids}: a GPU is listed twice. Name each once; ranks take them in turn.")
     return listed
 
 

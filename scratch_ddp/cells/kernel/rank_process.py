@@ -189,8 +189,8 @@ class LauncherProcess:
 
     def end(self, rank: RankProcess) -> None:
         """SIGKILL for a rank, through the launcher: only its parent knows that the number is still this rank's."""
-        if rank.pid is not None and rank.status is None:
-            self.channel.send({"type": "end", "pid": rank.pid})
+        if rank.status is None:
+            self.channel.send({"type": "end", "rank": rank.rank})
 
     def close(self) -> None:
         """End the launcher and with it every rank. Returns when it is gone."""

@@ -89,6 +89,7 @@ class Interruption:
 
 def recover(cluster: Cluster, stuck: set[int]) -> list[str]:
     """Make a cluster ready for the next cell. `stuck`: ranks that have not stopped. Returns notes for the learner."""
+    cluster.in_doubt = False
     return _replace(cluster, stuck) if stuck else _renew(cluster)
 
 
@@ -113,11 +114,10 @@ def _replace(cluster: Cluster, lost: set[int]) -> list[str]:
     if not kept:
         cluster.rendezvous, cluster.generation = cluster.rendezvous + 1, 0
     _ask_to_renew(cluster, kept, _REPLACE_LIMIT)
+    before = {rank: cluster.ranks[rank] for rank in lost}
+    cluster.start(lost, _REPLACE_LIMIT + 5)
     for rank in lost:
-        before = cluster.ranks[rank]
-        cluster.ranks[rank] = cluster.start_rank(rank)
-        cluster.ranks[rank].replaces(before)
-    cluster.await_ready([cluster.ranks[rank] for rank in lost], _REPLACE_LIMIT + 5)
+        cluster.ranks[rank].replaces(before[rank])
     if any(_await_renewed(cluster, kept, _REPLACE_LIMIT)):
         return _replace(cluster, set(range(cluster.world_size)))
     were, their = ("was", "its") if len(lost) == 1 else ("were", "their")

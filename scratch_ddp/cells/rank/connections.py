@@ -8,12 +8,15 @@ import contextlib
 import os
 import socket
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+_TIMEVAL = 16  # bytes of C's struct timeval
+
 
 class Connections:
-    """The TCP sockets that this process has opened while `make` ran. `made` is what it returned."""
+    """The TCP sockets that gloo has opened in this process while `make` ran. `made` is what it returned."""
 
     def __init__(self, make: Callable[[], Any]):
         self.ended = False
@@ -32,16 +35,21 @@ class Connections:
 
 
 def _sockets() -> set[tuple[int, int]]:
-    """(descriptor, inode) of each connected TCP socket of this process."""
+    """(descriptor, inode) of each connected TCP socket of this process that may be gloo's."""
     found = set()
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile, or a socket that is not connected
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
                 with _borrowed(int(name)) as one:
-                    if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername():
+                    if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername() and _may_be_gloos(one):
                         found.add((int(name), status.st_ino))
     return found
+
+
+def _may_be_gloos(one: socket.socket) -> bool:
+    """gloo sets a time limit for reading on its sockets, as hardly anybody else does; on macOS not even gloo."""
+    return sys.platform == "darwin" or any(one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL))
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """What the kernel asks a rank between cells: completions, the description of an object, a value, its calls."""
 
-import base64
-import io
+import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,12 +40,14 @@ def _inspect(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
 def _pull(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
     if question["name"] not in shell.user_ns:
         return {"missing": True}
-    file = io.BytesIO()
+    path = Path(question["folder"]) / f"value in process {os.getpid()}"
     try:
-        _Pickler(file).dump(shell.user_ns[question["name"]])
-    except Exception as error:
+        with path.open("wb") as file:
+            _Pickler(file).dump(shell.user_ns[question["name"]])
+    except BaseException as error:  # also the interrupt
+        path.unlink(missing_ok=True)
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"pickle": base64.b64encode(file.getbuffer()).decode("ascii")}
+    return {"file": str(path)}
 
 
 def _calls(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,8 @@ class Rank:
         faulthandler.enable(self.crash, all_threads=False)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # all forks have the launcher's; each rank needs its own
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+        threads = os.environ.get("OMP_NUM_THREADS") or "1"
+        torch.set_num_threads(int(threads.split(",")[0]))  # OpenMP's list has a number for each level of nesting
         gpu = config["gpu_id"]
         device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
         if gpu is not None:
@@ -202,13 +203,14 @@ class Rank:
         found: dict[str, Any] = {}
         try:
             try:
-                self.cell, self.interruptible = task["cell"], True
+                self.cell, self.interrupted_in, self.interruptible = task["cell"], None, True
                 found = questions.answer(self.shell, task)
             finally:
                 self.interruptible, self.cell = False, None
         except BaseException:  # whatever a learner's property raises, and the interrupt
             self.interruptible = False
-        self.channel.send({"type": "answer", "cell": task["cell"], "found": found})
+        answer = {"type": "answer", "cell": task["cell"], "found": found}
+        self.channel.send(answer | {"interrupted_in": self.interrupted_in})
 
     def _ask_person(self, prompt: str = "") -> str:
         self.channel.send({"type": "input", "cell": self.cell, "prompt": prompt})

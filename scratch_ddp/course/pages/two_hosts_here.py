@@ -19,7 +19,7 @@ from typing import TextIO
 from scratch_ddp.cells import join
 
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
-_COMMAND = re.compile(r"(scratch_ddp\.cells\.join) (\S+)")
+_COMMAND = re.compile(r"(scratch_ddp\.cells\.join - <<<) (\S+)")
 
 
 @contextlib.contextmanager
@@ -53,9 +53,12 @@ class _Reader:
 
 
 def _start(ticket: str, number: int) -> subprocess.Popen:
-    command = [sys.executable, "-m", __name__, f"box-{number + 1}", ticket, "--address", ADDRESSES[number]]
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, start_new_session=True, **quiet)
+    command = [sys.executable, "-m", __name__, f"box-{number + 1}", "-", "--address", ADDRESSES[number]]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    agent = subprocess.Popen(command, start_new_session=True, text=True, **streams)
+    with agent.stdin as pipe:
+        pipe.write(f"{ticket}\n")
+    return agent
 
 
 if __name__ == "__main__":
