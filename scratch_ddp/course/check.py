@@ -249,7 +249,8 @@ def _exceeded(used: Totals, budget: Totals, members: Iterable[int], most: int, l
     for rank, mine, right in zip(members, used.per_rank, budget.per_rank, strict=True):
         calls, allowed = ({k: n for k, n in each.calls.items() if k not in ("send", "recv")} for each in (mine, right))
         if sum(calls.values()) > sum(allowed.values()):
-            return f"rank {rank} calls {_calls(calls)}, budget {_calls(allowed)}"
+            names = " and ".join(f"{name} {times(number)}" for name, number in calls.items())
+            return f"rank {rank} calls {names}, budget {sum(allowed.values())}"
     rounding = sum(sum(counts.calls.values()) for counts in budget.per_rank)  # bytes on a ring are rounded by call
     figures = {
         "messages": (used.messages, budget.messages),
@@ -261,10 +262,6 @@ def _exceeded(used: Totals, budget: Totals, members: Iterable[int], most: int, l
         if number > limit + sum(slack):
             return f"{number:,} {name}, budget {limit:,}"
     return ""
-
-
-def _calls(calls: dict[str, int]) -> str:
-    return " and ".join(f"{name} {times(number)}" for name, number in calls.items()) or "no collective"
 
 
 def _complaint(said: dict[int, str], case: str, facts: dict[int, _Fact]) -> str:
