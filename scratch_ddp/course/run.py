@@ -21,7 +21,7 @@ from scratch_ddp.course.arena import Arena, At
 from scratch_ddp.course.compare import copied, times
 from scratch_ddp.course.exercise import Exercise, Seen, Wrong
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
-from scratch_ddp.instruments.traffic import Counts, traffic
+from scratch_ddp.instruments.traffic import Counted, Counts, traffic
 from scratch_ddp.instruments.traffic.counts import Report
 from scratch_ddp.instruments.traffic.rounds import Start, Wait
 
@@ -182,3 +182,10 @@ def _collectives(number: int) -> str:
 
 def _messages(begun: Counter, source: int, target: int) -> int:
     return sum(number for channel, number in begun.items() if channel[:3] == ("message", source, target))
+
+
+def started_and_waited_for(counted: Counted) -> dict[str, int]:
+    """How many calls of a rank's traffic were started, and of how many somebody took the end."""
+    events = counted.report()[1]
+    kinds = {"started": Start, "waited for": Wait}
+    return {what: len({event.number for event in events if isinstance(event, kind)}) for what, kind in kinds.items()}

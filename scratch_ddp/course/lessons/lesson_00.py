@@ -1,0 +1,91 @@
+"""Lesson 00, ranks: printing as one, and another key for `get`."""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from scratch_ddp.course.compare import Words
+from scratch_ddp.course.exercise import At, Exercise
+
+
+def print_together(text):
+    """Print `text` once, from rank 0, if all ranks pass the same text.
+
+    Otherwise each rank prints its own: rank 2 prints "rank 2: " and its text.
+    `dist.all_gather_object(texts, text)`, called by all, fills `texts` with all texts.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    texts = [None] * world_size
+    # answer: begin
+    dist.all_gather_object(texts, text)
+    if len(set(texts)) > 1:
+        print(f"rank {rank}: {text}")
+    elif rank == 0:
+        print(text)
+    # answer: end
+
+
+def _texts(at: At) -> Iterator[tuple[str, tuple]]:
+    yield "all ranks agree", ("ready",)
+    yield "all ranks differ", (f"x = {at.rank}",)
+    yield "only the last rank differs", ("Ready" if at.rank == at.n - 1 else "ready",)
+
+
+def _printed(answer: Callable, text: str) -> Iterator[tuple[str, str, Any]]:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        answer(text)
+    yield "value", "what it prints", printed.getvalue()
+
+
+def get(what, dm=None):
+    """Look up one fact about this rank, among all ranks or in the one-dimensional mesh `dm`.
+
+    "ws": number of ranks · "pg": the process group · "rank": this rank's number in it ·
+    "grank": its number among all ranks · "next": the number, in the group, of the rank
+    that follows it; after the last comes 0. Any other key: ValueError.
+    """
+    group = dist.group.WORLD if dm is None else dm.get_group()
+    if what == "ws":
+        return dist.get_world_size(group)
+    if what == "pg":
+        return group
+    if what == "rank":
+        return dist.get_rank(group)
+    if what == "grank":
+        return dist.get_rank()
+    # answer: begin
+    if what == "next":
+        return (dist.get_rank(group) + 1) % dist.get_world_size(group)
+    # answer: end
+    raise ValueError(f"get() knows ws, pg, rank, grank, next; got {what!r}")
+
+
+def _questions(at: At) -> Iterator[tuple[str, tuple]]:
+    yield "among all ranks", ("next",)
+    yield "an unknown key", ("left",)
+    rows = 2 if at.n % 2 == 0 else 1
+    mesh = init_device_mesh("cpu", (rows, at.n // rows), mesh_dim_names=("column", "row"))
+    for name in ("row", "column"):
+        yield f"in a {name} of a {rows} × {at.n // rows} mesh", ("next", mesh[name])
+    for what in ("ws", "pg", "rank", "grank"):
+        yield "another key, in the same column", (what, mesh["column"])
+
+
+def _looked_up(answer: Callable, what: str, *mesh: Any) -> Iterator[tuple[str, str, Any]]:
+    try:
+        found = answer(what, *mesh)
+    except ValueError:
+        found = Words("refused with ValueError")
+    if isinstance(found, dist.ProcessGroup):
+        found = dist.get_process_group_ranks(found)
+    yield "value", f'get("{what}")', found
+
+
+EXERCISES = (
+    Exercise(print_together, _texts, use=_printed, cost=False),
+    Exercise(get, _questions, use=_looked_up),
+)

@@ -1,0 +1,84 @@
+"""Lesson 01, collectives: all-reduce in two steps, and an all-gather of tensors that differ in length."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.instruments.traffic.calls import Call
+from scratch_ddp.instruments.traffic.intercept import listening
+
+
+def all_reduce_in_two_steps(tensor, root=0):
+    """Leave the sum of all ranks' tensors in `tensor` on every rank, by way of rank `root`.
+
+    Cost: one dist.reduce to `root`, one dist.broadcast from it.
+    """
+    # Who holds the sum after the first step?
+    # answer: begin
+    dist.reduce(tensor, root)
+    dist.broadcast(tensor, root)
+    # answer: end
+
+
+def _roots(at: At) -> Iterator[tuple[str, tuple]]:
+    for root in range(at.n):
+        yield f"root={root}", (torch.arange(4.0) + 10**at.rank, root)
+    yield "no root given, integers", (torch.arange(6).view(2, 3) + at.rank,)
+
+
+class _Calls:
+    """Listens to a rank's calls."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.roots: set[int | None] = set()
+
+    def started(self, call: Call) -> None:
+        self.names.append(call.name)
+        self.roots.add(call.peer)
+
+    def waited(self, call: Call) -> None:
+        """Nothing to note."""
+
+
+def _by_way_of(answer: Callable, tensor: torch.Tensor, *root: int) -> Iterator[tuple[str, str, Any]]:
+    calls = _Calls()
+    with listening(calls):
+        answer(tensor, *root)
+    yield "value", "`tensor`", tensor
+    yield "cost", "the list of its calls", calls.names
+    yield "root", "the list of ranks that it goes by way of", sorted(calls.roots, key=str)
+
+
+def all_gather_uneven(tensor):
+    """Return a list with every rank's `tensor`, in the order of the ranks.
+
+    They are one-dimensional and differ in length; some may be empty.
+    `dist.all_gather` takes tensors of one size only.
+    Cost: two dist.all_gather, of one integer, then of as many elements as the longest has.
+    """
+    world_size = dist.get_world_size()
+    # Nobody knows the others' lengths yet.
+    # answer: begin
+    lengths = [torch.empty(1, dtype=torch.int64, device=tensor.device) for _ in range(world_size)]
+    dist.all_gather(lengths, torch.tensor([len(tensor)], device=tensor.device))
+    longest = int(max(lengths))
+    padded = tensor.new_zeros(longest)
+    padded[: len(tensor)] = tensor
+    pieces = [tensor.new_empty(longest) for _ in range(world_size)]
+    dist.all_gather(pieces, padded)
+    pieces = [pieces[rank][: int(lengths[rank])] for rank in range(world_size)]
+    # answer: end
+    return pieces
+
+
+def _lengths(at: At) -> Iterator[tuple[str, tuple]]:
+    yield "rank r has r + 1 elements", (torch.arange(1.0, at.rank + 2),)
+    yield "the last rank has none", (torch.full((3 * (at.n - 1 - at.rank),), at.rank + 0.5),)
+    yield "zeros at the end", (torch.tensor([1.0, 0.0, 0.0])[: at.rank + 1],)
+
+
+EXERCISES = (Exercise(all_reduce_in_two_steps, _roots, use=_by_way_of), Exercise(all_gather_uneven, _lengths))

@@ -1,0 +1,92 @@
+"""Lesson 02, inside all-reduce: a tree broadcast, a reduce and a ring, from send and receive.
+
+The reference of `tree_broadcast` is the package's own function. The package's `reduce` and `ring_all_reduce` reuse the
+memory that they receive into; the references here allocate it, as a learner does.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.collectives import send_recv, tree_broadcast
+from scratch_ddp.course.exercise import At, Exercise
+
+
+def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Leave the sum of all ranks' tensors in `tensor` on rank dst. The others keep theirs.
+
+    Messages stay in `group`. Memory: at most 2·S in addition to `tensor`.
+    Cost: n-1 messages, at most one sent by a rank. Depth ⌈log2 n⌉.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    root = dist.get_group_rank(group or dist.group.WORLD, dst)
+    # In each round half of those that hold a sum send it on and are done.
+    # Where does a rank that receives put what arrives?
+    # answer: begin
+    place = (rank - root) % n  # dst stands at place 0
+    total = tensor
+    reach = 1  # places that are multiples of reach hold the sum of the reach places from theirs on
+    while reach < n and place % reach == 0:
+        if place % (2 * reach) == reach:
+            dist.send(total, group=group, group_dst=(rank - reach) % n)
+        elif place + reach < n:
+            arriving = torch.empty_like(tensor)
+            dist.recv(arriving, group=group, group_src=(rank + reach) % n)
+            total = arriving.add_(total)  # not into `tensor`: it belongs to the caller
+        reach *= 2
+    if rank == root:
+        tensor.copy_(total)
+    # answer: end
+
+
+def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Sum `tensor` over the ranks, in place, and return it. All ranks get the same bits.
+
+    It may have any number of elements. Messages stay in `group`.
+    Cost: each rank sends 2(n-1) messages of at most ⌈elements/n⌉ elements. Depth 2(n-1).
+    Memory: at most 2·⌈elements/n⌉ elements in addition to `tensor`.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    # Cut the tensor into n chunks. First each chunk's sum is to be complete on one rank,
+    # then it goes to all.
+    # answer: begin
+    chunks = tensor.view(-1).tensor_split(n)
+    buffer = torch.empty_like(chunks[0])  # the first chunks are the largest
+    left, right = (rank - 1) % n, (rank + 1) % n
+    for step in range(n - 1):  # reduce-scatter: a sum travels round and takes up every rank's part
+        mine = chunks[(rank - step - 1) % n]
+        send_recv(chunks[(rank - step) % n], right, buffer[: mine.numel()], left, group)
+        mine += buffer[: mine.numel()]
+    for step in range(n - 1):  # all-gather: the complete chunk travels round and every rank keeps it
+        send_recv(chunks[(rank + 1 - step) % n], right, chunks[(rank - step) % n], left, group)
+    # answer: end
+    return tensor
+
+
+def _every_root(at: At) -> Iterator[tuple[str, tuple]]:
+    for root in at.members:
+        yield f"rank {root} at the root", (torch.arange(1000.0) + 10**at.rank, root)
+
+
+def _sizes(at: At) -> Iterator[tuple[str, tuple]]:
+    for size in (4 * at.n, 4 * at.n - 1, 1, 0):
+        yield f"{size} element{'s' * (size != 1)}", (torch.arange(float(size)) + 10**at.rank,)
+    generator = torch.Generator().manual_seed(at.rank)
+    yield "1,001 elements", (torch.randn(1001, generator=generator),)
+
+
+def _two_tensors(tensor: torch.Tensor, *_: object) -> int:
+    return 2 * tensor.numel()
+
+
+def _two_chunks(tensor: torch.Tensor) -> int:
+    """Those of a group without one of the ranks, which are larger."""
+    return 2 * -(-tensor.numel() // max(2, dist.get_world_size() - 1))
+
+
+EXERCISES = (
+    Exercise(tree_broadcast, _every_root),
+    Exercise(reduce, _every_root, room=_two_tensors),
+    Exercise(ring_all_reduce, _sizes, close=1e-6, room=_two_chunks, given="from scratch_ddp.collectives import send_recv"),
+)

@@ -1,0 +1,99 @@
+"""Lesson 07, what a message costs: a timer for collectives, and the forecast of a training step."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.course.exercise import At, Exercise
+
+
+def time_calls(operation, repeats, clock, device):
+    """Return the seconds of `repeats` calls of operation(), a list that is equal on all ranks.
+
+    Of each call the slowest rank's time counts. The ranks begin each call together. One
+    more call comes first and does not count, as it is slower. clock(): this rank's seconds,
+    a float64 that may differ from other ranks' by any amount. device: for what is sent.
+    Cost: a dist.barrier for each call that counts, and one dist.all_reduce.
+    """
+    # How do ranks begin together? Whose time counts, and how do the others get to know it?
+    # answer: begin
+    operation()
+    taken = torch.zeros(repeats, dtype=torch.float64, device=device)
+    for call in range(repeats):
+        dist.barrier()
+        began = clock()
+        operation()
+        taken[call] = clock() - began
+    dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+    times = taken.tolist()
+    # answer: end
+    return times
+
+
+class _Simulated:
+    """A rank whose clock stands still but for what happens in it: calls, the first of 50 s, and barriers of 100 s."""
+
+    def __init__(self, at: At, seconds: list[float]):
+        self.now, self._seconds = 1000.0 * at.rank, iter([50.0, *seconds])
+        self.barriers = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def operation(self) -> None:
+        self.now += next(self._seconds, 0.0)
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        self.barriers += 1
+        self.now += 100.0
+
+
+def _slow_ranks(at: At) -> Iterator[tuple[str, tuple]]:
+    yield "the last rank is slow", (_Simulated(at, [1.0 + at.rank] * 3), 3)
+    yield "each rank is slow once", (_Simulated(at, [1.0 + 4.0 * (call == at.rank) for call in range(at.n)]), at.n)
+
+
+def _timed(answer: Callable, simulated: _Simulated, repeats: int) -> Iterator[tuple[str, str, Any]]:
+    barrier = dist.barrier
+
+    def both(*args: Any, **options: Any) -> None:
+        simulated.barrier()
+        barrier(*args, **options)
+
+    with mock.patch.object(dist, "barrier", both):
+        times = answer(simulated.operation, repeats, simulated.clock, torch.device("cpu"))
+    yield "value", "the list", times
+    yield "together", "the number of barriers", simulated.barriers
+
+
+def forecast_step(gradients, timed, n):
+    """Return the seconds that a step of n ranks spends in its all-reduces, one a gradient.
+
+    They come one after another. gradients: the bytes of each. timed: {bytes: seconds} of
+    two all-reduces between 2 ranks of the same link. An all-reduce takes α seconds, the
+    same for any n, and β for each byte that a rank sends.
+    """
+    # What do two times say about α and β? How many bytes does a rank send if there are n?
+    # answer: begin
+    (small, small_seconds), (large, large_seconds) = sorted(timed.items())
+    beta = (large_seconds - small_seconds) / (large - small)  # of 2 ranks, each sends all bytes
+    alpha = small_seconds - beta * small
+    sent = 2 * (n - 1) / n * sum(gradients)
+    seconds = alpha * len(gradients) + beta * sent
+    # answer: end
+    return seconds
+
+
+def _links(at: At) -> Iterator[tuple[str, tuple]]:
+    both = {4_000: 1.04e-4, 400_000: 5e-4}  # α = 100 µs, β = 1 ns
+    yield "one gradient, 2 ranks", ([1_000_000], both, 2)
+    yield "one gradient, 4 ranks, no latency", ([1_000_000], {1_000: 1e-6, 1_000_000: 1e-3}, 4)
+    yield "ten gradients, 8 ranks, only latency", ([1_000] * 10, {1_000: 1e-4, 1_000_000: 1e-4}, 8)
+    yield "three gradients, 8 ranks", ([8_000, 4_000_000, 0], dict(reversed(both.items())), 8)
+    yield "no gradients, 8 ranks", ([], both, 8)
+
+
+EXERCISES = (Exercise(time_calls, _slow_ranks, use=_timed), Exercise(forecast_step, _links, close=1e-9))

@@ -1,0 +1,153 @@
+"""Lesson 09, how large a message: gradients that travel in buckets, and through a buffer that is allocated once."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.course.run import started_and_waited_for
+from scratch_ddp.instruments.traffic import Counted, traffic
+
+
+def average_in_buckets(buckets):
+    """Have the gradients of each bucket, a list of parameters, averaged during backward.
+
+    Return a function `finish`: after backward and finish(), in each step anew, every
+    gradient is the mean. They may arrive in another order on each rank. Cost: one
+    all-reduce a bucket, started when the gradients of this bucket and of all before it are
+    complete. Only finish() waits.
+    """
+    missing = [len(bucket) for bucket in buckets]  # how many gradients each of them waits for
+    on_the_way = []
+    # What does a hook need to know about its parameter? Which bucket may start now?
+    # answer: begin
+    number_of = {parameter: number for number, bucket in enumerate(buckets) for parameter in bucket}
+
+    def hook(parameter):
+        missing[number_of[parameter]] -= 1
+        while len(on_the_way) < len(buckets) and missing[len(on_the_way)] == 0:
+            bucket = buckets[len(on_the_way)]  # the next in the order that all ranks keep
+            flat = torch.cat([each.grad.flatten() for each in bucket])
+            flat /= dist.get_world_size()
+            on_the_way.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+    for parameter in number_of:
+        parameter.register_post_accumulate_grad_hook(hook)
+
+    def finish():
+        for bucket, flat, work in on_the_way:
+            work.wait()
+            parts = flat.split([each.numel() for each in bucket])
+            for each, part in zip(bucket, parts, strict=True):
+                each.grad.copy_(part.view_as(each))
+        on_the_way.clear()
+        missing[:] = map(len, buckets)  # for the next step
+
+    # answer: end
+    return finish
+
+
+class Branches(nn.Module):
+    """A layer, then two side by side. Whichever was used last has its gradients first: another one on odd ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.below, self.left, self.right = (nn.Linear(4, 4).double() for _ in range(3))
+        self.started_before_below = 0
+
+    def forward(self, x: torch.Tensor, swapped: bool, counted: Counted) -> torch.Tensor:
+        middle = self.below(x)
+
+        def note(_: torch.Tensor) -> None:
+            self.started_before_below = sum(counted.calls.values())
+
+        middle.register_hook(note)
+        branches = (self.right, self.left) if swapped else (self.left, self.right)
+        return sum(branch(middle).square().mean() for branch in branches)
+
+
+def _branches(at: At) -> Iterator[tuple[str, tuple]]:
+    generator = torch.Generator().manual_seed(at.rank)
+    batches = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
+    yield "the same order on all ranks", (Branches(), batches, False)
+    yield "another order on odd ranks", (Branches(), batches, at.rank % 2 == 1)
+
+
+def _in_steps(answer: Callable, model: Branches, batches: torch.Tensor, swapped: bool) -> Iterator[tuple]:
+    buckets = [list(layer.parameters()) for layer in (model.right, model.left, model.below)]
+    finish = answer(buckets)
+    for number, batch in enumerate(batches):
+        with traffic() as counted:
+            model(batch, swapped, counted).backward()
+        yield "overlap", f"step {number}: the number of messages started before the first layer's backward", model.started_before_below
+        for what, times in started_and_waited_for(counted).items():
+            yield "overlap", f"step {number}: the number of messages {what} when backward returned", times
+        finish()
+        yield "value", f"step {number}", model
+        model.zero_grad(set_to_none=number % 2 == 0)
+
+
+def average_through_buffer(parameters):
+    """Keep one tensor for the gradients of all parameters, one after another.
+
+    Return a function `average`: called after backward, it leaves the means in `.grad`, as
+    views of that tensor. Gradients may have been set to None, to zeros, or not at all: then
+    the new means are added to the old. Cost: one all-reduce a call. Memory: after the first
+    call no new tensors.
+    """
+    # Where is a gradient when average() is called, after zero_grad() and without it?
+    # answer: begin
+    sizes = [parameter.numel() for parameter in parameters]
+    buffer = parameters[0].new_zeros(sum(sizes))
+    parts = buffer.split(sizes)
+    views = [part.view_as(each) for each, part in zip(parameters, parts, strict=True)]
+
+    def average():
+        for parameter, view in zip(parameters, views, strict=True):
+            torch.div(parameter.grad, dist.get_world_size(), out=view)  # also if it is the view
+        dist.all_reduce(buffer)
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter.grad = view
+
+    # answer: end
+    return average
+
+
+_CLEARED = ("set to None", "set to zeros", "set to zeros again", "not cleared", "set to None again")
+
+
+def _two_parameters(at: At) -> Iterator[tuple[str, tuple]]:
+    parameters = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in ((3, 4), (5,))]
+    generator = torch.Generator().manual_seed(at.rank)
+    gradients = [[torch.randn(each.shape, generator=generator).double() for each in parameters] for _ in _CLEARED]
+    yield "five steps", (parameters, gradients)
+
+
+def _through_buffer(answer: Callable, parameters: list, gradients: list) -> Iterator[tuple[str, str, Any]]:
+    average = answer(parameters)
+    first = []
+    for cleared, step in zip(_CLEARED, gradients, strict=True):
+        for parameter, gradient in zip(parameters, step, strict=True):
+            if "None" in cleared:
+                parameter.grad = None
+            elif "zeros" in cleared:
+                parameter.grad.zero_()
+            (parameter * gradient).sum().backward()
+        average()
+        for number, parameter in enumerate(parameters):
+            yield "value", f"gradients {cleared}: the gradient of parameter {number}", parameter.grad
+        first = first or [parameter.grad for parameter in parameters]  # kept, so that its memory is not given away
+        places = {parameter.grad.untyped_storage().data_ptr() for parameter in parameters}
+        yield "memory", f"gradients {cleared}: the number of tensors that they are views of", len(places)
+        same = places == {first[0].untyped_storage().data_ptr()}
+        yield "memory", f"gradients {cleared}: whether they are views of the first step's tensor", same
+
+
+EXERCISES = (
+    Exercise(average_in_buckets, _branches, use=_in_steps, close=1e-9),
+    Exercise(average_through_buffer, _two_parameters, use=_through_buffer, close=1e-9),
+)

@@ -1,0 +1,209 @@
+"""Lesson 10, FSDP by hand: a step with one whole matrix at a time, rows that don't divide, and a unit with four hooks."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scratch_ddp.course.exercise import At, Exercise, Wrong
+
+
+def sharded_step(shards, inputs, targets, lr):
+    """One step of SGD on linear layers with a relu between them, of which this rank has rows.
+
+    shards: this rank's rows of each weight, first layer first, updated in place. The loss
+    is half the sum of the squared errors over all ranks' items.
+    Cost: for each layer two all-gathers and one reduce-scatter. Memory: at no moment two
+    whole matrices, weights or gradients.
+    """
+    # Which line is the last that needs the weight? Which is the first that needs the gradient?
+    # answer: begin
+    n = dist.get_world_size()
+
+    def gather(shard):
+        whole = shard.new_empty(n * len(shard), shard.shape[1])
+        dist.all_gather(list(whole.split(len(shard))), shard)
+        return whole
+
+    kept = [inputs]
+    for shard in shards:
+        outputs = kept[-1] @ gather(shard).T  # the whole weight has no name, so the line's end frees it
+        kept.append(outputs.relu())
+    delta = outputs - targets
+    for shard, below in zip(reversed(shards), reversed(kept[:-1]), strict=True):
+        whole = gather(shard)
+        handed_down = delta @ whole
+        del whole
+        gradient = delta.T @ below
+        mine = torch.empty_like(shard)
+        dist.reduce_scatter(mine, list(gradient.split(len(shard))))
+        del gradient
+        shard -= lr * mine
+        delta = handed_down * below.sign()
+    # answer: end
+
+
+_ITEMS = 2
+
+
+def _layers(at: At) -> Iterator[tuple[str, tuple]]:
+    rows, generator = 32, torch.Generator().manual_seed(at.rank)
+    for layers in (1, 3):
+        shards = list(torch.randn(layers, rows, rows * at.n, generator=generator, dtype=torch.float64) / rows)
+        inputs, targets = torch.randn(2, _ITEMS, rows * at.n, generator=generator, dtype=torch.float64)
+        yield f"{layers} layer{'s' * (layers > 1)}", (shards, inputs, targets, 0.1)
+
+
+def _one_matrix(shards: list[torch.Tensor], inputs: torch.Tensor, *_: Any) -> int:
+    """One whole matrix, two shards, and what goes through the layers, several times."""
+    return shards[0].shape[1] ** 2 + 2 * shards[0].numel() + 4 * (len(shards) + 1) * inputs.numel()
+
+
+def gather_uneven(shard, rows):
+    """Return the whole weight of `rows` rows, which are split among the ranks, on every rank.
+
+    With k = rows / n rounded up, rank 0 has the first k rows, rank 1 the next k, and so on:
+    the last ranks may have fewer than k, or none, a shard of shape (0, columns).
+    Cost: one all-gather, of k rows from each rank.
+    """
+    # All ranks must send equally many rows. Where in the result is the padding?
+    # answer: begin
+    n = dist.get_world_size()
+    k = -(-rows // n)
+    padded = shard.new_zeros(k, shard.shape[1])
+    padded[: len(shard)] = shard
+    whole = shard.new_empty(n * k, shard.shape[1])
+    dist.all_gather(list(whole.split(k)), padded)
+    return whole[:rows]
+    # answer: end
+
+
+def _rows(at: At) -> Iterator[tuple[str, tuple]]:
+    for rows in (3 * at.n, 2 * at.n - 1, 2 * at.n + 1, 1):
+        weight, k = torch.arange(5.0 * rows).view(rows, 5), -(-rows // at.n)
+        yield f"{rows} row{'s' * (rows > 1)}", (weight[at.rank * k : (at.rank + 1) * k].clone(), rows)
+
+
+def shard_unit(module):
+    """Make the module a unit of FSDP; return this rank's shard, the nn.Parameter left to train.
+
+    After backward, shard.grad is this rank's part of the mean gradient, and the parameters'
+    own .grad is None. Cost: an all-gather in forward, an all-gather and a reduce-scatter in
+    backward, of ⌈elements / n⌉ elements a rank. Memory: but for forward and backward the
+    parameters take 0 bytes, and nothing else keeps them.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    parameters = list(module.parameters())
+    sizes = [parameter.numel() for parameter in parameters]
+    # One flat tensor for all parameters, and four hooks. What does each of them do?
+    # answer: begin
+    part = -(-sum(sizes) // n)
+    padding = n * part - sum(sizes)
+
+    def flatten(tensors):
+        return nn.functional.pad(torch.cat([each.detach().flatten() for each in tensors]), (0, padding))
+
+    whole = flatten(parameters)
+    shard = nn.Parameter(whole.view(n, part)[rank].clone())
+    for parameter, view in zip(parameters, whole.split([*sizes, padding]), strict=False):
+        parameter.data = view.view_as(parameter)
+
+    def gather():
+        whole.untyped_storage().resize_(whole.nbytes)  # the views are valid again
+        dist.all_gather(list(whole.split(part)), shard.detach())
+
+    def free():
+        whole.untyped_storage().resize_(0)
+
+    def reduce():
+        free()
+        gradients = flatten(parameter.grad for parameter in parameters) / n
+        shard.grad = torch.empty_like(shard)
+        dist.reduce_scatter(shard.grad, list(gradients.split(part)))
+        for parameter in parameters:
+            parameter.grad = None
+
+    free()
+    module.register_forward_pre_hook(lambda *_: gather())
+    module.register_forward_hook(lambda *_: free())
+    module.register_full_backward_pre_hook(lambda *_: gather())
+    module.register_full_backward_hook(lambda *_: reduce())
+    return shard
+    # answer: end
+
+
+class Unit(nn.Module):
+    """Two layers that look whether their parameters are there before they compute: reading freed memory is a crash."""
+
+    def __init__(self, hidden: int):
+        super().__init__()
+        torch.manual_seed(hidden)
+        self.up, self.down = nn.Linear(4, hidden).double(), nn.Linear(hidden, 4).double()
+        self.seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # the parameters' memory in forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.must_be_there("forward")
+        self.seen.update(parameter.untyped_storage() for parameter in self.parameters())
+        return _Looking.apply(self.down(self.up(x).tanh()), self)
+
+    def must_be_there(self, when: str) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.untyped_storage().nbytes() < parameter.nbytes:
+                raise RuntimeError(f"in {when} '{name}' has no memory: gather the unit before")
+
+    def held(self) -> int:
+        """Bytes of the parameters, and of the memory that they had in forward."""
+        storages = {*self.seen, *(parameter.untyped_storage() for parameter in self.parameters())}
+        return sum(storage.nbytes() for storage in storages)
+
+
+class _Looking(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, unit: Unit) -> torch.Tensor:
+        ctx.unit = unit
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.unit.must_be_there("backward")
+        return gradient, None
+
+
+def _units(at: At) -> Iterator[tuple[str, tuple]]:
+    for hidden in (at.n, at.n + 1):
+        unit, generator = Unit(hidden), torch.Generator().manual_seed(at.rank)
+        elements = sum(parameter.numel() for parameter in unit.parameters())
+        batches = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+        yield f"a unit of {elements} elements", (unit, batches)
+
+
+def _steps(answer: Callable, unit: Unit, batches: torch.Tensor) -> Iterator[tuple[str, str, Any]]:
+    shard = answer(unit)
+    if shard.untyped_storage().nbytes() < shard.nbytes:
+        raise Wrong("memory", "the shard has no memory of its own: it was freed with the unit's")
+    yield "value", "the shard", shard
+    yield "memory", "the parameters' bytes after the call", unit.held()
+    optimizer = torch.optim.SGD([shard], lr=0.1)
+    for number, batch in enumerate(batches):
+        with torch.no_grad():
+            yield "value", f"step {number}: the output under no_grad", unit(batch)
+        output = unit(batch.requires_grad_())
+        yield "value", f"step {number}: the output", output
+        yield "memory", f"step {number}: the parameters' bytes after forward", unit.held()
+        output.square().sum().backward()
+        yield "memory", f"step {number}: the parameters' bytes after backward", unit.held()
+        yield "value", f"step {number}: shard.grad", shard.grad
+        whole = [name for name, parameter in unit.named_parameters() if parameter.grad is not None]
+        yield "memory", f"step {number}: the parameters that have a .grad", whole
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+EXERCISES = (
+    Exercise(sharded_step, _layers, close=1e-9, room=_one_matrix),
+    Exercise(gather_uneven, _rows),
+    Exercise(shard_unit, _units, use=_steps, close=1e-9, given="from torch import nn"),
+)

@@ -1,0 +1,121 @@
+"""Lesson 11, ZeRO and FSDP: ZeRO-1 as a function, the reduction of ZeRO-2, and the bytes of each stage."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scratch_ddp.course.exercise import At, Exercise
+
+
+def sharded_optimizer(params, make):
+    """Return (own, step, zero_grad): ZeRO-1 for a list of parameters, equal on all ranks.
+
+    Parameter i belongs to rank i % n. `make` turns a list of parameters into an optimizer:
+    own has state for what this rank owns only. step() does to all parameters what
+    make(params).step() would. zero_grad() sets all gradients to None.
+    Cost: one broadcast for each parameter at each step.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    # Who updates what, and how do the others get it?
+    # answer: begin
+    own = make(params[rank::n])
+
+    def step():
+        own.step()
+        for i, parameter in enumerate(params):
+            dist.broadcast(parameter.detach(), src=i % n)
+
+    def zero_grad():
+        for parameter in params:
+            parameter.grad = None
+
+    return own, step, zero_grad
+    # answer: end
+
+
+def _adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.1)
+
+
+def _parameters(at: At) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.full((2, i + 1), float(i), dtype=torch.float64)) for i in range(2 * at.n + 1)]
+
+
+def _for_adam(at: At) -> Iterator[tuple[str, tuple]]:
+    yield "three steps of Adam", (_parameters(at), _adam)
+
+
+def _stepped(answer: Callable, params: list[nn.Parameter], make: Callable) -> Iterator[tuple[str, str, Any]]:
+    own, step, zero_grad = answer(params, make)
+    for number in range(3):
+        for i, parameter in enumerate(params):
+            parameter.grad = torch.full_like(parameter, (-1.0) ** i * (number + 1))
+        step()
+        for i, parameter in enumerate(params):
+            yield "value", f"step {number}: parameter {i}", parameter.data
+        yield "memory", f"step {number}: the number of parameters that have state", len(own.state)
+        zero_grad()
+        left = [i for i, parameter in enumerate(params) if parameter.grad is not None]
+        yield "value", f"step {number}: the parameters that have a gradient after zero_grad()", left
+
+
+def reduce_to_owners(params):
+    """ZeRO-2: on each parameter's owner, leave in .grad the mean of all ranks' gradients.
+
+    On the other ranks leave None. Parameter i belongs to rank i % n. Every rank has a
+    gradient for every parameter. Cost: one reduce for each parameter.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    # What is in the tensor of a rank that is not the destination of a reduce?
+    # answer: begin
+    for i, parameter in enumerate(params):
+        parameter.grad /= n
+        dist.reduce(parameter.grad, dst=i % n)
+        if i % n != rank:
+            parameter.grad = None
+    # answer: end
+
+
+def _with_gradients(at: At) -> Iterator[tuple[str, tuple]]:
+    params = _parameters(at)
+    for i, parameter in enumerate(params):
+        parameter.grad = torch.full_like(parameter, 10.0**i * (at.rank + 1))
+    yield f"{len(params)} parameters", (params,)
+
+
+def _reduced(answer: Callable, params: list[nn.Parameter]) -> Iterator[tuple[str, str, Any]]:
+    answer(params)
+    for i, parameter in enumerate(params):
+        yield "value", f"the gradient of parameter {i}", parameter.grad
+
+
+def bytes_held(parameters, n, stage):
+    """Return the bytes that one of n ranks holds of weights, gradients and optimizer state.
+
+    All in float32, under AdamW, which keeps two numbers for each parameter. stage 0 is DDP;
+    1, 2 and 3 are ZeRO's. n divides the number of parameters.
+    """
+    # Which of the three does each stage share out?
+    # answer: begin
+    share = parameters // n
+    weights = share if stage >= 3 else parameters
+    gradients = share if stage >= 2 else parameters
+    state = 2 * (share if stage >= 1 else parameters)
+    return 4 * (weights + gradients + state)
+    # answer: end
+
+
+def _stages(at: At) -> Iterator[tuple[str, tuple]]:
+    for stage in range(4):
+        yield f"stage {stage}", (1_000, 1, stage)
+        yield f"stage {stage}, 8 ranks", (8_000, 8, stage)
+
+
+EXERCISES = (
+    Exercise(sharded_optimizer, _for_adam, use=_stepped, close=1e-9),
+    Exercise(reduce_to_owners, _with_gradients, use=_reduced, close=1e-9),
+    Exercise(bytes_held, _stages),
+)

@@ -1,0 +1,183 @@
+"""Lesson 12, where the time went: a step in parts, the rank that others wait for, and the culprit of a slow job.
+
+The reference of the optional `sync_batch_norm` is the package's own function.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.ddp.batch_norm import sync_batch_norm
+
+
+def split_step(rank, step, computing, calls):
+    """Split this rank's step into [computing, waiting, transfer, idle] seconds.
+
+    step: (start, end). computing: a list of (start, end). calls[r]: rank r's collectives in
+    order, as (called, ended). Computing wins, then transfer (everybody has called), then
+    waiting. Intervals may overlap and stick out of the step.
+    """
+    # Since when can the k-th collective be on its way? Between which moments does nothing change?
+    # answer: begin
+    ready = [max(called for called, _ in same) for same in zip(*calls, strict=True)]
+    mine = [(called, since, ended) for (called, ended), since in zip(calls[rank], ready, strict=True)]
+    start, end = step
+    moments = {start, end, *(at for each in [*computing, *mine] for at in each)}
+    parts = [0.0, 0.0, 0.0, 0.0]
+    for a, b in pairwise(sorted(at for at in moments if start <= at <= end)):
+        if any(since <= a and b <= until for since, until in computing):
+            part = 0
+        elif any(since <= a and b <= ended for _, since, ended in mine):
+            part = 2
+        elif any(called <= a and b <= ended for called, _, ended in mine):
+            part = 1
+        else:
+            part = 3
+        parts[part] += b - a
+    return parts
+    # answer: end
+
+
+_STEPS = {  # case: (step, computing, calls of rank 0 and of rank 1), as rank 0's step
+    "nothing recorded": ((0, 8), [], ([], [])),
+    "a rank that waits": ((0, 8), [(0, 3)], ([(3, 8)], [(6, 8)])),
+    "the rank that is waited for": ((0, 8), [(0, 6)], ([(6, 8)], [(3, 8)])),
+    "a message behind backward": ((0, 8), [(0, 6)], ([(2, 7)], [(3, 7)])),
+    "a gap in computing": ((0, 9), [(5, 6), (0, 2)], ([(1, 8)], [(4, 8)])),
+    "two collectives, the second not ready": ((0, 9), [(0, 1)], ([(1, 5), (2, 9)], [(1, 5), (7, 9)])),
+    "two collectives under way at once": ((0, 9), [], ([(1, 7), (2, 8)], [(4, 7), (3, 8)])),
+    "called before the step, ended after it": ((2, 6), [], ([(0, 9)], [(4, 9)])),
+    "computing before and after the step": ((2, 6), [(0, 3), (5, 9)], ([], [])),
+    "computing inside other computing": ((0, 6), [(0, 4), (1, 2)], ([(4, 5)], [(4, 5)])),
+}
+
+
+def _steps(at: At) -> Iterator[tuple[str, tuple]]:
+    for case, (step, computing, calls) in _STEPS.items():
+        yield case, (0, step, list(computing), [list(each) for each in calls])
+    step, computing, calls = _STEPS["a rank that waits"]
+    yield "rank 1's step", (1, step, list(computing), [list(each) for each in reversed(calls)])
+
+
+def find_straggler(called, group=None):
+    """Return the rank the others waited for longest, or None if nobody waited.
+
+    `called`, int64: when this rank called each collective, in ns of a clock that all share.
+    Whoever calls last costs each other rank the time since its own call. Ties go to the
+    lowest rank. Cost: one all-gather.
+    """
+    # Which rank can tell from its own calls alone who was late?
+    # answer: begin
+    everyones = [torch.empty_like(called) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyones, called, group=group)
+    waited_for = [0] * len(everyones)
+    for same in zip(*(each.tolist() for each in everyones), strict=True):
+        last = max(same)
+        waited_for[same.index(last)] += sum(last - at for at in same)
+    most = max(waited_for)
+    return waited_for.index(most) if most else None
+    # answer: end
+
+
+def _times(at: At) -> Iterator[tuple[str, tuple]]:
+    """Times of the day in nanoseconds: float32 can't hold them."""
+    day, first, last = 10**15, at.rank == 0, at.rank == at.n - 1
+
+    def called(*after: int) -> tuple:
+        return (torch.tensor([day + 1000 * k + each for k, each in enumerate(after)]),)
+
+    yield "the last rank is late", called(5 * last, 7 * last, 6 * last)
+    yield "rank 0 is late often, the last rank once and for long", called(3 * first, 4 * first, 90 * last, 2 * first)
+    later = 60 if first else 0 if at.rank == 1 else 59
+    yield "the last rank is late for all, rank 0 later for one", called(40 * last, later)
+    yield "two cost the others as much", called(30 * last, 30 * first)
+    yield "nobody waits", called(0, 0)
+
+
+def culprit(steps, messages):
+    """Name the fault and its rank from the profile of some steps, as in ("straggler", 2).
+
+    steps[k][r]: what rank r did in step k, a dict of seconds: "data", "forward", "backward",
+    "waiting", "transfer". messages: (bytes, seconds on the wire) of each message. The
+    faults are those of the game; the rank is None where it is no rank's.
+    """
+    # What does each rank do by itself? Is it the same rank in each step? If the ranks are alike:
+    # is the time on the wire that of small messages or of a large one?
+    # answer: begin
+    ranks = range(len(steps[0]))
+    whole = statistics.median(sum(step[0].values()) for step in steps)
+    loading = [statistics.median(step[rank]["data"] for step in steps) for rank in ranks]
+    if max(loading) > 0.2 * whole:
+        return "loader", loading.index(max(loading))
+
+    computing = [[step[rank]["forward"] + step[rank]["backward"] for rank in ranks] for step in steps]
+    behind = [max(each) - statistics.median(each) for each in computing]  # by how much the slowest rank is
+    if statistics.median(behind) > 0.15 * whole:
+        slowest = [each.index(max(each)) for each in computing]
+        often = statistics.mode(slowest)
+        if slowest.count(often) > len(steps) / 2:
+            return "straggler", often
+        return "uneven batches", None
+
+    small = sum(seconds for size, seconds in messages if size < 1024)  # bytes: such a message holds no gradient
+    return ".item()" if small > sum(seconds for _, seconds in messages) / 2 else "last bucket", None
+    # answer: end
+
+
+def _profiles(at: At) -> Iterator[tuple[str, tuple]]:
+    """Six steps of four ranks, as the game records them, with some noise."""
+    for fault, rank in (("loader", 1), ("straggler", 3), ("uneven batches", None), (".item()", None), ("last bucket", None)):
+        generator = torch.Generator().manual_seed(len(fault))
+        gradients = [(45_000, 12e-3)] * 4
+        messages = 6 * [*gradients, *[(4, 6e-3)] * 10] if fault == ".item()" else 6 * gradients
+        if fault == "last bucket":
+            messages = 6 * [*gradients[1:], (225_000, 44e-3)]
+        steps = [_step(fault, rank, step, generator) for step in range(6)]
+        yield f"the fault is {fault}", (steps, messages)
+
+
+def _step(fault: str, at: int | None, number: int, generator: torch.Generator) -> list[dict[str, float]]:
+    late = number % 4 if fault == "uneven batches" else at
+    step = []
+    for rank in range(4):
+        noise = (1 + 0.03 * torch.rand(3, generator=generator)).tolist()
+        slower = 1.8 if rank == late and fault in ("straggler", "uneven batches") else 1.0
+        data = 64e-3 if rank == late and fault == "loader" else 4e-3
+        parts = {"data": data * noise[0], "forward": slower * 32e-3 * noise[1], "backward": slower * 64e-3 * noise[2]}
+        waiting = 0.0 if late is None or rank == late else 60e-3
+        transfer = {".item()": 75e-3, "last bucket": 52e-3}.get(fault, 14e-3)
+        step.append(parts | {"waiting": waiting, "transfer": transfer})
+    return step
+
+
+def _rows(at: At) -> Iterator[tuple[str, tuple]]:
+    generator = torch.Generator().manual_seed(at.rank)
+    for case, rows in {"rank r has 2 + r rows": 2 + at.rank, "rank 0 has no rows": 3 * at.rank}.items():
+        x = 5 + (1 + at.rank) * torch.randn(rows, 3, generator=generator, dtype=torch.float64)
+        norm = nn.BatchNorm1d(3).double()
+        nn.init.uniform_(norm.weight, generator=torch.Generator().manual_seed(0))
+        yield case, (x, norm)
+    yield "in eval mode", (x, norm.eval())
+
+
+def _normalized(answer: Callable, x: torch.Tensor, norm: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    x = x.clone().requires_grad_()
+    output = answer(x, norm)
+    yield "value", "the output", output
+    output.pow(3).sum().backward()
+    yield "value", "the gradient of x", x.grad
+    yield "value", "norm", norm
+
+
+EXERCISES = (
+    Exercise(split_step, _steps, close=1e-9, given="from itertools import pairwise"),
+    Exercise(find_straggler, _times),
+    Exercise(culprit, _profiles, given="import statistics"),
+    Exercise(sync_batch_norm, _rows, use=_normalized, close=1e-6),
+)

@@ -1,0 +1,110 @@
+"""Lesson 14, tensor parallelism: what stands around sliced layers, and a loss of sliced logits."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.course.exercise import At, Exercise
+
+
+def f_and_g(group=None):
+    """Return f and g, two functions of a tensor that may need a gradient.
+
+    f: forward unchanged, backward sums the gradients over the ranks. g: forward sums over
+    the ranks, backward unchanged. Change no tensor you were given.
+    Cost: one all-reduce in f's backward, one in g's forward.
+    """
+    # A class made from torch.autograd.Function has forward(ctx, x) and backward(ctx, gradient), both
+    # static methods. You call it as TheClass.apply(x). Which of the four methods sends something?
+    # answer: begin
+
+    def add_up(tensor):
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    class F(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return add_up(gradient)
+
+    class G(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            return add_up(y)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return F.apply, G.apply
+    # answer: end
+
+
+def _groups(at: At) -> Iterator[tuple[str, tuple]]:
+    yield "a matrix", ()
+
+
+def _passed_through(answer: Callable) -> Iterator[tuple[str, str, Any]]:
+    rank, (f, g) = dist.get_rank(), answer()
+    for name, function in {"f": f, "g": g}.items():
+        leaf = (torch.arange(6.0).view(2, 3) + 10**rank).requires_grad_()
+        x = leaf * 1
+        y = function(x)
+        yield "value", f"{name}(x)", y
+        yield "untouched", f"x after {name}(x)", x
+        gradient = torch.full((2, 3), rank + 1.0)
+        y.backward(gradient)
+        yield "value", f"x's gradient through {name}", leaf.grad
+        yield "untouched", f"the gradient that {name}'s backward was given", gradient
+    with torch.no_grad():
+        yield "value", "g of a tensor that needs no gradient", g(torch.ones(2) * rank)
+
+
+def sliced_cross_entropy(logits, targets, group=None):
+    """Return the mean loss of all tokens, and its gradient for `logits`: a list of two.
+
+    logits: (tokens, vocabulary / n), this rank's columns, rank 0's first; exp() of them can
+    be inf. targets: numbers in the whole vocabulary. Gradient: (softmax - 1 at the target)
+    / tokens. Cost: two all-reduces, of three numbers a token together.
+    """
+    tokens, columns = logits.shape
+    # Which three numbers of a token does a rank need from the others?
+    # answer: begin
+    largest = logits.amax(dim=1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    exps = (logits - largest[:, None]).exp()
+    here = targets - columns * dist.get_rank(group)  # the target's place in this rank's columns
+    mine = ((here >= 0) & (here < columns)).nonzero().flatten()
+    terms = logits.new_zeros(2, tokens)
+    terms[0] = exps.sum(dim=1)
+    terms[1, mine] = logits[mine, here[mine]] - largest[mine]
+    dist.all_reduce(terms, group=group)
+    gradient = exps.div_(terms[0, :, None])
+    gradient[mine, here[mine]] -= 1
+    return [(terms[0].log() - terms[1]).mean(), gradient.div_(tokens)]
+    # answer: end
+
+
+def _logits(at: At) -> Iterator[tuple[str, tuple]]:
+    columns, tokens = 3, 7
+    everyones = torch.Generator().manual_seed(0)
+    logits = torch.randn(tokens, columns * at.n, generator=everyones, dtype=torch.float64)
+    targets = torch.randint(columns * at.n, (tokens,), generator=everyones)
+    targets[:3] = torch.tensor([0, columns, columns * at.n - 1])
+    mine = slice(columns * at.rank, columns * (at.rank + 1))
+    yield "small logits", (logits[:, mine].clone(), targets.clone())
+    yield "logits of about 1,000", (1000 + logits[:, mine], targets.clone())
+    yield "logits far apart", (logits[:, mine] - 2000.0 * at.rank, torch.zeros_like(targets))
+
+
+EXERCISES = (
+    Exercise(f_and_g, _groups, use=_passed_through),
+    Exercise(sliced_cross_entropy, _logits, close=1e-9),
+)
