@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import At, Exercise
 from scratch_ddp.instruments.traffic.calls import Call
 from scratch_ddp.instruments.traffic.intercept import listening
@@ -33,12 +34,10 @@ class _Calls:
     """Listens to a rank's calls."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
-        self.roots: set[int | None] = set()
+        self.said: list[str] = []
 
     def started(self, call: Call) -> None:
-        self.names.append(call.name)
-        self.roots.add(call.peer)
+        self.said.append(call.name if call.peer is None else f"{call.name} at rank {call.peer}")
 
     def waited(self, call: Call) -> None:
         """Nothing to note."""
@@ -49,8 +48,7 @@ def _by_way_of(answer: Callable, tensor: torch.Tensor, *root: int) -> Iterator[t
     with listening(calls):
         answer(tensor, *root)
     yield "value", "`tensor`", tensor
-    yield "cost", "the list of its calls", calls.names
-    yield "root", "the list of ranks that it goes by way of", sorted(calls.roots, key=str)
+    yield "steps", "what it calls", Words(", then ".join(calls.said))
 
 
 def all_gather_uneven(tensor):

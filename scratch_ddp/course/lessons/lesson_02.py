@@ -88,5 +88,7 @@ def _two_chunks(tensor: torch.Tensor) -> int:
 EXERCISES = (
     Exercise(tree_broadcast, _every_root),
     Exercise(reduce, _every_root, room=_two_tensors),
-    Exercise(ring_all_reduce, _sizes, close=1e-6, room=_two_chunks, given="from scratch_ddp.collectives import send_recv"),
+    Exercise(
+        ring_all_reduce, _sizes, close=1e-6, room=_two_chunks, given="from scratch_ddp.collectives import send_recv"
+    ),
 )

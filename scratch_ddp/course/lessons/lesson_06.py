@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import At, Exercise
 from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 
@@ -47,7 +48,7 @@ def _two_blocks(
 ) -> Iterator[tuple[str, str, Any]]:
     """One block inside another, which then ends with `error`."""
     model.do_sync = before
-    raised = None
+    raised = "nothing"
     try:
         with answer(model):
             inside = model.do_sync
@@ -57,11 +58,11 @@ def _two_blocks(
             if error:
                 raise error
     except (ValueError, KeyboardInterrupt) as reached:
-        raised = type(reached)
+        raised = type(reached).__name__
     yield "value", "do_sync in the block", inside
     yield "restored", "do_sync after a block inside another", between
     yield "restored", "do_sync after the block", model.do_sync
-    yield "exception", "what reaches the caller", raised
+    yield "exception", "what reaches the caller", Words(raised)
 
 
 def train_epoch(model, optimizer, batches, n):

@@ -78,7 +78,11 @@ def _steps(answer: Callable, model: Layers, batches: torch.Tensor) -> Iterator[t
             yield "overlap", f"step {number}: the number of messages {what} when backward returned", times
         finish()
         yield "value", f"step {number}", model
-        yield "memory", f"step {number}: the number of handles kept after finish()", sum(handle() is not None for handle in handles)
+        yield (
+            "memory",
+            f"step {number}: the number of handles kept after finish()",
+            sum(handle() is not None for handle in handles),
+        )
         model.zero_grad()
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import At, Exercise
 from scratch_ddp.course.run import started_and_waited_for
 from scratch_ddp.instruments.traffic import Counted, traffic
@@ -83,7 +84,11 @@ def _in_steps(answer: Callable, model: Branches, batches: torch.Tensor, swapped:
     for number, batch in enumerate(batches):
         with traffic() as counted:
             model(batch, swapped, counted).backward()
-        yield "overlap", f"step {number}: the number of messages started before the first layer's backward", model.started_before_below
+        yield (
+            "overlap",
+            f"step {number}: the number of messages started before the first layer's backward",
+            model.started_before_below,
+        )
         for what, times in started_and_waited_for(counted).items():
             yield "overlap", f"step {number}: the number of messages {what} when backward returned", times
         finish()
@@ -143,8 +148,8 @@ def _through_buffer(answer: Callable, parameters: list, gradients: list) -> Iter
         first = first or [parameter.grad for parameter in parameters]  # kept, so that its memory is not given away
         places = {parameter.grad.untyped_storage().data_ptr() for parameter in parameters}
         yield "memory", f"gradients {cleared}: the number of tensors that they are views of", len(places)
-        same = places == {first[0].untyped_storage().data_ptr()}
-        yield "memory", f"gradients {cleared}: whether they are views of the first step's tensor", same
+        same = "the first step's" if places == {first[0].untyped_storage().data_ptr()} else "a new one"
+        yield "memory", f"gradients {cleared}: the tensor that they are views of", Words(same)
 
 
 EXERCISES = (

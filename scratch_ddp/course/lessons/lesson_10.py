@@ -1,4 +1,4 @@
-"""Lesson 10, FSDP by hand: a step with one whole matrix at a time, rows that don't divide, and a unit with four hooks."""
+"""Lesson 10, FSDP by hand: a step with one whole matrix at a time, uneven rows, and a unit with four hooks."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -185,19 +185,19 @@ def _steps(answer: Callable, unit: Unit, batches: torch.Tensor) -> Iterator[tupl
     if shard.untyped_storage().nbytes() < shard.nbytes:
         raise Wrong("memory", "the shard has no memory of its own: it was freed with the unit's")
     yield "value", "the shard", shard
-    yield "memory", "the parameters' bytes after the call", unit.held()
+    yield "memory", "the parameters' memory in bytes after the call", unit.held()
     optimizer = torch.optim.SGD([shard], lr=0.1)
     for number, batch in enumerate(batches):
         with torch.no_grad():
             yield "value", f"step {number}: the output under no_grad", unit(batch)
         output = unit(batch.requires_grad_())
         yield "value", f"step {number}: the output", output
-        yield "memory", f"step {number}: the parameters' bytes after forward", unit.held()
+        yield "memory", f"step {number}: the parameters' memory in bytes after forward", unit.held()
         output.square().sum().backward()
-        yield "memory", f"step {number}: the parameters' bytes after backward", unit.held()
+        yield "memory", f"step {number}: the parameters' memory in bytes after backward", unit.held()
         yield "value", f"step {number}: shard.grad", shard.grad
         whole = [name for name, parameter in unit.named_parameters() if parameter.grad is not None]
-        yield "memory", f"step {number}: the parameters that have a .grad", whole
+        yield "memory", f"step {number}: the list of parameters that have a .grad", whole
         optimizer.step()
         optimizer.zero_grad()
 

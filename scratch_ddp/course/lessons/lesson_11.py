@@ -59,7 +59,7 @@ def _stepped(answer: Callable, params: list[nn.Parameter], make: Callable) -> It
         yield "memory", f"step {number}: the number of parameters that have state", len(own.state)
         zero_grad()
         left = [i for i, parameter in enumerate(params) if parameter.grad is not None]
-        yield "value", f"step {number}: the parameters that have a gradient after zero_grad()", left
+        yield "value", f"step {number}: the list of parameters that have a gradient after zero_grad()", left
 
 
 def reduce_to_owners(params):

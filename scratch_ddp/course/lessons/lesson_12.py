@@ -65,6 +65,10 @@ def _steps(at: At) -> Iterator[tuple[str, tuple]]:
     yield "rank 1's step", (1, step, list(computing), [list(each) for each in reversed(calls)])
 
 
+def _parts(answer: Callable, *args: Any) -> Iterator[tuple[str, str, Any]]:
+    yield from zip(["value"] * 4, ("computing", "waiting", "transfer", "idle"), answer(*args), strict=True)
+
+
 def find_straggler(called, group=None):
     """Return the rank the others waited for longest, or None if nobody waited.
 
@@ -132,14 +136,20 @@ def culprit(steps, messages):
 
 def _profiles(at: At) -> Iterator[tuple[str, tuple]]:
     """Six steps of four ranks, as the game records them, with some noise."""
-    for fault, rank in (("loader", 1), ("straggler", 3), ("uneven batches", None), (".item()", None), ("last bucket", None)):
+    for fault, rank in (
+        ("loader", 1),
+        ("straggler", 3),
+        ("uneven batches", None),
+        (".item()", None),
+        ("last bucket", None),
+    ):
         generator = torch.Generator().manual_seed(len(fault))
         gradients = [(45_000, 12e-3)] * 4
         messages = 6 * [*gradients, *[(4, 6e-3)] * 10] if fault == ".item()" else 6 * gradients
         if fault == "last bucket":
             messages = 6 * [*gradients[1:], (225_000, 44e-3)]
         steps = [_step(fault, rank, step, generator) for step in range(6)]
-        yield f"the fault is {fault}", (steps, messages)
+        yield f"{fault} planted", (steps, messages)
 
 
 def _step(fault: str, at: int | None, number: int, generator: torch.Generator) -> list[dict[str, float]]:
@@ -154,6 +164,12 @@ def _step(fault: str, at: int | None, number: int, generator: torch.Generator) -
         transfer = {".item()": 75e-3, "last bucket": 52e-3}.get(fault, 14e-3)
         step.append(parts | {"waiting": waiting, "transfer": transfer})
     return step
+
+
+def _named(answer: Callable, *args: Any) -> Iterator[tuple[str, str, Any]]:
+    fault, rank = answer(*args)
+    yield "value", "the fault", fault
+    yield "value", "the rank", rank
 
 
 def _rows(at: At) -> Iterator[tuple[str, tuple]]:
@@ -176,8 +192,8 @@ def _normalized(answer: Callable, x: torch.Tensor, norm: nn.Module) -> Iterator[
 
 
 EXERCISES = (
-    Exercise(split_step, _steps, close=1e-9, given="from itertools import pairwise"),
+    Exercise(split_step, _steps, use=_parts, close=1e-9, given="from itertools import pairwise"),
     Exercise(find_straggler, _times),
-    Exercise(culprit, _profiles, given="import statistics"),
+    Exercise(culprit, _profiles, use=_named, given="import statistics"),
     Exercise(sync_batch_norm, _rows, use=_normalized, close=1e-6),
 )

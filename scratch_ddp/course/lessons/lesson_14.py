@@ -104,7 +104,14 @@ def _logits(at: At) -> Iterator[tuple[str, tuple]]:
     yield "logits far apart", (logits[:, mine] - 2000.0 * at.rank, torch.zeros_like(targets))
 
 
+def _loss_and_gradient(answer: Callable, logits: torch.Tensor, *targets: Any) -> Iterator[tuple[str, str, Any]]:
+    loss, gradient = answer(logits, *targets)
+    yield "value", "the loss", loss
+    yield "value", "the gradient", gradient
+    yield "untouched", "`logits`", logits
+
+
 EXERCISES = (
     Exercise(f_and_g, _groups, use=_passed_through),
-    Exercise(sliced_cross_entropy, _logits, close=1e-9),
+    Exercise(sliced_cross_entropy, _logits, use=_loss_and_gradient, close=1e-9),
 )

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import At, Exercise
 
 
@@ -50,8 +51,10 @@ def _there_and_back(answer: Callable, tensor: torch.Tensor) -> Iterator[tuple[st
     shifted = answer(leaf)
     yield "value", "the result", shifted
     yield "untouched", "`tensor`", leaf
+    ranks = range(dist.get_world_size())
     shifted.backward(torch.full_like(leaf, dist.get_rank() + 1.0))
-    yield "value", "the gradient of `tensor`", leaf.grad
+    whose = [f"that of rank {rank}'s result" for rank in ranks if leaf.grad.eq(rank + 1).all()]
+    yield "value", "the gradient of `tensor`", Words(*whose) if whose else leaf.grad
 
 
 def send_rows(rows, counts, group=None):

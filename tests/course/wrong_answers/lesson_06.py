@@ -1,0 +1,130 @@
+"""Wrong answers to the exercises of lesson 06."""
+
+from tests.course.answers import WrongAnswer
+
+WRONG_ANSWERS = {
+    "no_sync": (
+        WrongAnswer(
+            "never switches back",
+            fails="restored",
+            says="a block: do_sync after the block is False, should be True",
+            body="""
+            model.disable_grad_sync()
+            yield
+            """,
+        ),
+        WrongAnswer(
+            "does not expect an exception",
+            fails="restored",
+            says="an exception in the block: do_sync after the block is False, should be True",
+            body="""
+            before = model.do_sync
+            model.disable_grad_sync()
+            yield
+            model.do_sync = before
+            """,
+        ),
+        WrongAnswer(
+            "switches on, whatever was before",
+            fails="restored",
+            says="a block: do_sync after a block inside another is True, should be False",
+            edits={
+                "model.do_sync = before": "model.enable_grad_sync()",
+            },
+        ),
+        WrongAnswer(
+            "keeps the exception to itself",
+            fails="exception",
+            says="an exception in the block: what reaches the caller is nothing, should be ValueError",
+            edits={
+                "finally:\n": "except Exception:\n            pass\n        finally:\n",
+            },
+        ),
+        WrongAnswer(
+            "switches off after the caller's lines",
+            fails="value",
+            says="a block: do_sync in the block is True, should be False",
+            edits={
+                "        model.disable_grad_sync()\n": "",
+                "yield": "yield\n            model.disable_grad_sync()",
+            },
+        ),
+        WrongAnswer(
+            "restores after an Exception only, not after Stop",
+            fails="restored",
+            says="Stop in the block: do_sync after the block is False, should be True",
+            body="""
+            before = model.do_sync
+            model.disable_grad_sync()
+            try:
+                yield
+            except Exception:
+                if before: model.enable_grad_sync()
+                raise
+            if before: model.enable_grad_sync()
+            """,
+        ),
+    ),
+    "train_epoch": (
+        WrongAnswer(
+            "the remainder waits for the next epoch",
+            fails="value",
+            says="7 micro-batches in windows of 4: the number of steps is 1, should be 2",
+            edits={
+                " or i + 1 == len(batches)": "",
+            },
+        ),
+        WrongAnswer(
+            "divides by n in the shorter window too",
+            fails="value",
+            says="7 micro-batches in windows of 4: the weight after step 1 is",
+            edits={
+                "/ window": "/ n",
+            },
+        ),
+        WrongAnswer(
+            "does not divide",
+            fails="value",
+            says="8 micro-batches in windows of 4: the weight after step 0 is",
+            edits={
+                " / window": "",
+            },
+        ),
+        WrongAnswer(
+            "off by one: the first window has one micro-batch",
+            fails="value",
+            says="8 micro-batches in windows of 4: the number of steps is 3, should be 2",
+            edits={
+                "(i + 1) % n": "i % n",
+            },
+        ),
+        WrongAnswer(
+            "talks after each micro-batch: right, and n times as much",
+            fails="cost",
+            says="ranks, 8 micro-batches in windows of 4: rank 0 calls all_reduce 16 times, budget 4",
+            edits={
+                "contextlib.nullcontext() if last else model.no_sync()": "contextlib.nullcontext()",
+            },
+        ),
+        WrongAnswer(
+            "one forward for the whole window",
+            fails="value",
+            says="8 micro-batches in windows of 4: the number of forward passes is 2, should be 8",
+            body="""
+            for i in range(0, len(batches), n):
+                w = batches[i:i+n]
+                loss = mse_loss(model(torch.cat([a for a, b in w])), torch.cat([b for a, b in w]))
+                loss.backward(); model.sync_gradients()
+                optimizer.step(); optimizer.zero_grad()
+            """,
+        ),
+        WrongAnswer(
+            "never leaves no_sync",
+            fails="value",
+            says="8 micro-batches in windows of 4: the weight after step 0 is [-",
+            edits={
+                "contextlib.nullcontext() if last else model.no_sync()": "model.no_sync()",
+            },
+        ),
+    ),
+}

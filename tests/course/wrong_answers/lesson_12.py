@@ -1,0 +1,221 @@
+"""Wrong answers to the exercises of lesson 12."""
+
+from tests.course.answers import WrongAnswer
+
+WRONG_ANSWERS = {
+    "split_step": (
+        WrongAnswer(
+            "each part by itself: what overlaps is counted twice",
+            fails="value",
+            says="a message behind backward: waiting is 1 (int), should be 0.0 (float)",
+            body="""
+            def seconds(intervals):
+                return sum(min(b, step[1]) - max(a, step[0]) for a, b in intervals if b > step[0] and a < step[1])
+
+            ready = [max(called for called, _ in same) for same in zip(*calls, strict=True)]
+            pairs = list(zip(calls[rank], ready, strict=True))
+            waiting = seconds((called, since) for (called, _), since in pairs)
+            transfer = seconds((since, ended) for (_, ended), since in pairs)
+            computed = seconds(computing)
+            return [computed, waiting, transfer, max(0.0, step[1] - step[0] - computed - waiting - transfer)]
+            """,
+        ),
+        WrongAnswer(
+            "ready as soon as this rank has called",
+            fails="value",
+            says="a rank that waits: waiting is 0.0, should be 3.0",
+            edits={
+                "max(called for called, _ in same)": "same[rank][0]",
+            },
+        ),
+        WrongAnswer(
+            "beyond the step",
+            fails="value",
+            says="called before the step, ended after it: waiting is 4.0, should be 2.0",
+            edits={
+                " if start <= at <= end": "",
+            },
+        ),
+        WrongAnswer(
+            "waiting before transfer",
+            fails="value",
+            says="two collectives, the second not ready: waiting is 5.0, should be 2.0",
+            edits={
+                (
+                    "        elif any(since <= a and b <= ended for _, since, ended in mine):\n"
+                    "            part = 2\n"
+                    "        elif any(called <= a and b <= ended for called, _, ended in mine):\n"
+                    "            part = 1\n"
+                ): (
+                    "        elif any(called <= a and b <= since for called, since, _ in mine):\n"
+                    "            part = 1\n"
+                    "        elif any(since <= a and b <= ended for _, since, ended in mine):\n"
+                    "            part = 2\n"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "communication before computing",
+            fails="value",
+            says="a message behind backward: computing is 2.0, should be 6.0",
+            edits={
+                (
+                    "        if any(since <= a and b <= until for since, until in computing):\n"
+                    "            part = 0\n"
+                    "        elif any(since <= a and b <= ended for _, since, ended in mine):\n"
+                    "            part = 2\n"
+                    "        elif any(called <= a and b <= ended for called, _, ended in mine):\n"
+                    "            part = 1\n"
+                ): (
+                    "        if any(since <= a and b <= ended for _, since, ended in mine):\n"
+                    "            part = 2\n"
+                    "        elif any(called <= a and b <= ended for called, _, ended in mine):\n"
+                    "            part = 1\n"
+                    "        elif any(since <= a and b <= until for since, until in computing):\n"
+                    "            part = 0\n"
+                ),
+            },
+        ),
+    ),
+    "find_straggler": (
+        WrongAnswer(
+            "the rank that is last most often",
+            fails="value",
+            says="rank 0 is late often, the last rank once and for long: the result is 0, should be",
+            edits={
+                "+= sum(last - at for at in same)": "+= last > min(same)",
+            },
+        ),
+        WrongAnswer(
+            "the rank that waits most",
+            fails="value",
+            says="the last rank is late: the result is 0, should be",
+            edits={
+                "last = max(same)": "last = min(same)",
+                "sum(last - at": "sum(at - last",
+            },
+        ),
+        WrongAnswer(
+            "among all ranks, not in the group",
+            fails="value",
+            says="the result is 3, should be 2. Ranks 2 and 3 too",
+            edits={
+                "return waited_for.index(most)": "return dist.get_process_group_ranks(group)[waited_for.index(most)]",
+            },
+            n=(4,),
+        ),
+        WrongAnswer(
+            "the highest of several",
+            fails="value",
+            says="two cost the others as much: the result is",
+            edits={
+                "waited_for[same.index(last)]": "waited_for[len(same) - 1 - same[::-1].index(last)]",
+                "waited_for.index(most)": "len(waited_for) - 1 - waited_for[::-1].index(most)",
+            },
+        ),
+    ),
+    "culprit": (
+        WrongAnswer(
+            "who waits least is the straggler, whatever it does",
+            fails="value",
+            says="loader planted: the fault is 'straggler', should be 'loader'",
+            body="""
+            ranks = range(len(steps[0]))
+            waits = [sum(step[rank]['waiting'] for step in steps) for rank in ranks]
+            if max(waits) > 0:
+                return 'straggler', waits.index(min(waits))
+            return 'last bucket', None
+            """,
+        ),
+        WrongAnswer(
+            "looks at the first step only",
+            fails="value",
+            says="uneven batches planted: the fault is 'straggler', should be 'uneven batches'",
+            edits={
+                "for rank in ranks] for step in steps]\n": "for rank in ranks] for step in steps[:1]]\n",
+                "len(steps) / 2": "0",
+            },
+        ),
+        WrongAnswer(
+            "does not look at the messages' sizes",
+            fails="value",
+            says="item() planted: the fault is 'last bucket', should be '.item()'",
+            edits={
+                "small > sum(seconds for _, seconds in messages) / 2": "len(messages) > 1000",
+            },
+        ),
+        WrongAnswer(
+            "names a rank where it is no rank's",
+            fails="value",
+            says="uneven batches planted: the rank is 0, should be None",
+            edits={
+                'return "uneven batches", None': 'return "uneven batches", often',
+            },
+        ),
+        WrongAnswer(
+            "whoever is slowest most often, however seldom",
+            fails="value",
+            says="uneven batches planted: the fault is 'straggler', should be 'uneven batches'",
+            edits={
+                "slowest.count(often) > len(steps) / 2": "often is not None",
+            },
+        ),
+    ),
+    "sync_batch_norm": (
+        WrongAnswer(
+            "each rank's own statistics",
+            fails="value",
+            says="rank r has 2 + r rows: the output is",
+            edits={
+                (
+                    "            total = mine.clone()\n            dist.all_reduce(total, group=group)\n"
+                ): "            total = mine.clone()\n",
+            },
+        ),
+        WrongAnswer(
+            "the gradient of the total stays here",
+            fails="value",
+            says="rank r has 2 + r rows: the gradient of x is",
+            edits={
+                (
+                    "            total = gradient.clone()\n"
+                    "            dist.all_reduce(total, group=group)  # each rank's result depends on the total\n"
+                    "            return total"
+                ): "            return gradient",
+            },
+        ),
+        WrongAnswer(
+            "the mean of the ranks' means",
+            fails="value",
+            says="rank r has 2 + r rows: the output is",
+            edits={
+                "exact.sum(others), exact.square().sum(others), count]": (
+                    "exact.mean(others).nan_to_num(), exact.square().mean(others).nan_to_num(), count]"
+                ),
+                "total[:features] / count": "total[:features] / dist.get_world_size(group)",
+                "total[features:-1] / count": "total[features:-1] / dist.get_world_size(group)",
+            },
+        ),
+        WrongAnswer(
+            "two all-reduces",
+            fails="cost",
+            says="ranks, rank r has 2 + r rows: rank 0 calls all_reduce 3 times, budget 2",
+            edits={
+                ("            total = mine.clone()\n            dist.all_reduce(total, group=group)\n"): (
+                    "            total = mine.clone()\n"
+                    "            half = len(total) // 2\n"
+                    "            for part in (total[:half], total[half:]):\n"
+                    "                dist.all_reduce(part, group=group)\n"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "the biased variance in the running one",
+            fails="value",
+            says="rank r has 2 + r rows: norm: 'running_var' is",
+            edits={
+                "variance * count / (count - 1)": "variance",
+            },
+        ),
+    ),
+}
