@@ -32,7 +32,7 @@ def print_together(text):
 def _texts(at: At) -> Iterator[tuple[str, tuple]]:
     yield "all ranks agree", ("ready",)
     yield "all ranks differ", (f"x = {at.rank}",)
-    yield "only the last rank differs", ("Ready" if at.rank == at.n - 1 else "ready",)
+    yield "only rank 1 differs", ("Ready" if at.rank == 1 else "ready",)
 
 
 def _printed(answer: Callable, text: str) -> Iterator[tuple[str, str, Any]]:

@@ -36,15 +36,17 @@ def _replicas(at: At) -> Iterator[tuple[str, tuple]]:
     yield "the last rank has another weight", (_model(weight=[1.0, 2.0 + odd]),)
     yield "the last rank has two weights in another order", (_model(weight=[2.0, 1.0] if odd else [1.0, 2.0]),)
     yield "the last rank has -2 for -1", (_model(weight=[1.0, -2.0 if odd else -1.0]),)
+    yield "the last rank has a weight that differs in its last bit", (_model(weight=[1.0, 1.0 + odd * 2.0**-23]),)
+    yield "the last rank has -0.0 for 0.0", (_model(weight=[1.0, -0.0 if odd else 0.0]),)
     yield "the last rank has another buffer", (_model(buffer=3 + odd),)
 
 
 def _model(weight: tuple | list = (1.0, 2.0), buffer: int = 3) -> nn.Module:
-    """A parameter that numpy knows and one that it does not, and a buffer."""
+    """A parameter that numpy knows and one that it does not, and a buffer that `state_dict()` leaves out."""
     model = nn.Module()
     model.weight = nn.Parameter(torch.tensor(weight))
     model.bf16 = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    model.register_buffer("steps", torch.tensor(buffer))
+    model.register_buffer("steps", torch.tensor(buffer), persistent=False)
     return model
 
 

@@ -31,7 +31,8 @@ def _hits(at: At) -> Iterator[tuple[str, tuple]]:
         generator = torch.Generator().manual_seed(items)
         hits = torch.rand(items, generator=generator) < 0.6
         hits[: at.n] = True  # those that are there twice
-        hits[-at.n :] = False
+        hits[-at.n - 1 : -1] = False
+        hits[-1] = True
         padded = torch.cat([hits, hits[: -items % at.n]])
         yield f"{items} items", (padded[at.rank :: at.n].clone(), items)
 
@@ -58,6 +59,7 @@ def _tokens(at: At) -> Iterator[tuple[str, tuple]]:
     losses = torch.rand(rows, length, generator=generator)
     padding = torch.arange(length) >= torch.randint(1, length + 1, (rows, 1), generator=generator)
     yield "rows of different lengths", (losses, ~padding)
+    yield "padding on the left", (losses, padding.logical_not().flip(1))
     yield "rank 0 has padding only", (losses, ~padding & (at.rank > 0))
     yield "rank 0 has no rows", (losses[: rows * (at.rank > 0)], ~padding[: rows * (at.rank > 0)])
 

@@ -39,6 +39,7 @@ def _endings(at: At) -> Iterator[tuple[str, tuple]]:
     model = SimpleDistributedDataParallelism(nn.Linear(2, 1))
     yield "a block", (model, True, None)
     yield "do_sync was False before", (model, False, None)
+    yield "do_sync was False before, and an exception", (model, False, ValueError)
     yield "an exception in the block", (model, True, ValueError)
     yield "Stop in the block", (model, True, KeyboardInterrupt)
 
@@ -101,15 +102,21 @@ def _epochs(at: At) -> Iterator[tuple[str, tuple]]:
 def _counted(
     answer: Callable, model: nn.Module, optimizer: torch.optim.Optimizer, batches: list, n: int
 ) -> Iterator[tuple[str, str, Any]]:
-    """The steps' parameters, and how many forward passes there were."""
-    weights, forwards = [], []
+    """The steps' parameters, and how many passes there were."""
+    weights, passes = [], {"forward": 0, "backward": 0}
+
+    def count(way: str) -> None:
+        passes[way] += 1
+
     optimizer.register_step_post_hook(lambda *_: weights.append(model.module.weight.detach().clone()))
-    model.register_forward_hook(lambda *_: forwards.append(1))
+    model.register_forward_hook(lambda *_: count("forward"))
+    model.module.weight.register_hook(lambda _: count("backward"))
     answer(model, optimizer, batches, n)
     yield "value", "the number of steps", len(weights)
     for number, weight in enumerate(weights):
         yield "value", f"the weight after step {number}", weight
-    yield "value", "the number of forward passes", len(forwards)
+    for way, number in passes.items():
+        yield "passes", f"the number of {way} passes", number
     yield "restored", "do_sync after the epoch", model.do_sync
 
 

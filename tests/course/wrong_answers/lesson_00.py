@@ -40,7 +40,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "takes texts for the same that differ in capital letters",
             fails="value",
-            says="only the last rank differs: what it prints is 'ready\\n', should be 'rank 0: ready\\n'",
+            says="only rank 1 differs: what it prints is 'ready\\n', should be 'rank 0: ready\\n'",
             edits={
                 "len(set(texts)) > 1": "len({t.strip().lower() for t in texts}) > 1",
             },

@@ -19,7 +19,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "Python's hash, which is the same for -1 and -2",
             fails="value",
-            says="the last rank has -2 for -1: the result is True, should be False",
+            says="the result is",  # the hash of a NaN depends on where it lies
             body="""
             numbers = [each.detach().flatten().tolist() for each in [*model.parameters(), *model.buffers()]]
             mine = torch.tensor([hash(tuple(map(tuple, numbers)))])

@@ -108,7 +108,7 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "one forward for the whole window",
-            fails="value",
+            fails="passes",
             says="8 micro-batches in windows of 4: the number of forward passes is 2, should be 8",
             body="""
             for i in range(0, len(batches), n):
@@ -125,6 +125,20 @@ WRONG_ANSWERS = {
             edits={
                 "contextlib.nullcontext() if last else model.no_sync()": "model.no_sync()",
             },
+        ),
+        WrongAnswer(
+            "one backward for the whole window",
+            fails="passes",
+            says="8 micro-batches in windows of 4: the number of backward passes is 2, should be 8",
+            body="""
+            for i in range(0, len(batches), n):
+                window = batches[i : i + n]
+                loss = sum(mse_loss(model(inputs), targets) for inputs, targets in window) / len(window)
+                loss.backward()
+                model.sync_gradients()
+                optimizer.step()
+                optimizer.zero_grad()
+            """,
         ),
     ),
 }

@@ -147,7 +147,9 @@ WRONG_ANSWERS = {
             fails="value",
             says="five steps: gradients set to zeros: the gradient of parameter 0",
             edits={
-                "torch.div(parameter.grad, dist.get_world_size(), out=view)": "view.add_(parameter.grad / dist.get_world_size())",
+                "torch.div(parameter.grad, dist.get_world_size(), out=view)": (
+                    "view.add_(parameter.grad / dist.get_world_size())"
+                ),
             },
         ),
     ),
