@@ -63,8 +63,9 @@ def judged(kernel, answer: str) -> str:
 
 def then_cells_work(kernel) -> None:
     """A collective, messages, and another check."""
-    ring = "x = torch.ones(1)\nw = dist.isend(x, (rank + 1) % 4)\ny = torch.zeros(1)\ndist.recv(y, (rank - 1) % 4)\nw.wait()"
-    result = kernel.run(f"{ring}\ndist.all_reduce(x)\nprint(int(x), int(y))", timeout=20)
+    ring = "sent = dist.isend(x, (rank + 1) % 4)\ndist.recv(y, (rank - 1) % 4)\nsent.wait()"
+    ring = f"x, y = torch.ones(1), torch.zeros(1)\n{ring}\ndist.all_reduce(x)\nprint(int(x), int(y))"
+    result = kernel.run(ring, timeout=20)
     assert not result.error and "4 1" in result.text(), result.text()
     assert "✓ value" in (said := judged(kernel, EXERCISE.answer_cell())) and "✗" not in said
 
