@@ -65,7 +65,7 @@ def difference(what: str, actual: Any, expected: Any, close: float = 0.0) -> str
     same = alike and (actual == expected or (actual != actual and expected != expected))  # NaN
     if isinstance(expected, float) and isinstance(actual, (int, float)) and not isinstance(actual, bool):
         alike, same = True, same or actual == expected or abs(actual - expected) <= close * abs(expected)
-    if alike or None in (actual, expected) or isinstance(expected, Words):
+    if alike or actual is None or expected is None or isinstance(expected, Words):
         return "" if same else f"{what} is {shown(actual)}, should be {shown(expected)}"
     kinds = type(actual).__name__, type(expected).__name__
     return f"{what} is {shown(actual)} ({kinds[0]}), should be {shown(expected)} ({kinds[1]})"

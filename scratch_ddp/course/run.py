@@ -128,8 +128,11 @@ def _time_limit(seconds: float, others_failed: Callable[[], bool]) -> Iterator[N
     before = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, min(_LOOK, seconds), _LOOK)
     try:
-        yield
-    finally:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # also if it has rung in the line before
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
