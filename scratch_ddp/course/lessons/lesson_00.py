@@ -42,7 +42,7 @@ def _printed(answer: Callable, text: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def get(what, dm=None):
-    """Look up one fact about this rank, among all ranks or in the one-dimensional mesh `dm`.
+    """Look up a fact about this rank, among all ranks or in the one-dimensional `dm`.
 
     "ws": number of ranks · "pg": the process group · "rank": this rank's number in it ·
     "grank": its number among all ranks · "next": the number, in the group, of the rank

@@ -13,7 +13,7 @@ from scratch_ddp.instruments.traffic.intercept import listening
 
 
 def all_reduce_in_two_steps(tensor, root=0):
-    """Leave the sum of all ranks' tensors in `tensor` on every rank, by way of rank `root`.
+    """Leave the sum of all ranks' tensors in `tensor` everywhere, by way of `root`.
 
     Cost: one dist.reduce to `root`, one dist.broadcast from it.
     """
@@ -54,9 +54,10 @@ def _by_way_of(answer: Callable, tensor: torch.Tensor, *root: int) -> Iterator[t
 def all_gather_uneven(tensor):
     """Return a list with every rank's `tensor`, in the order of the ranks.
 
-    They are one-dimensional and differ in length; some may be empty.
-    `dist.all_gather` takes tensors of one size only.
-    Cost: two dist.all_gather, of one integer, then of as many elements as the longest has.
+    They are one-dimensional and differ in length; some may be empty. `dist.all_gather`
+    takes tensors of one size only.
+    Cost: two dist.all_gather, of an integer, then of as many elements as the longest
+    has.
     """
     world_size = dist.get_world_size()
     # Nobody knows the others' lengths yet.

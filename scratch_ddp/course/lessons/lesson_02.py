@@ -13,8 +13,8 @@ from scratch_ddp.collectives import send_recv, tree_broadcast
 from scratch_ddp.course.exercise import At, Exercise
 
 
-def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
-    """Leave the sum of all ranks' tensors in `tensor` on rank dst. The others keep theirs.
+def reduce(tensor, dst=0, group=None):
+    """Leave the sum of all ranks' tensors in `tensor` on rank dst. Others keep theirs.
 
     Messages stay in `group`. Memory: at most 2·S in addition to `tensor`.
     Cost: n-1 messages, at most one sent by a rank. Depth ⌈log2 n⌉.
@@ -40,16 +40,16 @@ def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None =
     # answer: end
 
 
-def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Sum `tensor` over the ranks, in place, and return it. All ranks get the same bits.
+def ring_all_reduce(tensor, group=None):
+    """Sum `tensor` over the ranks, in place, and return it. All get the same bits.
 
     It may have any number of elements. Messages stay in `group`.
-    Cost: each rank sends 2(n-1) messages of at most ⌈elements/n⌉ elements. Depth 2(n-1).
-    Memory: at most 2·⌈elements/n⌉ elements in addition to `tensor`.
+    Cost: each rank sends 2(n-1) messages of ⌈elements/n⌉ elements at most. Depth
+    2(n-1). Memory: at most 2·⌈elements/n⌉ elements in addition to `tensor`.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    # Cut the tensor into n chunks. First each chunk's sum is to be complete on one rank,
-    # then it goes to all.
+    # Cut the tensor into n chunks. First each chunk's sum is to be complete on one
+    # rank, then it goes to all.
     # answer: begin
     chunks = tensor.view(-1).tensor_split(n)
     buffer = torch.empty_like(chunks[0])  # the first chunks are the largest

@@ -13,7 +13,8 @@ from scratch_ddp.course.exercise import At, Exercise
 def same_on_all_ranks(model):
     """Return on every rank whether all ranks' models hold the same bits: True or False.
 
-    The values of all parameters and buffers count, of any dtype; names and shapes are equal.
+    All values of parameters and buffers count, of any dtype. Names and shapes are
+    equal.
     Cost: one dist.all_gather, of at most 32 bytes from each rank.
     """
     world_size = dist.get_world_size()

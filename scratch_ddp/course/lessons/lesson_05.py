@@ -38,11 +38,12 @@ def _hits(at: At) -> Iterator[tuple[str, tuple]]:
 
 
 def token_mean(losses, counts):
-    """Return this rank's part of the loss, a scalar to call backward on before `sync_gradients`.
+    """Return this rank's part of the loss, to call backward on before `sync_gradients`.
 
     `losses` (rows × tokens) carry a graph; `counts` (same shape) is False at padding.
-    The mean of the parts over the ranks is to be the mean over all ranks' tokens. A rank
-    without any calls backward, too. Cost: one all-reduce of a single number.
+    The mean of the parts over the ranks is to be the mean over all ranks' tokens.
+    Without tokens a rank calls backward, too.
+    Cost: one all-reduce of a single number.
     """
     n = dist.get_world_size()
     # sync_gradients will divide by n. What should it have divided by?

@@ -16,13 +16,13 @@ from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 def no_sync(model):
     """Return a context manager: in its `with` block, `model.do_sync` is False.
 
-    After the block it is what it was before, however the block ends. An exception in the
-    block reaches the caller. Use model.do_sync and model.disable_grad_sync().
+    After the block it is what it was before, however the block ends. Exceptions reach
+    the caller. Use model.do_sync and model.disable_grad_sync().
     """
 
     @contextlib.contextmanager
     def block():
-        # What comes before the caller's lines, what after? `yield` stands where they run.
+        # What comes before the caller's lines, what after? They run at `yield`.
         # answer: begin
         before = model.do_sync
         model.disable_grad_sync()
@@ -67,11 +67,11 @@ def _two_blocks(
 
 
 def train_epoch(model, optimizer, batches, n):
-    """One epoch: a step after every n micro-batches, and one for those that remain at the end.
+    """One epoch: a step after every n micro-batches, and one for those that remain.
 
-    Each step takes the gradient of the mean loss over all micro-batches of its window. The
-    loss is mse_loss; `batches` is a list of (inputs, targets), all of one size. Each has a
-    forward and a backward of its own; `model` has no_sync() and sync_gradients().
+    A step takes the gradient of the mean loss (mse_loss) over its window. `batches` is
+    a list of (inputs, targets), all of one size; each has its own forward and backward.
+    `model` has no_sync() and sync_gradients().
     Cost: for each step one sync, which is one all-reduce for each trainable parameter.
     """
     # How many micro-batches does the last window have?

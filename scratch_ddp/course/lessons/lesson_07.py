@@ -11,14 +11,14 @@ from scratch_ddp.course.exercise import At, Exercise
 
 
 def time_calls(operation, repeats, clock, device):
-    """Return the seconds of `repeats` calls of operation(), a list that is equal on all ranks.
+    """Return the seconds of `repeats` calls of operation(): the same list on all ranks.
 
-    Of each call the slowest rank's time counts. The ranks begin each call together. One
-    more call comes first and does not count, as it is slower. clock(): this rank's seconds,
-    a float64 that may differ from other ranks' by any amount. device: for what is sent.
+    The slowest rank's time counts. The ranks begin each call together. One more comes
+    first and does not count, as it is slower. clock(): seconds, a float64 that may
+    differ between ranks by any amount. device: for what is sent.
     Cost: at most a dist.barrier for each call of operation, and one dist.all_reduce.
     """
-    # How do ranks begin together? Whose time counts, and how do the others get to know it?
+    # How do ranks begin together? Whose time counts, and how do the others hear of it?
     # answer: begin
     dist.barrier()
     operation()
@@ -71,13 +71,13 @@ def _timed(answer: Callable, simulated: _Simulated, repeats: int) -> Iterator[tu
 
 
 def forecast_step(gradients, timed, n):
-    """Return the seconds that a step of n ranks spends in its all-reduces, one a gradient.
+    """Return the seconds that a step of n ranks spends in all-reduces, one a gradient.
 
-    They come one after another. gradients: the bytes of each. timed: {bytes: seconds} of
-    two all-reduces between 2 ranks of the same link. An all-reduce takes α seconds, the
-    same for any n, and β for each byte that a rank sends.
+    gradients: the bytes of each. timed: {bytes: seconds} of two all-reduces of 2 ranks
+    on the same link. An all-reduce takes α seconds, the same for any n, and β for each
+    byte that a rank sends.
     """
-    # What do two times say about α and β? How many bytes does a rank send if there are n?
+    # What do two times say about α and β? How many bytes does each of n ranks send?
     # answer: begin
     (small, small_seconds), (large, large_seconds) = sorted(timed.items())
     beta = (large_seconds - small_seconds) / (large - small)  # of 2 ranks, each sends all bytes

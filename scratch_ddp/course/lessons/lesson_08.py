@@ -18,9 +18,9 @@ from scratch_ddp.instruments.traffic import traffic
 def average_when_ready(model):
     """Have every gradient averaged over the ranks while backward goes on.
 
-    Return a function `finish`: after backward and finish(), in each step anew, gradients
-    are means. Frozen parameters, and those that no rank uses in a step, are left alone.
-    Cost: one all-reduce for each gradient, started as soon as it is complete. Nobody waits
+    Return a function `finish`. After backward and finish(), in each step, gradients are
+    means. Frozen parameters, and those that no rank uses in a step, are left alone.
+    Cost: one all-reduce a gradient, started as soon as it is complete. Nobody waits
     before finish(); afterwards no handle is kept.
     """
     works = []  # what is under way
@@ -87,9 +87,9 @@ def _steps(answer: Callable, model: Layers, batches: torch.Tensor) -> Iterator[t
 
 
 def exposed_time(compute, communication):
-    """Return the seconds in which something is on the wire and the rank does not compute.
+    """Return the seconds in which something is on the wire and nothing is computed.
 
-    Both are lists of (start, end), in any order, perhaps empty. Messages may overlap, and
+    Both are lists of (start, end), in any order, perhaps empty. Messages may overlap;
     so may stretches of computing.
     """
     # Between which moments does nothing begin or end?

@@ -14,14 +14,14 @@ from scratch_ddp.instruments.traffic import Counted, traffic
 
 
 def average_in_buckets(buckets):
-    """Have the gradients of each bucket, a list of parameters, averaged during backward.
+    """Have the gradients of each bucket (a list of parameters) averaged in backward.
 
-    Return a function `finish`: after backward and finish(), in each step anew, every
-    gradient is the mean. They may arrive in another order on each rank. Cost: one
-    all-reduce a bucket, started when the gradients of this bucket and of all before it are
-    complete. Only finish() waits.
+    Return a function `finish`: after backward and finish(), in each step, gradients are
+    means. They may arrive in another order on each rank.
+    Cost: one all-reduce a bucket, started when the gradients of this bucket and of all
+    before it are complete. Only finish() waits.
     """
-    missing = [len(bucket) for bucket in buckets]  # how many gradients each of them waits for
+    missing = [len(bucket) for bucket in buckets]  # how many gradients each waits for
     on_the_way = []
     # What does a hook need to know about its parameter? Which bucket may start now?
     # answer: begin
@@ -99,10 +99,10 @@ def _in_steps(answer: Callable, model: Branches, batches: torch.Tensor, swapped:
 def average_through_buffer(parameters):
     """Keep one tensor for the gradients of all parameters, one after another.
 
-    Return a function `average`: called after backward, it leaves the means in `.grad`, as
-    views of that tensor. Gradients may have been set to None, to zeros, or not at all: then
-    the new means are added to the old. Cost: one all-reduce a call. Memory: after the first
-    call no new tensors.
+    Return a function `average`. Called after backward, it leaves the means in `.grad`,
+    as views of that tensor. Gradients may have been set to None, to zeros, or kept:
+    then new means are added to the old.
+    Cost: one all-reduce a call. Memory: after the first call, no new tensors.
     """
     # Where is a gradient when average() is called, after zero_grad() and without it?
     # answer: begin

@@ -12,14 +12,14 @@ from scratch_ddp.course.exercise import At, Exercise, Wrong
 
 
 def sharded_step(shards, inputs, targets, lr):
-    """One step of SGD on linear layers with a relu between them, of which this rank has rows.
+    """One step of SGD on linear layers with a relu between them.
 
-    shards: this rank's rows of each weight, first layer first, updated in place. The loss
-    is half the sum of the squared errors over all ranks' items.
-    Cost: for each layer two all-gathers and one reduce-scatter. Memory: at no moment two
-    whole matrices, weights or gradients.
+    shards: this rank's rows of each weight, first layer first, updated in place. The
+    loss is half the sum of the squared errors over all ranks' items.
+    Cost: for each layer two all-gathers and one reduce-scatter. Memory: never two whole
+    matrices, be they weights or gradients.
     """
-    # Which line is the last that needs the weight? Which is the first that needs the gradient?
+    # Which line is the last that needs the weight? Which first needs the gradient?
     # answer: begin
     n = dist.get_world_size()
 
@@ -63,10 +63,10 @@ def _one_matrix(shards: list[torch.Tensor], inputs: torch.Tensor, *_: Any) -> in
 
 
 def gather_uneven(shard, rows):
-    """Return the whole weight of `rows` rows, which are split among the ranks, on every rank.
+    """Return the whole weight of `rows` rows, which are split among the ranks.
 
-    With k = rows / n rounded up, rank 0 has the first k rows, rank 1 the next k, and so on:
-    the last ranks may have fewer than k, or none, a shard of shape (0, columns).
+    With k = rows / n rounded up, rank 0 has the first k rows, rank 1 the next k, and so
+    on. The last ranks may have fewer than k, or none: a shard of shape (0, columns).
     Cost: one all-gather, of k rows from each rank.
     """
     # All ranks must send equally many rows. Where in the result is the padding?
@@ -88,12 +88,12 @@ def _rows(at: At) -> Iterator[tuple[str, tuple]]:
 
 
 def shard_unit(module):
-    """Make the module a unit of FSDP; return this rank's shard, the nn.Parameter left to train.
+    """Make the module a unit of FSDP; return this rank's shard, a parameter to train.
 
-    After backward, shard.grad is this rank's part of the mean gradient, and the parameters'
-    own .grad is None. Cost: an all-gather in forward, an all-gather and a reduce-scatter in
-    backward, of ⌈elements / n⌉ elements a rank. Memory: but for forward and backward the
-    parameters take 0 bytes, and nothing else keeps them.
+    After backward, shard.grad is its part of the mean gradient, the parameters' own
+    .grad is None. Cost: an all-gather in forward, an all-gather and a reduce-scatter in
+    backward, each of ⌈elements / n⌉ elements a rank. Memory: but for forward and
+    backward the parameters take 0 bytes, and nothing else keeps them.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     parameters = list(module.parameters())

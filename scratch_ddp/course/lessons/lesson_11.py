@@ -11,11 +11,11 @@ from scratch_ddp.course.exercise import At, Exercise
 
 
 def sharded_optimizer(params, make):
-    """Return (own, step, zero_grad): ZeRO-1 for a list of parameters, equal on all ranks.
+    """Return (own, step, zero_grad): ZeRO-1 for a list of parameters, equal everywhere.
 
-    Parameter i belongs to rank i % n. `make` turns a list of parameters into an optimizer:
-    own has state for what this rank owns only. step() does to all parameters what
-    make(params).step() would. zero_grad() sets all gradients to None.
+    Parameter i belongs to rank i % n. `make` makes an optimizer of a list of
+    parameters. own has state for this rank's parameters only. step() does to all
+    parameters what make(params).step() would. zero_grad() sets all gradients to None.
     Cost: one broadcast for each parameter at each step.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -63,7 +63,7 @@ def _stepped(answer: Callable, params: list[nn.Parameter], make: Callable) -> It
 
 
 def reduce_to_owners(params):
-    """ZeRO-2: on each parameter's owner, leave in .grad the mean of all ranks' gradients.
+    """ZeRO-2: on a parameter's owner, leave in .grad the mean of all ranks' gradients.
 
     On the other ranks leave None. Parameter i belongs to rank i % n. Every rank has a
     gradient for every parameter. Cost: one reduce for each parameter.
@@ -93,10 +93,10 @@ def _reduced(answer: Callable, params: list[nn.Parameter]) -> Iterator[tuple[str
 
 
 def bytes_held(parameters, n, stage):
-    """Return the bytes that one of n ranks holds of weights, gradients and optimizer state.
+    """Return the bytes that one of n ranks holds of weights, gradients and state.
 
-    All in float32, under AdamW, which keeps two numbers for each parameter. stage 0 is DDP;
-    1, 2 and 3 are ZeRO's. n divides the number of parameters.
+    All in float32, under AdamW, which keeps two numbers for each parameter. stage 0 is
+    DDP; 1, 2 and 3 are ZeRO's. n divides the number of parameters.
     """
     # Which of the three does each stage share out?
     # answer: begin

@@ -19,11 +19,12 @@ from scratch_ddp.ddp.batch_norm import sync_batch_norm
 def split_step(rank, step, computing, calls):
     """Split this rank's step into [computing, waiting, transfer, idle] seconds.
 
-    step: (start, end). computing: a list of (start, end). calls[r]: rank r's collectives in
-    order, as (called, ended). Computing wins, then transfer (everybody has called), then
-    waiting. Intervals may overlap and stick out of the step.
+    step: (start, end). computing: a list of (start, end). calls[r]: rank r's
+    collectives in order, as (called, ended). Computing wins, then transfer (everybody
+    has called), then waiting. Intervals may overlap and stick out of the step.
     """
-    # Since when can the k-th collective be on its way? Between which moments does nothing change?
+    # Since when can the k-th collective be on its way? Between which moments does
+    # nothing change?
     # answer: begin
     ready = [max(called for called, _ in same) for same in zip(*calls, strict=True)]
     mine = [(called, since, ended) for (called, ended), since in zip(calls[rank], ready, strict=True)]
@@ -72,7 +73,7 @@ def _parts(answer: Callable, *args: Any) -> Iterator[tuple[str, str, Any]]:
 def find_straggler(called, group=None):
     """Return the rank the others waited for longest, or None if nobody waited.
 
-    `called`, int64: when this rank called each collective, in ns of a clock that all share.
+    `called` holds when this rank called each collective, in ns, an int64 tensor.
     Whoever calls last costs each other rank the time since its own call. Ties go to the
     lowest rank. Cost: one all-gather.
     """
@@ -105,14 +106,14 @@ def _times(at: At) -> Iterator[tuple[str, tuple]]:
 
 
 def culprit(steps, messages):
-    """Name the fault and its rank from the profile of some steps, as in ("straggler", 2).
+    """Name a fault and its rank from the profile of some steps, as in ("straggler", 2).
 
-    steps[k][r]: what rank r did in step k, a dict of seconds: "data", "forward", "backward",
-    "waiting", "transfer". messages: (bytes, seconds on the wire) of each message. The
+    steps[k][r]: what rank r did in step k, a dict of seconds: "data", "forward",
+    "backward", "waiting", "transfer". messages: (bytes, seconds) of each message. The
     faults are those of the game; the rank is None where it is no rank's.
     """
-    # What does each rank do by itself? Is it the same rank in each step? If the ranks are alike:
-    # is the time on the wire that of small messages or of a large one?
+    # What does each rank do by itself? Is it the same rank in each step? If ranks are
+    # alike: is the time on the wire that of small messages or of a large one?
     # answer: begin
     ranks = range(len(steps[0]))
     whole = statistics.median(sum(step[0].values()) for step in steps)

@@ -12,12 +12,13 @@ from scratch_ddp.course.exercise import At, Exercise
 def f_and_g(group=None):
     """Return f and g, two functions of a tensor that may need a gradient.
 
-    f: forward unchanged, backward sums the gradients over the ranks. g: forward sums over
-    the ranks, backward unchanged. Change no tensor you were given.
+    f: forward unchanged, backward sums the gradients over the ranks. g: forward sums
+    over the ranks, backward unchanged. Change no tensor you were given.
     Cost: one all-reduce in f's backward, one in g's forward.
     """
-    # A class made from torch.autograd.Function has forward(ctx, x) and backward(ctx, gradient), both
-    # static methods. You call it as TheClass.apply(x). Which of the four methods sends something?
+    # A class made from torch.autograd.Function has two static methods, forward(ctx, x)
+    # and backward(ctx, gradient). You call it as TheClass.apply(x). Which of the four
+    # methods sends something?
     # answer: begin
 
     def add_up(tensor):
@@ -70,9 +71,10 @@ def _passed_through(answer: Callable) -> Iterator[tuple[str, str, Any]]:
 def sliced_cross_entropy(logits, targets, group=None):
     """Return the mean loss of all tokens, and its gradient for `logits`: a list of two.
 
-    logits: (tokens, vocabulary / n), this rank's columns, rank 0's first; exp() of them can
-    be inf. targets: numbers in the whole vocabulary. Gradient: (softmax - 1 at the target)
-    / tokens. Cost: two all-reduces, of three numbers a token together.
+    logits: (tokens, vocabulary / n), this rank's columns; exp() of them can be inf.
+    targets: numbers in the whole vocabulary, of which rank 0 has the first columns.
+    Gradient: (softmax - 1 at the target) / tokens.
+    Cost: two all-reduces, of three numbers a token together.
     """
     tokens, columns = logits.shape
     # Which three numbers of a token does a rank need from the others?

@@ -11,7 +11,7 @@ from scratch_ddp.course.exercise import At, Exercise
 
 
 def shift(tensor, group=None):
-    """Return what your left neighbour passed in. In backward, hand the gradient back to it.
+    """Return what your left neighbour passed in. In backward, hand the gradient back.
 
     Rank r's left neighbour is rank r - 1 of `group`, rank 0's is the last.
     Cost: one message from each rank in forward, one in backward.
@@ -58,7 +58,7 @@ def _there_and_back(answer: Callable, tensor: torch.Tensor) -> Iterator[tuple[st
 
 
 def send_rows(rows, counts, group=None):
-    """Send the first counts[0] rows to rank 0 of `group`, the next counts[1] to rank 1, …
+    """Send the first counts[0] rows to rank 0, the next counts[1] to rank 1, and so on.
 
     Return what arrives: rank 0's rows first, then rank 1's. Counts may be 0.
     Cost: two all-to-alls, of one integer for each rank, and of the rows.

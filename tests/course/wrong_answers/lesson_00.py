@@ -93,7 +93,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "answers every other question with the neighbour",
             fails="value",
-            says='an unknown key: get("left") is 1 (int), should be refused with ValueError',
+            says='an unknown key: get("left") is 1, should be refused with ValueError',
             edits={
                 '    if what == "next":\n        return': "    return",
             },

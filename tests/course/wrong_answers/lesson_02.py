@@ -45,7 +45,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "every rank waits to be given the values, the source too",
             fails="runs",
-            says="Rank 1 waits for a message that rank 0 never sent",
+            says="Rank 0 waits for a message that rank",
             body="""
             dist.recv(tensor, group=group, group_src=(rank - 1) % n)
             """,

@@ -95,7 +95,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a rank without tokens returns early",
             fails="runs",
-            says="Rank 1 called 1 collective, rank 0 0",
+            says="Rank 1 called 1 collective, rank 0 none",
             edits={
                 "tokens = counts.sum()": (
                     "tokens = counts.sum()\n    if tokens == 0:\n        return losses.sum() * 0"

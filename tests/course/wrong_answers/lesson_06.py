@@ -35,7 +35,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps the exception to itself",
             fails="exception",
-            says="an exception in the block: what reaches the caller is nothing, should be ValueError",
+            says="an exception: what reaches the caller is nothing, should be ValueError",
             edits={
                 "finally:\n": "except Exception:\n            pass\n        finally:\n",
             },

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "each rank believes its own clock",
             fails="value",
-            says="the last rank is slow: the list[0] is 1.0, should be",
+            says="the last rank is slow: the list is",
             edits={
                 "    dist.all_reduce(taken, op=dist.ReduceOp.MAX)\n": "",
             },
@@ -15,7 +15,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the sum over the ranks",
             fails="value",
-            says="the last rank is slow: the list[0] is",
+            says="the last rank is slow: the list is",
             edits={
                 "MAX": "SUM",
             },
@@ -23,7 +23,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "counts the first call",
             fails="value",
-            says="the last rank is slow: the list[0] is 50.0, should be",
+            says="the last rank is slow: the list is",
             edits={
                 "operation()\n    taken =": "taken =",
             },
@@ -31,7 +31,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "begins when it likes",
             fails="together",
-            says="the last rank is slow: the number of barriers is 0, should be 3",
+            says="the last rank is slow: the number of barriers is 1, should be 3",
             edits={
                 "        dist.barrier()\n": "",
             },
@@ -39,7 +39,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "measures the waiting for the others as well",
             fails="value",
-            says="the last rank is slow: the list[0] is 10",
+            says="the last rank is slow: the list is",
             edits={
                 "dist.barrier()\n        began = clock()": "began = clock()\n        dist.barrier()",
             },

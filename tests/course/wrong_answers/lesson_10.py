@@ -115,7 +115,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sends shards of different sizes",
             fails="runs",
-            says="called all_gather of 10 × float32. All ranks must make the same call, with tensors",
+            says="All ranks must make the same call, with tensors of the same shape and dtype",
             edits={
                 "padded = shard.new_zeros(k, shard.shape[1])\n": "padded = shard\n",
                 "    padded[: len(shard)] = shard\n": "",

@@ -15,7 +15,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "clears the gradients of its own share only",
             fails="value",
-            says="step 0: the list of parameters that have a gradient after zero_grad() has",
+            says="step 0: the list of parameters that have a gradient after zero_grad() is",
             edits={
                 "for parameter in params:\n            parameter.grad = None": "own.zero_grad()",
             },

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "each part by itself: what overlaps is counted twice",
             fails="value",
-            says="a message behind backward: waiting is 1 (int), should be 0.0 (float)",
+            says="a message behind backward: waiting is 1, should be 0.0",
             body="""
             def seconds(intervals):
                 return sum(min(b, step[1]) - max(a, step[0]) for a, b in intervals if b > step[0] and a < step[1])
