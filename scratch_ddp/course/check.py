@@ -15,7 +15,7 @@ import torch.distributed as dist
 from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.course.arena import GRACE, Arena, At, RanksMissing
 from scratch_ddp.course.compare import difference, digest, ranks, times
-from scratch_ddp.course.exercise import Exercise, answer, borrowed, exercise_of, is_stub
+from scratch_ddp.course.exercise import RESULT, Exercise, answer, borrowed, exercise_of, is_stub
 from scratch_ddp.course.run import Ran, left_over, run
 from scratch_ddp.instruments.traffic import Totals
 
@@ -127,7 +127,7 @@ def _tried(exercise: Exercise, function: Callable, arena: Arena, seconds: float,
                 return criteria
             room = exercise.room(*args) if exercise.room else None
             ran.append(run(each, exercise, args, arena, f"{number}.{len(ran)}{where}", seconds, at))
-        _compare(*ran, exercise.close, room)
+        _compare(*ran, exercise, room)
         told = arena.exchange(f"case {number}{where}", ran, seconds + GRACE, at.members)
         right, mine = (dict(zip(at.members, each, strict=True)) for each in zip(*told, strict=True))
         case = _Case(case + where, right, mine)
@@ -137,11 +137,13 @@ def _tried(exercise: Exercise, function: Callable, arena: Arena, seconds: float,
             criteria[name] = criteria.get(name) or words
 
 
-def _compare(right: Ran, mine: Ran, close: float, room: int | None) -> None:
+def _compare(right: Ran, mine: Ran, exercise: Exercise, room: int | None) -> None:
     """Put into both what was found, and let go of what was seen."""
     seen = {what: value for _, what, value in mine.seen}
     for criterion, what, value in right.seen if mine.how == "returned" else ():
-        text = difference(what, seen[what], value, close) if what in seen else f"{what} is gone"
+        if what == RESULT and not exercise.returns:
+            continue
+        text = difference(what, seen[what], value, exercise.close) if what in seen else f"{what} is gone"
         mine.found[criterion] = mine.found.get(criterion) or text
         if criterion == "value":
             right.digests[what], mine.digests[what] = digest(value), digest(seen.get(what))

@@ -25,6 +25,7 @@ from scratch_ddp.course.compare import copied, difference
 
 YOUR_CODE = "raise NotImplementedError  # your code"
 ANSWER = re.compile(r"^([ ]*)# answer: begin\n(.*?)^[ ]*# answer: end\n", re.MULTILINE | re.DOTALL)
+RESULT = "the result"
 LESSONS = Path(__file__).parent / "lessons"
 
 Seen = tuple[str, str, Any]  # what a use yields: the criterion, what is looked at, its value
@@ -44,7 +45,7 @@ def call(answer: Callable, *args: Any) -> Iterator[Seen]:
     What the reference leaves alone of an argument is a matter of `untouched`, the rest `value`.
     """
     before = [_held(arg) for arg in args]
-    yield "value", "the result", answer(*args)
+    yield "value", RESULT, answer(*args)
     for name, arg, old in zip(inspect.signature(answer).parameters, args, before, strict=False):
         for part, now in _held(arg).items():
             changed = difference("", now, old.get(part))
@@ -88,6 +89,11 @@ class Exercise:
     @property
     def takes_group(self) -> bool:
         return "group" in inspect.signature(self.reference).parameters
+
+    @property
+    def returns(self) -> bool:
+        """Whether the reference returns anything. If not, an answer may return what it likes."""
+        return re.search(r"^ +return \S", answer(self.reference), re.MULTILINE) is not None
 
     def stub_cell(self) -> str:
         """What the learner starts from: the reference, with a place to write where its answer stands."""
@@ -134,7 +140,7 @@ def borrowed(function: Callable) -> str:
     called = [getattr(function, "__globals__", {}).get(each) for each in (code.co_names if code else ())]
     for thing in [function, *called]:
         thing = getattr(thing, name, None) if isinstance(thing, ModuleType) and name in code.co_names else thing
-        if str(getattr(thing, "__module__", "")).startswith("scratch_ddp.") and thing.__name__ == name:
+        if str(getattr(thing, "__module__", "")).startswith("scratch_ddp.") and getattr(thing, "__name__", "") == name:
             return f"{thing.__module__}.{name}"
     return ""
 
@@ -157,10 +163,9 @@ def answer(reference: Callable) -> str:
 def is_stub(function: Callable, exercise: Exercise) -> bool:
     """Whether `function` still does exactly what the stub does; its comments and its docstring may differ."""
     try:
-        written = inspect.getsource(function)
-    except (OSError, TypeError):  # no source to read: the call will tell
+        return _meaning(inspect.getsource(function)) == _meaning(exercise.stub_cell())
+    except (OSError, TypeError, SyntaxError):  # no source to read: the call will tell
         return False
-    return _meaning(written) == _meaning(exercise.stub_cell())
 
 
 def _meaning(text: str) -> list[str]:
