@@ -223,22 +223,20 @@ def as_layout(
 def _against_the_rules(
     layout: Layout, shape: ModelShape, cluster: Cluster, devices: int, batch: int, sequence: int
 ) -> str:
-    if layout.devices != devices:
-        return f"these are {layout.devices} GPUs, and there are {devices}"
-    if batch % layout.dp:
-        return f"dp = {layout.dp} does not divide the batch of {batch}"
-    if layout.micro != 1 or layout.batch != batch or layout.chunks != 1:
-        return f"a step should have {batch} sequences, each rank one at a time"
-    if layout.tp > cluster.per_node:
-        return f"a node has {cluster.per_node} GPUs, and tp is {layout.tp}"
-    if shape.heads % layout.tp or shape.blocks % layout.pp:
-        return f"tp should divide {shape.heads} heads, and pp {shape.blocks} blocks"
-    if layout.stage != "ZeRO-1":
-        return "the stage should be ZeRO-1"
-    needed = rank_memory(shape, layout, sequence).total
-    if needed > 0.9 * cluster.device.memory:
-        return f"does not fit: a rank needs {needed / 1e9:.1f} of {cluster.device.memory / 1e9:.0f} GB, a tenth is kept"
-    return ""
+    needed = rank_memory(shape, layout, sequence).total / 1e9
+    rules = {
+        f"these are {layout.devices} GPUs, and there are {devices}": layout.devices == devices,
+        f"dp = {layout.dp} does not divide the batch of {batch}": batch % layout.dp == 0,
+        f"a step should have {batch} sequences, one at a time": layout.micro == 1 and layout.batch == batch,
+        f"a node has {cluster.per_node} GPUs, and tp is {layout.tp}": layout.tp <= cluster.per_node,
+        f"tp should divide {shape.heads} heads": shape.heads % layout.tp == 0,
+        f"pp should divide {shape.blocks} blocks": shape.blocks % layout.pp == 0,
+        "the stage should be ZeRO-1, in one chunk": (layout.stage, layout.chunks) == ("ZeRO-1", 1),
+        f"does not fit: a rank needs {needed:.1f} of {cluster.device.memory / 1e9:.0f} GB, a tenth is kept": (
+            needed <= 0.9 * cluster.device.memory / 1e9
+        ),
+    }
+    return next((words for words, kept in rules.items() if not kept), "")
 
 
 EXERCISES = (
