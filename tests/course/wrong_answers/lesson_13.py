@@ -76,7 +76,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the next stage's B is forgotten",
             "value",
-            "each waits for the other",
+            "each waits for the other: the result is [], should be [0, 1]",
             {' | ({Action("B", stage + 1, i)} if stage < last else set())': ""},
         ),
         WrongAnswer(
