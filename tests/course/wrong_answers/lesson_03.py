@@ -19,7 +19,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "layer by layer, so the tied weight twice",
             fails="cost",
-            says="all ranks use everything: rank 0 calls all_reduce 8 times, budget all_reduce 7 times.",
+            says="all ranks use everything: rank 0 calls all_reduce 8 times, budget 7.",
             body="""
             for layer in model.children():
                 for parameter in layer.parameters():
@@ -33,7 +33,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "frozen ones too",
             fails="untouched",
-            says="rank 0 leaves the head out: the gradient of 'body.weight' is [0, 0, 0, 0, 0, 0, 0, 0, …], should be None",
+            says="rank 0 leaves the head out: the gradient of 'body.weight' is [0, 0",
             edits={"if not parameter.requires_grad:\n            continue": "pass"},
         ),
     ),
@@ -53,7 +53,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "0 times NaN",
             fails="value",
-            says="rank 0 has no items, its gradients are NaN: the gradient of 'body.weight' is wrong in 9 of 9 elements: element 0 is nan",
+            says="the gradient of 'body.weight' is wrong in 9 of 9 elements: element 0 is nan",
             edits={"items == 0": "parameter.grad is None"},
         ),
         WrongAnswer(
