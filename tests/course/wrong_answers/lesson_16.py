@@ -45,7 +45,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "hosts missing",
             "value",
-            "the result has the keys ['b'], should have ['a', 'b']",
+            "the result is {'b': 0}, should be {'a': 0, 'b': 0}",
             {"host_of.values()": "(host_of[rank] for rank in ring)"},
         ),
         WrongAnswer("all ranks take part", "value", "2 ranks of 4", {"size // n": "size // len(host_of)"}),
