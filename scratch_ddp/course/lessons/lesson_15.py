@@ -85,7 +85,7 @@ def choose_layout(shape, cluster, devices, batch, sequence):
     """Return the Layout of all devices with the least step_seconds; None if none fits.
 
     dp divides `batch`, the sequences of a step; micro is 1; pp divides shape.blocks.
-    tp divides shape.heads and is at most cluster.per_node. The stage is "ZeRO-1";
+    tp divides shape.heads and is at most cluster.per_node. The stage is "ZeRO-2";
     checkpointing is allowed. What fits has a rank_memory(shape, layout, sequence).total
     of at most 0.9 cluster.device.memory. Of equals, any will do.
     """
@@ -99,7 +99,7 @@ def choose_layout(shape, cluster, devices, batch, sequence):
             if dp * tp * pp != devices or batch % dp or shape.heads % tp or shape.blocks % pp:
                 continue
             for again in (False, True):
-                layout = Layout(dp, tp, pp, 1, batch // dp, "ZeRO-1", again)
+                layout = Layout(dp, tp, pp, 1, batch // dp, "ZeRO-2", again)
                 if rank_memory(shape, layout, sequence).total > 0.9 * cluster.device.memory:
                     continue
                 seconds = step_seconds(shape, layout, cluster, sequence)
@@ -177,7 +177,7 @@ def steps(at: At) -> Iterator[tuple[str, tuple]]:
         "dp 4 × tp 4": Layout(4, 4),
         "dp 4 × pp 4": Layout(4, 1, 4),
         "tp 2 × pp 4": Layout(1, 2, 4),
-        "all on 64 GPUs": Layout(4, 4, 4, 1, 25, "ZeRO-1", True),
+        "all on 64 GPUs": Layout(4, 4, 4, 1, 25, "ZeRO-2", True),
     }.items():
         yield f"{case}: {_problem(shape, cluster, layout.devices, layout.batch, 4096)}", (shape, layout, cluster, 4096)
 
@@ -231,7 +231,7 @@ def _against_the_rules(
         f"a node has {cluster.per_node} GPUs, and tp is {layout.tp}": layout.tp <= cluster.per_node,
         f"tp should divide {shape.heads} heads": shape.heads % layout.tp == 0,
         f"pp should divide {shape.blocks} blocks": shape.blocks % layout.pp == 0,
-        "the stage should be ZeRO-1, in one chunk": (layout.stage, layout.chunks) == ("ZeRO-1", 1),
+        "the stage should be ZeRO-2, in one chunk": (layout.stage, layout.chunks) == ("ZeRO-2", 1),
         f"does not fit: a rank needs {needed:.1f} of {cluster.device.memory / 1e9:.0f} GB, a tenth is kept": (
             needed <= 0.9 * cluster.device.memory / 1e9
         ),
