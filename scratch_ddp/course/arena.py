@@ -155,7 +155,8 @@ class Calls:
         place = self._next(call["group"], members)
         rank, theirs = json.loads(self._store.compare_set(place, "", json.dumps([self._rank, mine])))
         if theirs != mine:
-            raise ValueError(f"rank {self._rank} called {mine}, rank {rank} called {theirs}. {ALL_THE_SAME}")
+            called = [f"rank {one} called {what}" for one, what in sorted([(self._rank, mine), (rank, theirs)])]
+            raise ValueError(f"{', '.join(called)}. {ALL_THE_SAME}")
         if "pieces" in call:  # of an all-to-all: rows to each rank, and from each
             for way, rows in zip((True, False), call["pieces"][1:], strict=True):
                 for peer, number in zip(members, rows, strict=True):

@@ -163,17 +163,18 @@ class _Case:
         """Why nothing further can be tried: a criterion and its complaint; empty if both calls have ended well."""
         if any(ran.how != "returned" for ran in self.right.values()):
             return {"runs": f"{self.name}: the check itself failed. {_endings(self.right)}"}
-        for how in ("wrong", "raised"):
-            if said := {rank: ran.words for rank, ran in self.mine.items() if ran.how == how}:
-                return {self.mine[min(said)].criterion: self._complaint(said)}
+        if wrong := {rank: ran.words for rank, ran in self.mine.items() if ran.how == "wrong"}:
+            return {self.mine[min(wrong)].criterion: self._complaint(wrong)}
+        if raised := [rank for rank, ran in self.mine.items() if ran.how == "raised"]:
+            too = f" {ranks(raised[1:])} too." if raised[1:] else ""
+            return {"runs": f"{self.name}: Rank {raised[0]} {self.mine[raised[0]].words}.{too}"}
         behind = left_over({rank: ran.counts for rank, ran in self.mine.items()})
         if any(ran.how == "waits" for ran in self.mine.values()):
             return {"runs": f"{self.name}: {_endings(self.mine)} {behind}".rstrip()}
         if behind:
             return {"group": f"{self.name}: {behind} A later cell would take what is left for its own."}
-        late = {rank: times(ran.late) for rank, ran in self.mine.items() if ran.late}
-        words = {rank: f"a call was started and never waited for, {often}" for rank, often in late.items()}
-        return {"waits": self._complaint(words)} if late else {}
+        late = {rank: _late(ran) for rank, ran in self.mine.items() if ran.late}
+        return {"waits": self._complaint(late)} if late else {}
 
     def criteria(self, cost: bool) -> dict[str, str]:
         """All criteria, of a case that has not failed."""
@@ -226,6 +227,11 @@ def _endings(runs: dict[int, Ran]) -> str:
     for rank, ran in runs.items():
         members.setdefault(ran.words, []).append(rank)
     return " ".join(f"{ranks(who)} {words}." for words, who in members.items())
+
+
+def _late(ran: Ran) -> str:
+    names = [*ran.report[0].calls]
+    return f"{names[0] if len(names) == 1 else 'a call'} was started and never waited for, {times(ran.late)}"
 
 
 def _agreed(runs: dict[int, Ran], what: str) -> bool:

@@ -88,6 +88,8 @@ def _difference_of_tensors(what: str, actual: torch.Tensor, expected: torch.Tens
     if actual.dtype != expected.dtype:
         dtypes = [str(each.dtype).removeprefix("torch.") for each in (actual, expected)]
         return f"{what} has dtype {dtypes[0]}, should have {dtypes[1]}"
+    if torch.equal(actual, expected):
+        return ""
     near = actual == expected
     if expected.is_floating_point() or expected.is_complex():
         largest = max(expected[expected.isfinite()].abs().tolist(), default=0.0)

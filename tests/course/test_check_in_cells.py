@@ -14,7 +14,7 @@ CASE = "all ranks use everything: "
 MISTAKES = {
     "raises on one rank": (
         "1 / (rank - 2)\ndist.all_reduce(first)",
-        rf"✗ runs    Rank 2, {CASE}raised ZeroDivisionError.*\(in line 3, `1 / \(rank - 2\)`\)",
+        rf"✗ runs    {CASE}Rank 2 raised ZeroDivisionError.*\(in line 3, `1 / \(rank - 2\)`\)",
     ),
     "skips a call on one rank": (
         "if rank != 1:\n    dist.all_reduce(first)",
