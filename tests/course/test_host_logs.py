@@ -4,8 +4,15 @@ import re
 
 import pytest
 
-from scratch_ddp.course.inputs.host_logs import RECORDED, fault_in, read_logs, recordings
+from scratch_ddp.course.inputs.host_logs import FOLDER, RECORDED, read_logs, recordings
 from scratch_ddp.course.lessons.lesson_16 import faulty_host
+
+
+def fault_in(recording, names=RECORDED):
+    """The host at fault, under its name in `names`, and the cause: the recording's first line says it."""
+    first_line = (FOLDER / f"{recording}.txt").read_text(encoding="utf-8").splitlines()[0]
+    host, cause = first_line.removeprefix("# fault: ").split(", ")
+    return names[RECORDED.index(host)], cause
 
 
 def test_each_cause_is_recorded_on_either_host():

@@ -17,10 +17,3 @@ def read_logs(recording: str, names: tuple[str, str] = RECORDED) -> dict[str, st
     for old, new in zip(RECORDED, names, strict=True):
         text = text.replace(old, new)
     return dict(part.split("\n", 1) for part in text.split("== ")[1:])
-
-
-def fault_in(recording: str, names: tuple[str, str] = RECORDED) -> tuple[str, str]:
-    """Return the host at fault, under its name in `names`, and the cause."""
-    first_line = (FOLDER / f"{recording}.txt").read_text(encoding="utf-8").splitlines()[0]
-    host, cause = first_line.removeprefix("# fault: ").split(", ")
-    return names[RECORDED.index(host)], cause
