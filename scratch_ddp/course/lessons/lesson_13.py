@@ -1,0 +1,180 @@
+"""Lesson 13, pipelines: 1F1B, a backward in two halves, schedules that deadlock, forwards ahead on a slow wire."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import ceil
+from typing import Any
+
+from scratch_ddp.course.arena import At
+from scratch_ddp.course.exercise import Exercise, Seen, Wrong
+from scratch_ddp.pipeline import Action, gpipe, held, interleaved, schedules, simulate, validate
+
+GIVEN = "from scratch_ddp.pipeline import Action"
+
+
+def one_f_one_b(p, m):
+    """Return p rows of F and B for m micro-batches. Rank r has stage r, and does row r.
+
+    F takes one unit of time, B two, messages none. Finish in 3 (m + p - 1) units.
+    Rank r may hold p - r activations, each from its F to its B. m may be less than p.
+    """
+    rows = [[] for _ in range(p)]
+    # How many forwards can rank r do until the first gradient comes back?
+    # answer: begin
+    for r, row in enumerate(rows):
+        ahead = min(p - 1 - r, m)
+        row += [Action("F", r, i) for i in range(ahead)]
+        for i in range(m):
+            if ahead + i < m:
+                row.append(Action("F", r, ahead + i))
+            row.append(Action("B", r, i))
+    # answer: end
+    return rows
+
+
+def zero_bubble(p, m):
+    """Return p rows of F, I and W, one unit of time each, for m >= p micro-batches.
+
+    I needs its F and the I of the next stage; W needs its I. Rank r has stage r.
+    Finish in 3 m + p - 1 units. Hold at most p activations a rank, each from F to W.
+    """
+    # Who waits for an I, and who for a W?
+    # answer: begin
+    rows = []
+    for r, whole in enumerate(schedules.one_f_one_b(p, m)):
+        row = []
+        for kind, stage, i in whole:
+            row.append(Action("I" if kind == "B" else kind, stage, i))
+            if kind == "B" and i >= r:
+                row.append(Action("W", stage, i - r))
+        rows.append(row + [Action("W", r, i) for i in range(m - r, m)])
+    return rows
+    # answer: end
+
+
+def who_is_stuck(rows):
+    """Return the ranks that can't finish their row of F and B, ascending, as a list.
+
+    F needs the F of the stage before. B needs its own F, and the B of the next stage.
+    A rank may have several stages, in any order. To send, it waits for nobody.
+    """
+    last = max(stage for row in rows for _, stage, _ in row)
+    # Which ranks can do their next action, and what changes when one of them does?
+    # answer: begin
+
+    def needed(kind, stage, i):
+        if kind == "F":
+            return {Action("F", stage - 1, i)} if stage else set()
+        return {Action("F", stage, i)} | ({Action("B", stage + 1, i)} if stage < last else set())
+
+    done = set()
+    at = [0] * len(rows)
+    progress = True
+    while progress:
+        progress = False
+        for r, row in enumerate(rows):
+            while at[r] < len(row) and needed(*row[at[r]]) <= done:
+                done.add(row[at[r]])
+                at[r] += 1
+                progress = True
+    return [r for r, row in enumerate(rows) if at[r] < len(row)]
+    # answer: end
+
+
+def forwards_ahead(forward, backward, hop):
+    """Return by how many forwards a rank must be ahead of the next one; 1F1B has 1.
+
+    Find the smallest int with which neither waits once the pipeline is full.
+    A micro-batch takes `forward` and `backward` seconds, a message `hop` seconds.
+    """
+    # When is the gradient of a forward back? What can its rank do until then?
+    # answer: begin
+    return 1 + ceil(2 * hop / (forward + backward))
+    # answer: end
+
+
+def grids(*sizes: tuple[int, int]) -> Callable[[At], Iterator[tuple[str, tuple]]]:
+    """Inputs: numbers of ranks and micro-batches."""
+    return lambda at: ((f"p = {p}, m = {m}", (p, m)) for p, m in sizes)
+
+
+def as_schedule(kinds: str, answer: Callable, p: int, m: int) -> Iterator[Seen]:
+    """Many schedules are right: those that are valid, as short as the reference, and hold no more activations."""
+    rows = _schedule(answer(p, m), p, m, kinds)
+    yield "value", "the schedule", "valid"
+    yield "time", "its length in units", max(row[-1][2] for row in simulate(rows))
+    for r, row in enumerate(rows):
+        most = p if "W" in kinds else p - r
+        yield "memory", f"the most activations that rank {r} holds", max(held(row), most)
+
+
+def _schedule(result: Any, p: int, m: int, kinds: str) -> list[list[Action]]:
+    if not isinstance(result, list) or len(result) != p:
+        raise Wrong("value", f"the result should be a list of {p} rows, one for each rank")
+    for r, row in enumerate(result):
+        for each in row:
+            if not isinstance(each, tuple) or len(each) != 3:
+                raise Wrong("value", f"row {r} has {each!r}, should have Action(kind, stage, micro-batch) alone")
+            if each[0] not in tuple(kinds) or each[1] != r:
+                raise Wrong("value", f"row {r} has {Action(*each)}, should have {', '.join(kinds)} of stage {r} alone")
+    rows = [[Action(*each) for each in row] for row in result]
+    try:
+        validate(rows, m)
+    except ValueError as error:
+        raise Wrong("value", str(error)) from None
+    return rows
+
+
+def rows_to_finish(at: At) -> Iterator[tuple[str, tuple]]:
+    """Grids that run; grids that hang, each for one reason; ranks with several stages, of which some finish."""
+    in_turn = [Action(kind, 0, i) for i in range(2) for kind in "FB"]
+    yield "GPipe, 4 ranks", (gpipe(4, 4),)
+    yield "1F1B, 4 ranks", (schedules.one_f_one_b(4, 8),)
+    yield "two stages a rank", (interleaved(2, 4, 2),)
+    yield "the first stage on the last rank", (gpipe(4, 4)[::-1],)
+    yield "each waits for the other", ([in_turn, gpipe(2, 2)[1]],)
+    yield "a backward before its own forward", ([gpipe(2, 2)[0], [*_row("F1 B1"), *_row("B1 F1", micro=1)]],)
+    yield "the last rank begins with a backward", ([*gpipe(4, 1)[:3], _row("B3 F3")],)
+    yield "some finish, some don't", ([_row("F0 F2 B2 B0"), _row("F1 F3 B1 B3"), _row("F4 B4")],)
+
+
+def _row(actions: str, micro: int = 0) -> list[Action]:
+    """From kinds and stages, as in "F0 B0"."""
+    return [Action(each[0], int(each[1:]), micro) for each in actions.split()]
+
+
+def wires(at: At) -> Iterator[tuple[str, tuple]]:
+    """Seconds that are exact in binary: nothing is rounded."""
+    for case, times in {
+        "messages take no time": (1.0, 2.0, 0.0),
+        "a message takes half as long as a micro-batch": (1.0, 2.0, 1.5),
+        "a message takes a little longer than that": (1.0, 2.0, 1.625),
+        "a fast wire": (1.0, 2.0, 0.125),
+        "a slow wire": (2.0, 2.0, 8.0),
+        "milliseconds": (1 / 1024, 2 / 1024, 6 / 1024),
+    }.items():
+        yield f"{case}: {times[0]:g}, {times[1]:g} and {times[2]:g} s", times
+
+
+def with_forwards_ahead(p: int, m: int, k: int) -> list[list[Action]]:
+    """1F1B on p ranks, each of which is k forwards ahead of the next one."""
+    rows = []
+    for r in range(p):
+        ahead = min(k * (p - 1 - r), m)
+        forwards, backwards = ([Action(kind, r, i) for i in range(m)] for kind in "FB")
+        pairs = [each for pair in zip(forwards[ahead:], backwards, strict=False) for each in pair]
+        rows.append([*forwards[:ahead], *pairs, *backwards[m - ahead :]])
+    return rows
+
+
+EXERCISES = (
+    Exercise(one_f_one_b, grids((4, 8), (2, 4), (4, 2), (1, 3), (5, 5)), partial(as_schedule, "FB"), given=GIVEN),
+    Exercise(
+        zero_bubble,
+        grids((4, 8), (2, 4), (3, 3), (1, 2), (5, 9)),
+        partial(as_schedule, "FIW"),
+        given=f"{GIVEN}, schedules",
+    ),
+    Exercise(who_is_stuck, rows_to_finish, given=GIVEN),
+    Exercise(forwards_ahead, wires, given="from math import ceil"),
+)
