@@ -24,12 +24,15 @@ def star_broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup 
 
 
 @collective(writes="tensor", root="src")
-def tree_broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
-    """Leave src's values in `tensor` on every rank. Whoever has them helps to spread them.
+def tree_broadcast(
+    tensor: torch.Tensor,
+    src: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Leave src's values in `tensor` on every rank. Whoever has them helps to spread.
 
-    `tensor` is contiguous, of any shape and dtype. Messages stay in `group`, which may have a single
-    rank. Cost: n-1 messages, at most ⌈log2 n⌉ of them sent by one rank: ⌈log2 n⌉·S bytes.
-    Depth ⌈log2 n⌉.
+    `tensor` is contiguous. Messages stay in `group`.
+    Cost: n-1 messages, at most ⌈log2 n⌉ of them sent by one rank. Depth ⌈log2 n⌉.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     root = dist.get_group_rank(group or dist.group.WORLD, src)

@@ -1,47 +1,57 @@
-"""`check`: run a learner's function on all ranks, say which criteria hold, and leave the process group working.
+"""`check`: run a learner's function on all ranks beside the reference, and say which criteria hold.
 
-An answer passes through `exercise` (which exercise is it?), `meeting` (are all ranks here?), the `examine_…` of its
-lesson, `trial` (call it, state criteria), `guard` (what may it not change?), `attempt` (the call itself) and `verdict`
-(what all ranks found, as lines).
+Both get the same inputs, in the arena. What an answer returns, what its arguments hold afterwards, what it sends and
+what it holds in memory is compared with the reference. So an exercise states neither expected values nor budgets.
 """
 
-import contextlib
-import time
+import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.exercise import Exercise, answer, borrows, exercise_of, is_stub
-from scratch_ddp.course.meeting import GRACE, Meeting, RanksMissing, interruptible_default_group, make_anew, renew
-from scratch_ddp.course.trial import AnswerFailed, Trial
-from scratch_ddp.course.verdict import Verdict
-from scratch_ddp.course.wording import ranks
-from scratch_ddp.course.worlds import (
-    World,
-    all_groups,
-    another_world,
-    destroy_all_but,
-    exchange_with_group_count,
-    other_worlds,
-)
-from scratch_ddp.instruments.traffic.intercept import prepared
+from scratch_ddp.cells.rank import interruptible_group
+from scratch_ddp.course.arena import GRACE, Arena, At, RanksMissing
+from scratch_ddp.course.compare import difference, digest, ranks, times
+from scratch_ddp.course.exercise import RESULT, Exercise, answer, borrowed, exercise_of, is_stub
+from scratch_ddp.course.run import Ran, left_over, run
+from scratch_ddp.instruments.traffic import Totals
 
 INSTEAD = Path("solutions.md")  # in the notebook's folder, which is a kernel's current one
 SECONDS = 5.0  # that one call of an answer may take
-LONGEST = 300.0  # seconds for all calls in the second world
+LONGEST = 300.0  # seconds for all calls in a group
 
 
-def check(function: Callable, seconds: float = SECONDS, seed: int | None = None) -> None:
+@dataclass(frozen=True)
+class Verdict:
+    """The result of an examination, the same on every rank.
+
+    criteria: name -> complaint, "" where the criterion holds; no criteria: the answer is not written yet.
+    """
+
+    criteria: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.criteria) and not any(self.criteria.values())
+
+    @property
+    def lines(self) -> list[str]:
+        """`✓ value   ✓ agreement`, then a line for each criterion that does not hold."""
+        held = "   ".join(f"✓ {name}" for name, words in self.criteria.items() if not words)
+        failed = [f"✗ {name:<7} {words}" for name, words in self.criteria.items() if words]
+        return [held] * bool(held) + failed or ["not written yet"]
+
+
+def check(function: Callable, seconds: float = SECONDS) -> None:
     """Print which criteria a learner's function meets: the same lines on every rank. Call it on all ranks.
 
     Prints `not written yet` while it is the stub on every rank. Each call of the function may take `seconds`: then it
-    is ended, if it computes or waits in the default group. Afterwards the process group works, whatever it did.
-    Some inputs are drawn anew each time; a complaint names the `seed` that draws the same ones again.
+    is ended, if it computes or waits for other ranks. Afterwards the process group works, whatever it did.
     """
-    print("\n".join(examine(function, seconds, seed).lines))
+    print("\n".join(examine(function, seconds).lines))
 
 
 def solution(function: Callable) -> None:
@@ -54,7 +64,7 @@ def solution(function: Callable) -> None:
     print(text.rstrip("\n"))
 
 
-def examine(function: Callable, seconds: float = SECONDS, seed: int | None = None) -> Verdict:
+def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
     """As `check`, but return the verdict, the same on every rank, and print nothing.
 
     Raises TypeError or ValueError if the function is not an exercise, RuntimeError if there are fewer than two ranks
@@ -64,83 +74,182 @@ def examine(function: Callable, seconds: float = SECONDS, seed: int | None = Non
     if not dist.is_initialized() or dist.get_world_size() < 2:
         raise RuntimeError("an exercise is checked on two or more ranks: start them with %dist_init -n 4")
     try:
-        meeting = Meeting(seconds + GRACE)
+        arena = Arena()
     except RanksMissing as error:
         raise RuntimeError(
-            f"check({exercise.name}) runs on every rank: {ranks(error.missing).lower()} did not come within "
-            f"{error.seconds:g} s. Run the cell without %%rank. If it failed there, mend that first."
+            f"check({exercise.name}) runs on every rank: {ranks(error.args[0]).lower()} did not come within "
+            f"{GRACE:g} s. Run the cell without %%rank. If it failed there, mend that first."
         ) from None
-    try:
-        return _examine(function, exercise, meeting, seconds, seed)
-    finally:
-        meeting.close()
-
-
-def _examine(function: Callable, exercise: Exercise, meeting: Meeting, seconds: float, seed: int | None) -> Verdict:
-    own = {
-        "name": exercise.name,
-        "stub": is_stub(function, exercise.reference),
-        "borrows": borrows(function, exercise),
-        "seed": time.time_ns() // 1000 % 1_000_000 if seed is None else seed,
-    }
-    facts = meeting.exchange(own, GRACE)
-    if len({fact["name"] for fact in facts}) > 1:
-        names = ", ".join(f"rank {rank} {fact['name']}" for rank, fact in enumerate(facts))
-        return Verdict({"runs": f"The ranks check different functions: {names}."})
-    unwritten = [rank for rank, fact in enumerate(facts) if fact["stub"]]
-    if len(unwritten) == meeting.size:
+    own = exercise.name, is_stub(function, exercise), borrowed(function)
+    names, stubs, takers = zip(*arena.exchange("who", own, GRACE), strict=True)
+    if len(set(names)) > 1:
+        return Verdict({"runs": f"The ranks check different functions: {', '.join(names)}."})
+    if all(stubs):
         return Verdict()
-    if unwritten:
-        still = "has" if len(unwritten) == 1 else "have"
-        return Verdict({"written": f"{ranks(unwritten)} still {still} the stub: run your cell on every rank."})
-    if borrowed := next((fact["borrows"] for fact in facts if fact["borrows"]), ""):
-        return Verdict({"own": f"The answer calls the package's {borrowed}: write it yourself."})
-    backend = dist.get_backend()
-    with interruptible_default_group():
-
-        def trial_in(meeting: Meeting, world: World | None = None) -> Trial:
-            return Trial(function, meeting, seconds, facts[0]["seed"], world)
-
-        verdict, state = _tried(exercise, trial_in(meeting))
-        if verdict.passed:
-            again, state = _tried_again(exercise, meeting, trial_in)
-            verdict = replace(verdict, criteria=verdict.criteria | again)
-        if state.get("ranks_missing"):
-            return verdict.with_note("Press Stop, then run the cells again.")
-        destroyed = any(exchange_with_group_count(meeting, not dist.is_initialized()))
-        if state.get("spoiled") and not destroyed:
-            verdict = verdict.with_note(renew(seconds + GRACE))
-    return verdict.with_note(make_anew(meeting, backend)) if destroyed else verdict
-
-
-def _tried(exercise: Exercise, trial: Trial) -> tuple[Verdict, dict[str, bool]]:
-    groups = all_groups()
+    if any(stubs):
+        unwritten = ranks(rank for rank, stub in enumerate(stubs) if stub)
+        return Verdict({"written": f"The stub still stands on {unwritten.lower()}: run your cell on every rank."})
+    if any(takers):
+        return Verdict({"own": f"The answer calls {max(takers)}: write it yourself."})
     try:
-        with contextlib.suppress(AnswerFailed), prepared():
-            exercise.examine(trial)
-    except Exception as error:  # not to be raised here: the other ranks would wait for this one
-        trial.stumble(error)
-    verdict = trial.verdict()
-    if not trial.spoiled and dist.is_initialized():
-        destroy_all_but(groups)
-    return verdict, {"spoiled": trial.spoiled, "ranks_missing": trial.ranks_missing}
+        with torch.random.fork_rng(devices=[]), arena:
+            criteria = _tried(exercise, function, arena, seconds, At(arena.rank, arena.n, tuple(range(arena.n))))
+            if exercise.takes_group and arena.n > 2 and not any(criteria.values()):
+                criteria |= _tried_in_group(exercise, function, arena, seconds)
+            arena.count_groups_alike()
+    except RanksMissing as error:
+        words = f"{ranks(error.args[0])} did not come back, though told to stop after {seconds:g} s. Press Stop."
+        return Verdict({"runs": words})
+    return Verdict(criteria)
 
 
-def _tried_again(
-    exercise: Exercise, meeting: Meeting, trial_in: Callable[[Meeting, World], Trial]
-) -> tuple[dict[str, str], dict[str, bool]]:
-    """Try an answer in the other worlds; all ranks hear which criteria hold in the first where some do not."""
-    worlds = other_worlds(meeting.size, exercise.takes_group)
-    told: list[dict[str, Any] | None] = [None] * len(worlds)
-    try:
-        with another_world(worlds, exercise.takes_group, meeting) as world:
-            if world is not None:
-                own = worlds.index(world.seats)
-                told[own] = {"criteria": {"runs": "the check itself failed"}, "state": {}}  # unless it comes to its end
-                verdict, state = _tried(exercise, trial_in(meeting.among(world.seats), world))
-                told[own] = {"criteria": verdict.criteria, "state": state}
-    finally:
-        heard = [meeting.hear(fact, LONGEST) for fact in told]
-    everything = {name: "" for each in heard for name in each["criteria"]}
-    criteria = next((each["criteria"] for each in heard if any(each["criteria"].values())), everything)
-    return criteria, {name: any(each["state"].get(name) for each in heard) for name in ("spoiled", "ranks_missing")}
+def _tried_in_group(exercise: Exercise, function: Callable, arena: Arena, seconds: float) -> dict[str, str]:
+    """Try once more in a group of ranks 1 to n-1, while rank 0 waits; the criteria that fail there."""
+    members, criteria = tuple(range(1, arena.n)), {}
+    group = dist.new_group(list(members), backend=interruptible_group.BACKEND)
+    if arena.rank in members:
+        criteria = _tried(exercise, function, arena, seconds, At(arena.rank - 1, arena.n - 1, members, group))
+    told = arena.exchange("in a group", criteria, LONGEST)
+    return {name: words for name, words in told[1].items() if words}
+
+
+def _tried(exercise: Exercise, function: Callable, arena: Arena, seconds: float, at: At) -> dict[str, str]:
+    """The criteria of one pass over all cases, the same on each of its ranks. It ends with a call that failed."""
+    where = f", in a group of {ranks(at.members).lower()} (numbered from 0)" if at.group else ""
+    criteria: dict[str, str] = {}
+    tried = (exercise.reference, exercise.inputs(at)), (function, exercise.inputs(at))
+    for number in itertools.count():
+        ran = []
+        for each, inputs in tried:
+            torch.default_generator.manual_seed(number)
+            case, args = next(inputs, ("", None))
+            if args is None:
+                return criteria
+            room = exercise.room(*args) if exercise.room else None
+            ran.append(run(each, exercise, args, arena, f"{number}.{len(ran)}{where}", seconds, at))
+        _compare(*ran, exercise, room)
+        told = arena.exchange(f"case {number}{where}", ran, seconds + GRACE, at.members)
+        right, mine = (dict(zip(at.members, each, strict=True)) for each in zip(*told, strict=True))
+        case = _Case(case + where, right, mine)
+        if failure := case.failure():
+            return {name: words for name, words in criteria.items() if words} | failure
+        for name, words in case.criteria(exercise.cost).items():
+            criteria[name] = criteria.get(name) or words
+
+
+def _compare(right: Ran, mine: Ran, exercise: Exercise, room: int | None) -> None:
+    """Put into both what was found, and let go of what was seen."""
+    seen = {what: value for _, what, value in mine.seen}
+    for criterion, what, value in right.seen if mine.how == "returned" else ():
+        if what == RESULT and not exercise.returns:
+            continue
+        text = difference(what, seen[what], value, exercise.close) if what in seen else f"{what} is gone"
+        mine.found[criterion] = mine.found.get(criterion) or text
+        if criterion == "value":
+            right.digests[what], mine.digests[what] = digest(value), digest(seen.get(what))
+    if room is not None:
+        words = f"holds {mine.held:,} elements beside its arguments, budget {room:,}"
+        mine.found["memory"] = words if mine.held > room else ""
+    right.seen = mine.seen = []
+
+
+@dataclass
+class _Case:
+    """A case that has been tried: its name, and how both calls ended on each rank."""
+
+    name: str
+    right: dict[int, Ran]
+    mine: dict[int, Ran]
+
+    def failure(self) -> dict[str, str]:
+        """Why nothing further can be tried: a criterion and its complaint; empty if both calls have ended well."""
+        if any(ran.how != "returned" for ran in self.right.values()):
+            return {"runs": f"{self.name}: the check itself failed. {_endings(self.right)}"}
+        if wrong := {rank: ran.words for rank, ran in self.mine.items() if ran.how == "wrong"}:
+            return {self.mine[min(wrong)].criterion: self._complaint(wrong)}
+        if raised := [rank for rank, ran in self.mine.items() if ran.how == "raised"]:
+            too = f" {ranks(raised[1:])} too." if raised[1:] else ""
+            return {"runs": f"{self.name}: Rank {raised[0]} {self.mine[raised[0]].words}.{too}"}
+        behind = left_over({rank: ran.counts for rank, ran in self.mine.items()})
+        if any(ran.how == "waits" for ran in self.mine.values()):
+            return {"runs": f"{self.name}: {_endings(self.mine)} {behind}".rstrip()}
+        if behind:
+            return {"group": f"{self.name}: {behind} A later cell would take what is left for its own."}
+        late = {rank: _late(ran) for rank, ran in self.mine.items() if ran.late}
+        return {"waits": self._complaint(late)} if late else {}
+
+    def criteria(self, cost: bool) -> dict[str, str]:
+        """All criteria, of a case that has not failed."""
+        criteria = {}
+        for name in dict.fromkeys(name for ran in self.mine.values() for name in ran.found):
+            said = {rank: ran.found[name] for rank, ran in self.mine.items() if ran.found.get(name)}
+            criteria[name] = self._complaint(said) if said else ""
+        shared = [what for what in self.right[min(self.right)].digests if _agreed(self.right, what)]
+        if self.sends and len(self.mine) > 1 and shared:
+            apart = next((what for what in shared if not _agreed(self.mine, what)), "")
+            criteria["agreement"] = f"{self.name}: {apart} has not the same bits on all ranks." if apart else ""
+        if cost and (self.sends or any(ran.counts for ran in self.mine.values())):
+            over = self._exceeded()
+            criteria["cost"] = f"{len(self.mine)} ranks, {self.name}: {over}." if over else ""
+        return criteria
+
+    @property
+    def sends(self) -> bool:
+        """Whether the reference does."""
+        return any(ran.report[0].calls for ran in self.right.values())
+
+    def _exceeded(self) -> str:
+        """What is more than the reference needs, as a phrase; "" if nothing is."""
+        for rank, ran in self.mine.items():
+            calls, budget = _collectives(ran), sum(_collectives(self.right[rank]).values())
+            if sum(calls.values()) > budget:
+                names = " and ".join(f"{name} {times(number)}" for name, number in calls.items())
+                return f"rank {rank} calls {names}, budget {budget}"
+        used = _figures(self.mine)
+        rounding = sum(_collectives(self.right[min(self.right)]).values())  # of bytes on a ring, in each call
+        for name, limit in _figures(self.right).items():
+            if used.get(name, 0) > limit + (rounding if name.startswith("bytes") else 0):
+                return f"{used[name]:,} {name}, budget {limit:,}"
+        return ""
+
+    def _complaint(self, said: dict[int, str]) -> str:
+        """`Rank 0, two rows: the result is 3, should be 4. Ranks 1 and 2 too.` said: by rank, of those that complain.
+
+        Of a function that sends nothing, which says the same everywhere, no rank is named.
+        """
+        first, *others = sorted(said)
+        if len(set(said.values())) == 1 and len(said) == len(self.mine) and not self.sends:
+            return f"{self.name}: {said[first]}."
+        return f"Rank {first}, {self.name}: {said[first]}.{f' {ranks(others)} too.' if others else ''}"
+
+
+def _endings(runs: dict[int, Ran]) -> str:
+    """`Rank 2 did not come back … Ranks 0 and 1 had returned.`"""
+    members: dict[str, list[int]] = {}
+    for rank, ran in runs.items():
+        members.setdefault(ran.words, []).append(rank)
+    return " ".join(f"{ranks(who)} {words}." for words, who in members.items())
+
+
+def _late(ran: Ran) -> str:
+    names = [*ran.report[0].calls]
+    return f"{names[0] if len(names) == 1 else 'a call'} was started and never waited for, {times(ran.late)}"
+
+
+def _agreed(runs: dict[int, Ran], what: str) -> bool:
+    """Whether all ranks have seen it with the same bits."""
+    return len({ran.digests.get(what) for ran in runs.values()}) == 1
+
+
+def _collectives(ran: Ran) -> dict[str, int]:
+    return {name: number for name, number in ran.report[0].calls.items() if name not in ("send", "recv")}
+
+
+def _figures(runs: dict[int, Ran]) -> dict[str, int]:
+    """What a call costs on all ranks together; the last two only if there are messages."""
+    totals = Totals.of([ran.report for ran in runs.values()])
+    figures = {"messages": totals.messages, "bytes from one rank": totals.max_wire_bytes}
+    if totals.messages:
+        largest = max(ran.largest for ran in runs.values())
+        figures |= {"rounds one after another": totals.depth, "bytes in one message": largest}
+    return figures

@@ -1,4 +1,4 @@
-"""What an exercise is: a reference, what its stub and its answer are made from, and a test.
+"""What an exercise is: a reference, inputs to try it on, and what its stub and its answer are made from.
 
 The reference has its answer between two marker comments, `# answer: begin` and `# answer: end`. The learner gets the
 reference without what stands between the markers; `solution` shows it without the markers; a wrong answer, in the
@@ -7,37 +7,80 @@ tests, is an edit of it. So none of them can drift away from the others.
 
 import ast
 import functools
-import importlib.util
+import importlib
 import inspect
-import pkgutil
 import re
+import runpy
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from scratch_ddp.course.trial import Trial
+from torch import nn
+
+from scratch_ddp.course.arena import At
+from scratch_ddp.course.compare import copied, difference
 
 YOUR_CODE = "raise NotImplementedError  # your code"
 ANSWER = re.compile(r"^([ ]*)# answer: begin\n(.*?)^[ ]*# answer: end\n", re.MULTILINE | re.DOTALL)
+RESULT = "the result"
+LESSONS = Path(__file__).parent / "lessons"
+
+Seen = tuple[str, str, Any]  # what a use yields: the criterion, what is looked at, its value
+
+
+@dataclass
+class Wrong(Exception):
+    """Raised by a `use`: what the answer did makes no sense. `criterion` fails with these words, and no other holds."""
+
+    criterion: str
+    words: str
+
+
+def call(answer: Callable, *args: Any) -> Iterator[Seen]:
+    """How an answer is used unless the exercise says otherwise: called once. Seen: its result, then its arguments.
+
+    What the reference leaves alone of an argument is a matter of `untouched`, the rest `value`.
+    """
+    before = [_held(arg) for arg in args]
+    yield "value", RESULT, answer(*args)
+    for name, arg, old in zip(inspect.signature(answer).parameters, args, before, strict=False):
+        for part, now in _held(arg).items():
+            changed = difference("", now, old.get(part))
+            yield ("value" if changed else "untouched"), part or f"`{name}`", now
+
+
+def _held(arg: Any) -> dict[str, Any]:
+    """What a call could change of an argument, by name: a module's tensors, or the argument as a whole, named ""."""
+    if isinstance(arg, nn.Module):
+        return copied(arg)
+    return {} if isinstance(arg, (int, float, str, type(None))) else {"": copied(arg)}
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function that learners write, known by its name.
+    """A function that learners write, known by its name. On every rank it must do what `reference` does.
 
-    `reference` holds the answer between the markers; `examine` calls the learner's function through a Trial and states
-    the criteria; `given` are the imports that the stub's cell begins with; `also_named`: what the package has in place
-    of the answer under other names, which the answer may not call.
+    reference: holds the answer between the markers.
+    inputs: (at) -> yields (case, this rank's arguments). It runs twice, for the reference and for the answer, each
+        time with the same seed. Arguments lie on the CPU.
+    use: (answer, *arguments) -> yields (criterion, what, value), in the same order for the reference and the answer.
+        Each value is copied when it is yielded, and compared.
+    close: how far numbers may be off, relative to the largest; 0 means that all bits count.
+    room: (*arguments) -> elements of the first tensor's dtype that a rank may hold beside its arguments.
+    cost: whether calls, messages, bytes and depth may not exceed those of the reference.
+    given: imports that the stub's cell begins with.
     """
 
     reference: Callable[..., Any]
-    examine: "Callable[[Trial], None]"
+    inputs: Callable[[At], Iterator[tuple[str, tuple]]]
+    use: Callable[..., Iterator[Seen]] = call
+    close: float = 0.0
+    room: Callable[..., int] | None = None
+    cost: bool = True
     given: str = ""
-    also_named: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -47,10 +90,17 @@ class Exercise:
     def takes_group(self) -> bool:
         return "group" in inspect.signature(self.reference).parameters
 
+    @property
+    def returns(self) -> bool:
+        """Whether the reference returns anything. If not, an answer may return what it likes."""
+        return re.search(r"^ +return \S", answer(self.reference), re.MULTILINE) is not None
+
     def stub_cell(self) -> str:
-        return self.cell(stub(self.reference))
+        """What the learner starts from: the reference, with a place to write where its answer stands."""
+        return self.cell(ANSWER.sub(lambda found: f"{found[1]}{YOUR_CODE}\n", reference_source(self.reference)))
 
     def answer_cell(self) -> str:
+        """The reference as a learner might have written it: without the markers."""
         return self.cell(answer(self.reference))
 
     def cell(self, definition: str) -> str:
@@ -64,95 +114,61 @@ def all_exercises(beside: Path = Path()) -> dict[str, Exercise]:
 
     Then those of each file `lesson_….py` in the folder `beside`, where the notebook is: a kernel's current folder.
     """
-    package = importlib.import_module("scratch_ddp.course.lessons")
-    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__) if info.name.startswith("lesson_"))
-    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
-    modules += [_loaded(path) for path in sorted(beside.glob("lesson_*.py"))]
+    names = sorted(path.stem for path in LESSONS.glob("lesson_*.py"))
+    lessons = [importlib.import_module(f"scratch_ddp.course.lessons.{name}").EXERCISES for name in names]
+    lessons += [runpy.run_path(str(path.absolute()))["EXERCISES"] for path in sorted(beside.glob("lesson_*.py"))]
     found: dict[str, Exercise] = {}
-    for exercise in (exercise for module in modules for exercise in module.EXERCISES):
+    for exercise in (exercise for lesson in lessons for exercise in lesson):
         if exercise.name in found:
             raise ValueError(f"two exercises are called {exercise.name}")
         found[exercise.name] = exercise
     return found
 
 
-def _loaded(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path.absolute())
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def exercise_of(function: Any) -> Exercise:
     """The exercise that a learner's function answers. Raises TypeError or ValueError that says what is accepted."""
     if not callable(function) or not hasattr(function, "__name__"):
         raise TypeError(f"give the function itself, as in check(tree_broadcast), not {type(function).__name__}")
-    try:
-        return all_exercises()[function.__name__]
-    except KeyError:
-        names = ", ".join(all_exercises())
-        raise ValueError(
-            f"no exercise is called {function.__name__!r}, and this is the function's own name (its __name__): define "
-            f"it by the exercise's. There are {names}"
-        ) from None
+    if function.__name__ not in all_exercises():
+        raise ValueError(f"no exercise is called {function.__name__!r}. There are {', '.join(all_exercises())}")
+    return all_exercises()[function.__name__]
 
 
-def borrows(function: Callable, exercise: Exercise) -> str:
-    """What a learner's function calls of the package in place of an answer, imported in the notebook or in itself."""
-    codes, known = [getattr(function, "__code__", None)], getattr(function, "__globals__", {})
-    names = {exercise.name, *exercise.also_named}
-    for code in codes:  # grows by the functions inside
-        if code is None:
-            continue
-        called = names.intersection(code.co_names)
-        things = [known[name] for name in code.co_names if name in known and known[name] is not function]
-        for thing in filter(_of_the_package, things):
-            held = {name for name in called if isinstance(thing, ModuleType) and hasattr(thing, name)}
-            if found := held or names.intersection([getattr(thing, "__name__", "")]):
-                return min(found)
-        if called and any(name.split(".")[0] == "scratch_ddp" for name in code.co_names):
-            return min(called)
-        codes += [each for each in code.co_consts if hasattr(each, "co_names")]
+def borrowed(function: Callable) -> str:
+    """The package's own function of that name, if the learner's is it or calls it; "" if it is the learner's own."""
+    name, code = function.__name__, getattr(function, "__code__", None)
+    called = [getattr(function, "__globals__", {}).get(each) for each in (code.co_names if code else ())]
+    for thing in [function, *called]:
+        thing = getattr(thing, name, None) if isinstance(thing, ModuleType) and name in code.co_names else thing
+        if str(getattr(thing, "__module__", "")).startswith("scratch_ddp.") and getattr(thing, "__name__", "") == name:
+            return f"{thing.__module__}.{name}"
     return ""
 
 
-def _of_the_package(thing: Any) -> bool:
-    module = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", "")
-    return str(module).split(".")[0] == "scratch_ddp"
-
-
 def reference_source(reference: Callable) -> str:
-    """The reference as it stands in the package, markers included, without decorators and not indented."""
+    """The reference as it stands in its file, markers included, without decorators and not indented."""
     text = textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
     first = ast.parse(text).body[0].lineno  # of `def` or `class`, below the decorators
     text = "".join(text.splitlines(keepends=True)[first - 1 :])
-    if not ANSWER.search(text) or "# answer:" in ANSWER.sub("", text):
+    if not ANSWER.search(text):
         raise ValueError(f"{reference.__name__}: the answer must stand between `# answer: begin` and `# answer: end`")
     return text
 
 
-def stub(reference: Callable) -> str:
-    """What the learner starts from: the reference, with a place to write where its answer stands."""
-    return ANSWER.sub(lambda found: f"{found[1]}{YOUR_CODE}\n", reference_source(reference))
-
-
 def answer(reference: Callable) -> str:
-    """The reference as a learner might have written it: without the markers."""
+    """The reference without the markers."""
     return ANSWER.sub(lambda found: found[2], reference_source(reference))
 
 
-def is_stub(function: Callable, reference: Callable) -> bool:
+def is_stub(function: Callable, exercise: Exercise) -> bool:
     """Whether `function` still does exactly what the stub does; its comments and its docstring may differ."""
     try:
-        written = textwrap.dedent(inspect.getsource(function))
-        unwritten = "NotImplementedError" in written  # most answers need not be parsed, which takes milliseconds
-        return unwritten and _meaning(written) == _meaning(stub(reference))
+        return _meaning(inspect.getsource(function)) == _meaning(exercise.stub_cell())
     except (OSError, TypeError, SyntaxError):  # no source to read: the call will tell
         return False
 
 
-def _meaning(text: str) -> str:
-    definition = ast.parse(text).body[0]
-    if ast.get_docstring(definition) is not None:
-        definition.body = definition.body[1:]
-    return ast.dump(definition)
+def _meaning(text: str) -> list[str]:
+    """The statements of the last definition, without its docstring."""
+    definition = ast.parse(textwrap.dedent(text)).body[-1]
+    return [ast.dump(each) for each in definition.body[ast.get_docstring(definition) is not None :]]

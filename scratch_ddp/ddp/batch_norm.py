@@ -7,23 +7,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def sync_batch_norm(x, norm, group=None):
-    """Return what norm(x) would return for this rank's rows if one process had the rows of all ranks.
+    """Return what norm(x) would if one process had all ranks' rows; x.grad is its, too.
 
-    x: (rows, features, ...) of float32 or float64, as the result. Ranks may have different numbers
-    of rows, or none; together they have several. norm: an nn.BatchNorm with weight and bias, the
-    same on all ranks of `group`. In training, norm's running statistics are updated as in one
-    process, and so is num_batches_tracked. In eval mode, the running statistics are used and
-    nothing is sent. x.grad is as in one process; the gradients of weight and bias are this rank's
-    part of a sum.
-    Cost: in training one all-reduce of 2 features + 1 numbers in forward, and one in backward.
+    x: (rows, features, …), perhaps no rows. norm: an nn.BatchNorm, whose running
+    statistics are updated as in one process, or used, in eval mode. The gradients of
+    its weight and bias are this rank's part of a sum. Cost, in training: one all-reduce
+    of 2 · features + 1 numbers in forward, one in backward.
     """
     features = x.shape[1]
     others = [dim for dim in range(x.dim()) if dim != 1]
 
-    def per_feature(values):  # of shape (features,): so that it can be multiplied with x
+    def per_feature(values):  # of shape (features,), to be multiplied with x
         return values.view(1, features, *[1] * (x.dim() - 2))
 
-    # From which three sums follow mean and variance? What is the gradient of a sum over all ranks?
+    # From which three sums follow mean and variance? What is the gradient of a sum over
+    # all ranks?
     # answer: begin
 
     class Total(torch.autograd.Function):

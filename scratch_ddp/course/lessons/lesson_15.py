@@ -1,28 +1,25 @@
-"""Lesson 15, what training will take: bytes of a rank, devices, the least batch for FSDP, and a layout."""
+"""Lesson 15, what training will take: bytes of a rank, GPUs, the least batch for FSDP, seconds of a step, a layout."""
 
-from fractions import Fraction
+from collections.abc import Callable, Iterator
 from math import ceil
-from typing import Any
 
-import torch
+from scratch_ddp.course.arena import At
+from scratch_ddp.course.compare import Words
+from scratch_ddp.course.exercise import Exercise, Seen, Wrong
+from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Cluster, Layout, ModelShape, rank_memory
 
-from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.trial import Trial
-from scratch_ddp.course.wording import difference, shown
-from scratch_ddp.instruments.cost import Accelerator, Cluster, Layout, ModelShape, Wire, rank_memory, step_time
+XXL = {"blocks": 126, "parameters": 2 * 16_384 * 53_248, "activations": 2 * (16_384 + 53_248)}
 
 
 def bytes_of_rank(model, dp, tp, pp, stage, tokens):
-    """Return the bytes that a rank of the pipeline's first stage holds, an exact int.
+    """Return the bytes that a rank of the pipeline's first stage holds, an int.
 
-    model: a dict with "blocks", the "parameters" of a block, and its "activations": the bytes that
-    it saves for a token. Each of pp stages has equally many blocks, of which each of tp ranks has
-    an equal part, of activations too. There are dp replicas. For a parameter: 2 bytes of weights,
-    2 of gradients, 12 of master weights and Adam's state. stage 0 is DDP; 1, 2 and 3 are ZeRO's,
-    over the dp replicas. tokens: of a micro-batch; there are more micro-batches than stages, in
-    1F1B, so the first stage keeps the activations of pp of them. Every division leaves no rest.
+    `model` has "blocks", and of each "parameters" and "activations" in bytes a token.
+    A parameter has 2 + 2 + 12 bytes; stage 0 is DDP, 1 to 3 are ZeRO's, over dp.
+    tp divides parameters and activations, pp the blocks. In 1F1B this rank keeps
+    the activations of pp micro-batches of `tokens` tokens. All divides evenly.
     """
-    # What does each rank have of the blocks, and what of that is shared out over the replicas?
+    # What does a rank have of the blocks? What of that is shared out over replicas?
     # answer: begin
     blocks = model["blocks"] // pp
     parameters = blocks * model["parameters"] // tp
@@ -34,15 +31,12 @@ def bytes_of_rank(model, dp, tp, pp, stage, tokens):
 
 
 def devices_needed(parameters, memory, stage, activations):
-    """Return the least number of devices, an int, on which a model can be trained; None if none is.
+    """Return on how many GPUs at least a model fits, with DDP (stage 0) or ZeRO 1 to 3.
 
-    Data parallelism alone: stage 0 is DDP; 1, 2 and 3 are ZeRO's. memory: the bytes of a device.
-    activations: bytes that each device needs for them, however many devices there are. For a
-    parameter there are 2 bytes of weights, 2 of gradients, 12 of master weights and Adam's state.
-    What n devices share out is exactly one n-th of the bytes for each, also if that is no whole
-    number. A device may be full to the last byte. All numbers are ints, and may be large.
+    2 + 2 + 12 bytes a parameter; `activations` are bytes of each GPU, for itself.
+    A GPU may be full to the last byte of `memory`. None if no number helps.
     """
-    # Which bytes stay on every device, and which become fewer with every device?
+    # Which bytes stay on every GPU, and which become fewer with every GPU?
     # answer: begin
     shared = (0, 12, 14, 16)[stage] * parameters
     room = memory - activations - (16 * parameters - shared)
@@ -53,14 +47,13 @@ def devices_needed(parameters, memory, stage, activations):
 
 
 def smallest_batch(flops, bandwidth, alpha, weights, n):
-    """Return the least whole number of tokens a device with which FSDP is compute-bound, an int.
+    """Return the least number of tokens a GPU with which FSDP is compute-bound.
 
-    It is so if a block's forward takes at least as long as the all-gather of the next block, on a
-    ring of n devices, 2 or more: alpha seconds, and a second for each `bandwidth` bytes that a
-    device sends. weights: parameters of a block, all of them matrices, sent in bfloat16; in forward
-    each takes two operations a token. flops: operations that a device does in a second.
+    A block's forward, at `flops` operations a second, then takes at least as long as
+    the all-gather of the next block's `weights`: 2 bytes each, on a ring of n GPUs.
+    That takes `alpha` seconds, and one for each `bandwidth` bytes that a GPU sends.
     """
-    # How many bytes does a device send? How many tokens can it compute with meanwhile?
+    # How many bytes does a GPU send? How many tokens can it compute with meanwhile?
     # answer: begin
     sent = 2 * weights * (n - 1) / n
     seconds = alpha + sent / bandwidth
@@ -68,196 +61,195 @@ def smallest_batch(flops, bandwidth, alpha, weights, n):
     # answer: end
 
 
-def choose_layout(shape, cluster, devices, batch, sequence):
-    """Return a Layout that no other beats by more than 5 % of its step_time; None if none fits.
+def step_seconds(shape, layout, cluster, sequence):
+    """Return the seconds of a step: shape.blocks blocks of shape.block weights each.
 
-    It has so many devices, and steps of `batch` sequences of `sequence` tokens; micro is 1. tp is at
-    most cluster.per_node and divides shape.heads, pp is at most shape.blocks. stage is any that
-    Layout allows, with checkpointing or without. It fits if rank_memory(shape, layout, sequence)
-    has a total of at most 0.9 of cluster.device.memory. Others are all that keep these rules.
+    A GPU does 0.6 of cluster.device.flops. Over tp, a block makes 4 all-gathers in
+    forward, 4 in backward, and 4 more if checkpointing repeats the forward. Once the
+    pipeline is empty, an all-reduce over dp sums the gradients. Numbers have 2 bytes.
+    `cluster.wire(ranks, apart)` has `all_gather(nbytes)` and `all_reduce(nbytes)`.
+    """
+    # How long does a stage take for a micro-batch? How many such times has a step?
+    # answer: begin
+    tokens, again = layout.micro * sequence, layout.checkpointing
+    weights = shape.blocks * shape.block / (layout.pp * layout.tp)
+    compute = (8 if again else 6) * weights * tokens / (0.6 * cluster.device.flops)
+    gather = cluster.wire(layout.tp, 1).all_gather(2 * tokens * shape.width)
+    messages = shape.blocks / layout.pp * (12 if again else 8) * gather
+    reduce = cluster.wire(layout.dp, layout.tp * layout.pp).all_reduce(2 * weights)
+    return (layout.micro_batches + layout.pp - 1) * (compute + messages) + reduce
+    # answer: end
+
+
+def choose_layout(shape, cluster, devices, batch, sequence):
+    """Return the Layout of all devices with the least step_seconds; None if none fits.
+
+    dp divides `batch`, the sequences of a step; micro is 1; pp divides shape.blocks.
+    tp divides shape.heads and is at most cluster.per_node. The stage is "ZeRO-2";
+    checkpointing is allowed. What fits has a rank_memory(shape, layout, sequence).total
+    of at most 0.9 cluster.device.memory. Of equals, any will do.
     """
     best = None
     # Which layouts are there? Of those that fit, which one takes least time?
     # answer: begin
-    seconds = float("inf")
+    least = float("inf")
     for tp in range(1, min(devices, cluster.per_node) + 1):
-        for pp in range(1, shape.blocks + 1):
+        for pp in range(1, min(devices, shape.blocks) + 1):
             dp = devices // (tp * pp)
-            if dp * tp * pp != devices or shape.heads % tp or batch % dp:
+            if dp * tp * pp != devices or batch % dp or shape.heads % tp or shape.blocks % pp:
                 continue
-            for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"):
-                for again in (False, True):
-                    if stage == "ZeRO-3" and pp > 1:
-                        continue
-                    layout = Layout(dp, tp, pp, 1, batch // dp, stage, again)
-                    if rank_memory(shape, layout, sequence).total > 0.9 * cluster.device.memory:
-                        continue
-                    took = step_time(shape, layout, cluster, sequence).total
-                    if took < seconds:
-                        best, seconds = layout, took
+            for again in (False, True):
+                layout = Layout(dp, tp, pp, 1, batch // dp, "ZeRO-2", again)
+                if rank_memory(shape, layout, sequence).total > 0.9 * cluster.device.memory:
+                    continue
+                seconds = step_seconds(shape, layout, cluster, sequence)
+                if seconds < least:
+                    best, least = layout, seconds
     # answer: end
     return best
 
 
-def examine_bytes_of_rank(trial: Trial) -> None:
-    """V on five configurations of XXL's and other blocks, and on drawn ones, with every stage."""
-    xxl = {"blocks": 126, "parameters": 2 * 16_384 * 53_248, "activations": 139_264}
-    odd = {"blocks": 15, "parameters": 3 * 7 * 11 * 1_001, "activations": 7 * 3}
-    for model, dp, tp, pp, stage, tokens in (
-        (xxl, 64, 1, 1, 3, 4096),
-        (xxl, 8, 8, 6, 1, 2048),
-        (xxl, 1, 8, 63, 0, 1024),
-        (odd, 11, 7, 3, 2, 5),
-        (odd, 1, 1, 1, 3, 1),
+def splits(at: At) -> Iterator[tuple[str, tuple]]:
+    """Each way to split alone, without activations and with them alone; then all together."""
+    block = {"blocks": 12, "parameters": 11_000, "activations": 1_000}
+    only_states = {f"dp 4, stage {stage}, no tokens": (4, 1, 1, stage, 0) for stage in range(4)}
+    for case, split in {
+        "one GPU, no tokens": (1, 1, 1, 0, 0),
+        **only_states,
+        "tp 4, no tokens": (1, 4, 1, 0, 0),
+        "pp 4, no tokens": (1, 1, 4, 0, 0),
+        "one GPU, 8 tokens": (1, 1, 1, 0, 8),
+        "dp 4, stage 3, 8 tokens": (4, 1, 1, 3, 8),
+        "tp 4, 8 tokens": (1, 4, 1, 0, 8),
+        "pp 4, 8 tokens": (1, 1, 4, 0, 8),
+        "dp 5, tp 2, pp 3, stage 2, 8 tokens": (5, 2, 3, 2, 8),
+    }.items():
+        yield f"{case}: {block}", (dict(block), *split)
+    yield "XXL, dp 8, tp 8, pp 6, stage 1, 2048 tokens", (dict(XXL), 8, 8, 6, 1, 2048)
+
+
+def gpus(at: At) -> Iterator[tuple[str, tuple]]:
+    """What fits on one, on no number, to the last byte; then XXL, with activations too."""
+    xxl, gpu = XXL["blocks"] * XXL["parameters"], 80 * 10**9
+    for parameters, memory, stage, activations in (
+        (1000, 16_000, 0, 0),
+        (1000, 15_999, 0, 0),
+        (1000, 16_000, 3, 0),
+        (1000, 5_000, 3, 0),
+        (1000, 5_000, 2, 0),
+        (1000, 5_000, 1, 0),
+        (1000, 4_000, 1, 0),  # the rest would have no room on any number
+        (1000, 5_000, 2, 1_000),
+        (1000, 5_000, 3, 5_000),
+        *((xxl, gpu, stage, 0) for stage in range(4)),
+        (xxl, gpu, 3, 30 * 10**9),
     ):
-        _examine_bytes(trial, model, dp, tp, pp, stage, tokens, "")
-    drawn = torch.randint(2, 10, (8,), generator=trial.generator()).tolist()
-    dp, tp, pp, tokens, *others = drawn
-    model = {
-        "blocks": pp * others[0],
-        "parameters": dp * tp * (10**17 + 2 * others[1] + 1),
-        "activations": tp * others[2],
-    }
-    for stage in range(4):
-        _examine_bytes(trial, model, dp, tp, pp, stage, tokens, f", drawn with seed {trial.seed}")
+        case = f"{parameters:,} parameters, {memory:,} bytes, stage {stage}, {activations:,} bytes of activations"
+        yield case, (parameters, memory, stage, activations)
 
 
-def _examine_bytes(
-    trial: Trial, model: dict[str, int], dp: int, tp: int, pp: int, stage: int, tokens: int, note: str
-) -> None:
-    split = f"dp {dp}, tp {tp}, pp {pp}, stage {stage}, {tokens} tokens"
-    case = f"{model['blocks']} blocks of {model['parameters']:,}, {split}{note}"
-    expected = bytes_of_rank(dict(model), dp, tp, pp, stage, tokens)
-    trial.value(trial.call(dict(model), dp, tp, pp, stage, tokens, case=case), expected)
-    trial.cost(calls={})
+def wires(at: At) -> Iterator[tuple[str, tuple]]:
+    """No latency first, with numbers that are exact in binary; then with it; then an H100."""
+    yield from {
+        "alpha = 0, n = 2": (2.0**40, 2.0**30, 0.0, 2**20, 2),
+        "alpha = 0, n = 8": (2.0**40, 2.0**30, 0.0, 2**20, 8),
+        "alpha = 0, n = 8, a quarter of the bandwidth": (2.0**40, 2.0**28, 0.0, 2**20, 8),
+        "alpha = 0, n = 3": (2.0**40, 2.0**30, 0.0, 2**20, 3),
+        "alpha = 2⁻¹⁰, n = 8": (2.0**40, 2.0**30, 2.0**-10, 2**20, 8),
+        "alpha = 2⁻¹⁰, n = 8, 16 times the weights": (2.0**40, 2.0**30, 2.0**-10, 2**24, 8),
+        "an H100 over NVLink, n = 7": (989e12, 450e9, 11.8e-6, 12 * 4096**2, 7),
+        "an H100 over the network, n = 1000": (989e12, 50e9, 22.4e-6, 12 * 4096**2, 1000),
+    }.items()
 
 
-def examine_devices_needed(trial: Trial) -> None:
-    """V: every stage; full to the last byte and one byte more; what fits nowhere; XXL; large numbers; drawn ones."""
-    xxl, gpu = 2 * 126 * 16_384 * 53_248, 80 * 10**9
-    cases = [(xxl, gpu, stage, 0) for stage in range(4)]
-    cases += [(xxl, gpu, 3, 30 * 10**9), (10**9, 16 * 10**9, 0, 0), (10**9, 16 * 10**9 - 1, 0, 0)]
-    cases += [(1000, 16_000, 3, 0), (1000, 15_999, 3, 0), (1000, 4_000, 1, 0), (1000, 4_001, 1, 0), (1000, 4_001, 1, 1)]
-    cases += [(1000, 2_003, 2, 1), (1000, 9, 3, 10), (1000, 1, 3, 0), (1000, 10**6, 2, 999_000), (1000, 5, 3, 5)]
-    cases += [(10**17 + 1, 4 * (10**17 + 1) + 7, 1, 0), (10**17 + 3, 10**17, 3, 1)]
-    numbers = torch.randint(1, 5000, (4, 3), generator=trial.generator()).tolist()
-    cases += [(p, 2 * p + a + extra, 2 + i % 2, a) for i, (p, a, extra) in enumerate(numbers)]
-    for number, (parameters, memory, stage, activations) in enumerate(cases):
-        seed = f" (seed {trial.seed})" if number >= len(cases) - len(numbers) else ""
-        case = f"{parameters:,} parameters, {memory:,} bytes, stage {stage}, {activations:,} of activations{seed}"
-        expected = devices_needed(parameters, memory, stage, activations)
-        result = trial.call(parameters, memory, stage, activations, case=case)
-        if (result is None) != (expected is None):
-            trial.criterion("value", f"is {shown(result)}, should be {expected}", "the result")
-        else:
-            trial.value(result, expected)
-        trial.cost(calls={})
+def steps(at: At) -> Iterator[tuple[str, tuple]]:
+    """A term at a time: computing, checkpointing, dp, tp, pp; then all of them on 64 GPUs."""
+    shape, cluster = MODELS["Llama-3-70B"], CLUSTERS["H100"]
+    for case, layout in {
+        "one GPU, one micro-batch": Layout(),
+        "one GPU, two sequences at a time": Layout(micro=2),
+        "one GPU, 3 micro-batches": Layout(micro_batches=3),
+        "one GPU, with checkpointing": Layout(checkpointing=True),
+        "dp 4": Layout(4, micro_batches=3),
+        "tp 4": Layout(1, 4, micro_batches=3),
+        "tp 4 with checkpointing": Layout(1, 4, checkpointing=True),
+        "pp 4": Layout(1, 1, 4, micro_batches=3),
+        "dp 4 × tp 4": Layout(4, 4),
+        "dp 4 × pp 4": Layout(4, 1, 4),
+        "tp 2 × pp 4": Layout(1, 2, 4),
+        "all on 64 GPUs": Layout(4, 4, 4, 1, 25, "ZeRO-2", True),
+    }.items():
+        yield f"{case}: {_problem(shape, cluster, layout.devices, layout.batch, 4096)}", (shape, layout, cluster, 4096)
 
 
-def examine_smallest_batch(trial: Trial) -> None:
-    """V on figures that are exact in binary, equality among them; on an H100; on drawn ones."""
-    exact = (  # flops, bandwidth, alpha, weights, n
-        (2.0**40, 2.0**30, 0.0, 2**20, 2),
-        (2.0**40, 2.0**30, 0.0, 2**20, 8),
-        (2.0**40, 2.0**30, 2.0**-10, 2**20, 8),
-        (2.0**40, 2.0**30, 2.0**-10, 2**24, 8),
-        (2.0**20, 2.0**30, 0.0, 2**20, 4),
-        (2.0**40, 2.0**30, 2.0**-8, 2**10, 64),
-        (2.0**40, 2.0**10, 2.0**-19, 2**20, 8),
-    )
-    for figures in exact:
-        _examine_batch(trial, *figures, "")
-    _examine_batch(trial, 989e12, 450e9, 11.8e-6, 12 * 4096**2, 7, " (an H100)")
-    _examine_batch(trial, 989e12, 50e9, 22.4e-6, 12 * 4096**2, 1000, " (an H100)")
-    for flops, bandwidth, weights, n in torch.randint(2, 100, (4, 4), generator=trial.generator()).tolist():
-        alpha = flops * 1e-6
-        _examine_batch(trial, flops * 1e12, bandwidth * 1e9, alpha, weights * 10**5 + 1, n, f" (seed {trial.seed})")
-
-
-def _examine_batch(trial: Trial, flops: float, bandwidth: float, alpha: float, weights: int, n: int, note: str) -> None:
-    sent = Fraction(2 * weights * (n - 1), n)
-    tokens = (Fraction(alpha) + sent / Fraction(bandwidth)) * Fraction(flops) / (2 * weights)
-    case = f"{flops:g} operations and {bandwidth:g} bytes a second, alpha={alpha:g}, {weights:,} weights, n={n}{note}"
-    result = trial.call(flops, bandwidth, alpha, weights, n, case=case)
-    trial.cost(calls={})
-    near = ceil(tokens * (1 - Fraction(1, 10**12))), ceil(tokens * (1 + Fraction(1, 10**12)))
-    if tokens.denominator > 1 and type(result) is int and result in near:  # rounding may decide
-        trial.value(result, result)
-    else:
-        trial.value(result, ceil(tokens))
-
-
-_MODELS = {
-    "small": ModelShape("a small model", 6, 512, 1536, 8, 4, 64, 8000),
-    "deep": ModelShape("a deep model", 12, 1024, 4096, 16, 16, 64, 32000, True, 0, 2, 2),
-    "wide": ModelShape("a wide model", 4, 6144, 16384, 48, 8, 128, 32000),
-}
-
-
-def _cluster(per_node: int, inside: float, between: float, memory: float) -> Cluster:
-    """Devices of so many bytes; bandwidths in 10⁹ bytes a second."""
-    wires = (Wire(1e-5, 1e-9 / each, 1, 1e-5) for each in (inside, between))
-    return Cluster("made up", Accelerator("a device", 100e12, memory, 0.0, ""), per_node, *wires, "")
-
-
-def examine_choose_layout(trial: Trial) -> None:
-    """V: the rules, the memory, and the time against that of the best, where there is much room, little, and none."""
-    a, b, c = torch.randint(0, 1000, (3,), generator=trial.generator()).tolist()
-    drawn, note = (20 + a / 5, 1 + b / 50), f" (seed {trial.seed})"
-    for name, per_node, speeds, devices, batch, sequence, room, seed in (
-        ("small", 4, (100, 10), 8, 32, 256, 2.0, ""),
-        ("deep", 8, (100, 10), 16, 48, 1024, 0.6, ""),
-        ("wide", 4, (300, 25), 16, 32, 1024, 0.45, ""),
-        ("wide", 2, (300, 300), 16, 4, 512, 0.5, ""),
-        ("wide", 8, (300, 25), 8, 16, 1024, 0.05, ""),
-        ("small", 4, (100, 10), 1, 3, 256, 1.5, ""),
-        ("deep", 3, (100, 2), 9, 27, 512, 0.8, ""),
-        ("deep", 1, (100, 10), 9, 36, 256, 2.0, ""),
-        ("wide", 4, (50, 1), 18, 18, 1024, 0.7, ""),
-        ("wide", 1, (300, 25), 4, 16, 512, 0.6, ""),
-        ("wide", 4, (300, 25), 5, 20, 512, 0.3, ""),
-        ("deep", 4, drawn, 12, 24, 512, 0.3 + c / 1000, note),
-        ("wide", 8, drawn, 8, 8 * (1 + c % 4), 1024, 0.2 + c / 1000, note),
+def problems(at: At) -> Iterator[tuple[str, tuple]]:
+    """Little room; a batch that few dp divide; room with checkpointing alone; none; tp that is against the rules."""
+    for model, name, devices, batch, sequence in (
+        ("Llama-3-8B", "H100", 8, 48, 4096),
+        ("Llama-3-8B", "H100", 64, 100, 8192),
+        ("Llama-3-70B", "H100", 16, 48, 4096),
+        ("Llama-3-405B", "H100", 16, 48, 4096),
+        ("Llama-3-8B", "H100", 12, 48, 2048),
+        ("GPT-2 XL", "H100", 9, 48, 2048),
+        ("Llama-2-13B", "T4", 16, 1, 2048),
+        ("GPT-2", "H100", 12, 12, 1024),
     ):
-        shape, unlimited = _MODELS[name], _cluster(per_node, *speeds, 1e15)
-        quickest = choose_layout(shape, unlimited, devices, batch, sequence)
-        memory = room * rank_memory(shape, quickest, sequence).total / 0.9
-        cluster = _cluster(per_node, *speeds, memory)
-        case = f"{shape.name}, {devices} devices of {memory / 1e9:.3g} GB, {batch} × {sequence} tokens{seed}"
-        best = choose_layout(shape, cluster, devices, batch, sequence)
-        result = trial.call(shape, cluster, devices, batch, sequence, case=case)
-        trial.cost(calls={})
-        trial.criterion("value", _wrong_layout(result, best, shape, cluster, devices, batch, sequence))
+        shape, cluster = MODELS[model], CLUSTERS[name]
+        yield _problem(shape, cluster, devices, batch, sequence), (shape, cluster, devices, batch, sequence)
 
 
-def _wrong_layout(
-    result: Any, best: Layout | None, shape: ModelShape, cluster: Cluster, devices: int, batch: int, sequence: int
+def _problem(shape: ModelShape, cluster: Cluster, devices: int, batch: int, sequence: int) -> str:
+    sizes = f"{shape.blocks} blocks of {shape.block / 1e6:.0f} · 10⁶, width {shape.width}, {shape.heads} heads"
+    links = " and ".join(f"{1e-9 / wire.beta:g}" for wire in (cluster.inside, cluster.between))
+    gpus = f"{devices} × {cluster.device.name}, {cluster.per_node} a node, {links} GB/s"
+    return f"{shape.name} ({sizes}), {gpus}, batch {batch} × {sequence} tokens"
+
+
+def as_layout(
+    answer: Callable, shape: ModelShape, cluster: Cluster, devices: int, batch: int, sequence: int
+) -> Iterator[Seen]:
+    """Any layout that keeps the rules, fits, and is as quick as the reference's."""
+    layout = answer(shape, cluster, devices, batch, sequence)
+    best = choose_layout(shape, cluster, devices, batch, sequence)
+    if layout and (words := _against_the_rules(layout, shape, cluster, devices, batch, sequence)):
+        raise Wrong("value", f"{layout}: {words}")
+    if layout:
+        seconds, least = (step_seconds(shape, each, cluster, sequence) for each in (layout, best))
+        if seconds > 1.000001 * least:
+            raise Wrong("value", f"{layout} takes {seconds:.4g} s, and {best} takes {least:.4g} s")
+    yield "value", "the result", layout and Words("a layout than which none is quicker")
+
+
+def _against_the_rules(
+    layout: Layout, shape: ModelShape, cluster: Cluster, devices: int, batch: int, sequence: int
 ) -> str:
-    """What is wrong with the answer's layout; "" if nothing is."""
-    if best is None:
-        return "" if result is None else f"is {result}, which does not fit; nothing does: should be None"
-    if not isinstance(result, Layout):
-        return f"{difference(result, best)}"
-    if result.devices != devices:
-        return f"{result} has {result.devices} devices, should have {devices}"
-    if result.batch != batch or result.micro != 1:
-        return f"{result} takes {result.batch} sequences, {result.micro} at a time, should take {batch}, 1 at a time"
-    if result.chunks != 1 or result.tp > cluster.per_node or shape.heads % result.tp or result.pp > shape.blocks:
-        sizes = f"{cluster.per_node} devices a node, {shape.heads} heads, {shape.blocks} blocks"
-        return f"{result} is against the rules: there are {sizes}"
-    over = rank_memory(shape, result, sequence).total / (0.9 * cluster.device.memory)
-    if over > 1:
-        return f"{result} does not fit: it needs {over:.3g} times what may be used"
-    slower = step_time(shape, result, cluster, sequence).total / step_time(shape, best, cluster, sequence).total
-    return f"{result} takes {slower:.3g} times as long as {best}" if slower > 1.05 else ""
+    needed = rank_memory(shape, layout, sequence).total / 1e9
+    rules = {
+        f"these are {layout.devices} GPUs, and there are {devices}": layout.devices == devices,
+        f"dp = {layout.dp} does not divide the batch of {batch}": batch % layout.dp == 0,
+        f"a step should have {batch} sequences, one at a time": layout.micro == 1 and layout.batch == batch,
+        f"a node has {cluster.per_node} GPUs, and tp is {layout.tp}": layout.tp <= cluster.per_node,
+        f"tp should divide {shape.heads} heads": shape.heads % layout.tp == 0,
+        f"pp should divide {shape.blocks} blocks": shape.blocks % layout.pp == 0,
+        "the stage should be ZeRO-2, in one chunk": (layout.stage, layout.chunks) == ("ZeRO-2", 1),
+        f"does not fit: a rank needs {needed:.1f} of {cluster.device.memory / 1e9:.0f} GB, a tenth is kept": (
+            needed <= 0.9 * cluster.device.memory / 1e9
+        ),
+    }
+    return next((words for words, kept in rules.items() if not kept), "")
 
 
-BYTES_OF_RANK = Exercise(bytes_of_rank, examine_bytes_of_rank)
-DEVICES_NEEDED = Exercise(devices_needed, examine_devices_needed)
-SMALLEST_BATCH = Exercise(smallest_batch, examine_smallest_batch, given="from math import ceil")
-CHOOSE_LAYOUT = Exercise(
-    choose_layout,
-    examine_choose_layout,
-    given="from scratch_ddp.instruments.cost import Layout, rank_memory, step_time",
+EXERCISES = (
+    Exercise(bytes_of_rank, splits),
+    Exercise(devices_needed, gpus),
+    Exercise(smallest_batch, wires, given="from math import ceil"),
+    Exercise(step_seconds, steps, close=1e-9),
+    Exercise(
+        choose_layout,
+        problems,
+        as_layout,
+        given="# To search with your own step_seconds, delete the next line.\n"
+        "from scratch_ddp.course.lessons.lesson_15 import step_seconds\n"
+        "from scratch_ddp.instruments.cost import Layout, rank_memory",
+    ),
 )
-EXERCISES = (BYTES_OF_RANK, DEVICES_NEEDED, SMALLEST_BATCH, CHOOSE_LAYOUT)

@@ -1,4 +1,4 @@
-"""Unusual right answers of lesson 13: edits of the reference, other bodies, or whole cells."""
+"""Other right answers of lesson 13."""
 
 RIGHT_ANSWERS = {
     "one_f_one_b": [
@@ -32,8 +32,5 @@ RIGHT_ANSWERS = {
                     del waiting[r][0]
         return sorted(r for r in waiting if waiting[r])
         """,
-    ],
-    "forwards_ahead": [
-        {"1 + ceil(2 * hop": "ceil((forward + backward + 2 * hop)"},
     ],
 }

@@ -1,4 +1,4 @@
-"""Unusual right answers of lesson 16: edits of the reference, other bodies, or whole cells."""
+"""Other right answers of lesson 16."""
 
 RIGHT_ANSWERS = {
     "hierarchical_all_reduce": [
@@ -7,41 +7,54 @@ RIGHT_ANSWERS = {
             "dist.all_gather(list(parts), mine,": "dist.all_gather_into_tensor(parts.view(-1), mine,",
         },
         {
-            'mesh["local"].get_group(), mesh["host"].get_group()': 'get("pg", mesh["local"]), mesh.get_group("host")',
-            "    local, between": "    from scratch_ddp import get\n\n    local, between",
-        },
-        {
-            "dist.all_reduce(mine, group=between)": "dist.all_reduce(mine, group=between, async_op=True).wait()",
-            "dist.all_gather(list(parts), mine, group=local)": "work = dist.all_gather(list(parts), mine, group=local, "
-            "async_op=True)\n    work.wait()",
-        },
-        {
             "dist.reduce_scatter(mine": "if n == 1:\n        mine.copy_(parts[0])\n    else:\n"
             "        dist.reduce_scatter(mine",
             "    dist.all_gather(list(parts), mine, group=local)": "    if n > 1:\n"
             "        dist.all_gather(list(parts), mine, group=local)\n    else:\n        parts[0] = mine",
-            "    parts = ": "    if not size:\n        return tensor\n    parts = ",
-        },
-        {
-            "tensor.new_zeros(n, ": "tensor.new_empty(n, ",
-            "torch.empty_like(parts[0])": "parts[dist.get_rank(local)].clone()",
-            "tensor.copy_(": "return tensor.copy_(",
-        },
-        {
-            "dist.get_world_size(local), tensor": 'mesh.size(mesh.mesh_dim_names.index("local")), tensor',
-            'mesh["local"].get_group(), mesh["host"].get_group()': 'mesh.get_group("local"), mesh.get_group("host")',
         },
     ],
     "bytes_out_of_hosts": [
-        {"dict.fromkeys(host_of.values(), 0)": "__import__('collections').Counter(dict.fromkeys(host_of.values(), 0))"},
-        {"2 * (n - 1) * size // n": "2 * (n - 1) * (size // n)"},
-        {"ring[(i + 1) % n]": "ring[i - 1]"},
-        {"ring[(i + 1) % n]": "(ring + ring[:1])[i + 1]", "2 * (n - 1) * size // n": "2 * size - 2 * size // n"},
         {
             "    for i, rank in enumerate(ring)": "    hosts = [host_of[rank] for rank in ring]\n"
             "    pairs = list(zip(hosts, hosts[1:] + hosts[:1]))\n"
             "    return {host: sent * sum(a == host != b for a, b in pairs) for host in out}\n"
             "    for i, rank in enumerate(ring)"
         },
+    ],
+    "save_and_load": [
+        """
+        from pathlib import Path
+
+        def save(*args):
+            model, optimizer, step = args
+            torch.save([model.state_dict(), optimizer.state_dict(), step], path + "~")
+            Path(path + "~").rename(path)
+
+        def load(model, optimizer):
+            try:
+                saved = torch.load(path, weights_only=True)
+            except FileNotFoundError:
+                return 0
+            for each, state in zip((model, optimizer), saved):
+                each.load_state_dict(state)
+            return saved[2]
+
+        return save, load
+        """,
+    ],
+    "resume": [
+        {
+            "    mine = []": "    mine = []\n"
+            '    last = (saved["done"] + steps) // steps_per_epoch\n'
+            "    run = [order(epoch)[i : i + batch] for epoch in range(last + 1) "
+            'for i in range(0, saved["items"], batch)]\n'
+            '    return [items[rank::n] for items in run[saved["done"] :][:steps]]'
+        },
+    ],
+    "saving_interval": [
+        {"sqrt(2 * save * between_failures)": "(2 * save * between_failures) ** 0.5 - save"},
+    ],
+    "faulty_host": [
+        {'f"trying to connect to ({own_address},"': 'f"127.0.1.1       {host}" in log and f"endpoint {own_address}:"'},
     ],
 }

@@ -1,0 +1,179 @@
+"""One call of a function on this rank: bounded in time, its errors caught, what it did observed and counted."""
+
+import contextlib
+import functools
+import itertools
+import linecache
+import os
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import torch
+
+from scratch_ddp.course.arena import Arena, At
+from scratch_ddp.course.compare import copied, times
+from scratch_ddp.course.exercise import Exercise, Seen, Wrong
+from scratch_ddp.instruments.memory.ledger import MemoryLedger
+from scratch_ddp.instruments.traffic import Counted, traffic
+from scratch_ddp.instruments.traffic.counts import Report
+from scratch_ddp.instruments.traffic.rounds import Start, Wait
+
+_LOOK = 0.2  # seconds between two looks at whether a call has to end
+_WIDTH = 240  # characters of a line or an error that are shown
+
+
+@dataclass
+class Ran:
+    """How a call ended on a rank: `how` is "returned", "raised", "wrong" or "waits"; in `words`, for a complaint.
+
+    criterion: the one that fails if it did not return. seen: what the use has yielded. report: of its traffic. late:
+    calls that it did not wait for. counts, largest: as in Calls. held: elements beside its arguments, if that is asked.
+    found: criterion -> the first complaint about what was seen, "" if there is none. digests: of the values seen.
+    """
+
+    how: str = "returned"
+    words: str = "had returned"
+    criterion: str = "runs"
+    seen: list[Seen] = field(default_factory=list)
+    report: Report | None = None
+    late: int = 0
+    counts: Counter = field(default_factory=Counter)
+    largest: int = 0
+    held: int = 0
+    found: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+
+
+class TimeIsUp(BaseException):
+    """Raised inside the learner's code. Not an Exception, so that `except Exception` does not catch it."""
+
+
+def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place: str, seconds: float, at: At) -> Ran:
+    """Use the function on these arguments. Whatever it raises is caught, except for Stop (KeyboardInterrupt).
+
+    It may take `seconds`, and ends sooner where another rank has failed. `place` is a name for this call.
+    """
+    ran, ledger = Ran(), MemoryLedger(SimpleNamespace(given=args), _dtype(args))
+    answer = functools.partial(function, group=at.group) if at.group else function
+    if exercise.room:
+        answer = _observed(answer, ledger)
+    with arena.watched(place, at.group) as calls, traffic() as counted:
+        try:
+            with _time_limit(seconds, lambda: arena.failed(place)):
+                for criterion, what, value in exercise.use(answer, *args):
+                    ran.seen.append((criterion, what, copied(value)))
+        except TimeIsUp as stop:
+            ran.how = "waits"
+            ran.words = (
+                f"did not come back: after {seconds:g} s still {_place(stop.__traceback__, function) or 'running'}"
+            )
+        except Wrong as wrong:
+            ran.how, ran.criterion, ran.words = "wrong", wrong.criterion, wrong.words
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit as well: an answer must not end the rank
+            line = _place(error.__traceback__, function)
+            ran.how, ran.words = "raised", f"raised {in_short(error)}{f' ({line})' if line else ''}"
+    if calls.stray:
+        ran.how, ran.criterion = "wrong", "group"
+        ran.words = f"{calls.stray} goes through all ranks, should stay in `group`"
+    if ran.how in ("raised", "wrong"):
+        arena.fail(place)
+    begun = started_and_waited_for(counted)
+    ran.report, ran.late = counted.report(), begun["started"] - begun["waited for"]
+    ran.counts, ran.largest = calls.counts, calls.largest
+    ran.held = ledger.peak() - ledger.moments[0].elements() if ledger.moments else 0
+    return ran
+
+
+def _observed(answer: Callable, ledger: MemoryLedger) -> Callable:
+    """The answer, with what it holds seen by the ledger, whose first moment is what was there before."""
+    with ledger("before"):
+        pass
+
+    @functools.wraps(answer)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        with ledger("call"):
+            return answer(*args, **kwargs)
+
+    return observed
+
+
+def started_and_waited_for(counted: Counted) -> dict[str, int]:
+    """How many calls a rank has started, and of how many it took the end: {"started": n, "waited for": m}."""
+    kinds = {"started": Start, "waited for": Wait}
+    events = counted.report()[1]
+    return {what: len({event.number for event in events if isinstance(event, kind)}) for what, kind in kinds.items()}
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float, others_failed: Callable[[], bool]) -> Iterator[None]:
+    """Raise TimeIsUp in the block when the time is over or when others have failed: then again and again.
+
+    It is a signal. So it works in the main thread only, and while the code computes or waits in Python: in the arena,
+    but not inside native code.
+    """
+    deadline = time.monotonic() + seconds
+
+    def look(*_: Any) -> None:
+        if time.monotonic() > deadline or others_failed():
+            raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, min(_LOOK, seconds), _LOOK)
+    try:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # also if it has rung in the line before
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def in_short(error: BaseException) -> str:
+    """The kind of an error and its first line."""
+    first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {first[:_WIDTH]}" if first else type(error).__name__
+
+
+def _place(where: TracebackType | None, function: Callable) -> str:
+    """The innermost line of the learner's own code: in the function's file, or in another cell (no file on disk)."""
+    own = getattr(getattr(function, "__code__", None), "co_filename", None)
+    for frame, line in reversed(list(traceback.walk_tb(where))):
+        file = frame.f_code.co_filename
+        text = linecache.getline(file, line or 0).strip()
+        if file == own or (text and not os.path.exists(file)):
+            return f"in line {line}, `{text[:_WIDTH]}`"
+    return ""
+
+
+def left_over(counts: dict[int, Counter]) -> str:
+    """What is still in the process group after a call, in a sentence; "" if nothing is. counts: of Calls, by rank."""
+    for rank, other in itertools.permutations(counts, 2):
+        for channel, number in counts[rank].items():
+            if len(channel) == 2:  # a collective
+                theirs = counts[other][channel] if other in channel[1] else number
+                if theirs < number:
+                    return (
+                        f"Rank {rank} called {number} collective{'s' * (number > 1)}, rank {other} {theirs or 'none'}."
+                    )
+                continue
+            group, sender, receiver, sends = channel
+            theirs = counts[other][group, sender, receiver, not sends] if other in (sender, receiver) else number
+            if sends and theirs < number:
+                arrived = times(theirs) if theirs else "nothing"
+                return f"Rank {rank} sent to rank {other} {times(number)}, rank {other} received {arrived}."
+            if theirs < number:
+                return f"Rank {rank} waits for a message that rank {other} never sent."
+    return ""
+
+
+def _dtype(args: tuple) -> torch.dtype:
+    return next((arg.dtype for arg in args if isinstance(arg, torch.Tensor)), torch.float32)
