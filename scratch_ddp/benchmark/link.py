@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.benchmark.command import REPORTED, TableRow, positive_count, report
 from scratch_ddp.benchmark.steps import step
-from scratch_ddp.course.pages import published_step, three_ways
-from scratch_ddp.course.pages.sleeping_model import SleepingModel, scaled
+from scratch_ddp.course.pages import published_step, split_model
+from scratch_ddp.course.pages.sleeping import SleepingModel, scaled
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.instruments.cost import Backward, bucketed
 from scratch_ddp.instruments.forked_ranks import run_ranks
@@ -117,13 +117,10 @@ def exactness_rows(transfers: int) -> list[TableRow]:
 _SCALE = 1 / 128  # of the published model, so that holding and copying it takes little time
 _SLOWEST_FIRST = [["naive"], ["flat"], ["1000 MB"], ["100 MB"], ["per parameter", "1 MB", "10 MB"]]
 _TIED = 0.02  # of a step: rows that were published this close together need not come in their order
-_ON_TOP = "hooks on top"
-_LEGEND = f"""\
+_LEGEND = """\
 (fitted): the link and the timeline were made so that these rows come out; the others are forecasts.
 step / (compute + last transfer): 1 if all communication but the last message is hidden. The hooks (which copy a
-gradient into its message and start it) run beside the compute, as if a GPU computed. Rows with "{_ON_TOP}" are steps
-whose hooks make the backward longer, as if the processor itself computed. They show the time of the hooks, not how much
-communication is hidden, and so are only reported, as are torch's."""
+gradient into its message and start it) run beside the compute, as if a GPU computed. torch's rows are only reported."""
 
 Variants = dict[str, Callable[[], object]]
 
@@ -137,14 +134,14 @@ def ours(timeline: Backward) -> Variants:
     }
     for name, size in published_step.BUCKETS_MB.items():
         wrap[name] = lambda model, size=size: BucketedDDP(model, size * _SCALE)
-    return {name: partial(step, make(SleepingModel(timeline, gpu=True))) for name, make in wrap.items()}
+    return {name: partial(step, make(SleepingModel(timeline))) for name, make in wrap.items()}
 
 
 def torchs(timeline: Backward) -> Variants:
     """Steps of torch's DDP with the same bucket sizes."""
     found = {}
     for name, size in published_step.BUCKETS_MB.items():
-        model = DistributedDataParallel(SleepingModel(timeline, gpu=True), bucket_cap_mb=size * _SCALE)
+        model = DistributedDataParallel(SleepingModel(timeline), bucket_cap_mb=size * _SCALE)
         found[f"torch DDP, {name}"] = partial(step, model)
     return found
 
@@ -157,7 +154,7 @@ def published_table(rounds: int) -> tuple[str, list[TableRow]]:
     forecasts = published_step.forecasts(timeline, link.wire(2), _SCALE)
     for name, size in published_step.BUCKETS_MB.items():  # torch's first bucket is small only without a size
         forecasts[f"torch DDP, {name}"] = bucketed(timeline, link.wire(2), size * _SCALE, first_mb=size * _SCALE)
-    compute = partial(step, SleepingModel(timeline, gpu=True))
+    compute = partial(step, SleepingModel(timeline))
     samples = interleaved({"compute": compute, **ours(timeline), **torchs(timeline)}, rounds, warm_up=2)
     dist.destroy_process_group()
     rows = ["| | published ms | forecast | measured | off the published |", "|---|---|---|---|---|"]
@@ -217,22 +214,19 @@ def hidden(rounds: int, backward: float = 0.6) -> list[TableRow]:
     timeline = Backward.in_proportion(48 * [2**16], backward, backward / 2)
     group = lone_rank(2, Link(1e-4, 0.75 * backward / timeline.total_bytes))
     wrapped = {
-        "OverlappedDDP": OverlappedDDP(SleepingModel(timeline, gpu=True)),
-        "BucketedDDP": BucketedDDP(SleepingModel(timeline, gpu=True), 0.25),
-        "torch DDP": DistributedDataParallel(SleepingModel(timeline, gpu=True), bucket_cap_mb=0.25),
-        f"OverlappedDDP, {_ON_TOP}": OverlappedDDP(SleepingModel(timeline)),
-        f"BucketedDDP, {_ON_TOP}": BucketedDDP(SleepingModel(timeline), 0.25),
-        f"torch DDP, {_ON_TOP}": DistributedDataParallel(SleepingModel(timeline), bucket_cap_mb=0.25),
+        "OverlappedDDP": OverlappedDDP(SleepingModel(timeline)),
+        "BucketedDDP": BucketedDDP(SleepingModel(timeline), 0.25),
+        "torch DDP": DistributedDataParallel(SleepingModel(timeline), bucket_cap_mb=0.25),
     }
     variants = {name: partial(step, model) for name, model in wrapped.items()}
     last = {name: last_transfer(run, group) for name, run in variants.items()}
-    samples = interleaved({"compute": partial(step, SleepingModel(timeline, gpu=True)), **variants}, rounds)
+    samples = interleaved({"compute": partial(step, SleepingModel(timeline)), **variants}, rounds)
     dist.destroy_process_group()
     rows = []
     for name, seconds in last.items():
         pairs = zip(samples[name], samples["compute"], strict=True)
         found = median(each.wall / (compute.wall + seconds) for each, compute in pairs)
-        reported = name.startswith("torch") or name.endswith(_ON_TOP)
+        reported = name.startswith("torch")
         target = REPORTED if reported else "≤ 1.03"
         what = f"step / (compute + last transfer), {name}"
         rows.append(TableRow(what, target, f"{found:.3f}", reported or found <= 1.03))
@@ -254,7 +248,7 @@ _WITHIN = 1.08  # a step of a split model may take so many times its forecast
 Taken = dict[str, dict[str, list[float]]]  # link -> way -> seconds of each step
 
 
-def split_model(rounds: int, seconds: float = 1.0) -> tuple[str, list[TableRow]]:
+def two_gpus(rounds: int, seconds: float = 1.0) -> tuple[str, list[TableRow]]:
     """One model on two ranks under data, tensor and pipeline parallelism, on four links, against the forecasts.
 
     `seconds`: how long each step takes here.
@@ -262,16 +256,16 @@ def split_model(rounds: int, seconds: float = 1.0) -> tuple[str, list[TableRow]]
 
     def on_ranks() -> Taken:
         group = linked_group(None)
-        return {link: three_ways.measure(link, group, rounds, seconds) for link in three_ways.LINKS}
+        return {link: split_model.measure_ways(link, group, rounds, seconds) for link in split_model.LINKS}
 
-    return judge_split(run_ranks(three_ways.RANKS, on_ranks, timeout=60 + 40 * rounds)[0])
+    return judge_split(run_ranks(2, on_ranks, timeout=60 + 40 * rounds)[0])
 
 
 def judge_split(taken: Taken) -> tuple[str, list[TableRow]]:
     """A table of medians with the forecasts, and a row for each way: how far its worst link is from the forecast."""
-    forecasts = {link: three_ways.forecasts(PRESETS[link]) for link in taken}
+    forecasts = {link: split_model.forecasts(PRESETS[link]) for link in taken}
     ways = list(next(iter(taken.values())))
-    lines = [f"Measured (forecast) ms of a step on two GPUs; on one: {1e3 * three_ways.ALONE:.1f}.", ""]
+    lines = [f"Measured (forecast) ms of a step on two GPUs; on one: {1e3 * split_model.ALONE:.1f}.", ""]
     lines += [f"| | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
     for link, steps in taken.items():
         cells = [f"{1e3 * median(steps[way]):.1f} ({1e3 * forecasts[link][way]:.1f})" for way in ways]
@@ -297,7 +291,7 @@ def main(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     on_the_link = exactness_rows(options.transfers)
     table, rows = published_table(options.rounds)
-    ways, split_rows = split_model(options.rounds)
+    ways, split_rows = two_gpus(options.rounds)
     return report(
         [*on_the_link, *rows, *hidden(options.rounds), *split_rows], before=f"{table}\n\n{ways}", after=_LEGEND
     )
