@@ -1,4 +1,4 @@
-"""What an exercise is: a reference, what its stub and its answer are made from, and a test.
+"""What an exercise is: a reference, inputs to try it on, and what its stub and its answer are made from.
 
 The reference has its answer between two marker comments, `# answer: begin` and `# answer: end`. The learner gets the
 reference without what stands between the markers; `solution` shows it without the markers; a wrong answer, in the
@@ -7,37 +7,70 @@ tests, is an edit of it. So none of them can drift away from the others.
 
 import ast
 import functools
+import importlib
 import importlib.util
 import inspect
 import pkgutil
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from scratch_ddp.course.trial import Trial
+from scratch_ddp.course.arena import At
+from scratch_ddp.course.compare import leaves, same
 
 YOUR_CODE = "raise NotImplementedError  # your code"
 ANSWER = re.compile(r"^([ ]*)# answer: begin\n(.*?)^[ ]*# answer: end\n", re.MULTILINE | re.DOTALL)
 
+Seen = tuple[str, str, Any]  # what a use yields: the criterion, what is looked at, its value
+
+
+class Wrong(Exception):
+    """Raised by a `use`: what the answer did makes no sense. `criterion` fails with these words, and no other holds."""
+
+    def __init__(self, criterion: str, words: str):
+        super().__init__(criterion, words)
+        self.criterion, self.words = criterion, words
+
+
+def call(answer: Callable, *args: Any) -> Iterator[Seen]:
+    """How an answer is used unless the exercise says otherwise: called once. Seen: its result, then its arguments.
+
+    What the reference leaves alone of an argument is a matter of `untouched`, the rest of `value`.
+    """
+    names = [name for name, _ in zip(inspect.signature(answer).parameters, args, strict=False)]
+    before = {name: leaves(arg, f"`{name}`") for name, arg in zip(names, args, strict=True)}
+    yield "value", "the result", answer(*args)
+    for name, arg in zip(names, args, strict=True):
+        for what, now in leaves(arg, f"`{name}`").items():
+            yield ("untouched" if same(now, before[name].get(what)) else "value"), what, now
+
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function that learners write, known by its name.
+    """A function that learners write, known by its name. On every rank it must do what `reference` does.
 
-    `reference` holds the answer between the markers; `examine` calls the learner's function through a Trial and states
-    the criteria; `given` are the imports that the stub's cell begins with; `also_named`: what the package has in place
-    of the answer under other names, which the answer may not call.
+    reference: holds the answer between the markers.
+    inputs: (at) -> yields (case, this rank's arguments). It runs twice, for the reference and for the answer, each
+        time with the same seed. Arguments lie on the CPU.
+    use: (answer, *arguments) -> yields (criterion, what, value), in the same order for the reference and the answer.
+        Each value is copied when it is yielded, and compared.
+    close: how far numbers may be off, relative to the largest; 0 means that all bits count.
+    room: (*arguments) -> elements of the first tensor's dtype that a rank may hold beside its arguments.
+    cost: whether calls, messages, bytes and depth may not exceed those of the reference.
+    given: imports that the stub's cell begins with.
     """
 
     reference: Callable[..., Any]
-    examine: "Callable[[Trial], None]"
+    inputs: Callable[[At], Iterator[tuple[str, tuple]]]
+    use: Callable[..., Iterator[Seen]] = call
+    close: float = 0.0
+    room: Callable[..., int] | None = None
+    cost: bool = True
     given: str = ""
-    also_named: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -87,38 +120,22 @@ def exercise_of(function: Any) -> Exercise:
     """The exercise that a learner's function answers. Raises TypeError or ValueError that says what is accepted."""
     if not callable(function) or not hasattr(function, "__name__"):
         raise TypeError(f"give the function itself, as in check(tree_broadcast), not {type(function).__name__}")
-    try:
-        return all_exercises()[function.__name__]
-    except KeyError:
-        names = ", ".join(all_exercises())
-        raise ValueError(
-            f"no exercise is called {function.__name__!r}, and this is the function's own name (its __name__): define "
-            f"it by the exercise's. There are {names}"
-        ) from None
+    if function.__name__ not in all_exercises():
+        raise ValueError(f"no exercise is called {function.__name__!r}. There are {', '.join(all_exercises())}")
+    return all_exercises()[function.__name__]
 
 
-def borrows(function: Callable, exercise: Exercise) -> str:
-    """What a learner's function calls of the package in place of an answer, imported in the notebook or in itself."""
-    codes, known = [getattr(function, "__code__", None)], getattr(function, "__globals__", {})
-    names = {exercise.name, *exercise.also_named}
-    for code in codes:  # grows by the functions inside
-        if code is None:
-            continue
-        called = names.intersection(code.co_names)
-        things = [known[name] for name in code.co_names if name in known and known[name] is not function]
-        for thing in filter(_of_the_package, things):
-            held = {name for name in called if isinstance(thing, ModuleType) and hasattr(thing, name)}
-            if found := held or names.intersection([getattr(thing, "__name__", "")]):
-                return min(found)
-        if called and any(name.split(".")[0] == "scratch_ddp" for name in code.co_names):
-            return min(called)
-        codes += [each for each in code.co_consts if hasattr(each, "co_names")]
+def borrows(function: Callable, name: str) -> str:
+    """The package's own `name`, if the learner's function is it or calls it; "" if the answer is the learner's."""
+    code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    called = [known.get(each) for each in (code.co_names if code else ())]
+    for thing in [function, *called]:
+        if isinstance(thing, ModuleType) and name in code.co_names:  # module.name(…)
+            thing = getattr(thing, name, None)
+        home = str(getattr(thing, "__module__", "")).split(".")[0]
+        if home == "scratch_ddp" and getattr(thing, "__name__", "") == name:
+            return f"{thing.__module__}.{name}"
     return ""
-
-
-def _of_the_package(thing: Any) -> bool:
-    module = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", "")
-    return str(module).split(".")[0] == "scratch_ddp"
 
 
 def reference_source(reference: Callable) -> str:
@@ -145,8 +162,7 @@ def is_stub(function: Callable, reference: Callable) -> bool:
     """Whether `function` still does exactly what the stub does; its comments and its docstring may differ."""
     try:
         written = textwrap.dedent(inspect.getsource(function))
-        unwritten = "NotImplementedError" in written  # most answers need not be parsed, which takes milliseconds
-        return unwritten and _meaning(written) == _meaning(stub(reference))
+        return "NotImplementedError" in written and _meaning(written) == _meaning(stub(reference))
     except (OSError, TypeError, SyntaxError):  # no source to read: the call will tell
         return False
 
