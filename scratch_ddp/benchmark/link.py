@@ -24,7 +24,7 @@ from scratch_ddp.benchmark.steps import step
 from scratch_ddp.course.pages import published_step, split_model
 from scratch_ddp.course.pages.sleeping import SleepingModel, scaled
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
-from scratch_ddp.instruments.cost import Backward, bucketed
+from scratch_ddp.instruments.cost import Backward, Forecast, Wire, bucketed, flat, naive, per_parameter
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.network import PRESETS, Link, LinkedGroup, linked_group, lone_rank
 from scratch_ddp.instruments.timing import Spread, interleaved, machine, spread_of
@@ -122,7 +122,20 @@ _LEGEND = """\
 step / (compute + last transfer): 1 if all communication but the last message is hidden. The hooks (which copy a
 gradient into its message and start it) run beside the compute, as if a GPU computed. torch's rows are only reported."""
 
+_FITTED = ("naive", "flat", "per parameter", "1000 MB")  # the published link and timeline were fitted to these rows
+BUCKETS_MB = {name: int(name.split()[0]) for name in published_step.CALLS}
+
 Variants = dict[str, Callable[[], object]]
+
+
+def forecasts_of(backward: Backward, wire: Wire, mb: float = 1.0) -> dict[str, Forecast]:
+    """The forecast of each row, with bucket sizes scaled by `mb` as the timeline's gradients are."""
+    rows = {
+        "naive": naive(backward, wire),
+        "flat": flat(backward, wire),
+        "per parameter": per_parameter(backward, wire),
+    }
+    return rows | {name: bucketed(backward, wire, size * mb) for name, size in BUCKETS_MB.items()}
 
 
 def ours(timeline: Backward) -> Variants:
@@ -132,7 +145,7 @@ def ours(timeline: Backward) -> Variants:
         "flat": FlatDDP,
         "per parameter": OverlappedDDP,
     }
-    for name, size in published_step.BUCKETS_MB.items():
+    for name, size in BUCKETS_MB.items():
         wrap[name] = lambda model, size=size: BucketedDDP(model, size * _SCALE)
     return {name: partial(step, make(SleepingModel(timeline))) for name, make in wrap.items()}
 
@@ -140,7 +153,7 @@ def ours(timeline: Backward) -> Variants:
 def torchs(timeline: Backward) -> Variants:
     """Steps of torch's DDP with the same bucket sizes."""
     found = {}
-    for name, size in published_step.BUCKETS_MB.items():
+    for name, size in BUCKETS_MB.items():
         model = DistributedDataParallel(SleepingModel(timeline), bucket_cap_mb=size * _SCALE)
         found[f"torch DDP, {name}"] = partial(step, model)
     return found
@@ -151,8 +164,8 @@ def published_table(rounds: int) -> tuple[str, list[TableRow]]:
     timeline = scaled(published_step.timeline(), _SCALE)
     link = published_step.link(timeline.total_bytes)
     lone_rank(2, link)
-    forecasts = published_step.forecasts(timeline, link.wire(2), _SCALE)
-    for name, size in published_step.BUCKETS_MB.items():  # torch's first bucket is small only without a size
+    forecasts = forecasts_of(timeline, link.wire(2), _SCALE)
+    for name, size in BUCKETS_MB.items():  # torch's first bucket is small only without a size
         forecasts[f"torch DDP, {name}"] = bucketed(timeline, link.wire(2), size * _SCALE, first_mb=size * _SCALE)
     compute = partial(step, SleepingModel(timeline))
     samples = interleaved({"compute": compute, **ours(timeline), **torchs(timeline)}, rounds, warm_up=2)
@@ -167,7 +180,7 @@ def published_table(rounds: int) -> tuple[str, list[TableRow]]:
         off = f"{spread.median / published - 1:+.1%}" if published else ""
         cells = [f"{published:.0f}" if published else "", f"{1e3 * forecast.step:.0f}" if forecast else ""]
         measured = f"{spread.median:.0f} [{spread.low:.0f}–{spread.high:.0f}]"
-        mark = " (fitted)" if name in published_step.FITTED else ""
+        mark = " (fitted)" if name in _FITTED else ""
         rows.append(f"| {name}{mark} | {' | '.join(cells)} | {measured} | {off} |")
     return "\n".join(rows), [in_order(medians), *within(medians)]
 
@@ -199,7 +212,7 @@ def within(medians: dict[str, float]) -> list[TableRow]:
     off = {name: medians[name] / published - 1 for name, published in published_step.PUBLISHED.items()}
     rows = []
     for kind in ("fitted", "forecast"):
-        names = [name for name in off if (name in published_step.FITTED) == (kind == "fitted")]
+        names = [name for name in off if (name in _FITTED) == (kind == "fitted")]
         worst = max(names, key=lambda name: abs(off[name]))
         what = f"published table: ms of the {len(names)} {kind} rows"
         rows.append(TableRow(what, "within 10 %", f"{off[worst]:+.1%} at worst ({worst})", abs(off[worst]) <= 0.10))

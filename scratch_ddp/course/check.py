@@ -96,7 +96,7 @@ def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
         return Verdict({"own": f"The answer calls {borrowed}: write it yourself."})
     try:
         with torch.random.fork_rng(devices=[]), arena:
-            criteria = _tried(
+            criteria = try_cases(
                 exercise, function, arena, seconds, At(arena.rank, arena.n, members=tuple(range(arena.n)))
             )
             if exercise.takes_group and not any(criteria.values()):
@@ -115,12 +115,12 @@ def _tried_in_group(exercise: Exercise, function: Callable, arena: Arena, second
     criteria = None
     if arena.rank in members:
         at = At(arena.rank - 1, arena.n - 1, group, members)
-        criteria = _tried(exercise, function, arena, seconds, at)
+        criteria = try_cases(exercise, function, arena, seconds, at)
     told = arena.exchange("in a group", criteria, LONGEST)
     return {name: words for name, words in told[1].items() if words}
 
 
-def _tried(exercise: Exercise, function: Callable, arena: Arena, seconds: float, at: At) -> dict[str, str]:
+def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: float, at: At) -> dict[str, str]:
     """The criteria of one pass over all cases, the same on each of its ranks. It ends with a call that failed."""
     where = f", in a group of {ranks(at.members).lower()} (numbered from 0)" if at.group else ""
     criteria: dict[str, str] = {}

@@ -12,7 +12,7 @@ from scratch_ddp.cells.rank.interruptible_group import BACKEND
 from scratch_ddp.course.arena import Arena, At
 from scratch_ddp.course.capstone import criteria, real_loop
 from scratch_ddp.course.capstone.criteria import EXERCISES
-from scratch_ddp.course.check import tried
+from scratch_ddp.course.check import try_cases
 from scratch_ddp.course.run import in_short
 from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 
@@ -76,7 +76,7 @@ def _judged(path: Path, limit: float, names: Iterable[tuple[str, ...]]) -> dict[
         arena = Arena()
         with arena:
             at = At(arena.rank, arena.n, members=tuple(range(arena.n)))
-            complaints = tried(EXERCISES[each], wrap, arena, limit, at)
+            complaints = try_cases(EXERCISES[each], wrap, arena, limit, at)
             arena.count_groups_alike(limit)
         failed = next((words for name, words in complaints.items() if name in FAILURES and words), "")
         found |= {name: failed or complaints.get(AS_THE_ENGINE.get(name, name), "") for name in each}

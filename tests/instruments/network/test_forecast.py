@@ -9,7 +9,7 @@ import torch._dynamo  # noqa: F401  torch's DDP imports it at its first forward
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp.benchmark.link import in_order, within
+from scratch_ddp.benchmark.link import BUCKETS_MB, forecasts_of, in_order, within
 from scratch_ddp.benchmark.steps import step
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.course.pages import published_step
@@ -56,14 +56,14 @@ def test_scaled():
 def test_the_published_model_has_the_published_calls():
     nbytes = published_step.gradient_bytes()
     assert len(nbytes) == 219 and 1.4e9 < sum(nbytes) < 2e9
-    for name, size in published_step.BUCKETS_MB.items():
+    for name, size in BUCKETS_MB.items():
         assert len(bucket_plan(nbytes, size * MB, size * MB)) == published_step.CALLS[name]
 
 
 def test_the_published_steps_are_forecast():
     timeline = published_step.timeline()
     link = published_step.link(timeline.total_bytes)
-    steps = {name: 1e3 * each.step for name, each in published_step.forecasts(timeline, link.wire(2)).items()}
+    steps = {name: 1e3 * each.step for name, each in forecasts_of(timeline, link.wire(2)).items()}
     assert steps["naive"] == pytest.approx(1406.7) and steps["flat"] == pytest.approx(1365.2)  # what was fitted
     assert in_order(steps).holds and all(row.holds for row in within(steps))
     others = [name for name in steps if name != "100 MB"]
