@@ -54,10 +54,10 @@ def _wrong_mean(ranks: tuple[dict, ...]) -> str:
 
 
 def _drift(ranks: tuple[dict, ...]) -> str:
-    after = [each.get("after", {}) for each in ranks]  # a run may have ended on the way
-    for rank, parameters in enumerate(after):
-        for name, values in parameters.items():
-            if not torch.equal(values, after[0].get(name, values)):
+    first, *others = (each.get("after", {}) for each in ranks)  # a run may have ended on the way
+    for rank, parameters in enumerate(others, start=1):
+        for name in first.keys() & parameters.keys():
+            if not torch.equal(first[name], parameters[name]):
                 return f"{name} of rank {rank} is no longer equal to rank 0's"
     return ""
 

@@ -56,8 +56,6 @@ def run(module: str, *arguments: object, restarts: int = 0) -> Ended:
     except subprocess.TimeoutExpired:
         kill_family(process.pid)
         return Ended(None, process.communicate()[0].splitlines())
-    finally:
-        kill_family(process.pid)
 
 
 @contextlib.contextmanager
