@@ -59,11 +59,13 @@ def batches(at: At, count: int, width: int = 6) -> Batches:
 
 
 def start(wrap: Wrap, model: nn.Module) -> Iterator[Seen]:
+    """What the model holds once it is wrapped."""
     wrap(model)
     yield "start", "after MyDDP(model)", model
 
 
 def train(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+    """The model after each backward of some steps of SGD."""
     model = wrap(model)
     for step, rows in enumerate(steps, start=1):
         _backward(model, rows)
@@ -72,6 +74,7 @@ def train(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
 
 
 def costs(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+    """Calls and bytes of a step, or the budget if they are fewer."""
     model, size = wrap(model), _size(model)
     counted = _second_step(model, steps)
     made, budget = sum(counted.calls.values()), math.ceil(size / MIB) + 2
@@ -80,6 +83,7 @@ def costs(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
 
 
 def memory(wrap: Wrap, alone: nn.Module, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+    """How much more is held at the peak than with the plain model, or the budget if that is less."""
     with memory_use() as plain:
         _second_step(alone, steps)
     with memory_use() as used:
@@ -89,6 +93,7 @@ def memory(wrap: Wrap, alone: nn.Module, model: nn.Module, steps: Batches) -> It
 
 
 def accumulation(wrap: Wrap, model: nn.Module, micro_batches: Batches) -> Iterator[Seen]:
+    """Calls inside `no_sync()`, nested too, and the gradients afterwards; again after an exception."""
     model = wrap(model)
     for where in ("", " after an exception inside no_sync()"):
         for micro, rows in enumerate(micro_batches[:-1]):
@@ -106,6 +111,7 @@ def accumulation(wrap: Wrap, model: nn.Module, micro_batches: Batches) -> Iterat
 
 
 def unused(wrap: Wrap, model: nn.Module, rows: torch.Tensor, heads: list[int]) -> Iterator[Seen]:
+    """Gradients where a rank, or no rank, has used a parameter."""
     model = wrap(model)
     for step, head in enumerate(heads, start=1):
         _loss(model(rows, head)).backward()
@@ -115,6 +121,7 @@ def unused(wrap: Wrap, model: nn.Module, rows: torch.Tensor, heads: list[int]) -
 
 
 def frozen(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+    """Which parameters have a gradient, and the bytes sent."""
     model, size = wrap(model), _size(model)
     counted = _second_step(model, steps)
     for name, each in model.module.named_parameters():
@@ -135,7 +142,8 @@ def _take_step(model: nn.Module) -> None:
     """A step of plain SGD, then no gradients. (torch's optimizers would import its compiler: two seconds.)"""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter -= 0.1 * parameter.grad
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
     model.zero_grad()
 
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from scratch_ddp.commands.lessons import NOTEBOOKS
 from scratch_ddp.course.capstone import observe, script, torchrun
+from tests.course.capstone.test_class import edited
 from tests.ranks import run_ranks
 
 GIVEN = NOTEBOOKS / "capstone" / "misbehaving.py"
@@ -43,13 +44,6 @@ FAULTS = {  # (edits of the mended script, the one criterion that fails, its wor
         "0 of the 64 validation items are predicted",
     ),
 }
-
-
-def edited(source: str, edits: dict[str, str]) -> str:
-    for old, new in edits.items():
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    return source
 
 
 @pytest.mark.parametrize("name", FAULTS)
