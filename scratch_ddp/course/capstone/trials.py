@@ -4,9 +4,6 @@ import importlib
 import inspect
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
-
-from torch import nn
 
 from scratch_ddp.cells.rank.interruptible_group import BACKEND
 from scratch_ddp.course.arena import Arena, At
@@ -20,7 +17,6 @@ AS_THE_ENGINE, FAILURES = {"replicas": "agreement"}, ("runs", "group", "waits") 
 RANKS, LIMIT = 3, 20.0  # seconds for a class to do what a criterion asks
 OWN = "own work"
 PROMISES = {OWN: "written with torch's tensors and collectives"} | criteria.PROMISES | real_loop.PROMISES
-METHODS = ("forward", "no_sync", "sync_gradients")
 
 
 def judge(path: Path) -> dict[str, str]:
@@ -41,21 +37,14 @@ def looked_at(path: Path) -> tuple[str, str]:
         module = real_loop.load(path)
     except BaseException as error:
         return f"{path.name} can't be imported: {in_short(error)}", ""
-    found = getattr(module, "MyDDP", None)
-    if found is None:
+    if not hasattr(module, "MyDDP"):
         return f"{path.name} defines no class MyDDP yet", ""
-    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        return "MyDDP is not a class that inherits from torch.nn.Module", ""
-    missing = [name for name in METHODS if getattr(found, name, None) is getattr(nn.Module, name, None)]
-    return f"MyDDP has no {missing[0]}()" if missing else "", _borrowed(module)
-
-
-def _borrowed(module: ModuleType) -> str:
-    for name, used in [*vars(module).items(), *((base.__name__, base) for base in module.MyDDP.__mro__)]:
+    bases = [(base.__name__, base) for base in getattr(module.MyDDP, "__mro__", ())]
+    for name, used in [*vars(module).items(), *bases]:
         home = used.__name__ if inspect.ismodule(used) else getattr(used, "__module__", None) or ""
         if home.split(".")[0] == "scratch_ddp" or home.startswith("torch.nn.parallel"):
-            return f"my_ddp.py uses {name} of {home}"
-    return ""
+            return "", f"my_ddp.py uses {name} of {home}"
+    return "", ""
 
 
 def on_ranks(path: Path, limit: float = LIMIT, names: Iterable[tuple[str, ...]] = tuple(EXERCISES)) -> dict[str, str]:

@@ -67,7 +67,6 @@ ENDED = {  # what is done in place of SEND, and ends every criterion: words of "
 REFUSED = {  # file: words of every criterion
     "": "my_ddp.py defines no class MyDDP yet",
     "def MyDDP(:": "my_ddp.py can't be imported: SyntaxError",
-    "from torch import nn\nclass MyDDP(nn.Module):\n    def forward(self): pass": "MyDDP has no no_sync()",
 }
 
 
