@@ -61,7 +61,7 @@ WRONG_CLASSES = {  # name: (edits of the reference, the criteria that fail with 
 BARRIER = SEND + "        if dist.get_rank() == 0:\n            dist.barrier()\n"
 RAISE = "        if dist.get_rank() == 2:\n            raise KeyError('lost')\n" + SEND
 ENDED = {  # what is done in place of SEND, and ends every criterion: words of "value"
-    BARRIER: "`dist.barrier()`",
+    BARRIER: "called barrier",
     RAISE: "Rank 2 raised KeyError: 'lost' (line 42, `raise KeyError('lost')`)",
 }
 REFUSED = {  # file: words of every criterion
@@ -97,7 +97,7 @@ def test_a_wrong_class_is_refused_by_the_right_criterion(name, tmp_path):
     assert all(words in found[each] for each, words in expected.items()), found
 
 
-@pytest.mark.parametrize("mistake", ENDED)
+@pytest.mark.parametrize("mistake", ENDED, ids=["one call more", "raises"])
 def test_what_stops_a_rank_is_named_with_its_line(mistake, tmp_path):
     path = written(tmp_path, edited(REFERENCE.read_text(), {SEND: mistake}))
     assert ENDED[mistake] in trials.on_ranks(path, 1.5, [("value", "replicas")])["value"]
