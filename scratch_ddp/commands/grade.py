@@ -2,8 +2,7 @@
 
 An exercise is a cell with a line `check(NAME)`. Its verdict is what that cell prints: a line for each group of
 criteria, beginning with ✓ or ✗, or `not written yet`. Exercises of the lesson whose check was removed count as missing.
-Ticks of a notebook's own `check`, or for the package's own function, do not count (`own_work`). The files of the
-capstone have criteria in the place of exercises (`grade_capstone`).
+The files of the capstone have criteria in the place of exercises (`grade_capstone`).
 """
 
 import argparse
@@ -20,12 +19,10 @@ from scratch_ddp.commands.execution import ANSI_COLOUR, CellFailed, run
 from scratch_ddp.commands.grade_capstone import is_capstone, judged
 from scratch_ddp.commands.lessons import NOTEBOOKS, UsageError, complain, lesson_paths
 from scratch_ddp.commands.outputs import clean_outputs, clear_outputs
-from scratch_ddp.commands.own_work import unearned
-from scratch_ddp.course.exercise import all_exercises
 
 SAID_BY = re.compile(r"\s+← ranks? [\d–, ]+$")  # the rank cells' label at the end of a line
 CHECK = re.compile(r"^check\(\s*([A-Za-z_]\w*)", re.MULTILINE)
-HOLDS, FAILS, NOT_COUNTED = "holds", "fails", "not counted"
+HOLDS, FAILS = "holds", "fails"
 NOT_WRITTEN, NOT_REACHED, MISSING = "not written", "not reached", "missing"
 MARKS = {HOLDS: "✓", FAILS: "✗"}
 
@@ -80,25 +77,16 @@ def grade(path: Path, cell_timeout: float, lesson: Path | None = None) -> Report
     notebook = read(path)
     original = read(lesson) if lesson else None
     clear_outputs(notebook)
-    folder, stopped = path.absolute().parent, None
+    stopped = None
     try:
-        run(notebook, folder, keep_going=True, cell_timeout=cell_timeout)
+        run(notebook, path.absolute().parent, keep_going=True, cell_timeout=cell_timeout)
     except CellFailed as failure:
         stopped = str(failure)
     exercises = list(exercises_of(notebook))
-    _discount(exercises, unearned(notebook, all_exercises(folder), original))
     there = {exercise.name for exercise in exercises}
     wanted = exercises_of(original) if original else ()
     exercises += [Exercise(exercise.name, MISSING, []) for exercise in wanted if exercise.name not in there]
     return Report(str(path), exercises, stopped)
-
-
-def _discount(exercises: list[Exercise], reasons: dict[str, str]) -> None:
-    """Take back the ticks for which there is a reason, in place."""
-    for exercise in exercises:
-        why = [reasons[name] for name in exercise.name.split(", ") if name in reasons]
-        if why and exercise.status == HOLDS:
-            exercise.status, exercise.lines = NOT_COUNTED, why
 
 
 def read(path: Path) -> NotebookNode:

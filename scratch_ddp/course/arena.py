@@ -29,22 +29,18 @@ GRACE = 5.0  # seconds that a rank may be behind the others
 class At:
     """Where inputs are made: on rank `rank` of `n`.
 
-    group: None stands for all ranks. The engine passes it to the answer; inputs need it only to make more groups.
-    members: global numbers of the n ranks, for arguments such as `src`.
+    members: global numbers of the n ranks, for arguments such as `src`. group: None stands for all ranks. The engine
+    passes it to the answer; inputs need it only to make more groups.
     """
 
     rank: int
     n: int
+    members: tuple[int, ...]
     group: dist.ProcessGroup | None = None
-    members: tuple[int, ...] = ()
 
 
 class RanksMissing(TimeoutError):
-    """Some ranks did not come in time; `missing` names them."""
-
-    def __init__(self, missing: list[int]):
-        self.missing = missing
-        super().__init__(f"ranks {missing} did not come")
+    """Some ranks did not come in time: `RanksMissing([2, 3])`."""
 
 
 class Arena:
@@ -67,19 +63,15 @@ class Arena:
 
     def exchange(self, place: str, fact: Any, seconds: float, members: Sequence[int] | None = None) -> list[Any]:
         """Every member's fact, in their order. `place` is where in the check they are. Raises RanksMissing."""
-        members = range(self.n) if members is None else members
-        keys = [f"{self._name}/{place}/{rank}" for rank in members]
+        keys = [f"{self._name}/{place}/{rank}" for rank in (range(self.n) if members is None else members)]
         self._store.set(f"{self._name}/{place}/{self.rank}", base64.b64encode(pickle.dumps(fact)).decode())
         deadline = time.monotonic() + seconds
-        while True:
-            said = self._store.multi_get(keys) if self._store.check(keys) else []
-            if said and b"gone" not in said:
+        while time.monotonic() < deadline:
+            said = self._store.multi_get(keys) if self._store.check(keys) else [b"gone"]
+            if b"gone" not in said:
                 return [pickle.loads(base64.b64decode(each)) for each in said]
-            if time.monotonic() > deadline:
-                raise RanksMissing(
-                    [rank for rank, key in zip(members, keys, strict=True) if not self._store.check([key])]
-                )
             time.sleep(0.001)
+        raise RanksMissing([int(key.split("/")[-1]) for key in keys if not self._store.check([key])])
 
     def fail(self, place: str) -> None:
         """Tell the others that this rank's call has failed: they need not wait for it any longer."""
@@ -90,36 +82,29 @@ class Arena:
         return self._store.check([f"{self._name}/{place}/failed"])
 
     def __enter__(self) -> "Arena":
-        world = dist.distributed_c10d._world
-        self._learners, self._known = dist.group.WORLD, set(world.pg_names)
+        self._learners, self._known = dist.group.WORLD, set(dist.distributed_c10d._world.pg_names)
         self.group = dist.new_group(backend=interruptible_group.BACKEND)
         dist.distributed_c10d._update_default_pg(self.group)
-        self._destroy = dist.destroy_process_group
-        dist.destroy_process_group = self._refuse_to_destroy
+        self._destroy, dist.destroy_process_group = dist.destroy_process_group, self._destroy_one
         return self
 
     def __exit__(self, *_: Any) -> None:
-        world = dist.distributed_c10d._world
         dist.destroy_process_group = self._destroy
         dist.distributed_c10d._update_default_pg(self._learners)
-        for group in set(world.pg_names) - self._known:
+        for group in set(dist.distributed_c10d._world.pg_names) - self._known:
             if isinstance(group, interruptible_group.InterruptibleGroup):
                 group.retire()
             dist.destroy_process_group(group)
 
-    def _refuse_to_destroy(self, group: dist.ProcessGroup | None = None) -> None:
-        if group is None or group is dist.group.WORLD:
+    def _destroy_one(self, group: dist.ProcessGroup | None = None) -> None:
+        if group in (None, self.group):
             raise RuntimeError("destroy_process_group would end the process group that all cells share")
         self._destroy(group)
 
-    def part(self, members: Sequence[int]) -> dist.ProcessGroup:
-        """A group of some ranks. Collective over all ranks."""
-        return dist.new_group(list(members), backend=interruptible_group.BACKEND)
-
-    def count_groups_alike(self, seconds: float) -> None:
+    def count_groups_alike(self) -> None:
         """torch names new groups by counting them; ranks that have made groups in parts have counted further."""
         world = dist.distributed_c10d._world
-        world.group_count = max(self.exchange("groups", world.group_count, seconds))
+        world.group_count = max(self.exchange("groups", world.group_count, GRACE))
 
     @contextlib.contextmanager
     def watched(self, place: str, group: dist.ProcessGroup | None) -> Iterator["Calls"]:
@@ -138,70 +123,57 @@ class Arena:
 class Calls:
     """The calls of this rank. Raises ValueError for one that does not fit, on the rank that comes to it second.
 
-    largest: bytes of the largest message that this rank has sent to another one.
+    counts: how often it has come to each channel: (group, ranks) of collectives, (group, sender, receiver) of messages.
+    largest: bytes of the largest message that it has sent. stray: a call on all ranks where the answer has a group.
     """
 
     def __init__(self, store: dist.Store, place: str, rank: int, forbidden: str):
         self._store, self._place, self._rank, self._forbidden = store, place, rank, forbidden
-        self._numbers: Counter[str] = Counter()
-        self.largest = 0
-        self.stray = ""  # a call on all ranks where the answer was given a group
+        self.counts: Counter[tuple] = Counter()
+        self.largest, self.stray = 0, ""
 
     def see(self, call: dict[str, Any]) -> None:
         if call["operation"] == "new_group":
             return
         if call["group"] == self._forbidden:
             self.stray = call["operation"]
-            raise ValueError(f"{call['operation']} goes through all ranks, should stay in `group`")
-        if "pieces" in call:
-            self._compare_pieces(call)
+            raise ValueError(f"{self.stray} goes through all ranks")
+        way, _, peer = call["peer"].rpartition(" rank ")
         if not call["peer"]:
-            self._compare_collectives(call)
-            return
-        way, _, peer = call["peer"].strip().rpartition(" rank ")
-        if not peer.isdigit():
+            self._see_collective(call)
+        elif not peer.isdigit():
             raise ValueError("recv names no sender: a message of another call can be taken for this one")
-        self._compare_message(call, way == "to", int(peer))
+        elif int(peer) == self._rank:
+            raise ValueError(f"rank {peer} sends to itself")
+        else:
+            self.largest = max(self.largest, _nbytes(call["given"]) if way == " to" else 0)
+            self._see_message(call["group"], int(peer), call["given"], way == " to")
 
-    def _compare_collectives(self, call: dict[str, Any]) -> None:
+    def _see_collective(self, call: dict[str, Any]) -> None:
+        members = tuple(interruptible_group.members(call["group"]))
         mine = describe_call(call | {"given": call.get("passed", call["given"])})
-        self._numbers[call["group"]] += 1
-        place = f"{self._place}/{call['group']}/{self._numbers[call['group']]}"
+        place = self._next(call["group"], members)
         rank, theirs = json.loads(self._store.compare_set(place, "", json.dumps([self._rank, mine])))
         if theirs != mine:
             raise ValueError(f"rank {self._rank} called {mine}, rank {rank} called {theirs}. {ALL_THE_SAME}")
+        if "pieces" in call:  # of an all-to-all: rows to each rank, and from each
+            for way, rows in zip((True, False), call["pieces"][1:], strict=True):
+                for peer, number in zip(members, rows, strict=True):
+                    self._see_message(call["group"], peer, f"{number} × {call['given']}", way)
 
-    def _compare_message(self, call: dict[str, Any], sends: bool, peer: int) -> None:
-        if peer == self._rank:
-            raise ValueError(f"rank {peer} {'sends to' if sends else 'receives from'} itself")
+    def _see_message(self, group: str, peer: int, given: str, sends: bool) -> None:
         sender, receiver = (self._rank, peer) if sends else (peer, self._rank)
-        if sends:
-            self.largest = max(self.largest, _nbytes(call["given"]))
-        message = f"{self._place}/{call['group']}/{sender} to {receiver}"
-        self._numbers[message] += 1
-        place, given = f"{message}/{self._numbers[message]}", call["given"]
-        theirs = self._other(place, sends, given)
-        sent, room = (given, theirs) if sends else (theirs, given)
-        if theirs and (_nbytes(sent) > _nbytes(room) or sent.split()[-1] != room.split()[-1]):
+        place = self._next(group, sender, receiver, sends)
+        mine, other = (f"{place}/out", f"{place}/in") if sends else (f"{place}/in", f"{place}/out")
+        self._store.set(mine, given)
+        theirs = self._store.get(other).decode() if self._store.check([other]) else given
+        if theirs != given:
+            sent, room = (given, theirs) if sends else (theirs, given)
             raise ValueError(f"rank {sender} sends {sent}, rank {receiver} receives into {room}")
 
-    def _compare_pieces(self, call: dict[str, Any]) -> None:
-        """Of an all-to-all: what each rank sends to another is what that one expects."""
-        rank, sent, expected = call["pieces"]
-        for other in range(len(sent)):
-            for sends, sender, receiver in ((True, rank, other), (False, other, rank)):
-                place = f"{self._place}/{call['group']}/all-to-all {call['number']}/{sender} to {receiver}"
-                mine = sent[other] if sends else expected[other]
-                theirs = self._other(place, sends, str(mine))
-                if theirs and int(theirs) != mine:
-                    out, room = (mine, int(theirs)) if sends else (int(theirs), mine)
-                    raise ValueError(f"rank {sender} sends {out} elements to rank {receiver}, which expects {room}")
-
-    def _other(self, place: str, sends: bool, given: str) -> str:
-        """Write down one end of a message; what stands at the other, "" if nothing does yet."""
-        mine, theirs = ("out", "in") if sends else ("in", "out")
-        self._store.set(f"{place}/{mine}", given)
-        return self._store.get(f"{place}/{theirs}").decode() if self._store.check([f"{place}/{theirs}"]) else ""
+    def _next(self, *channel: Any) -> str:
+        self.counts[channel] += 1
+        return f"{self._place}/{channel[:3]}/{self.counts[channel]}"
 
 
 def _nbytes(given: str) -> int:

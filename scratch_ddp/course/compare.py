@@ -5,69 +5,46 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 _SHOWN = 8  # elements of a tensor
+_SHORT = 60  # characters of two lists that are shown whole
 
 
 class Tensors(dict):
-    """What a module holds: a tensor by its name in a complaint."""
+    """What a module holds: its parameters, their gradients and its buffers, by their names in a complaint."""
 
 
 class Words(str):
     """Text that a `use` yields in place of a value, shown as it is: "the gradient of rank 2's tensor"."""
 
-    __slots__ = ()
-
-
-def leaves(thing: Any, name: str) -> dict[str, Any]:
-    """Copies of all tensors and other values that can be reached, each by a name that a complaint can use.
-
-    A module's are its parameters, their gradients and its buffers. Numbers, text and None are left out where `thing` is
-    nothing else: no call can change them.
-    """
-    if isinstance(thing, nn.Module):
-        found = {f"'{key}'": copied(each) for key, each in [*thing.named_parameters(), *thing.named_buffers()]}
-        grads = {f"the gradient of '{key}'": copied(each.grad) for key, each in thing.named_parameters()}
-        return found | grads
-    return {name: copied(thing)} if isinstance(thing, (torch.Tensor, list, dict, set)) else {}
-
 
 def copied(value: Any) -> Any:
-    """A copy that later changes don't reach. Modules become dicts of their tensors."""
+    """A copy on the CPU that later changes don't reach. Modules become Tensors, tuples lists."""
     if isinstance(value, torch.Tensor):
         if value.numel() and not value.untyped_storage().nbytes():  # a clone would end the process
             return Words("without memory")
         return value.detach().cpu().clone()
     if isinstance(value, nn.Module):
-        return Tensors(leaves(value, ""))
+        found = {f"'{name}'": each for name, each in [*value.named_parameters(), *value.named_buffers()]}
+        found |= {f"the gradient of '{name}'": each.grad for name, each in value.named_parameters()}
+        return Tensors({name: copied(each) for name, each in found.items()})
     if isinstance(value, dict):
         return {key: copied(each) for key, each in value.items()}
     return [copied(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two copies hold the same bits (0.0 and -0.0 pass for the same)."""
-    return digest(one) == digest(other)
-
-
 def digest(value: Any) -> str:
-    """What ranks compare to see whether they hold the same bits."""
-    return hashlib.sha256(_bytes(value)).hexdigest()
+    """Of a copy: what ranks compare to see whether they hold the same bits. 0.0 and -0.0 pass for the same."""
 
+    def plain(each: Any) -> Any:
+        if isinstance(each, torch.Tensor):
+            return str(each.dtype), (each if each.dtype == torch.bool else each + 0).tolist()
+        if isinstance(each, dict):
+            return [(key, plain(one)) for key, one in each.items()]
+        return [plain(one) for one in each] if isinstance(each, list) else each
 
-def _bytes(value: Any) -> bytes:
-    if isinstance(value, torch.Tensor):
-        plain = value.detach().cpu().contiguous()
-        plain = plain + 0.0 if plain.is_floating_point() else plain
-        head = f"{value.dtype}{tuple(value.shape)}".encode()
-        return head + plain.reshape(-1).view(torch.uint8).numpy().tobytes()
-    if isinstance(value, list):
-        return b"[" + b"|".join(map(_bytes, value)) + b"]"
-    if isinstance(value, dict):
-        return b"{" + b"|".join(repr(key).encode() + _bytes(each) for key, each in value.items()) + b"}"
-    return repr(value).encode()
+    return hashlib.sha256(repr(plain(value)).encode()).hexdigest()
 
 
 def difference(what: str, actual: Any, expected: Any, close: float = 0.0) -> str:
@@ -76,87 +53,63 @@ def difference(what: str, actual: Any, expected: Any, close: float = 0.0) -> str
     close: how far numbers may be off, relative to the largest expected one. NaN only equals NaN. An int will do for a
     float. Both are copies made with `copied`.
     """
-    if isinstance(expected, list) and isinstance(actual, list):
-        if len(actual) != len(expected):
-            return f"{what} has {_entries(len(actual))}, should have {len(expected)}"
-        pairs = [(f"{what}[{i}]", *pair) for i, pair in enumerate(zip(actual, expected, strict=True))]
-    elif isinstance(expected, dict) and isinstance(actual, dict):
-        if actual.keys() != expected.keys():
-            return f"{what} has the keys {sorted(map(str, actual))}, should have {sorted(map(str, expected))}"
+    if isinstance(expected, dict) and isinstance(actual, dict) and actual.keys() == expected.keys():
         of = "{}: {}" if isinstance(expected, Tensors) else "{}[{!r}]"  # `step 0: the gradient of 'w'`
-        pairs = [(of.format(what, key), actual[key], each) for key, each in expected.items()]
-    elif isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
+        found = (difference(of.format(what, key), actual[key], each, close) for key, each in expected.items())
+        return next(filter(None, found), "")
+    if isinstance(expected, list) and isinstance(actual, list):
+        return _difference_of_lists(what, actual, expected, close)
+    if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
         return _difference_of_tensors(what, actual, expected, close)
+    alike = type(actual) is type(expected)
+    same = alike and (actual == expected or (actual != actual and expected != expected))  # NaN
+    if isinstance(expected, float) and isinstance(actual, (int, float)) and not isinstance(actual, bool):
+        alike, same = True, same or actual == expected or abs(actual - expected) <= close * abs(expected)
+    if alike or actual is None or expected is None or isinstance(expected, Words):
+        return "" if same else f"{what} is {shown(actual)}, should be {shown(expected)}"
+    kinds = type(actual).__name__, type(expected).__name__
+    return f"{what} is {shown(actual)} ({kinds[0]}), should be {shown(expected)} ({kinds[1]})"
+
+
+def _difference_of_lists(what: str, actual: list, expected: list, close: float) -> str:
+    """Short ones are shown whole."""
+    if len(actual) == len(expected):
+        pairs = enumerate(zip(actual, expected, strict=True))
+        text = next(filter(None, (difference(f"{what}[{i}]", *pair, close) for i, pair in pairs)), "")
     else:
-        equal = _alike(actual, expected) and _near(actual, expected, close)
-        return "" if equal else f"{what} is {_known(actual, expected)}, should be {_known(expected, actual)}"
-    return next(filter(None, (difference(*pair, close) for pair in pairs)), "")
-
-
-def _entries(number: int) -> str:
-    return f"{number} {'entry' if number == 1 else 'entries'}"
-
-
-def _alike(actual: Any, expected: Any) -> bool:
-    return type(actual) is type(expected) or (isinstance(expected, float) and type(actual) is int)
-
-
-def _near(actual: Any, expected: Any, close: float) -> bool:
-    if isinstance(expected, float) and actual == actual:  # not NaN
-        return actual == expected or abs(actual - expected) <= close * abs(expected)
-    return actual == expected or (actual != actual and expected != expected)
-
-
-def _known(value: Any, beside: Any) -> str:
-    """The value, and its kind where that is the difference."""
-    if value is None or isinstance(value, (Words, dist.ProcessGroup)) or type(value) is type(beside) or beside is None:
-        return shown(value)
-    return f"{shown(value)} ({type(value).__name__})"
+        text = f"{what} has {len(actual)} {'entry' if len(actual) == 1 else 'entries'}, should have {len(expected)}"
+    both = f"{what} is {actual}, should be {expected}"
+    return both if text and len(both) <= len(what) + _SHORT and "tensor(" not in both else text
 
 
 def _difference_of_tensors(what: str, actual: torch.Tensor, expected: torch.Tensor, close: float) -> str:
     if actual.shape != expected.shape:
         return f"{what} has shape {tuple(actual.shape)}, should have {tuple(expected.shape)}"
     if actual.dtype != expected.dtype:
-        return f"{what} has dtype {_dtype(actual)}, should have {_dtype(expected)}"
+        dtypes = [str(each.dtype).removeprefix("torch.") for each in (actual, expected)]
+        return f"{what} has dtype {dtypes[0]}, should have {dtypes[1]}"
     near = actual == expected
-    if close and expected.numel():
-        finite = expected[expected.isfinite()]
-        near |= (actual - expected).abs() <= close * (finite.abs().max() if finite.numel() else 0)
     if expected.is_floating_point() or expected.is_complex():
-        near |= actual.isnan() & expected.isnan()
-    wrong = ~near.flatten()
-    if not wrong.any():
+        largest = max(expected[expected.isfinite()].abs().tolist(), default=0.0)
+        near |= ((actual - expected).abs() <= close * largest) | (actual.isnan() & expected.isnan())
+    wrong = (~near).flatten().nonzero().flatten().tolist()
+    if not wrong:
         return ""
-    if len(wrong) <= _SHOWN:
-        return f"{what} {_is_should_be(actual, expected)}"
-    first = int(wrong.nonzero()[0])
-    values = _is_should_be(actual.flatten()[first], expected.flatten()[first])
-    return f"{what} is wrong in {int(wrong.sum()):,} of {len(wrong):,} elements: element {first} {values}"
-
-
-def _is_should_be(actual: torch.Tensor, expected: torch.Tensor) -> str:
-    """With six digits, or with all of them where six are the same."""
+    if near.numel() > _SHOWN:
+        what += f" is wrong in {len(wrong):,} of {near.numel():,} elements: element {wrong[0]}"
+        actual, expected = actual.flatten()[wrong[0]], expected.flatten()[wrong[0]]
     exact = shown(actual) == shown(expected)
-    return f"is {shown(actual, exact)}, should be {shown(expected, exact)}"
+    return f"{what} is {shown(actual, exact)}, should be {shown(expected, exact)}"
 
 
 def shown(value: Any, exact: bool = False) -> str:
     """A value as it may stand in a line: tensors as their numbers, long ones cut. exact: with all digits."""
-    if isinstance(value, Words):
-        return str(value)
     if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().flatten()
-        numbers = ", ".join(str(number) if exact else f"{number:g}" for number in flat[:_SHOWN].tolist())
-        return f"[{numbers}{', …' if len(flat) > _SHOWN else ''}]" if value.dim() else numbers
-    if isinstance(value, dist.ProcessGroup):
-        return "a process group"
-    text = repr(value)
+        numbers = [str(number) if exact else f"{number:g}" for number in value.flatten()[:_SHOWN].tolist()]
+        more = ", …" if value.numel() > _SHOWN else ""
+        return f"[{', '.join(numbers)}{more}]" if value.dim() else numbers[0]
+    text = str(value) if isinstance(value, Words) else repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def ranks(numbers: Iterable[int]) -> str:
@@ -166,5 +119,5 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def times(number: int) -> str:
-    """`never`, `once`, `twice`, `3 times`."""
-    return {0: "never", 1: "once", 2: "twice"}.get(number, f"{number:,} times")
+    """`once`, `twice`, `3 times`."""
+    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")

@@ -8,10 +8,9 @@ tests, is an edit of it. So none of them can drift away from the others.
 import ast
 import functools
 import importlib
-import importlib.util
 import inspect
-import pkgutil
 import re
+import runpy
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,34 +18,44 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 from scratch_ddp.course.arena import At
-from scratch_ddp.course.compare import leaves, same
+from scratch_ddp.course.compare import copied, difference
 
 YOUR_CODE = "raise NotImplementedError  # your code"
 ANSWER = re.compile(r"^([ ]*)# answer: begin\n(.*?)^[ ]*# answer: end\n", re.MULTILINE | re.DOTALL)
+LESSONS = Path(__file__).parent / "lessons"
 
 Seen = tuple[str, str, Any]  # what a use yields: the criterion, what is looked at, its value
 
 
+@dataclass
 class Wrong(Exception):
     """Raised by a `use`: what the answer did makes no sense. `criterion` fails with these words, and no other holds."""
 
-    def __init__(self, criterion: str, words: str):
-        super().__init__(criterion, words)
-        self.criterion, self.words = criterion, words
+    criterion: str
+    words: str
 
 
 def call(answer: Callable, *args: Any) -> Iterator[Seen]:
     """How an answer is used unless the exercise says otherwise: called once. Seen: its result, then its arguments.
 
-    What the reference leaves alone of an argument is a matter of `untouched`, the rest of `value`.
+    What the reference leaves alone of an argument is a matter of `untouched`, the rest `value`.
     """
-    names = [name for name, _ in zip(inspect.signature(answer).parameters, args, strict=False)]
-    before = {name: leaves(arg, f"`{name}`") for name, arg in zip(names, args, strict=True)}
+    before = [_held(arg) for arg in args]
     yield "value", "the result", answer(*args)
-    for name, arg in zip(names, args, strict=True):
-        for what, now in leaves(arg, f"`{name}`").items():
-            yield ("untouched" if same(now, before[name].get(what)) else "value"), what, now
+    for name, arg, old in zip(inspect.signature(answer).parameters, args, before, strict=False):
+        for part, now in _held(arg).items():
+            changed = difference("", now, old.get(part))
+            yield ("value" if changed else "untouched"), part or f"`{name}`", now
+
+
+def _held(arg: Any) -> dict[str, Any]:
+    """What a call could change of an argument, by name: a module's tensors, or the argument as a whole, named ""."""
+    if isinstance(arg, nn.Module):
+        return copied(arg)
+    return {} if isinstance(arg, (int, float, str, type(None))) else {"": copied(arg)}
 
 
 @dataclass(frozen=True)
@@ -81,9 +90,11 @@ class Exercise:
         return "group" in inspect.signature(self.reference).parameters
 
     def stub_cell(self) -> str:
-        return self.cell(stub(self.reference))
+        """What the learner starts from: the reference, with a place to write where its answer stands."""
+        return self.cell(ANSWER.sub(lambda found: f"{found[1]}{YOUR_CODE}\n", reference_source(self.reference)))
 
     def answer_cell(self) -> str:
+        """The reference as a learner might have written it: without the markers."""
         return self.cell(answer(self.reference))
 
     def cell(self, definition: str) -> str:
@@ -97,23 +108,15 @@ def all_exercises(beside: Path = Path()) -> dict[str, Exercise]:
 
     Then those of each file `lesson_….py` in the folder `beside`, where the notebook is: a kernel's current folder.
     """
-    package = importlib.import_module("scratch_ddp.course.lessons")
-    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__) if info.name.startswith("lesson_"))
-    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
-    modules += [_loaded(path) for path in sorted(beside.glob("lesson_*.py"))]
+    names = sorted(path.stem for path in LESSONS.glob("lesson_*.py"))
+    lessons = [importlib.import_module(f"scratch_ddp.course.lessons.{name}").EXERCISES for name in names]
+    lessons += [runpy.run_path(str(path.absolute()))["EXERCISES"] for path in sorted(beside.glob("lesson_*.py"))]
     found: dict[str, Exercise] = {}
-    for exercise in (exercise for module in modules for exercise in module.EXERCISES):
+    for exercise in (exercise for lesson in lessons for exercise in lesson):
         if exercise.name in found:
             raise ValueError(f"two exercises are called {exercise.name}")
         found[exercise.name] = exercise
     return found
-
-
-def _loaded(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path.absolute())
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def exercise_of(function: Any) -> Exercise:
@@ -125,50 +128,42 @@ def exercise_of(function: Any) -> Exercise:
     return all_exercises()[function.__name__]
 
 
-def borrows(function: Callable, name: str) -> str:
-    """The package's own `name`, if the learner's function is it or calls it; "" if the answer is the learner's."""
-    code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    called = [known.get(each) for each in (code.co_names if code else ())]
+def borrowed(function: Callable) -> str:
+    """The package's own function of that name, if the learner's is it or calls it; "" if it is the learner's own."""
+    name, code = function.__name__, getattr(function, "__code__", None)
+    called = [getattr(function, "__globals__", {}).get(each) for each in (code.co_names if code else ())]
     for thing in [function, *called]:
-        if isinstance(thing, ModuleType) and name in code.co_names:  # module.name(…)
-            thing = getattr(thing, name, None)
-        home = str(getattr(thing, "__module__", "")).split(".")[0]
-        if home == "scratch_ddp" and getattr(thing, "__name__", "") == name:
+        thing = getattr(thing, name, None) if isinstance(thing, ModuleType) and name in code.co_names else thing
+        if str(getattr(thing, "__module__", "")).startswith("scratch_ddp.") and thing.__name__ == name:
             return f"{thing.__module__}.{name}"
     return ""
 
 
 def reference_source(reference: Callable) -> str:
-    """The reference as it stands in the package, markers included, without decorators and not indented."""
+    """The reference as it stands in its file, markers included, without decorators and not indented."""
     text = textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
     first = ast.parse(text).body[0].lineno  # of `def` or `class`, below the decorators
     text = "".join(text.splitlines(keepends=True)[first - 1 :])
-    if not ANSWER.search(text) or "# answer:" in ANSWER.sub("", text):
+    if not ANSWER.search(text):
         raise ValueError(f"{reference.__name__}: the answer must stand between `# answer: begin` and `# answer: end`")
     return text
 
 
-def stub(reference: Callable) -> str:
-    """What the learner starts from: the reference, with a place to write where its answer stands."""
-    return ANSWER.sub(lambda found: f"{found[1]}{YOUR_CODE}\n", reference_source(reference))
-
-
 def answer(reference: Callable) -> str:
-    """The reference as a learner might have written it: without the markers."""
+    """The reference without the markers."""
     return ANSWER.sub(lambda found: found[2], reference_source(reference))
 
 
-def is_stub(function: Callable, reference: Callable) -> bool:
+def is_stub(function: Callable, exercise: Exercise) -> bool:
     """Whether `function` still does exactly what the stub does; its comments and its docstring may differ."""
     try:
-        written = textwrap.dedent(inspect.getsource(function))
-        return "NotImplementedError" in written and _meaning(written) == _meaning(stub(reference))
-    except (OSError, TypeError, SyntaxError):  # no source to read: the call will tell
+        written = inspect.getsource(function)
+    except (OSError, TypeError):  # no source to read: the call will tell
         return False
+    return _meaning(written) == _meaning(exercise.stub_cell())
 
 
-def _meaning(text: str) -> str:
-    definition = ast.parse(text).body[0]
-    if ast.get_docstring(definition) is not None:
-        definition.body = definition.body[1:]
-    return ast.dump(definition)
+def _meaning(text: str) -> list[str]:
+    """The statements of the last definition, without its docstring."""
+    definition = ast.parse(textwrap.dedent(text)).body[-1]
+    return [ast.dump(each) for each in definition.body[ast.get_docstring(definition) is not None :]]

@@ -1,7 +1,6 @@
 """`reveal`: a guess beside what was measured."""
 
 import numbers
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ def reveal(guess: Any, measured: Any, word: str = "measured") -> None:
     _check_kind(guess, measured)
     if len(guess) != len(measured):
         raise ValueError(f"your guess has {len(guess)} rows, the measurement {len(measured)}")
-    lines = [_line(one, other, word) for one, other in zip(guess, measured, strict=True)]
+    lines = [_line(*pair, word) for pair in zip(guess, measured, strict=True)]
     print("\n".join(f"{row}: {line}" for row, line in enumerate(lines)))
 
 
@@ -34,14 +33,11 @@ def _line(guess: Any, measured: Any, word: str) -> str:
     line = f"guess {_shown(guess)} · {word} {_shown(measured)}"
     if guess == measured:
         return f"{line}: as guessed"
-    both = isinstance(measured, numbers.Real) and not isinstance(measured, bool) and guess and measured
-    return f"{line}{_compared(measured / guess) if both else ''}"
-
-
-def _compared(ratio: float) -> str:
-    if abs(ratio - 1) >= _NEAR:
-        return f": {ratio:.3g} times the guess"
-    return f": near the guess, {100 * abs(ratio - 1):.2g}% {'more' if ratio > 1 else 'less'}"
+    if _kind(measured) != "a number" or not guess or not measured:
+        return line
+    ratio = measured / guess
+    near = f"near the guess, {100 * abs(ratio - 1):.2g}% {'more' if ratio > 1 else 'less'}"
+    return f"{line}: {near if abs(ratio - 1) < _NEAR else f'{ratio:.3g} times the guess'}"
 
 
 def _check_kind(guess: Any, measured: Any) -> None:
@@ -50,20 +46,18 @@ def _check_kind(guess: Any, measured: Any) -> None:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, numbers.Real):
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return "a number"
-    return {str: "text", list: "a list"}.get(type(value), f"a {type(value).__name__}")
+    return {bool: "a boolean", str: "text", list: "a list"}.get(type(value), f"a {type(value).__name__}")
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy":
         return value.tolist()
-    return [_plain(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if _kind(value) != "a number":
         return str(value)
     return f"{value:,}" if isinstance(value, numbers.Integral) else f"{value:,.6g}"

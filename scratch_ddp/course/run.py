@@ -6,7 +6,6 @@ import itertools
 import linecache
 import os
 import signal
-import threading
 import time
 import traceback
 from collections import Counter
@@ -21,7 +20,7 @@ from scratch_ddp.course.arena import Arena, At
 from scratch_ddp.course.compare import copied, times
 from scratch_ddp.course.exercise import Exercise, Seen, Wrong
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
-from scratch_ddp.instruments.traffic import Counts, traffic
+from scratch_ddp.instruments.traffic import Counted, traffic
 from scratch_ddp.instruments.traffic.counts import Report
 from scratch_ddp.instruments.traffic.rounds import Start, Wait
 
@@ -31,20 +30,24 @@ _WIDTH = 240  # characters of a line or an error that are shown
 
 @dataclass
 class Ran:
-    """How a call ended on a rank. `how`: "returned", "raised", "wrong" or "waits"; `words` and `place` say more.
+    """How a call ended on a rank: `how` is "returned", "raised", "wrong" or "waits"; in `words`, for a complaint.
 
-    criterion: the one that fails with `words`, where it is wrong. seen: what the use has yielded. report: of its
-    traffic. largest: bytes of its largest message. held: the most elements it held beside its arguments, if asked.
+    criterion: the one that fails if it did not return. seen: what the use has yielded. report: of its traffic. late:
+    calls that it did not wait for. counts, largest: as in Calls. held: elements beside its arguments, if that is asked.
+    found: criterion -> the first complaint about what was seen, "" if there is none. digests: of the values seen.
     """
 
     how: str = "returned"
-    words: str = ""
-    place: str = ""
+    words: str = "had returned"
     criterion: str = "runs"
     seen: list[Seen] = field(default_factory=list)
     report: Report | None = None
+    late: int = 0
+    counts: Counter = field(default_factory=Counter)
     largest: int = 0
     held: int = 0
+    found: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 class TimeIsUp(BaseException):
@@ -66,19 +69,25 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
                 for criterion, what, value in exercise.use(answer, *args):
                     ran.seen.append((criterion, what, copied(value)))
         except TimeIsUp as stop:
-            ran.how, ran.place = "waits", _place(stop.__traceback__, function)
+            ran.how = "waits"
+            ran.words = (
+                f"did not come back: after {seconds:g} s still {_place(stop.__traceback__, function) or 'running'}"
+            )
         except Wrong as wrong:
             ran.how, ran.criterion, ran.words = "wrong", wrong.criterion, wrong.words
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit as well: an answer must not end the rank
-            ran.how, ran.words, ran.place = "raised", in_short(error), _place(error.__traceback__, function)
+            line = _place(error.__traceback__, function)
+            ran.how, ran.words = "raised", f"raised {in_short(error)}{f' ({line})' if line else ''}"
     if calls.stray:
         ran.how, ran.criterion = "wrong", "group"
         ran.words = f"{calls.stray} goes through all ranks, should stay in `group`"
     if ran.how in ("raised", "wrong"):
         arena.fail(place)
-    ran.report, ran.largest = counted.report(), calls.largest
+    begun = started_and_waited_for(counted)
+    ran.report, ran.late = counted.report(), begun["started"] - begun["waited for"]
+    ran.counts, ran.largest = calls.counts, calls.largest
     ran.held = ledger.peak() - ledger.moments[0].elements() if ledger.moments else 0
     return ran
 
@@ -96,6 +105,13 @@ def _observed(answer: Callable, ledger: MemoryLedger) -> Callable:
     return observed
 
 
+def started_and_waited_for(counted: Counted) -> dict[str, int]:
+    """How many calls a rank has started, and of how many it took the end: {"started": n, "waited for": m}."""
+    kinds = {"started": Start, "waited for": Wait}
+    events = counted.report()[1]
+    return {what: len({event.number for event in events if isinstance(event, kind)}) for what, kind in kinds.items()}
+
+
 @contextlib.contextmanager
 def _time_limit(seconds: float, others_failed: Callable[[], bool]) -> Iterator[None]:
     """Raise TimeIsUp in the block when the time is over or when others have failed: then again and again.
@@ -103,9 +119,6 @@ def _time_limit(seconds: float, others_failed: Callable[[], bool]) -> Iterator[N
     It is a signal. So it works in the main thread only, and while the code computes or waits in Python: in the arena,
     but not inside native code.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     deadline = time.monotonic() + seconds
 
     def look(*_: Any) -> None:
@@ -115,17 +128,17 @@ def _time_limit(seconds: float, others_failed: Callable[[], bool]) -> Iterator[N
     before = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, min(_LOOK, seconds), _LOOK)
     try:
-        yield
-    finally:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # also if it has rung in the line before
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
-def _dtype(args: tuple) -> torch.dtype:
-    return next((arg.dtype for arg in args if isinstance(arg, torch.Tensor)), torch.float32)
-
-
 def in_short(error: BaseException) -> str:
+    """The kind of an error and its first line."""
     first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {first[:_WIDTH]}" if first else type(error).__name__
 
@@ -135,50 +148,32 @@ def _place(where: TracebackType | None, function: Callable) -> str:
     own = getattr(getattr(function, "__code__", None), "co_filename", None)
     for frame, line in reversed(list(traceback.walk_tb(where))):
         file = frame.f_code.co_filename
-        if line and (file == own or (linecache.getline(file, line) and not os.path.exists(file))):
-            return f"line {line}, `{linecache.getline(file, line).strip()[:_WIDTH]}`"
+        text = linecache.getline(file, line or 0).strip()
+        if file == own or (text and not os.path.exists(file)):
+            return f"in line {line}, `{text[:_WIDTH]}`"
     return ""
 
 
-def never_waited_for(report: Report) -> str:
-    """Calls of which nobody took the end, as a complaint; "" if there are none."""
-    counts, events = report
-    waited = {event.number for event in events if isinstance(event, Wait)}
-    names = [_name(event, counts) for event in events if isinstance(event, Start) and event.number not in waited]
-    return " and ".join(f"{name} was started and never waited for, {times(n)}" for name, n in Counter(names).items())
-
-
-def _name(event: Start, counts: Counts) -> str:
-    if event.channel[0] == "message":
-        return "a message"
-    names = counts.calls.keys() - {"send", "recv"}
-    return names.pop() if len(names) == 1 else "a collective"
-
-
-def left_over(reports: dict[int, Report]) -> str:
-    """What is still in the process group after a call, in a sentence; "" if nothing is. reports: by rank."""
-    begun = {
-        rank: Counter(event.channel for event in events if isinstance(event, Start))
-        for rank, (_, events) in reports.items()
-    }
-    for source, target in itertools.permutations(begun, 2):
-        sent, received = (_messages(begun[end], source, target) for end in (source, target))
-        if sent > received:
-            arrived = times(received) if received else "nothing"
-            return f"Rank {source} sent to rank {target} {times(sent)}, rank {target} received {arrived}."
-        if sent < received:
-            return f"Rank {target} waits for a message that rank {source} never sent."
-    for rank, other in itertools.permutations(begun, 2):
-        for channel, number in begun[rank].items():
-            theirs = begun[other][channel]
-            if channel[0] == "collective" and other in channel[1] and number > theirs:
-                return f"Rank {rank} called {_collectives(number)}, rank {other} {theirs}."
+def left_over(counts: dict[int, Counter]) -> str:
+    """What is still in the process group after a call, in a sentence; "" if nothing is. counts: of Calls, by rank."""
+    for rank, other in itertools.permutations(counts, 2):
+        for channel, number in counts[rank].items():
+            if len(channel) == 2:  # a collective
+                theirs = counts[other][channel] if other in channel[1] else number
+                if theirs < number:
+                    return (
+                        f"Rank {rank} called {number} collective{'s' * (number > 1)}, rank {other} {theirs or 'none'}."
+                    )
+                continue
+            group, sender, receiver, sends = channel
+            theirs = counts[other][group, sender, receiver, not sends] if other in (sender, receiver) else number
+            if sends and theirs < number:
+                arrived = times(theirs) if theirs else "nothing"
+                return f"Rank {rank} sent to rank {other} {times(number)}, rank {other} received {arrived}."
+            if theirs < number:
+                return f"Rank {rank} waits for a message that rank {other} never sent."
     return ""
 
 
-def _collectives(number: int) -> str:
-    return f"{number} collective{'s' if number > 1 else ''}"
-
-
-def _messages(begun: Counter, source: int, target: int) -> int:
-    return sum(number for channel, number in begun.items() if channel[:3] == ("message", source, target))
+def _dtype(args: tuple) -> torch.dtype:
+    return next((arg.dtype for arg in args if isinstance(arg, torch.Tensor)), torch.float32)

@@ -61,11 +61,6 @@ OWN_CHECK = "def check(f):\n    print(f())\n"
 
 
 @pytest.fixture
-def own_check_counts(monkeypatch):
-    monkeypatch.setattr(grading, "unearned", lambda *_: {})
-
-
-@pytest.fixture
 def learners_notebook(tmp_path):
     cells = [OWN_CHECK, "def a(): return '✓ value'", "check(a)", "raise RuntimeError('mine')"]
     cells += ["def b(): return '✗ cost    4 messages, budget 3'", "check(b)", "check(never_defined)"]
@@ -73,7 +68,6 @@ def learners_notebook(tmp_path):
     return save(tmp_path / "00_mine.ipynb", *cells)
 
 
-@pytest.mark.usefixtures("own_check_counts")
 def test_grading_goes_on_after_cells_that_fail_or_never_end(learners_notebook, tmp_path):
     lesson = save(tmp_path / "lesson.ipynb", "check(a)", "check(removed)")
     before = learners_notebook.read_bytes()
@@ -86,7 +80,6 @@ def test_grading_goes_on_after_cells_that_fail_or_never_end(learners_notebook, t
     assert "1 of 5 exercises hold." in table
 
 
-@pytest.mark.usefixtures("own_check_counts")
 def test_a_kernel_that_dies_leaves_the_rest_not_reached(tmp_path, capsys):
     path = save(tmp_path / "mine.ipynb", OWN_CHECK, "check(lambda: '✓')", "import os\nos._exit(3)", "check(f)")
     cells = nbformat.read(path, as_version=4)
@@ -97,7 +90,6 @@ def test_a_kernel_that_dies_leaves_the_rest_not_reached(tmp_path, capsys):
     assert "cell 3" in report["stopped"] and report["exercises"][-1]["status"] == NOT_REACHED
 
 
-@pytest.mark.usefixtures("own_check_counts")
 def test_several_notebooks_end_in_a_table_and_the_status_says_whether_all_hold(tmp_path, capsys):
     holds = save(tmp_path / "anna.ipynb", OWN_CHECK, "def f(): return '✓ value'\ncheck(f)")
     fails = save(tmp_path / "ben.ipynb", OWN_CHECK, "def f(): return '✗ value'\ncheck(f)")
@@ -106,12 +98,6 @@ def test_several_notebooks_end_in_a_table_and_the_status_says_whether_all_hold(t
     *_, anna, ben = capsys.readouterr().out.splitlines()
     assert anna.split(maxsplit=1) == [str(holds), "1 of 1"]
     assert ben.split(maxsplit=1) == [str(fails), "0 of 1    f fails"]
-
-
-def test_ticks_of_a_check_of_its_own_do_not_count(tmp_path, capsys):
-    path = save(tmp_path / "mine.ipynb", OWN_CHECK, "def f(): return '✓ value'\ncheck(f)")
-    assert grading.main([str(path)]) == 1
-    assert "not counted  cell 1 redefines check" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", [None, "not json", '{"nbformat": 3}'])

@@ -64,9 +64,9 @@ def _judged(path: Path, limit: float, names: Iterable[tuple[str, ...]]) -> dict[
     for each in names:
         arena = Arena()
         with arena:
-            at = At(arena.rank, arena.n, members=tuple(range(arena.n)))
+            at = At(arena.rank, arena.n, tuple(range(arena.n)))
             complaints = try_cases(EXERCISES[each], wrap, arena, limit, at)
-            arena.count_groups_alike(limit)
+            arena.count_groups_alike()
         failed = next((words for name, words in complaints.items() if name in FAILURES and words), "")
         found |= {name: failed or complaints.get(AS_THE_ENGINE.get(name, name), "") for name in each}
     return found

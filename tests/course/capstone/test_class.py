@@ -62,7 +62,7 @@ BARRIER = SEND + "        if dist.get_rank() == 0:\n            dist.barrier()\n
 RAISE = "        if dist.get_rank() == 2:\n            raise KeyError('lost')\n" + SEND
 ENDED = {  # what is done in place of SEND, and ends every criterion: words of "value"
     BARRIER: "called barrier",
-    RAISE: "Rank 2 raised KeyError: 'lost' (line 42, `raise KeyError('lost')`)",
+    RAISE: "Rank 2 raised KeyError: 'lost' (in line 42, `raise KeyError('lost')`)",
 }
 REFUSED = {  # file: words of every criterion
     "": "my_ddp.py defines no class MyDDP yet",
