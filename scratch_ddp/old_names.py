@@ -23,19 +23,18 @@ benchmark.published_step      course.pages.published_step
 benchmark.ranks               instruments.forked_ranks
 benchmark.report              instruments.timing
 benchmark.results             instruments.bandwidth instruments.bandwidth.results
-benchmark.sleeping_model      course.pages.sleeping_model
+benchmark.sleeping_model      course.pages.sleeping
 benchmark.timing              instruments.timing
 buffers                       common.replicas
 checkpoint                    common.checkpoint
 collectives.rings             collectives
 collectives.trees             collectives
 cost                          ddp.bucketed common.tensors instruments.cost
-course.lessons.layer_outputs  course.pages.layer_outputs
 course.lessons.loop_probe     course.pages.loop_probe
 course.lessons.published_step course.pages.published_step
-course.lessons.sleeping_model course.pages.sleeping_model
-course.lessons.sleeping_stage course.pages.sleeping_stage
-course.lessons.three_ways     course.pages.three_ways
+course.lessons.sleeping_model course.pages.sleeping
+course.lessons.sleeping_stage course.pages.sleeping
+course.lessons.three_ways     course.pages.split_model
 data                          training training.data
 ddp.hooks                     ddp.reducer
 evaluation                    training training.evaluation

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.benchmark import steps
 from scratch_ddp.benchmark.command import REPORTED, TableRow, cpu_row
-from scratch_ddp.course.pages.sleeping_model import SleepingBlocks
+from scratch_ddp.course.pages.sleeping import SleepingBlocks
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.memory import memory_use

@@ -13,7 +13,7 @@ from torch import nn
 
 from scratch_ddp.benchmark import steps
 from scratch_ddp.benchmark.command import REPORTED, TableRow, cpu_row
-from scratch_ddp.course.pages.sleeping_stage import LiveActivations, SleepingStage
+from scratch_ddp.course.pages.sleeping import LiveActivations, SleepingStage
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.timing import Sample, interleaved
 from scratch_ddp.pipeline import Pipeline, bubble, execute, gpipe, held, one_f_one_b, simulate, zb_h1

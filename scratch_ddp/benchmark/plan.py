@@ -9,7 +9,7 @@ import torch._dynamo  # noqa: F401  FSDP imports it at its first forward, which 
 import torch.distributed as dist
 
 from scratch_ddp.benchmark.command import REPORTED, TableRow, positive_count, report
-from scratch_ddp.course.pages import measured_layouts
+from scratch_ddp.course.pages import split_model
 from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Layout, flops_per_token, rank_memory, training
 from scratch_ddp.instruments.cost.layouts.forecast import tflops_of_device
 from scratch_ddp.instruments.cost.layouts.models import LLAMA_3, MEGATRON
@@ -20,13 +20,26 @@ _RANK_CORRELATION, _MEDIAN_ERROR = 0.95, 0.05
 Measured = Mapping[Layout, float]  # seconds of a step
 
 
-def measure(devices: int, layouts: Sequence[Layout], rounds: int, **pace: float) -> dict[Layout, float]:
+def layouts(devices: int) -> list[Layout]:
+    """Every split of so many devices, a pipeline with one or four times as many micro-batches as stages; and ZeRO-3."""
+    found = []
+    for tp, pp in ((t, p) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) if devices % (t * p) == 0):
+        dp = devices // (tp * pp)
+        for m in (1,) if pp == 1 else (pp, 4 * pp):
+            if split_model.BATCH % (dp * m) == 0:
+                found.append(Layout(dp, tp, pp, split_model.BATCH // (dp * m), m))
+        if dp > 1 and pp == 1:
+            found.append(Layout(dp, tp, 1, split_model.BATCH // dp, stage="ZeRO-3"))
+    return found
+
+
+def measure(devices: int, layouts: Sequence[Layout], rounds: int) -> dict[Layout, float]:
     """The median step of each layout, on so many ranks."""
 
     def on_ranks() -> dict[Layout, float]:
         found = {}
         for layout in layouts:
-            found[layout] = median(measured_layouts.measure(layout, rounds, **pace))
+            found[layout] = median(split_model.measure_layout(layout, rounds, least=1.5, each=0.025))
             if dist.get_rank() == 0:
                 print(_line(layout, found[layout]), flush=True)
         return found
@@ -35,13 +48,13 @@ def measure(devices: int, layouts: Sequence[Layout], rounds: int, **pace: float)
 
 
 def _line(layout: Layout, seconds: float) -> str:
-    forecast = measured_layouts.forecast(layout)
+    forecast = split_model.forecast(layout)
     return f"| {layout} | {1e3 * forecast:.1f} | {1e3 * seconds:.1f} | {seconds / forecast:.3f} |"
 
 
 def judge(measured: Measured) -> list[TableRow]:
     """Whether the forecasts put the layouts in order, and how far they are off."""
-    forecasts = [measured_layouts.forecast(layout) for layout in measured]
+    forecasts = [split_model.forecast(layout) for layout in measured]
     order = rank_correlation(forecasts, list(measured.values()))
     errors = [abs(forecast / seconds - 1) for forecast, seconds in zip(forecasts, measured.values(), strict=True)]
     what = f"{len(errors)} layouts: rank correlation of forecast and measured step"
@@ -100,7 +113,7 @@ def main(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     measured: dict[Layout, float] = {}
     for devices in options.ranks:
-        measured |= measure(devices, measured_layouts.layouts(devices), options.rounds)
+        measured |= measure(devices, layouts(devices), options.rounds)
     rows = judge(measured)
     worst = max(
         abs(tflops_of_device(run.shape, run.layout(), CLUSTERS[run.cluster], run.sequence) / run.tflops - 1)

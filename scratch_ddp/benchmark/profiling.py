@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from scratch_ddp.benchmark.command import TableRow, positive_count, report
 from scratch_ddp.benchmark.rank_cells.processes import busy_cores
-from scratch_ddp.course.pages.planted_faults import FAULTS, STRAGGLER, WITH_A_RANK, Job, culprit, profile
+from scratch_ddp.course.pages.planted_faults import FAULTS, STRAGGLER, WITH_A_RANK, Job, culprit, profile, train
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.network import linked_group
 from scratch_ddp.instruments.timeline import waited_for
@@ -40,7 +40,13 @@ def run_all(runs: int) -> list[list[Found]]:
 
 def _found(job: Job, fault: str, at: int) -> Found:
     clock: list[float] = []
-    timelines, steps = profile(job, STEPS, clock)
+
+    def timed(job: Job) -> None:
+        began = time.perf_counter()
+        train(job)
+        clock.append(time.perf_counter() - began)
+
+    timelines, steps = profile(job, STEPS, timed)
     mine = [step[dist.get_rank()].seconds() for step in steps]
     waited = waited_for(timelines)
     named = culprit(timelines, steps) == (fault, at if fault in WITH_A_RANK else None)

@@ -93,7 +93,7 @@ def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
         return Verdict({"own": f"The answer calls {max(takers)}: write it yourself."})
     try:
         with torch.random.fork_rng(devices=[]), arena:
-            criteria = _tried(exercise, function, arena, seconds, At(arena.rank, arena.n, tuple(range(arena.n))))
+            criteria = try_cases(exercise, function, arena, seconds, At(arena.rank, arena.n, tuple(range(arena.n))))
             if exercise.takes_group and arena.n > 2 and not any(criteria.values()):
                 criteria |= _tried_in_group(exercise, function, arena, seconds)
             arena.count_groups_alike()
@@ -108,12 +108,12 @@ def _tried_in_group(exercise: Exercise, function: Callable, arena: Arena, second
     members, criteria = tuple(range(1, arena.n)), {}
     group = dist.new_group(list(members), backend=interruptible_group.BACKEND)
     if arena.rank in members:
-        criteria = _tried(exercise, function, arena, seconds, At(arena.rank - 1, arena.n - 1, members, group))
+        criteria = try_cases(exercise, function, arena, seconds, At(arena.rank - 1, arena.n - 1, members, group))
     told = arena.exchange("in a group", criteria, LONGEST)
     return {name: words for name, words in told[1].items() if words}
 
 
-def _tried(exercise: Exercise, function: Callable, arena: Arena, seconds: float, at: At) -> dict[str, str]:
+def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: float, at: At) -> dict[str, str]:
     """The criteria of one pass over all cases, the same on each of its ranks. It ends with a call that failed."""
     where = f", in a group of {ranks(at.members).lower()} (numbered from 0)" if at.group else ""
     criteria: dict[str, str] = {}

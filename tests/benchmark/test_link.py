@@ -10,7 +10,7 @@ import torch.distributed as dist
 from scratch_ddp.benchmark import link
 from scratch_ddp.benchmark.__main__ import main
 from scratch_ddp.benchmark.link import TimedTransfer, exactness, judge_split
-from scratch_ddp.course.pages import published_step, three_ways
+from scratch_ddp.course.pages import published_step, split_model
 from scratch_ddp.instruments.network import PRESETS
 
 STRATEGIES = ["OverlappedDDP", "BucketedDDP", "torch DDP"]
@@ -22,7 +22,7 @@ def quick(monkeypatch):
     for name in ("COMPUTE", "_FORWARD"):
         monkeypatch.setattr(published_step, name, getattr(published_step, name) / 20)
     monkeypatch.setattr(link, "hidden", partial(link.hidden, backward=0.03))
-    monkeypatch.setattr(link, "split_model", partial(link.split_model, seconds=0.02))
+    monkeypatch.setattr(link, "two_gpus", partial(link.two_gpus, seconds=0.02))
 
 
 def test_what_it_prints(quick, monkeypatch, capsys):
@@ -42,14 +42,13 @@ def test_what_it_prints(quick, monkeypatch, capsys):
         f"torch DDP, {size} MB" for size in (1, 10, 100, 1000)
     ]
     rows = re.findall(r"^\| step / \(compute \+ last transfer\), (.*?) \| (.*?) \|", printed, re.MULTILINE)
-    beside = list(zip(STRATEGIES, ["≤ 1.03", "≤ 1.03", "reported"], strict=True))
-    assert rows == [*beside, *[(f"{name}, hooks on top", "reported") for name in STRATEGIES]]
-    for name in three_ways.LINKS:
+    assert rows == list(zip(STRATEGIES, ["≤ 1.03", "≤ 1.03", "reported"], strict=True))
+    for name in split_model.LINKS:
         assert re.search(rf"^\| {name} (\| [\d.]+ \([\d.]+\) ){{4}}\|$", printed, re.MULTILINE)
     assert re.findall(r"^\| a split model's step / forecast, (.*?) \| ≤ 1.08 \|", printed, re.MULTILINE) == [
         *("DP", "TP", "PP", "PP, 2 more")
     ]
-    assert "(fitted): the link and the timeline were made" in printed and 'Rows with "hooks on top" are' in printed
+    assert "(fitted): the link and the timeline were made" in printed
 
 
 def waits(*seconds, cpu=0.0):
@@ -85,7 +84,7 @@ def test_a_link_is_not_judged_by_messages_that_take_longer_without_it():
 
 
 def test_the_worst_link_decides_for_each_way():
-    forecast = {name: three_ways.forecasts(PRESETS[name]) for name in ("NVLink 4", "Ethernet 10 Gb")}
+    forecast = {name: split_model.forecasts(PRESETS[name]) for name in ("NVLink 4", "Ethernet 10 Gb")}
     taken = {name: {way: [each] * 3 for way, each in ways.items()} for name, ways in forecast.items()}
     taken["Ethernet 10 Gb"]["TP"] = [1.1 * forecast["Ethernet 10 Gb"]["TP"]] * 3
     table, rows = judge_split(taken)

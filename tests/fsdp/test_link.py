@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.pages.sleeping_model import SleepingBlocks
+from scratch_ddp.course.pages.sleeping import SleepingBlocks
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.network import Link, linked_group, lone_rank
 from tests.ddp.cases import CASES, batches, build, one_process_step, shard

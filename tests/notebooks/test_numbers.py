@@ -27,7 +27,7 @@ NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
         "1.8": "(240 + 192) / 240",
     },
     "14b_context_and_experts": {
-        "4096": "tokens, set in course/pages/three_ways.py",
+        "4096": "tokens, set in course/pages/split_model.py",
         "125": "TFLOP/s, set there too",
     },
     "15_accounting": {

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.pages.sleeping_stage import LiveActivations, SleepingStage
+from scratch_ddp.course.pages.sleeping import LiveActivations, SleepingStage
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.pipeline import bubble, held, simulate
 from scratch_ddp.pipeline.execute import execute
@@ -107,7 +107,7 @@ def test_evaluation_holds_nothing():
     def ranks() -> int:
         pipeline, (x, y) = pipeline_of(build(), 4), batch(8)
         live = LiveActivations()
-        with live:
+        with live.watch():
             pipeline.evaluate(x, y)
         return live.most
 

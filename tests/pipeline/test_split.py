@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.pages.sleeping_stage import SleepingStage
+from scratch_ddp.course.pages.sleeping import SleepingStage
 from scratch_ddp.pipeline import balanced_cuts, layer_seconds
 from tests.pipeline.cases import pipeline_of
 from tests.ranks import run_ranks

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from scratch_ddp.course.pages import light_training
-from scratch_ddp.course.pages.light_training import command
+from scratch_ddp.course.pages.light_training import light
+from scratch_ddp.training import __main__ as command
 from scratch_ddp.training.data import Batches, Item
 from scratch_ddp.training.step_log import StepLog, read_steps
 from tests.ranks import run_ranks
@@ -30,7 +30,7 @@ def attempt(folder: Path, *options: str, sigterm_at: int = 0, on_rank: int = 0) 
     """Run the command on this rank; return its exit status or last words. SIGTERM comes after a step, to one rank."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     os.environ.pop("RANK", None)
-    light_training.patch()
+    light()
     command.ranks = lambda *_: contextlib.nullcontext((rank, dist.get_world_size() if dist.is_initialized() else 1))
     log = StepLog.after_step
 

@@ -1,219 +1,208 @@
-"""What a class of the learner's own is judged by, on ranks: one function for each criterion.
+"""What a class of the learner's own is judged by, on ranks: it must do what the reference class does.
 
-Every rank calls it with the class, and with a process group of our own: a call too many of the class would meet one of
-ours. It returns what is wrong on this rank, or "". Budgets are those of `notebooks/capstone.md`.
+The reference and the class wrap equal models and are trained on equal batches, by the engine of the lessons' exercises.
+Budgets are those of `notebooks/capstone.md`, which are above the reference's needs.
 """
 
 import contextlib
-import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.capstone.models import (
-    Heads,
-    Tied,
-    Tower,
-    anywhere,
-    batch,
-    difference,
-    gradients,
-    loss_of,
-    mean_of_ranks,
-    take_step,
-)
+from scratch_ddp.course.arena import At
+from scratch_ddp.course.capstone.reference_class import MyDDP
+from scratch_ddp.course.exercise import Exercise, Seen
 from scratch_ddp.instruments.memory import memory_use
 from scratch_ddp.instruments.traffic import Counted, ring_bytes, traffic
 
-STEPS = 5
 MIB, SMALL = 2**20, 1024
 Wrap = Callable[[nn.Module], nn.Module]
-Group = dist.ProcessGroup
+Batches = list[torch.Tensor]
 
 
-def start(wrap: Wrap, group: Group) -> str:
-    """All ranks begin with rank 0's parameters and buffers."""
-    torch.manual_seed(dist.get_rank())
-    model = Tied()
-    rank0s = {name: value.clone() for name, value in model.state_dict().items()}
-    for value in rank0s.values():
-        dist.broadcast(value, src=0, group=group)
+class Tied(nn.Module):
+    """Two layers with one weight, a norm, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.register_buffer("scale", torch.rand(6) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.norm(torch.tanh(self.first(x)) * self.scale))
+
+
+class Heads(nn.Module):
+    """Three heads on one layer. A batch uses one of them; the third is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = nn.Linear(6, 6), nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, head: int) -> torch.Tensor:
+        return self.heads[head](torch.tanh(self.body(x)))
+
+
+def tower() -> nn.Module:
+    """40 layers, 3.9 MiB of parameters: many small ones."""
+    return nn.Sequential(*(nn.Linear(160, 160) for _ in range(40)))
+
+
+def batches(at: At, count: int, width: int = 6) -> Batches:
+    """This rank's rows for so many steps: in float32 for the wide model, else in float64."""
+    generator, dtype = torch.Generator().manual_seed(at.rank), torch.float64 if width == 6 else torch.float32
+    return [torch.randn(4, width, generator=generator, dtype=dtype) for _ in range(count)]
+
+
+def start(wrap: Wrap, model: nn.Module) -> Iterator[Seen]:
+    """What the model holds once it is wrapped."""
     wrap(model)
-    different = [name for name, value in model.state_dict().items() if not torch.equal(value, rank0s[name])]
-    return f"{different[0]} is not rank 0's after MyDDP(model)" if different else ""
+    yield "start", "after MyDDP(model)", model
 
 
-def value(wrap: Wrap, group: Group) -> str:
-    """In float64, steps of SGD lead to the parameters of one process that sees all rows."""
-    torch.manual_seed(0)
-    alone = Tied()
-    model = wrap(copy.deepcopy(alone))
-    for step in range(STEPS):
-        loss_of(alone(batch(step, 6, everyones=True))).backward()
-        _backward(model, batch(step, 6))
-        complaint = difference(gradients(model.module), gradients(alone))
-        if anywhere(complaint, group):
-            return complaint and f"step {step + 1}: {complaint}"
-        for each in (alone, model):
-            take_step(each)
-    far = max((a - b).abs().max().item() for a, b in zip(model.parameters(), alone.parameters(), strict=True))
-    return f"after {STEPS} steps a parameter differs from one process's by {far:.1g}" if far > 1e-9 else ""
+def train(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+    """The model after each backward of some steps of SGD."""
+    model = wrap(model)
+    for step, rows in enumerate(steps, start=1):
+        _backward(model, rows)
+        yield "value", f"step {step}", model.module
+        _take_step(model)
 
 
-def replicas(wrap: Wrap, group: Group) -> str:
-    """In float32, the replicas are the same bits after each step."""
-    torch.manual_seed(0)
-    model = wrap(Tied(torch.float32))
-    for step in range(STEPS):
-        _backward(model, batch(step, 6, torch.float32))
-        take_step(model)
-        different = [name for name, each in model.module.named_parameters() if not _is_rank0s(each.detach(), group)]
-        if anywhere("".join(different), group):
-            return f"step {step + 1}: {different[0]} is not rank 0's, bit for bit" if different else ""
-    return ""
+def costs(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+    """Calls and bytes of a step, or the budget if they are fewer."""
+    model, size = wrap(model), _size(model)
+    counted = _second_step(model, steps)
+    made, budget = sum(counted.calls.values()), math.ceil(size / MIB) + 2
+    yield "calls", f"the number of calls for {size / MIB:.1f} MiB of gradients", max(made, budget)
+    yield "bytes", f"the number of bytes sent for {size:,} bytes of gradients", _bytes(counted, size)
 
 
-def calls(wrap: Wrap, group: Group) -> str:
-    """A step makes one call for each MiB of gradients at most, and two more."""
-    counted, size = _counted_step(wrap)
-    budget = math.ceil(size / MIB) + 2
-    if sum(counted.calls.values()) <= budget:
-        return ""
-    return f"a step with {size / MIB:.1f} MiB of gradients makes {_names(counted)}; budget {budget}"
+def memory(wrap: Wrap, alone: nn.Module, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+    """How much more is held at the peak than with the plain model, or the budget if that is less."""
+    with memory_use() as plain:
+        _second_step(alone, steps)
+    with memory_use() as used:
+        _second_step(wrap(model), steps)
+    copies = (used.peak_bytes - plain.peak_bytes) / _size(alone)
+    yield "memory", "the peak, in further copies of the gradients,", max(round(copies, 1), 1.0)
 
 
-def bytes_sent(wrap: Wrap, group: Group) -> str:
-    """A step sends what a ring sends for 4 bytes a parameter, and 1 KiB."""
-    counted, size = _counted_step(wrap)
-    return _too_many_bytes(counted, size)
-
-
-def memory(wrap: Wrap, group: Group) -> str:
-    """At no time is more than one further copy of the gradients held."""
-    torch.manual_seed(0)
-    peaks = []
-    for make in (lambda model: model, wrap):
-        model = Tower()
-        size = _size(model)
-        with memory_use() as used:
-            model = make(model)
-            for step in range(2):
-                _backward(model, batch(step, 160, torch.float32))
-                model.zero_grad()
-        peaks.append(used.peak_bytes)
-    copies = (peaks[1] - peaks[0]) / size
-    return f"{copies:.2f} further copies of the gradients are held at the peak; budget 1" if copies > 1.05 else ""
-
-
-def accumulation(wrap: Wrap, group: Group) -> str:
-    """Inside `no_sync()` nothing is sent, the last micro-batch sends for all; it ends after an exception, and nests."""
-    torch.manual_seed(0)
-    alone = Tied()
-    model = wrap(copy.deepcopy(alone))
-    for round_ in range(2):
-        for micro in range(3):
-            loss_of(alone(batch(micro, 6))).backward()
-            with model.no_sync() if micro < 2 else contextlib.nullcontext(), traffic() as counted:
-                if micro == 0:
-                    with model.no_sync():
-                        pass
-                _backward(model, batch(micro, 6))
-            if micro < 2 and counted.calls:
-                again = " after an inner no_sync() has ended" if micro == 0 else ""
-                return f"inside no_sync(){again}, a micro-batch sends: {_names(counted)}"
-        complaint = difference(gradients(model.module), mean_of_ranks(alone, group))
-        if anywhere(complaint, group):
-            where = " after an exception inside no_sync()" if round_ else ""
-            return complaint and f"after 2 micro-batches inside no_sync() and one outside{where}, {complaint}"
-        for each in (alone, model):
-            each.zero_grad()
+def accumulation(wrap: Wrap, model: nn.Module, micro_batches: Batches) -> Iterator[Seen]:
+    """Calls inside `no_sync()`, nested too, and the gradients afterwards; again after an exception."""
+    model = wrap(model)
+    for where in ("", " after an exception inside no_sync()"):
+        for micro, rows in enumerate(micro_batches[:-1]):
+            with model.no_sync(), traffic() as counted:
+                with model.no_sync() if micro == 0 else contextlib.nullcontext():
+                    pass
+                _backward(model, rows)
+            again = " after an inner no_sync() has ended" if micro == 0 else ""
+            yield "accumulation", f"the number of calls inside no_sync(){again}{where}", sum(counted.calls.values())
+        _backward(model, micro_batches[-1])
+        yield "accumulation", f"two micro-batches inside no_sync() and one outside{where}", model.module
+        model.zero_grad()
         with contextlib.suppress(KeyError), model.no_sync():
             raise KeyError
-    return ""
 
 
-def unused(wrap: Wrap, group: Group) -> str:
-    """A parameter that a rank has not used counts as zero there; one that no rank has used keeps `.grad` None."""
-    torch.manual_seed(0)
-    alone = Heads()
-    model = wrap(copy.deepcopy(alone))
-    for step, heads in enumerate(((0, 1, 0), (0, 0, 0))):
-        head = heads[dist.get_rank() % len(heads)]
-        loss_of(alone(batch(step, 6), head)).backward()
-        loss_of(model(batch(step, 6), head)).backward()
-        model.sync_gradients()
-        complaint = difference(gradients(model.module), mean_of_ranks(alone, group))
-        if anywhere(complaint, group):
-            return complaint and f"step {step + 1}, in which the ranks use heads {heads}: {complaint}"
-        for each in (alone, model):
-            each.zero_grad()
-    return ""
-
-
-def frozen(wrap: Wrap, group: Group) -> str:
-    """Frozen parameters stay as they are, without a gradient, and cost nothing."""
-    torch.manual_seed(0)
-    model = Tower()
-    for parameter in model.layers[:20].parameters():
-        parameter.requires_grad = False
-    trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+def unused(wrap: Wrap, model: nn.Module, rows: torch.Tensor, heads: list[int]) -> Iterator[Seen]:
+    """Gradients where a rank, or no rank, has used a parameter."""
     model = wrap(model)
-    with traffic() as counted:
-        _backward(model, batch(0, 160, torch.float32))
-    for name, parameter in model.module.named_parameters():
-        if parameter.requires_grad != (parameter.grad is not None):
-            return f"{name} has {'no' if parameter.grad is None else 'a'} gradient"
-    return _too_many_bytes(counted, trained)
+    for step, head in enumerate(heads, start=1):
+        _loss(model(rows, head)).backward()
+        model.sync_gradients()
+        yield "unused", f"step {step}", model.module
+        model.zero_grad()
 
 
-def _is_rank0s(mine: torch.Tensor, group: Group) -> bool:
-    rank0s = mine.clone()
-    dist.broadcast(rank0s, src=0, group=group)
-    return torch.equal(rank0s, mine)
+def frozen(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+    """Which parameters have a gradient, and the bytes sent."""
+    model, size = wrap(model), _size(model)
+    counted = _second_step(model, steps)
+    for name, each in model.module.named_parameters():
+        yield "frozen", f"{name} has a gradient: that", each.grad is not None
+    yield "frozen", f"the number of bytes sent for {size:,} bytes of gradients", _bytes(counted, size)
 
 
 def _backward(model: nn.Module, rows: torch.Tensor) -> None:
-    loss_of(model(rows)).backward()
+    _loss(model(rows)).backward()
     getattr(model, "sync_gradients", lambda: None)()  # a plain model has none
 
 
-def _counted_step(wrap: Wrap) -> tuple[Counted, int]:
-    """What this rank sends in a second step, and the bytes of the gradients."""
-    torch.manual_seed(0)
-    model = wrap(Tower())
-    for step in range(2):
-        with traffic() as counted:
-            _backward(model, batch(step, 160, torch.float32))
+def _loss(output: torch.Tensor) -> torch.Tensor:
+    return (output - 1).square().mean() + output.sin().mean()
+
+
+def _take_step(model: nn.Module) -> None:
+    """A step of plain SGD, then no gradients. (torch's optimizers would import its compiler: two seconds.)"""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+    model.zero_grad()
+
+
+def _second_step(model: nn.Module, steps: Batches) -> Counted:
+    """What this rank sends in a second step, which leaves its gradients."""
+    for rows in steps:
         model.zero_grad()
-    return counted, _size(model)
+        with traffic() as counted:
+            _backward(model, rows)
+    return counted
 
 
 def _size(model: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())
+    """Bytes of all gradients."""
+    return sum(each.nbytes for each in model.parameters() if each.requires_grad)
 
 
-def _too_many_bytes(counted: Counted, size: int) -> str:
-    budget = ring_bytes("all_reduce", size + SMALL, dist.get_world_size(), dist.get_rank(), None)
-    if counted.wire_bytes <= budget:
-        return ""
-    return f"a step with {size:,} bytes of gradients sends {counted.wire_bytes:,} bytes; budget {budget:,}"
+def _bytes(counted: Counted, size: int) -> int:
+    """Bytes sent, or the budget if they are fewer."""
+    return max(counted.wire_bytes, ring_bytes("all_reduce", size + SMALL, dist.get_world_size(), dist.get_rank()))
 
 
-def _names(counted: Counted) -> str:
-    return ", ".join(f"{count} × {name}" for name, count in counted.calls.items())
+def _case(use: Callable[..., Iterator[Seen]], case: str, make: Callable[[At], tuple]) -> Exercise:
+    """Models and batches for one use. `make` draws the same random numbers on every rank."""
+
+    def inputs(at: At) -> Iterator[tuple[str, tuple]]:
+        yield case, make(at)
+
+    return Exercise(MyDDP, inputs, use, close=1e-9, cost=False)
 
 
-ON_RANKS: dict[str, tuple[str, Callable[[Wrap, Group], str]]] = {  # name: (what holds, function)
-    "start": ("all ranks begin with rank 0's parameters and buffers", start),
-    "value": ("the gradients are the mean, and the parameters those of one process, in float64", value),
-    "replicas": ("the replicas are equal, bit for bit, after each step", replicas),
-    "calls": ("one call a MiB of gradients at most, and two more", calls),
-    "bytes": ("no more than a ring sends for 4 bytes a parameter, and 1 KiB", bytes_sent),
-    "memory": ("no more than one further copy of the gradients", memory),
-    "accumulation": ("nothing is sent inside no_sync(), and once after it", accumulation),
-    "unused": ("parameters that a rank, or no rank, has used", unused),
-    "frozen": ("frozen parameters have no gradient and are not sent", frozen),
+def _one_ranks(at: At) -> tuple[nn.Module]:
+    torch.manual_seed(at.rank)
+    return (Tied(),)
+
+
+def _partly_frozen(at: At) -> tuple[nn.Module, Batches]:
+    model = tower()
+    model[:20].requires_grad_(False)
+    return model, batches(at, 1, 160)
+
+
+PROMISES = {
+    "start": "all ranks begin with rank 0's parameters and buffers",
+    "value": "the gradients are the mean, in float64, and so the parameters those of one process",
+    "replicas": "the replicas are equal, bit for bit, after each step",
+    "calls": "one call a MiB of gradients at most, and two more",
+    "bytes": "no more than a ring sends for 4 bytes a parameter, and 1 KiB",
+    "memory": "no more than one further copy of the gradients",
+    "accumulation": "nothing is sent inside no_sync(), and once after it",
+    "unused": "parameters that a rank, or no rank, has used",
+    "frozen": "frozen parameters have no gradient and are not sent",
+}
+EXERCISES = {
+    ("start",): _case(start, "each rank has a model of its own", _one_ranks),
+    ("value", "replicas"): _case(train, "SGD", lambda at: (Tied().double(), batches(at, 5))),
+    ("calls", "bytes"): _case(costs, "many layers", lambda at: (tower(), batches(at, 2, 160))),
+    ("memory",): _case(memory, "many layers", lambda at: (tower(), tower(), batches(at, 2, 160))),
+    ("accumulation",): _case(accumulation, "micro-batches", lambda at: (Tied().double(), batches(at, 3))),
+    ("unused",): _case(unused, "heads", lambda at: (Heads().double(), *batches(at, 1), [at.rank % 2, 0])),
+    ("frozen",): _case(frozen, "half of the layers are frozen", _partly_frozen),
 }

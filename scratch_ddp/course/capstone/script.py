@@ -3,29 +3,25 @@
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from scratch_ddp.course.capstone import observe, torchrun
 
 ITEMS, VALIDATION, EPOCHS = 256, 64, 3  # as in the script
-PATIENCE = 10.0  # seconds without a step
 PROMISES = {
     "replicas": "every rank steps with the mean gradient, and the replicas stay equal",
     "data": "in an epoch each item is read once, by one rank",
     "ends": "every rank comes to the end, and all validation items are predicted",
 }
-Seen = list[dict[str, Any]]  # of each rank, what `observe` wrote down
+Seen = list[dict]  # of each rank, what `observe` wrote down
 
 
-def judge(path: Path, patience: float = PATIENCE) -> dict[str, str]:
+def judge(path: Path) -> dict[str, str]:
     """Run the script. Return what is wrong by criterion; "" where it holds."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        ended = torchrun.run(observe.__name__, folder, path.resolve(), folder, patience)
-        files = [folder / f"{observe.FILE}.{rank}" for rank in range(torchrun.RANKS)]
-        seen = [torch.load(file) for file in files if file.exists()]
+    with tempfile.TemporaryDirectory() as folder:
+        ended = torchrun.run(observe.__name__, path.resolve(), folder)
+        seen = [torch.load(file) for file in sorted(Path(folder).glob("seen.*"))]
     return complaints(seen, ended.complaint)
 
 
@@ -38,9 +34,6 @@ def complaints(seen: Seen, end: str) -> dict[str, str]:
 
 def _replicas(seen: Seen) -> str:
     steps = [each["steps"] for each in seen]
-    if len({len(each) for each in steps}) > 1 and all("after" in each[-1] for each in steps):
-        counts = ", ".join(f"rank {rank} {len(each)}" for rank, each in enumerate(steps))
-        return f"the ranks do not take equally many steps: {counts}"
     for number, ranks in enumerate(zip(*steps, strict=False), start=1):
         if complaint := _wrong_mean(ranks) or _drift(ranks):
             return f"step {number}: {complaint}"
@@ -49,13 +42,11 @@ def _replicas(seen: Seen) -> str:
 
 def _wrong_mean(ranks: tuple[dict, ...]) -> str:
     """Say whose gradient is not the mean of all ranks' own ones, where a gradient that is missing counts as zero."""
-    names = dict.fromkeys(name for each in ranks for name in [*each["own"], *each["used"]])
-    for name in names:
+    for name in dict.fromkeys(name for each in ranks for name in [*each["own"], *each["used"]]):
         own = [each["own"][name] for each in ranks if name in each["own"]]
         for rank, each in enumerate(ranks):
             mean = sum(own) / len(ranks) if own else 0.0 * each["used"][name]
-            used = each["used"].get(name, 0.0 * mean)
-            if not torch.allclose(used, mean, rtol=1e-4, atol=1e-7):
+            if not torch.allclose(each["used"].get(name, 0.0 * mean), mean, rtol=1e-4, atol=1e-7):
                 absent = [str(at) for at, other in enumerate(ranks) if name not in other["own"]]
                 unused = f" (it was not used on rank {', '.join(absent)})" if absent else ""
                 return f"the gradient of {name} that rank {rank} steps with is not the mean over the ranks{unused}"
@@ -63,11 +54,10 @@ def _wrong_mean(ranks: tuple[dict, ...]) -> str:
 
 
 def _drift(ranks: tuple[dict, ...]) -> str:
-    if not all("after" in each for each in ranks):
-        return ""  # ended on the way
-    for rank, each in enumerate(ranks):
-        for name, values in each["after"].items():
-            if not torch.equal(values, ranks[0]["after"].get(name, values)):
+    first, *others = (each.get("after", {}) for each in ranks)  # a run may have ended on the way
+    for rank, parameters in enumerate(others, start=1):
+        for name in first.keys() & parameters.keys():
+            if not torch.equal(first[name], parameters[name]):
                 return f"{name} of rank {rank} is no longer equal to rank 0's"
     return ""
 
@@ -78,7 +68,7 @@ def _data(seen: Seen) -> str:
     for rank, part in enumerate(parts):
         if len(part) < share:
             return f"rank {rank} reads {len(part)} items; its share of an epoch is {share}"
-    first, second = map(set, parts[:2])
+    first, second = map(set, parts)
     if both := first & second:
         return f"in the first epoch, {len(both)} of rank 1's first {share} items are items of rank 0 too"
     if len(first | second) < ITEMS:
@@ -89,8 +79,6 @@ def _data(seen: Seen) -> str:
 def _predictions(seen: Seen) -> str:
     counts = Counter(row for each in seen for row in each["predicted"])
     if len(counts) < VALIDATION or min(counts.values()) < EPOCHS:
-        return (
-            f"{len(counts)} of the {VALIDATION} validation items are predicted, one of them "
-            f"{min(counts.values(), default=0)} times in {EPOCHS} epochs"
-        )
+        least = f"one of them {min(counts.values(), default=0)} times in {EPOCHS} epochs"
+        return f"{len(counts)} of the {VALIDATION} validation items are predicted, {least}"
     return ""

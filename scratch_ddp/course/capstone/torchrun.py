@@ -1,80 +1,79 @@
-"""Runs a program of ours under torchrun for a limited time, and ends all that it has started."""
+"""Runs a module under torchrun for a limited time; each rank says where in the learner's file it has failed."""
 
+import contextlib
 import os
+import re
+import shlex
 import subprocess
 import sys
-import tempfile
 import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from scratch_ddp.cells.processes import die_with_parent, kill_family
-from scratch_ddp.course.capstone.places import LOST, OTHERS
+from scratch_ddp.cells.processes import kill_family
+from scratch_ddp.course.pages.interrupted_run import start
 
 RANKS = 2
-STUCK = "stuck"  # the file that a watchdog leaves is STUCK.rank
 LIMIT = 240  # seconds for a run, whatever it does
+TIMEOUT = 20  # seconds that a rank waits for another, also at the start, on a busy machine
+OTHERS = 3  # seconds that ranks get to say where they are, after the first has
+_LOST = ("Timed out", "timed out", "timeout", "Connection closed", "Connection reset", "Broken pipe")  # what gloo says
+_SAID = re.compile(r"rank (\d) (waits|raises)(.*)")
 
 
+@dataclass
 class Ended:
-    """How a run ended: its exit status (None: it was ended after LIMIT seconds), where ranks waited, its last lines."""
+    """How a run ended: its exit status (None: it was ended after LIMIT seconds), and what it printed."""
 
-    def __init__(self, status: int | None, stuck: dict[int, str], printed: list[str]):
-        self.status, self.stuck, self.printed = status, stuck, printed
+    status: int | None
+    printed: list[str]
 
     @property
     def complaint(self) -> str:
         """What went wrong, or ""."""
-        if self.stuck:
-            return "; ".join(f"rank {rank} {words}" for rank, words in sorted(self.stuck.items()))
+        if self.status == 0:
+            return ""
+        said = {found[1]: found for line in self.printed if (found := _SAID.search(line))}
+        raised = [found[0] for found in said.values() if found[2] == "raises"]
+        if said:  # a cause before what follows from it
+            return "; ".join(sorted(raised or [found[0] for found in said.values()]))
         if self.status is None:
             return f"it had not ended after {LIMIT} seconds"
-        if self.status:
-            errors = [line for line in self.printed if "Error" in line and "elastic" not in line]
-            errors.sort(key=lambda line: any(words in line for words in LOST))  # a cause before what follows from it
-            return f"it ended with status {self.status}: {(errors or self.printed or ['it printed nothing'])[0][:300]}"
-        return ""
+        return f"it ended with status {self.status}: {(self.printed or ['it printed nothing'])[-1][:300]}"
 
 
-def run(module: str, folder: Path, *arguments: object, restarts: int = 0) -> Ended:
-    """Run a module on RANKS ranks of this machine. `folder`: for the watchdogs' files."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", f"--max-restarts={restarts}"]
-    command += [
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        "--local-addr=127.0.0.1",
-        "--monitor-interval=0.1",
-    ]
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            [*command, "-m", module, *map(str, arguments)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | variables,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        try:
-            status = _wait(process, folder)
-        finally:
-            kill_family(process.pid)
-            process.wait()
-        output.seek(0)
-        lines = [line.removeprefix("[rank0]:").removeprefix("[rank1]:").strip() for line in output]
-    return Ended(status, _stuck(folder), lines)
+def run(module: str, *arguments: object, restarts: int = 0) -> Ended:
+    """Run a module on RANKS ranks of this machine."""
+    options = f"--nproc-per-node {RANKS} --max-restarts {restarts} --monitor-interval 0.1 "
+    options += "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1"
+    given = shlex.join(map(str, arguments))
+    process = start(f"torchrun {options} -m {module} {given}", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    try:
+        printed, _ = process.communicate(timeout=LIMIT)
+        return Ended(process.returncode, printed.splitlines())
+    except subprocess.TimeoutExpired:
+        kill_family(process.pid)
+        return Ended(None, process.communicate()[0].splitlines())
 
 
-def _wait(process: subprocess.Popen, folder: Path) -> int | None:
-    deadline = time.monotonic() + LIMIT
-    while process.poll() is None and time.monotonic() < deadline:
-        if 0 < len(_stuck(folder)) < RANKS:
-            deadline = min(deadline, time.monotonic() + OTHERS)
-        elif _stuck(folder):
-            break
-        time.sleep(0.05)
-    return process.poll()
-
-
-def _stuck(folder: Path) -> dict[int, str]:
-    return {int(file.name.split(".")[1]): file.read_text() for file in folder.glob(f"{STUCK}.*")}
+@contextlib.contextmanager
+def says_where(path: Path) -> Iterator[None]:
+    """Around what runs the learner's file on a rank: print what it raises, or at which line it waits in vain."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit):
+            if not error.code:
+                raise
+            error = error.__context__ or error  # the training command ends with what was raised
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == str(path)]
+        place = f"a place outside of {path.name}"
+        if frames:
+            place = f"{path.name}, line {frames[-1].lineno}: `{frames[-1].line}`"
+        waits = isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
+        text = f"waits at {place}" if waits else f"raises {type(error).__name__}: {error} ({place})"
+        print(f"rank {os.environ['RANK']} {' '.join(text.split())[:300]}", flush=True)
+        time.sleep(OTHERS)  # an end of this rank would end the others before they have said where they are
+        sys.exit(1)

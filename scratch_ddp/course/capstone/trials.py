@@ -1,76 +1,72 @@
-"""Judges a `my_ddp.py`: each criterion on ranks of its own process group, for a limited time; then under torchrun."""
+"""Judges a `my_ddp.py`: each criterion on ranks, for a limited time; then under torchrun."""
 
-import datetime
 import importlib
+import inspect
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch.distributed as dist
-
-from scratch_ddp.course.capstone import criteria, places, real_loop
-from scratch_ddp.course.capstone.own_class import borrowed_by, load, problem_of
+from scratch_ddp.cells.rank.interruptible_group import BACKEND
+from scratch_ddp.course.arena import Arena, At
+from scratch_ddp.course.capstone import criteria, real_loop
+from scratch_ddp.course.capstone.criteria import EXERCISES
+from scratch_ddp.course.check import try_cases
+from scratch_ddp.course.run import in_short
 from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 
-RANKS, LIMIT = 3, 10.0  # seconds that a rank waits for another
+AS_THE_ENGINE, FAILURES = {"replicas": "agreement"}, ("runs", "group", "waits")  # its names
+RANKS, LIMIT = 3, 20.0  # seconds for a class to do what a criterion asks
 OWN = "own work"
-PROMISES = {OWN: "written with torch's tensors and collectives"}
-PROMISES |= {name: promise for name, (promise, _) in criteria.ON_RANKS.items()} | real_loop.PROMISES
+PROMISES = {OWN: "written with torch's tensors and collectives"} | criteria.PROMISES | real_loop.PROMISES
 
 
-def judge(path: Path, limit: float = LIMIT, patience: float = real_loop.PATIENCE) -> dict[str, str]:
+def judge(path: Path) -> dict[str, str]:
     """Return what is wrong by criterion; "" where it holds."""
     path = path.resolve()
     try:
-        (problem,) = set(run_ranks(1, problem_of, path, timeout=limit))
+        (problem, borrowed) = run_ranks(1, looked_at, path, timeout=LIMIT)[0]
     except RankFailed:
-        problem = f"{path.name} can't be imported: that takes longer than {limit:.0f} seconds, or ends the process"
+        problem = f"{path.name} can't be imported: that takes longer than {LIMIT:.0f} seconds, or ends the process"
     if problem:
         return dict.fromkeys(PROMISES, problem)
-    (borrowed,) = run_ranks(1, borrowed_by, path, timeout=limit)
-    return {OWN: borrowed} | on_ranks(path, limit) | real_loop.judge(path, patience)
+    return {OWN: borrowed} | on_ranks(path) | real_loop.judge(path)
 
 
-def on_ranks(path: Path, limit: float = LIMIT, names: Iterable[str] = criteria.ON_RANKS) -> dict[str, str]:
-    """What is wrong by criterion. Where ranks fail or wait, they are ended, and the next criterion gets new ones."""
+def looked_at(path: Path) -> tuple[str, str]:
+    """Why the file holds no class to judge, or ""; and what it uses that does the work for it, or ""."""
+    try:
+        module = real_loop.load(path)
+    except BaseException as error:
+        return f"{path.name} can't be imported: {in_short(error)}", ""
+    if not hasattr(module, "MyDDP"):
+        return f"{path.name} defines no class MyDDP yet", ""
+    bases = [(base.__name__, base) for base in getattr(module.MyDDP, "__mro__", ())]
+    for name, used in [*vars(module).items(), *bases]:
+        home = used.__name__ if inspect.ismodule(used) else getattr(used, "__module__", None) or ""
+        if home.split(".")[0] == "scratch_ddp" or home.startswith("torch.nn.parallel"):
+            return "", f"my_ddp.py uses {name} of {home}"
+    return "", ""
+
+
+def on_ranks(path: Path, limit: float = LIMIT, names: Iterable[tuple[str, ...]] = tuple(EXERCISES)) -> dict[str, str]:
+    """What is wrong by criterion, for the exercises of these names. The class may take `limit` seconds for each."""
     importlib.import_module("torch._dynamo.utils")  # which the profiler needs: here once, instead of on each rank
-    left, found, at_once = list(names), {}, len(criteria.ON_RANKS)
-    while left:
-        tried = left[:at_once]
-        seconds = limit * (1 if len(tried) == 1 else 3) + 2
-        try:
-            reports = run_ranks(RANKS, work, path, tried, limit, timeout=seconds, waits=limit)
-        except RankFailed as failed:  # a rank died or does not answer, and takes the others' reports along
-            if len(tried) > 1:
-                at_once = 1
-                continue
-            last_words = {rank: report.splitlines()[-1] for rank, report in sorted(failed.failures.items())}
-            found[left.pop(0)] = "; ".join(f"rank {rank} {words}" for rank, words in last_words.items())
-            continue
-        done = min(map(len, reports))
-        found |= {name: sentence([report[i] for report in reports]) for i, name in enumerate(tried[:done])}
-        left = left[done:]
+    try:
+        return run_ranks(RANKS, _judged, path, limit, names, backend=BACKEND, timeout=300)[0]
+    except RankFailed as failed:  # a rank has died
+        words = "; ".join(f"rank {rank} {report.splitlines()[-1]}" for rank, report in sorted(failed.failures.items()))
+        return {name: words for each in names for name in each}
+
+
+def _judged(path: Path, limit: float, names: Iterable[tuple[str, ...]]) -> dict[str, str]:
+    module, found = real_loop.load(path), {}
+    # As if it were a line of the learner's file, so that complaints name lines of it.
+    wrap = eval(compile("lambda model: MyDDP(model)", str(path), "eval"), vars(module))
+    for each in names:
+        arena = Arena()
+        with arena:
+            at = At(arena.rank, arena.n, tuple(range(arena.n)))
+            complaints = try_cases(EXERCISES[each], wrap, arena, limit, at)
+            arena.count_groups_alike()
+        failed = next((words for name, words in complaints.items() if name in FAILURES and words), "")
+        found |= {name: failed or complaints.get(AS_THE_ENGINE.get(name, name), "") for name in each}
     return found
-
-
-def work(path: Path, names: list[str], limit: float) -> list[tuple[bool, str]]:
-    """On a rank: (whether all ranks came to the end, what is wrong) for each criterion, up to the first that failed."""
-    wrap, group = load(path).MyDDP, dist.new_group(timeout=datetime.timedelta(seconds=limit))
-    entries = []
-    for name in names:
-        _, examine = criteria.ON_RANKS[name]
-        try:
-            complaint = examine(wrap, group)
-            dist.barrier(group)
-        except Exception as error:
-            return [*entries, (False, places.in_words(path, error))]
-        entries.append((True, complaint))
-    return entries
-
-
-def sentence(entries: list[tuple[bool, str]]) -> str:
-    """What the ranks report about a criterion, in a sentence; "" if it holds."""
-    said = {rank: words for rank, (_, words) in enumerate(entries) if words}
-    if all(ended for ended, _ in entries):
-        return next((f"rank {rank}: {words}" for rank, words in said.items()), "")
-    raised = {rank: words for rank, words in said.items() if not words.startswith(places.WAITS)}
-    return "; ".join(f"rank {rank} {words}" for rank, words in (raised or said).items())

@@ -1,5 +1,6 @@
 """What ranks really hold of small models under a layout, for comparison with the formulas of `instruments.cost`."""
 
+import copy
 from functools import partial
 from itertools import accumulate
 
@@ -11,15 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Pretrain
 
 from scratch_ddp.ddp import FlatDDP
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.instruments.cost import (
-    FP32,
-    Layout,
-    ModelShape,
-    ModelStates,
-    from_config,
-    measured_states,
-    rank_memory,
-)
+from scratch_ddp.instruments.cost import FP32, Layout, ModelShape, from_config, measured_states, rank_memory
 from scratch_ddp.instruments.cost.layouts.layout import blocks_of_stages
 from scratch_ddp.pipeline import Pipeline
 from scratch_ddp.tensor_parallel import LLAMA, parallelize
@@ -56,9 +49,8 @@ def new_model(name: str, blocks: int = 8) -> nn.Module:
     """One of NAMES in float32, the same on every rank."""
     torch.manual_seed(43)
     if name not in CONFIGS:
-        shape = TWO_MATRICES
-        return nn.Sequential(*(_Block(shape.width, shape.inner) for _ in range(blocks)))
-    config = CONFIGS[name].__class__(**CONFIGS[name].to_dict())
+        return nn.Sequential(*(_Block(TWO_MATRICES.width, TWO_MATRICES.inner) for _ in range(blocks)))
+    config = copy.deepcopy(CONFIGS[name])
     config.num_hidden_layers = blocks
     model = AutoModelForCausalLM.from_config(config)
     model.loss_type = "ForCausalLM"  # transformers warns where GPT-2's is not said
@@ -67,45 +59,58 @@ def new_model(name: str, blocks: int = 8) -> nn.Module:
 
 def with_checkpointing(model: nn.Module) -> nn.Module:
     """Have every block of a transformers model keep its input alone."""
-    enable = (
-        getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    )  # before 5.2
-    enable({"use_reentrant": False})
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})  # the name before transformers 5.2
     return model.train()
 
 
 def loss_of(model: nn.Module, name: str, sequences: int = 2, tokens: int = 32) -> torch.Tensor:
     """A loss on random tokens, or on ones for a model without an embedding."""
-    x, _ = _batch(name, sequences, tokens)
+    x = _batch(name, sequences, tokens)
     if name not in CONFIGS:
         return model(x.to(next(model.parameters()).dtype)).sum()
     return model(input_ids=x, labels=x).loss
 
 
-def measured(name: str, layout: Layout) -> ModelStates:
-    """Train two steps on all ranks; return what this one holds between backward and step. `layout` splits one way."""
+def fullest(name: str, layout: Layout) -> float:
+    """The bytes of states on the rank that holds most, measured. Every rank calls it; `layout` splits one way."""
+    most = torch.tensor(_held(name, layout), dtype=torch.float64)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return most.item()
+
+
+def by_formula(name: str, layout: Layout) -> float:
+    """The same by `rank_memory`, without activations, all in float32."""
+    found = rank_memory(shape_of(name), layout, 32, FP32)
+    return found.weights + found.gradients + found.optimizer
+
+
+def _held(name: str, layout: Layout) -> float:
+    """Train two steps on all ranks; return the bytes that this one holds between backward and step."""
     model = new_model(name)
-    backward = partial(_backward, model, name)
     if layout.tp > 1:
         parallelize(model, LLAMA)
+    backward = partial(_backward, model, name)
     if layout.pp > 1:
         pipeline = _pipeline(model, name, layout)
-        model, backward = pipeline.local_module, partial(pipeline.step, *_batch(name, 2 * layout.micro_batches))
-    if layout.dp > 1 and layout.stage != "ZeRO-2":
+        x = _batch(name, 2 * layout.micro_batches)
+        model, backward = pipeline.local_module, partial(pipeline.step, x, x)
+    optimizer, sync = None, lambda: None
+    if layout.dp > 1 and layout.stage in ("ZeRO-1", "ZeRO-2"):
+        optimizer = ShardedOptimizer(model.parameters(), AdamW)
+    if layout.dp > 1 and layout.stage == "ZeRO-2":
+        sync = partial(reduce_gradients, optimizer)
+    elif layout.dp > 1:
         model = FSDP(model) if layout.stage == "ZeRO-3" else FlatDDP(model)
-        backward = partial(_backward, model, name)
-    owns = layout.dp > 1 and layout.stage in ("ZeRO-1", "ZeRO-2")
-    optimizer = ShardedOptimizer(model.parameters(), AdamW) if owns else AdamW(model.parameters())
+        backward, sync = partial(_backward, model, name), model.sync_gradients
+    optimizer = optimizer or AdamW(model.parameters())
     for _ in range(2):
         backward()
-        if layout.dp > 1 and layout.stage == "ZeRO-2":
-            reduce_gradients(optimizer)
-        elif layout.dp > 1:
-            model.sync_gradients()
+        sync()
         held = measured_states(model, optimizer)
         optimizer.step()
         optimizer.zero_grad()
-    return held
+    return held.total
 
 
 def _backward(model: nn.Module, name: str) -> None:
@@ -116,32 +121,16 @@ def _pipeline(model: nn.Module, name: str, layout: Layout) -> Pipeline:
     """Cut where the formulas cut; a decoder's layer 0 is its embedding."""
     ends = accumulate(blocks_of_stages(shape_of(name).blocks, layout.pp)[:-1])
     cuts = [end + (name in CONFIGS) for end in ends]
-    return Pipeline(model, layout.micro_batches, loss=_loss if name in CONFIGS else _mean, cuts=cuts)
+    return Pipeline(model, layout.micro_batches, loss=_loss, cuts=cuts)
 
 
-def _loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if target.is_floating_point():
+        return output.mean()
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def _mean(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return output.mean()
-
-
-def _batch(name: str, sequences: int, tokens: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(name: str, sequences: int, tokens: int = 32) -> torch.Tensor:
     if name not in CONFIGS:
-        return torch.ones(sequences, tokens, TWO_MATRICES.width), torch.zeros(sequences)
-    ids = torch.randint(512, (sequences, tokens), generator=torch.Generator().manual_seed(1))
-    return ids, ids
-
-
-def fullest(name: str, layout: Layout) -> float:
-    """The bytes of states on the rank that holds most, measured. Every rank calls it. Costs a small all-reduce."""
-    most = torch.tensor(measured(name, layout).total, dtype=torch.float64)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return most.item()
-
-
-def by_formula(name: str, layout: Layout) -> float:
-    """The same by `rank_memory`, without activations, all in float32."""
-    found = rank_memory(shape_of(name), layout, 32, FP32)
-    return found.weights + found.gradients + found.optimizer
+        return torch.ones(sequences, tokens, TWO_MATRICES.width)
+    return torch.randint(512, (sequences, tokens), generator=torch.Generator().manual_seed(1))

@@ -4,11 +4,13 @@ The hosts are two agents of torchrun on this machine, at 127.0.0.2 and 127.0.0.3
 takes notes. The same training without failures, in one process, runs beside it.
 """
 
-import contextlib
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -16,22 +18,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
-from scratch_ddp.course.pages.processes_here import free_port, start
+from scratch_ddp.cells.processes import kill_family
 from scratch_ddp.training.step_log import read_steps
 
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
-KILL_RANK_AFTER, KILL_HOST_AFTER = 7, 18  # steps
 _TRAIN = (
     "-m scratch_ddp.course.pages.light_training --device cpu --epochs 3 --dtype float64 --lr 0.02 "
     "--strategy bucketed --every 4 --checkpoints {folder}/{name} --step-log {folder}/{name}.log"
 )
 _TORCHRUN = (  # host 0 keeps the rendezvous; the times are shorter than torch's own, so that a lesson need not wait
-    "--nnodes 1:2 --nproc-per-node 1 --max-restarts 3 --rdzv-id lesson-16 --monitor-interval 0.1 "
+    "torchrun --nnodes 1:2 --nproc-per-node 1 --max-restarts 3 --rdzv-id lesson-16 --monitor-interval 0.1 "
     "--rdzv-backend c10d --rdzv-endpoint {endpoint} --local-addr {address} "
     "--rdzv-conf is_host={is_host},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 )
+_PROGRAMS = {"python": (), "torchrun": ("-m", "torch.distributed.run")}
+_OF_THE_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LIMIT = 600  # seconds for the whole run
 _SAYS = {  # who notices, by a piece of what is said
     "Connection closed by peer": "the other rank: its connection is closed",
@@ -56,83 +57,98 @@ class InterruptedRun:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="scratch_ddp-lesson-16-"))
+        self.log = self.folder / "hosts.log"
         self.failures: list[Failure] = []
-        self.written: list[tuple[float, str]] = []  # (when, line) of all agents and ranks
+        self.written: list[str] = []  # by all agents and ranks
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._started: list[subprocess.Popen] = []
+        self._thread = threading.Thread(target=self._guarded, daemon=True)
         self._thread.start()
 
     def wait(self) -> "InterruptedRun":
         """Return when all has ended. Raises what went wrong."""
         self._thread.join(_LIMIT)
         if self.error or self._thread.is_alive():
-            said = "\n".join(line for _, line in self.written[-30:])
-            raise RuntimeError(f"the run did not come to its end:\n{said}") from self.error
-        self.plain, self.steps = (read_steps(self.folder / name) for name in ("plain.log", "hosts.log"))
+            raise RuntimeError("the run did not come to its end:\n" + "\n".join(self.written[-30:])) from self.error
+        self.plain, self.steps = read_steps(self.folder / "plain.log"), read_steps(self.log)
         return self
 
     @property
     def lines(self) -> list[dict]:
         """All lines of the step log in the order of time, also of steps that were repeated."""
-        return _lines(self.folder / "hosts.log")
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
 
-    def _run(self) -> None:
-        plain = self._start("plain", "")
-        endpoint = f"{ADDRESSES[0]}:{free_port()}"
-        hosts = [self._start("hosts", torchrun_options(endpoint, address)) for address in ADDRESSES]
+    def _guarded(self) -> None:
+        plain = self.start("plain", "python")
         try:
-            self._after("rank", KILL_RANK_AFTER, lambda: _end(int((self.folder / "0.1").read_text())))
-            self._after("host", KILL_HOST_AFTER, lambda: [_end(pid) for pid in _family(hosts[1].pid)])
-            for process in (plain, hosts[0]):
-                process.wait(_LIMIT)
+            self.run()
+            plain.wait(_LIMIT)
         except BaseException as error:
             self.error = error
-        finally:
-            for process in (plain, *hosts):
-                for pid in _family(process.pid) if process.poll() is None else ():
-                    _end(pid)
+        for process in self._started:
+            if process.poll() is None:
+                kill_family(process.pid)
 
-    def _start(self, name: str, torchrun: str, options: str = "", within: Sequence[str] = ()) -> subprocess.Popen:
+    def run(self) -> None:
+        """Start both hosts, end a rank and then a host."""
+        endpoint = f"{ADDRESSES[0]}:{free_port()}"
+        hosts = [self.start("hosts", torchrun(endpoint, address)) for address in ADDRESSES]
+        self.after(7, "rank", lambda: os.kill(int((self.folder / "0.1").read_text()), signal.SIGKILL))
+        self.after(18, "host", lambda: kill_family(hosts[1].pid))
+        hosts[0].wait(_LIMIT)
+
+    def start(self, name: str, program: str, options: str = "", within: Sequence[str] = ()) -> subprocess.Popen:
+        """Start the training as `python` or by torchrun, with a step log of this name, and read what it says."""
         variables = {"LIGHT_SLEEP": "0.06", "PYTHONUNBUFFERED": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        variables |= {"LIGHT_PIDS": str(self.folder)} if torchrun else {}
-        program = f"torchrun {torchrun}" if torchrun else "python"
+        variables |= {} if program == "python" else {"LIGHT_PIDS": str(self.folder)}
         process = start(f"{program} {_TRAIN.format(folder=self.folder, name=name)} {options}", variables, within)
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
+        self._started.append(process)
         return process
+
+    def after(self, step: int, what: str, break_it: Callable[[], object]) -> None:
+        """Break something when the hosts have made this step."""
+        deadline = time.monotonic() + _LIMIT
+        while not self.log.exists() or step not in read_steps(self.log):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"step {step} was not reached")
+            time.sleep(0.01)
+        self.failures.append(Failure(what, self.lines[-1]["step"], time.time()))
+        break_it()
 
     def _read(self, process: subprocess.Popen) -> None:
         for line in process.stdout:
             now = time.time()
-            self.written.append((now, line.rstrip()))
+            self.written.append(line.rstrip())
             for piece, who in _SAYS.items():
                 if self.failures and piece in line:
                     self.failures[-1].noticed.setdefault(who, now - self.failures[-1].killed_at)
 
-    def _after(self, what: str, step: int, break_it: Callable[[], object]) -> None:
-        log, deadline = self.folder / "hosts.log", time.monotonic() + _LIMIT
-        while not log.exists() or step not in read_steps(log):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"step {step} was not reached")
-            time.sleep(0.01)
-        self.failures.append(Failure(what, _lines(log)[-1]["step"], time.time()))
-        break_it()
 
-
-def torchrun_options(endpoint: str, address: str) -> str:
-    """For the host with this address; it keeps the rendezvous if the endpoint is there."""
+def torchrun(endpoint: str, address: str) -> str:
+    """The command for the host with this address; it keeps the rendezvous if the endpoint is there."""
     return _TORCHRUN.format(endpoint=endpoint, address=address, is_host=int(endpoint.startswith(f"{address}:")))
 
 
-def _family(pid: int) -> list[int]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    return []
+def start(command: str, variables: dict[str, str] | None = None, within: Sequence[str] = ()) -> subprocess.Popen:
+    """Start `python …` or `torchrun …` with this Python, and not as a rank of this notebook; its output can be read.
+
+    `within`: a command that runs another one, in a network namespace.
+    """
+    program, *arguments = shlex.split(command)
+    own = {name: value for name, value in os.environ.items() if name not in _OF_THE_RANK}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    return subprocess.Popen(
+        [*within, sys.executable, *_PROGRAMS[program], *arguments],
+        env=own | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, **(variables or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
-def _end(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _lines(log: Path) -> list[dict]:
-    return [json.loads(line) for line in log.read_text().splitlines()]
+def free_port() -> int:
+    """A port at which nobody listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]

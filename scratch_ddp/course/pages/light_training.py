@@ -6,6 +6,7 @@ folder in which each process leaves its number, in a file `restart.rank`.
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,16 +20,16 @@ from scratch_ddp.training.pairs import make_pairs
 class Tokenizer:
     sep_token_id, pad_token_id = 1, 0
 
-    def __call__(self, texts, **_):
+    def __call__(self, texts: Sequence[str], **_: object) -> dict[str, list[list[int]]]:
         return {"input_ids": [[2 + ord(letter) % 62 for letter in text[:12]] for text in texts]}
 
 
 class Model(nn.Module):
-    def __init__(self, dtype):
+    def __init__(self, dtype: torch.dtype):
         super().__init__()
         self.tokens, self.score = nn.Embedding(64, 16, dtype=dtype), nn.Linear(16, 2, dtype=dtype)
 
-    def forward(self, input_ids, attention_mask):
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
         if self.training:
             time.sleep(float(os.environ.get("LIGHT_SLEEP", 0)))
         mask = attention_mask[..., None].to(self.tokens.weight.dtype)
@@ -36,20 +37,16 @@ class Model(nn.Module):
         return SimpleNamespace(logits=self.score(torch.tanh(mean)))
 
 
-def patch():
+def light() -> None:
     """Let the command use the light model and sentences in this process."""
+    torch.set_num_threads(1)
     command.load_pairs = lambda source: make_pairs({"train": 160, "validation": 16, "test": 16})
     command.load_model = lambda source, texts, dtype: (Model(dtype), Tokenizer())
 
 
-def main():
+if __name__ == "__main__":
     if "LIGHT_PIDS" in os.environ:
         name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.{os.environ.get('RANK', 0)}"
         Path(os.environ["LIGHT_PIDS"], name).write_text(str(os.getpid()))
-    torch.set_num_threads(1)
-    patch()
+    light()
     command.main()
-
-
-if __name__ == "__main__":
-    main()

@@ -4,9 +4,9 @@ The model sleeps for a time that depends on the rows of its batch, and the link 
 the same on any machine.
 """
 
+import random
 import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,6 @@ METRICS = 10  # logged in a step
 SMALL = 1024  # bytes; a message below holds no gradient
 
 _SLOW_LOADING, _SLOWER, _MORE_ROWS, _LARGER = 60e-3, 1.8, 6, 5
-_SLOW_RANK = 2  # of `job_with_a_slow_rank`
 _CALL, _LAYER = 4e-3, 8e-3  # seconds on the link: of a call, of a layer's gradients
 
 
@@ -47,8 +46,7 @@ class Job:
     """What a training loop needs: `next_batch()`, `model`, `log(loss)`, `optimizer`. At most one fault is in it.
 
     fault: one of FAULTS; "" for none. at: the rank that has it, where it is one rank's. rows: of this rank's batches.
-    dtype: of the model. Unless `link` is False, the group gets a link on which a layer's gradients take somewhat less
-    time than its backward.
+    dtype: of the model. The group gets a link on which a layer's gradients take somewhat less time than its backward.
     """
 
     def __init__(
@@ -57,24 +55,18 @@ class Job:
         fault: str = "",
         at: int = 0,
         strategy: type[DataParallel] = OverlappedDDP,
-        link: bool = True,
         rows: int = ROWS,
         dtype: torch.dtype = torch.float32,
     ):
-        if fault and fault not in FAULTS:
-            raise ValueError(f"there is no fault {fault!r}; there are {', '.join(FAULTS)}")
-        self.group, self.fault, self.at = group, fault, at
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.dtype, self.rows, self.batches, self.losses = dtype, rows, 0, []
+        self.group, self.fault, self.at, self.rows, self.dtype = group, fault, at, rows, dtype
+        self.rank, self.size, self.batches, self.losses = group.rank(), group.size(), 0, []
         slower = _SLOWER if fault == STRAGGLER and self.rank == at else 1.0
         self.inputs = _LARGER * WIDTH if fault == BUCKET else WIDTH
         torch.manual_seed(43)
         layers = (_Layer(WIDTH if place else self.inputs, slower) for place in range(LAYERS))
         self.model = strategy(nn.Sequential(*layers).to(dtype), group=group)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
-        if link:
-            wire_bytes = 2 * (self.size - 1) / self.size * 4 * WIDTH**2
-            group.link = Link(_CALL, _LAYER / wire_bytes)
+        group.link = Link(_CALL, _LAYER / (2 * (self.size - 1) / self.size * 4 * WIDTH**2))
 
     def next_batch(self) -> torch.Tensor:
         """A batch of this rank's rows; in a profile it is called "data"."""
@@ -96,37 +88,36 @@ class Job:
             self.losses.append(mean.item())
 
 
-def job_with_a_slow_rank(group: LinkedGroup, strategy: type[DataParallel], link: bool = True, rows: int = ROWS) -> Job:
+def job_with_a_slow_rank(group: LinkedGroup, strategy: type[DataParallel], rows: int = ROWS) -> Job:
     """A job in which one rank computes more slowly than the others; `at` says which. See `Job`."""
-    return Job(group, STRAGGLER, _SLOW_RANK, strategy, link, rows)
+    return Job(group, STRAGGLER, 2, strategy, rows=rows)
 
 
 class Game:
     """A job with a fault that nobody is told. `steps` and `timelines` are its profile, for every rank the same.
 
-    Collective: every rank makes it. `seed`: draws the fault; by default rank 0's clock does.
+    Collective: every rank makes it.
     """
 
-    STEPS = 6
-
-    def __init__(self, group: LinkedGroup, seed: int | None = None):
-        drawn = [time.time_ns() // 1000 if seed is None else seed]
+    def __init__(self, group: LinkedGroup):
+        drawn = [random.choice(FAULTS), random.randrange(group.size())]
         dist.broadcast_object_list(drawn, group=group, group_src=0)
-        generator = torch.Generator().manual_seed(drawn[0])
-        which, self._at = (int(torch.randint(n, (), generator=generator)) for n in (len(FAULTS), group.size()))
-        self._fault = FAULTS[which]
-        self.timelines, self.steps = profile(Job(group, self._fault, self._at), self.STEPS)
+        self._fault, self._at = drawn
+        self.timelines, self.steps = profile(Job(group, self._fault, self._at), steps=6)
 
     def answer(self, fault: str | None, rank: int | None = None) -> bool:
-        """Print whether this is the fault, and whether the rank is right if it is a fault of one rank.
-
-        Returns whether all of it is right; prints what it was if not. `fault` None: no guess.
-        """
-        culprit = f"{self._fault} on rank {self._at}" if self._fault in WITH_A_RANK else self._fault
-        if fault is not None and fault not in FAULTS:
-            raise ValueError(f"your guess {fault!r} is none of {', '.join(FAULTS)}")
-        right = fault == self._fault and (self._fault not in WITH_A_RANK or rank == self._at)
-        print(f"Right: {culprit}." if right else f"It was: {culprit}.")
+        """Say whether this is the fault, and the rank if it is a fault of one rank; None gives up and is told both."""
+        of_a_rank = self._fault in WITH_A_RANK
+        whole = f"{self._fault} on rank {self._at}" if of_a_rank else self._fault
+        right = fault == self._fault and (not of_a_rank or rank == self._at)
+        if right:
+            print(f"Right: {whole}.")
+        elif fault is None:
+            print(f"It was: {whole}.")
+        elif fault == self._fault:
+            print("Right fault, wrong rank: try again.")
+        else:
+            print(f"Not {fault}: try again. It is one of {', '.join(FAULTS)}.")
         return right
 
 
@@ -141,23 +132,13 @@ def train(job: Job) -> None:
     job.optimizer.zero_grad()
 
 
-def profile(job: Job, steps: int, clock: list[float] | None = None) -> tuple[list[Timeline], list[list[Breakdown]]]:
-    """The timelines of all ranks and the breakdown of each step, after a step that is not recorded. Collective.
-
-    clock: gets the seconds of each step by this rank's own clock, those of the first one, too.
-    """
-
-    def timed() -> None:
-        began = time.perf_counter()
-        train(job)
-        if clock is not None:
-            clock.append(time.perf_counter() - began)
-
-    timed()
+def profile(job: Job, steps: int, step: Callable[[Job], None] = train) -> tuple[list[Timeline], list[list[Breakdown]]]:
+    """The timelines of all ranks and the breakdown of each step, after a step that is not recorded. Collective."""
+    step(job)
     with timeline(job.group, call_sites=True) as recorded:
         for _ in range(steps):
             with recorded.step():
-                timed()
+                step(job)
     timelines = recorded.over_ranks(job.group)
     return timelines, breakdown_of_steps(timelines)
 

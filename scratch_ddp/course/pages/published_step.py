@@ -7,13 +7,12 @@ tokens has exactly these buckets under the rule of torch's DDP. It has 219 param
 When its gradients were ready is not published, but two rows agree about it. With 1000 MB nothing is hidden, although
 the first bucket holds 62 % of the bytes. With one message per parameter, 37 % of the communication is exposed. So we
 assume that 38 % of the bytes arrive at the backward's end and the others evenly before it. The link's α and β are
-fitted to the naive and the flat step. So four rows are `FITTED`, and the remaining three are forecasts.
+fitted to the naive and the flat step. So four rows are fitted, and the remaining three are forecasts.
 """
 
 from itertools import accumulate
 
-from scratch_ddp.instruments.cost import Backward, Forecast, bucketed, flat, naive, per_parameter
-from scratch_ddp.instruments.cost.wire import Wire
+from scratch_ddp.instruments.cost import Backward
 from scratch_ddp.instruments.network import Link
 
 PUBLISHED = {  # milliseconds of a step
@@ -25,9 +24,7 @@ PUBLISHED = {  # milliseconds of a step
     "100 MB": 1213.4,
     "1000 MB": 1360.4,
 }
-FITTED = ("naive", "flat", "per parameter", "1000 MB")  # the link and the timeline were fitted to these
 CALLS = {"1 MB": 170, "10 MB": 98, "100 MB": 15, "1000 MB": 2}  # per step, as published
-BUCKETS_MB = {name: int(name.split()[0]) for name in CALLS}
 
 COMPUTE = 1.4067 - 0.4981  # seconds: the naive step without its all-reduces
 _FORWARD = COMPUTE / 3  # a backward does twice the work of a forward
@@ -59,13 +56,3 @@ def link(total_bytes: int) -> Link:
     alpha = (published["naive"] - published["flat"]) / 1e3 / (parameters - 1)
     for_all_bytes = published["flat"] / 1e3 - COMPUTE - alpha
     return Link(alpha, for_all_bytes / total_bytes, "two T4", "fitted to the published naive and flat steps")
-
-
-def forecasts(backward: Backward, wire: Wire, mb: float = 1.0) -> dict[str, Forecast]:
-    """The forecast of each row, with bucket sizes scaled by `mb` as the timeline's gradients are."""
-    rows = {
-        "naive": naive(backward, wire),
-        "flat": flat(backward, wire),
-        "per parameter": per_parameter(backward, wire),
-    }
-    return rows | {name: bucketed(backward, wire, size * mb) for name, size in BUCKETS_MB.items()}

@@ -8,7 +8,7 @@ A cable needs network namespaces, and these need root, so the lesson shows what 
 import json
 from pathlib import Path
 
-from scratch_ddp.course.pages.interrupted_run import InterruptedRun, torchrun_options
+from scratch_ddp.course.pages.interrupted_run import InterruptedRun, torchrun
 from scratch_ddp.instruments import namespaces
 
 RECORD = Path(__file__).parents[1] / "inputs" / "pulled_cable.json"
@@ -24,23 +24,18 @@ def read_record() -> dict:
 class PulledCable(InterruptedRun):
     """The hosts are two network namespaces; the cable between them is pulled and stays out."""
 
-    def _run(self) -> None:
-        plain = self._start("plain", "")
-        try:
-            with namespaces.connected():  # ends what runs there, too
-                hosts = []
-                for name, address in zip(namespaces.NAMES, namespaces.ADDRESSES, strict=True):
-                    options = torchrun_options(f"{namespaces.ADDRESSES[0]}:29500", address)
-                    in_host = [*namespaces.within(name), "env", "GLOO_SOCKET_IFNAME=cable"]
-                    hosts.append(self._start("hosts", options, f"--timeout {TIMEOUT}", in_host))
-                self._after("cable", PULL_AFTER, lambda: namespaces.plug("down"))
-                hosts[0].wait(180)
-        except BaseException as error:
-            self.error = error
-        plain.wait()
+    def run(self) -> None:
+        with namespaces.connected():  # ends what runs there, too
+            hosts = []
+            for name, address in zip(namespaces.NAMES, namespaces.ADDRESSES, strict=True):
+                program = torchrun(f"{namespaces.ADDRESSES[0]}:29500", address)
+                in_host = [*namespaces.within(name), "env", "GLOO_SOCKET_IFNAME=cable"]
+                hosts.append(self.start("hosts", program, f"--timeout {TIMEOUT}", in_host))
+            self.after(PULL_AFTER, "cable", lambda: namespaces.plug("down"))
+            hosts[0].wait(180)
 
 
-def main() -> None:
+if __name__ == "__main__":
     run = PulledCable().wait()
     (failure,) = run.failures
     lines = [{name: line[name] for name in ("step", "loss", "ranks", "time")} for line in run.lines]
@@ -48,7 +43,3 @@ def main() -> None:
     record = {"command": "python -m scratch_ddp.course.pages.pulled_cable, as root", "timeout": TIMEOUT}
     record |= {"pulled": failure.killed_at, "noticed": failure.noticed, "same_losses": same, "lines": lines}
     RECORD.write_text(json.dumps(record) + "\n")
-
-
-if __name__ == "__main__":
-    main()

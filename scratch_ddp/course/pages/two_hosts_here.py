@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import TextIO
 
 from scratch_ddp.cells import join
 
@@ -24,41 +23,29 @@ _COMMAND = re.compile(r"(scratch_ddp\.cells\.join - <<<) (\S+)")
 
 @contextlib.contextmanager
 def two_hosts_here() -> Iterator[None]:
-    """Inside the block, start two agents as soon as a ticket is printed. If the block fails, end them."""
-    agents: list[subprocess.Popen] = []
-    reader = _Reader(sys.stdout, agents)
-    try:
-        with contextlib.redirect_stdout(reader):
-            yield
-    except BaseException:
-        for agent in agents:
-            agent.kill()
-            agent.wait()
-        raise
+    """Inside the block, start two agents as soon as a ticket is printed."""
+    with contextlib.redirect_stdout(_Reader()):
+        yield
 
 
 class _Reader:
-    """Writes to `below`, and starts the agents once a text holds the command."""
+    """Writes to the page, and starts the agents once a text holds the command."""
 
-    def __init__(self, below: TextIO, agents: list[subprocess.Popen]):
-        self._below, self._agents = below, agents
+    def __init__(self) -> None:
+        self.page = sys.stdout
 
     def write(self, text: str) -> int:
-        if not self._agents and (found := _COMMAND.search(text)):
-            self._agents += [_start(found[2], number) for number in range(len(ADDRESSES))]
-        return self._below.write(_COMMAND.sub(r"\1 TICKET", text))
+        if found := _COMMAND.search(text):
+            for number, address in enumerate(ADDRESSES, start=1):
+                command = [sys.executable, "-m", __name__, f"box-{number}", "-", "--address", address]
+                quiet = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+                agent = subprocess.Popen(command, start_new_session=True, text=True, stdin=subprocess.PIPE, **quiet)
+                with agent.stdin as pipe:
+                    pipe.write(f"{found[2]}\n")
+        return self.page.write(_COMMAND.sub(r"\1 TICKET", text))
 
     def flush(self) -> None:
-        self._below.flush()
-
-
-def _start(ticket: str, number: int) -> subprocess.Popen:
-    command = [sys.executable, "-m", __name__, f"box-{number + 1}", "-", "--address", ADDRESSES[number]]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    agent = subprocess.Popen(command, start_new_session=True, text=True, **streams)
-    with agent.stdin as pipe:
-        pipe.write(f"{ticket}\n")
-    return agent
+        self.page.flush()
 
 
 if __name__ == "__main__":

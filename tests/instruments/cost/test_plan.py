@@ -6,7 +6,6 @@ import pytest
 
 from scratch_ddp.benchmark.plan import rank_correlation
 from scratch_ddp.course.lessons.lesson_15 import devices_needed
-from scratch_ddp.course.pages import measured_layouts
 from scratch_ddp.instruments.cost import (
     CLUSTERS,
     MODELS,
@@ -32,7 +31,6 @@ from scratch_ddp.instruments.cost.layouts.forecast import hops, sharded_pass, tf
 from scratch_ddp.instruments.cost.layouts.layout import blocks_of_stages, parameters_of_rank
 from scratch_ddp.instruments.cost.layouts.models import LLAMA_3, MEGATRON
 from scratch_ddp.pipeline import interleaved, one_f_one_b
-from tests.ranks import run_ranks
 
 XXL, H100, V5P = MODELS["XXL"], CLUSTERS["H100"], CLUSTERS["TPU v5p"]
 
@@ -216,14 +214,3 @@ def test_the_command_line(options, status, says, capsys):
 def test_rank_correlation():
     assert rank_correlation([1, 2, 3], [10, 20, 90]) == 1 and rank_correlation([1, 2, 3], [3, 2, 1]) == -1
     assert rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == 0.8
-
-
-@pytest.mark.measures_time
-def test_steps_on_the_link_come_in_the_forecast_order():
-    """Four layouts, of which each takes half as long again as the one before: even a busy machine keeps that order."""
-    layouts = [Layout(4, micro=16), Layout(2, 1, 2, 16, 2), Layout(1, 2, 2, 32, 2), Layout(1, 4, 1, 64)]
-    measure, forecast = measured_layouts.measure, measured_layouts.forecast
-    taken = run_ranks(4, lambda: [min(measure(layout, 1, 0.6, 0.006)) for layout in layouts], timeout=60)[0]
-    forecasts = [forecast(layout) for layout in layouts]
-    assert rank_correlation(forecasts, taken) == 1
-    assert all(seconds > 0.95 * expected for seconds, expected in zip(taken, forecasts, strict=True))

@@ -1,0 +1,218 @@
+"""Steps of one model on real ranks and simulated links, split in ways of data, tensor and pipeline parallelism.
+
+The model is eight transformer layers of width 1024, trained in bfloat16 on GPUs that compute 125 TFLOP/s. Computing
+only takes time: ranks sleep. The strategies are the package's own, and all that they send travels on the link.
+Processes are slower than GPUs at sending, so a measured step is stretched: all times, the link's and the computing's,
+are multiplied by one factor, and messages are made smaller by another, which changes nothing but the work of moving
+them.
+
+`forecasts` and `measure_ways` split it over two GPUs and any link, `forecast` and `measure_layout` over a cluster.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from scratch_ddp.course.pages.sleeping import SleepingBlock
+from scratch_ddp.ddp import FlatDDP, OverlappedDDP
+from scratch_ddp.fsdp import FSDP
+from scratch_ddp.instruments.cost import (
+    Accelerator,
+    Backward,
+    Cluster,
+    Layout,
+    ModelShape,
+    Wire,
+    per_parameter,
+    pipelined,
+    step_time,
+    tensor_parallel,
+)
+from scratch_ddp.instruments.cost.transformer.flops import forward_flops_of_block
+from scratch_ddp.instruments.network import Link, LinkedGroup, linked_group, preset
+from scratch_ddp.pipeline import Pipeline, one_f_one_b
+from scratch_ddp.pipeline.schedules import Schedule
+from scratch_ddp.tensor_parallel import move
+
+LAYERS, WIDTH = 8, 1024
+ELEMENT, FLOPS = 2, 125e12  # bytes of a number in bfloat16; operations that a GPU does in a second
+PARAMETERS = 12 * WIDTH**2  # of a layer: 4 matrices of the attention, 8 of the MLP
+_SMALLER = 1 / 512  # messages
+_NUMBERS = ELEMENT / 4 * _SMALLER  # what is really sent are so many float32 for a number in bfloat16
+
+Groups = dict[str, LinkedGroup]  # "dp", "tp" and "pp"
+Step = Callable[[], object]
+
+# Two GPUs. Attention's products of tokens with tokens are left out, so that a learner can check the times by hand.
+LINKS = ("NVLink 4", "PCIe 4.0 x16", "Ethernet 100 Gb", "Ethernet 10 Gb")
+TOKENS, MICRO_BATCHES = 4096, 8  # of a step
+FORWARD = 2 * PARAMETERS * TOKENS / FLOPS  # seconds of a layer, on one GPU; a backward takes twice as long
+ALONE = 3 * LAYERS * FORWARD  # seconds of a step on one GPU
+GRADIENTS = PARAMETERS * ELEMENT  # bytes of a layer's
+ACTIVATIONS = TOKENS * WIDTH * ELEMENT  # bytes between two layers
+WAYS = {"DP": Layout(2), "TP": Layout(1, 2), "PP": Layout(1, 1, 2, micro_batches=MICRO_BATCHES)}
+WAYS["PP, 2 more"] = WAYS["PP"]
+
+# A cluster.
+SHAPE = ModelShape(
+    "eight blocks", LAYERS, WIDTH, 4 * WIDTH, heads=16, kv_heads=16, head_width=64, mlp_matrices=2, norm_vectors=0
+)
+SEQUENCE, BATCH = 512, 64  # tokens, sequences
+DEVICE = Accelerator("a GPU", FLOPS, 16e9, 0.0, "as above")
+NEAR, FAR = Wire(8.4e-6, 1e-9 / 64, 1, 3.4e-6), Wire(8.4e-6, 1e-9 / 12.5, 1, 14e-6)
+CLUSTER = Cluster("nodes of two", DEVICE, 2, NEAR, FAR, "PCIe 5.0 x16 in a node, Ethernet of 100 Gb/s between")
+
+
+def more_under_way(extra: int) -> Schedule:
+    """1F1B on two ranks with `extra` more forwards under way on rank 0: a reserve for messages that take long."""
+    first, last = one_f_one_b(2, MICRO_BATCHES)
+    forwards, backwards = ([action for action in first if action.kind == kind] for kind in "FB")
+    pairs = [action for pair in zip(forwards[1 + extra :], backwards, strict=False) for action in pair]
+    return [[*forwards[: 1 + extra], *pairs, *backwards[-1 - extra :]], last]
+
+
+SCHEDULES = {"PP": one_f_one_b(2, MICRO_BATCHES), "PP, 2 more": more_under_way(2)}
+
+
+def forecasts(link: Link) -> dict[str, float]:
+    """Seconds of a step on two GPUs, by the way in which the model is split."""
+    wire, stage = link.wire(2), LAYERS / 2 / MICRO_BATCHES * FORWARD
+    gradients = Backward.in_proportion([GRADIENTS] * LAYERS, LAYERS * FORWARD, LAYERS / 2 * FORWARD)
+    found = {
+        "DP": per_parameter(gradients, wire).step,
+        "TP": tensor_parallel(ALONE / 2, 4 * LAYERS, ACTIVATIONS, wire),
+    }
+    message = ACTIVATIONS / MICRO_BATCHES
+    return found | {way: pipelined(rows, stage, 2 * stage, message, wire) for way, rows in SCHEDULES.items()}
+
+
+def measure_ways(link: Link | str, group: LinkedGroup, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Steps of two GPUs on this link: for each way the seconds of `rounds` steps of the slower rank, not stretched.
+
+    `group`: two ranks, whose link is changed; every rank calls it alike. `seconds`: how long a step takes here.
+    """
+    link, taken = preset(link) if isinstance(link, str) else link, {}
+    for way, forecast in forecasts(link).items():
+        slower = seconds / forecast
+        group.link = _stretched(link, slower)
+        taken[way] = _measure(step_of_way(way, group, slower), rounds, slower)
+    group.link = None
+    return taken
+
+
+def step_of_way(way: str, group: LinkedGroup, slower: float) -> Step:
+    """A step of two GPUs, with every time multiplied by `slower`. Its tensor parallelism sends whole activations."""
+    layout, tokens = WAYS[way], TOKENS // (WAYS[way].dp * WAYS[way].micro_batches)
+    forward = slower * FORWARD * tokens / TOKENS
+    groups = dict.fromkeys(("dp", "tp", "pp"), group)
+    return _step(layout, tokens, forward, groups, ("copy", "reduce"), SCHEDULES.get(way))
+
+
+def forecast(layout: Layout) -> float:
+    """Seconds of a step on the cluster by the formulas, where devices reach their peak."""
+    return step_time(SHAPE, layout, CLUSTER, SEQUENCE, efficiency=1.0).total
+
+
+def measure_layout(layout: Layout, rounds: int, least: float, each: float) -> list[float]:
+    """Seconds of `rounds` steps of the slowest rank, not stretched. Every rank calls it; they are layout.devices.
+
+    A step takes `least` seconds here, or `each` for every collective and message if that is more. Tensor parallelism
+    slices tokens between its layers. Without a pipeline there is one micro-batch; sharding is ZeRO-3 or none.
+    """
+    slower = max(least, each * _calls(layout)) / forecast(layout)
+    mesh = init_device_mesh("cpu", (layout.dp, layout.pp, layout.tp), mesh_dim_names=("dp", "pp", "tp"))
+    wires = {  # tp's ranks are next to each other, dp's far apart
+        "dp": CLUSTER.wire(layout.dp, layout.tp * layout.pp),
+        "tp": CLUSTER.wire(layout.tp),
+        "pp": CLUSTER.wire(2, layout.tp),
+    }
+    groups = {name: linked_group(_stretched(wire, slower), mesh[name].get_group()) for name, wire in wires.items()}
+    tokens = layout.micro * SEQUENCE
+    forward = slower * tokens * forward_flops_of_block(SHAPE, SEQUENCE) / FLOPS
+    taken = _measure(_step(layout, tokens, forward, groups, ("gather", "reduce_scatter")), rounds, slower)
+    for group in groups.values():
+        dist.destroy_process_group(group)
+    return taken
+
+
+def _calls(layout: Layout) -> int:
+    """About how many collectives and messages a rank has in a step: each costs the processor something."""
+    passed = layout.micro_batches * LAYERS // layout.pp  # layers, by a micro-batch
+    return 8 * passed * (layout.tp > 1) + 4 * layout.micro_batches * (layout.pp > 1) + 3 * LAYERS * (layout.dp > 1)
+
+
+def _stretched(link: Link | Wire, slower: float) -> Link:
+    return Link(link.alpha * slower, link.beta * slower / _SMALLER, "", "", link.per_round * slower)
+
+
+class _Part(nn.Module):
+    """A layer, or its attention or MLP, of which each rank of `group` has a part: activations come and go by `moves`.
+
+    `forward`: its seconds; a backward takes twice as long.
+    """
+
+    def __init__(self, elements: int, forward: float, moves: tuple[str, str] | tuple[None, None], group: LinkedGroup):
+        super().__init__()
+        self.block, self.moves, self.group = SleepingBlock(elements, forward, 2 * forward), moves, group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        arrive, leave = self.moves
+        return move(self.block(move(x, arrive, self.group, -1)), leave, self.group, -1)
+
+
+def _step(
+    layout: Layout, tokens: int, forward: float, groups: Groups, moves: tuple[str, str], rows: Schedule | None = None
+) -> Step:
+    """A step whose micro-batches have so many tokens; `forward`: seconds of a whole layer for one of them."""
+    m, parts = layout.micro_batches, 2 if layout.tp > 1 else 1
+    elements, seconds = round(PARAMETERS / layout.tp / parts * _NUMBERS), forward / layout.tp / parts
+    inside = moves if layout.tp > 1 else (None, None)
+    layers = [
+        nn.Sequential(*(_Part(elements, seconds, inside, groups["tp"]) for _ in range(parts))) for _ in range(LAYERS)
+    ]
+    slices = layout.tp if moves[0] == "gather" else 1
+    x = torch.zeros(m, round(tokens * WIDTH / slices * _NUMBERS))
+    if layout.pp > 1:
+        every = LAYERS // layout.pp
+        cuts = list(range(every, LAYERS, every))
+        rows = rows or one_f_one_b(layout.pp, m)
+        pipeline = Pipeline(layers, m, rows, lambda output, _: output.mean(), groups["pp"], cuts=cuts, ahead=2)
+        replica = FlatDDP(pipeline.local_module, group=groups["dp"]) if layout.dp > 1 else None
+
+        def step() -> None:
+            pipeline.step(x, torch.zeros(m))
+            if replica:
+                replica.sync_gradients()
+            pipeline.zero_grad()
+
+        return step
+    model = nn.Sequential(*layers)
+    if layout.dp > 1:
+        sharded = layout.stage == "ZeRO-3"
+        model = FSDP(model, groups["dp"], units=layers) if sharded else OverlappedDDP(model, group=groups["dp"])
+
+    def step() -> None:
+        model(x.requires_grad_()).sum().backward()
+        if layout.dp > 1:
+            model.sync_gradients()
+        model.zero_grad()
+
+    return step
+
+
+def _measure(step: Step, rounds: int, slower: float) -> list[float]:
+    """Seconds of the rank that takes longest, not stretched."""
+    step()  # agrees on sizes, makes buffers
+    taken = []
+    for _ in range(rounds):
+        dist.barrier()
+        began = time.perf_counter()
+        step()
+        longest = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        taken.append(longest.item() / slower)
+    return taken
