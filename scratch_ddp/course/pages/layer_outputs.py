@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from scratch_ddp.course.plots.ranks.slices import Station
+from scratch_ddp.course.plots import Station
 from scratch_ddp.instruments.traffic import traffic
 
 Shape = tuple[int, ...]
