@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, quiet, rank_color, titled_panels
+from scratch_ddp.course.plots import style
+from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, rank_color, write
 
 
-@quiet
 def step_curves(
     panels: Mapping[str, Mapping[str, Sequence[float]]],
     what: str,
@@ -22,24 +21,22 @@ def step_curves(
     Each line is thinner than the one before, so that equal lines are all visible. `log` and `limits` (lowest, highest)
     hold for every panel; lines beyond the limits are cut off.
     """
-    figure, drawn = titled_panels(panels, (min(10, 3.9 * len(panels) + 0.6), 2.9))
+    figure, drawn = style.titled_panels(panels, min(10, 3.9 * len(panels) + 0.6), 2.9)
     for panel, lines in drawn:
         _draw_lines(panel, lines, thickest=4)
         panel.set(xlabel="step", yscale="log" if log else "linear", ylim=limits)
-        panel.spines[:].set_visible(True)
-        panel.legend()
+        style.add_legend(panel)
     figure.axes[0].set_ylabel(what)
     return figure
 
 
-@quiet
 def losses_and_residuals(losses: Mapping[str, Sequence[float]], residuals: Mapping[str, Sequence[float]]) -> Figure:
     """The `losses` of runs that should be equal, and below their `residuals`: a number per step and name, from step 0.
 
     Each line of losses is thinner than the one before, so that equal ones are all visible. Residuals are not negative;
     their axis is logarithmic down to 1e-17 and also shows 0. A name has the same colour in both panels.
     """
-    figure, (above, below) = plt.subplots(2, 1, figsize=(7.6, 4.7), sharex=True, height_ratios=[3, 2])
+    figure, (above, below) = style.quiet_panels(7.6, 4.7, rows=2, sharex=True, height_ratios=[3, 2])
     _draw_lines(above, losses, thickest=8)
     numbers = {name: number for number, name in enumerate(dict.fromkeys([*losses, *residuals]))}
     for name, values in residuals.items():
@@ -51,8 +48,7 @@ def losses_and_residuals(losses: Mapping[str, Sequence[float]], residuals: Mappi
     below.minorticks_off()
     below.grid(axis="y", color=QUIET, lw=0.5)
     for panel in (above, below):
-        panel.spines[:].set_visible(True)
-        panel.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        style.add_legend(panel, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -63,7 +59,6 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Sequence[float]], thickest: flo
         panel.plot(values, lw=widths[number], color=rank_color(number), label=name, solid_capstyle="butt")
 
 
-@quiet
 def disagreement_saw(panels: Mapping[str, Sequence[tuple[str, float]]]) -> Figure:
     """A panel per loop: the largest difference between the ranks' gradients over the micro-batches of an epoch.
 
@@ -72,8 +67,8 @@ def disagreement_saw(panels: Mapping[str, Sequence[tuple[str, float]]]) -> Figur
     same gradients on all ranks is a dark dot, a step with different gradients a red cross. Solid lines: the gradients.
     Dotted lines: a step has used them, and they are cleared.
     """
-    size = (7.6, 1.25 * len(panels) + 0.85)
-    figure, drawn = titled_panels(panels, size, down=True, sharex=True, sharey=True)
+    height = 1.25 * len(panels) + 0.85
+    figure, drawn = style.titled_panels(panels, 7.6, height, down=True, sharex=True, sharey=True)
     marks = {}
     for panel, events in drawn:
         micro_batch, at = 0, (0, 0.0)
@@ -95,11 +90,10 @@ def disagreement_saw(panels: Mapping[str, Sequence[tuple[str, float]]]) -> Figur
     highest = max(apart for events in panels.values() for _, apart in events)
     panel.set(xlabel="micro-batch", xticks=range(1, most + 1), ylim=(-0.1 * highest, 1.15 * highest))
     figure.supylabel("difference between gradients" if len(panels) > 1 else "difference", fontsize=9)
-    figure.legend(marks.values(), marks, loc="outside upper right", ncols=2)
+    style.add_legend(figure, marks.values(), marks, loc="outside upper right", ncols=2)
     return figure
 
 
-@quiet
 def memory_curves(
     curves: Mapping[str, Sequence[tuple[float, int]]], limit: int, ends: Mapping[str, Sequence[float]]
 ) -> Figure:
@@ -108,8 +102,9 @@ def memory_curves(
     All panels have the same height; each has its own time axis. `limit` (bytes) is a line through all panels; what
     exceeds it is red. `ends`: by name, the seconds at which parts ended, such as building the model and each step.
     """
-    figure, panels = titled_panels(curves, (2.15 * len(curves) + 0.7, 2.9), sharey=True)
+    figure, panels = style.titled_panels(curves, 2.15 * len(curves) + 0.7, 2.9, sharey=True)
     room = limit / 1e6
+    top = max(limit, *(nbytes for curve in curves.values() for _, nbytes in curve)) / 1e6
     for number, (name, (panel, curve)) in enumerate(zip(curves, panels, strict=True)):
         seconds, held = [at for at, _ in curve], [nbytes / 1e6 for _, nbytes in curve]
         panel.fill_between(seconds, held, step="post", color=rank_color(number), alpha=0.35, lw=0)
@@ -119,41 +114,33 @@ def memory_curves(
         panel.axhline(room, color=SUM_COLOR, lw=0.9, ls="--")
         peak = max(held)
         at = seconds[held.index(peak)]
-        style = {
-            "fontsize": 8,
-            "color": SUM_COLOR,
-            "ha": "right" if at > sum(seconds[:: len(seconds) - 1]) / 2 else "left",
-        }
-        panel.annotate(f"{peak:.0f} MB", (at, peak), (0, 3), textcoords="offset points", **style)
+        side = "right" if at > (seconds[0] + seconds[-1]) / 2 else "left"
+        write(panel, at, peak + 0.01 * top, f"{peak:.0f} MB", SUM_COLOR, 8, ha=side, va="bottom")
         for end in ends.get(name, ()):
             panel.axvline(end, color=QUIET, lw=0.8, zorder=0)
-        panel.set_xlabel("seconds")
-    top = max(room, *(nbytes / 1e6 for curve in curves.values() for _, nbytes in curve))
-    panel.set_ylim(0, 1.12 * top)  # of all panels
+        panel.set(xlabel="seconds", ylim=(0, 1.12 * top))
     figure.axes[0].set_ylabel("MB held")
-    panel.text(1.0, room, " the limit", transform=panel.get_yaxis_transform(), va="center", fontsize=8, color=SUM_COLOR)
+    write(panel, 1, room, " the limit", SUM_COLOR, 8, ha="left", transform=panel.get_yaxis_transform())
     return figure
 
 
-@quiet
 def resumed_losses(lines: Sequence[Mapping], plain: Sequence[float]) -> Figure:
     """The losses of `lines`, a step log with repeated steps, on those of the run without interruption."""
-    figure, panel = plt.subplots(figsize=(7.2, 2.7))
+    figure, (panel,) = style.quiet_panels(7.2, 2.7)
     panel.plot(range(1, len(plain) + 1), plain, lw=7, color=QUIET, label="without interruption", solid_capstyle="butt")
     kept = {line["step"]: line["loss"] for line in lines}
     panel.plot(list(kept), list(kept.values()), lw=1.6, color=rank_color(0), label="on two hosts, interrupted twice")
     panel.set(xlabel="step", ylabel="loss")
-    panel.legend()
+    style.add_legend(panel)
     return figure
 
 
-@quiet
 def steps_over_time(lines: Sequence[Mapping], killed: Mapping[str, float]) -> Figure:
     """Which step a run was at, over the seconds since its first: a colour per attempt, a line where it lost something.
 
     `killed`: what was killed, and when, as times of the log.
     """
-    figure, panel = plt.subplots(figsize=(7.2, 2.7))
+    figure, (panel,) = style.quiet_panels(7.2, 2.7)
     begin = lines[0]["time"]
     for number, attempt in enumerate(attempts(lines)):
         times, steps = [line["time"] - begin for line in attempt], [line["step"] for line in attempt]
@@ -162,9 +149,9 @@ def steps_over_time(lines: Sequence[Mapping], killed: Mapping[str, float]) -> Fi
         panel.plot(times, steps, ".-", ms=5, lw=1.2, color=rank_color(number), label=label)
     for what, when in killed.items():
         panel.axvline(when - begin, color=SENT_COLOR, lw=1, ls="--")
-        panel.text(when - begin, 0.3, f" {what} killed", fontsize=8, color=SENT_COLOR, va="bottom")
+        write(panel, when - begin, 0.3, f" {what} killed", SENT_COLOR, 8, ha="left", va="bottom")
     panel.set(xlabel="seconds", ylabel="step", xlim=(-1, None), ylim=(0, None))
-    figure.legend(loc="outside upper left", ncols=3, labelcolor=GREY)
+    style.add_legend(figure, loc="outside upper left", ncols=3, labelcolor=GREY)
     return figure
 
 
@@ -178,13 +165,12 @@ def attempts(lines: Sequence[Mapping]) -> list[list[Mapping]]:
     return parts
 
 
-@quiet
 def saving_curve(lost: Mapping[float, float], young: float) -> Figure:
     """The share of the time that is lost, for each number of seconds between two saves; a line at Young's interval."""
-    figure, panel = plt.subplots(figsize=(6.2, 2.9))
+    figure, (panel,) = style.quiet_panels(6.2, 2.9)
     panel.plot(list(lost), [100 * share for share in lost.values()], "o-", ms=4, lw=1.4, color=rank_color(0))
     panel.axvline(young, color=SENT_COLOR, lw=1, ls="--")
-    panel.text(young, 1, f" Young: {young:.0f} s", fontsize=8, color=SENT_COLOR, va="bottom")
+    write(panel, young, 1, f" Young: {young:.0f} s", SENT_COLOR, 8, ha="left", va="bottom")
     panel.set(xscale="log", xlabel="seconds between two saves", ylabel="% of the time lost", ylim=(0, None))
     ticks = [seconds for seconds in lost if f"{seconds:g}".strip("0") in "1245"]
     panel.set_xticks(ticks, [f"{seconds:g}" for seconds in ticks])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from scratch_ddp.course.plots import style
 from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, rank_color, write
@@ -23,8 +23,8 @@ def message_ladder(
     names groups of rounds, in order: {name: number of rounds}; a line separates two parts.
     """
     depths = [max(message.round for message in log) for log in panels.values()]
-    size = (min(10, sum(depths) + 0.9 * len(panels)), 0.38 * n + (0.95 if parts else 0.75))
-    figure, drawn = style.titled_panels(panels, size, width_ratios=[depth + 0.5 for depth in depths])
+    width, height = min(10, sum(depths) + 0.9 * len(panels)), 0.38 * n + (0.95 if parts else 0.75)
+    figure, drawn = style.titled_panels(panels, width, height, width_ratios=[depth + 0.5 for depth in depths])
     for (panel, log), depth in zip(drawn, depths, strict=True):
         for rank in range(n):
             panel.plot([0, depth + 0.15], [rank, rank], color=QUIET, lw=1, zorder=1)
@@ -40,8 +40,11 @@ def message_ladder(
         panel.set_xticks([at + 0.5 for at in range(depth)], [f"round {at + 1}" for at in range(depth)], fontsize=9)
         panel.tick_params(length=0)
         panel.spines[:].set_visible(False)
-        _draw_parts(panel, parts or {})
-    figure.tight_layout(w_pad=2.5)
+        begin = 0
+        for name, rounds in (parts or {}).items():
+            panel.axvline(begin + 0.04, color=SUM_COLOR, lw=1.5 if begin else 0)
+            write(panel, begin + rounds / 2, n + 0.4, name, "black", 10, weight="bold")
+            begin += rounds
     return figure
 
 
@@ -54,20 +57,9 @@ def _informed(log: Sequence[Message], source: int | None) -> dict[int, int]:
     return since
 
 
-def _draw_parts(panel: Axes, parts: Mapping[str, int]) -> None:
-    begin, middles = 0, []
-    for rounds in parts.values():
-        if begin:
-            panel.axvline(begin + 0.04, color=SUM_COLOR, lw=1.5)
-        middles.append(begin + rounds / 2)
-        begin += rounds
-    panel.set_xticks(middles, list(parts), minor=True, fontsize=10, weight="bold")
-    panel.tick_params(which="minor", length=0, pad=20)
-
-
 @dataclass(frozen=True)
 class HostTraffic:
-    """`places`: for each of two hosts its ranks, from top to bottom. `sent`: {(source, destination): how much}."""
+    """`places`: for each of two hosts its two ranks, from top to bottom. `sent`: {(source, destination): how much}."""
 
     places: Sequence[Sequence[int]]
     sent: Mapping[tuple[int, int], float]
@@ -84,23 +76,22 @@ def host_traffic(panels: Mapping[str, HostTraffic], unit: str) -> Figure:
 
     Red arrows leave a host. What leaves one in all stands below each panel.
     """
-    figure, drawn = style.titled_panels(panels, (3.1 * len(panels), 2.9), layout="constrained")
+    figure, drawn = style.titled_panels(panels, 3.1 * len(panels), 2.9)
     for panel, traffic in drawn:
-        height, at = max(map(len, traffic.places)) - 1, {}
-        for x, name, ranks in zip((0.0, 2.0), "AB", traffic.places, strict=True):
+        at = {}
+        for x, name, ranks in zip((0, 2), "AB", traffic.places, strict=True):
             look = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": QUIET}
-            panel.add_patch(FancyBboxPatch((x - 0.3, -height - 0.3), 0.6, height + 0.6, **look))
-            write(panel, x, 0.62, f"host {name}", va="baseline")
-            at |= {rank: (x, -float(row)) for row, rank in enumerate(ranks)}
+            panel.add_patch(FancyBboxPatch((x - 0.3, -1.3), 0.6, 1.6, **look))
+            write(panel, x, 0.7, f"host {name}")
+            at |= {rank: (x, -row) for row, rank in enumerate(ranks)}
         for (source, destination), amount in traffic.sent.items():
             both_ways = (destination, source) in traffic.sent
             _draw_arrow(panel, at[source], at[destination], f"{amount:.2f}", both_ways)
         for rank, place in at.items():
-            panel.add_patch(Circle(place, 0.17, color=rank_color(rank), zorder=3))
+            panel.plot(*place, "o", ms=20, color=rank_color(rank), zorder=3)
             write(panel, *place, str(rank), "white", zorder=4)
-        out = f"{traffic.out_of_a_host:.2f} {unit} out of a host"
-        write(panel, 1, -height - 0.75, out, SENT_COLOR, va="baseline")
-        panel.set(xlim=(-0.75, 2.75), ylim=(-height - 0.95, 0.85), aspect="equal")
+        write(panel, 1, -1.7, f"{traffic.out_of_a_host:.2f} {unit} out of a host", SENT_COLOR)
+        panel.set(xlim=(-0.75, 2.75), ylim=(-1.95, 0.85), aspect="equal")
         panel.axis("off")
     return figure
 
@@ -118,14 +109,13 @@ def _draw_arrow(panel: Axes, start: tuple, end: tuple, text: str, both_ways: boo
     write(panel, *place, text, color, 8, zorder=5, bbox=box)
 
 
-@style.quiet
 def expert_load(sent: Mapping[str, torch.Tensor]) -> Figure:
     """A panel for each name, a column for each expert: the rows it got, in the colours of the ranks that sent them.
 
     `sent[name]`: whole numbers (ranks, experts), rows sent by each rank to each expert. Beneath each expert stands the
     rank that holds it. The dashed line is an equal share.
     """
-    figure, panels = style.titled_panels(sent, (4.3 * len(sent), 3.2), sharey=True)
+    figure, panels = style.titled_panels(sent, 4.3 * len(sent), 3.2, sharey=True)
     for panel, table in panels:
         n, experts = table.shape
         ends = table.cpu().cumsum(0)
@@ -139,5 +129,5 @@ def expert_load(sent: Mapping[str, torch.Tensor]) -> Figure:
         panel.set_xticks(range(experts))
         panel.set_xlabel("expert, and the rank that holds it", labelpad=16)
     figure.axes[0].set_ylabel("rows")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+    style.add_legend(figure, *figure.axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure

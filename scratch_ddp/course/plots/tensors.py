@@ -173,8 +173,8 @@ class Station(NamedTuple):
     calls: Sequence[str] = ()
 
 
-def slice_layouts(plans: Mapping[str, Sequence[Station]], rank: int, n: int) -> Figure:
-    """A strip per plan: each layer's output as tokens (down) × features (across), with what `rank` of n holds of it.
+def slice_layouts(plans: Mapping[str, Sequence[Station]], rank: int) -> Figure:
+    """A strip per plan: each layer's output as tokens (down) × features (across), with what `rank` holds of it.
 
     In red: the collectives between one layer's output and the next.
     """
@@ -296,14 +296,13 @@ def _draw_title(panel: Axes, y: float, title: str, moments: Sequence[Moment], ki
     panel.annotate(text, (1, 0), fontsize=10, color=GREY, **behind)
 
 
-@style.quiet
 def attention_map(computed: Mapping[str, Sequence[torch.Tensor]]) -> Figure:
     """A panel for each name: a square for every pair of a query (row) and a key (column), in its rank's colour.
 
     `computed[name][rank]`: bool (tokens, tokens), true where that rank computed the pair's score. White: nobody did.
     Beneath stand the ranks' numbers of pairs.
     """
-    figure, panels = style.titled_panels(computed, (3.9 * len(computed), 4.3))
+    figure, panels = style.titled_panels(computed, 3.9 * len(computed), 4.3)
     for panel, ranks in panels:
         tokens = len(ranks[0])
         picture = torch.ones(tokens, tokens, 3)
@@ -323,7 +322,6 @@ def attention_map(computed: Mapping[str, Sequence[torch.Tensor]]) -> Figure:
 Point = torch.Tensor  # of shape (2,): the two parameters of a model
 
 
-@style.quiet
 def gradient_arrows(
     loss: Callable[[Point], torch.Tensor], start: Point, gradients: Sequence[Point], whole: Point
 ) -> Figure:
@@ -338,7 +336,7 @@ def gradient_arrows(
     chain = torch.stack([start, *(step / n for step in steps)]).cumsum(0)  # each arrow begins where the last one ends
     ends = torch.stack([start, *(start + step for step in steps)])
     contents = {"minus each gradient, and their mean": ends, f"1/{n} of each, end to end (closer)": chain}
-    figure, panels = style.titled_panels(contents, (9.2, 3.9))
+    figure, panels = style.titled_panels(contents, 9.2, 3.9)
     for panel, points in panels:
         _draw_contours(panel, loss, points)
         _draw_arrow(panel, start, -whole, "#f2c14e", width=10, name="whole batch")
@@ -350,7 +348,7 @@ def gradient_arrows(
         _draw_arrow(left, start, step, rank_color(rank), width=2.5, name=f"rank {rank}")
         _draw_arrow(right, chain[rank], step / n, rank_color(rank), width=2.5)
     _draw_arrow(left, start, sum(steps) / n, SUM_COLOR, width=1.6, name="mean of the ranks")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=n + 2, fontsize=10)
+    style.add_legend(figure, *left.get_legend_handles_labels(), loc="outside lower center", ncols=n + 2, fontsize=10)
     return figure
 
 

@@ -9,7 +9,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from scratch_ddp.course.plots.style import GREY, SENT_COLOR, draw_box, panels_with_lanes, quiet
+from scratch_ddp.course.plots import style
+from scratch_ddp.course.plots.style import GREY, SENT_COLOR, draw_box, write
 from scratch_ddp.instruments.intervals import Interval, without
 from scratch_ddp.instruments.timeline import PARTS, Breakdown, Timeline
 from scratch_ddp.pipeline.simulate import Spans, bubble
@@ -29,14 +30,13 @@ _ACTION_NAMES = {"F": "forward", "B": "backward", "I": "backward: input", "W": "
 _NARROW = 0.012  # share of the axis from which on an action has its number
 
 
-@quiet
 def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
     """A panel per title with two bars per rank: what it computed, and below it what was on its wire.
 
     Communication is pale while the rank computes, and red while it does not. A thin line separates two messages. All
     panels have the same axis: milliseconds from the start of their earliest rank.
     """
-    figure, drawn = panels_with_lanes(panels, inches=0.42, axis="milliseconds")
+    figure, drawn = style.panels_with_lanes(panels, inches=0.42, axis="milliseconds")
     names = set()
     for panel, ranks in drawn:
         zero = min(span.start for each in ranks for span in [*each.compute, *each.communication])
@@ -54,22 +54,21 @@ def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
     return figure
 
 
-@quiet
 def breakdown_chart(panels: Mapping[str, Sequence[Breakdown]]) -> Figure:
     """A panel per title with a bar per rank, cut into parts in the order in which they took place.
 
     Waiting for another rank is hatched, idle time is white. All panels have the same axis: milliseconds from the start
     of their earliest rank.
     """
-    figure, drawn = panels_with_lanes(panels, inches=0.34, axis="milliseconds")
+    figure, drawn = style.panels_with_lanes(panels, inches=0.34, axis="milliseconds")
     names = set()
     for panel, ranks in drawn:
         zero = min(each.start for each in ranks)
         for row, each in enumerate(ranks):
             lane = (row - 0.36, 0.72)
             for name, intervals in each.parts.items():
-                style = {"facecolor": _PARTS[name], "hatch": _HATCHES.get(name)}
-                _draw_bars(panel, intervals, zero, lane, edgecolor=GREY, **style)
+                look = {"facecolor": _PARTS[name], "hatch": _HATCHES.get(name), "edgecolor": GREY}
+                _draw_bars(panel, intervals, zero, lane, **look)
             panel.broken_barh([(1e3 * (each.start - zero), 1e3 * each.step)], lane, facecolor="none", ec=GREY, lw=0.4)
             names |= {name for name in PARTS if each.seconds(name) > 0.005 * each.step}
     figure.axes[-1].set_xlim(left=0)
@@ -77,7 +76,6 @@ def breakdown_chart(panels: Mapping[str, Sequence[Breakdown]]) -> Figure:
     return figure
 
 
-@quiet
 def schedule_chart(panels: Mapping[str, Spans], axis: str, unit: float = 1.0) -> Figure:
     """A panel per title, with a row for each rank: its actions over time, with the number of the micro-batch.
 
@@ -85,7 +83,7 @@ def schedule_chart(panels: Mapping[str, Spans], axis: str, unit: float = 1.0) ->
     begins with its first action; all have the same axis, in units of `unit` seconds, which `axis` names.
     """
     titled = {f"{title}: bubble {bubble(spans):.1%}": spans for title, spans in panels.items()}
-    figure, drawn = panels_with_lanes(titled, inches=0.27, axis=axis)
+    figure, drawn = style.panels_with_lanes(titled, inches=0.27, axis=axis)
     zeros = [min(start for row in spans for _, start, _ in row) for spans in panels.values()]
     ends = [max(end for row in spans for *_, end in row) for spans in panels.values()]
     longest = max(end - zero for end, zero in zip(ends, zeros, strict=True)) / unit
@@ -97,8 +95,7 @@ def schedule_chart(panels: Mapping[str, Spans], axis: str, unit: float = 1.0) ->
                 color = _shade(_ACTIONS[action.kind], laps.index(action.stage))
                 draw_box(panel, left, rank - 0.42, width, 0.84, facecolor=color, edgecolor="white", lw=0.7)
                 if width > _NARROW * longest:
-                    style = {"ha": "center", "va": "center_baseline", "fontsize": 7.5, "clip_on": True}
-                    panel.text(left + width / 2, rank, str(action.micro), color=_ink(color), **style)
+                    write(panel, left + width / 2, rank, str(action.micro), _ink(color), 7.5, va="center_baseline")
     figure.axes[-1].set_xlim(0, longest)
     kinds = {action.kind for spans in panels.values() for row in spans for action, *_ in row}
     _add_legend(figure, {_ACTION_NAMES[kind]: color for kind, color in _ACTIONS.items() if kind in kinds})
@@ -112,9 +109,9 @@ def _draw_bars(
 
 
 def _add_legend(figure: Figure, colors: Mapping[str, str]) -> None:
-    style = {"edgecolor": GREY, "lw": 0.3}
-    patches = [Patch(facecolor=color, hatch=_HATCHES.get(name), label=name, **style) for name, color in colors.items()]
-    figure.legend(handles=patches, loc="outside upper right", ncols=len(patches))
+    edge = {"edgecolor": GREY, "lw": 0.3}
+    patches = [Patch(facecolor=color, hatch=_HATCHES.get(name), label=name, **edge) for name, color in colors.items()]
+    style.add_legend(figure, handles=patches, loc="outside upper right", ncols=len(patches))
 
 
 def _shade(color: str, lap: int) -> tuple[float, float, float]:
