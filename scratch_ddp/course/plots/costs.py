@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, FormatStrFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from scratch_ddp.course.plots import style
 from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, rank_color, write
@@ -122,11 +122,10 @@ def bucket_sweep(forecasts: Mapping[str, Sweep], measured: Mapping[str, Mapping[
         panel.axvline(place, color=QUIET, lw=0.8)
     panel.set(xscale="log", xlabel="size of a bucket, MB", ylabel="step, seconds")
     panel.set(xlim=(ends[0] / 1.5, ends[1] * 1.5), ylim=(0.94 * lowest, None))
-    powers = [10**power for power in range(-3, 7) if sizes[0] <= 10**power <= sizes[-1]]
-    panel.set_xticks(
-        [ends[0], *powers, ends[1]], ["one per\ngradient", *(f"{each:g}" for each in powers), "one\nfor all"]
-    )
-    panel.xaxis.set_minor_locator(NullLocator())
+    powers = {10**k: f"{10**k:g}" for k in range(-3, 7) if sizes[0] <= 10**k <= sizes[-1]}
+    ticks = {ends[0]: "one per\ngradient", **powers, ends[1]: "one\nfor all"}
+    panel.set_xticks(list(ticks), list(ticks.values()))
+    panel.minorticks_off()
     panel.grid(axis="y", color=QUIET, lw=0.4, alpha=0.6)
     style.add_legend(panel, loc="upper center", ncols=2)
     return figure
@@ -147,7 +146,7 @@ def forecast_curve(
     panel.axvline(knee, color=SENT_COLOR, lw=1, label="compute-bound from here on")
     panel.set(xscale="log", xlabel="tokens of a device", ylabel="ms of a step for each", ylim=(0, None))
     panel.set_xticks(list(measured), [str(each) for each in measured])
-    panel.xaxis.set_minor_locator(NullLocator())
+    panel.minorticks_off()
     style.add_legend(panel)
     return figure
 
@@ -163,8 +162,8 @@ def forecast_diagonal(forecast: Mapping[str, float], measured: Mapping[str, floa
     panel.set(xscale="log", yscale="log", xlabel="forecast, ms", ylabel="measured, ms", xlim=ends, ylim=ends)
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(FormatStrFormatter("%g"))
-        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter("{x:g}")
+    panel.minorticks_off()
     style.add_legend(panel, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 

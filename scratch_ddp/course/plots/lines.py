@@ -172,7 +172,7 @@ def saving_curve(lost: Mapping[float, float], young: float) -> Figure:
     panel.axvline(young, color=SENT_COLOR, lw=1, ls="--")
     write(panel, young, 1, f" Young: {young:.0f} s", SENT_COLOR, 8, ha="left", va="bottom")
     panel.set(xscale="log", xlabel="seconds between two saves", ylabel="% of the time lost", ylim=(0, None))
-    ticks = [seconds for seconds in lost if f"{seconds:g}".strip("0") in "1245"]
+    ticks = [seconds for seconds in lost if f"{seconds:g}".strip("0") in {"1", "2", "4", "5"}]
     panel.set_xticks(ticks, [f"{seconds:g}" for seconds in ticks])
     panel.minorticks_off()
     return figure

@@ -7,7 +7,6 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.text import Text
 
 T = TypeVar("T")
 
@@ -77,6 +76,6 @@ def draw_box(panel: Axes, x: float, y: float, width: float, height: float, **sty
     panel.add_patch(Rectangle((x, y), width, height, **style))
 
 
-def write(panel: Axes, x: float, y: float, text: str, color: str = GREY, size: float = 9, **style: Any) -> Text:
+def write(panel: Axes, x: float, y: float, text: str, color: str = GREY, size: float = 9, **style: Any) -> None:
     """Text around (x, y), `size` in points; `ha` and `va` move it beside the point."""
-    return panel.text(x, y, text, color=color, fontsize=size, **({"ha": "center", "va": "center"} | style))
+    panel.text(x, y, text, color=color, fontsize=size, **({"ha": "center", "va": "center"} | style))

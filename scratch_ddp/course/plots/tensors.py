@@ -1,7 +1,6 @@
 """What ranks hold and compute, number by number."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
@@ -129,19 +128,19 @@ def cut_products(
     figure.subplots_adjust(0, 0, 1, 1, hspace=0.05)
     of_column = [rank_color(place * n // columns) for place in range(columns)]
     of_row = [rank_color(place * n // inner) for place in range(inner)]
-    for panel, parts, whole in zip(panels, (by_columns, by_rows), (True, False), strict=True):
+    for panel, parts, finished in zip(panels, (by_columns, by_rows), (True, False), strict=True):
         panel.set(xlim=(-0.4, width), ylim=(inner + 0.4, -1.5), aspect="equal")
         panel.axis("off")
-        write(panel, 0, -1.1, f"W cut by {'columns' if whole else 'rows'}", "black", 11, weight="bold", ha="left")
-        at = _draw_matrix(panel, 0, x, [[QUIET] * inner if whole else of_row] * rows, "X", "·")
-        at = _draw_matrix(panel, at, w, [of_column if whole else [color] * columns for color in of_row], "W", "→")
+        write(panel, 0, -1.1, f"W cut by {'columns' if finished else 'rows'}", "black", 11, weight="bold", ha="left")
+        at = _draw_matrix(panel, 0, x, [[QUIET] * inner if finished else of_row] * rows, "X", "·")
+        at = _draw_matrix(panel, at, w, [of_column if finished else [color] * columns for color in of_row], "W", "→")
         for rank, part in enumerate(parts):
-            colors, sign = [[rank_color(rank)] * part.shape[1]] * rows, "" if whole or rank == n - 1 else "+"
-            at = _draw_matrix(panel, at, part, colors, f"rank {rank}", sign, framed=not whole)
-        write(panel, at + 1, rows / 2 - 0.35, "all-gather" if whole else "all-reduce", SENT_COLOR)
+            colors, sign = [[rank_color(rank)] * part.shape[1]] * rows, "" if finished or rank == n - 1 else "+"
+            at = _draw_matrix(panel, at, part, colors, f"rank {rank}", sign, framed=not finished)
+        write(panel, at + 1, rows / 2 - 0.35, "all-gather" if finished else "all-reduce", SENT_COLOR)
         write(panel, at + 1, rows / 2 + 0.35, "→", SENT_COLOR)
-        y = torch.cat(tuple(parts), dim=1) if whole else sum(parts)
-        colors = [of_column if whole else [SUM_COLOR] * columns] * rows
+        y = torch.cat(tuple(parts), dim=1) if finished else sum(parts)
+        colors = [of_column if finished else [SUM_COLOR] * columns] * rows
         _draw_matrix(panel, at + 2.8, y, colors, "Y, on both" if n == 2 else "Y, on all", "")
     return figure
 
@@ -227,25 +226,28 @@ def memory_strips(
     gap = 0 if line else 0.5  # between two kinds, if heights need not be compared
     heights = [_draw_strip(*each, rank, kinds, gap) for each in zip(panels, strips.values(), strict=True)]
     height, width = max(*heights, line[0] / SIDE if line else 0), STEP * len(longest)
+    right = width - STEP + SIDE
     across, down = width + 8, len(strips) * (height + 4.6) + 9.2
     figure.set_size_inches(0.115 * across, 0.115 * down)
-    figure.subplots_adjust(0, 7 / down, 1, 1 - 2.2 / down, hspace=0)
-    begins = [STEP * moments for moments in accumulate(parts.values(), initial=0)][:-1]
+    figure.subplots_adjust(8 / across, 7 / down, 1, 1 - 2.2 / down, hspace=0)
     for panel, (title, moments) in zip(panels, strips.items(), strict=True):
-        panel.set(xlim=(-8, width), ylim=(-2.2, height + 2.4))
+        panel.set(xlim=(0, width), ylim=(-2.2, height + 2.4))
         panel.axis("off")
-        _draw_title(panel, height + 0.6, title, moments, kinds)
-        for begin in begins[1:]:
-            panel.axvline(begin - 0.75, color=QUIET, lw=1, zorder=0)
+        write(panel, 0, height + 1.2, title, "black", 11, weight="bold", ha="left")
+        write(panel, right, height + 1.2, _summary(moments, kinds), size=10, ha="right")
         if line:
-            panel.plot([0, width - STEP + SIDE], [line[0] / SIDE] * 2, "--", color=SUM_COLOR, lw=1)
-    if line:
-        write(panels[0], -0.8, line[0] / SIDE, line[1], SUM_COLOR, ha="right")
-    for name, begin in zip(parts, begins, strict=True):
-        write(panels[0], begin, height + 3.3, name, SUM_COLOR, 11, ha="left", va="baseline", style="italic")
+            panel.plot([0, right], [line[0] / SIDE] * 2, "--", color=SUM_COLOR, lw=1)
+    begin = 0.0
+    for name, number in parts.items():
+        write(panels[0], begin, height + 3.7, name, SUM_COLOR, 11, ha="left", style="italic")
+        for panel in panels if begin else ():
+            panel.vlines(begin - 0.75, -2.2, height, color=QUIET, lw=1, zorder=0)
+        begin += number * STEP
     for column, moment in enumerate(longest):
         turned = {"rotation": 40, "rotation_mode": "anchor", "ha": "right", "va": "top"}
-        write(panel, column * STEP + SIDE / 2 + 0.8, -2.2, moment.name, "black", **turned)
+        write(panels[-1], column * STEP + SIDE / 2 + 0.8, -2.2, moment.name, "black", **turned)
+    if line:
+        write(panels[0], -0.8, line[0] / SIDE, line[1], SUM_COLOR, ha="right")
     return figure
 
 
@@ -285,15 +287,10 @@ def _draw_tensor(panel: Axes, left: float, floor: float, held: Held, rank: int) 
     return top
 
 
-def _draw_title(panel: Axes, y: float, title: str, moments: Sequence[Moment], kinds: Sequence[str]) -> None:
+def _summary(moments: Sequence[Moment], kinds: Sequence[str]) -> str:
     weights, everything = (max(moment.elements(*those) for moment in moments) for those in (WEIGHTS, kinds))
     text = f"sends {sum(moment.sent for moment in moments)}, holds at most {weights} weights"
-    if set(kinds) - set(WEIGHTS):
-        text += f", {everything} numbers in all"
-    name = write(panel, 0, y, title, "black", 11, weight="bold", ha="left", va="baseline")
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # a part may begin behind the text
-    behind = {"xycoords": name, "xytext": (10, 0), "textcoords": "offset points", "va": "bottom", "bbox": box}
-    panel.annotate(text, (1, 0), fontsize=10, color=GREY, **behind)
+    return text if kinds == WEIGHTS else f"{text}, {everything} numbers in all"
 
 
 def attention_map(computed: Mapping[str, Sequence[torch.Tensor]]) -> Figure:
@@ -308,9 +305,9 @@ def attention_map(computed: Mapping[str, Sequence[torch.Tensor]]) -> Figure:
         picture = torch.ones(tokens, tokens, 3)
         for rank, pairs in enumerate(ranks):
             picture[pairs.cpu()] = torch.tensor(to_rgb(rank_color(rank)))
-            at, below = (rank + 0.5) / len(ranks), {"transform": panel.transAxes, "va": "baseline"}
-            write(panel, at, -0.2, f"rank {rank}", rank_color(rank), weight="bold", **below)
-            write(panel, at, -0.27, f"{int(pairs.sum())}", size=10, **below)
+            at, below = (rank + 0.5) / len(ranks), {"transform": panel.transAxes}
+            write(panel, at, -0.19, f"rank {rank}", rank_color(rank), weight="bold", **below)
+            write(panel, at, -0.26, f"{int(pairs.sum())}", size=10, **below)
         panel.imshow(picture.numpy(), extent=(0, tokens, tokens, 0), interpolation="nearest")
         quarters = range(0, tokens + 1, tokens // 4)
         panel.set(xlabel="key's position", xticks=quarters, yticks=quarters)

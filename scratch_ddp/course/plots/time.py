@@ -27,7 +27,6 @@ _PARTS = {**_COMPUTING, "waiting": "#e3e3e3", "transfer": SENT_COLOR, "idle": "w
 _HATCHES = {"waiting": "////"}  # nothing happens, but the rank can't go on
 _ACTIONS = {"F": "#9ecae1", "B": "#4e79a7", "I": "#76b7b2", "W": "#f2b263"}
 _ACTION_NAMES = {"F": "forward", "B": "backward", "I": "backward: input", "W": "backward: weights"}
-_NARROW = 0.012  # share of the axis from which on an action has its number
 
 
 def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
@@ -82,36 +81,36 @@ def schedule_chart(panels: Mapping[str, Spans], axis: str, unit: float = 1.0) ->
     Of several stages on a rank, later ones are darker. White is the bubble; its share stands in the title. Each panel
     begins with its first action; all have the same axis, in units of `unit` seconds, which `axis` names.
     """
-    titled = {f"{title}: bubble {bubble(spans):.1%}": spans for title, spans in panels.items()}
+    titled = {f"{title}: bubble {bubble(spans):.1%}": _from_zero(spans, unit) for title, spans in panels.items()}
     figure, drawn = style.panels_with_lanes(titled, inches=0.27, axis=axis)
-    zeros = [min(start for row in spans for _, start, _ in row) for spans in panels.values()]
-    ends = [max(end for row in spans for *_, end in row) for spans in panels.values()]
-    longest = max(end - zero for end, zero in zip(ends, zeros, strict=True)) / unit
-    for (panel, spans), zero in zip(drawn, zeros, strict=True):
+    longest = max(end for spans in titled.values() for row in spans for *_, end in row)
+    for panel, spans in drawn:
         for rank, row in enumerate(spans):
             laps = sorted({action.stage for action, *_ in row})
             for action, start, end in row:
-                left, width = (start - zero) / unit, (end - start) / unit
                 color = _shade(_ACTIONS[action.kind], laps.index(action.stage))
-                draw_box(panel, left, rank - 0.42, width, 0.84, facecolor=color, edgecolor="white", lw=0.7)
-                if width > _NARROW * longest:
-                    write(panel, left + width / 2, rank, str(action.micro), _ink(color), 7.5, va="center_baseline")
+                draw_box(panel, start, rank - 0.42, end - start, 0.84, facecolor=color, edgecolor="white", lw=0.7)
+                if end - start > 0.012 * longest:  # room for a number
+                    write(panel, (start + end) / 2, rank, str(action.micro), _ink(color), 7.5, va="center_baseline")
     figure.axes[-1].set_xlim(0, longest)
     kinds = {action.kind for spans in panels.values() for row in spans for action, *_ in row}
     _add_legend(figure, {_ACTION_NAMES[kind]: color for kind, color in _ACTIONS.items() if kind in kinds})
     return figure
 
 
-def _draw_bars(
-    panel: Axes, intervals: Sequence[Interval], zero: float, lane: tuple[float, float], **style: Any
-) -> None:
-    panel.broken_barh([(1e3 * (start - zero), 1e3 * (end - start)) for start, end in intervals], lane, lw=0, **style)
+def _draw_bars(panel: Axes, intervals: Sequence[Interval], zero: float, lane: tuple[float, float], **look: Any) -> None:
+    panel.broken_barh([(1e3 * (start - zero), 1e3 * (end - start)) for start, end in intervals], lane, lw=0, **look)
 
 
 def _add_legend(figure: Figure, colors: Mapping[str, str]) -> None:
     edge = {"edgecolor": GREY, "lw": 0.3}
     patches = [Patch(facecolor=color, hatch=_HATCHES.get(name), label=name, **edge) for name, color in colors.items()]
     style.add_legend(figure, handles=patches, loc="outside upper right", ncols=len(patches))
+
+
+def _from_zero(spans: Spans, unit: float) -> Spans:
+    zero = min(start for row in spans for _, start, _ in row)
+    return [[(action, (start - zero) / unit, (end - zero) / unit) for action, start, end in row] for row in spans]
 
 
 def _shade(color: str, lap: int) -> tuple[float, float, float]:
