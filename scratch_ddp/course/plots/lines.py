@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 from scratch_ddp.course.plots import style
 from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, rank_color, write
 
+Lines = Mapping[str, Sequence[float]]  # by name
+
 
 def step_curves(
-    panels: Mapping[str, Mapping[str, Sequence[float]]],
-    what: str,
-    log: bool = False,
-    limits: tuple[float, float] | None = None,
+    panels: Mapping[str, Lines], what: str, log: bool = False, limits: tuple[float, float] | None = None
 ) -> Figure:
     """A panel per title, with a line per name: one number per step, from step 0 on. `what` names the numbers.
 
@@ -30,7 +29,7 @@ def step_curves(
     return figure
 
 
-def losses_and_residuals(losses: Mapping[str, Sequence[float]], residuals: Mapping[str, Sequence[float]]) -> Figure:
+def losses_and_residuals(losses: Lines, residuals: Lines) -> Figure:
     """The `losses` of runs that should be equal, and below their `residuals`: a number per step and name, from step 0.
 
     Each line of losses is thinner than the one before, so that equal ones are all visible. Residuals are not negative;
@@ -52,7 +51,7 @@ def losses_and_residuals(losses: Mapping[str, Sequence[float]], residuals: Mappi
     return figure
 
 
-def _draw_lines(panel: Axes, lines: Mapping[str, Sequence[float]], thickest: float) -> None:
+def _draw_lines(panel: Axes, lines: Lines, thickest: float) -> None:
     """Each thinner than the one before."""
     widths = np.linspace(1.4, thickest, len(lines))[::-1]
     for number, (name, values) in enumerate(lines.items()):
@@ -116,8 +115,7 @@ def memory_curves(
         at = seconds[held.index(peak)]
         side = "right" if at > (seconds[0] + seconds[-1]) / 2 else "left"
         write(panel, at, peak + 0.01 * top, f"{peak:.0f} MB", SUM_COLOR, 8, ha=side, va="bottom")
-        for end in ends.get(name, ()):
-            panel.axvline(end, color=QUIET, lw=0.8, zorder=0)
+        panel.vlines(ends.get(name, ()), 0, 1.12 * top, color=QUIET, lw=0.8, zorder=0)
         panel.set(xlabel="seconds", ylim=(0, 1.12 * top))
     figure.axes[0].set_ylabel("MB held")
     write(panel, 1, room, " the limit", SUM_COLOR, 8, ha="left", transform=panel.get_yaxis_transform())

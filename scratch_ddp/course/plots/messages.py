@@ -26,15 +26,13 @@ def message_ladder(
     width, height = min(10, sum(depths) + 0.9 * len(panels)), 0.38 * n + (0.95 if parts else 0.75)
     figure, drawn = style.titled_panels(panels, width, height, width_ratios=[depth + 0.5 for depth in depths])
     for (panel, log), depth in zip(drawn, depths, strict=True):
-        for rank in range(n):
-            panel.plot([0, depth + 0.15], [rank, rank], color=QUIET, lw=1, zorder=1)
+        panel.hlines(range(n), 0, depth + 0.15, color=QUIET, lw=1, zorder=1)
         for rank, since in _informed(log, source).items():
             panel.plot([since, depth + 0.15], [rank, rank], color=SUM_COLOR, lw=4, zorder=2, solid_capstyle="butt")
         for at, sender, receiver in log:
             arrow = {"arrowstyle": "-|>", "color": rank_color(sender), "lw": 2, "shrinkA": 0, "shrinkB": 2}
             panel.annotate("", (at, receiver), (at - 0.92, sender), arrowprops=arrow, zorder=3)
-        for at in range(1, depth):
-            panel.axvline(at + 0.04, color=QUIET, lw=0.7, ls=":", zorder=0)
+        panel.vlines([at + 0.04 for at in range(1, depth)], -0.4, n - 0.6, color=QUIET, lw=0.7, ls=":", zorder=0)
         panel.set(xlim=(-0.05, depth + 0.2), ylim=(n - 0.6, -0.4))
         panel.set_yticks(range(n), [f"rank {rank}" for rank in range(n)], fontsize=9)
         panel.set_xticks([at + 0.5 for at in range(depth)], [f"round {at + 1}" for at in range(depth)], fontsize=9)

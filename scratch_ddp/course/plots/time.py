@@ -15,15 +15,9 @@ from scratch_ddp.instruments.intervals import Interval, without
 from scratch_ddp.instruments.timeline import PARTS, Breakdown, Timeline
 from scratch_ddp.pipeline.simulate import Spans, bubble
 
-_COMPUTING = {
-    "forward": "#9ecae1",
-    "backward": "#4e79a7",
-    "optimizer": "#59a14f",
-    "other": "#b9a38f",
-    "data": "#edc948",
-}
+_COLORS = ("#9ecae1", "#4e79a7", "#59a14f", "#b9a38f", "#edc948", "#e3e3e3", SENT_COLOR, "white")
+_PARTS = dict(zip(PARTS, _COLORS, strict=True))  # from "forward" to "idle"
 _MESSAGES = {"communication, hidden": "#f2b5b5", "exposed": SENT_COLOR}
-_PARTS = {**_COMPUTING, "waiting": "#e3e3e3", "transfer": SENT_COLOR, "idle": "white"}
 _HATCHES = {"waiting": "////"}  # nothing happens, but the rank can't go on
 _ACTIONS = {"F": "#9ecae1", "B": "#4e79a7", "I": "#76b7b2", "W": "#f2b263"}
 _ACTION_NAMES = {"F": "forward", "B": "backward", "I": "backward: input", "W": "backward: weights"}
@@ -41,7 +35,7 @@ def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
         zero = min(span.start for each in ranks for span in [*each.compute, *each.communication])
         for row, each in enumerate(ranks):
             for span in each.compute:
-                _draw_bars(panel, [span.interval], zero, (row - 0.42, 0.42), color=_COMPUTING[span.name])
+                _draw_bars(panel, [span.interval], zero, (row - 0.42, 0.42), color=_PARTS[span.name])
             messages = [span.interval for span in each.communication]
             exposed = without(messages, [span.interval for span in each.compute])
             for color, intervals in zip(_MESSAGES.values(), (messages, exposed), strict=True):
@@ -49,7 +43,7 @@ def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
             panel.vlines([1e3 * (start - zero) for start, _ in messages], row, row + 0.42, color="white", lw=0.6)
             names |= {*(span.name for span in each.compute), *(_MESSAGES if messages else ())}
     figure.axes[-1].set_xlim(left=0)
-    _add_legend(figure, {name: color for name, color in (_COMPUTING | _MESSAGES).items() if name in names})
+    _add_legend(figure, {name: color for name, color in (_PARTS | _MESSAGES).items() if name in names})
     return figure
 
 
@@ -89,9 +83,10 @@ def schedule_chart(panels: Mapping[str, Spans], axis: str, unit: float = 1.0) ->
             laps = sorted({action.stage for action, *_ in row})
             for action, start, end in row:
                 color = _shade(_ACTIONS[action.kind], laps.index(action.stage))
+                ink = "white" if sum(color) < 1.75 else "#222222"
                 draw_box(panel, start, rank - 0.42, end - start, 0.84, facecolor=color, edgecolor="white", lw=0.7)
                 if end - start > 0.012 * longest:  # room for a number
-                    write(panel, (start + end) / 2, rank, str(action.micro), _ink(color), 7.5, va="center_baseline")
+                    write(panel, (start + end) / 2, rank, str(action.micro), ink, 7.5, va="center_baseline")
     figure.axes[-1].set_xlim(0, longest)
     kinds = {action.kind for spans in panels.values() for row in spans for action, *_ in row}
     _add_legend(figure, {_ACTION_NAMES[kind]: color for kind, color in _ACTIONS.items() if kind in kinds})
@@ -116,8 +111,3 @@ def _from_zero(spans: Spans, unit: float) -> Spans:
 def _shade(color: str, lap: int) -> tuple[float, float, float]:
     hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(color))
     return colorsys.hls_to_rgb(hue, lightness * 0.72**lap, saturation)
-
-
-def _ink(color: tuple[float, float, float]) -> str:
-    red, green, blue = color
-    return "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.55 else "#222222"
