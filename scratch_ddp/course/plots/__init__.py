@@ -1,6 +1,7 @@
 """Pictures of what the ranks held, computed and sent, drawn from recorded data.
 
-Every function returns a matplotlib Figure. style.py has what all pictures share.
+Every function returns a matplotlib Figure. What they show is in the files' names: tensors, messages, time, lines (over
+steps and seconds), costs (forecast and measured). style.py has what all pictures share.
 """
 
 from scratch_ddp.common.extras import extra
