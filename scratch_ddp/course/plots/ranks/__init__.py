@@ -1,1 +1,0 @@
-"""What ranks hold, compute and send to each other."""

@@ -1,1 +1,0 @@
-"""What takes time: the lanes of ranks, and seconds by size."""
