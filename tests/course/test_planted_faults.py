@@ -2,7 +2,8 @@
 
 import torch.distributed as dist
 
-from scratch_ddp.course.pages.planted_faults import FAULTS, STRAGGLER, WITH_A_RANK, Game, Job, culprit, profile
+from scratch_ddp.course.lessons.lesson_12 import culprit
+from scratch_ddp.course.pages.planted_faults import FAULTS, STRAGGLER, WITH_A_RANK, Game, Job, in_seconds, profile
 from scratch_ddp.instruments.network import linked_group
 from tests.ranks import run_ranks
 
@@ -10,7 +11,7 @@ from tests.ranks import run_ranks
 def _named():
     group = linked_group(None)
     planted = [(fault, place % dist.get_world_size()) for place, fault in enumerate(FAULTS, start=1)]
-    return [(fault, at, culprit(*profile(Job(group, fault, at), steps=3))) for fault, at in planted]
+    return [(fault, at, culprit(*in_seconds(*profile(Job(group, fault, at), steps=3)))) for fault, at in planted]
 
 
 def test_every_fault_is_named():

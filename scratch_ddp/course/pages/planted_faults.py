@@ -1,11 +1,10 @@
-"""A training job with a fault planted in it, to be found from its profile; and the method that finds it.
+"""A training job with a fault planted in it, to be found from its profile.
 
 The model sleeps for a time that depends on the rows of its batch, and the link is simulated, so that the fault looks
 the same on any machine.
 """
 
 import random
-import statistics
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,7 +25,7 @@ ROWS, WIDTH, LAYERS = 8, 106, 4  # of a batch; features of a layer; layers
 FORWARD, BACKWARD = 1e-3, 2e-3  # seconds of a layer for a row
 LOADING = 4e-3  # seconds for a batch
 METRICS = 10  # logged in a step
-SMALL = 1024  # bytes; a message below holds no gradient
+PARTS = ("data", "forward", "backward", "waiting", "transfer")  # of a step, as `culprit` gets them
 
 _SLOW_LOADING, _SLOWER, _MORE_ROWS, _LARGER = 60e-3, 1.8, 6, 5
 _CALL, _LAYER = 4e-3, 8e-3  # seconds on the link: of a call, of a layer's gradients
@@ -143,27 +142,12 @@ def profile(job: Job, steps: int, step: Callable[[Job], None] = train) -> tuple[
     return timelines, breakdown_of_steps(timelines)
 
 
-def culprit(timelines: Sequence[Timeline], steps: Sequence[Sequence[Breakdown]]) -> tuple[str, int | None]:
-    """Name the fault of a job from its profile: one of FAULTS, and the rank if it is a fault of one rank."""
+def in_seconds(
+    timelines: Sequence[Timeline], steps: Sequence[Sequence[Breakdown]]
+) -> tuple[list[list[dict[str, float]]], list[tuple[int, float]]]:
+    """What the exercise `culprit` gets of a profile: the parts of each step and rank, and rank 0's messages.
 
-    def median(rank, *parts):
-        return statistics.median(step[rank].seconds(*parts) for step in steps)
-
-    ranks = range(len(timelines))
-    whole = statistics.median(step[0].step for step in steps)
-    loading = [median(rank, "data") for rank in ranks]
-    if max(loading) > 0.2 * whole:
-        return LOADER, loading.index(max(loading))
-
-    computing = [[step[rank].seconds("forward", "backward") for rank in ranks] for step in steps]
-    behind = [max(each) - statistics.median(each) for each in computing]  # by how much the slowest rank is
-    if statistics.median(behind) > 0.15 * whole:
-        slowest = [each.index(max(each)) for each in computing]
-        often = statistics.mode(slowest)
-        if slowest.count(often) > len(steps) / 2:
-            return STRAGGLER, often
-        return BATCH, None
-
-    calls = collectives(timelines)[0]
-    small = sum(call.ended - call.ready for call in calls if call.nbytes < SMALL)
-    return (ITEM if small > sum(each.seconds("transfer") for each, *_ in steps) / 2 else BUCKET), None
+    Parts are a dict of seconds; messages are (bytes, seconds on the wire).
+    """
+    told = [[{part: rank.seconds(part) for part in PARTS} for rank in step] for step in steps]
+    return told, [(call.nbytes, call.ended - call.ready) for call in collectives(timelines)[0]]
