@@ -113,7 +113,7 @@ def culprit(steps, messages):
     faults are those of the game; the rank is None where it is no rank's.
     """
     # What does each rank do by itself? Is it the same rank in each step? If ranks are
-    # alike: is the time on the wire that of small messages or of a large one?
+    # alike: do small messages explain the transfer?
     # answer: begin
     ranks = range(len(steps[0]))
     whole = statistics.median(sum(step[0].values()) for step in steps)
@@ -131,7 +131,7 @@ def culprit(steps, messages):
         return "uneven batches", None
 
     small = sum(seconds for size, seconds in messages if size < 1024)  # bytes: such a message holds no gradient
-    return ".item()" if small > sum(seconds for _, seconds in messages) / 2 else "last bucket", None
+    return ".item()" if small > sum(step[0]["transfer"] for step in steps) / 2 else "last bucket", None
     # answer: end
 
 
@@ -145,10 +145,10 @@ def _profiles(at: At) -> Iterator[tuple[str, tuple]]:
         ("last bucket", None),
     ):
         generator = torch.Generator().manual_seed(len(fault))
-        gradients = [(45_000, 12e-3)] * 4
-        messages = 6 * [*gradients, *[(4, 6e-3)] * 10] if fault == ".item()" else 6 * gradients
+        gradients = [(67_416, 12e-3)] * 4
+        messages = 6 * [*gradients, *[(6, 4e-3)] * 10] if fault == ".item()" else 6 * gradients
         if fault == "last bucket":
-            messages = 6 * [*gradients[1:], (225_000, 44e-3)]
+            messages = 6 * [*gradients[1:], (337_080, 44e-3)]
         steps = [_step(fault, rank, step, generator) for step in range(6)]
         yield f"{fault} planted", (steps, messages)
 
@@ -161,8 +161,8 @@ def _step(fault: str, at: int | None, number: int, generator: torch.Generator) -
         slower = 1.8 if rank == late and fault in ("straggler", "uneven batches") else 1.0
         data = 64e-3 if rank == late and fault == "loader" else 4e-3
         parts = {"data": data * noise[0], "forward": slower * 32e-3 * noise[1], "backward": slower * 64e-3 * noise[2]}
-        waiting = 0.0 if late is None or rank == late else 60e-3
-        transfer = {".item()": 75e-3, "last bucket": 52e-3}.get(fault, 14e-3)
+        waiting = 0.0 if late is None or rank == late else 85e-3
+        transfer = {".item()": 52e-3, "last bucket": 44e-3}.get(fault, 12e-3)
         step.append(parts | {"waiting": waiting, "transfer": transfer})
     return step
 

@@ -141,7 +141,7 @@ WRONG_ANSWERS = {
             fails="value",
             says="item() planted: the fault is 'last bucket', should be '.item()'",
             edits={
-                "small > sum(seconds for _, seconds in messages) / 2": "len(messages) > 1000",
+                'small > sum(step[0]["transfer"] for step in steps) / 2': "len(messages) > 1000",
             },
         ),
         WrongAnswer(
