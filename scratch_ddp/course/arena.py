@@ -150,7 +150,7 @@ class Calls:
             self._see_message(call["group"], int(peer), call["given"], way == " to")
 
     def _see_collective(self, call: dict[str, Any]) -> None:
-        members = tuple(interruptible_group.members(call["group"]))
+        members = tuple(interruptible_group.ranks_of(call))
         mine = describe_call(call | {"given": call.get("passed", call["given"])})
         place = self._next(call["group"], members)
         rank, theirs = json.loads(self._store.compare_set(place, "", json.dumps([self._rank, mine])))

@@ -9,10 +9,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def sync_batch_norm(x, norm, group=None):
     """Return what norm(x) would if one process had all ranks' rows; x.grad is its, too.
 
-    x: (rows, features, …), perhaps no rows. norm: an nn.BatchNorm, whose running
-    statistics are updated as in one process, or used, in eval mode. The gradients of
-    its weight and bias are this rank's part of a sum. Cost, in training: one all-reduce
-    of 2 · features + 1 numbers in forward, one in backward.
+    x: (rows, features, …), perhaps no rows. norm: an nn.BatchNorm. Its statistics are
+    updated as in one process, or used, in eval mode. The gradients of its weight and
+    bias are this rank's part of a sum.
+    Cost: in training one all-reduce of 2 · features + 1 numbers, and one in backward.
     """
     features = x.shape[1]
     others = [dim for dim in range(x.dim()) if dim != 1]
