@@ -18,7 +18,7 @@ QUICK_TESTS = (  # fast ones, from every folder
     "tests/collectives/test_refusals.py",
     "tests/commands/test_commands.py",
     "tests/common",
-    "tests/course/test_exercises_source.py",
+    "tests/course/test_reveal.py",
     "tests/ddp/test_bucketed.py",
     "tests/ddp/test_protocol.py",
     "tests/fsdp/test_protocol.py",

@@ -8,13 +8,14 @@ import pytest
 from scratch_ddp.commands.lessons import lesson_paths
 
 NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
-    "02_inside_all_reduce": {"1011": "10⁰ + 10¹ + 10³", "999": "the last of arange(1000)"},
+    "02_inside_all_reduce": {"1011": "10⁰ + 10¹ + 10³", "999": "the last of arange(1000)", "2009": "a paper's year"},
     "04_seeding_checks": {"0.32": "(3/4)⁴", "256": "SHA-256"},
     "06_no_sync_accumulation": {"7.5": "15 / 2"},
     "07_communication_cost": {
         "4000000": "bytes of 1_000_000 elements",
         "0.125": "GB in a Gb",
         "450": "900 / 2",
+        "480": "published",
         "360": "a model's name",
         "269": "published",
     },

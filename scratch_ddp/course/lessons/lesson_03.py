@@ -31,7 +31,7 @@ def average_unequal(model, items):
     """Replace every gradient by that of the mean loss over all ranks' items.
 
     Before, it is that of the mean over this rank's `items`, which is their number.
-    A rank without items has no gradients, or only NaN; it still takes part.
+    Without items, a rank has None, zeros or NaN for gradients. It still takes part.
     Cost: one all-reduce for each parameter, and one of a single number.
     """
     # Which share of the whole batch's mean is this rank's?
