@@ -11,8 +11,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from scratch_ddp import old_names
-
 if TYPE_CHECKING:
     from scratch_ddp.context_parallel import ring_attention, ulysses_attention
     from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
@@ -22,25 +20,6 @@ if TYPE_CHECKING:
     from scratch_ddp.pipeline import Pipeline
     from scratch_ddp.tensor_parallel import ColumnParallelLinear, RowParallelLinear, parallelize
     from scratch_ddp.zero import ShardedOptimizer, reduce_gradients
-
-__all__ = [
-    "FSDP",
-    "BucketedDDP",
-    "ColumnParallelLinear",
-    "ExpertParallel",
-    "FlatDDP",
-    "OverlappedDDP",
-    "Pipeline",
-    "RowParallelLinear",
-    "ShardedOptimizer",
-    "SimpleDistributedDataParallelism",
-    "cache_mesh",
-    "get",
-    "parallelize",
-    "reduce_gradients",
-    "ring_attention",
-    "ulysses_attention",
-]
 
 _PLACES = {
     "scratch_ddp.context_parallel": ("ring_attention", "ulysses_attention"),
@@ -53,7 +32,7 @@ _PLACES = {
     "scratch_ddp.zero": ("ShardedOptimizer", "reduce_gradients"),
 }
 
-old_names.install()
+__all__ = sorted(name for names in _PLACES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
