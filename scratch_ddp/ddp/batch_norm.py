@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def sync_batch_norm(x, norm, group=None):
-    """Return what norm(x) would if one process had all ranks' rows; x.grad is its, too.
+    """Return what norm(x) would if one process had all ranks' rows, and x.grad.
 
     x: (rows, features, …), perhaps no rows. norm: an nn.BatchNorm. Its statistics are
     updated as in one process, or used, in eval mode. The gradients of its weight and

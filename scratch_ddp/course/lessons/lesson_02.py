@@ -5,6 +5,7 @@ memory that they receive into; the references here allocate it, as a learner doe
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -64,9 +65,9 @@ def ring_all_reduce(tensor, group=None):
     return tensor
 
 
-def _every_root(at: At) -> Iterator[tuple[str, tuple]]:
+def _every_root(name: str, at: At) -> Iterator[tuple[str, tuple]]:
     for root in at.members:
-        yield f"rank {root} at the root", (torch.arange(1000.0) + 10**at.rank, root)
+        yield f"{name}={root}", (torch.arange(1000.0) + 10**at.rank, root)
 
 
 def _sizes(at: At) -> Iterator[tuple[str, tuple]]:
@@ -86,8 +87,8 @@ def _two_chunks(tensor: torch.Tensor) -> int:
 
 
 EXERCISES = (
-    Exercise(tree_broadcast, _every_root),
-    Exercise(reduce, _every_root, room=_two_tensors),
+    Exercise(tree_broadcast, partial(_every_root, "src")),
+    Exercise(reduce, partial(_every_root, "dst"), room=_two_tensors),
     Exercise(
         ring_all_reduce, _sizes, close=1e-6, room=_two_chunks, given="from scratch_ddp.collectives import send_recv"
     ),

@@ -11,7 +11,8 @@ def average_gradients(model):
     """Replace the gradient of every trainable parameter by its mean over all ranks.
 
     Where a rank did not use a parameter, its `.grad` is None: count it as zeros.
-    Leave frozen parameters (`requires_grad=False`) alone.
+    Leave frozen parameters (`requires_grad=False`) alone. Divide before you add: in half
+    precision a sum can be infinite.
     Cost: one all-reduce for each trainable parameter.
     """
     world_size = dist.get_world_size()
@@ -32,7 +33,7 @@ def average_unequal(model, items):
 
     Before, it is that of the mean over this rank's `items`, which is their number.
     Without items, a rank has None, zeros or NaN for gradients. It still takes part.
-    Cost: one all-reduce for each parameter, and one of a single number.
+    Cost: one all-reduce for each parameter (all are trainable), and one of one number.
     """
     # Which share of the whole batch's mean is this rank's?
     # answer: begin
@@ -69,8 +70,8 @@ def after_backward(at):
     """All parameters used; then a frozen layer, and a head that not all ranks use, and one that none uses."""
     skipped = {
         "all ranks use everything": (),
-        "rank 0 leaves the head out": (0,),
-        "no rank uses the head": range(at.n),
+        "the body is frozen, rank 0 leaves the head out": (0,),
+        "the body is frozen, no rank uses the head": range(at.n),
     }
     for case, without_head in skipped.items():
         model = Net()
@@ -79,6 +80,9 @@ def after_backward(at):
             model.body.bias.grad = torch.full((3,), at.rank + 1.0)  # from before it was frozen
         backward(model, at.rank, 4, at.rank not in without_head)
         yield case, (model,)
+    half = nn.Linear(2, 1, bias=False).half()
+    half.weight.grad = torch.full_like(half.weight, 40_000.0)
+    yield "half precision, large gradients", (half,)
 
 
 def unequal_batches(at):

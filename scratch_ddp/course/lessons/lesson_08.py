@@ -12,7 +12,7 @@ from torch import nn
 
 from scratch_ddp.course.exercise import At, Exercise
 from scratch_ddp.course.run import started_and_waited_for
-from scratch_ddp.instruments.traffic import traffic
+from scratch_ddp.instruments.traffic import Counted, traffic
 
 
 def average_when_ready(model):
@@ -52,9 +52,16 @@ class Layers(nn.Module):
         torch.manual_seed(0)
         self.first, self.second, self.frozen, self.seldom = (nn.Linear(4, 4).double() for _ in range(4))
         self.frozen.requires_grad_(False)
+        self.started_before_first = 0
 
-    def forward(self, x: torch.Tensor, seldom: bool) -> torch.Tensor:
-        x = self.second(self.first(self.frozen(x)).tanh())
+    def forward(self, x: torch.Tensor, seldom: bool, counted: Counted) -> torch.Tensor:
+        x = self.first(self.frozen(x))
+
+        def note(_: torch.Tensor) -> None:
+            self.started_before_first = sum(counted.calls.values())
+
+        x.register_hook(note)
+        x = self.second(x.tanh())
         return self.seldom(x) if seldom else x
 
 
@@ -73,7 +80,9 @@ def _steps(answer: Callable, model: Layers, batches: torch.Tensor) -> Iterator[t
 
     for number, batch in enumerate(batches):
         with traffic() as counted, mock.patch.object(dist, "all_reduce", noted):
-            model(batch, seldom=number == 0).square().mean().backward()
+            model(batch, number == 0, counted).square().mean().backward()
+        before = f"step {number}: the number of messages started before the first layer's backward"
+        yield "overlap", before, model.started_before_first
         for what, times in started_and_waited_for(counted).items():
             yield "overlap", f"step {number}: the number of messages {what} when backward returned", times
         finish()
@@ -111,6 +120,7 @@ def _timelines(at: At) -> Iterator[tuple[str, tuple]]:
     yield "a tail", ([(0.0, 4.0)], [(1.0, 3.0), (3.0, 4.5)])
     yield "more computing than messages", ([(0.0, 10.0)], [(9.0, 12.0)])
     yield "a gap in computing", ([(5.0, 6.0), (0.0, 2.0)], [(1.0, 5.5)])
+    yield "a pause before the message", ([(0.0, 1.0)], [(2.0, 3.0)])
     yield "two messages at once", ([(0.0, 1.0)], [(0.5, 3.0), (2.0, 4.0)])
     yield "computing in two threads", ([(0.0, 3.0), (2.0, 5.0)], [(1.0, 6.0)])
     yield "a message inside another", ([(4.0, 5.0)], [(0.0, 4.0), (1.0, 2.0)])

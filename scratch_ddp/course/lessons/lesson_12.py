@@ -17,7 +17,7 @@ from scratch_ddp.ddp.batch_norm import sync_batch_norm
 
 
 def split_step(rank, step, computing, calls):
-    """Split this rank's step into [computing, waiting, transfer, idle] seconds.
+    """Split the step of `rank` into [computing, waiting, transfer, idle] seconds.
 
     step: (start, end). computing: a list of (start, end). calls[r]: rank r's
     collectives in order, as (called, ended). Computing wins, then transfer (everybody
@@ -49,12 +49,13 @@ _STEPS = {  # case: (step, computing, calls of rank 0 and of rank 1), as rank 0'
     "nothing recorded": ((0, 8), [], ([], [])),
     "a rank that waits": ((0, 8), [(0, 3)], ([(3, 8)], [(6, 8)])),
     "the rank that is waited for": ((0, 8), [(0, 6)], ([(6, 8)], [(3, 8)])),
-    "a message behind backward": ((0, 8), [(0, 6)], ([(2, 7)], [(3, 7)])),
+    "a message during backward": ((0, 8), [(0, 6)], ([(2, 7)], [(3, 7)])),
     "a gap in computing": ((0, 9), [(5, 6), (0, 2)], ([(1, 8)], [(4, 8)])),
     "two collectives, the second not ready": ((0, 9), [(0, 1)], ([(1, 5), (2, 9)], [(1, 5), (7, 9)])),
     "two collectives under way at once": ((0, 9), [], ([(1, 7), (2, 8)], [(4, 7), (3, 8)])),
     "called before the step, ended after it": ((2, 6), [], ([(0, 9)], [(4, 9)])),
     "computing before and after the step": ((2, 6), [(0, 3), (5, 9)], ([], [])),
+    "a call that ends earlier here": ((0, 8), [(0, 1)], ([(1, 5)], [(2, 7)])),
     "computing inside other computing": ((0, 6), [(0, 4), (1, 2)], ([(4, 5)], [(4, 5)])),
 }
 
@@ -71,11 +72,11 @@ def _parts(answer: Callable, *args: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def find_straggler(called, group=None):
-    """Return the rank the others waited for longest, or None if nobody waited.
+    """Return the number, in `group`, of the rank the others waited for longest, or None.
 
-    `called` holds when this rank called each collective, in ns, an int64 tensor.
-    Whoever calls last costs each other rank the time since its own call. Ties go to the
-    lowest rank. Cost: one all-gather.
+    `called`, an int64 tensor, holds when this rank called each collective, in ns. Whoever
+    calls last costs each other rank the time from that rank's call to its own. Ties go to
+    the lowest rank. Cost: one all-gather.
     """
     # Which rank can tell from its own calls alone who was late?
     # answer: begin
@@ -102,6 +103,7 @@ def _times(at: At) -> Iterator[tuple[str, tuple]]:
     later = 60 if first else 0 if at.rank == 1 else 59
     yield "the last rank is late for all, rank 0 later for one", called(40 * last, later)
     yield "two cost the others as much", called(30 * last, 30 * first)
+    yield "rank 0 and the last rank call last together", called(50 * (first or last))
     yield "nobody waits", called(0, 0)
 
 
@@ -109,8 +111,8 @@ def culprit(steps, messages):
     """Name a fault and its rank from the profile of some steps, as in ("straggler", 2).
 
     steps[k][r]: what rank r did in step k, a dict of seconds: "data", "forward",
-    "backward", "waiting", "transfer". messages: (bytes, seconds) of each message. The
-    faults are those of the game; the rank is None where it is no rank's.
+    "backward", "waiting", "transfer". messages: (bytes, seconds) of all of rank 0's in
+    these steps. The faults are those of the game; the rank is None if it is no rank's.
     """
     # What does each rank do by itself? Is it the same rank in each step? If ranks are
     # alike: do small messages explain the transfer?
@@ -136,7 +138,7 @@ def culprit(steps, messages):
 
 
 def _profiles(at: At) -> Iterator[tuple[str, tuple]]:
-    """Six steps of four ranks, as the game records them, with some noise."""
+    """Six steps of four ranks, as the game records them, with noise, a stall, and a small message in each step."""
     for fault, rank in (
         ("loader", 1),
         ("straggler", 3),
@@ -145,11 +147,13 @@ def _profiles(at: At) -> Iterator[tuple[str, tuple]]:
         ("last bucket", None),
     ):
         generator = torch.Generator().manual_seed(len(fault))
-        gradients = [(67_416, 12e-3)] * 4
+        gradients = [(4, 4e-3)] + [(67_416, 12e-3)] * 4
         messages = 6 * [*gradients, *[(6, 4e-3)] * 10] if fault == ".item()" else 6 * gradients
         if fault == "last bucket":
-            messages = 6 * [*gradients[1:], (337_080, 44e-3)]
+            messages = 6 * [*gradients[:-1], (337_080, 44e-3)]
         steps = [_step(fault, rank, step, generator) for step in range(6)]
+        for part, stalled in ("data", 0), ("backward", 2):
+            steps[0][stalled][part] += 0.6
         yield f"{fault} planted", (steps, messages)
 
 

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the source is taken to be rank 0",
             fails="value",
-            says="rank 1 at the root: `tensor`",
+            says="src=1: `tensor`",
             edits={
                 "(rank - root) % n": "rank",
             },
@@ -15,7 +15,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the reach grows by one a round, so that the last rank is served twice",
             fails="cost",
-            says="ranks, rank 0 at the root: 4 messages, budget 3",
+            says="ranks, src=0: 4 messages, budget 3",
             edits={
                 "reach *= 2": "reach += 1",
             },
@@ -24,7 +24,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a star: the source sends to one after the other",
             fails="cost",
-            says="ranks, rank 0 at the root: 12,000 bytes from one rank, budget 8,000",
+            says="ranks, src=0: 12,000 bytes from one rank, budget 8,000",
             body="""
             for other in range(n):
                 if rank == root and other != root:
@@ -37,7 +37,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "torch's own broadcast",
             fails="cost",
-            says="ranks, rank 0 at the root: rank 0 calls broadcast once, budget 0",
+            says="ranks, src=0: rank 0 calls broadcast once, budget 0",
             body="""
             dist.broadcast(tensor, src, group)
             """,
@@ -65,7 +65,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sums up in the caller's tensor",
             fails="untouched",
-            says="rank 0 at the root: `tensor`",
+            says="dst=0: `tensor`",
             edits={
                 "total = arriving.add_(total)": "total = tensor.add_(arriving)",
             },
@@ -74,7 +74,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "keeps everything that arrives",
             fails="memory",
-            says="rank 0 at the root: holds 3,000 elements beside its arguments, budget 2,000",
+            says="dst=0: holds 3,000 elements beside its arguments, budget 2,000",
             edits={
                 "total = arriving.add_(total)": "total = arriving + total",
             },
@@ -83,7 +83,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "the tree always ends at rank 0",
             fails="value",
-            says="rank 1 at the root: `tensor`",
+            says="dst=1: `tensor`",
             edits={
                 "(rank - root) % n": "rank",
             },
@@ -91,7 +91,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "dst receives from one rank after the other",
             fails="cost",
-            says="ranks, rank 0 at the root: 3 rounds one after another, budget 2",
+            says="ranks, dst=0: 3 rounds one after another, budget 2",
             body="""
             if rank != root:
                 dist.send(tensor, group=group, group_dst=root)
@@ -107,7 +107,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "torch's own all-reduce, on a copy",
             fails="cost",
-            says="ranks, rank 0 at the root: rank 0 calls all_reduce once, budget 0",
+            says="ranks, dst=0: rank 0 calls all_reduce once, budget 0",
             body="""
             total = tensor.clone()
             dist.all_reduce(total, group=group)

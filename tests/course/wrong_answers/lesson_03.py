@@ -13,7 +13,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "a rank without a gradient skips the call",
             fails="runs",
-            says="rank 0 leaves the head out: Rank 0 had returned. Rank",
+            says="the body is frozen, rank 0 leaves the head out: Rank 0 had returned. Rank",
             edits={"parameter.grad = torch.zeros_like(parameter)": "continue"},
         ),
         WrongAnswer(
@@ -33,7 +33,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "frozen ones too",
             fails="untouched",
-            says="rank 0 leaves the head out: the gradient of 'body.weight' is [0, 0",
+            says="the body is frozen, rank 0 leaves the head out: the gradient of 'body.weight' is [0, 0",
             edits={"if not parameter.requires_grad:\n            continue": "pass"},
         ),
     ),

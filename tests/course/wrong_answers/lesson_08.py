@@ -24,7 +24,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "starts everything in finish",
             fails="overlap",
-            says="step 0: the number of messages started when backward returned is 0, should be 6",
+            says="step 0: the number of messages started before the first layer's backward is 0, should be",
             body="""
             def finish():
                 for parameter in model.parameters():

@@ -7,7 +7,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "each part by itself: what overlaps is counted twice",
             fails="value",
-            says="a message behind backward: waiting is 1, should be 0.0",
+            says="a message during backward: waiting is 1, should be 0.0",
             body="""
             def seconds(intervals):
                 return sum(min(b, step[1]) - max(a, step[0]) for a, b in intervals if b > step[0] and a < step[1])
@@ -57,7 +57,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "communication before computing",
             fails="value",
-            says="a message behind backward: computing is 2.0, should be 6.0",
+            says="a message during backward: computing is 2.0, should be 6.0",
             edits={
                 (
                     "        if any(since <= a and b <= until for since, until in computing):\n"
