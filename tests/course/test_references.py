@@ -76,8 +76,9 @@ def sums_and_broadcasts_are_torchs(rank, n):
             REFERENCES.tree_broadcast(theirs, root, group)
             REFERENCES.reduce(total, root, group)
             assert_close([theirs, total], [from_root, sums if rank == root else mine], rtol=0, atol=0)
-    REFERENCES.all_reduce_in_two_steps(mine := torch.tensor([rank + 1.0]), n - 1)
-    assert mine.item() == n * (n + 1) / 2
+        if group is dist.group.WORLD:
+            REFERENCES.all_reduce_in_two_steps(mine, n - 1)
+            assert_close(mine, sums, rtol=0, atol=0)
 
 
 @on_ranks
@@ -97,9 +98,12 @@ def tensors_of_any_length_and_rows_arrive_as_objects_do(rank, n):
 @on_ranks
 def gradients_of_data_parallelism_are_those_of_one_process(rank, n):
     model, x = network(), torch.randn(n * (n - 1), 3).double()
-    batches = x.split([2 * each for each in range(n)])  # rank 0 has none, its gradients are NaN
+    batches = x.split([2 * each for each in range(n)])  # rank 0 has none
     one = copy.deepcopy(model)
     model(batches[rank]).square().mean().backward()
+    if rank == 0:
+        for gradient in gradients(model):
+            gradient.fill_(torch.nan)
     REFERENCES.average_unequal(model, len(batches[rank]))
     one(x).square().mean().backward()
     assert_close(gradients(model), gradients(one))
@@ -107,8 +111,8 @@ def gradients_of_data_parallelism_are_those_of_one_process(rank, n):
     for each in (model, one):
         each.zero_grad()
         each[0].requires_grad_(False)
-    used = [model, model[:2]][rank == 0]  # without the head
-    used(x[rank:]).sum().backward() if rank else None
+    if rank:  # on rank 0 all gradients are None
+        model(x[rank:]).sum().backward()
     REFERENCES.average_gradients(model)
     (sum(one(x[each:]).sum() for each in range(1, n)) / n).backward()
     assert_close(gradients(model)[2:], gradients(one)[2:])
@@ -132,7 +136,9 @@ def gradients_that_overlap_and_buckets_are_those_of_torchs_ddp(rank, n):
         assert_close([gradients(hooked), gradients(bucketed)], [gradients(theirs)] * 2)
     own = copy.deepcopy(model)
     average = REFERENCES.average_through_buffer(list(own.parameters()))
-    for times in (1.0, 2.0):  # the second is added to the first
+    for times in (1.0, 2.0, 1.0):  # the second is added to the first
+        if times == 1:
+            own.zero_grad()
         own(x[rank]).square().sum().backward()
         average()
         assert_close(gradients(own), [times * each for each in gradients(theirs)])
@@ -142,6 +148,7 @@ def gradients_that_overlap_and_buckets_are_those_of_torchs_ddp(rank, n):
 def scores_and_losses_are_those_of_the_whole_list(rank, n):
     items = 5 * n + 1
     right = torch.rand(items) < 0.6
+    right[:n] = True  # those that the sampler gives out twice
     mine = right[list(DistributedSampler(right, n, rank, shuffle=False))]
     assert REFERENCES.accuracy_once(mine, items) == pytest.approx(right.sum().item() / items)
     losses, counts = torch.rand(n, 2, 6, requires_grad=True), torch.rand(n, 2, 6) < 0.5
@@ -188,7 +195,7 @@ def sharded_weights_are_trained_as_in_one_process(rank, n):
     unit = network()
     one = copy.deepcopy(unit)
     shard = REFERENCES.shard_unit(unit)
-    optimizers = [torch.optim.Adam(each) for each in ([shard], one.parameters())]
+    optimizers = [torch.optim.SGD(each, lr=0.1) for each in ([shard], one.parameters())]
     for batch in torch.randn(2, n, 5, 3).double():
         unit(batch[rank].requires_grad_()).square().sum().backward()
         (one(batch).square().sum() / n).backward()
@@ -210,7 +217,8 @@ def a_sharded_optimizer_does_what_the_plain_one_does(rank, n):
         models[0](x[rank]).square().sum().backward()
         models[1](x).square().sum().div(n).backward()
         REFERENCES.reduce_to_owners(params)
-        assert [each is not None for each in gradients(models[0])] == [i % n == rank for i in range(4)]
+        means = [each if i % n == rank else None for i, each in enumerate(gradients(models[1]))]
+        assert_close(gradients(models[0]), means)
         step(), zero_grad()
         plain.step(), plain.zero_grad()
         assert_close(params, list(models[1].parameters()))
