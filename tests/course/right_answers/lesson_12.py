@@ -1,0 +1,37 @@
+"""Other right answers to the exercises of lesson 12."""
+
+RIGHT_ANSWERS = {
+    "split_step": [
+        # cuts what computes out of the step, then what is under way, then what waits
+        """
+        def cut(pieces, holes):
+            for low, high in holes:
+                pieces = [(a, b) for x, y in pieces for a, b in ((x, min(y, low)), (max(x, high), y)) if a < b]
+            return pieces
+
+        def seconds(pieces):
+            return sum((b - a for a, b in pieces), 0.0)
+
+        left, parts = [step], []
+        ready = [max(each[k][0] for each in calls) for k in range(len(calls[rank]))]
+        under_way = [(since, ended) for since, (_, ended) in zip(ready, calls[rank], strict=True)]
+        for intervals in (computing, under_way, calls[rank]):
+            parts.append(seconds(left) - seconds(cut(left, intervals)))
+            left = cut(left, intervals)
+        computed, transfer, waiting = parts
+        return [computed, waiting, transfer, seconds(left)]
+        """,
+    ],
+    "find_straggler": [
+        # a table of tensors
+        """
+        n = dist.get_world_size(group)
+        table = torch.zeros(n, len(called), dtype=called.dtype, device=called.device)
+        dist.all_gather(list(table.unbind()), called, group=group)
+        late = table.amax(dim=0) - table
+        first = [next(r for r in range(n) if late[r, k] == 0) for k in range(len(called))]
+        cost = [sum(int(late[:, k].sum()) for k in range(len(called)) if first[k] == r) for r in range(n)]
+        return max(range(n), key=cost.__getitem__) if any(cost) else None
+        """,
+    ],
+}
