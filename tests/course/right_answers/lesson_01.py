@@ -12,17 +12,15 @@ RIGHT_ANSWERS = {
         """,
     ],
     "all_gather_uneven": [
-        # rows of one matrix, bits as int32
+        # rows of one matrix
         """
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
-        dist.all_gather(lengths, torch.tensor([len(tensor)]))
-        lengths = [length.item() for length in lengths]
-        longest = max(lengths)
-        padded = torch.zeros(longest, dtype=torch.int32)
-        padded[: len(tensor)] = tensor.view(torch.int32)
-        rows = torch.empty(world_size, longest, dtype=torch.int32)
+        lengths = torch.empty(world_size, dtype=torch.int64)
+        dist.all_gather(list(lengths.split(1)), torch.tensor([len(tensor)]))
+        longest = lengths.max().item()
+        padded = torch.nn.functional.pad(tensor, (0, longest - len(tensor)), value=7)
+        rows = tensor.new_empty(world_size, longest)
         dist.all_gather(list(rows), padded)
-        pieces = [row[:length].view(torch.float32) for row, length in zip(rows, lengths)]
+        pieces = [row[:length] for row, length in zip(rows, lengths.tolist())]
         """,
     ],
 }
