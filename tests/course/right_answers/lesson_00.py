@@ -14,23 +14,4 @@ RIGHT_ANSWERS = {
             print(text)
         """,
     ],
-    "get": [
-        # a table of functions
-        """
-        import torch.distributed as dist
-
-        table = {
-            "ws": dist.get_world_size,
-            "pg": lambda group: group,
-            "rank": dist.get_rank,
-            "grank": lambda group: dist.get_rank(),
-            "next": lambda group: [*range(1, dist.get_world_size(group)), 0][dist.get_rank(group)],
-        }
-
-        def get(what, dm=None):
-            if what not in table:
-                raise ValueError(what)
-            return table[what](dist.group.WORLD if dm is None else dm.get_group())
-        """,
-    ],
 }

@@ -1,16 +1,6 @@
 """Other right answers to the exercises of lesson 01."""
 
 RIGHT_ANSWERS = {
-    "all_reduce_in_two_steps": [
-        # through a copy that is flat, waited for
-        """
-        total = tensor.detach().clone().view(-1)
-        dist.reduce(total, group_dst=root, async_op=True).wait()
-        dist.broadcast(total, group_src=root, async_op=True).wait()
-        tensor.copy_(total.view_as(tensor))
-        return tensor
-        """,
-    ],
     "all_gather_uneven": [
         # rows of one matrix
         """

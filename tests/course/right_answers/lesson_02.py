@@ -1,20 +1,6 @@
 """Other right answers to the exercises of lesson 02."""
 
 RIGHT_ANSWERS = {
-    "tree_broadcast": [
-        # the largest reach first
-        """
-        place = (rank - root) % n
-        reach = 1 << max(n - 1, 0).bit_length()
-        while reach > 1:
-            half = reach // 2
-            if place % reach == 0 and place + half < n:
-                dist.isend(tensor, group=group, group_dst=(rank + half) % n).wait()
-            elif place % reach == half:
-                dist.irecv(tensor, group=group, group_src=(rank - half) % n).wait()
-            reach = half
-        """,
-    ],
     "reduce": [
         # by halves, recursively; one buffer for all rounds
         """

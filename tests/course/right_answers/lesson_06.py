@@ -29,18 +29,5 @@ RIGHT_ANSWERS = {
             optimizer.step()
             model.zero_grad()
         """,
-        # undivided losses, gradients divided after the sync
-        """
-        for start in range(0, len(batches), n):
-            window = batches[start : start + n]
-            with model.no_sync():
-                for x, y in window:
-                    mse_loss(model(x), y).backward()
-            model.sync_gradients()
-            for p in model.parameters():
-                p.grad.div_(len(window))
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-        """,
     ],
 }

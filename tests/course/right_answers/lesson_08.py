@@ -36,19 +36,5 @@ RIGHT_ANSWERS = {
 
         return union(compute + communication) - union(compute)
         """,
-        # counts, from event to event
-        """
-        events = []
-        for kind, stretches in ((0, compute), (1, communication)):
-            for a, b in stretches:
-                events += [(a, kind, 1), (b, kind, -1)]
-        counts, last, total = [0, 0], None, 0.0
-        for when, kind, step in sorted(events):
-            if counts[1] and not counts[0]:
-                total += when - last
-            counts[kind] += step
-            last = when
-        return total
-        """,
     ],
 }

@@ -27,17 +27,6 @@ RIGHT_ANSWERS = {
         layer(0, inputs)
         """,
     ],
-    "gather_uneven": [
-        # own rows are sent from their place in the result
-        """
-        n, k = dist.get_world_size(), -(-rows // dist.get_world_size())
-        whole = shard.new_empty(n * k, shard.shape[1])
-        pieces = list(whole.split(k))
-        pieces[dist.get_rank()][: len(shard)] = shard
-        dist.all_gather(pieces, pieces[dist.get_rank()].clone())
-        return whole.narrow(0, 0, rows)
-        """,
-    ],
     "shard_unit": [
         # the old shard.grad's memory is used again
         {

@@ -1,25 +1,6 @@
 """Other right answers to the exercises of lesson 11."""
 
 RIGHT_ANSWERS = {
-    "sharded_optimizer": [
-        # an owner at a time
-        """
-        owned = [params[owner::n] for owner in range(n)]
-        own = make(owned[rank])
-
-        def step():
-            own.step()
-            for owner, theirs in enumerate(owned):
-                for p in theirs:
-                    dist.broadcast(p.data, owner)
-
-        def zero_grad():
-            for p in params:
-                p.grad = None
-
-        return own, step, zero_grad
-        """,
-    ],
     "reduce_to_owners": [
         # all under way at once, waited for at the end
         """

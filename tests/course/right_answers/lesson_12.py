@@ -22,16 +22,4 @@ RIGHT_ANSWERS = {
         return [computed, waiting, transfer, seconds(left)]
         """,
     ],
-    "find_straggler": [
-        # a table of tensors
-        """
-        n = dist.get_world_size(group)
-        table = torch.zeros(n, len(called), dtype=called.dtype, device=called.device)
-        dist.all_gather(list(table.unbind()), called, group=group)
-        late = table.amax(dim=0) - table
-        first = [next(r for r in range(n) if late[r, k] == 0) for k in range(len(called))]
-        cost = [sum(int(late[:, k].sum()) for k in range(len(called)) if first[k] == r) for r in range(n)]
-        return max(range(n), key=cost.__getitem__) if any(cost) else None
-        """,
-    ],
 }

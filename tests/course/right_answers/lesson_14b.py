@@ -13,16 +13,4 @@ RIGHT_ANSWERS = {
             "sending.wait()": "[work.wait() for work in dist.batch_isend_irecv([receive, send])]",
         },
     ],
-    "send_rows": [
-        # counts elements, not rows
-        """
-        n, columns = dist.get_world_size(group), rows.shape[1]
-        leaving = torch.tensor(counts, device=rows.device) * columns
-        arriving = torch.zeros(n, dtype=leaving.dtype, device=rows.device)
-        dist.all_to_all_single(arriving, leaving, [1] * n, [1] * n, group=group)
-        flat = torch.zeros(int(arriving.sum()), dtype=rows.dtype, device=rows.device)
-        dist.all_to_all_single(flat, rows.reshape(-1), arriving.tolist(), leaving.tolist(), group=group)
-        return flat.reshape(-1, columns)
-        """,
-    ],
 }
