@@ -77,7 +77,7 @@ def all_gather_uneven(tensor):
 def _lengths(at: At) -> Iterator[tuple[str, tuple]]:
     yield "rank r has r + 1 elements", (torch.arange(1.0, at.rank + 2),)
     yield "the last rank has none", (torch.full((3 * (at.n - 1 - at.rank),), at.rank + 0.5),)
-    yield "zeros at the end", (torch.tensor([1.0, 0.0, 0.0])[: at.rank + 1],)
+    yield "integers, with zeros at the end", (torch.tensor([1, 0, 0])[: at.rank + 1],)
 
 
 EXERCISES = (Exercise(all_reduce_in_two_steps, _roots, use=_by_way_of), Exercise(all_gather_uneven, _lengths))

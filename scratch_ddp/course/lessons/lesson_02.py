@@ -71,10 +71,11 @@ def _every_root(name: str, at: At) -> Iterator[tuple[str, tuple]]:
 
 
 def _sizes(at: At) -> Iterator[tuple[str, tuple]]:
-    for size in (4 * at.n, 4 * at.n - 1, 1, 0):
+    for size in (4 * at.n, 4 * at.n - 1, at.n - 1, 0):
         yield f"{size} element{'s' * (size != 1)}", (torch.arange(float(size)) + 10**at.rank,)
     generator = torch.Generator().manual_seed(at.rank)
-    yield "1,001 elements", (torch.randn(1001, generator=generator),)
+    many = 250 * at.n - 1
+    yield f"{many} elements", (torch.randn(many, generator=generator),)
 
 
 def _two_tensors(tensor: torch.Tensor, *_: object) -> int:

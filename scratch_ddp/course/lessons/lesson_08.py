@@ -1,5 +1,6 @@
 """Lesson 08, where communication can hide: averages that start from gradient hooks, and what sticks out."""
 
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -87,12 +88,16 @@ def _steps(answer: Callable, model: Layers, batches: torch.Tensor) -> Iterator[t
             yield "overlap", f"step {number}: the number of messages {what} when backward returned", times
         finish()
         yield "value", f"step {number}", model
-        yield (
-            "memory",
-            f"step {number}: the number of handles kept after finish()",
-            sum(handle() is not None for handle in handles),
-        )
+        yield "memory", f"step {number}: the number of handles kept after finish()", _kept(handles)
         model.zero_grad()
+
+
+def _kept(handles: list[weakref.ref]) -> int:
+    """How many handles are still there. A thread of the backend may hold one for a moment after its message."""
+    deadline = time.monotonic() + 0.1
+    while (kept := sum(handle() is not None for handle in handles)) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return kept
 
 
 def exposed_time(compute, communication):

@@ -1,6 +1,7 @@
 """Lesson 09, how large a message: gradients that travel in buckets, and through a buffer that is allocated once."""
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import At, Exercise
 from scratch_ddp.course.run import started_and_waited_for
+from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Counted, traffic
 
 
@@ -74,12 +76,16 @@ class Branches(nn.Module):
 def _branches(at: At) -> Iterator[tuple[str, tuple]]:
     generator = torch.Generator().manual_seed(at.rank)
     batches = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
-    yield "the same order on all ranks", (Branches(), batches, False)
-    yield "another order on odd ranks", (Branches(), batches, at.rank % 2 == 1)
+    odd = at.rank % 2 == 1
+    yield "the same order on all ranks", (Branches(), batches, False, False)
+    yield "another order on odd ranks", (Branches(), batches, odd, False)
+    yield "buckets of two layers, in another order on odd ranks", (Branches(), batches, odd, True)
 
 
-def _in_steps(answer: Callable, model: Branches, batches: torch.Tensor, swapped: bool) -> Iterator[tuple]:
+def _in_steps(answer: Callable, model: Branches, batches: torch.Tensor, swapped: bool, mixed: bool) -> Iterator[tuple]:
     buckets = [list(layer.parameters()) for layer in (model.right, model.left, model.below)]
+    if mixed:
+        buckets[:2] = map(list, zip(*buckets[:2], strict=True))  # the weights of both, the biases of both
     finish = answer(buckets)
     for number, batch in enumerate(batches):
         with traffic() as counted:
@@ -142,7 +148,11 @@ def _through_buffer(answer: Callable, parameters: list, gradients: list) -> Iter
             elif "zeros" in cleared:
                 parameter.grad.zero_()
             (parameter * gradient).sum().backward()
-        average()
+        ledger = MemoryLedger(SimpleNamespace(given=[*first, *(parameter.grad for parameter in parameters)]))
+        for moment, does in (("before", lambda: None), ("call", average)):
+            with ledger(moment):
+                does()
+        beside = ledger.peak() - ledger.moments[0].elements() if first else 0  # the first call may make the buffer
         for number, parameter in enumerate(parameters):
             yield "value", f"gradients {cleared}: the gradient of parameter {number}", parameter.grad
         first = first or [parameter.grad for parameter in parameters]  # kept, so that its memory is not given away
@@ -150,6 +160,7 @@ def _through_buffer(answer: Callable, parameters: list, gradients: list) -> Iter
         yield "memory", f"gradients {cleared}: the number of tensors that they are views of", len(places)
         same = "the first step's" if places == {first[0].untyped_storage().data_ptr()} else "a new one"
         yield "memory", f"gradients {cleared}: the tensor that they are views of", Words(same)
+        yield "memory", f"gradients {cleared}: the number of elements held beside them and the tensor", beside
 
 
 EXERCISES = (

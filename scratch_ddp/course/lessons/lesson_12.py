@@ -54,8 +54,8 @@ _STEPS = {  # case: (step, computing, calls of rank 0 and of rank 1), as rank 0'
     "two collectives, the second not ready": ((0, 9), [(0, 1)], ([(1, 5), (2, 9)], [(1, 5), (7, 9)])),
     "two collectives under way at once": ((0, 9), [], ([(1, 7), (2, 8)], [(4, 7), (3, 8)])),
     "called before the step, ended after it": ((2, 6), [], ([(0, 9)], [(4, 9)])),
+    "rank 1 ends later": ((0, 9), [(0, 2)], ([(2, 5)], [(3, 7)])),
     "computing before and after the step": ((2, 6), [(0, 3), (5, 9)], ([], [])),
-    "a call that ends earlier here": ((0, 8), [(0, 1)], ([(1, 5)], [(2, 7)])),
     "computing inside other computing": ((0, 6), [(0, 4), (1, 2)], ([(4, 5)], [(4, 5)])),
 }
 
@@ -104,6 +104,11 @@ def _times(at: At) -> Iterator[tuple[str, tuple]]:
     yield "the last rank is late for all, rank 0 later for one", called(40 * last, later)
     yield "two cost the others as much", called(30 * last, 30 * first)
     yield "rank 0 and the last rank call last together", called(50 * (first or last))
+    third = 60 if at.rank == 1 else 0
+    yield (
+        "rank 0 calls late each time, and each time another later still",
+        called(50 * first or third, 50 * first or 60 * last),
+    )
     yield "nobody waits", called(0, 0)
 
 

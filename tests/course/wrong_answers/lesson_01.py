@@ -48,6 +48,12 @@ WRONG_ANSWERS = {
     ),
     "all_gather_uneven": (
         WrongAnswer(
+            "takes all tensors for float32",
+            fails="value",
+            says="integers, with zeros at the end: the result[0] has dtype float32, should have int64",
+            edits={"tensor.new_zeros": "torch.zeros", "tensor.new_empty": "torch.empty"},
+        ),
+        WrongAnswer(
             "leaves the padding in",
             fails="value",
             says="rank r has r + 1 elements: the result[0] has shape",
@@ -91,7 +97,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "sends tensors of different lengths",
             fails="runs",
-            says="Rank 0 raised ValueError: rank 0 called all_gather of 1 × float32, rank",
+            says=" raised ValueError: rank 0 called all_gather of 1 × float32, rank",
             body="""
             pieces = [torch.empty_like(tensor) for _ in range(world_size)]
             dist.all_gather(pieces, tensor)

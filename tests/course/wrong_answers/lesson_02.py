@@ -150,7 +150,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "chunk(n) makes fewer than n chunks of a small tensor",
             fails="runs",
-            says="element: Rank 0 raised IndexError: tuple index out of range",
+            says=": Rank 0 raised IndexError: tuple index out of range",
             edits={
                 "tensor_split(n)": "chunk(n)",
             },

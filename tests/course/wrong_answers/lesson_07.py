@@ -25,13 +25,13 @@ WRONG_ANSWERS = {
             fails="value",
             says="the last rank is slow: the list is",
             edits={
-                "operation()\n    taken =": "taken =",
+                "tolist()[1:]": "tolist()[:-1]",
             },
         ),
         WrongAnswer(
             "begins when it likes",
             fails="together",
-            says="the last rank is slow: the number of barriers is 1, should be 3",
+            says="the last rank is slow: the number of barriers is 0, should be 3",
             edits={
                 "        dist.barrier()\n": "",
             },

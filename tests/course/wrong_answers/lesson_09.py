@@ -63,6 +63,21 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "puts a bucket together in the order of arrival",
+            fails="value",
+            says="buckets of two layers, in another order on odd ranks: step 0: the gradient of 'left.",
+            edits={
+                "    def hook(": "    arrived = []\n\n    def hook(",
+                "        missing[number_of[parameter]] -= 1\n": (
+                    "        missing[number_of[parameter]] -= 1\n        arrived.append(parameter)\n"
+                ),
+                "bucket = buckets[len(on_the_way)]  #": (
+                    "bucket = [each for each in arrived if number_of[each] == len(on_the_way)]  #"
+                ),
+                "        on_the_way.clear()\n": "        on_the_way.clear()\n        arrived.clear()\n",
+            },
+        ),
+        WrongAnswer(
             "a message for each gradient",
             fails="overlap",
             says="step 0: the number of messages started before the first layer's backward is 4,",
@@ -124,6 +139,16 @@ WRONG_ANSWERS = {
                     "        for parameter, view in zip(parameters, views, strict=True):\n"
                     "            parameter.grad = view"
                 ): "        dist.all_reduce(buffer)",
+            },
+        ),
+        WrongAnswer(
+            "divides into a new tensor first",
+            fails="memory",
+            says="gradients set to zeros: the number of elements held beside them and the tensor is 12, should be 0",
+            edits={
+                "torch.div(parameter.grad, dist.get_world_size(), out=view)": (
+                    "view.copy_(parameter.grad / dist.get_world_size())"
+                ),
             },
         ),
         WrongAnswer(

@@ -37,6 +37,17 @@ WRONG_ANSWERS = {
             },
         ),
         WrongAnswer(
+            "ended when the last rank has ended",
+            fails="value",
+            says="rank 1 ends later: transfer is 4.0, should be 2.0",
+            edits={
+                "for (called, ended), since in zip(calls[rank], ready, strict=True)": (
+                    "for k, ((called, _), since) in enumerate(zip(calls[rank], ready, strict=True))\n"
+                    "        for ended in [max(each[k][1] for each in calls)]"
+                ),
+            },
+        ),
+        WrongAnswer(
             "waiting before transfer",
             fails="value",
             says="two collectives, the second not ready: waiting is 5.0, should be 2.0",
@@ -78,6 +89,18 @@ WRONG_ANSWERS = {
         ),
     ),
     "find_straggler": (
+        WrongAnswer(
+            "the rank whose calls are the latest in sum",
+            fails="value",
+            says="rank 0 calls late each time, and each time another later still: the result is 0, should be 1",
+            body="""
+            everyones = [torch.empty_like(called) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(everyones, called, group=group)
+            sums = [int(each.sum()) for each in everyones]
+            return sums.index(max(sums)) if max(sums) > min(sums) else None
+            """,
+            n=(4,),
+        ),
         WrongAnswer(
             "the rank that is last most often",
             fails="value",
