@@ -20,7 +20,7 @@ from scratch_ddp.course.run import Ran, left_over, run
 from scratch_ddp.instruments.traffic import Totals
 
 INSTEAD = Path("solutions.md")  # in the notebook's folder, which is a kernel's current one
-SECONDS = 5.0  # that one call of an answer may take
+SECONDS = 3.5  # that one call of an answer may take; after 4 a rank cell shows ranks that wait apart from others
 LONGEST = 300.0  # seconds for all calls in a group
 
 
@@ -115,7 +115,7 @@ def _tried_in_group(exercise: Exercise, function: Callable, arena: Arena, second
 
 def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: float, at: At) -> dict[str, str]:
     """The criteria of one pass over all cases, the same on each of its ranks. It ends with a call that failed."""
-    where = f", in a group of {ranks(at.members).lower()} (numbered from 0)" if at.group else ""
+    where = f", in a group of {ranks(at.members).lower()}, there numbers 0 to {at.n - 1}" if at.group else ""
     criteria: dict[str, str] = {}
     tried = (exercise.reference, exercise.inputs(at)), (function, exercise.inputs(at))
     for number in itertools.count():

@@ -44,7 +44,7 @@ def reduce(tensor, dst=0, group=None):
 def ring_all_reduce(tensor, group=None):
     """Sum `tensor` over the ranks, in place, and return it. All get the same bits.
 
-    It may have any number of elements. Messages stay in `group`.
+    It may have any shape and dtype. Messages stay in `group`.
     Cost: each rank sends 2(n-1) messages of ⌈elements/n⌉ elements at most. Depth
     2(n-1). Memory: at most 2·⌈elements/n⌉ elements in addition to `tensor`.
     """
@@ -68,11 +68,13 @@ def ring_all_reduce(tensor, group=None):
 def _every_root(name: str, at: At) -> Iterator[tuple[str, tuple]]:
     for root in at.members:
         yield f"{name}={root}", (torch.arange(1000.0) + 10**at.rank, root)
+    yield "a matrix of float64", (torch.arange(1000.0, dtype=torch.float64).view(2, 500) + 10**at.rank, root)
 
 
 def _sizes(at: At) -> Iterator[tuple[str, tuple]]:
     for size in (4 * at.n, 4 * at.n - 1, at.n - 1, 0):
         yield f"{size} element{'s' * (size != 1)}", (torch.arange(float(size)) + 10**at.rank,)
+    yield "a matrix of float64", (torch.arange(12.0, dtype=torch.float64).view(3, 4) + 10**at.rank,)
     generator = torch.Generator().manual_seed(at.rank)
     many = 250 * at.n - 1
     yield f"{many} elements", (torch.randn(many, generator=generator),)

@@ -11,7 +11,7 @@ def average_gradients(model):
     """Replace the gradient of every trainable parameter by its mean over all ranks.
 
     Where a rank did not use a parameter, its `.grad` is None: count it as zeros.
-    Leave frozen parameters (`requires_grad=False`) alone. Divide before you add: in half
+    Leave frozen parameters (`requires_grad=False`) alone. Divide before adding: in half
     precision a sum can be infinite.
     Cost: one all-reduce for each trainable parameter.
     """
@@ -81,7 +81,7 @@ def after_backward(at):
         backward(model, at.rank, 4, at.rank not in without_head)
         yield case, (model,)
     half = nn.Linear(2, 1, bias=False).half()
-    half.weight.grad = torch.full_like(half.weight, 40_000.0)
+    half.weight.grad = torch.full_like(half.weight, 40_000.0 if at.rank else 30_000.0)
     yield "half precision, large gradients", (half,)
 
 

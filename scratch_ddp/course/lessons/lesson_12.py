@@ -72,11 +72,11 @@ def _parts(answer: Callable, *args: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def find_straggler(called, group=None):
-    """Return the number, in `group`, of the rank the others waited for longest, or None.
+    """Return the number in `group` of the rank the others waited for longest, or None.
 
-    `called`, an int64 tensor, holds when this rank called each collective, in ns. Whoever
-    calls last costs each other rank the time from that rank's call to its own. Ties go to
-    the lowest rank. Cost: one all-gather.
+    `called`, an int64 tensor, holds when this rank called each collective, in ns. The
+    last to call costs each other rank the time from that rank's call to its own. Ties
+    go to the lowest rank. Cost: one all-gather.
     """
     # Which rank can tell from its own calls alone who was late?
     # answer: begin

@@ -8,8 +8,9 @@ RIGHT_ANSWERS = {
         """
         trainable = [p for p in model.parameters() if p.requires_grad]
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trainable])
+        flat /= world_size
         dist.all_reduce(flat)
-        for p, mean in zip(trainable, (flat / world_size).split([p.numel() for p in trainable])):
+        for p, mean in zip(trainable, flat.split([p.numel() for p in trainable])):
             p.grad = mean.view_as(p)
         """,
     ],

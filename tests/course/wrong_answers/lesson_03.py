@@ -31,6 +31,17 @@ WRONG_ANSWERS = {
             """,
         ),
         WrongAnswer(
+            "divides after the sum",
+            fails="value",
+            says="half precision, large gradients: the gradient of 'weight' is [inf, inf]",
+            edits={
+                "        parameter.grad /= world_size\n": "",
+                "dist.all_reduce(parameter.grad)": (
+                    "dist.all_reduce(parameter.grad)\n        parameter.grad /= world_size"
+                ),
+            },
+        ),
+        WrongAnswer(
             "frozen ones too",
             fails="untouched",
             says="the body is frozen, rank 0 leaves the head out: the gradient of 'body.weight' is [0, 0",

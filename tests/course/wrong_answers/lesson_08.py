@@ -68,6 +68,12 @@ WRONG_ANSWERS = {
     ),
     "exposed_time": (
         WrongAnswer(
+            "whenever nothing is computed",
+            fails="value",
+            says="a pause before the message: the result is 2.0, should be 1.0",
+            edits={"if on_the_wire and not computing:": "if not computing:"},
+        ),
+        WrongAnswer(
             "all communication less all computing",
             fails="value",
             says="a message after backward: the result is 0.0, should be 3.0",

@@ -153,7 +153,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "looks at the first step only",
             fails="value",
-            says="uneven batches planted: the fault is 'straggler', should be 'uneven batches'",
+            says="straggler planted: the rank is 2, should be 3",
             edits={
                 "for rank in ranks] for step in steps]\n": "for rank in ranks] for step in steps[:1]]\n",
                 "len(steps) / 2": "0",
@@ -170,7 +170,7 @@ WRONG_ANSWERS = {
         WrongAnswer(
             "names a rank where it is no rank's",
             fails="value",
-            says="uneven batches planted: the rank is 0, should be None",
+            says="uneven batches planted: the rank is 2, should be None",
             edits={
                 'return "uneven batches", None': 'return "uneven batches", often',
             },
