@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from scratch_ddp.benchmark.command import TableRow, positive_count, report
 from scratch_ddp.benchmark.rank_cells.processes import busy_cores
-from scratch_ddp.course.pages.planted_faults import FAULTS, STRAGGLER, WITH_A_RANK, Job, culprit, profile, train
+from scratch_ddp.course.lessons.lesson_12 import culprit
+from scratch_ddp.course.pages.planted_faults import FAULTS, STRAGGLER, WITH_A_RANK, Job, in_seconds, profile, train
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.network import linked_group
 from scratch_ddp.instruments.timeline import waited_for
@@ -49,7 +50,7 @@ def _found(job: Job, fault: str, at: int) -> Found:
     timelines, steps = profile(job, STEPS, timed)
     mine = [step[dist.get_rank()].seconds() for step in steps]
     waited = waited_for(timelines)
-    named = culprit(timelines, steps) == (fault, at if fault in WITH_A_RANK else None)
+    named = culprit(*in_seconds(timelines, steps)) == (fault, at if fault in WITH_A_RANK else None)
     ratios = [parts / seconds for parts, seconds in zip(mine, clock[1:], strict=True)]
     return Found(named, fault != STRAGGLER or max(waited, key=waited.__getitem__) == at, ratios)
 
