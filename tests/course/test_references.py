@@ -295,6 +295,11 @@ def test_on_ranks(name, n, wrong):
     assert not [each[name] for each in wrong[n] if name in each]
 
 
+def test_slice_qkv_takes_whole_heads_of_each():
+    weight = torch.arange(8.0)[:, None]  # q0 … q3, k0, k1, v0, v1: heads of one row
+    assert REFERENCES.slice_qkv(weight, 4, 2, 1, 2).flatten().tolist() == [2, 3, 5, 7]
+
+
 def test_a_forecast_and_the_bytes_of_a_stage_are_those_of_a_sum_by_hand():
     timed = {1_000: 101e-6, 101_000: 201e-6}  # 100 us, and 1 ns a byte
     assert REFERENCES.forecast_step([1_000_000, 3_000_000], timed, 4) == pytest.approx(2 * 100e-6 + 1.5 * 4e-3)

@@ -1,4 +1,4 @@
-"""Lesson 14, tensor parallelism: what stands around sliced layers, and a loss of sliced logits."""
+"""Lesson 14, tensor parallelism: what stands around sliced layers, a fused weight, a loss of sliced logits."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,6 +68,27 @@ def _passed_through(answer: Callable) -> Iterator[tuple[str, str, Any]]:
         yield "value", "g of a tensor that needs no gradient", g(torch.ones(2) * rank)
 
 
+def slice_qkv(weight, heads, kv_heads, rank, n):
+    """Return this rank's rows of a fused weight: its heads of q, then of k, then of v.
+
+    The rows of `weight` are `heads` heads of q, `kv_heads` of k and as many of v, all
+    of one size. n divides both numbers; rank 0 has the first heads of each.
+    """
+    # How many rows has a head? Where do k and v begin?
+    # answer: begin
+    rows = len(weight) // (heads + 2 * kv_heads)
+    parts = weight.split([heads * rows, kv_heads * rows, kv_heads * rows])
+    return torch.cat([part.chunk(n)[rank] for part in parts])
+    # answer: end
+
+
+def _fused(at: At) -> Iterator[tuple[str, tuple]]:
+    for heads, kv_heads, rank, n in ((4, 4, 1, 2), (8, 2, 0, 2), (8, 4, 2, 4)):
+        rows = 2 * (heads + 2 * kv_heads)
+        case = f"{heads} heads of q, {kv_heads} of k and v, rank {rank} of {n}"
+        yield case, (torch.arange(3.0 * rows).view(rows, 3), heads, kv_heads, rank, n)
+
+
 def sliced_cross_entropy(logits, targets, group=None):
     """Return the mean loss of all tokens, and its gradient for `logits`: a list of two.
 
@@ -115,5 +136,6 @@ def _loss_and_gradient(answer: Callable, logits: torch.Tensor, *targets: Any) ->
 
 EXERCISES = (
     Exercise(f_and_g, _groups, use=_passed_through),
+    Exercise(slice_qkv, _fused),
     Exercise(sliced_cross_entropy, _logits, use=_loss_and_gradient, close=1e-9),
 )

@@ -57,6 +57,36 @@ WRONG_ANSWERS = {
             },
         ),
     ),
+    "slice_qkv": (
+        WrongAnswer(
+            "rows of the whole, whatever they belong to",
+            fails="value",
+            says="4 heads of q, 4 of k and v, rank 1 of 2: the result is",
+            body="return weight.chunk(n)[rank]",
+        ),
+        WrongAnswer(
+            "three equal parts, though k and v have fewer heads",
+            fails="value",
+            says="8 heads of q, 2 of k and v, rank 0 of 2: the result is",
+            edits={"weight.split([heads * rows, kv_heads * rows, kv_heads * rows])": "weight.chunk(3)"},
+        ),
+        WrongAnswer(
+            "all heads of k and v",
+            fails="value",
+            says="4 heads of q, 4 of k and v, rank 1 of 2: the result has shape (20, 3), should have (12, 3)",
+            edits={
+                "return torch.cat([part.chunk(n)[rank] for part in parts])": (
+                    "return torch.cat([parts[0].chunk(n)[rank], *parts[1:]])"
+                ),
+            },
+        ),
+        WrongAnswer(
+            "every n-th row",
+            fails="value",
+            says="4 heads of q, 4 of k and v, rank 1 of 2: the result is",
+            edits={"part.chunk(n)[rank]": "part[rank::n]"},
+        ),
+    ),
     "sliced_cross_entropy": (
         WrongAnswer(
             "each rank subtracts its own largest logit",
