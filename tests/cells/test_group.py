@@ -154,3 +154,23 @@ def test_threads_may_use_groups_of_their_own_at_once():
         return [tensor[0].item() for tensor in tensors]
 
     assert on_interruptible_ranks(2, both_at_once) == [[1, 2, 3, 4]] * 2
+
+
+def _lists_groups_while_another_thread_makes_some():
+    made = []
+
+    def make():
+        limit = datetime.timedelta(seconds=5)
+        made.extend(interruptible_group.InterruptibleGroup(dist.HashStore(), 0, 1, limit) for _ in range(200))
+
+    maker = threading.Thread(target=make)
+    sys.setswitchinterval(1e-6)
+    maker.start()
+    while maker.is_alive():
+        assert interruptible_group.open_calls()["open"] == []
+    return len(made)
+
+
+def test_groups_can_be_listed_while_another_thread_makes_some():
+    """A rank's control thread asks what is under way, whatever the cell does meanwhile."""
+    assert run_ranks(1, _lists_groups_while_another_thread_makes_some, timeout=60) == [200]

@@ -23,6 +23,7 @@ from scratch_ddp.cells.rank.connections import Connections
 from scratch_ddp.cells.rank.interruptible_work import (
     CoalescedWork,
     InterruptibleWork,
+    alive,
     describe_tensor,
     free_too,
     make_call,
@@ -70,7 +71,7 @@ observers: list[Callable[[dict[str, Any]], None]] = []
 
 _renewal_store: dist.Store | None = None  # where ranks announce that they renew; without `join` the default store
 _generation = 0  # how many times the groups have been renewed; the same on every rank
-_groups: "weakref.WeakSet[InterruptibleGroup]" = weakref.WeakSet()
+_groups: "set[weakref.ref[InterruptibleGroup]]" = set()  # listed by the control thread, too: see `alive`
 
 
 class InterruptibleGroup(dist.ProcessGroup):
@@ -87,7 +88,7 @@ class InterruptibleGroup(dist.ProcessGroup):
         self._bypass: dist.ProcessGroupGloo | None = None
         self.wrappers: weakref.WeakSet[Any] = weakref.WeakSet()  # groups around this one, which start over with it
         self.renew()
-        _groups.add(self)
+        _groups.add(weakref.ref(self, _groups.discard))
 
     def renew(self, suffix: str = "") -> None:
         """Put a fresh gloo group inside. Collective: every rank of the group calls it in the same generation.
@@ -302,7 +303,7 @@ def ranks_of(call: dict[str, Any]) -> list[int] | None:
 def _current_groups() -> "list[InterruptibleGroup]":
     """Without those that were retired or destroyed."""
     registered = dist.distributed_c10d._world.pg_group_ranks
-    return [group for group in list(_groups) if not group.retired and group in registered]
+    return [group for group in alive(_groups) if not group.retired and group in registered]
 
 
 _new_group = dist.distributed_c10d._new_group_with_tag  # what `new_group` is for all kinds of groups

@@ -40,7 +40,7 @@ def waiting_in() -> dict[str, Any] | None:
 
 def awaited_in_native_code() -> dict[str, Any] | None:
     """The oldest call that has a future and has not ended: what torch's DDP waits for, inside C++."""
-    calls = [work.call for work in _alive(_works) if not work.is_completed()]
+    calls = [work.call for work in alive(_works) if not work.is_completed()]
     return min(calls, key=lambda call: call["serial"], default=None)
 
 
@@ -58,9 +58,9 @@ def wait_for_ends(works: "list[InterruptibleWork]", seconds: float) -> None:
 
 def free_waiting_futures() -> None:
     """End every wait in C++ for a future of ours (to be called from a thread that is not stuck)."""
-    for work in _alive(_works):
+    for work in alive(_works):
         work.give_up(RuntimeError("interrupted"))
-    for future in _alive(_futures):
+    for future in alive(_futures):
         with contextlib.suppress(RuntimeError):  # it has been set in this moment
             if not future.done():
                 future.set_exception(RuntimeError("interrupted"))
@@ -71,7 +71,8 @@ def free_too(future: torch.futures.Future) -> None:
     _futures.add(weakref.ref(future, _futures.discard))
 
 
-def _alive(references: "set[weakref.ref[Any]]") -> list[Any]:
+def alive(references: "set[weakref.ref[Any]]") -> list[Any]:
+    """What is still there of a set that another thread may add to meanwhile."""
     return [one for reference in list(references) if (one := reference()) is not None]
 
 
