@@ -17,6 +17,7 @@ from scratch_ddp.commands.stubs import exercise_cells
 from scratch_ddp.course.exercise import all_exercises
 
 HOME = ROOT / "README.md"
+ENGINEERS = ROOT / "scratch_ddp" / "README.md"
 FIGURES = ROOT / "scratch_ddp" / "benchmark" / "README.md"
 PICTURES = ROOT / "assets"
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
@@ -42,7 +43,7 @@ def write_sources(folder: Path) -> None:
 def pages() -> list[Path]:
     """The pages beside the lessons, in the order of the table of contents."""
     first = [NOTEBOOKS / f"{name}.md" for name in ("map", "glossary", "symptoms")]
-    return [HOME, *first, *sorted(set(NOTEBOOKS.glob("*.md")) - {*first}), FIGURES]
+    return [HOME, *first, *sorted(set(NOTEBOOKS.glob("*.md")) - {*first}), ENGINEERS, FIGURES]
 
 
 def place(path: Path) -> Path:
