@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.benchmark.rank_cells.processes import alive, listening_beyond_loopback
+from tests.processes import alive, listening_beyond_loopback
 from tests.ranks import RankFailed, run_ranks
 
 

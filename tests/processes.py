@@ -1,13 +1,9 @@
-"""Processes seen from outside: whether they live, where they listen; and some that keep all cores busy."""
+"""Processes seen from outside: whether they live, and where they listen."""
 
-import contextlib
 import ipaddress
-import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import psutil
 
@@ -53,16 +49,3 @@ def listening_beyond_loopback(pids: Iterable[int]) -> list[str]:
 def _address(text: str) -> Address:
     address = ipaddress.ip_address(text)
     return getattr(address, "ipv4_mapped", None) or address
-
-
-@contextlib.contextmanager
-def busy_cores() -> Iterator[None]:
-    """Keep every core of this machine busy inside the block."""
-    command = [sys.executable, "-c", "while True: pass"]
-    spinning = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()

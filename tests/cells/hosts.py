@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from scratch_ddp.benchmark.rank_cells.kernel import Kernel, Result
+from scratch_ddp.benchmark.kernel import Kernel, Result
 from scratch_ddp.instruments import namespaces
 
 JOIN = (sys.executable, "-m", "scratch_ddp.cells.join", "-")
