@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.collectives.scratch import scratch_memory
-from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import compare, digest, texts_by_rank
+from scratch_ddp.common.agreement import check_everywhere
 from scratch_ddp.common.wrapper import Group, process_group
 
 _compared = contextvars.ContextVar("whether ranks compare what they ask for", default=True)
@@ -29,8 +28,8 @@ def collective(writes: str, reads: str | None = None, root: str | None = None, s
     `writes` and `reads` name the arguments with the result and the input, each a tensor or (`..._list`) one for each
     rank; `root` names the source or destination: on all other ranks lists must be None; `sums`: it adds the tensors up.
 
-    Before the call: every rank raises TypeError or ValueError, with the same text, if any rank's arguments are wrong or
-    the ranks disagree. Around the call: tensors that can't be sent as they are are replaced by copies, and the results
+    Before the call: every rank raises ValueError, with the same text, if any rank's arguments are wrong or the ranks
+    disagree. Around the call: tensors that can't be sent as they are are replaced by copies, and the results
     copied back; autograd is off; what it takes with `scratch_like` is kept for the next call.
     """
 
@@ -79,35 +78,21 @@ def member_group(group: Group) -> dist.ProcessGroup:
 
 
 def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGroup) -> None:
-    """Raise on every rank of `group` alike unless `check()` passes and returns the same facts on all of them.
+    """Raise ValueError on every rank alike unless `check()` passes and returns the same facts on all of them.
 
-    `call` is what messages call it. Raises TypeError if all checks that failed did, else ValueError; the text names the
-    ranks. Costs one all-reduce of 24 bytes, counted as set-up.
+    `call` is what messages call it; they name the ranks. Costs one all-reduce of 24 bytes, counted as set-up.
     """
     __tracebackhide__ = True
-    error, facts = None, {"call": call}
+    problem, lines = None, []
     try:
-        facts |= check()
-    except Exception as raised:  # whatever it is, this rank must not raise it alone
-        error = (isinstance(raised, TypeError), str(raised))
-    found = compare(group, same={"facts": digest([repr(facts)])}, numbers={"failed": error is not None})
-    if not found.different and not found.largest["failed"]:
-        return
-    reports = [None] * dist.get_world_size(group)
-    with set_up():
-        dist.all_gather_object(reports, (facts, error), group=group)
-    by_rank = dict(zip(dist.get_process_group_ranks(group), reports, strict=True))
-    called = " / ".join(sorted({facts["call"] for facts, _ in reports}))
-    if errors := {rank: error for rank, (_, error) in by_rank.items() if error}:
-        kind = TypeError if all(is_type_error for is_type_error, _ in errors.values()) else ValueError
-        raise kind(f"{called}: {'; '.join(texts_by_rank({rank: text for rank, (_, text) in errors.items()}))}")
-    name = next(name for name in facts if len({repr(theirs.get(name)) for theirs, _ in reports}) > 1)
-    values = texts_by_rank({rank: theirs.get(name) for rank, (theirs, _) in by_rank.items()})
-    raise ValueError(f"{called}: the ranks disagree. {name}: {'; '.join(values)}")
+        lines = [f"{call}: {name} {value}" for name, value in check().items()]
+    except Exception as error:  # whatever it is, this rank must not raise it alone
+        problem = f"{call}: {error}"
+    check_everywhere(problem, lines, "the ranks disagree", group)
 
 
 def _facts(values: Mapping[str, Any], writes: str, reads: str | None, root: str | None, sums: bool) -> dict[str, Any]:
-    """Return what has to be the same on every rank. Raises TypeError or ValueError if the call can't be made."""
+    """Return what has to be the same on every rank. Raises ValueError if the call can't be made."""
     facts = {root: values[root]} if root else {}
     members = dist.get_process_group_ranks(values["group"])
     if root and values[root] not in members:
@@ -127,7 +112,7 @@ def _facts(values: Mapping[str, Any], writes: str, reads: str | None, root: str 
     first_name, first = next(iter(tensors.items()))
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_meta:
-            raise TypeError(f"{name} must be a dense torch.Tensor with data, not {type(tensor).__name__}")
+            raise ValueError(f"{name} must be a dense torch.Tensor with data, not {type(tensor).__name__}")
         if name.startswith(writes) and tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name} requires grad: call under torch.no_grad(), or pass {name}.detach()")
         for what in ("shape", "dtype", "device"):

@@ -11,9 +11,9 @@ from tests.ranks import run_ranks
 
 
 def refused(function, *args):
-    with pytest.raises((TypeError, ValueError)) as caught:
+    with pytest.raises(ValueError) as caught:
         function(*args)
-    return type(caught.value).__name__, str(caught.value)
+    return str(caught.value)
 
 
 def wrong_calls(rank):
@@ -22,23 +22,32 @@ def wrong_calls(rank):
     x, three = torch.zeros(3), [torch.zeros(3) for _ in range(3)]
     leaf = torch.zeros(3, requires_grad=True)
     yield "not list", (ours.tree_broadcast, [1.0])
-    yield "rank 1: tensor must be a dense torch.Tensor with data, not int", (ours.tree_broadcast, 3 if odd else x)
+    yield (
+        "rank 1: tree_broadcast: tensor must be a dense torch.Tensor with data, not int",
+        (ours.tree_broadcast, 3 if odd else x),
+    )
     yield "with data", (ours.broadcast, torch.zeros(3).to_sparse())
     yield "with data", (ours.broadcast, torch.zeros(3, device="meta"))
     yield "src=3 is not in the group", (ours.star_broadcast, x, 3)
-    yield "rank 1: src=3 is not in the group", (ours.star_broadcast, x, 3 if odd else 0)
-    yield "src: ranks 0, 2: 0; rank 1: 1", (ours.tree_broadcast, x, rank % 2)
-    yield "shape: ranks 0, 2: (3,); rank 1: (4,)", (ours.ring_all_reduce, torch.zeros(4) if odd else x)
-    yield "dtype: ranks 0, 2: float32; rank 1: float64", (ours.reduce, x.double() if odd else x)
-    yield "call: ranks 0, 2: reduce; rank 1: tree_broadcast", (ours.tree_broadcast if odd else ours.reduce, x)
-    yield "rank 1: tensor requires grad", (ours.broadcast, leaf if odd else x)
+    yield "rank 1: star_broadcast: src=3 is not in the group", (ours.star_broadcast, x, 3 if odd else 0)
+    yield (
+        "rank 1: entry 0 is tree_broadcast: src 1, but tree_broadcast: src 0 on rank 0",
+        (ours.tree_broadcast, x, rank % 2),
+    )
+    yield "rank 1: entry 0 is ring_all_reduce: shape (4,), but", (ours.ring_all_reduce, torch.zeros(4) if odd else x)
+    yield "rank 1: entry 2 is reduce: dtype float64, but", (ours.reduce, x.double() if odd else x)
+    yield (
+        "rank 1: entry 0 is tree_broadcast: src 0, but reduce: dst 0 on rank 0",
+        (ours.tree_broadcast if odd else ours.reduce, x),
+    )
+    yield "rank 1: tree_broadcast: tensor requires grad", (ours.broadcast, leaf if odd else x)
     yield "a sum of bool", (ours.ring_all_reduce, x.bool())
     yield "tensor_list must be a list of 3 tensors", (ours.all_gather, three[:2], x)
     yield "tensor_list must be a list of 3 tensors", (ours.all_gather, torch.zeros(3, 3), x)
     yield "tensor_list[1] must be a dense torch.Tensor with data, not NoneType", (ours.all_gather, [x, None, x], x)
     yield "tensor has dtype float64, but tensor_list[0] has float32", (ours.all_gather, three, x.double())
-    yield "rank 0: gather_list must be a list of 3 tensors", (ours.gather, x, None)
-    yield "ranks 1, 2: scatter_list must be None", (ours.scatter, x, three)
+    yield "rank 0: gather: gather_list must be a list of 3 tensors", (ours.gather, x, None)
+    yield "ranks 1, 2: scatter: scatter_list must be None", (ours.scatter, x, three)
 
 
 def test_wrong_arguments_are_refused_on_every_rank_alike():
@@ -51,8 +60,7 @@ def test_wrong_arguments_are_refused_on_every_rank_alike():
 
     all_answers = run_ranks(3, ranks)
     for (expected, _), *answers in zip(wrong_calls(0), *all_answers, strict=True):
-        assert len(set(answers)) == 1 and expected in answers[0][1], (expected, answers)
-    assert {kind for kind, _ in all_answers[0]} == {"TypeError", "ValueError"}
+        assert len(set(answers)) == 1 and expected in answers[0], (expected, answers)
 
 
 def test_without_a_group():
@@ -76,7 +84,7 @@ def test_unchecked_calls_compare_nothing_and_raise_alone():
                 seen.append(compared(ours.ring_all_reduce, x))
             seen.append(compared(ours.tree_broadcast, x))
             if dist.get_rank() == 1:
-                assert refused(ours.ring_all_reduce, [1.0])[1].startswith("tensor must be")
+                assert refused(ours.ring_all_reduce, [1.0]).startswith("tensor must be")
         with pytest.raises(KeyboardInterrupt), unchecked():
             raise KeyboardInterrupt
         assert x.tolist() == [4.0 * i for i in range(10)]

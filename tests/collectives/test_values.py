@@ -1,7 +1,5 @@
 """The collectives made of send and recv give what torch.distributed gives."""
 
-import inspect
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +7,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from scratch_ddp import collectives as ours
-from scratch_ddp.course.lessons import lesson_02
 from scratch_ddp.instruments.traffic import traffic
 from tests.ranks import run_ranks
 
@@ -185,11 +182,3 @@ def test_the_two_halves_make_the_ring():
         assert (halves.messages, halves.bytes_sent) == (ring.messages, ring.bytes_sent)
 
     run_ranks(4, ranks)
-
-
-@pytest.mark.parametrize("function", [lesson_02.tree_broadcast, lesson_02.reduce, lesson_02.ring_all_reduce])
-def test_answers_can_be_taken_out_between_the_markers(function):
-    lines = [line.strip() for line in inspect.getsource(function).splitlines()]
-    begin, end = lines.index("# answer: begin"), lines.index("# answer: end")
-    assert 0 < end - begin - 1 <= 25
-    assert lines.count("# answer: begin") == lines.count("# answer: end") == 1
