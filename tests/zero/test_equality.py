@@ -7,15 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.functional import mse_loss
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.zero import ShardedOptimizer
 from scratch_ddp.zero.owners import LARGE, share_out
-from tests.ddp.cases import STRATEGIES, batches, mlp, shard
 from tests.ranks import run_ranks
 from tests.zero.cases import OPTIMIZERS, everything, give_gradients, matrices, same, two_groups
 
@@ -111,32 +108,6 @@ def test_used_as_the_plain_optimizer(use):
         return same(list(model.parameters()), list(alone.parameters()))
 
     assert run_ranks(3, beside_it) == [True] * 3
-
-
-def trained(strategy: type, sharded: bool) -> list[torch.Tensor]:
-    """Five steps of a small model over two micro-batches each, with clipped gradients; the parameters then."""
-    torch.manual_seed(0)
-    model = strategy(mlp().double())
-    make = ShardedOptimizer if sharded else lambda params, cls, **options: cls(params, **options)
-    optimizer = make(model.parameters(), AdamW, lr=0.01)
-    for x, y in batches(5, dist.get_world_size()):
-        x, y = shard(x, dist.get_rank()), shard(y, dist.get_rank())
-        with model.no_sync():
-            mse_loss(model(x[:4]), y[:4]).backward()
-        mse_loss(model(x[4:]), y[4:]).backward()
-        getattr(model, "sync_gradients", lambda: None)()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def test_with_every_strategy():
-    def each_pair():
-        strategies = [*STRATEGIES, DistributedDataParallel]
-        return [same(trained(strategy, True), trained(strategy, False)) for strategy in strategies]
-
-    assert all(map(all, run_ranks(3, each_pair)))
 
 
 def over_a_dimension_of_a_mesh() -> bool:
