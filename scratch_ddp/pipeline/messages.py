@@ -13,6 +13,7 @@ from scratch_ddp.pipeline.simulate import Message, gives, homes, needs
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MOST_DIMENSIONS = 8
 _FAILED = -1  # in a header, in place of a dtype
+_AHEAD = 2  # how many actions before its turn a message's receive is posted; gloo sends from then on
 
 
 class Size(NamedTuple):
@@ -48,21 +49,17 @@ class Messages:
         self.here: dict[Message, torch.Tensor | None] = {}  # from one stage of this rank to another
         self.coming: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
         self.going: dict[Message, list[dist.Work]] = {}
+        self.row = list(schedule[self.rank])  # what is still to do
 
     def needed(self, action: Action) -> Message | None:
         """What the action needs from another stage."""
         return next((each for each in needs(action, self.last) if each.stage != action.stage), None)
 
-    def post(self, action: Action) -> None:
-        """Begin to receive what the action needs, if its size is known by now."""
-        message = self.needed(action)
-        if message is None or self.home[message.stage] == self.rank or message in self.coming:
-            return
-        if not (self.announced and message.what == "x") and (size := self.sizes.get(_output(message))):
-            self._receive(message, size)
-
     def take(self, action: Action) -> torch.Tensor | None:
-        """Return what the action needs from another stage, None if that is nothing. Lost if it will not come."""
+        """Return what the next action needs from another stage, None if that is nothing. Lost if it will not come."""
+        for soon in self.row[: 1 + _AHEAD]:
+            self._post(soon)
+        self.row.pop(0)
         message = self.needed(action)
         if message is None:
             return None
@@ -72,7 +69,7 @@ class Messages:
             return tensor
         if self.announced and message.what == "x" and (size := self._hear_size(message)):
             self._receive(message, size)
-        self.post(action)
+        self._post(action)
         if message not in self.coming:
             raise Lost
         tensor, work = self.coming.pop(message)
@@ -101,6 +98,14 @@ class Messages:
         """Return when everything has been received."""
         for message in list(self.going):
             self._wait(message)
+
+    def _post(self, action: Action) -> None:
+        """Begin to receive what the action needs, if its size is known by now."""
+        message = self.needed(action)
+        if message is None or self.home[message.stage] == self.rank or message in self.coming:
+            return
+        if not (self.announced and message.what == "x") and (size := self.sizes.get(_output(message))):
+            self._receive(message, size)
 
     def _let_go(self, rank: int, at: int) -> None:
         """What this place of the rank's row has made is here: so all that it used up to there was received."""
