@@ -101,14 +101,6 @@ def test_half_precision_is_as_good_as_its_inputs(kind):
     run_ranks(2, ranks)
 
 
-def test_who_has_how_much_to_do():
-    def pairs(positions):  # that a query and a key make, where the mask lets it see the key
-        return [(mine[:, None] >= positions.flatten()).sum().item() for mine in positions]
-
-    assert pairs(contiguous_positions(64, 4)) == [136, 392, 648, 904]
-    assert pairs(zigzag_positions(64, 4)) == [520] * 4
-
-
 def test_what_the_mask_hides_is_not_computed():
     """How many scores a rank computes in each batch entry and head, read off its multiplications."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -133,58 +125,35 @@ def test_positions():
         zigzag_positions(6, 2)
 
 
-RING_AND_ULYSSES = (ring_attention, ulysses_attention)
-REFUSED = [  # what rank 1 does to its arguments, who refuses it, what both ranks say
-    (lambda a: a | {"k": a["k"][:, :2]}, RING_AND_ULYSSES, "rank 1: k is (2, 2, 4, 8), torch.float64, but q is (2, 4,"),
-    (lambda a: a | {"v": a["v"].float()}, RING_AND_ULYSSES, "rank 1: v is (2, 4, 4, 8), torch.float32, but q is"),
-    (
-        lambda a: a | {"q": a["q"][0]},
-        RING_AND_ULYSSES,
-        "rank 1: q must be a floating tensor (batch, heads, tokens, head",
-    ),
-    (
-        lambda a: {n: each[:1] for n, each in a.items()},
-        (ulysses_attention,),
-        "rank 1: entry 0 is q, k and v: torch.float64 (1",
-    ),
-    (
-        lambda a: a | {"k": a["k"].clone().requires_grad_()},
-        RING_AND_ULYSSES,
-        "rank 1: entry 1 is requires_grad of q, k",
-    ),
-    (
-        lambda a: {n: each[:, :3] for n, each in a.items()},
-        (ulysses_attention,),
-        "rank 1: 3 heads can't be shared out to 2",
-    ),
-    (
-        lambda a: a | {"positions": contiguous_positions(8, 2)},
-        (ring_attention,),
-        "rank 1: entry 2 is positions [[0, 1, 2, 3]",
-    ),
-    (
-        lambda a: a | {"positions": a["positions"][1]},
-        (ring_attention,),
-        "rank 1: positions must be (2, 4), a row for each",
-    ),
-    (
-        lambda a: a | {"positions": a["positions"] // 2},
-        (ring_attention,),
-        "rank 1: positions must be (2, 4), a row for each",
-    ),
-]
+REFUSED = {  # what both ranks say, and what rank 1 has done to its arguments
+    "k is (2, 2, 4, 8), torch.float64, but q is (2, 4,": lambda a: a | {"k": a["k"][:, :2]},
+    "v is (2, 4, 4, 8), torch.float32, but q is": lambda a: a | {"v": a["v"].float()},
+    "q must be a floating tensor (batch, heads, tokens": lambda a: a | {"q": a["q"][0]},
+    "entry 1 is requires_grad of q, k": lambda a: a | {"k": a["k"].clone().requires_grad_()},
+}
+BY_RING = {
+    "entry 2 is positions [[0, 1, 2, 3]": lambda a: a | {"positions": contiguous_positions(8, 2)},
+    "positions must be (2, 4), a row for each rank": lambda a: a | {"positions": a["positions"][1]},
+    "positions must be (2, 4), a row for each rank, each": lambda a: a | {"positions": a["positions"] // 2},
+}
+BY_ULYSSES = {
+    "entry 0 is q, k and v: torch.float64 (1": lambda a: {name: each[:1] for name, each in a.items()},
+    "3 heads can't be shared out to 2 ranks": lambda a: {name: each[:, :3] for name, each in a.items()},
+}
 
 
-def test_what_one_rank_has_wrong_all_ranks_say():
+@pytest.mark.parametrize(
+    ("kind", "refused"), [(ring_attention, REFUSED | BY_RING), (ulysses_attention, REFUSED | BY_ULYSSES)]
+)
+def test_what_one_rank_has_wrong_all_ranks_say(kind, refused):
     def ranks():
-        for change, kinds, says in REFUSED:
-            for kind in kinds:
-                right = dict(zip("qkv", (each[:, :, :4].clone() for each in inputs(16)[:3]), strict=True))
-                if kind is ring_attention:
-                    right["positions"] = zigzag_positions(8, 2)
-                with pytest.raises(ValueError) as raised:
-                    kind(**(change(right) if dist.get_rank() else right))
-                assert says in str(raised.value), raised.value
-                kind(**right)
+        right = dict(zip("qkv", (each[:, :, :4].clone() for each in inputs(16)[:3]), strict=True))
+        if kind is ring_attention:
+            right["positions"] = zigzag_positions(8, 2)
+        for says, change in refused.items():
+            with pytest.raises(ValueError) as raised:
+                kind(**(change(right) if dist.get_rank() else right))
+            assert f"rank 1: {says}" in str(raised.value), raised.value
+            kind(**right)
 
     run_ranks(2, ranks)

@@ -33,10 +33,8 @@ class _Region:
         if self.move in ("copy", "gather"):
             for name, parameter in named.items():
                 if name.count(".") != 1 or tuple(parameter.shape) != (self.head_size,):  # one module for each head
-                    raise ValueError(
-                        f"{path or 'the model'}: {name!r} would be whole among slices, which only a module can be that "
-                        "treats each head alike: this plan is not for this model"
-                    )
+                    here = f"{path or 'the model'}: {name!r}"
+                    raise ValueError(f"{here} would be whole among slices: this plan is not for this model")
         if self.move != "reduce_scatter":
             self.summed = [each for each in named.values() if each.requires_grad]
 

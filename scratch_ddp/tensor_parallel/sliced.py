@@ -4,6 +4,7 @@ So torch.nn.utils.clip_grad_norm_ is right by itself, under data parallelism too
 all ranks or on none.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as _in_clipping
 
 from scratch_ddp.tensor_parallel.moves import all_gather
 
-_NORMS = (torch.linalg.vector_norm, torch._foreach_norm, torch.Tensor.norm)
+_NORMS = (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, torch.Tensor.norm)
 _UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
 
 
@@ -36,20 +37,25 @@ class SlicedGradient(torch.Tensor):
             if func is torch._foreach_norm:
                 return _over_ranks(args[0], found, *args[1:2])
             if func in _NORMS and found.dim() == 0:
-                return _over_ranks([args[0]], [found], *args[1:2])[0]
+                given = (*args[1:2], kwargs.get("ord"), kwargs.get("p"))
+                order = next((each for each in given if each not in (None, "fro")), 2)
+                return _over_ranks(args[:1], [found], order)[0]
             if func is _UNSCALE:  # an inf in one rank's slice concerns all ranks
                 group = next(each.sliced_over for each in args[0] if isinstance(each, cls))
                 dist.all_reduce(args[1], dist.ReduceOp.MAX, group=group)
         return found
 
 
-def _over_ranks(tensors: list[torch.Tensor], norms: list[torch.Tensor], p: float = 2.0) -> list[torch.Tensor]:
+def _over_ranks(tensors: Sequence[torch.Tensor], norms: Sequence[torch.Tensor], p: float = 2) -> list[torch.Tensor]:
     """The norms of these tensors on this rank, with those of slices replaced by the norm over all ranks' slices."""
     places = [place for place, each in enumerate(tensors) if isinstance(each, SlicedGradient)]
-    mine = torch.stack([norms[place].float() if norms[place].itemsize < 4 else norms[place] for place in places])
-    mine, op = (mine, dist.ReduceOp.MAX) if p == float("inf") else (mine**p, dist.ReduceOp.SUM)
-    dist.all_reduce(mine, op, group=tensors[places[0]].sliced_over)
-    mine, norms = mine if p == float("inf") else mine ** (1 / p), list(norms)
+    mine, norms, group = torch.stack([norms[place] for place in places]), list(norms), tensors[places[0]].sliced_over
+    mine = mine.to(torch.promote_types(mine.dtype, torch.float32))
+    if p == float("inf"):
+        dist.all_reduce(mine, dist.ReduceOp.MAX, group=group)
+    else:
+        dist.all_reduce(mine.pow_(p), group=group)
+        mine.pow_(1 / p)
     for place, norm in zip(places, mine, strict=True):
         norms[place] = norm.to(norms[place].dtype)
     return norms
