@@ -1,14 +1,18 @@
-"""A mixture of experts over ranks: no token is dropped, however unevenly the router chooses."""
+"""Expert parallelism: each rank holds some of a layer's experts, and tokens travel to the experts they are routed to.
+
+No token is dropped, however unevenly the router chooses.
+"""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.agreement import check_everywhere
+from scratch_ddp.common.conjugate import conjugate
 from scratch_ddp.common.wrapper import Group, process_group
-from scratch_ddp.experts.exchange import exchange_rows
 
 
 class ExpertParallel(nn.Module):
@@ -38,7 +42,8 @@ class ExpertParallel(nn.Module):
         self.group, self.k, self.n_experts = process_group(group), k, len(experts)
         rank, self.n = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.per_rank, self.rows = self.n_experts // self.n, []
-        lines = [f"k={k}", *(f"{name} {list(map(tuple, shapes))}" for name, shapes in _shapes(router, experts))]
+        parts = {"router": router} | {f"expert {i}": expert for i, expert in enumerate(experts)}
+        lines = [f"k={k}", *(f"{name} {[tuple(p.shape) for p in part.parameters()]}" for name, part in parts.items())]
         check_everywhere(self._problem(), lines, "the ranks build ExpertParallel from different arguments", self.group)
         mine = range(rank * self.per_rank, (rank + 1) * self.per_rank)
         self.router, self.experts = router, nn.ModuleDict({str(i): experts[i] for i in mine})
@@ -59,7 +64,9 @@ class ExpertParallel(nn.Module):
         two: the outputs' gradients and, if `x` requires grad, the rows'. Besides, one all-reduce of 24 bytes. The
         processor waits for the counts.
         """
-        self._check(x)
+        trained = torch.is_grad_enabled() and x.requires_grad
+        lines = [f"{x.dtype}, d = {x.shape[-1]}", f"requires_grad {trained}"]
+        check_everywhere(None, lines, "the ranks call ExpertParallel with different inputs", self.group)
         tokens = x.reshape(-1, x.shape[-1])
         scores = self.router(tokens)
         if scores.shape[-1] != self.n_experts:  # on every rank, as the routers are equal
@@ -85,16 +92,22 @@ class ExpertParallel(nn.Module):
         done = torch.cat([run(part) for run, part in zip(self.experts.values(), parts, strict=True)])
         return torch.empty_like(done).index_copy(0, order, done)
 
-    def _check(self, x: object) -> None:
-        problem, lines = None, []
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.ndim < 1:
-            problem = f"x must be a floating tensor (…, d), not {getattr(x, 'dtype', type(x).__name__)}"
-        else:
-            trained = torch.is_grad_enabled() and x.requires_grad
-            lines = [f"{x.dtype}, d = {x.shape[-1]}", f"requires_grad {trained}"]
-        check_everywhere(problem, lines, "the ranks call ExpertParallel with different inputs", self.group)
+
+def exchange_rows(
+    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """Send the first `sent[0]` rows to rank 0, the next `sent[1]` to rank 1, …; return what arrives, rank by rank.
+
+    `rows`: (sum(sent), …); `received[j]`: how many rows come from rank j, 0 included. Returns (sum(received), …).
+    Gradients travel back the same way. Nothing is checked, and every rank must run the backward. Cost: one all-to-all
+    of the bytes of `rows` in forward, and one of the bytes of the result in backward.
+    """
+    return conjugate(rows, partial(_exchange, sent, received, group), partial(_exchange, received, sent, group))
 
 
-def _shapes(router: nn.Module, experts: Sequence[nn.Module]) -> list[tuple[str, list[torch.Size]]]:
-    modules = [("router", router), *((f"expert {i}", expert) for i, expert in enumerate(experts))]
-    return [(name, [parameter.shape for parameter in module.parameters()]) for name, module in modules]
+def _exchange(
+    sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup | None, rows: torch.Tensor
+) -> torch.Tensor:
+    arriving = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(arriving, rows.contiguous(), list(received), list(sent), group=group)
+    return arriving
