@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import message_device
+from scratch_ddp.common.agreement import gather_texts, message_device
 from scratch_ddp.common.tensors import bytes_of, copy_back, flatten, group_alike
 
 
@@ -138,6 +138,28 @@ class RegisteredParameters:
 
     def _now(self) -> list[nn.Parameter | None]:
         return [each for module in modules_of(self.model) for each in module._parameters.values()]
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that a state dict holds, each by a line that says where it is and what it is like."""
+    return {
+        f"{number}.{name} {buffer.dtype} {tuple(buffer.shape)}": buffer
+        for number, module in enumerate(modules_of(model))
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
+
+
+def buffers_from_first(buffers: dict[str, torch.Tensor], group: dist.ProcessGroup | None, alike: bool) -> None:
+    """Give every rank the first rank's values of the `buffers`, which are `alike` on all ranks or not.
+
+    Those that are not, because they grow or appear, say, stay each rank's own. One broadcast per dtype, and two small
+    all-gathers where they are not alike.
+    """
+    names = set(buffers)
+    if not alike:
+        names = set.intersection(*(set(text.splitlines()) for text in gather_texts("\n".join(buffers), group)))
+    broadcast_from_first([buffers[name] for name in sorted(names)], group)
 
 
 class Buffers:

@@ -1,6 +1,7 @@
 """What all wrappers of a model have in common: the switch for synchronisation, and the group of ranks they work in."""
 
 import contextlib
+import datetime
 from collections.abc import Iterator
 
 import torch.distributed as dist
@@ -11,12 +12,12 @@ import torch.distributed.nn.functional  # noqa: F401
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.common.torch_names import HintsAtTorchNames
+from scratch_ddp.common.agreement import compare
 
 Group = dist.ProcessGroup | DeviceMesh | None  # what wrappers take: None means all ranks
 
 
-class SyncSwitch(HintsAtTorchNames):
+class SyncSwitch:
     """The switch that says whether gradients are synchronised. A wrapper inherits from it and `torch.nn.Module`."""
 
     _do_sync = True
@@ -73,13 +74,29 @@ def process_group(group: Group) -> dist.ProcessGroup | None:
     """
     if not dist.is_initialized():
         raise RuntimeError("there is no process group yet: run under torchrun and call dist.init_process_group() first")
+    outside = f"rank {dist.get_rank()} is not in the group: build the model on the group's ranks only"
     if isinstance(group, DeviceMesh):
         wide = [dim for dim in range(group.ndim) if group.size(dim) > 1] or [0]
         if len(wide) > 1:
             raise ValueError(f"the mesh has {len(wide)} dimensions: pass the one to spread over, as in mesh['dp']")
         if group.get_coordinate() is None:
-            raise ValueError(f"rank {dist.get_rank()} is not in the mesh: build the model on the mesh's ranks only")
+            raise ValueError(outside)
         group = group.get_group(wide[0])
     if group is not None and dist.get_rank(group) < 0:
-        raise ValueError(f"rank {dist.get_rank()} is not in the group: build the model on the group's ranks only")
+        raise ValueError(outside)
     return group
+
+
+def local_group(
+    group: dist.ProcessGroup | None, backend: str, timeout: datetime.timedelta | None = None
+) -> dist.ProcessGroup:
+    """Make another group of the same ranks, which these ranks alone call. Costs one small all-reduce besides.
+
+    torch names such a group by how many groups a rank has, and hangs where ranks have different numbers. So a rank with
+    fewer makes groups of itself first.
+    """
+    has = len(dist.distributed_c10d._world.pg_map)
+    for _ in range(has, compare(group, {}, {"has": has}).largest["has"]):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+    ranks = dist.get_process_group_ranks(group)
+    return dist.new_group(ranks, backend=backend, timeout=timeout, use_local_synchronization=True)

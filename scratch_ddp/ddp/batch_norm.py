@@ -42,6 +42,8 @@ def sync_batch_norm(x, norm, group=None):
         count = exact.new_full((1,), x.numel() / features)
         total = Total.apply(torch.cat([exact.sum(others), exact.square().sum(others), count]))
         count = total[-1].detach()
+        if count <= 1:  # on all ranks: the variance of one value is no estimate
+            raise ValueError("Expected more than 1 value per channel when training, over all ranks")
         mean = total[:features] / count
         variance = (total[features:-1] / count - mean.square()).clamp(min=0)
         with torch.no_grad():
@@ -91,7 +93,5 @@ class SyncBatchNorm(_BatchNorm):
         return model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As BatchNorm's; every rank of the group calls it. Raises ValueError if x has another number of features."""
-        if x.dim() < 2 or x.shape[1] != self.num_features:
-            raise ValueError(f"x of shape (rows, {self.num_features}, …) is needed, not {tuple(x.shape)}")
+        """As BatchNorm's; every rank of the group calls it."""
         return sync_batch_norm(x, self, self.group)

@@ -10,9 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.agreement import check_same_lines, compare, digest, message_device, raise_everywhere
-from scratch_ddp.common.local_groups import agreed_name
 from scratch_ddp.common.replicas import describe, named_tensors
-from scratch_ddp.common.wrapper import Group, process_group
+from scratch_ddp.common.wrapper import Group, local_group, process_group
 from scratch_ddp.pipeline.execute import execute
 from scratch_ddp.pipeline.messages import Sizes
 from scratch_ddp.pipeline.schedules import Action, Schedule, gpipe, interleaved, one_f_one_b, zb_h1
@@ -275,6 +274,4 @@ def _batch_problem(name: str, batch: Any, m: int) -> str | None:
 
 def _main_memory_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Between GPUs too, messages go through main memory: NCCL matches them by order, which ranks do not share."""
-    ranks = dist.get_process_group_ranks(group)
-    with agreed_name(group):
-        return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    return local_group(group, "gloo")

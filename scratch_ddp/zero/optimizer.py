@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 
 from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
 from scratch_ddp.common.optimizer_steps import REDUCED
-from scratch_ddp.common.torch_names import HintsAtTorchNames
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.zero import checkpoint as saving
 from scratch_ddp.zero import checks
@@ -25,7 +24,7 @@ from scratch_ddp.zero.checks import Presence
 from scratch_ddp.zero.owners import Owners, broadcast_shares
 
 
-class ShardedOptimizer(HintsAtTorchNames, Optimizer):
+class ShardedOptimizer(Optimizer):
     """`optimizer_cls(params, **options)` with its state shared out over the ranks: the same updates, to the last bit.
 
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
