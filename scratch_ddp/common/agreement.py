@@ -42,18 +42,16 @@ def compare(
     """Compare numbers over the ranks: which of `same` differ anywhere, and the largest of each other number.
 
     All ranks pass the same names and equally many `flags`, which are numbers without names. A number has at most 62
-    bits (see `digest`), or 8 with the dtype torch.uint8. Raises nothing itself. Counted as set-up. Costs one all-reduce
-    of one element per number and two for each of `same`, in main memory where the group has a backend for it; through
-    NCCL the processor waits for the GPU's work.
+    bits (see `digest`), or 8 with the dtype torch.uint8. Costs one all-reduce, counted as set-up, of one element per
+    number and two for each of `same`, in main memory where the group has a backend for it; through NCCL the processor
+    waits for the GPU's work.
     """
     # The largest of (top - number) is top - (the smallest number).
     top = 255 if dtype is torch.uint8 else 0
     row = [*same.values(), *(top - value for value in same.values()), *numbers.values(), *flags]
     message = torch.tensor(row, dtype=dtype, device=message_device(group))
     with set_up():
-        # Straight to the group: the arguments are known to be right, and dist.all_reduce's checks take as long as the
-        # message does.
-        try:
+        try:  # straight to the group: dist.all_reduce's checks take as long as the message does
             (group or dist.group.WORLD).allreduce([message], _LARGEST).wait()
         except RuntimeError as error:
             error.add_note(LEFT_ALONE)

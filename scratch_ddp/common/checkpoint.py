@@ -95,21 +95,26 @@ def verify(folder: Path, group: dist.ProcessGroup | None) -> None:
 
 
 def read_metadata(folder: str | os.PathLike, group: dist.ProcessGroup | None) -> tuple[Path, Metadata]:
-    """Return where a checkpoint is, and its metadata. Raises ValueError on every rank if there is none."""
+    """Return where a checkpoint is, and its metadata. Raises ValueError on every rank if it is incomplete."""
     folder = Path(folder)
     if not folder.exists() and _before(folder).exists():  # a save was interrupted while it replaced this one
         folder = _before(folder)
-    with _refused_everywhere(ValueError, group, f"{folder} holds no checkpoint, or one that was cut short"):
+    metadata = problem = None
+    try:
         metadata = dcp.FileSystemReader(folder).read_metadata()
-        if OTHERS not in metadata.state_dict_metadata:
-            raise ValueError("it was not written by save()")
+        problem = _missing(folder, metadata)
+    except FileNotFoundError:
+        problem = f"{folder} holds no checkpoint, or one that was cut short: it has no .metadata"
+    except Exception as error:
+        problem = f"{folder} holds a checkpoint that was cut short: .metadata can't be read ({error})"
+    raise_everywhere(problem, group)
     return folder, metadata
 
 
 def read(folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None) -> None:
     """Fill the tensors of `state`; of a DTensor, this rank's rows. Raises ValueError on every rank if it fails."""
     with _refused_everywhere(ValueError, group, f"{folder} can't be read; what has been loaded of it is unusable"):
-        planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)
+        planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         alone = not dist.is_initialized()
         dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group, no_dist=alone)
 
@@ -140,7 +145,7 @@ def _refused_everywhere(error: type[Exception], group: dist.ProcessGroup | None,
 
 
 def _save(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> None:
-    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)  # lists and dicts stay whole
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # lists stay whole
     dcp.save(state, checkpoint_id=folder, planner=planner, process_group=group, no_dist=not dist.is_initialized())
 
 
@@ -181,6 +186,18 @@ def _before(folder: Path) -> Path:
 
 def _is_ours(path: Path) -> bool:
     return path.name == METADATA or path.suffix in (".distcp", ".tmp", CHECKSUM)
+
+
+def _missing(folder: Path, metadata: Metadata) -> str | None:
+    """Say what the metadata lists and the files lack, or return None."""
+    if OTHERS not in metadata.state_dict_metadata:
+        return f"{folder} holds a checkpoint that was not written by save()"
+    for place in metadata.storage_data.values():
+        path, end = folder / place.relative_path, place.offset + place.length
+        size = path.stat().st_size if path.exists() else 0
+        if size < end:
+            return f"{folder} holds a checkpoint that was cut short: {path.name} has {size} bytes, {end} were written"
+    return None
 
 
 def _checksum(path: Path) -> str:

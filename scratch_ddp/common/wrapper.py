@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from scratch_ddp.common.agreement import compare
 
 Group = dist.ProcessGroup | DeviceMesh | None  # what wrappers take: None means all ranks
+_made = 0  # how many groups this process has made with `local_group`, or a higher number
 
 
 class SyncSwitch:
@@ -92,11 +93,20 @@ def local_group(
 ) -> dist.ProcessGroup:
     """Make another group of the same ranks, which these ranks alone call. Costs one small all-reduce besides.
 
-    torch names such a group by how many groups a rank has, and hangs where ranks have different numbers. So a rank with
-    fewer makes groups of itself first.
+    new_group(…, use_local_synchronization=True) would name it by how many groups a rank has. Where ranks have different
+    numbers, or a group of the name was destroyed before, that hangs.
     """
-    has = len(dist.distributed_c10d._world.pg_map)
-    for _ in range(has, compare(group, {}, {"has": has}).largest["has"]):
-        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
-    ranks = dist.get_process_group_ranks(group)
-    return dist.new_group(ranks, backend=backend, timeout=timeout, use_local_synchronization=True)
+    global _made
+    _made = compare(group, {}, {"made": _made}).largest["made"] + 1
+    c10d, ranks, backend = dist.distributed_c10d, dist.get_process_group_ranks(group), dist.Backend(backend)
+    made, _ = c10d._new_process_group_helper(
+        len(ranks),
+        dist.get_rank(group),
+        ranks,
+        backend,
+        c10d._get_default_store(),
+        f"local {_made} of {ranks}",
+        timeout=timeout or c10d._get_default_timeout(backend),
+    )
+    c10d._world.pg_group_ranks[made] = {rank: number for number, rank in enumerate(ranks)}
+    return made

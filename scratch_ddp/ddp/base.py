@@ -87,7 +87,8 @@ class ReplicatedModule(SyncSwitch, nn.Module):
 
     def gradient_comes(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
         """Called when autograd is about to add `gradient` to the parameter's."""
-        self._unsynchronised = True
+        if not self._unsynchronised:  # a module's attributes are read faster than they are set
+            self._unsynchronised = True
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise ValueError on every rank if the optimizer would step with gradients that were not synchronised."""
@@ -135,8 +136,7 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         (BatchNorm's statistics) take the first rank's values; others, such as caches, are each rank's own.
 
         Costs one all-reduce of a byte per parameter, and one broadcast per dtype of such buffers. The answer is read on
-        the processor. Over NCCL, which carries one message after the other, the processor therefore waits for all
-        messages under way, and starts no more work on the GPU meanwhile.
+        the processor, which over NCCL waits for all messages under way.
         """
         buffers = persistent_buffers(self.module)
         layout = dict(enumerate(digest(sorted(buffers)).to_bytes(7)))

@@ -75,22 +75,22 @@ class SyncBatchNorm(_BatchNorm):
         """Replace every BatchNorm in `model`, keeping its parameters and statistics; return the model.
 
         No communication. Raises ValueError, before anything is replaced, for a norm without weight, running statistics
-        or momentum.
+        or momentum, and for one of a class with a `forward` of its own.
         """
-        found = [(name, each) for name, each in model.named_modules() if isinstance(each, _BatchNorm)]
+        found = [each for each in model.named_modules(remove_duplicate=False) if isinstance(each[1], _BatchNorm)]
         for name, each in found:
-            if each.weight is None or each.running_mean is None or each.momentum is None:
-                which = f"the norm {name!r}" if name else "the norm"
-                raise ValueError(f"{which} can't be synchronized: it needs a weight, running statistics and a momentum")
+            plain = type(each).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward, cls.forward)
+            if not plain or each.weight is None or each.running_mean is None or each.momentum is None:
+                needs = "it needs BatchNorm's forward, a weight, running statistics and a momentum"
+                raise ValueError(f"the norm {name!r} can't be synchronized: {needs}")
+        synced = {each: cls(each.num_features, each.eps, each.momentum).train(each.training) for _, each in found}
+        for each, its in synced.items():
+            its.group, its._parameters, its._buffers = group, each._parameters, each._buffers
         for name, each in found:
-            synced = cls(each.num_features, each.eps, each.momentum).train(each.training)
-            synced.group = group
-            synced._parameters, synced._buffers = each._parameters, each._buffers
-            if not name:
-                return synced
             parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, synced)
-        return model
+            if name:
+                setattr(model.get_submodule(parent), own, synced[each])
+        return synced.get(model, model)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """As BatchNorm's; every rank of the group calls it."""

@@ -2,14 +2,14 @@
 
 How a gradient travels:
 
-1. Hook. Autograd has completed the gradient of a parameter and calls `HookedModule.gradient_arrived`.
-2. Bucket. The gradient, divided by the number of ranks, goes into its bucket.
-3. All-reduce. Collectives are paired by their order, so every rank must start the same buckets in the same order,
-   whatever gradients it has. That order is the list's: a full bucket waits until the one before it has started.
-4. Wait. `sync_gradients` starts the buckets that did not become full, with zeros for what is missing. While they are
-   on their way, the ranks exchange which of them has which gradients. Then it waits for all buckets.
-5. Hand out. A parameter that has a gradient on any rank gets its mean from the bucket, as its new `.grad`. One whose
-   gradient arrived too late for the bucket is reduced now, by itself.
+1. Autograd has completed the gradient of a parameter and calls `HookedModule.gradient_arrived`.
+2. The gradient, divided by the number of ranks, goes into its bucket.
+3. A full bucket is all-reduced. Collectives are paired by their order, so every rank must start the same buckets in the
+   same order, whatever gradients it has: a full bucket waits until the one before it in the list has started.
+4. `sync_gradients` starts the buckets that did not become full, with zeros for what is missing. While they are on their
+   way, the ranks exchange which of them has which gradients. Then it waits for all buckets.
+5. A parameter that has a gradient on any rank gets its mean from the bucket, as its new `.grad`. One whose gradient
+   arrived too late for the bucket is reduced now, by itself.
 
 From 2 to 5, `.grad` shows the bucket's memory, in which other ranks' values may already have been added. So what the
 user does to `.grad` meanwhile is noticed, and what a second backward adds is kept apart.
@@ -50,18 +50,17 @@ class HookedModule(ReplicatedModule):
     """A replicated model whose gradients travel from gradient hooks. The base of strategies, not a strategy itself.
 
     Whether a gradient is synchronised is read when it arrives. `sync_gradients()` itself reduces one that has not
-    arrived by then (this rank does not use the parameter, or only inside `no_sync`), and one that arrives twice, as in
-    forward, backward, forward, backward, `sync_gradients()`: the result is right, but less communication is hidden
-    behind backward. The same holds if modules were not registered in the order in which they run.
+    arrived by then (of a parameter that this rank uses only inside `no_sync`, say), or that arrives twice, after two
+    backwards: the result is right, but less communication is hidden. So it is if modules were not registered in the
+    order in which they run.
 
     If one rank leaves out a whole step, its next step meets the one that it left out on the others. So it waits for
     them at the very end, and the rank cell or the process group's timeout reports that. Collectives in the model's own
     backward (SyncBatchNorm's) need a group of their own where ranks use different parameters.
 
     With `sync="backward"`, `sync_gradients()` is called at the end of each backward outside `no_sync`, as in torch's
-    DDP. The price: all ranks run equally many backward passes, each of which reaches a trained parameter, or the others
-    wait inside backward until the time limit; what `sync_gradients()` raises, backward raises; and micro-batches
-    accumulate under `no_sync` only, or each of them is synchronised.
+    DDP, and raises there. So all ranks run equally many backward passes, each of which reaches a trained parameter, or
+    the others wait until the time limit; and micro-batches accumulate under `no_sync` only.
     """
 
     takes_gradients = True
@@ -160,11 +159,6 @@ class HookedModule(ReplicatedModule):
         if any(its is None or (shown is not None and (its is not shown or shown._version)) for its, shown in seen):
             self._broken = TOUCHED
         return BACKWARD_INTERRUPTED if self._in_backward else self._broken or super().problem()
-
-    def remove_hooks(self) -> None:
-        """Remove the hooks from the model's parameters; `sync_gradients()` goes on averaging, after backward."""
-        super().remove_hooks()
-        self._forget_step()
 
     def _apply(self, *args: Any, **kwargs: Any) -> "HookedModule":
         super()._apply(*args, **kwargs)  # moves or casts the model

@@ -5,7 +5,7 @@ from torch import nn
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import raise_everywhere
-from scratch_ddp.common.replicas import difference, named_tensors, same_bits
+from scratch_ddp.common.replicas import difference, named_tensors
 from scratch_ddp.common.tensors import flatten, group_alike, unflatten
 from scratch_ddp.common.wrapper import Group
 from scratch_ddp.ddp.base import ReplicatedModule
@@ -26,9 +26,8 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
             rank0s = mine.detach().clone()
             with set_up():  # not counted as training's traffic
                 dist.broadcast(rank0s, group=self.group, group_src=0)
-            if problem is None and not same_bits(mine, rank0s):
-                how = f"differs from rank 0's {difference(mine, rank0s)}"
-                problem = f"{name!r} {how}: set the same seed before building the model"
+            if problem is None and (by := difference(mine, rank0s)):
+                problem = f"{name!r} differs from rank 0's {by}: set the same seed before building the model"
         raise_everywhere(problem, self.group)  # else equal ranks would wait for ever
 
     def sync_gradients(self) -> None:

@@ -12,6 +12,11 @@ from scratch_ddp.instruments.traffic import traffic
 from tests.ranks import run_ranks
 
 
+class Activated(nn.BatchNorm1d):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
 def _model():
     torch.manual_seed(0)
     return nn.Sequential(
@@ -53,8 +58,11 @@ def test_conversion_keeps_the_tensors_and_names_what_it_cannot_convert():
     assert converted is model and all(a is b for a, b in zip(before, model.parameters(), strict=True))
     assert [type(each).__name__ for each in model].count("SyncBatchNorm") == 2
     assert type(SyncBatchNorm.convert(nn.BatchNorm1d(3))) is SyncBatchNorm
-    with pytest.raises(ValueError, match="the norm '0' can't be synchronized: it needs a weight"):
-        SyncBatchNorm.convert(nn.Sequential(nn.BatchNorm1d(3, affine=False)))
+    twice = nn.ModuleList([nn.BatchNorm1d(3)] * 2)
+    assert SyncBatchNorm.convert(twice)[0] is twice[1] and type(twice[1]) is SyncBatchNorm
+    for norm in (nn.BatchNorm1d(3, affine=False), Activated(3)):
+        with pytest.raises(ValueError, match="the norm '0' can't be synchronized: it needs BatchNorm's forward, a wei"):
+            SyncBatchNorm.convert(nn.Sequential(norm))
 
 
 def _too_few_rows() -> None:
