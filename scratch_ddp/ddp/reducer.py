@@ -54,9 +54,9 @@ class HookedModule(ReplicatedModule):
     backwards: the result is right, but less communication is hidden. So it is if modules were not registered in the
     order in which they run.
 
-    If one rank leaves out a whole step, its next step meets the one that it left out on the others. So it waits for
-    them at the very end, and the rank cell or the process group's timeout reports that. Collectives in the model's own
-    backward (SyncBatchNorm's) need a group of their own where ranks use different parameters.
+    If one rank leaves out a whole step, its next step meets the one that it left out on the others.
+    So it waits for them at the very end, and the rank cell or the process group's timeout reports that. Collectives in
+    the model's own backward (SyncBatchNorm's) need a group of their own where ranks use different parameters.
 
     With `sync="backward"`, `sync_gradients()` is called at the end of each backward outside `no_sync`, as in torch's
     DDP, and raises there. So all ranks run equally many backward passes, each of which reaches a trained parameter, or
@@ -83,13 +83,14 @@ class HookedModule(ReplicatedModule):
         raise NotImplementedError(f"{type(self).__name__} does not implement make_buckets()")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the wrapped model. No communication, unless the backward before was interrupted.
+        """Call the wrapped model. No communication, unless the last backward was interrupted, or its gradients cleared.
 
         Then that step is forgotten if all ranks do this, or else ValueError raised on every rank.
         """
+        cleared = self._arrived and all(each.grad is None for each in self._arrived)
         # A graph task is a backward, in which checkpointing calls this.
-        if self._in_backward and torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
-            self.end_step(BACKWARD_INTERRUPTED, abandoned=True)
+        if (self._in_backward or cleared) and torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
+            self.end_step(BACKWARD_INTERRUPTED if self._in_backward else TOUCHED, abandoned=True)
         return super().forward(*args, **kwargs)
 
     def gradient_comes(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
@@ -173,7 +174,7 @@ class HookedModule(ReplicatedModule):
     def _put(self, parameter: nn.Parameter) -> None:
         view = self.buckets[self._number_of[parameter]].views[parameter]
         torch.div(parameter.grad, self.world_size, out=view)  # before the sum, which could overflow
-        parameter.grad = self._arrived[parameter] = view.data  # counts its changes apart
+        parameter.grad = self._arrived[parameter] = view.data  # which counts its changes by itself
 
     def _start_next(self, empty: bool = False) -> None:
         """Start the next bucket. What has not arrived: gradients from before this backward, else zeros."""

@@ -87,6 +87,12 @@ def forward_and_backward_twice_on_rank_1(wrapped):
     wrapped.sync_gradients()
 
 
+def thrown_away_on_every_rank(wrapped):
+    wrapped("abcd", float("nan")).backward()
+    wrapped.zero_grad()
+    step(wrapped, "abc")
+
+
 def cast_after_wrapping(wrapped):
     wrapped.float().double()
     step(wrapped)
@@ -196,7 +202,7 @@ def recomputed(wrapped, reentrant):
 SCENARIOS = [
     *(other_order_on_rank_1, unused_on_rank_1, unused_everywhere, no_backward_on_rank_1),
     *(twice_before_sync, twice_on_rank_1, the_same_graph_twice, last_micro_batch_uses_less, cast_after_wrapping),
-    *(forward_and_backward_twice, forward_and_backward_twice_on_rank_1),
+    *(forward_and_backward_twice, forward_and_backward_twice_on_rank_1, thrown_away_on_every_rank),
     *(synchronised_outside_what_ran_inside_no_sync, not_zeroed, accumulated_after_zeroing_in_place),
     *(frozen_later, frozen_later_with_its_gradient_left, frozen_with_a_gradient_of_the_rank_s_own, unfrozen_later),
     *(unfrozen_between_two_backwards, frozen_when_it_was_wrapped, memory_of_a_gradient_exchanged, clipped_and_stepped),
