@@ -16,7 +16,7 @@ A strategy inherits from `ReplicatedModule`, verifies or copies the replicas' va
 
 import functools
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -95,7 +95,7 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         if self._unsynchronised and self.do_sync:
             held = parameters_of(optimizer)
             local = (each.grad for _, each in self._named if each in held and each.grad is not None)
-            if any(not hasattr(gradient, REDUCED) and gradient.any() for gradient in local):  # not cleared since
+            if any(isinstance(each, OnItsWay) or (not hasattr(each, REDUCED) and each.any()) for each in local):
                 self.end_step(SYNC_FORGOTTEN)
 
     def end_step(self, problem: str) -> None:
@@ -150,7 +150,8 @@ class ReplicatedModule(SyncSwitch, nn.Module):
 
     def problem(self) -> str | None:
         """Say what keeps this rank from averaging its gradients, or return None."""
-        problems = (gradient_problem(repr(name), each.grad) for name, each in self._named if each.grad is not None)
+        gradients = ((name, each.grad) for name, each in self._named if each.grad is not None)
+        problems = (gradient_problem(repr(name), each) for name, each in gradients if not isinstance(each, OnItsWay))
         return self._registered.problem() or next(filter(None, problems), None)
 
     def _wrapped_already(self, model: nn.Module) -> str | None:
@@ -160,6 +161,14 @@ class ReplicatedModule(SyncSwitch, nn.Module):
             if takes and not mine.isdisjoint(other.module.parameters()):
                 return f"the model is wrapped in {type(other).__name__} already: call its remove_hooks() first"
         return None
+
+
+class OnItsWay(torch.Tensor):
+    """What `.grad` is while a gradient travels, in a strategy that takes it away: nobody can compute with it."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError("gradients are on their way between backward and sync_gradients(): use them after it")
 
 
 def _remove(handles: list[torch.utils.hooks.RemovableHandle]) -> None:

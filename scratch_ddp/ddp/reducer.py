@@ -11,8 +11,8 @@ How a gradient travels:
 5. A parameter that has a gradient on any rank gets its mean from the bucket, as its new `.grad`. One whose gradient
    arrived too late for the bucket is reduced now, by itself.
 
-From 2 to 5, `.grad` shows the bucket's memory, in which other ranks' values may already have been added. So what the
-user does to `.grad` meanwhile is noticed, and what a second backward adds is kept apart.
+From 2 to 5, `.grad` is a tensor that nobody can compute with (`OnItsWay`). So it is noticed if the user clears it, and
+what a second backward adds is kept apart.
 """
 
 import functools
@@ -25,13 +25,11 @@ from torch import nn
 
 from scratch_ddp.common.replicas import complete_gradient, gradient_problem
 from scratch_ddp.common.wrapper import Group, sync_problem
-from scratch_ddp.ddp.base import ReplicatedModule
+from scratch_ddp.ddp.base import OnItsWay, ReplicatedModule
 
 NOWHERE, IN_BUCKET, IN_GRAD = 0, 1, 2  # where a gradient is at `sync_gradients`; in `.grad` if its bucket had started
 BACKWARD_INTERRUPTED = "backward did not reach its end, so not all gradients are complete: repeat the step"
-TOUCHED = (
-    "gradients were cleared or changed between backward and sync_gradients(), and are dropped now: do it afterwards"
-)
+CLEARED = "gradients were cleared between backward and sync_gradients(), and are dropped everywhere: clear them later"
 GROUP_RENEWED = "the process group was renewed while gradients were on their way: repeat the step"
 
 
@@ -90,7 +88,7 @@ class HookedModule(ReplicatedModule):
         cleared = self._arrived and all(each.grad is None for each in self._arrived)
         # A graph task is a backward, in which checkpointing calls this.
         if (self._in_backward or cleared) and torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
-            self.end_step(BACKWARD_INTERRUPTED if self._in_backward else TOUCHED, abandoned=True)
+            self.end_step(BACKWARD_INTERRUPTED if self._in_backward else CLEARED, abandoned=True)
         return super().forward(*args, **kwargs)
 
     def gradient_comes(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
@@ -98,9 +96,9 @@ class HookedModule(ReplicatedModule):
         super().gradient_comes(parameter, gradient)
         if parameter in self._arrived and gradient is not None:
             if parameter.grad is None:
-                self._broken = TOUCHED
-            elif parameter.grad is self._arrived[parameter]:
-                parameter.grad = self._arrived[parameter] = None
+                self._broken = CLEARED
+            elif isinstance(parameter.grad, OnItsWay):
+                parameter.grad = None
 
     def gradient_arrived(self, parameter: nn.Parameter) -> None:
         """Put a gradient that autograd has just completed into its bucket; start buckets that are full, in order.
@@ -125,7 +123,7 @@ class HookedModule(ReplicatedModule):
     def sync_gradients(self) -> None:
         """Wait until each gradient is its mean over the ranks. Call it after every backward outside `no_sync`.
 
-        Raises ValueError on every rank if a backward was interrupted, or gradients were cleared or changed after it.
+        Raises ValueError on every rank if a backward was interrupted, or gradients were cleared after it.
         """
         if not self.do_sync and not self._arrived:
             return
@@ -156,9 +154,8 @@ class HookedModule(ReplicatedModule):
 
     def problem(self) -> str | None:
         """Say what keeps this rank from averaging its gradients, or return None."""
-        seen = ((each.grad, shown) for each, shown in self._arrived.items())
-        if any(its is None or (shown is not None and (its is not shown or shown._version)) for its, shown in seen):
-            self._broken = TOUCHED
+        if any(each.grad is None for each in self._arrived):
+            self._broken = CLEARED
         return BACKWARD_INTERRUPTED if self._in_backward else self._broken or super().problem()
 
     def _apply(self, *args: Any, **kwargs: Any) -> "HookedModule":
@@ -174,7 +171,8 @@ class HookedModule(ReplicatedModule):
     def _put(self, parameter: nn.Parameter) -> None:
         view = self.buckets[self._number_of[parameter]].views[parameter]
         torch.div(parameter.grad, self.world_size, out=view)  # before the sum, which could overflow
-        parameter.grad = self._arrived[parameter] = view.data  # which counts its changes by itself
+        parameter.grad = view.detach().as_subclass(OnItsWay)
+        self._arrived.add(parameter)
 
     def _start_next(self, empty: bool = False) -> None:
         """Start the next bucket. What has not arrived: gradients from before this backward, else zeros."""
@@ -195,8 +193,7 @@ class HookedModule(ReplicatedModule):
             self._start_next(empty)
 
     def _where(self, parameter: nn.Parameter) -> int:
-        shown = self._arrived.get(parameter)
-        if parameter.requires_grad and parameter.grad is not None and parameter.grad is not shown:
+        if parameter.requires_grad and parameter.grad is not None and not isinstance(parameter.grad, OnItsWay):
             return IN_GRAD
         return IN_BUCKET if parameter in self._arrived else NOWHERE
 
@@ -215,9 +212,9 @@ class HookedModule(ReplicatedModule):
                 parameter.grad = mean if late is None else mean.add_(late)
 
     def _take_back(self) -> None:
-        """Let no `.grad` show memory of a bucket that is on its way."""
-        for parameter, shown in self._arrived.items():
-            if shown is not None and parameter.grad is shown:
+        """Let no `.grad` be on its way any more."""
+        for parameter in self._arrived:
+            if isinstance(parameter.grad, OnItsWay):
                 parameter.grad = None
 
     def _forget_step(self) -> None:
@@ -229,8 +226,7 @@ class HookedModule(ReplicatedModule):
         self._begin_step()
 
     def _begin_step(self) -> None:
-        # The parameters whose gradients are in their buckets, and what `.grad` is meanwhile; None once another came.
-        self._arrived: dict[nn.Parameter, torch.Tensor | None] = {}
+        self._arrived: set[nn.Parameter] = set()  # their gradients are in their buckets
         self._works: list[dist.Work] = []  # of the buckets that have started
         self._in_backward = False  # an interrupted backward leaves it True
         self._broken: str | None = None  # why the step can't be ended

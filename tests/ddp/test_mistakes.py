@@ -280,27 +280,34 @@ def test_steps_that_are_meant_to_be_taken(strategy):
 
 
 def touched(strategy) -> list[str]:
-    """Rank 1 throws a batch away, clips, replaces or zeroes gradients before they are synchronised."""
+    """Rank 1 reads, clips or clears gradients before they are synchronised."""
     said, wrapped = [], strategy(layers())
     first = next(wrapped.parameters())
     for touch in (
-        wrapped.zero_grad,
-        lambda: wrapped.zero_grad(set_to_none=False),
+        lambda: first.grad.norm(),
         lambda: nn.utils.clip_grad_norm_(wrapped.parameters(), 1e-3),
-        lambda: setattr(first, "grad", first.grad * 2),
+        lambda: wrapped.zero_grad(set_to_none=False),
+        wrapped.zero_grad,
+        lambda: setattr(first, "grad", None),
         lambda: (wrapped.zero_grad(), backward(wrapped)),
     ):
         backward(wrapped)
-        steps = [touch] * (dist.get_rank() == 1) + [wrapped.sync_gradients]
-        said.append(said_by(lambda steps=steps: [each() for each in steps]))
+        if dist.get_rank() == 1:
+            said.append(said_by(touch))
+        if not (said and said[-1].startswith("rank 1: ")) or dist.get_rank() == 0:
+            said.append(said_by(wrapped.sync_gradients))
         assert a_right_step(wrapped)
     return said
 
 
 @hooked
 def test_gradients_that_are_touched_on_their_way(strategy):
-    for said in run_ranks(2, touched, strategy):
-        assert all(each.startswith("rank 1: gradients were cleared or changed between") for each in said), said
+    first, second = run_ranks(2, touched, strategy)
+    cleared = first[-1]
+    assert cleared.startswith("rank 1: gradients were cleared between backward and sync_gradients(), and")
+    assert first == ["nothing"] * 3 + [cleared] * 3
+    read = "gradients are on their way between backward and sync_gradients(): use them after it"
+    assert second == [read, "nothing"] * 3 + ["nothing", cleared] * 2 + [cleared]
 
 
 def raises(_):
