@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import _register_process_group, _unregister_proc
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from scratch_ddp.common.agreement import check_everywhere
-from scratch_ddp.common.local_groups import agreed_name
+from scratch_ddp.common.wrapper import local_group
 from scratch_ddp.instruments.cost.two_levels import collective_seconds
 from scratch_ddp.instruments.cost.wire import ring_rounds
 from scratch_ddp.instruments.network.clock import now
@@ -108,6 +108,7 @@ class LinkedGroup(dist.ProcessGroup):
         """If `group` is one of rank cells, let Stop end waits here too, and start over whenever it does."""
         if hasattr(group, "wrappers"):
             group.wrappers.add(self)
+            self.wrappers = group.wrappers  # whatever works in this group starts over with it, too
             self._free = group.free_when_interrupted
 
     def start_over(self) -> None:
@@ -119,11 +120,6 @@ class LinkedGroup(dist.ProcessGroup):
         if self._ready_times is not None:
             self._ready_times.reset()
         self.adopt_backends()
-
-    @property
-    def renewals(self) -> int:
-        """How often a Stop has renewed the group that this one follows."""
-        return getattr(self.below, "renewals", 0)
 
     def adopt_backends(self) -> None:
         """Register the backends of the group below, since some C++ calls use them directly."""
@@ -329,14 +325,10 @@ def linked_mesh(link: Link | str | None, hosts: int, inside: Link | str | None =
 
 def _twin(group: dist.ProcessGroup | None, ranks: list[int]) -> dist.ProcessGroup:
     """A group of the same ranks with the same timeout, for tensors in main memory."""
-    whole_world = len(ranks) == dist.get_world_size()
-    with contextlib.nullcontext() if whole_world else agreed_name(group):
-        return dist.new_group(
-            ranks,
-            timeout=_timeout(group or dist.group.WORLD),
-            backend=_backend_on_cpu(group),
-            use_local_synchronization=not whole_world,
-        )
+    backend, timeout = _backend_on_cpu(group), _timeout(group or dist.group.WORLD)
+    if len(ranks) == dist.get_world_size():
+        return dist.new_group(ranks, backend=backend, timeout=timeout)
+    return local_group(group, backend, timeout)
 
 
 def _backend_on_cpu(group: dist.ProcessGroup | None) -> str:
