@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from scratch_ddp.instruments.traffic import traffic
-from scratch_ddp.instruments.traffic.intercept import LightMode, in_a_call
+from scratch_ddp.instruments.traffic.watch import LightMode, in_a_call
 
 OTHER, UNNAMED = "other", "unnamed"
 _PATIENCE = 20  # milliseconds that a library's threads get to release tensors

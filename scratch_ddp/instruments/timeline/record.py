@@ -28,7 +28,7 @@ from scratch_ddp.instruments.timeline.phases import (
     operation_spans,
 )
 from scratch_ddp.instruments.timeline.spans import Span, Timeline
-from scratch_ddp.instruments.traffic.intercept import with_subclasses
+from scratch_ddp.instruments.traffic.watch import with_subclasses
 
 _MARK = "scratch_ddp.instruments.timeline"
 _GLOO_DELAY = 0.02  # seconds: a gloo thread records the end of its work shortly after the waiting thread continues
