@@ -14,7 +14,7 @@ from scratch_ddp.course.lessons.lesson_12 import culprit
 from scratch_ddp.course.pages.planted_faults import FAULTS, STRAGGLER, WITH_A_RANK, Job, in_seconds, profile, train
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.network import linked_group
-from scratch_ddp.instruments.timeline import waited_for
+from scratch_ddp.instruments.timeline.breakdown import collectives
 from scratch_ddp.instruments.timing import machine
 
 RANKS, STEPS = 4, 6
@@ -49,7 +49,10 @@ def _found(job: Job, fault: str, at: int) -> Found:
 
     timelines, steps = profile(job, STEPS, timed)
     mine = [step[dist.get_rank()].seconds() for step in steps]
-    waited = waited_for(timelines)
+    waited = dict.fromkeys(range(RANKS), 0.0)  # by rank: seconds that the others waited because it called last
+    for same in zip(*collectives(timelines), strict=True):
+        last = max(range(RANKS), key=lambda rank: same[rank].called)
+        waited[last] += sum(call.ready - call.called for call in same)
     named = culprit(*in_seconds(timelines, steps)) == (fault, at if fault in WITH_A_RANK else None)
     ratios = [parts / seconds for parts, seconds in zip(mine, clock[1:], strict=True)]
     return Found(named, fault != STRAGGLER or max(waited, key=waited.__getitem__) == at, ratios)
