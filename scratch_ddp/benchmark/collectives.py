@@ -1,20 +1,18 @@
 """`python -m scratch_ddp.benchmark collectives`: time collectives on ranks of its own, or on those of torchrun.
 
 python -m scratch_ddp.benchmark collectives --ranks 2 4 6 --sizes 1KiB 1MiB 100MiB
-torchrun --nproc-per-node 2 -m scratch_ddp.benchmark collectives --json found.json
+torchrun --nproc-per-node 2 -m scratch_ddp.benchmark collectives
 """
 
 import argparse
 import os
-import platform
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.benchmark.command import positive_count, positive_seconds
-from scratch_ddp.instruments.bandwidth import OPERATIONS, SIZES, Results, measure, save_machine
+from scratch_ddp.instruments.bandwidth import OPERATIONS, SIZES, Results, Row, measure, save_machine
 from scratch_ddp.instruments.bandwidth.results import LEGEND
 from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 from scratch_ddp.instruments.sizes import parse_size
@@ -40,12 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=("gloo", "nccl"), nargs="+", help="default: gloo, and NCCL if there are enough GPUs"
     )
-    parser.add_argument("--rendezvous", choices=("file", "tcp"), help="how ranks find each other (default: file)")
     parser.add_argument("--seconds", type=positive_seconds, default=1.0, help="time per row, about (default: 1)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all results there")
-    parser.add_argument(
-        "--charts", type=Path, metavar="FOLDER", help="write charts of times and bandwidths there, as PNG"
-    )
     parser.add_argument("--save", action="store_true", help="save α and β in ./this_machine.json, for later lessons")
 
 
@@ -70,33 +63,24 @@ def _is_first() -> bool:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Parse the options, and refuse what would fail after the measurement, or on every rank with a traceback."""
+    """Parse the options."""
     if options.operations == ["all"]:
         options.operations = list(OPERATIONS)
     options.sizes = [parse_size(size) for size in options.sizes]
     options.ranks = options.ranks and list(dict.fromkeys(options.ranks))
-    if not _is_first():
-        return
-    if options.json and not options.json.parent.is_dir():
-        raise ValueError(f"--json {options.json}: there is no folder {options.json.parent}")
-    if options.charts:
-        if options.charts.exists() and not options.charts.is_dir():
-            raise ValueError(f"--charts {options.charts}: that is a file, a folder is needed")
-        options.charts.mkdir(parents=True, exist_ok=True)
 
 
 def _on_own_ranks(options: argparse.Namespace) -> Results:
-    ranks, rendezvous = options.ranks or list(RANKS), options.rendezvous or "file"
+    ranks = options.ranks or list(RANKS)
     print(f"Collectives on {machine()}, torch {torch.__version__}.", flush=True)
-    found = Results(())
+    found: tuple[Row, ...] = ()
     for backend, counts in _backends(options.backend, ranks, torch.cuda.device_count()).items():
         # All ranks answer alike: with the results, or with the error.
-        how = {"backend": backend, "rendezvous": rendezvous, "timeout": TIMEOUT}
-        answer = run_ranks(max(counts), _answer, options, counts, **how)[0]
+        answer = run_ranks(max(counts), _answer, options, counts, backend=backend, timeout=TIMEOUT)[0]
         if isinstance(answer, str):
             raise ValueError(answer)
-        found += answer
-    return found
+        found += answer.rows
+    return Results(found)
 
 
 def _backends(wanted: list[str] | None, ranks: list[int], gpus: int) -> dict[str, list[int]]:
@@ -127,8 +111,6 @@ def _answer(options: argparse.Namespace, counts: list[int] | None) -> Results | 
 
 def _under_torchrun(options: argparse.Namespace) -> Results | None:
     """Return the results on rank 0, None on the others. All ranks raise the same errors."""
-    if options.rendezvous:
-        raise ValueError("--rendezvous: torchrun's ranks have found each other already")
     local_ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     backend = (options.backend or ["nccl" if gpus >= local_ranks else "gloo"])[0]
     if len(options.backend or ()) > 1:
@@ -154,19 +136,5 @@ def _report(found: Results, options: argparse.Namespace) -> None:
     print(f"\n{found}\n\n{LEGEND}\n\nT = α + β·S by least squares of relative residuals:")
     for name, each in {**fits, **missing}.items():
         print(f"  {name}: {each}")
-    if options.json:
-        versions = {"torch": torch.__version__, "python": platform.python_version()}
-        found.save(options.json, {"cores": os.cpu_count(), **versions})
-    if options.charts:
-        _draw(found, options.charts)
     if options.save and fits:
         print(f"Kept in {save_machine(fits)}.")
-
-
-def _draw(found: Results, folder: Path) -> None:
-    from scratch_ddp.course.plots import bandwidth_chart, time_chart  # matplotlib takes a second to import
-
-    fits, _ = found.fits()
-    time_chart(found, fits).savefig(folder / "time.png", dpi=150)
-    bandwidth_chart(found).savefig(folder / "bandwidth.png", dpi=150)
-    print(f"Charts: {folder / 'time.png'}, {folder / 'bandwidth.png'}.")

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.benchmark.command import REPORTED, TableRow, cpu_row, positive_seconds, report
-from scratch_ddp.instruments.bandwidth.free_memory import Place, check_fits, free_memory
-from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, Workspace, memory_needed
+from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, Workspace
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.sizes import UNITS, format_size, parse_size
 from scratch_ddp.instruments.timing import Sample, interleaved, machine
@@ -40,7 +39,7 @@ PAIRS = (
 
 def compare(size: int, rounds: int) -> dict[str, list[Sample]]:
     """On each rank: times of all operations at one size in bytes, in turns. Collective."""
-    space = Workspace(size, dist.group.WORLD, torch.device("cpu"), second=False)
+    space = Workspace(size, dist.group.WORLD, torch.device("cpu"))
     names = dict.fromkeys(name for pair in PAIRS for name in (pair.ours, pair.theirs))
     return interleaved({name: partial(OPERATIONS[name].run, space, 0) for name in names}, rounds=rounds, warm_up=3)
 
@@ -61,11 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    operations = [OPERATIONS[name] for pair in PAIRS for name in (pair.ours, pair.theirs)]
     try:
         sizes = [parse_size(size) for size in options.sizes]
-        here = Place(0, free_memory())
-        check_fits(sizes, [RANKS], [here] * RANKS, partial(memory_needed, operations))
     except ValueError as error:
         print(f"rings: {error}", file=sys.stderr)
         return 2

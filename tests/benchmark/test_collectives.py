@@ -1,6 +1,5 @@
 """`python -m scratch_ddp.benchmark collectives`: on ranks of its own, under torchrun, and what it refuses."""
 
-import json
 import os
 import re
 import subprocess
@@ -36,17 +35,12 @@ def sizes_in(table):
     return re.findall(r"^\| +(\d) \| +(\d+ \w+) ", table, re.MULTILINE)
 
 
-@pytest.mark.parametrize("rendezvous", ["file", "tcp"])
-def test_on_ranks_of_its_own(tmp_path, run, rendezvous):
-    files = ["--json", "found.json", "--charts", "new/charts", "--save"]
-    status, printed, said = run(*QUICK, "--ranks", "3", "2", "3", "--rendezvous", rendezvous, *files)
+def test_on_ranks_of_its_own(run):
+    status, printed, said = run(*QUICK, "--ranks", "3", "2", "3", "--save")
     assert status == 0 and not said, said  # no bar where stderr is no terminal
     assert sizes_in(printed) == [(n, size) for n in "32" for size in ("1 KiB", "64 KiB", "1 MiB")]
     assert "1 MiB = 2^20 bytes" in printed and "though it says GB/s" in printed
     assert "No NCCL for [3, 2] ranks: it wants a GPU for each, and there are 0." in printed
-    assert [row["ranks"] for row in json.loads((tmp_path / "found.json").read_text())["rows"]] == [3, 3, 3, 2, 2, 2]
-    pictures = [(tmp_path / "new" / "charts" / name).read_bytes()[:4] for name in ("time.png", "bandwidth.png")]
-    assert pictures == [b"\x89PNG"] * 2
     if "all_reduce, gloo, 2 ranks: α =" in printed:
         assert load_machine().beta > 0
     else:  # a busy machine's times may make no line, which is said
@@ -55,12 +49,9 @@ def test_on_ranks_of_its_own(tmp_path, run, rendezvous):
 
 def test_under_torchrun(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *COMMAND, *QUICK]
-    ended = subprocess.run(
-        [*command, "--json", "found.json"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert sizes_in(ended.stdout) == [("2", size) for size in ("1 KiB", "64 KiB", "1 MiB")]
-    assert len(json.loads((tmp_path / "found.json").read_text())["rows"]) == 3
 
 
 def test_a_bar_where_stderr_is_a_terminal(tmp_path):
@@ -77,10 +68,8 @@ def test_a_bar_where_stderr_is_a_terminal(tmp_path):
 
 @pytest.mark.parametrize("arguments, says", [
     (["--sizes", "1XB"], "'1XB' is no size"),
-    (["--sizes", "1KiB", "900GiB", "--ranks", "2"], "900 GiB on 2 ranks does not fit"),
     (["--ranks", "1"], "a collective is between 2 ranks or more"),
     (["--operations", "sum"], "no operation is called 'sum'"),
-    (["--json", "nowhere/found.json"], "there is no folder nowhere"),
     (["--backend", "nccl", "--ranks", "2"], "2 ranks need a GPU each, and there are 0. Write --backend gloo"),
 ])  # fmt: skip
 def test_refused_before_it_starts(run, arguments, says):

@@ -40,6 +40,6 @@ def test_measures_and_says_by_its_exit_status_whether_all_holds(monkeypatch, cap
 
 
 def test_refused_before_it_starts(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["benchmark", "rings", "--sizes", "900GiB"])
+    monkeypatch.setattr(sys, "argv", ["benchmark", "rings", "--sizes", "900XB"])
     assert main() == 2
-    assert "900 GiB on 2 ranks does not fit" in capsys.readouterr().err
+    assert "'900XB' is no size" in capsys.readouterr().err

@@ -1,10 +1,7 @@
-"""The results of timing collectives: times, three kinds of bandwidth, fits, a table, JSON."""
+"""The results of timing collectives: times, three kinds of bandwidth, fits, a table."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from scratch_ddp.instruments.bandwidth.alpha_beta import AlphaBeta, fit, key
 from scratch_ddp.instruments.bandwidth.operations import OPERATIONS
@@ -31,7 +28,6 @@ class Row:
 
     operation: str
     backend: str
-    device: str
     ranks: int
     size: int
     nbytes: int
@@ -54,9 +50,6 @@ class Row:
         """2·S/t, for all-reduces alone: what a link carries for infinite n. For 2 ranks that is twice too much."""
         return 2 * self.algbw if self.operation.endswith("all_reduce") else None
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"algbw": self.algbw, "busbw": self.busbw, "published": self.published}
-
 
 @dataclass(frozen=True)
 class Results:
@@ -69,12 +62,6 @@ class Results:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __add__(self, other: "Results") -> "Results":
-        return Results(self.rows + other.rows)
-
-    def __str__(self) -> str:
-        return self.table()
 
     def of(self, operation: str = "all_reduce", ranks: int | None = None, backend: str | None = None) -> "Results":
         """The rows of one operation, and of one number of ranks or one backend where these are given."""
@@ -93,11 +80,7 @@ class Results:
         return {name: Results(tuple(rows)) for name, rows in sorted(found.items())}
 
     def fit(self) -> AlphaBeta:
-        """Fit T = α + β·S to these rows, which must be one series. Raises ValueError as `alpha_beta.fit` does."""
-        if len(self.series()) != 1:
-            raise ValueError(
-                f"one line for {len(self.series())} series: choose one with .of(operation, ranks, backend)"
-            )
+        """Fit T = α + β·S to these rows, which should be one series. Raises ValueError as `alpha_beta.fit` does."""
         return fit([row.nbytes for row in self.rows], [row.seconds.median for row in self.rows])
 
     def fits(self) -> tuple[dict[str, AlphaBeta], dict[str, str]]:
@@ -110,7 +93,7 @@ class Results:
                 missing[name] = str(error)
         return found, missing
 
-    def table(self) -> str:
+    def __str__(self) -> str:
         """A Markdown table that reads well as text. An operation or backend common to all rows stands above it."""
         rows = [HEAD, *map(_cells, self.rows)]
         above = [i for i in TEXT_COLUMNS if len({row[i] for row in rows[1:]}) == 1]
@@ -120,18 +103,6 @@ class Results:
         lines.insert(1, "-|-".join("-" * widths[i] for i in shown))
         table = "\n".join(f"| {line} |" if i != 1 else f"|-{line}-|" for i, line in enumerate(lines))
         return f"{', '.join(rows[1][i] for i in above)}:\n\n{table}" if above else table
-
-    def save(self, path: Path | str, about: dict[str, Any] | None = None) -> None:
-        """Write rows and fits as JSON, in seconds, bytes and bytes per second; `about` is added unchanged."""
-        fits, missing = self.fits()
-        found = {
-            **(about or {}),
-            "units": "seconds, bytes, bytes per second; float32",
-            "rows": [row.as_dict() for row in self.rows],
-            "fits": {name: asdict(each) for name, each in fits.items()},
-            "no_fit": missing,
-        }
-        Path(path).write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
