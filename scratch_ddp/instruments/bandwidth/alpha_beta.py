@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from scratch_ddp.instruments.sizes import three_digits
 
@@ -54,13 +54,8 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
     """
     if len(set(sizes)) < 3:
         raise ValueError(f"{len(set(sizes))} sizes are too few for a line: measure 3 or more")
-    size = torch.tensor(list(sizes), dtype=torch.float64)
-    time = torch.tensor(list(seconds), dtype=torch.float64)
-    # (α + β·S) / T shall be 1 at each point. S is scaled so that both columns have a similar magnitude.
-    scale = float(size.max())
-    columns = torch.stack([torch.ones_like(size), size / scale], dim=1) / time[:, None]
-    alpha, beta = torch.linalg.lstsq(columns, torch.ones_like(time)[:, None], driver="gelsd").solution[:, 0].tolist()
-    beta /= scale
+    size, time = np.array(sizes, dtype=float), np.array(seconds)
+    beta, alpha = np.polyfit(size, time, deg=1, w=1 / time).tolist()
     if alpha <= 0 or beta <= 0:
         what, hint = ("β", "larger") if beta <= 0 else ("α", "smaller")
         raise ValueError(

@@ -130,39 +130,6 @@ def gradients_of_a_shard(world_size, group, rows):
     assert {transfer.call for transfer in group.transfers} == {"all_gather", "reduce_scatter"}
 
 
-def test_a_mesh_of_a_lone_rank_for_fully_shard():
-    lone_rank(4, QUICK)
-    try:
-        model = fully_shard(nn.Linear(8, 8, bias=False), mesh=dist.init_device_mesh("cpu", (4,)))
-        assert model.weight.to_local().shape == (2, 8)
-        model(torch.ones(1, 8)).sum().backward()
-        assert torch.equal(model.weight.grad.to_local(), torch.ones(2, 8))
-    finally:
-        dist.destroy_process_group()
-
-
-def test_a_lone_rank_beside_a_real_group():
-    """As in a rank cell: each rank stands for rank 5 of 8, beside the default group of two."""
-
-    def beside():
-        lone = lone_rank(8, QUICK, rank=5)
-        assert (dist.get_rank(lone), dist.get_world_size(lone), dist.get_world_size()) == (5, 8, 2)
-        rows = torch.full((2, 6), 1.0 + dist.get_rank(), dtype=torch.float64)
-        own = net()
-        own(rows).sum().backward()
-        expected = [parameter.grad for parameter in own.parameters()]
-        for wrap in (torch_ddp, simple, flat):
-            model = wrap(net(), lone)
-            model(rows).sum().backward()
-            getattr(model, "sync_gradients", lambda: None)()
-            assert all(torch.equal(p.grad, mine) for p, mine in zip(model.parameters(), expected, strict=True))
-        both = torch.ones(1)
-        dist.all_reduce(both)
-        return both.item()
-
-    assert run_ranks(2, beside) == [2, 2]
-
-
 def test_a_rank_that_was_replaced():
     """Rank cells refuse groups that a new rank does not know; what is linked over them as well."""
 
