@@ -16,7 +16,7 @@ from scratch_ddp.instruments.bandwidth.alpha_beta import key
 from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, Operation
 from scratch_ddp.instruments.bandwidth.results import Results, Row
 from scratch_ddp.instruments.sizes import format_size, parse_size, three_digits
-from scratch_ddp.instruments.timing import Sample, Spread, interleaved, ratio
+from scratch_ddp.instruments.timing import Spread, interleaved
 from tests.ranks import RankFailed, run_ranks
 
 SIZES = [2**10, 2**14, 2**17, 2**20, 2**24, 2**27]
@@ -179,11 +179,6 @@ def test_every_variant_once_a_round_in_another_order_each_time_and_the_same_one_
     assert len(rounds) == 31 and {"".join(sorted(each)) for each in rounds} == {"abc"}
     assert len(set(rounds)) == 6  # all orders turn up
     assert samples == dict.fromkeys("abc", 30) and other == (order, samples)
-
-
-def test_ratios_are_taken_round_by_round():
-    slow, fast = [Sample(2.0, 6.0), Sample(40.0, 3.0)], [Sample(1.0, 1.0), Sample(10.0, 1.0)]
-    assert ratio(slow, fast).median == 3.0 and ratio(slow, fast, "cpu").median == 4.5
 
 
 def test_ranks_listen_on_loopback_only_and_end():

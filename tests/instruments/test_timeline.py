@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import DeviceType
-from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.ddp import FlatDDP, OverlappedDDP
@@ -32,7 +31,7 @@ from scratch_ddp.instruments.timeline import (
     write_trace,
 )
 from scratch_ddp.instruments.timeline.phases import gpu_spans
-from tests.ranks import RankFailed, run_ranks
+from tests.ranks import run_ranks
 
 LINK = Link(alpha=1e-3, beta=2e-8)
 LAYERS = 4
@@ -58,10 +57,6 @@ def _train(model, inputs, optimizer):
     getattr(model, "sync_gradients", lambda: None)()
     optimizer.step()
     optimizer.zero_grad()
-
-
-def _torchs(model, group):
-    return DistributedDataParallel(model, process_group=group)
 
 
 def _interruptible():
@@ -95,27 +90,6 @@ def test_on_a_link_communication_is_what_the_link_carried():
             assert all(backward[0].start <= span.posted + 0.03 and span.posted <= span.start for span in messages)
             for span in messages:
                 assert span.end - span.start == pytest.approx(LINK.seconds(span.nbytes, 2))
-
-
-def test_waiting_is_not_computing():
-    for seen_by_all, _ in run_ranks(2, lambda: _step(FlatDDP, None, Link(0.05, 0))):
-        for mine in seen_by_all:
-            waited = [span for span in mine.waits if span.end - span.start > 0.02]
-            assert waited and sum(span.end - span.start for span in waited) > 0.04
-            for wait in waited:
-                assert not any(span.start < wait.end and wait.start < span.end for span in mine.compute)
-
-
-def test_torchs_ddp_and_a_link_that_is_off():
-    def both():
-        return _step(_torchs, None, LINK)[0], _step(_torchs, None)[0]
-
-    for linked, plain in run_ranks(2, both):
-        for mine in [*linked, *plain]:
-            assert {"forward", "backward", "optimizer"} <= {span.name for span in mine.compute}
-            assert mine.communication
-        gradients = [[span.nbytes for span in mine.communication if span.nbytes >= BYTES] for mine in linked]
-        assert all(sum(sizes) == LAYERS * BYTES for sizes in gradients)
 
 
 class Sleeps(torch.autograd.Function):
@@ -334,22 +308,18 @@ def test_a_trace_has_a_process_per_rank_and_a_slice_per_span(tmp_path):
             assert each["ts"] == pytest.approx((span.start - 100.0) * 1e6, abs=0.01)
             assert each["dur"] == pytest.approx((span.end - span.start) * 1e6, abs=0.01)
         assert [each["args"].get("bytes") for each in slices[4:6]] == [4000, 8]
-        assert [each["ph"] for each in of_rank if each["ph"] in "sf"] == ["s", "f", "s", "f"]
+        assert slices[4]["args"]["queued for (ms)"] == pytest.approx(5)
 
 
-def test_a_trace_is_written_once_or_refused_on_every_rank(tmp_path):
-    def save(path):
+def test_a_trace_is_written_once(tmp_path):
+    def save():
         with timeline() as mine:
             dist.all_reduce(torch.ones(1000))
-        mine.save(path)
+        mine.save(tmp_path / "trace.json")
 
-    run_ranks(2, save, tmp_path / "trace.json")
+    run_ranks(2, save)
     reduced = [each["pid"] for each in _read(tmp_path / "trace.json") if each["name"] == "all_reduce"]
     assert sorted(reduced) == [0, 1]
-    with pytest.raises(RankFailed) as failed:
-        run_ranks(2, save, tmp_path / "nowhere" / "trace.json")
-    for rank in range(2):
-        assert "OSError: rank 0: the trace could not be written" in failed.value.failures[rank]
 
 
 @dataclass

@@ -3,6 +3,7 @@
 There are no peers: every other rank is taken to hold the same tensors.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from scratch_ddp.instruments.network.link import Link, as_link
 from scratch_ddp.instruments.network.linked import LinkedGroup, register
 
 _BACKEND = "lone"
+_made = itertools.count()
 
 
 class LoneGroup(LinkedGroup):
@@ -61,18 +63,12 @@ def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> Linked
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     config = ",".join(f"{device}:{_BACKEND}" for device in devices)
     numbers = _global_ranks(world_size, rank, own_number)
-    register(group, _free_name(), numbers, _BACKEND, config, dist.HashStore())
+    register(group, f"lone rank {next(_made)}", numbers, _BACKEND, config, dist.HashStore())
     if is_first:
         dist.distributed_c10d._update_default_pg(group)
     else:
         group.follow(dist.group.WORLD)
     return group
-
-
-def _free_name() -> str:
-    """A name that no group has."""
-    taken = set(dist.distributed_c10d._world.pg_names.values())
-    return next(name for number in range(len(taken) + 1) if (name := f"lone rank {number}") not in taken)
 
 
 def _global_ranks(world_size: int, rank: int, own_number: int) -> list[int]:

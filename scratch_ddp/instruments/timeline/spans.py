@@ -13,7 +13,6 @@ from typing import Any
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import raise_everywhere
 from scratch_ddp.instruments.intervals import Interval, exposed_seconds, total_seconds
 
 COMPUTING = ("forward", "backward", "optimizer", "other", "data")  # what a rank is busy with; "data": loading it
@@ -87,16 +86,11 @@ class Timeline:
     def save(self, path: str | Path, group: dist.ProcessGroup | None = None) -> None:
         """Write one trace of all ranks, compressed if `path` ends in ".gz".
 
-        A collective, as `over_ranks`; the first rank writes. Raises OSError on every rank if the file can't be written.
+        A collective, as `over_ranks`; the first rank writes, and raises OSError if it can't.
         """
         timelines = self.over_ranks(group)
-        problem = None
         if self.rank == timelines[0].rank:
-            try:
-                write_trace(timelines, path)
-            except OSError as error:
-                problem = f"the trace could not be written: {error}"
-        raise_everywhere(problem, group, OSError)
+            write_trace(timelines, path)
 
 
 def by_operator(timeline: Timeline) -> dict[str, float]:
@@ -141,8 +135,7 @@ def _events_of(timeline: Timeline, zero: float) -> Iterator[dict[str, Any]]:
         tracks.append((f"stream {stream}", [span for span in timeline.kernels if span.stream == stream]))
     for thread, (name, spans) in enumerate(tracks, 1):
         yield _label(rank, thread, "thread_name", name=name)
-        for span in spans:
-            yield from _slice(rank, thread, name, span, zero)
+        yield from (_slice(rank, thread, name, span, zero) for span in spans)
 
 
 def lanes(spans: Iterable[Span]) -> list[list[Span]]:
@@ -160,15 +153,9 @@ def _label(rank: int, thread: int, what: str, **content: Any) -> dict[str, Any]:
     return {"ph": "M", "pid": rank, "tid": thread, "name": what, "args": content}
 
 
-def _slice(rank: int, thread: int, track: str, span: Span, zero: float) -> Iterator[dict[str, Any]]:
-    def microseconds(seconds: float) -> float:
-        return round(seconds * 1e6, 3)
-
-    start, duration = microseconds(span.start - zero), microseconds(span.end - span.start)
+def _slice(rank: int, thread: int, track: str, span: Span, zero: float) -> dict[str, Any]:
     content: dict[str, Any] = {"bytes": span.nbytes} if track.startswith("communication") else {}
     if span.posted is not None:
         content["queued for (ms)"] = round((span.start - span.posted) * 1e3, 3)
-        arrow = {"pid": rank, "name": "posted", "cat": "link", "id": f"{rank}.{start}"}
-        yield {"ph": "s", "tid": 1, "ts": microseconds(span.posted - zero), **arrow}
-        yield {"ph": "f", "tid": thread, "ts": start, "bp": "e", **arrow}
-    yield {"ph": "X", "pid": rank, "tid": thread, "name": span.name, "ts": start, "dur": duration, "args": content}
+    start, duration = round((span.start - zero) * 1e6, 3), round((span.end - span.start) * 1e6, 3)
+    return {"ph": "X", "pid": rank, "tid": thread, "name": span.name, "ts": start, "dur": duration, "args": content}

@@ -138,10 +138,10 @@ def traffic() -> Iterator[Counted]:
     that it is made of, and what runs under `counted_as` as the call named there. Counting itself sends nothing.
 
     Not seen: what bypasses process groups (new_group, stores, monitored_barrier, RPC, NVSHMEM), functional isend/irecv,
-    and a group class written in Python that was defined inside the block. Calls from C++ to a plain group are seen in
-    the thread that opened the block and in the backward passes it starts. For the depth, waiting is seen in
+    and a group class written in Python that was defined inside the block. Calls from C++ to a plain group (one that is
+    no Python class) are seen if there was one before the block, in the thread that opened it and in the backward passes
+    it starts; there every tensor operation takes some microseconds longer. For the depth, waiting is seen in
     `Work.wait()` alone: a wait for a call's future is not, and a call from C++ counts as waited for at once.
-    Every tensor operation takes some microseconds longer inside the block: don't measure times there.
     """
     counted = Counted()
     with listening(counted):
