@@ -1,7 +1,6 @@
 """`linked_group`: put the ranks of a process group on a simulated link."""
 
 import contextlib
-import datetime
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -284,28 +283,16 @@ def linked_mesh(link: Link | str | None, hosts: int, inside: Link | str | None =
 
 
 def _twin(group: dist.ProcessGroup | None, ranks: list[int]) -> dist.ProcessGroup:
-    """A group of the same ranks with the same timeout, for tensors in main memory."""
+    """A group of the same ranks, for tensors in main memory."""
     whole_world = len(ranks) == dist.get_world_size()
     with contextlib.nullcontext() if whole_world else agreed_name(group):
-        return dist.new_group(
-            ranks,
-            timeout=_timeout(group or dist.group.WORLD),
-            backend=_backend_on_cpu(group),
-            use_local_synchronization=not whole_world,
-        )
+        return dist.new_group(ranks, backend=_backend_on_cpu(group), use_local_synchronization=not whole_world)
 
 
 def _backend_on_cpu(group: dist.ProcessGroup | None) -> str:
     """The group's backend for tensors in main memory; gloo if it has none, as with NCCL alone."""
     of_device = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))  # "cpu:gloo,cuda:nccl"
     return of_device.get("cpu", "gloo")
-
-
-def _timeout(group: dist.ProcessGroup) -> datetime.timedelta | None:
-    for device in group._device_types:
-        with contextlib.suppress(AttributeError, RuntimeError):
-            return group._get_backend(device).options._timeout
-    return None
 
 
 def register(
