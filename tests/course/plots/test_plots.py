@@ -172,7 +172,7 @@ def test_memory_beyond_the_limit_is_red():
 def test_times_and_bandwidths_of_collectives():
     def results(operation):
         seconds = {size: Spread(1e-4 + 1e-9 * size, 1e-5, 1.0) for size in (2**10, 2**16, 2**20)}
-        return Results(tuple(Row(operation, "gloo", "cpu", 4, n, n, each, 5, 1) for n, each in seconds.items()))
+        return Results(tuple(Row(operation, "gloo", 4, n, n, each, 5, 1) for n, each in seconds.items()))
 
     found, other = results("all_reduce"), AlphaBeta(1e-5, 1e-8)
     figure = plots.time_chart(found, found.fits()[0], {"Ethernet": other})

@@ -1,4 +1,4 @@
-"""Where in the program a step's time was spent: by operator of torch, and by line of your own code."""
+"""Where in the program a step's time was spent: by line of your own code."""
 
 import contextlib
 import linecache
@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby, pairwise
 from pathlib import Path
 from types import FrameType
 
@@ -19,29 +20,8 @@ from scratch_ddp.instruments.timeline.spans import Span, Timeline
 
 _EVERY = 2e-3  # seconds from one look at the thread to the next
 _WIDTH = 60  # characters of a line that are shown
-_PACKAGE = Path(__file__).parents[2]
 _PYTHONS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_LIBRARIES = tuple(map(str, (*torch.__path__, _PACKAGE, *_PYTHONS)))
-
-
-def by_operator(timeline: Timeline, within: Breakdown | None = None) -> dict[str, float]:
-    """Seconds of each operator without those that it calls, largest first; `within`: during this step alone.
-
-    On a GPU these are the calls that launch kernels.
-    """
-    first, last = (timeline.start, timeline.end) if within is None else (within.start, within.end)
-    spent: Counter[str] = Counter()
-    open_spans: list[Span] = []
-    for span in sorted(timeline.operations, key=lambda each: (each.start, -each.end)):
-        if not first <= span.start < last:
-            continue
-        while open_spans and open_spans[-1].end <= span.start:
-            open_spans.pop()
-        if open_spans:
-            spent[open_spans[-1].name] -= span.end - span.start
-        spent[span.name] += span.end - span.start
-        open_spans.append(span)
-    return dict(spent.most_common())
+_LIBRARIES = tuple(map(str, (*torch.__path__, Path(__file__).parents[2], *_PYTHONS, "<frozen")))
 
 
 def by_call_site(timeline: Timeline, within: Breakdown, *parts: str) -> dict[str, float]:
@@ -71,8 +51,7 @@ def call_sites_recorded() -> Iterator[list[Span]]:
 
     def look() -> None:
         while not over.wait(_EVERY):
-            frame = sys._current_frames().get(watched)
-            seen.append((time.monotonic(), _site(frame)))
+            seen.append((time.monotonic(), _site(sys._current_frames().get(watched))))
 
     watcher = threading.Thread(target=look, name="call-sites", daemon=True)
     began = time.monotonic()
@@ -82,24 +61,18 @@ def call_sites_recorded() -> Iterator[list[Span]]:
     finally:
         over.set()
         watcher.join()
-        ended = time.monotonic()
-        middles = [(one + other) / 2 for (one, _), (other, _) in zip(seen, seen[1:], strict=False)]
-        for (_, site), start, end in zip(seen, [began, *middles], [*middles, ended], strict=False):
-            if spans and spans[-1].name == site:
-                spans[-1] = Span(site, spans[-1].start, end)
-            else:
-                spans.append(Span(site, start, end))
+        middles = [(one + other) / 2 for (one, _), (other, _) in pairwise(seen)]
+        stretches = pairwise([began, *middles, time.monotonic()])
+        for site, same in groupby(zip(seen, stretches, strict=False), key=lambda each: each[0][1]):
+            starts, ends = zip(*(stretch for _, stretch in same), strict=True)
+            spans.append(Span(site, starts[0], ends[-1]))
 
 
 def _site(frame: FrameType | None) -> str:
     """The innermost line that is in no library, such as "train, line 4: loss.backward()"."""
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     if frame is None:
         return "elsewhere"
     text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals).strip()
     return f"{frame.f_code.co_name}, line {frame.f_lineno}: {text[:_WIDTH]}"
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith((*_LIBRARIES, "<frozen"))
