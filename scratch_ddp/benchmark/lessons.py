@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scratch_ddp.benchmark.command import TableRow, median_and_range, positive_count, report
 from scratch_ddp.benchmark.rank_cells.processes import busy_cores
-from scratch_ddp.commands.lessons import lesson_paths
+from scratch_ddp.commands.notebooks import lesson_paths
 from scratch_ddp.instruments.timing import machine
 
 # Seconds that a run of these lessons may take.

@@ -5,77 +5,53 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 from scratch_ddp.commands.lab import lab_command, variables, write_settings
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-CHROMIUM_OPTIONS += ["--disable-background-networking", "--disable-component-update"]
+CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 TOKEN = "only-for-this-test"
-# Cells that are scrolled out of sight would otherwise not be in the page.
-WHOLE_NOTEBOOK = '{"windowingMode": "none"}'
+WHOLE_NOTEBOOK = '{"windowingMode": "none"}'  # cells that are scrolled out of sight would otherwise not be in the page
 
 
 @contextlib.contextmanager
 def serve(copies: Path) -> Iterator[str]:
-    """Run the lab on a folder of copies, as `python3 -m scratch_ddp lab` does; gives its address.
-
-    The server has settings of its own beside the folder, and is ended with its process group.
-    """
+    """Run the lab on a folder of copies, as `python3 -m scratch_ddp lab` does; gives the address that it prints."""
     settings = copies / ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
     settings.mkdir(parents=True)
     (settings / "tracker.jupyterlab-settings").write_text(WHOLE_NOTEBOOK)
-    folders = {f"JUPYTER_{kind.upper()}_DIR": str(copies.parent / "jupyter" / kind) for kind in ("data", "runtime")}
     write_settings()
-    port = free_port()
-    options = ["--no-browser", f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"]
-    with open(copies.parent / "server.log", "w") as log:
+    log = copies.parent / "server.log"
+    with open(log, "w") as file:
         server = subprocess.Popen(
-            lab_command(options, copies=copies),
-            env={**os.environ, **folders, **variables(copies)},
+            lab_command(["--no-browser", f"--IdentityProvider.token={TOKEN}"], copies=copies),
+            env=os.environ | variables(copies),
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
-        wait_for_server(server, port, Path(log.name))
-        yield f"http://127.0.0.1:{port}"
+        wait_for(lambda: "is running at" in log.read_text() or server.poll() is not None, 60, log.read_text)
+        yield re.search(r"http://(?:localhost|127\.0\.0\.1):\d+", log.read_text())[0]
     finally:
-        end(server)
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(timeout=20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_for_server(server: subprocess.Popen, port: int, log: Path, seconds: float = 60) -> None:
+def wait_for(reached, seconds: float, what_is_there) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        assert server.poll() is None, f"the server ended:\n{log.read_text()}"
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token={TOKEN}"):
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"the server did not answer within {seconds} s:\n{log.read_text()}")
-
-
-def end(server: subprocess.Popen) -> None:
-    """Ask the server to end its kernels and itself; what is left of its process group after that is killed."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        server.wait(timeout=20)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-    server.wait()
+    while not reached():
+        assert time.monotonic() < deadline, f"not within {seconds} s:\n{what_is_there()}"
+        time.sleep(0.02)
 
 
 class Notebook:
@@ -88,60 +64,36 @@ class Notebook:
         self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.cells = self.panel.locator(".jp-Notebook-cell")
         self.cells.first.wait_for(timeout=60_000)
-        self.wait_for_status("Idle", timeout=60)
+        self.wait_until_idle()
 
-    def wait_for_status(self, status: str, timeout: float) -> None:
-        """Wait until the status bar says `Idle` or `Busy`; `timeout` in seconds, as everywhere here."""
-        self.page.locator("#jp-main-statusbar", has_text=f"| {status}").wait_for(timeout=timeout * 1000)
+    def wait_until_idle(self) -> None:
+        self.page.locator("#jp-main-statusbar", has_text="| Idle").wait_for(timeout=60_000)
 
     def run_all(self) -> None:
         self.page.locator(".lm-MenuBar-itemLabel", has_text="Run").click()
         self.page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
 
     def run_cell(self, index: int) -> None:
-        """Select a cell and press Ctrl+Enter.
-
-        An output that arrives meanwhile moves the cells below it, and a click may then miss: it is repeated until
-        the cell is the active one.
-        """
+        """Select a cell and press Ctrl+Enter. An output that arrives moves the cells below it: a click may miss."""
         cell = self.cells.nth(index)
-        deadline = time.monotonic() + 30
-        while True:
+
+        def is_active() -> bool:
             cell.locator(".jp-InputPrompt").click()
-            if cell.evaluate("cell => cell.classList.contains('jp-mod-active')"):
-                break
-            assert time.monotonic() < deadline, f"clicks do not make cell {index} the active one:\n{self.text()}"
+            return cell.evaluate("cell => cell.classList.contains('jp-mod-active')")
+
+        wait_for(is_active, 30, self.text)
         self.page.keyboard.press("Control+Enter")
 
-    def wait_until_done(self, timeout: float) -> None:
-        """Wait until no cell is running or queued: the kernel stays idle, and no cell shows [*], for half a second.
-
-        A queued cell shows [ ] for a while, and between two cells the kernel is idle for a moment.
-        """
-        running = self.panel.locator(".jp-InputPrompt", has_text="[*]")
-        busy = self.page.locator("#jp-main-statusbar", has_text="| Busy")
-        deadline, quiet = time.monotonic() + timeout, 0
-        while quiet < 5:
-            assert time.monotonic() < deadline, f"still running after {timeout} s:\n{self.text()}"
-            self.page.wait_for_timeout(100)
-            quiet = 0 if running.count() or busy.count() else quiet + 1
-
-    def not_run(self) -> list[int]:
-        """Code cells that have no number: those after an error, when all were to be run."""
-        prompts = self.panel.locator(".jp-Notebook-cell").evaluate_all(
-            "cells => cells.map(cell => cell.querySelector('.jp-InputPrompt')?.innerText ?? '')"
-        )
-        code = self.panel.locator(".jp-Notebook-cell").evaluate_all(
-            "cells => cells.map(cell => cell.classList.contains('jp-CodeCell'))"
-        )
-        return [index for index, is_code in enumerate(code) if is_code and not re.search(r"\d", prompts[index])]
-
     def wait_for_output(self, index: int, text: str, timeout: float) -> None:
-        output = self.cells.nth(index).locator(".jp-OutputArea", has_text=text).first
-        deadline = time.monotonic() + timeout
-        while not output.is_visible():
-            assert time.monotonic() < deadline, f"cell {index} did not show {text!r} in {timeout} s:\n{self.text()}"
-            self.page.wait_for_timeout(20)
+        wait_for(lambda: self._sees(index, text), timeout, self.text)
+
+    def _sees(self, index: int, text: str) -> bool:
+        return self.cells.nth(index).locator(".jp-OutputArea", has_text=text).first.is_visible()
+
+    def not_run(self) -> int:
+        """How many code cells have no number."""
+        prompts = self.panel.locator(".jp-CodeCell .jp-InputArea-prompt").all_inner_texts()
+        return sum(not re.search(r"\d", prompt) for prompt in prompts)
 
     def output(self, index: int) -> str:
         """What a reader sees under a cell, as text."""
@@ -150,22 +102,16 @@ class Notebook:
     def text(self) -> str:
         return "\n".join(f"[{index}] {self.output(index)}" for index in range(self.cells.count()))
 
-    def pictures(self, index: int) -> int:
-        """How many pictures a cell shows, markdown's included, that were really loaded."""
-        widths = self.cells.nth(index).locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
+    def pictures(self) -> int:
+        """How many pictures the cells show, markdown's included, that were really loaded."""
+        widths = self.cells.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
         return sum(width > 0 for width in widths)
 
     def stop(self) -> None:
         """Press the Stop button."""
         self.panel.locator("[data-command='notebook:interrupt-kernel']").click()
 
-    def press_restart(self) -> None:
+    def restart(self) -> None:
         """Press the Restart button and confirm; returns at once."""
         self.panel.locator("[data-command='notebook:restart-kernel']").click()
         self.page.locator(".jp-Dialog .jp-mod-accept").click()
-
-    def restart(self, timeout: float = 60) -> None:
-        """Restart the kernel; returns when the new one is idle."""
-        self.press_restart()
-        self.page.locator(".jp-Dialog").wait_for(state="detached")
-        self.wait_for_status("Idle", timeout)

@@ -18,7 +18,7 @@ from scratch_ddp.benchmark.command import REPORTED, TableRow, median_and_range, 
 from scratch_ddp.benchmark.rank_cells import two_hosts
 from scratch_ddp.benchmark.rank_cells.kernel import Kernel
 from scratch_ddp.benchmark.rank_cells.processes import busy_cores, listening_beyond_loopback, wait_until_gone
-from scratch_ddp.commands.execution import run
+from scratch_ddp.commands.notebooks import run
 from scratch_ddp.instruments.timing import machine
 
 _ONE_SLEEPS = "import time\nif rank != 2:\n    dist.all_reduce(torch.ones(1))\nelse:\n    time.sleep(60)"
