@@ -83,8 +83,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _copy_one(lesson: str, fresh: bool) -> int:
-    named = [page for page in _pages(NOTEBOOKS) if lesson in (page.stem, page.name)]
-    source = named[0] if named else find_lesson(lesson)
+    named = (page for page in _pages(NOTEBOOKS) if lesson in (page.stem, page.name))
+    source = next(named, None) or find_lesson(lesson)
     target = COPIES / _name_of_copy(source)
     if target.exists() and not fresh:
         command = f"python3 -m scratch_ddp copy {source.stem} --fresh"

@@ -70,25 +70,16 @@ def variables(venv: Path) -> dict[str, str]:
 
 def update(venv: Path, requirements: Path = REQUIREMENTS) -> None:
     """Bring the environment up to date with the requirements; does nothing if it already is."""
-    stamp = read_stamp(venv)
-    if stamp is not None and stamp == stamp_for(venv, requirements):
+    stamp, digest = read_stamp(venv), hashlib.sha256(requirements.read_bytes()).hexdigest()
+    wanted = {"requirements": digest, "clone": str(ROOT), "folder": str(venv), "python": _version(python_of(venv))}
+    if stamp == wanted:
         return
-    if is_unusable(stamp, stamp_for(venv, requirements)):
+    if is_unusable(stamp, wanted):
         print(f"Making a virtual environment in {venv} …", flush=True)
         create(venv)
     print(f"Installing {requirements.relative_to(ROOT)} (the first time this takes some minutes) …", flush=True)
     install(venv, requirements)
-    (venv / STAMP).write_text(json.dumps(stamp_for(venv, requirements)))
-
-
-def stamp_for(venv: Path, requirements: Path) -> dict:
-    """What a finished environment says of itself."""
-    return {
-        "requirements": hashlib.sha256(requirements.read_bytes()).hexdigest(),
-        "clone": str(ROOT),
-        "folder": str(venv),
-        "python": _version(python_of(venv)),
-    }
+    (venv / STAMP).write_text(json.dumps({**wanted, "python": _version(python_of(venv))}))
 
 
 def read_stamp(venv: Path) -> dict | None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from scratch_ddp.commands.copies import make_copies
-from scratch_ddp.commands.notebooks import COPIES, KERNEL_NAME, NOTEBOOKS, UsageError, complain, lesson_paths
+from scratch_ddp.commands.notebooks import COPIES, KERNEL_NAME, UsageError, complain, lesson_paths
 
 SETTINGS = {  # JupyterLab's own names
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -21,8 +21,6 @@ NO_IP = (
 
 def main(arguments: list[str]) -> int:
     """Make the copies that are missing, then become the JupyterLab server."""
-    if not lesson_paths():
-        return complain(UsageError(f"There are no lessons in {NOTEBOOKS}."))
     first_time = not COPIES.exists()
     try:
         command = lab_command(arguments, start_at=lesson_paths()[0].name if first_time else "")
@@ -41,14 +39,10 @@ def variables(copies: Path) -> dict[str, str]:
 
     Its settings, data and history are beside the copies; kernels show progress bars, and figures for fine screens.
     """
-    settings = copies / ".jupyter"
-    folders = {"CONFIG": settings, "DATA": settings / "data", "RUNTIME": settings / "runtime"}
-    return {
-        **{f"JUPYTER_{kind}_DIR": str(folder) for kind, folder in folders.items()},
-        "IPYTHONDIR": str(settings / "ipython"),
-        "SCRATCH_DDP_PROGRESS": "1",
-        "SCRATCH_DDP_RETINA": "1",
-    }
+    folders = {"JUPYTER_CONFIG_DIR": "", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime"}
+    folders |= {"IPYTHONDIR": "ipython"}
+    settings = {name: str(copies / ".jupyter" / folder) for name, folder in folders.items()}
+    return settings | {"SCRATCH_DDP_PROGRESS": "1", "SCRATCH_DDP_RETINA": "1"}
 
 
 def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES) -> list[str]:

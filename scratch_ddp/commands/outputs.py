@@ -148,15 +148,14 @@ def _without_line_numbers(traceback: list[str]) -> list[str]:
     return ["\n".join(map(cleaned, item.split("\n"))) for item in traceback]
 
 
-def _path_patterns(venv: Path, clone: Path, home: Path) -> list[tuple[re.Pattern, str]]:
-    """What each folder of this machine is replaced by; a folder such as / would match too much and is left out."""
-    start = r"(?:(?<![\w/.~-])|(?<=\dm))"  # not inside of a longer path; \dm ends a colour code
-    patterns = [(re.compile(r"/\S*/ipykernel_\d+/\d+\.py"), "<cell>")]
-    for folder, name in [(venv, ".venv"), (clone, "."), (home, "~")]:
-        if len(folder.parts) > 1:
-            patterns.append((re.compile(start + re.escape(str(folder)) + r"(?=/|\b)"), name))
+_START = r"(?:(?<![\w/.~-])|(?<=\dm))"  # not inside of a longer path; \dm ends a colour code
+PATHS = [
+    (re.compile(r"/\S*/ipykernel_\d+/\d+\.py"), "<cell>"),
+    *(
+        (re.compile(_START + re.escape(str(folder)) + r"(?=/|\b)"), name)
+        for folder, name in [(Path(sys.prefix), ".venv"), (ROOT, "."), (Path.home(), "~")]
+        if len(folder.parts) > 1  # a folder such as / would match too much
+    ),
     # Where in the package a warning comes from, or a frame of a traceback that was printed.
-    return [*patterns, (re.compile(r'(scratch_ddp/[\w/]+\.py"?)(?::\d+|, line \d+)'), r"\1")]
-
-
-PATHS = _path_patterns(Path(sys.prefix), ROOT, Path.home())
+    (re.compile(r'(scratch_ddp/[\w/]+\.py"?)(?::\d+|, line \d+)'), r"\1"),
+]

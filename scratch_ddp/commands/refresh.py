@@ -6,15 +6,8 @@ from pathlib import Path
 
 import nbformat
 
-from scratch_ddp.commands.notebooks import (
-    CellFailed,
-    UsageError,
-    complain,
-    find_lesson,
-    lesson_paths,
-    run,
-    write_stubs,
-)
+from scratch_ddp.commands import notebooks
+from scratch_ddp.commands.notebooks import CellFailed, UsageError, complain, find_lesson, lesson_paths
 from scratch_ddp.commands.outputs import clean_notebook, clear_outputs, replace, to_text
 
 
@@ -25,9 +18,9 @@ def refresh(path: Path) -> bool:
     """
     before = path.read_text(encoding="utf-8")
     notebook = nbformat.reads(before, as_version=4)
-    write_stubs(notebook, path.parent)
+    notebooks.write_stubs(notebook, path.parent)
     clear_outputs(notebook)
-    run(notebook, path.parent)
+    notebooks.run(notebook, path.parent)
     clean_notebook(notebook)
     after = to_text(notebook)
     if after != before:

@@ -110,8 +110,3 @@ class Notebook:
     def stop(self) -> None:
         """Press the Stop button."""
         self.panel.locator("[data-command='notebook:interrupt-kernel']").click()
-
-    def restart(self) -> None:
-        """Press the Restart button and confirm; returns at once."""
-        self.panel.locator("[data-command='notebook:restart-kernel']").click()
-        self.page.locator(".jp-Dialog .jp-mod-accept").click()

@@ -7,7 +7,6 @@ import socket
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
@@ -109,18 +108,3 @@ def test_stop_frees_a_deadlocked_cell_and_the_next_cell_works(page, address, cop
     assert said.count("rank 0") == 1  # the waiting line is gone
     notebook.run_cell(5)
     notebook.wait_for_output(5, "sum 41", timeout=10)
-
-
-def test_a_restart_leaves_no_process_of_the_cluster(page, address, copies):
-    path = write(copies / "restart.ipynb", *START, "import os\nprint('pid', os.getpid())", ONLY_RANK_0)
-    notebook = Notebook(page, address, path)
-    notebook.run_all()
-    notebook.wait_for_output(4, "all_reduce", timeout=90)  # restarted in the middle of a deadlock
-    kernel = psutil.Process(int(re.search(r"kernel (\d+)", notebook.output(0))[1]))
-    ranks = {int(pid) for pid in re.findall(r"pid (\d+)", notebook.output(3))}
-    cluster = kernel.children(recursive=True)
-    assert len(ranks) == 2 and ranks <= {process.pid for process in cluster}
-    notebook.restart()
-    assert not psutil.wait_procs([kernel], timeout=10)[1]
-    assert not psutil.wait_procs(cluster, timeout=2)[1]
-    notebook.wait_until_idle()

@@ -11,8 +11,6 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from scratch_ddp.__main__ import COMMANDS
-from scratch_ddp.__main__ import main as run_command
 from scratch_ddp.commands import copies, environment, lab, notebooks, outputs
 from scratch_ddp.commands import test as checks
 from scratch_ddp.commands.environment import SetupFailed
@@ -38,21 +36,6 @@ def course(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("left_by_last_time", "python", "unusable"),
-    [
-        ({"folder": "/c/.venv", "python": [3, 11]}, [3, 11], False),
-        ({"folder": "/moved/.venv", "python": [3, 11]}, [3, 11], True),
-        ({"folder": "/c/.venv", "python": [3, 13]}, [3, 11], True),
-        ({"folder": "/c/.venv", "python": [3, 11]}, None, True),
-        (None, [3, 9], True),
-        (None, [3, 11], False),
-    ],
-)
-def test_which_environments_are_made_anew(left_by_last_time, python, unusable):
-    assert environment.is_unusable(left_by_last_time, {"folder": "/c/.venv", "python": python}) is unusable
-
-
 def test_a_set_up_that_fails_leaves_no_stamp_and_is_done_again(tmp_path, monkeypatch):
     venv, calls, status = tmp_path / ".venv", [], [0, 1, 0, 0]
 
@@ -72,6 +55,10 @@ def test_a_set_up_that_fails_leaves_no_stamp_and_is_done_again(tmp_path, monkeyp
     environment.update(venv)
     environment.update(venv)
     assert calls == ["venv", "pip", "pip"]
+    wanted = {"folder": "/c", "python": [3, 11]}
+    assert not environment.is_unusable(None, wanted) and not environment.is_unusable(wanted, wanted)
+    for stamp, python in ((wanted, [3, 13]), (wanted | {"folder": "/b"}, [3, 11]), (wanted, None), (None, [3, 9])):
+        assert environment.is_unusable(stamp, wanted | {"python": python})
 
 
 def test_what_setting_up_refuses(tmp_path):
@@ -102,11 +89,6 @@ def test_kernels_come_from_this_environment(tmp_path, monkeypatch):
     kernels = os.environ | environment.variables(Path(sys.prefix))
     assert "'false'" in subprocess.check_output([sys.executable, "-c", search], text=True)
     assert "'false'" not in subprocess.check_output([sys.executable, "-c", search], text=True, env=kernels)
-
-
-def test_an_unknown_command_is_named(capsys):
-    assert run_command(["labb"]) == 2 and "no command 'labb'" in capsys.readouterr().err
-    assert run_command(["--help"]) == 0 and all(name in capsys.readouterr().out for name in [*COMMANDS][:1])
 
 
 def test_copies_start_without_outputs_and_work_is_never_overwritten(course, capsys):

@@ -4,7 +4,7 @@ import json
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from nbformat.v4 import new_code_cell, new_output
 
 from scratch_ddp.commands import grade as grading
 from scratch_ddp.commands import outputs
@@ -33,12 +33,6 @@ def test_what_a_check_says_becomes_a_verdict(said, status, lines):
     assert grading.verdict(cell) == (NOT_REACHED, [])
 
 
-def test_only_a_call_of_check_is_an_exercise():
-    cells = [new_code_cell("# check(f)"), new_code_cell("recheck(f)"), new_markdown_cell("check(f)")]
-    cells += [new_code_cell("def f():\n    pass\n\ncheck(f)"), new_code_cell("check( g , 4)")]
-    assert [found.name for found in grading.exercises_of(new_notebook(cells=cells))] == ["f", "g"]
-
-
 # The notebooks below have a check of their own, so that they need no ranks.
 OWN_CHECK = "def check(f):\n    print(f())\n"
 
@@ -46,7 +40,7 @@ OWN_CHECK = "def check(f):\n    print(f())\n"
 def test_grading_goes_on_after_cells_that_fail_or_never_end(tmp_path):
     cells = [OWN_CHECK, "def a(): return '✓ value'", "check(a)", "raise RuntimeError('mine')"]
     cells += ["def b(): return '✗ cost    4 messages, budget 3'", "check(b)", "check(never_defined)"]
-    cells += ["import time\ntime.sleep(60)", "def c(): return 'not written yet'\ncheck(c)"]
+    cells += ["# check(no)\nimport time\ntime.sleep(60)", "def c(): return 'not written yet'\ncheck(c)"]
     mine = save(tmp_path / "00_mine.ipynb", *cells)
     (tmp_path / "lessons").mkdir()
     save(tmp_path / "lessons" / "00_lesson.ipynb", "check(a)", "check(removed)")

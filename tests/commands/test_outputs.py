@@ -27,6 +27,7 @@ from tests.notebooks.files import save, stream
         (["waits\r     \rdone\n"], "done\n"),
         (["kept  \n"], "kept  \n"),
         (['scratch_ddp/mesh.py:12: Warn\n  File "scratch_ddp/zero/o.py", line 7, in f'], None),
+        ([f"\x1b[32m{sys.prefix}/x {outputs.ROOT}/a.py\x1b[39m"], "\x1b[32m.venv/x ./a.py\x1b[39m"),
         ([f"/tmp/ipykernel_12/34.py:1: UserWarning\n{Path.home()}/data\n"], "<cell>:1: UserWarning\n~/data\n"),
     ],
 )
@@ -35,21 +36,14 @@ def test_text_is_saved_as_a_terminal_shows_it_without_what_an_edit_elsewhere_wou
     assert output.text == (saved or 'scratch_ddp/mesh.py: Warn\n  File "scratch_ddp/zero/o.py", in f')
 
 
-def test_streams_stay_apart_and_a_line_that_waited_and_went_leaves_nothing():
+def test_streams_stay_apart_and_what_has_gone_from_the_screen_scripts_and_widgets_leave_nothing():
     cleaned = outputs.clean_outputs([stream("a"), stream("w", "stderr"), stream("c")])
     assert [(output.name, output.text) for output in cleaned] == [("stdout", "a"), ("stderr", "w"), ("stdout", "c")]
     assert outputs.clean_outputs([stream("rank 1 waits"), stream("\b \b" * 12), stream("x\r \r", "stderr")]) == []
-
-
-def test_paths_scripts_and_widgets_do_not_get_into_a_notebook():
-    frames = [f"File {sys.prefix}/lib/x.py", f"File \x1b[32m{outputs.ROOT}/a.py:1\x1b[39m"]
-    error = new_output("error", ename="E", evalue="e", traceback=frames)
     script = new_output("display_data", data={"application/javascript": "alert()", "text/plain": "<Javascript>"})
     widget = new_output("display_data", data={outputs.WIDGET: {"model_id": "a1"}, "text/plain": "IntSlider(value=3)"})
-    picture = new_output("display_data", data={"image/png": "aGk=", "text/plain": "<Figure>"})
-    cleaned = outputs.clean_outputs([error, script, widget, picture])
-    assert cleaned[0].traceback == ["File .venv/lib/x.py", "File \x1b[32m./a.py\x1b[39m"]
-    assert cleaned[1].data == {"text/plain": "IntSlider(value=3)"} and cleaned[2:] == [picture]
+    (cleaned,) = outputs.clean_outputs([script, widget])
+    assert cleaned.data == {"text/plain": "IntSlider(value=3)"}
 
 
 def traceback(place: str, before: str, arrow: str) -> str:
