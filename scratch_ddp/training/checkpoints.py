@@ -63,8 +63,8 @@ class Checkpoints:
         self._group = self._threads = None
         if dist.is_initialized():  # GPUs shall not wait for our messages, and the writing threads need their own group
             self._group, self._threads = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
-        shared = self.folder.exists()
-        raise_everywhere(None if shared else f"{folder} is not the first rank's: hosts must share it", self._group)
+        problem = None if folder.exists() else f"{folder} is not the first rank's: hosts must share it"
+        raise_everywhere(problem, self._group)
 
     def resume(self) -> History:
         """Load the last complete checkpoint and return its history; an empty one if there is none.
@@ -129,8 +129,9 @@ class Checkpoints:
                 last = ", ".join(self._complete()[:1]) or "none"
                 raise OSError(f"{self.folder} can't be written: {_cause(error)}; last complete: {last}") from None
             if self._group is None or dist.get_rank() == 0:
+                oldest = self._complete()[:KEPT][-1]
                 for place in self.folder.glob("step_*"):
-                    if place.name < self._complete()[:KEPT][-1]:
+                    if place.name < oldest:
                         shutil.rmtree(place)
 
     def _restore(self, name: str, state: dict[str, Any]) -> History:

@@ -30,7 +30,7 @@ SMOLLM2_360M = {  # the real sizes: `load_model("built-in", **SMOLLM2_360M)` is 
     "num_key_value_heads": 5,
     "initializer_range": 0.02,
 }
-HEADS = ("classifier", "language model")
+HEADS = {"classifier": "SequenceClassification", "language model": "CausalLM"}  # in transformers' names
 
 
 def load_model(
@@ -48,8 +48,6 @@ def load_model(
     change the built-in architecture, with the names of transformers' LlamaConfig. New weights come from torch's random
     numbers: set the same seed on every rank before. Raises ValueError if nothing can be loaded. No communication.
     """
-    if head not in HEADS:
-        raise ValueError(f"head: {head!r}; allowed are {', '.join(HEADS)}")
     place = source or "built-in"
     if place == "built-in":
         model, tokenizer = build_small(head, texts, dtype, **sizes)
@@ -65,14 +63,13 @@ def build_small(
 ) -> tuple[torch.nn.Module, Any]:
     """Return the small model with random weights, and its tokenizer. No network, no communication."""
     with extra("text"):
-        from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+        import transformers
 
     tokenizer = build_tokenizer(texts)
     tokens = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
     others = {"max_position_embeddings": 8192, "tie_word_embeddings": True, "num_labels": 2, "use_cache": False}
-    config = LlamaConfig(**{"vocab_size": len(tokenizer), **tokens, **others, **SMALL, **sizes})
-    model = (LlamaForSequenceClassification if head == "classifier" else LlamaForCausalLM)(config)
-    return model.to(dtype), tokenizer
+    config = transformers.LlamaConfig(**{"vocab_size": len(tokenizer), **tokens, **others, **SMALL, **sizes})
+    return getattr(transformers, f"LlamaFor{HEADS[head]}")(config).to(dtype), tokenizer
 
 
 def build_tokenizer(texts: Iterable[str] | None = None, vocabulary: int = 2048) -> Any:
@@ -98,18 +95,13 @@ def build_tokenizer(texts: Iterable[str] | None = None, vocabulary: int = 2048) 
 
 def _read(name: str, head: str, dtype: torch.dtype) -> tuple[torch.nn.Module, Any]:
     with extra("text"):
-        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+        import transformers
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        if head == "classifier":
-            options = {"num_labels": 2, "pad_token_id": tokenizer.pad_token_id}
-            model = AutoModelForSequenceClassification.from_pretrained(name, dtype=dtype, **options)
-        else:
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        options = {"num_labels": 2, "pad_token_id": tokenizer.pad_token_id, "use_cache": False}
+        auto = getattr(transformers, f"AutoModelFor{HEADS[head]}")
+        return auto.from_pretrained(name, dtype=dtype, **options), tokenizer
     except Exception as error:  # the library and what it calls raise many kinds
         raise ValueError(f"no model can be loaded from {name!r}: {type(error).__name__}: {error}") from error
-    model.config.use_cache = False
-    return model, tokenizer

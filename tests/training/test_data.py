@@ -111,14 +111,10 @@ def test_the_small_model_has_smollm2s_architecture():
         model, _ = build_small("language model", **SMOLLM2_360M)
     assert type(model) is LlamaForCausalLM and model.lm_head.weight is model.model.embed_tokens.weight
     assert sum(parameter.numel() for parameter in model.parameters()) == 361_821_120
-
-
-def test_the_tokenizer_is_the_same_everywhere_and_knows_every_text():
-    tokenizer = build_tokenizer()
     state = tokenizer.backend_tokenizer.to_str()
-    assert hashlib.sha256(state.encode()).hexdigest()[:16] == "d31ce1111631196e"
-    for text in ("Zürich's π-day: 3.14159 €!", "日本語", "a\tb\n\nc", "<pad> <end>"):
-        assert tokenizer.decode(tokenizer(text)["input_ids"]).strip() == text
+    assert hashlib.sha256(state.encode()).hexdigest()[:16] == "d31ce1111631196e", "the same in every process"
+    text = "π: 3.14 €! 日本語 a\tb <pad>"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]).strip() == text
 
 
 def test_a_model_of_a_folder_and_one_that_is_cut_short(tmp_path):

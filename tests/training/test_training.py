@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import io
 import os
 import re
 import subprocess
@@ -13,13 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp.ddp import FlatDDP, SimpleDistributedDataParallelism
+from scratch_ddp.ddp import FlatDDP
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.training import __main__ as command
-from scratch_ddp.training.data import Batches, load_pairs, sentences, tokenise
-from scratch_ddp.training.loop import Score, evaluate, score, train, warm_up_then_fall
+from scratch_ddp.training.data import Batches, tokenise
+from scratch_ddp.training.loop import Score, score, train, warm_up_then_fall
 from scratch_ddp.training.models import build_small
-from scratch_ddp.training.pairs import make_pairs
 from tests.ddp.cases import STRATEGIES, bits, calls
 from tests.ranks import run_ranks
 from tests.training.cases import PAIRS, TINY
@@ -61,46 +59,9 @@ def collectives_of_an_epoch(accumulation: int) -> dict:
     return calls(counts)
 
 
-@pytest.mark.parametrize(("accumulation", "steps"), [(1, 7), (3, 3), (9, 1)])
-def test_one_synchronisation_a_step(accumulation, steps):
-    for counts in run_ranks(2, collectives_of_an_epoch, accumulation):
-        assert (counts["all_reduce"], counts["broadcast"]) == (steps, 0)
-
-
-def learn() -> tuple:
-    torch.manual_seed(0)
-    pairs = load_pairs("built-in")
-    model, tokenizer = build_small(texts=sentences(pairs["train"]))
-    training, validation = (
-        Batches(tokenise(pairs[split], tokenizer), 16, tokenizer.pad_token_id, dist.get_rank(), 2, seed=seed)
-        for split, seed in (("train", 0), ("validation", None))
-    )
-    lines = []
-    history = train(SimpleDistributedDataParallelism(model), training, 4, report=lines.append, validation=validation)
-    return history.scores[-1], history.epoch_losses, lines
-
-
-def test_there_is_something_to_learn():
-    (first, losses, lines), (second, *_) = run_ranks(2, learn, timeout=180)
-    assert first == second and first.accuracy >= first.majority + 0.1, f"only {first}"
-    assert losses[-1] < 0.8 * losses[0]
-    assert len(lines) == 4 and re.fullmatch(r"epoch 4: loss 0\.\d{4}, validation accuracy 0\.\d{3}, F1 .*", lines[-1])
-
-
-def evaluate_shares(items: int, size: int) -> Score:
-    torch.manual_seed(0)
-    model, tokenizer = build_small(**TINY)
-    rows = {name: column[:items] for name, column in PAIRS["test"].items()}
-    result = evaluate(
-        model.train(), Batches(tokenise(rows, tokenizer), size, 0, dist.get_rank(), dist.get_world_size(), "contiguous")
-    )
-    assert model.training, "left as it was"
-    return result
-
-
-def test_evaluation_counts_each_item_once():
-    (alone,) = run_ranks(1, evaluate_shares, 17, 8)
-    assert run_ranks(4, evaluate_shares, 17, 8) == [alone] * 4 and alone.items == 17
+def test_one_synchronisation_a_step():
+    for counts in run_ranks(2, collectives_of_an_epoch, 3):
+        assert (counts["all_reduce"], counts["broadcast"]) == (3, 0)
 
 
 def test_the_score_of_a_table():
@@ -115,20 +76,6 @@ def test_the_learning_rate_rises_and_falls():
     assert all(0 < warm_up_then_fall(step, steps) <= 1 for steps in (1, 2, 3) for step in range(steps))
 
 
-def unwrapped_on_two_ranks() -> None:
-    model, tokenizer = build_small(**TINY)
-    batches = Batches(tokenise(make_pairs({"train": 8})["train"], tokenizer), 4, 0, dist.get_rank(), 2)
-    with pytest.raises(ValueError, match="shared over 2 ranks, but 1 train the model: wrap the model"):
-        train(model, batches)
-    for strategy in (FlatDDP, DistributedDataParallel):
-        with pytest.raises(ValueError, match="shared over 1 ranks, but 2 train"):
-            train(strategy(copy.deepcopy(model)), Batches(batches.items, 4, 0))
-
-
-def test_shares_that_do_not_fit_the_model_are_refused():
-    run_ranks(2, unwrapped_on_two_ranks)
-
-
 def test_the_same_lines_under_python_and_torchrun():
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
@@ -136,13 +83,8 @@ def test_the_same_lines_under_python_and_torchrun():
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     outputs = []
     for launcher, strategy in (([], []), (torchrun, ["--strategy", "bucketed"])):
-        ran = subprocess.run(
-            [sys.executable, *launcher, *arguments, *strategy],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=120,
-        )
+        line = [sys.executable, *launcher, *arguments, *strategy]
+        ran = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=120)
         assert ran.returncode == 0, ran.stderr
         outputs.append(re.sub(r"in [\d.]+ s", "in … s", ran.stdout).splitlines())
     assert outputs[0][-1].startswith("1 process on cpu: 50 steps in … s; test accuracy")
@@ -152,30 +94,29 @@ def test_the_same_lines_under_python_and_torchrun():
     assert outputs[0][-1].split(";")[1] == outputs[1][-1].split(";")[1]
 
 
-def on_a_rank(*options: str) -> tuple[list[str], object]:
-    """What the command prints on this rank, but for the time, and how it ends."""
-    sys.argv = ["training", "--device=cpu", "--epochs=1", *options]
+def refused_on_a_rank() -> list:
+    """How the command ends with options that do not fit."""
     command.ranks = lambda *_: contextlib.nullcontext((dist.get_rank(), dist.get_world_size()))
-    printed, ended = io.StringIO(), None
-    with contextlib.redirect_stdout(printed):
-        try:
+    ended = []
+    for option in ("--data=/nowhere", "--batch-size=3", "--max-length=3"):
+        sys.argv = ["training", "--device=cpu", option]
+        with pytest.raises(SystemExit) as end:
             command.main()
-        except SystemExit as end:
-            ended = end.code
-    return re.sub(r"in [\d.]+ s", "in … s", printed.getvalue()).splitlines(), ended
+        ended.append(end.value.code)
+    model, tokenizer = build_small(**TINY)
+    batches = Batches(tokenise({name: column[:8] for name, column in PAIRS["train"].items()}, tokenizer), 4, 0)
+    for strategy in (FlatDDP, DistributedDataParallel):
+        with pytest.raises(ValueError, match="shared over 1 ranks, but 2 train the model: wrap the model"):
+            train(strategy(copy.deepcopy(model)), batches)
+    return ended
 
 
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        ("--data=/nowhere", "no pairs can be loaded from '/nowhere'"),
-        ("--batch-size=3", "a global batch of 3 can't be shared evenly by 2 ranks"),
-        ("--max-length=3", "max_length must be 4 or more"),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence_without_a_traceback(option, says):
-    (_, first), (_, second) = run_ranks(2, on_a_rank, option)
-    assert first.startswith("scratch_ddp.training: ") and "\n" not in first and says in first and second == 1
+def test_what_does_not_fit_is_one_sentence_without_a_traceback():
+    says = ["can be loaded from '/nowhere'", "batch of 3 can't be shared evenly by 2 ranks", "must be 4 or more"]
+    first, second = run_ranks(2, refused_on_a_rank)
+    for sentence, piece in zip(first, says, strict=True):
+        assert sentence.startswith("scratch_ddp.training: ") and "\n" not in sentence and piece in sentence
+    assert second == [1, 1, 1]
 
 
 @pytest.mark.parametrize("option", ["--accumulation=0", "--batch-size=-4", "--every=0", "--timeout=soon"])
