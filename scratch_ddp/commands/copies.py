@@ -25,37 +25,34 @@ INSTEAD_OF_SOLUTIONS = "solutions.md"  # scratch_ddp.course.check looks for it
 WHERE_SOLUTIONS_ARE = "Your teacher has the solutions.\n"
 
 
+def sources(notebooks: Path) -> list[Path]:
+    """The lessons, the pages that they link to, and the files of the capstone."""
+    return [*lesson_paths(notebooks), *sorted(notebooks.glob("*.md")), *sorted(notebooks.glob("capstone/*.py"))]
+
+
 def make_copies(notebooks: Path = NOTEBOOKS, copies: Path = COPIES) -> None:
-    """Copy the lessons, their pages and the capstone's files, as far as they are missing."""
-    for source in [*lesson_paths(notebooks), *_pages(notebooks)]:
-        target = copies / _name_of_copy(source)
+    """Copy all that is missing."""
+    for source in sources(notebooks):
+        target = copies / source.relative_to(notebooks)
         if not target.exists():
-            _copy(source, target)
+            copy(source, target)
 
 
-def copy_fresh(source: Path, copies: Path = COPIES) -> Path | None:
-    """Put a fresh copy of one lesson in place; an older one is kept under a dated name, which is returned."""
-    target, kept = copies / _name_of_copy(source), None
+def copy_fresh(source: Path, target: Path) -> Path | None:
+    """Put a fresh copy in place; an older one is kept under a dated name, which is returned."""
+    kept, number = None, 1
     if target.exists():
-        now, second = time.strftime("%Y-%m-%d-%H%M%S"), 1
-        while (kept := target.with_stem(f"{target.stem}-{now}" + f"-{second}" * (second > 1))).exists():
-            second += 1
+        kept = dated = target.with_stem(f"{target.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}")
+        while kept.exists():
+            number += 1
+            kept = dated.with_stem(f"{dated.stem}-{number}")
         target.rename(kept)
-    _copy(source, target)
+    copy(source, target)
     return kept
 
 
-def _pages(notebooks: Path) -> list[Path]:
-    """Glossary, symptoms, map: what the lessons link to; and the files of the capstone."""
-    return sorted(notebooks.glob("*.md")) + sorted(notebooks.glob("capstone/*.py"))
-
-
-def _name_of_copy(source: Path) -> str:
-    """The file's name; for a file of the capstone with its folder."""
-    return f"{source.parent.name}/{source.name}" if source.suffix == ".py" else source.name
-
-
-def _copy(source: Path, target: Path) -> None:
+def copy(source: Path, target: Path) -> None:
+    """Write a copy, of a notebook without outputs."""
     text = source.read_text(encoding="utf-8")
     if source.suffix == ".ipynb":
         notebook = nbformat.reads(text, as_version=4)
@@ -76,31 +73,28 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if (options.lesson is None) == (options.for_students is None):
         parser.error("give a LESSON, or --for-students FOLDER")
+    if options.for_students:
+        return hand_out(options.for_students)
+    named = (source for source in sources(NOTEBOOKS) if options.lesson in (source.stem, source.name))
     try:
-        return _copy_one(options.lesson, options.fresh) if options.lesson else hand_out(options.for_students)
+        source = next(named, None) or find_lesson(options.lesson)
     except UsageError as error:
         return complain(error)
-
-
-def _copy_one(lesson: str, fresh: bool) -> int:
-    named = (page for page in _pages(NOTEBOOKS) if lesson in (page.stem, page.name))
-    source = next(named, None) or find_lesson(lesson)
-    target = COPIES / _name_of_copy(source)
-    if target.exists() and not fresh:
+    target = COPIES / source.relative_to(NOTEBOOKS)
+    if target.exists() and not options.fresh:
         command = f"python3 -m scratch_ddp copy {source.stem} --fresh"
         print(f"{target} already exists and was not changed. To keep it and start again: {command}")
         return 1
-    kept = copy_fresh(source, COPIES)
-    if kept:
+    if kept := copy_fresh(source, target):
         print(f"Your work is now in {kept}.")
     print(f"A fresh copy is in {target}.")
     return 0
 
 
 def hand_out(folder: Path, notebooks: Path = NOTEBOOKS) -> int:
-    """Make a new folder with copies of all lessons and pages, and the file that `solution` prints there instead."""
+    """Make a new folder with copies of everything, and the file that `solution` prints there instead."""
     if folder.exists():
-        raise UsageError(f"{folder} already exists: name a new folder.")
+        return complain(UsageError(f"{folder} already exists: name a new folder."))
     make_copies(notebooks, folder)
     note = folder / INSTEAD_OF_SOLUTIONS
     replace(note, WHERE_SOLUTIONS_ARE)

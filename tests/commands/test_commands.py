@@ -110,11 +110,11 @@ def test_copies_start_without_outputs_and_work_is_never_overwritten(course, caps
 
 def test_a_fresh_copy_keeps_every_older_one(course, monkeypatch):
     monkeypatch.setattr(copies.time, "strftime", lambda _: "2026-01-31-090500")
-    source, kept = course / "notebooks" / "00_first.ipynb", []
-    assert copies.copy_fresh(source, course / "mine") is None
+    source, target, kept = course / "notebooks" / "00_first.ipynb", course / "mine" / "00_first.ipynb", []
+    assert copies.copy_fresh(source, target) is None
     for attempt in ("first_try", "second_try"):  # both within one second
-        save(course / "mine" / source.name, f"{attempt} = 1")
-        kept.append(copies.copy_fresh(source, course / "mine"))
+        save(target, f"{attempt} = 1")
+        kept.append(copies.copy_fresh(source, target))
     assert [path.name for path in kept] == ["00_first-2026-01-31-090500.ipynb", "00_first-2026-01-31-090500-2.ipynb"]
     assert "first_try" in kept[0].read_text() and "second_try" in kept[1].read_text()
 
