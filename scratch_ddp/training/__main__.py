@@ -12,7 +12,6 @@ import datetime
 import functools
 import json
 import os
-import signal
 import time
 import warnings
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from scratch_ddp.common.agreement import gather_texts, raise_everywhere
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.training import Batches, evaluate, load_model, load_pairs, sentences, tokenise, train
-from scratch_ddp.training.checkpoints import Checkpoints, Stopped
+from scratch_ddp.training.checkpoints import Checkpoints
 from scratch_ddp.training.data import Batch
 from scratch_ddp.training.loop import History
 from scratch_ddp.zero import ShardedOptimizer
@@ -65,8 +64,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="where to save, and to go on from")
     parser.add_argument("--every", type=count, default=50, help="steps from one checkpoint to the next (default: 50)")
     parser.add_argument("--step-log", type=Path, metavar="FILE", help="append each step's loss and items, as JSON")
-    parser.add_argument("--timeout", type=seconds, help="seconds that a rank waits for others (default: torch's)")
-    return parser.parse_args()
+    parser.add_argument("--timeout", type=count, help="seconds that a rank waits for others (default: torch's)")
+    options = parser.parse_args()
+    options.timeout = options.timeout and datetime.timedelta(seconds=options.timeout)
+    return options
 
 
 def count(text: str) -> int:
@@ -76,10 +77,6 @@ def count(text: str) -> int:
     return int(text)
 
 
-def seconds(text: str) -> datetime.timedelta:
-    return datetime.timedelta(seconds=count(text))
-
-
 def main() -> None:
     options = arguments()
     device = choose_device(options.device)
@@ -87,11 +84,6 @@ def main() -> None:
     with ranks(device, options.timeout) as (rank, world_size):
         try:
             run(options, device, rank, world_size)
-        except Stopped as stopped:
-            if rank == 0:
-                print(stopped)
-            # torchrun would start the run again
-            raise SystemExit(0 if "TORCHELASTIC_RUN_ID" in os.environ else 128 + signal.SIGTERM) from None
         except (ValueError, OSError) as error:  # data, model, or sizes that don't fit: the message says it all
             raise SystemExit(f"scratch_ddp.training: {error}" if rank == 0 else 1) from None
 

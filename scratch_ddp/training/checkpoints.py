@@ -8,6 +8,7 @@ any number of ranks.
 import dataclasses
 import datetime
 import json
+import os
 import shutil
 import signal
 from collections.abc import Mapping
@@ -29,10 +30,6 @@ from scratch_ddp.training.data import Batch
 from scratch_ddp.training.loop import History, Score
 
 KEPT = 2  # checkpoints; the older one is for the case that the newer one is damaged
-
-
-class Stopped(Exception):
-    """A run that SIGTERM has ended early; all its steps are in its last checkpoint."""
 
 
 class Checkpoints:
@@ -90,13 +87,16 @@ class Checkpoints:
         return History()
 
     def after_step(self, window: list[Batch], history: History) -> None:
-        """Save if it is time to. Raises Stopped on every rank, after saving, if SIGTERM came to any of them."""
+        """Save if it is time to. If SIGTERM came to any rank, all of them end the process, after saving."""
         asked = [self._asked]
         if self._group is not None:
             asked = compare(self._group, {}, {}, asked, torch.uint8).flags
         if asked[0]:
             self.save(history)
-            raise Stopped(f"stopped by SIGTERM after step {self._last}, saved; the same command goes on from there")
+            if _is_first():
+                print(f"stopped by SIGTERM after step {self._last}, saved; the same command goes on from there")
+            # torchrun would start a run again that fails
+            raise SystemExit(0 if "TORCHELASTIC_RUN_ID" in os.environ else 128 + signal.SIGTERM)
         if len(history.losses) % self.every == 0:
             self._begin(history)
 
@@ -128,7 +128,7 @@ class Checkpoints:
             except (Exception, CheckpointException) as error:
                 last = ", ".join(self._complete()[:1]) or "none"
                 raise OSError(f"{self.folder} can't be written: {_cause(error)}; last complete: {last}") from None
-            if self._group is None or dist.get_rank() == 0:
+            if _is_first():
                 oldest = self._complete()[:KEPT][-1]
                 for place in self.folder.glob("step_*"):
                     if place.name < oldest:
@@ -173,6 +173,10 @@ def set_run_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any])
 def _named(model: nn.Module) -> nn.Module:
     """What gives the tensors their names: the model inside a wrapper. FSDP's own names are those already."""
     return model if isinstance(model, FSDP) else getattr(model, "module", model)
+
+
+def _is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def _cause(error: BaseException) -> str:

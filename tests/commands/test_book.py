@@ -4,6 +4,8 @@ import re
 
 import nbformat
 import pytest
+from pygments.lexers import PythonLexer
+from pygments.token import Error
 
 from scratch_ddp.commands import book
 from scratch_ddp.commands.notebooks import NOTEBOOKS, exercise_cells, lesson_paths
@@ -30,6 +32,9 @@ def test_each_solution_is_folded_away_behind_its_check_and_nothing_else_is_added
             assert all_exercises()[name].answer_cell() in after.cells[index].source
         rest = [cell for index, cell in enumerate(after.cells) if index not in solutions]
         assert [cell.get("outputs") for cell in rest] == [cell.get("outputs") for cell in before.cells]
+        code = [cell.source for cell in rest if cell.cell_type == "code"]
+        wrong = [kind for source in code for kind, _ in PythonLexer().get_tokens(source) if kind is Error]
+        assert not wrong, "magics too must be tokens of Python, or Sphinx warns"
 
 
 def test_every_page_is_in_the_contents_and_links_between_sources_lead_to_files(written):

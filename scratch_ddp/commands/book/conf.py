@@ -8,8 +8,7 @@ html_title = project
 language = "en"
 extensions = ["myst_nb"]
 exclude_patterns = [".cache"]
-# A lesson may have its first exercise before its first section; magics are not Python.
-suppress_warnings = ["myst.header", "misc.highlighting_failure"]
+suppress_warnings = ["myst.header"]  # a lesson may have its first exercise before its first section
 highlight_language = "none"
 
 html_theme = "furo"
