@@ -14,8 +14,8 @@ SETTINGS = {  # JupyterLab's own names
 }
 NO_IP = (
     "lab refuses {}: it listens on 127.0.0.1, this machine alone, which is the default. Whoever reached it could run "
-    "code as you. From another machine, go through ssh: ssh -L 8888:localhost:8888 HOST. In a container, publish the "
-    "port by --network=host, or by a forwarding to 127.0.0.1 inside. Then open the printed address."
+    "code as you. From another machine, go through ssh: ssh -L 8888:localhost:8888 HOST. In a container, run it with "
+    "--network=host, or forward the published port to 127.0.0.1:8888 inside. Then open the printed address."
 )
 
 
