@@ -21,7 +21,7 @@ from scratch_ddp.instruments.traffic import Counted, traffic
 from scratch_ddp.instruments.traffic.watch import LightMode, in_a_call
 
 OTHER, UNNAMED = "other", "unnamed"
-_PATIENCE = 0.02  # seconds that a library's threads get to release tensors
+_PATIENCE = 20  # milliseconds that a library's threads get to release tensors
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,11 @@ class MemoryLedger:
     def _settle(self, expected: int) -> bool:
         """Wait a little while more bytes are held: a library's threads release a collective's tensors only shortly
         after it has ended. Returns whether no more are."""
-        deadline = time.monotonic() + _PATIENCE
-        while (more := _nbytes(self._storages) > expected) and time.monotonic() < deadline:
+        for _ in range(_PATIENCE):  # counted, not timed: on a busy machine the threads need longer, too
+            if _nbytes(self._storages) <= expected:
+                return True
             time.sleep(0.001)
-        return not more
+        return False
 
     def _held(self) -> tuple[Held, ...]:
         unnamed, held = set(self._storages), []
