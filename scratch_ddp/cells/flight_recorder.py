@@ -83,6 +83,7 @@ class FlightRecorder:
         return called
 
 
+IN_THIS_CELL = "in this cell"  # collectives, whatever their group: where a rank is in a program that all ranks run
 ALL_THE_SAME = "All ranks must make the same call, with tensors of the same shape and dtype"
 
 

@@ -159,7 +159,7 @@ class Cluster:
         finally:  # also at a Stop
             late = [rank for rank in asked if rank.alive and rank.rank not in answers]
             for rank in late:
-                rank.channel.send({"type": "interrupt", "cell": number})
+                rank.channel.send({"type": "interrupt", "cell": number, "number": 1, "together": False})
             self._collect({}, number, late, _INTERRUPT_LIMIT)
         return answers
 

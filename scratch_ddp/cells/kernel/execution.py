@@ -9,6 +9,7 @@ from typing import Any
 
 from scratch_ddp.cells.kernel.cluster import Cluster
 from scratch_ddp.cells.kernel.output import CellOutput, NotebookOutput
+from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE
 from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.kernel.reader import Event, Pipe
 from scratch_ddp.cells.kernel.reports import (
@@ -23,7 +24,7 @@ from scratch_ddp.cells.kernel.reports import (
     is_consequence,
     stuck_ranks,
 )
-from scratch_ddp.cells.kernel.stop import Interruption, recover, stop_button
+from scratch_ddp.cells.kernel.stop import Interruption, ranks_behind, recover, stop_button
 from scratch_ddp.cells.rank_lists import name_cells, name_ranks
 
 _ASK_AFTER = 1.0  # seconds until ranks are asked where they are, and between two questions
@@ -66,7 +67,7 @@ class Execution:
             except Exception as error:  # ranks must not be left running for it
                 self.failure = error
                 if not self.interruption.begun:
-                    self.interruption.press(self._running())
+                    self._press()
                 self._follow(lambda: None)
             self._conclude()
             for note in describe_open_calls({rank.rank: (rank.open_calls, rank.begun) for rank in self.cluster.ranks}):
@@ -77,7 +78,7 @@ class Execution:
         for event in self.cluster.receive(until=float("inf"), pause=0.1):
             self._take(event)
             show()
-            if self._finished() or self.interruption.time_is_up(self._running_states()):
+            if self._finished() or self.interruption.time_is_up(self._running(), self.states):
                 return
             self._look_after(time.monotonic())
 
@@ -93,7 +94,7 @@ class Execution:
 
     def _take(self, event: Event) -> None:
         if event.kind == "stop":
-            self.interruption.press(self._running())
+            self._press()
         elif event.kind == "text" and isinstance(event.source, Pipe):
             rank = event.source.rank.rank
             if event.source.cell == self.cell and rank not in self.done:
@@ -121,6 +122,8 @@ class Execution:
                 self.errors[rank] = message["error"]
             if message["interrupted_in"]:
                 self.interrupted_in[rank] = message["interrupted_in"]
+        elif kind == "place":
+            self.interruption.note_place(rank, message)
         elif kind == "input":
             self._ask_person(self.ranks[rank], message["prompt"])
         elif kind == "state" and rank not in self.done:
@@ -137,7 +140,7 @@ class Execution:
         try:
             rank.channel.send({"type": "typed", "text": input(prompt)})
         except (KeyboardInterrupt, EOFError):
-            self.interruption.press(self._running())
+            self._press()
         finally:
             signal.signal(signal.SIGINT, before)
         self.heard = time.monotonic()
@@ -145,8 +148,10 @@ class Execution:
     def _running(self) -> list[RankProcess]:
         return [process for rank, process in self.ranks.items() if rank not in self.done and process.alive]
 
-    def _running_states(self) -> list[dict[str, Any]]:
-        return [self.states.get(process.rank, {}) for process in self._running()]
+    def _press(self) -> None:
+        running = self._running()
+        others = {rank.rank: rank.begun for rank in self.cluster.ranks if rank not in running}
+        self.interruption.press(running, others if self.cluster.placement.backend == INTERRUPTIBLE else None)
 
     def _finished(self) -> bool:
         if self.died_at is not None and self._running():
@@ -166,12 +171,14 @@ class Execution:
             stuck = stuck_ranks(states)
             self.output.pass_over(stuck)
             press = ". Press ■ to stop" if stuck else ""
+            if self.interruption.handled_by(self._running(), self.states):
+                press = ", after the Stop. Press ■ again to end that too"
             self.notebook.show_passing(f" ⏳ {describe_states(states)}{press}")
-        if not self.interruption.begun and self._deadlocked():
-            self.interruption.deadlocked_at = now
+        at_work = not self.interruption.begun or self.interruption.handled_by(self._running(), self.states)
         dead_long_enough = self.died_at is not None and now - self.died_at > _AFTER_A_DEATH
-        if self.interruption.begun or dead_long_enough:
-            self.interruption.send(self._running(), now)
+        if at_work and (dead_long_enough or self._deadlocked()):
+            self.interruption.interrupt(now, deadlocked=not dead_long_enough)
+        self.interruption.go_on(self._running(), self.states)
 
     def _deadlocked(self) -> bool:
         """Whether none can go on, because a rank has raised, or because ranks have called different things."""
@@ -218,16 +225,23 @@ class Execution:
             if self.errors:
                 raise compose_rank_error(self.errors, [*self._hints(), *self._settle()])
             return
-        where = describe_states(self._describe_ranks())
-        notes = recover(self.cluster, {process.rank for process in self._running()})
+        where, stuck = describe_states(self._describe_ranks()), {process.rank for process in self._running()}
+        notes = self._settle() if self.interruption.together and not stuck else recover(self.cluster, stuck)
+        if not stuck and not self.errors:  # every rank has handled it
+            for note in notes:
+                self.notebook.note(note)
+            return
+        if self.interruption.late:
+            notes = ["They did not stop at the same call: what should be equal on all ranks may differ.", *notes]
         own = {rank: error for rank, error in self.errors.items() if rank not in self.interrupted_in}
         if self.failure is not None:
             why = f"The notebook can't show what ranks have sent: {type(self.failure).__name__}: {self.failure}"
             told = [why, f"They were stopped: {where}.", *notes]
             raise compose_rank_error(own, told) if own else RankError("\n".join(told))
         if own:
-            raise compose_rank_error(own, [f"The others were stopped: {where}.", *notes])
-        if self.interruption.deadlocked_at is not None:
+            others = [f"The others were stopped: {where}."] if stuck or len(own) < len(self.ranks) else []
+            raise compose_rank_error(own, [*others, *notes])
+        if self.interruption.deadlocked:
             raise RankError("\n".join([f"{where}. They waited for each other and were stopped.", *notes]))
         lost = any("variables are gone" in note for note in notes)
         kept = "The next cell works." if lost else "All variables are kept; the next cell works."
@@ -237,13 +251,10 @@ class Execution:
         """Renew process groups in which the failed cell has left calls open or begun unequally often, and say so."""
         if not any(process.calls() for process in self.ranks.values()):
             return []  # what may be open was so before
-        for rank, calls in self.cluster.ask(range(self.cluster.world_size), {"kind": "calls"}, 1.0).items():
-            self.cluster.ranks[rank].note_calls(calls)
-        counts: dict[str, set[int]] = {}
-        for process in self.cluster.ranks:
-            for group, count in process.begun.items():
-                counts.setdefault(group, set()).add(count)
-        if not any(process.open_calls for process in self.cluster.ranks) and all(len(c) == 1 for c in counts.values()):
+        places = self.cluster.ask(range(self.cluster.world_size), {"kind": "calls"}, 1.0)
+        for rank, place in places.items():
+            self.cluster.ranks[rank].note_calls(place)
+        if not ranks_behind(places) and not any(place["open"] for place in places.values()):
             return []
         said = "The ranks had not all made the same calls, so their process groups were renewed"
         return [f"{said}; what was under way is lost.", *recover(self.cluster, set())]

@@ -12,6 +12,7 @@ import functools
 import json
 import secrets
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,8 @@ _PUBLIC_NAMES = {
 
 # Called with each operation as it begins (a "call" of `interruptible_work`).
 observers: list[Callable[[dict[str, Any]], None]] = []
+# Called before that, with whether it is a collective: a Stop holds ranks there (see `stop`).
+gates: list[Callable[[bool], None]] = []
 
 _renewal_store: dist.Store | None = None  # where ranks announce that they renew; without `join` the default store
 _generation = 0  # how many times the groups have been renewed; the same on every rank
@@ -80,7 +83,8 @@ class InterruptibleGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
         self._store, self._own_rank, self._own_size, self._timeout = store, rank, size, timeout
-        self.begun = 0  # collectives that gloo was given since the last renewal
+        # What gloo was given since the last renewal: collectives (""), messages ("0>1"), calls of new_group.
+        self.begun: Counter[str] = Counter()
         self.numbered = 0  # the same, with those that were refused because ranks called different things
         self.renewals = -1  # how often a Stop has put another group of gloo inside: what was under way never arrives
         self.retired = False
@@ -113,7 +117,8 @@ class InterruptibleGroup(dist.ProcessGroup):
         self.uid = int(store.get("uid"), 16)  # the same on all of its ranks, and no other group's
         if first or self._bypass._get_sequence_number_for_group():
             self._register_bypass(store, name)
-        self.begun = self.numbered = 0
+        self.begun.clear()
+        self.numbered = 0
         self.renewals += 1
         for wrapper in list(self.wrappers):
             wrapper.start_over()
@@ -170,12 +175,14 @@ class InterruptibleGroup(dist.ProcessGroup):
                 f"process group {self.group_name!r} was made before a rank was replaced, and the new rank does not "
                 "know it: make the group (or mesh) again"
             )
+        for gate in gates:
+            gate("send" not in operation and "recv" not in operation)
         call = make_call(
             _PUBLIC_NAMES.get(operation, operation),
             self.group_name,
             given=_describe(args, operation in _MAY_DIFFER),
             uid=self.uid,
-            position=self.begun,
+            position=self.begun[""],
             **(self._peer(operation, args) or {"number": self._next_number()}),
             **self._op_and_root(operation, (*args, *kwargs.values())),
         )
@@ -196,8 +203,17 @@ class InterruptibleGroup(dist.ProcessGroup):
         work = InterruptibleWork(
             start_all if coalesced else lambda: start(*args, **kwargs), call, stopped=lambda: gloo.ended
         )
-        self.begun += not call["peer"]
+        self.begun[self._way(operation, call)] += 1
         return work
+
+    def _way(self, operation: str, call: dict[str, Any]) -> str:
+        """Under which name the call is counted. From any rank: not at all, since the sender counts another."""
+        if not call["peer"]:
+            return ""
+        if call["ranks"] is None:
+            return "from any rank"
+        here, (there,) = dist.get_rank(), call["ranks"]
+        return f"{here}>{there}" if operation == "send" else f"{there}>{here}"
 
     def _next_number(self) -> int:
         self.numbered += 1
@@ -277,7 +293,7 @@ dist.Backend.register_backend(BACKEND, InterruptibleGroup, devices=["cpu", "cuda
 
 
 def open_calls(patience: float = 0.0) -> dict[str, Any]:
-    """What is under way, and how many collectives each group has begun, by its uid: {"open": [...], "begun": {...}}.
+    """What is under way, and how far this rank has come: {"open": [...]} and `place`.
 
     Waits up to `patience` seconds for what is about to end.
     """
@@ -289,7 +305,22 @@ def open_calls(patience: float = 0.0) -> dict[str, Any]:
         for work in works
         if not work.is_completed()
     ]
-    return {"open": open_, "begun": {str(group.uid): group.begun for group in groups}}
+    return {"open": open_, **place()}
+
+
+def place() -> dict[str, Any]:
+    """How far this rank has come: {"begun": {what: how often}, "members": {what: the ranks that count it}}.
+
+    The keys are the same on all ranks: "17" for the collectives in the group with that uid, "17 0>1" for messages.
+    """
+    begun, members = {}, {}
+    for group in _current_groups():
+        ranks = dist.get_process_group_ranks(group)
+        for way, count in [("", group.begun[""]), *list(group.begun.items())]:
+            if way != "from any rank":
+                key = f"{group.uid} {way}".strip()
+                begun[key], members[key] = count, list(map(int, way.split(">"))) if ">" in way else ranks
+    return {"begun": begun, "members": members}
 
 
 def ranks_of(call: dict[str, Any]) -> list[int] | None:
@@ -313,12 +344,15 @@ def _new_group_observed(ranks: list[int] | None = None, *args: Any, **kwargs: An
     """torch numbers groups by counting, and ranks that have counted differently wait for each other for ever."""
     default = dist.group.WORLD
     if isinstance(default, InterruptibleGroup) and not kwargs.get("use_local_synchronization"):
+        for gate in gates:
+            gate(True)
         members = list(range(default.size())) if ranks is None else list(ranks)
         number = dist.distributed_c10d._world.group_count
         uid = default.uid ^ 0x80000000  # these are counted apart from the group's collectives
         call = make_call("new_group", "its groups", number=number, given=f"ranks {members}", uid=uid)
         for observe in observers:
             observe(call)
+        default.begun["new_group"] += 1
     return _new_group(ranks, *args, **kwargs)
 
 

@@ -31,6 +31,7 @@ _main_thread_waits_in: dict[str, Any] | None = None
 _in_helper = threading.local()  # `call`: what the main thread waits in while this thread runs its task
 _serials = itertools.count()
 _TURN = 0.1  # seconds
+INTERRUPTED = "interrupted"  # what a wait in C++ raises that a Stop has ended
 
 
 def waiting_in() -> dict[str, Any] | None:
@@ -59,11 +60,11 @@ def wait_for_ends(works: "list[InterruptibleWork]", seconds: float) -> None:
 def free_waiting_futures() -> None:
     """End every wait in C++ for a future of ours (to be called from a thread that is not stuck)."""
     for work in alive(_works):
-        work.give_up(RuntimeError("interrupted"))
+        work.give_up(RuntimeError(INTERRUPTED))
     for future in alive(_futures):
         with contextlib.suppress(RuntimeError):  # it has been set in this moment
             if not future.done():
-                future.set_exception(RuntimeError("interrupted"))
+                future.set_exception(RuntimeError(INTERRUPTED))
 
 
 def free_too(future: torch.futures.Future) -> None:

@@ -50,8 +50,8 @@ class RankShell(InteractiveShell):
     displayhook_class = _ValueHook
     display_pub_class = _Publisher
     failure: list[str] | None = None
-    # Called as soon as an exception has left the cell. Returns whether the cell was stopped.
-    on_failure: Callable[[], bool] = staticmethod(lambda: False)
+    # Called as soon as an exception has left the cell. Returns whether it is that of a Stop.
+    on_failure: Callable[[BaseException], bool] = staticmethod(lambda error: False)
 
     ask_person: Callable[[str], str] = staticmethod(lambda prompt: _refuse_input())  # one line of input
     last_error: BaseException | None = None
@@ -69,9 +69,9 @@ class RankShell(InteractiveShell):
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Keep the traceback as text, without the frames of this package."""
-        stopped = self.on_failure()
-        self.failure = []
         etype, value, tb = self._get_exc_info(exc_tuple)
+        stopped = self.on_failure(value)
+        self.failure = []
         if stopped or issubclass(etype, KeyboardInterrupt):
             return  # the kernel says where it was. A traceback through an unfinished import can take seconds
         if issubclass(etype, SystemExit):
