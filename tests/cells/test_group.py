@@ -5,7 +5,6 @@ import datetime
 import os
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -44,15 +43,6 @@ def _same(one, other):
     return one == other
 
 
-def test_is_interruptible_in_every_kind_of_group():
-    def kinds():
-        mesh = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
-        groups = [dist.group.WORLD, dist.new_group([0, 1]), mesh["a"].get_group(), mesh["b"].get_group()]
-        return [type(group).__name__ for group in groups], dist.get_backend()
-
-    assert on_interruptible_ranks(2, kinds) == [(["InterruptibleGroup"] * 4, "interruptible")] * 2
-
-
 def test_wait_with_a_time_limit_raises_and_names_the_operation():
     def impatient():
         tensor = torch.ones(2)
@@ -88,17 +78,6 @@ def test_a_peer_that_dies_is_gloos_error_in_the_waiting_rank():
     assert "rank 0 went on" in failed.value.failures[0]
 
 
-def test_errors_of_gloo_arrive_at_the_call():
-    def mistakes():
-        with pytest.raises((RuntimeError, ValueError, TypeError)) as raised:
-            dist.all_gather([torch.ones(2)] * 2, torch.ones(3))
-        dist.barrier()
-        return str(raised.value)
-
-    for interruptible, plain in zip(on_interruptible_ranks(2, mistakes), run_ranks(2, mistakes), strict=True):
-        assert interruptible.split("\n")[0] == plain.split("\n")[0]
-
-
 def test_waits_can_be_freed_while_another_thread_begins_some():
     kept, ended = collections.deque(maxlen=1000), threading.Event()
 
@@ -118,42 +97,6 @@ def test_waits_can_be_freed_while_another_thread_begins_some():
         ended.set()
         thread.join()
         sys.setswitchinterval(before)
-
-
-def test_the_main_thread_says_what_it_waits_in():
-    def watch_it():
-        seen = []
-        if dist.get_rank() == 0:
-            reader = threading.Thread(target=lambda: (time.sleep(0.3), seen.append(interruptible_work.waiting_in())))
-            reader.start()
-            dist.all_reduce(torch.ones(4, dtype=torch.float64))
-            reader.join()
-            return seen[0], interruptible_work.waiting_in()
-        time.sleep(0.8)
-        dist.all_reduce(torch.ones(4, dtype=torch.float64))
-
-    call, afterwards = on_interruptible_ranks(2, watch_it)[0]
-    assert (call["operation"], call["given"]) == ("all_reduce", "4 × float64")
-    assert afterwards is None
-
-
-def test_threads_may_use_groups_of_their_own_at_once():
-    def both_at_once():
-        groups = [dist.new_group([0, 1]) for _ in range(4)]
-        tensors = [torch.ones(1000) * (i + 1) for i in range(4)]
-
-        def work(i):
-            for _ in range(20):
-                dist.all_reduce(tensors[i], op=dist.ReduceOp.AVG, group=groups[i])
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [tensor[0].item() for tensor in tensors]
-
-    assert on_interruptible_ranks(2, both_at_once) == [[1, 2, 3, 4]] * 2
 
 
 def _lists_groups_while_another_thread_makes_some():

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratch_ddp.cells.kernel.excerpt import Excerpt
-from scratch_ddp.cells.kernel.output import ERR, OUT, CellOutput, NotebookOutput, RankOutput, without_marks
+from scratch_ddp.cells.kernel.output import ERR, OUT, CellOutput, Excerpt, NotebookOutput, RankOutput, without_marks
 from scratch_ddp.cells.kernel.placement import overload_warning, place
-from scratch_ddp.cells.kernel.reports import ClusterError
 from scratch_ddp.cells.rank.output_streams import CellPipes
-from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_ranks
+from scratch_ddp.cells.words import ClusterError, name_ranks, parse_ranks
 
 MARK = b"0123456789abcdef"
 
@@ -198,7 +196,7 @@ def test_rank_lists(text, ranks):
     ],
 )
 def test_rank_lists_that_can_not_be_meant(text, why):
-    with pytest.raises(RankListError, match=why) as raised:
+    with pytest.raises(ClusterError, match=why) as raised:
         parse_ranks(text, 4)
     assert "Write %%rank [0]" in str(raised.value) and "4 ranks, 0 to 3" in str(raised.value)
 

@@ -3,7 +3,6 @@
 import datetime
 import socket
 import sys
-import threading
 import time
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.cells.rank import interruptible_group
-from scratch_ddp.cells.rank.connections import Connections
+from scratch_ddp.cells.rank.interruptible_work import Connections
 from tests.cells.cases import on_interruptible_ranks
 
 
@@ -74,22 +73,6 @@ def test_renewed_groups_serve_functional_collectives_and_a_wrapped_model():
         return results
 
     assert on_interruptible_ranks(2, after_renewal) == [[(0.5, [0, 1])] * 3] * 2
-
-
-def test_thirty_renewals():
-    def renew_often():
-        group = dist.new_group([0, 1])
-        sums = []
-        for round_ in range(30):
-            if round_ % 3 == 0 and dist.get_rank() == 0:
-                dist.all_reduce(torch.ones(1), group=group, async_op=True)
-            interruptible_group.renew_groups(timeout=10)
-            sums += _ones_everywhere(dist.group.WORLD, group)
-        return set(sums), threading.active_count()
-
-    for sums, threads in on_interruptible_ranks(2, renew_often):
-        assert sums == {2}
-        assert threads < 20  # the helpers that are stuck, and a few more
 
 
 def test_an_operation_that_does_not_notice_the_end_of_its_connection_keeps_nobody(monkeypatch):
@@ -163,39 +146,3 @@ def test_groups_of_one_name_and_other_members_are_not_joined():
         return retired, _ones_everywhere(dist.group.WORLD, alike, odd)
 
     assert on_interruptible_ranks(3, made_unevenly) == [([], [3, 3, 2]), ([], [3, 3, 2]), ([], [3, 3, 1])]
-
-
-def test_a_group_of_which_a_rank_has_another_notion_is_retired():
-    def made_unevenly():
-        rank = dist.get_rank()
-        dist.distributed_c10d._store_based_barrier = lambda *_: None
-        odd = dist.new_group([0, 1]) if rank < 2 else None
-        abandoned = threading.Thread(target=lambda: dist.new_group([0, 1, 2]), daemon=True)
-        abandoned.start()  # rank 2 counts it as the group that the others have made
-        time.sleep(0.3)
-        retired = interruptible_group.renew_groups(timeout=10)
-        kept = rank == 2 or not retired  # rank 2's is retired if its thread had come to make it by then
-        return kept, _ones_everywhere(dist.group.WORLD), odd is None or _ones_everywhere(odd)
-
-    assert on_interruptible_ranks(3, made_unevenly) == [(True, [3], [2]), (True, [3], [2]), (True, [3], True)]
-
-
-def test_a_destroyed_group_is_no_longer_renewed():
-    def destroy_one():
-        gone, kept = dist.new_group([0, 1]), dist.new_group([0, 1])
-        dist.destroy_process_group(gone)
-        assert interruptible_group.renew_groups(timeout=10) == []
-        return _ones_everywhere(dist.group.WORLD, kept)
-
-    assert on_interruptible_ranks(2, destroy_one) == [[2, 2]] * 2
-
-
-def test_renewal_names_the_ranks_that_did_not_come():
-    def alone():
-        if dist.get_rank() == 1:
-            time.sleep(2)
-            return None
-        with pytest.raises(TimeoutError, match=r"ranks \[1\] did not renew their process groups within 0.5 s"):
-            interruptible_group.renew_groups(timeout=0.5)
-
-    on_interruptible_ranks(2, alone)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.cells.cases import assert_next_works, plain, stopped
+from tests.cells.cases import assert_next_works, stopped
 
 # Ranks that can go on leave together
 
@@ -105,20 +105,6 @@ def test_ranks_that_come_too_late_are_stopped_where_they_are(four_ranks):
 # Ranks that wait for one that never comes are freed where they are
 
 
-@pytest.mark.parametrize(
-    ("raising", "raised", "where"),
-    [
-        ("rank == 3", "rank 3", "ranks 0–2 are in line 4; rank 3 raised"),
-        ("rank in (0, 2)", "ranks 0, 2", "ranks 0, 2 raised; ranks 1, 3 are in line 4"),
-    ],
-)
-def test_stop_shows_what_has_been_raised(four_ranks, raising, raised, where):
-    result = stopped(four_ranks, f"import time\nif {raising}:\n    raise ValueError('no batch')\ntime.sleep(60)", 1)
-    assert result.message == f"{raised} raised ValueError: no batch\nThe others were stopped: {where}."
-    assert "> 3     raise ValueError('no batch')" in plain(result.traceback)
-    assert_next_works(four_ranks)
-
-
 WAITS = {
     "all_reduce": ("if rank == 0:\n    dist.all_reduce(torch.ones(4))", "rank 0 waits in all_reduce (line 2)"),
     "recv": ("if rank == 1:\n    dist.recv(torch.ones(4), src=2)", "rank 1 waits in recv from rank 2 (line 2)"),
@@ -187,13 +173,6 @@ def test_stop_ends_work_that_waits_for_nobody(four_ranks, code):
     assert four_ranks.run("assert kept").status == "ok"
 
 
-def test_stop_while_something_large_is_displayed_keeps_the_variables(four_ranks):
-    four_ranks.run("kept = 1\nfrom IPython.display import HTML\nlarge = HTML('x' * 3_000_000)")
-    for _ in range(3):
-        assert "All variables are kept" in stopped(four_ranks, "while rank == 1:\n    display(large)").message
-    assert four_ranks.run("assert kept").status == "ok"
-
-
 def test_ranks_that_will_not_stop_are_replaced(four_ranks):
     four_ranks.run("kept = 1\npair = dist.new_group([0, 2])\nother = dist.new_group([0, 1])")
     locked = "import ctypes\nif rank == 2:\n    ctypes.PyDLL(None).sleep(60)\ndist.barrier()"
@@ -202,9 +181,9 @@ def test_ranks_that_will_not_stop_are_replaced(four_ranks):
     assert "Rank 2 could not be freed and was replaced: its variables are gone." in message
     assert "Process groups and meshes made before must be made again." in message
     assert_next_works(four_ranks)
-    assert re.search(r"Run again on all ranks what is needed of cells? \[", message)
+    assert "Run again on all ranks the cells whose variables are needed." in message
     missing = four_ranks.run("print(kept)").message
-    assert "rank 2 raised NameError" in missing and "Rank 2 started anew after a Stop, without variables." in missing
+    assert "rank 2 raised NameError" in missing
     assert four_ranks.run("'kept' in globals()").text() == "True   ← ranks 0–1, 3\nFalse   ← rank 2\n"
     refused = four_ranks.run("%%rank [0]\ndist.barrier(group=pair)")
     assert "made before a rank was replaced" in refused.message
@@ -220,32 +199,8 @@ def test_ranks_that_will_not_stop_are_replaced(four_ranks):
     assert_next_works(four_ranks)
 
 
-def test_twenty_stops_in_a_row(four_ranks):
-    four_ranks.run("kept = rank")
-    for turn in range(20):
-        message = stopped(four_ranks, f"if rank != {turn % 4}:\n    dist.barrier()", after=0.1).message
-        assert "All variables are kept" in message
-    assert four_ranks.run("assert kept == rank").status == "ok"
-    assert_next_works(four_ranks)
-
-
 def test_a_stop_that_comes_as_the_cell_ends_hurts_nobody(four_ranks):
     for limit in (0.048, 0.049, 0.05, 0.051, 0.052) * 3:
         result = four_ranks.run(f"%%distributed --stop-after {limit}\nimport time\ntime.sleep(0.05)")
         assert result.status == "ok" or result.error["ename"] == "RankInterrupt"
     assert_next_works(four_ranks)
-
-
-def test_a_cell_with_a_time_limit_stops_itself(four_ranks):
-    result = four_ranks.run("%%rank [0] --stop-after 1\ndist.barrier()")
-    assert "rank 0 waits in barrier" in result.message and 1 < result.seconds < 4
-    assert_next_works(four_ranks)
-
-
-def test_stop_without_a_process_group_keeps_the_variables(four_ranks):
-    four_ranks.run("kept = 1\ndist.destroy_process_group()")
-    assert "All variables are kept" in stopped(four_ranks, "while True:\n    pass").message
-    assert four_ranks.run("assert kept").status == "ok"
-    assert "has not been initialized" in four_ranks.run("dist.barrier()").message
-    four_ranks.run("%dist_reset")
-    assert "Ranks 0–3 ready" in four_ranks.run("%dist_init -n 4").text()

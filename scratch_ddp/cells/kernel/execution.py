@@ -7,25 +7,23 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from scratch_ddp.cells.flight_recorder import tell_difference
 from scratch_ddp.cells.kernel.cluster import Cluster
-from scratch_ddp.cells.kernel.output import CellOutput, NotebookOutput
-from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE
-from scratch_ddp.cells.kernel.rank_process import RankProcess
-from scratch_ddp.cells.kernel.reader import Event, Pipe
-from scratch_ddp.cells.kernel.reports import (
-    RankError,
-    RankInterrupt,
+from scratch_ddp.cells.kernel.diagnosis import (
     RankState,
     compose_rank_error,
-    describe_abort,
     describe_mismatch,
     describe_open_calls,
     describe_states,
     is_consequence,
     stuck_ranks,
 )
+from scratch_ddp.cells.kernel.output import CellOutput, NotebookOutput
+from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE
+from scratch_ddp.cells.kernel.rank_process import RankProcess
+from scratch_ddp.cells.kernel.reader import Event, Pipe
 from scratch_ddp.cells.kernel.stop import Interruption, ranks_behind, recover, stop_button
-from scratch_ddp.cells.rank_lists import name_cells, name_ranks
+from scratch_ddp.cells.words import RankError, RankInterrupt
 
 _ASK_AFTER = 1.0  # seconds until ranks are asked where they are, and between two questions
 _ASK_AGAIN_AFTER = 0.4  # the same while they are being interrupted
@@ -70,7 +68,7 @@ class Execution:
                     self._press()
                 self._follow(lambda: None)
             self._conclude()
-            for note in describe_open_calls({rank.rank: (rank.open_calls, rank.begun) for rank in self.cluster.ranks}):
+            for note in describe_open_calls({rank.rank: rank.place for rank in self.cluster.ranks}):
                 self.notebook.note(note)
 
     def _follow(self, show: Callable[[], None]) -> None:
@@ -85,7 +83,7 @@ class Execution:
     def _send(self) -> None:
         for rank in self.ranks.values():
             files = self.cluster.launcher.open_pipes(rank, self.cell)
-            rank.begin_cell(self.cell, self.number)
+            rank.begin_cell(self.cell)
             rank.channel.send({"type": "execute", "cell": self.cell, "number": self.number, "code": self.code}, files)
             for file in files:
                 os.close(file)
@@ -117,7 +115,7 @@ class Execution:
         elif kind == "done":
             self.done.add(rank)
             self.output.close(rank)
-            self.ranks[rank].note_calls(message)
+            self.ranks[rank].place = message
             if message["error"]:
                 self.errors[rank] = message["error"]
             if message["interrupted_in"]:
@@ -130,7 +128,7 @@ class Execution:
             if message["waits_in"] is None or message["waits_in"] != self.states.get(rank, {}).get("waits_in"):
                 self.same_since[rank] = time.monotonic()
             self.states[rank] = message
-            self.ranks[rank].note_calls(message)
+            self.ranks[rank].place = message
 
     def _ask_person(self, rank: RankProcess, prompt: str) -> None:
         """A line for the debugger. Stop and the end of input interrupt the cell."""
@@ -150,7 +148,7 @@ class Execution:
 
     def _press(self) -> None:
         running = self._running()
-        others = {rank.rank: rank.begun for rank in self.cluster.ranks if rank not in running}
+        others = {rank.rank: rank.place for rank in self.cluster.ranks if rank not in running}
         self.interruption.press(running, others if self.cluster.placement.backend == INTERRUPTIBLE else None)
 
     def _finished(self) -> bool:
@@ -211,8 +209,7 @@ class Execution:
             known.get("waits_in"),
             process.calls() if rank in self.ranks else {},
             self._waits_for_long(rank),
-            process.open_calls,
-            process.begun,
+            process.place,
         )
 
     # How it ended
@@ -223,7 +220,7 @@ class Execution:
             raise self._death(dead)
         if not self.interruption.begun:
             if self.errors:
-                raise compose_rank_error(self.errors, [*self._hints(), *self._settle()])
+                raise compose_rank_error(self.errors, self._settle())
             return
         where, stuck = describe_states(self._describe_ranks()), {process.rank for process in self._running()}
         notes = self._settle() if self.interruption.together and not stuck else recover(self.cluster, stuck)
@@ -231,7 +228,7 @@ class Execution:
             for note in notes:
                 self.notebook.note(note)
             return
-        if self.interruption.late:
+        if self.interruption.late and not all(where["waits_in"] for where in self.interrupted_in.values()):
             notes = ["They did not stop at the same call: what should be equal on all ranks may differ.", *notes]
         own = {rank: error for rank, error in self.errors.items() if rank not in self.interrupted_in}
         if self.failure is not None:
@@ -253,23 +250,11 @@ class Execution:
             return []  # what may be open was so before
         places = self.cluster.ask(range(self.cluster.world_size), {"kind": "calls"}, 1.0)
         for rank, place in places.items():
-            self.cluster.ranks[rank].note_calls(place)
+            self.cluster.ranks[rank].place = place
         if not ranks_behind(places) and not any(place["open"] for place in places.values()):
             return []
         said = "The ranks had not all made the same calls, so their process groups were renewed"
         return [f"{said}; what was under way is lost.", *recover(self.cluster, set())]
-
-    def _hints(self) -> list[str]:
-        """Where a name is missing on a rank whose process is a new one: which cells had run in the old one."""
-        lacking = [rank for rank, error in self.errors.items() if error["name"] == "NameError"]
-        lost = {rank: self.ranks[rank].lost for rank in lacking if self.ranks[rank].lost}
-        if not lost:
-            return []
-        cells = name_cells({number for numbers in lost.values() for number in numbers})
-        return [
-            f"{name_ranks(lost).capitalize()} started anew after a Stop, without variables. "
-            f"Run again on all ranks what is needed of {cells}."
-        ]
 
     def _death(self, dead: list[RankProcess]) -> RankError:
         lines = []
@@ -281,7 +266,9 @@ class Execution:
                 lines += [f"── last output of rank {process.rank} ──", *last, ""]
         message = "; ".join(self.cluster.dead[process.rank] for process in dead) + "."
         if any(process.status == -signal.SIGABRT for process in dead):
-            message += describe_abort({process.rank: process.last_call() for process in self.cluster.ranks})
+            calls = {process.rank: process.last_call() or "nothing" for process in self.cluster.ranks}
+            if said := tell_difference(calls):
+                message += f"\ngloo ends the whole process where sizes or types differ: {said}."
         message += "\nThis cluster runs no more cells: %dist_init starts a new one."
         errors = {
             rank: error

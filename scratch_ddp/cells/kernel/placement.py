@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from scratch_ddp.cells.kernel.reports import ClusterError
+from scratch_ddp.cells.words import ClusterError
 
 INTERRUPTIBLE = "interruptible"  # `interruptible_group.BACKEND`, whose module imports torch; the kernel does not
 

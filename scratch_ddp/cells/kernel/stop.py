@@ -26,7 +26,7 @@ from scratch_ddp.cells.flight_recorder import IN_THIS_CELL
 from scratch_ddp.cells.kernel.cluster import Cluster
 from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.kernel.reader import Event
-from scratch_ddp.cells.rank_lists import name_cells, name_ranks
+from scratch_ddp.cells.words import name_ranks
 
 _ASK_AGAIN_AFTER = 0.1  # seconds between two questions how far a rank has come
 _GRACE, _LONGEST_GRACE = 1.0, 5.0  # seconds in which ranks must have agreed where they leave
@@ -68,10 +68,10 @@ class Agreement:
     At first it has to be the same number of collectives in this cell, so that ranks that all run one program leave at
     the same line of it. Where ranks have different parts to play, it will do that no call lacks any of its ranks.
 
-    `others`: what ranks that no longer run in the cell, or never did, have begun.
+    `others`: the places of ranks that no longer run in the cell, or never did.
     """
 
-    def __init__(self, running: Collection[RankProcess], others: dict[int, dict[str, int]], now: float):
+    def __init__(self, running: Collection[RankProcess], others: dict[int, dict[str, Any]], now: float):
         self.running, self._others = {rank.rank: rank for rank in running}, others
         self._places: dict[int, dict[str, Any]] = {}
         self._since, self._asked_at = now, -1.0
@@ -98,7 +98,7 @@ class Agreement:
                     rank.channel.send({"type": "hold", "cell": cell, "until": until})
 
     def behind(self) -> set[int]:
-        return ranks_behind({rank: {"begun": begun} for rank, begun in self._others.items()} | self._places)
+        return ranks_behind(self._others | self._places)
 
     def reached(self) -> bool:
         """Whether all ranks hold after the same calls, or have made none in this cell."""
@@ -143,7 +143,7 @@ class Interruption:
     def begun(self) -> bool:
         return self.agreement is not None or self.number > 0
 
-    def press(self, running: Collection[RankProcess], others: dict[int, dict[str, int]] | None) -> None:
+    def press(self, running: Collection[RankProcess], others: dict[int, dict[str, Any]] | None) -> None:
         """Somebody has pressed Stop. `others`: see `Agreement`; None if these ranks can't agree.
 
         The second press says: do not wait any longer. The third: replace what still runs.
@@ -225,7 +225,7 @@ def furthest(places: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 def members_of(places: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
     """The ranks that count each call."""
-    return {key: ranks for place in places for key, ranks in place.get("members", {}).items()}
+    return {key: ranks for place in places for key, ranks in place["members"].items()}
 
 
 def ranks_behind(places: dict[int, dict[str, Any]]) -> set[int]:
@@ -233,7 +233,7 @@ def ranks_behind(places: dict[int, dict[str, Any]]) -> set[int]:
     until = furthest(places.values())
     members = members_of(places.values())
     begun = {rank: place["begun"] for rank, place in places.items()}
-    return {rank for key in members for rank in members[key] if begun.get(rank, {}).get(key, 0) < until[key]}
+    return {rank for key in members for rank in members[key] if begun.get(rank, {}).get(key, 0) < until.get(key, 0)}
 
 
 def recover(cluster: Cluster, stuck: set[int]) -> list[str]:
@@ -263,17 +263,13 @@ def _replace(cluster: Cluster, lost: set[int]) -> list[str]:
     if not kept:
         cluster.rendezvous, cluster.generation = cluster.rendezvous + 1, 0
     _ask_to_renew(cluster, kept, _REPLACE_LIMIT)
-    before = {rank: cluster.ranks[rank] for rank in lost}
     cluster.start(lost, _REPLACE_LIMIT + 5)
-    for rank in lost:
-        cluster.ranks[rank].replaces(before[rank])
     if any(_await_renewed(cluster, kept, _REPLACE_LIMIT)):
         return _replace(cluster, set(range(cluster.world_size)))
     were, their = ("was", "its") if len(lost) == 1 else ("were", "their")
-    cells = name_cells({number for rank in lost for number in cluster.ranks[rank].lost})
     return [
         f"{name_ranks(lost).capitalize()} could not be freed and {were} replaced: {their} variables are gone.",
-        *([f"Run again on all ranks what is needed of {cells}."] if cells else []),
+        "Run again on all ranks the cells whose variables are needed.",
         *_groups_lost(cluster),
     ]
 
@@ -281,7 +277,7 @@ def _replace(cluster: Cluster, lost: set[int]) -> list[str]:
 def _ask_to_renew(cluster: Cluster, ranks: Sequence[RankProcess], limit: float) -> None:
     for rank in ranks:
         rank.renewed = None
-        rank.open_calls, rank.begun = [], {}
+        rank.place = {"open": [], "begun": {}, "members": {}}
         rank.channel.send({"type": "renew", "generation": cluster.generation, "timeout": limit})
 
 

@@ -20,15 +20,17 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.cells.flight_recorder import describe_call
-from scratch_ddp.cells.rank.connections import Connections
 from scratch_ddp.cells.rank.interruptible_work import (
     CoalescedWork,
+    Connections,
     InterruptibleWork,
     alive,
-    describe_tensor,
+    describe_given,
     free_too,
     make_call,
     make_torch_interruptible,
+    name_of,
+    pieces_of,
     run_in_helper,
     under_way_in,
     wait_for_ends,
@@ -180,16 +182,16 @@ class InterruptibleGroup(dist.ProcessGroup):
         call = make_call(
             _PUBLIC_NAMES.get(operation, operation),
             self.group_name,
-            given=_describe(args, operation in _MAY_DIFFER),
+            given=describe_given(args, operation in _MAY_DIFFER),
             uid=self.uid,
             position=self.begun[""],
             **(self._peer(operation, args) or {"number": self._next_number()}),
             **self._op_and_root(operation, (*args, *kwargs.values())),
         )
         if operation == "alltoall_base":
-            call["pieces"] = self._own_rank, *_pieces(self._own_size, *args[:4])
+            call["pieces"] = self._own_rank, *pieces_of(self._own_size, *args[:4])
         if operation == "allgather":
-            call["passed"] = _describe(args[1:], dtype_only=False)
+            call["passed"] = describe_given(args[1:], dtype_only=False)
         for observe in observers:
             observe(call)
         gloo = self._gloo
@@ -224,7 +226,7 @@ class InterruptibleGroup(dist.ProcessGroup):
         found = {}
         for options in args:
             if hasattr(options, "reduceOp"):
-                found["op"] = _name_of(options.reduceOp.op)
+                found["op"] = name_of(options.reduceOp.op)
             if hasattr(options, "rootRank"):
                 way = "to" if operation in ("reduce", "gather") else "from"
                 found["root"] = f" {way} rank {dist.get_global_rank(self, options.rootRank)}"
@@ -246,32 +248,6 @@ class InterruptibleGroup(dist.ProcessGroup):
 def _lazy_device() -> dist.ProcessGroupGloo.Device:
     """One for all groups, with one thread."""
     return dist.ProcessGroupGloo.create_default_device(lazy_init=True)
-
-
-@functools.cache
-def _name_of(op: dist.ReduceOp.RedOpType) -> str:
-    return f" ({op.name})"
-
-
-def _describe(args: tuple, dtype_only: bool) -> str:
-    """The first tensor that an operation was given: "4 × float32", or "float32"."""
-    for given in args:
-        while isinstance(given, (list, tuple)) and given:
-            given = given[0]
-        if isinstance(given, torch.Tensor):
-            return describe_tensor(given).rpartition(" ")[2] if dtype_only else describe_tensor(given)
-    return ""
-
-
-def _pieces(
-    n: int, output: torch.Tensor, tensor: torch.Tensor, out_splits: list[int], in_splits: list[int]
-) -> tuple[list[int], list[int]]:
-    """How many elements of an all-to-all go to each rank, and come from each."""
-    counts = []
-    for each, splits in ((tensor, in_splits), (output, out_splits)):
-        row = each.numel() // len(each) if each.ndim and len(each) else 0
-        counts.append([row * rows for rows in splits] or [each.numel() // n] * n)
-    return counts[0], counts[1]
 
 
 def _operation(name: str, coalesced: bool = False) -> Callable[..., InterruptibleWork]:
@@ -337,13 +313,10 @@ def _current_groups() -> "list[InterruptibleGroup]":
     return [group for group in alive(_groups) if not group.retired and group in registered]
 
 
-_new_group = dist.distributed_c10d._new_group_with_tag  # what `new_group` is for all kinds of groups
-
-
-def _new_group_observed(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> dist.ProcessGroup:
-    """torch numbers groups by counting, and ranks that have counted differently wait for each other for ever."""
+def announce_new_group(ranks: list[int] | None) -> None:
+    """This rank is about to call `new_group` with these ranks."""
     default = dist.group.WORLD
-    if isinstance(default, InterruptibleGroup) and not kwargs.get("use_local_synchronization"):
+    if isinstance(default, InterruptibleGroup):
         for gate in gates:
             gate(True)
         members = list(range(default.size())) if ranks is None else list(ranks)
@@ -353,7 +326,6 @@ def _new_group_observed(ranks: list[int] | None = None, *args: Any, **kwargs: An
         for observe in observers:
             observe(call)
         default.begun["new_group"] += 1
-    return _new_group(ranks, *args, **kwargs)
 
 
 def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> None:
@@ -361,7 +333,6 @@ def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> 
     global _generation, _renewal_store
     _generation, _renewal_store = generation, store
     make_torch_interruptible()
-    dist.distributed_c10d._new_group_with_tag = _new_group_observed
     if generation:
         _announce(store, rank, generation, {})
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)

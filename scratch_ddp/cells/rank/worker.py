@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import FlightRecorder
-from scratch_ddp.cells.hosts.link_store import LinkStore
-from scratch_ddp.cells.rank import interruptible_group, output_streams, questions, text_bars
+from scratch_ddp.cells.hosts.store import LinkStore
+from scratch_ddp.cells.rank import adapted, interruptible_group, output_streams
 from scratch_ddp.cells.rank.output_streams import CellPipes
-from scratch_ddp.cells.rank.shell import RankShell, make_shell
+from scratch_ddp.cells.rank.shell import RankShell, answer, make_shell
 from scratch_ddp.cells.rank.stop import Interrupts
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -71,7 +72,7 @@ class Rank:
         os.environ.clear()
         os.environ.update(config["environment"])
         sys.path[:] = config["path"]
-        text_bars.install(self.rank)
+        adapted.adapt_bars(self.rank)
         os.chdir(config["directory"])
         peers = [rank for rank in range(config["world_size"]) if rank != self.rank]
         self.recorder = FlightRecorder(Path(config["folder"]), self.rank, peers)
@@ -97,6 +98,8 @@ class Rank:
         self.shell = make_shell(namespace, self._send_display)
         self.shell.on_failure = self.interrupts.end_of_learners_code
         self.shell.ask_person = self._ask_person
+        adapted.adapt_process_group()
+        adapted.adapt_timeit(self.shell)
         return device
 
     def _join_process_group(self, device: torch.device) -> None:
@@ -107,7 +110,7 @@ class Rank:
             interruptible_group.observers.append(self.recorder.record)
             interruptible_group.join(self._store(meeting), self.rank, config["world_size"], config["generation"])
         else:
-            dist.init_process_group(
+            distributed_c10d.init_process_group(
                 config["backend"],
                 store=self._store(f"{meeting} {config['generation']}"),
                 rank=self.rank,
@@ -173,6 +176,7 @@ class Rank:
             text = text.replace(f"{folder}/", "")  # a file's name in its package says more, and is the same everywhere
         lines = text.split("\n")
         value = f"{error.msg} (line {error.lineno})" if isinstance(error, SyntaxError) else str(error)
+        value += adapted.NO_EVENT_LOOP if value == "no running event loop" else ""
         return {"name": type(error).__name__, "value": value, "traceback": lines}
 
     def _send_display(self, display: dict[str, Any]) -> None:
@@ -203,13 +207,13 @@ class Rank:
             try:
                 self.interrupts.begin(task["cell"])
                 self.interrupts.interruptible = True
-                found = questions.answer(self.shell, task)
+                found = answer(self.shell, task)
             finally:
                 self.interrupts.interruptible, self.interrupts.cell = False, None
         except BaseException:  # whatever a learner's property raises, and the interrupt
             self.interrupts.interruptible = False
-        answer = {"type": "answer", "cell": task["cell"], "found": found}
-        self.channel.send(answer | {"interrupted_in": self.interrupts.interrupted_in})
+        reply = {"type": "answer", "cell": task["cell"], "found": found}
+        self.channel.send(reply | {"interrupted_in": self.interrupts.interrupted_in})
 
     def _ask_person(self, prompt: str = "") -> str:
         self.channel.send({"type": "input", "cell": self.interrupts.cell, "prompt": prompt})
@@ -220,9 +224,7 @@ class Rank:
     def _renew(self, task: dict[str, Any]) -> None:
         """Put fresh process groups in place of those that an interrupt has left in doubt."""
         try:
-            if not dist.is_initialized():
-                retired = []  # the learner has destroyed it: nothing is in doubt
-            elif self.config["backend"] != interruptible_group.BACKEND:
+            if self.config["backend"] != interruptible_group.BACKEND:
                 retired = self._start_over(task["generation"])
             else:
                 retired = interruptible_group.renew_groups(task["timeout"], task["generation"])
@@ -234,7 +236,7 @@ class Rank:
         """Plain gloo and NCCL: a new default group; groups and meshes made before are lost."""
         self.config["generation"] = generation
         with contextlib.suppress(Exception):
-            dist.destroy_process_group()
+            distributed_c10d.destroy_process_group()
         self._join_process_group(self.shell.user_ns["device"])
         return ["all but the default group"]
 
@@ -259,7 +261,7 @@ class Rank:
             self.typed.put(message["text"])
         elif kind in ("renew", "ask"):
             self.tasks.put(message)
-        elif kind == "store":
+        elif kind == "stored":
             self.link_store.take(message)
         elif kind == "hold" and message["cell"] == self.interrupts.cell:
             self.interrupts.hold(message["until"])

@@ -1,4 +1,4 @@
-"""A store for torch.distributed whose keys the kernel keeps (`key_board.py`). It listens on no port.
+"""A store for torch.distributed whose keys the kernel keeps (`KeyBoard` in `host.py`). It listens on no port.
 
 Who asks is known: the request travels over the rank's channel and the connection of its host. And the keys outlive
 every rank, so a rank that replaces another finds the rest.
@@ -35,8 +35,7 @@ class LinkStore(dist.Store):
     def _ask(self, operation: str, *arguments: Any) -> Any:
         number = next(self._numbers)
         self._answers[number] = answer = queue.SimpleQueue()
-        request = {"operation": operation, "arguments": arguments}
-        self._channel.send({"type": "store", "number": number, "request": request})
+        self._channel.send({"type": "store", "number": number, "operation": operation, "arguments": arguments})
         try:
             return answer.get()
         finally:
@@ -48,11 +47,8 @@ class LinkStore(dist.Store):
         self._ask("set", key, _text(value))
 
     def get(self, key: str) -> bytes:
-        value = self._ask("get", key)
-        if value is None:
-            self.wait([key])
-            return self.get(key)
-        return value.encode("latin-1")
+        self.wait([key])
+        return self._ask("get", key).encode("latin-1")
 
     def add(self, key: str, amount: int) -> int:
         return self._ask("add", key, amount)
