@@ -28,6 +28,7 @@ from scratch_ddp.cells.hosts.tls_channel import TlsChannel
 from scratch_ddp.cells.kernel.cluster import LauncherProcess
 from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.kernel.reader import Event, Pipe, Reader
+from scratch_ddp.cells.words import ClusterError
 
 _CONNECT_LIMIT = 20.0  # seconds
 _NODE_NUMBERS = ("GROUP_RANK", "SLURM_NODEID")  # of torchrun and srun
@@ -35,12 +36,9 @@ _NOT_AS_AN_ARGUMENT = (
     "every user of this host can read a process's arguments, so a ticket does not belong there. "
     "Write join - <<< TICKET, with a new ticket if you do not trust them"
 )
+_OVER = "the ticket has been used, or its time is over"
 _LOCAL_NUMBERS = ("LOCAL_RANK", "SLURM_LOCALID")
 _OF_LAUNCHERS = ("TORCHELASTIC_", "ROLE_", "GROUP_", "MASTER_")  # torchrun's, for ranks that it starts itself
-
-
-class JoinError(RuntimeError):
-    """This host can't join; the message says why."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,35 +52,27 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         if options.ticket != "-":
-            raise JoinError(_NOT_AS_AN_ARGUMENT)
+            raise ClusterError(_NOT_AS_AN_ARGUMENT)
         ticket = Ticket.parse(sys.stdin.readline())
         channel = enter(ticket, options.address)
-    except (JoinError, ValueError) as error:
+    except (ClusterError, ValueError) as error:
         _say(f"{error}.")
         return 1
     return _serve(channel, ticket)
 
 
 def enter(ticket: Ticket, address: str | None = None) -> TlsChannel:
-    """Connect, make sure that it is the notebook of this ticket, show the secret. Raises JoinError."""
+    """Connect, make sure that it is the notebook of this ticket, show the secret. Raises ClusterError."""
     where = f"{ticket.address}:{ticket.port}"
     try:
         source = (address, 0) if address else None
         plain = socket.create_connection((ticket.address, ticket.port), _CONNECT_LIMIT, source)
         sock = make_client_context().wrap_socket(plain)
-    except (ConnectionRefusedError, ConnectionResetError):
-        raise JoinError(f"nobody listens at {where} any more: the ticket has been used, or its time is over") from None
-    except TimeoutError:
-        raise JoinError(
-            f"{where} does not answer: does this host reach it, does a firewall let the port through"
-        ) from None
-    except ssl.SSLError as error:
-        raise JoinError(f"whoever listens at {where} does not speak TLS 1.3 ({error.reason})") from None
     except OSError as error:
-        raise JoinError(f"{where} can't be reached: {error.strerror or error}") from None
+        raise ClusterError(_why_not(error, where)) from None
     if not hmac.compare_digest(fingerprint(sock.getpeercert(binary_form=True)), ticket.fingerprint):
         sock.close()
-        raise JoinError(f"whoever answers at {where} is not the notebook that has printed this ticket")
+        raise ClusterError(f"whoever answers at {where} is not the notebook that has printed this ticket")
     channel = TlsChannel(sock)
     hello = {"type": "hello", "secret": ticket.secret, "name": socket.gethostname(), "address": channel.own_address}
     channel.send(hello | {"node": _first_number(_NODE_NUMBERS), "versions": own_versions()})
@@ -90,10 +80,20 @@ def enter(ticket: Ticket, address: str | None = None) -> TlsChannel:
         while not (messages := channel.receive()):
             pass  # a part of the answer has come
     except EOFError as error:
-        raise JoinError(f"the notebook at {where} {error}: the ticket has been used, or its time is over") from None
+        raise ClusterError(f"the notebook at {where} {error}: {_OVER}") from None
     if messages[0]["type"] == "refused":
-        raise JoinError(f"the notebook at {where} did not let this host in: {messages[0]['why']}")
+        raise ClusterError(f"the notebook at {where} did not let this host in: {messages[0]['why']}")
     return channel
+
+
+def _why_not(error: OSError, where: str) -> str:
+    if isinstance(error, (ConnectionRefusedError, ConnectionResetError)):
+        return f"nobody listens at {where} any more: {_OVER}"
+    if isinstance(error, TimeoutError):
+        return f"{where} does not answer: does this host reach it, does a firewall let the port through"
+    if isinstance(error, ssl.SSLError):
+        return f"whoever listens at {where} does not speak TLS 1.3 ({error.reason})"
+    return f"{where} can't be reached: {error.strerror or error}"
 
 
 def _serve(channel: TlsChannel, ticket: Ticket) -> int:

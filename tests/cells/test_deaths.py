@@ -58,13 +58,6 @@ def test_a_rank_killed_while_idle_is_named_at_the_next_cell(four_ranks):
     wait_until_gone(pids, 1)
 
 
-def dies_in(kernel, code, pid, number=signal.SIGKILL, after=0.5):
-    threading.Timer(after, lambda: os.kill(pid, number)).start()
-    result = kernel.run(code)
-    assert result.seconds < after + 1, f"named after {result.seconds - after:.1f} s"
-    return result.message
-
-
 def test_a_rank_killed_inside_a_collective_is_named_with_its_call_and_its_last_words(four_ranks):
     pids = four_ranks.pids()
     code = "if rank == 1: print('famous last words')\nif rank: dist.all_reduce(torch.ones(3))\nwhile rank == 0: pass"

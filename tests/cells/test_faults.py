@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cells.cases import assert_next_works, plain, stopped
+from tests.cells.cases import assert_next_works, plain
 
 # Ranks that raise
 
@@ -119,52 +119,9 @@ def test_a_cell_that_fails_after_equal_calls_renews_nothing(four_ranks, code):
     assert_next_works(four_ranks)
 
 
-def test_a_call_that_is_open_across_cells_outlives_a_mistake_without_calls(four_ranks):
-    four_ranks.run("x = torch.full((2,), 1.0 + rank)\nif rank == 0:\n    work = dist.all_reduce(x, async_op=True)")
-    assert four_ranks.run("print(undefined)").message == "ranks 0–3 raised NameError: name 'undefined' is not defined"
-    result = four_ranks.run("if rank:\n    dist.all_reduce(x)\nelse:\n    _ = work.wait()\nprint(x.tolist())")
-    assert result.text() == "[10.0, 10.0]   ← ranks 0–3\n", result.traceback
-
-
-SLOW = """\
-import time
-from scratch_ddp.cells.rank.interruptible_work import InterruptibleWork
-quick = InterruptibleWork._wait_in_gloo
-def as_on_a_slow_network(self):
-    time.sleep(seconds)
-    quick(self)
-InterruptibleWork._wait_in_gloo = as_on_a_slow_network
-"""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "code"),
-    [
-        (4, "if rank < 3:\n    dist.all_reduce(torch.ones(1), group=trio)"),
-        (0.4, "for _ in range(11):\n    if rank < 2:\n        (dist.send, dist.recv)[rank](torch.ones(1), 1 - rank)"),
-        (4, "if rank < 3:\n    functional.all_reduce(torch.ones(1), 'sum', trio) + 0"),
-        (0.4, "for _ in range(11):\n    if rank < 3:\n        functional.all_reduce(torch.ones(1), 'sum', trio) + 0"),
-    ],
-)
-def test_ranks_that_need_nobody_who_has_raised_are_left_running(four_ranks, seconds, code):
-    four_ranks.run(f"import torch.distributed._functional_collectives as functional\nseconds = 0\n{SLOW}")
-    four_ranks.run(
-        "trio = dist.new_group([0, 1, 2])\nif rank < 3: functional.all_reduce(torch.ones(1), 'sum', trio) + 0"
-    )
-    result = four_ranks.run(f"seconds = {seconds}\nreached = False\n{RAISES}{code}\nreached = True")
-    four_ranks.run("InterruptibleWork._wait_in_gloo = quick")
-    assert result.message.startswith("rank 3 raised ValueError: no batch") and "stopped" not in result.message
-    assert four_ranks.run("reached").text() == "True   ← ranks 0–2\nFalse   ← rank 3\n"
-    assert_next_works(four_ranks)
-
-
-def test_what_the_notebook_can_not_show_is_an_error_of_the_cell_and_stops_its_ranks(four_ranks):
-    four_ranks.run("kept = 1")
-    code = "display({'text/html': 'x'}, raw=True, metadata=[1])\nimport time\ntime.sleep(600)"
-    result = four_ranks.run(code)
-    assert "The notebook can't show what ranks have sent: TypeError" in result.message and result.seconds < 5
-    assert "They were stopped: rank" in result.message
-    assert "All variables are kept" in stopped(four_ranks, "assert kept\nwhile True: pass").message
+def test_what_the_notebook_can_not_show_is_said(four_ranks):
+    result = four_ranks.run("display({'text/html': 'x'}, raw=True, metadata=[1])\nprint('went on')")
+    assert "(a display can't be shown: TypeError" in result.text() and "went on" in result.text()
     assert_next_works(four_ranks)
 
 
@@ -184,11 +141,6 @@ while True:
         assert "True" in spoken.text() and "no file descriptor is free on this rank" in spoken.text()
     four_ranks.run("%%rank [1]\nkept.clear()\nresource.setrlimit(resource.RLIMIT_NOFILE, limits)")
     assert four_ranks.run("%%rank [1]\nprint('heard')").text() == "heard   ← rank 1\n"
-    assert_next_works(four_ranks)
-    four_ranks.run(exhaust)
-    ended = four_ranks.run("%%rank [1] --stop-after 0.5\nwhile True: pass", timeout=30)
-    assert ended.message.startswith("stopped: rank 1 is in line 2.")
-    four_ranks.run("%%rank [1]\nkept.clear()\nresource.setrlimit(resource.RLIMIT_NOFILE, limits)")
     assert_next_works(four_ranks)
 
 

@@ -49,6 +49,8 @@ def four_ranks(hosts):
 
 
 def test_hosts_join_though_a_hundred_strangers_stand_at_the_door(hosts):
+    hosts.end()
+    hosts.kernel.run("%dist_reset")
     cell = hosts.open()
     with subprocess.Popen([sys.executable, "-c", STRANGER, hosts.ticket], stdout=subprocess.PIPE) as strangers:
         assert strangers.stdout.readline()

@@ -28,8 +28,8 @@ def come_to(**begun):
 
 def test_a_rank_that_has_called_what_another_waits_in_will_be_with_it():
     """Rank 0 waits for all ranks; rank 1 is still in the pair's barrier, which rank 0 has called without waiting."""
-    of_all = make_call("all_reduce", "0", number=7, given="2 × float32", uid=1, position=7, ranks=[0, 1])
-    of_pair = make_call("barrier", "3", number=2, uid=2, position=2, ranks=[0, 1])
+    of_all = make_call("all_reduce", "0", number=7, given="2 × float32", key="1", position=7, ranks=[0, 1])
+    of_pair = make_call("barrier", "3", number=2, key="2", position=2, ranks=[0, 1])
     waits = RankState("running", 4, of_all, {("0", 7): "all_reduce of 2 × float32"}, place=come_to(_1=8, _2=3))
     comes = RankState("running", 3, of_pair, {("3", 2): "barrier"}, place=come_to(_1=7, _2=3))
     assert describe_mismatch({0: waits, 1: comes}) == ""
@@ -39,10 +39,10 @@ def test_a_rank_that_has_called_what_another_waits_in_will_be_with_it():
     )
 
 
-def waiting(operation, ranks, peer="", begun=0, for_long=True):
-    """A rank that has `begun` so many collectives and waits in the last of them, or in a message."""
-    call = make_call(operation, "0", uid=1, position=0 if peer else begun - 1, ranks=ranks, peer=peer)
-    return RankState("running", 1, call, {("0", 0): operation}, for_long, {"open": [call], "begun": {"1": begun}})
+def waiting(operation, ranks, peer="", begun=1, for_long=True, key="1"):
+    """A rank that has `begun` so many calls of a kind and waits in the last of them."""
+    call = make_call(operation, "0", key=key, position=begun - 1, ranks=ranks, peer=peer)
+    return RankState("running", 1, call, {("0", 0): operation}, for_long, {"open": [call], "begun": {key: begun}})
 
 
 def test_ranks_are_stuck_that_wait_for_one_that_is_through_or_for_each_other():
@@ -54,13 +54,14 @@ def test_ranks_are_stuck_that_wait_for_one_that_is_through_or_for_each_other():
     assert stuck_ranks({0: barrier, 1: RankState("running", 1), 2: barrier, 3: raised}) == [0, 2]
     broadcast = waiting("broadcast", everyone, begun=1)
     assert stuck_ranks({0: barrier, 1: broadcast, 2: barrier, 3: barrier}) == everyone  # as it may be across hosts
-    chain = {0: waiting("recv", [1], " from rank 1"), 1: waiting("recv", [2], " from rank 2")}
+    chain = {0: waiting("recv", [1], " from rank 1", key="1>0"), 1: waiting("recv", [2], " from rank 2", key="2>1")}
     assert stuck_ranks({**chain, 2: raised}) == [0, 1]
     assert stuck_ranks({**chain, 2: RankState("running", 1)}) == []
-    assert stuck_ranks({0: chain[0], 1: waiting("recv", [0], " from rank 0")}) == [0, 1]
-    assert stuck_ranks({0: chain[0], 1: waiting("send", [0], " to rank 0")}) == []
-    assert stuck_ranks({0: waiting("recv", everyone, " from any rank"), 1: raised, 2: chain[0]}) == [0, 2]
-    assert stuck_ranks({0: waiting("recv", everyone, " from any rank"), 1: raised, 2: RankState("running", 1)}) == []
+    assert stuck_ranks({0: chain[0], 1: waiting("recv", [0], " from rank 0", key="0>1")}) == [0, 1]
+    assert stuck_ranks({0: chain[0], 1: waiting("send", [0], " to rank 0", key="1>0")}) == []
+    any_rank = waiting("recv", everyone, " from any rank", key="any")
+    assert stuck_ranks({0: any_rank, 1: raised, 2: chain[0]}) == [0, 2]
+    assert stuck_ranks({0: any_rank, 1: raised, 2: RankState("running", 1)}) == []
 
 
 def test_ranks_that_need_nobody_else_are_not_stuck():

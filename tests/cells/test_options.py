@@ -1,6 +1,5 @@
 """The magics: options, mistakes, messages, and what other machines can reach."""
 
-import os
 import re
 import time
 from pathlib import Path
@@ -55,14 +54,6 @@ def test_ranks_that_are_no_forks():
     with Kernel(cluster=2, env={"SCRATCH_DDP_START": "spawn"}) as kernel:
         assert kernel.run(FIRST).text() == "2.0   ← ranks 0–1\n"
         assert "rank 1 left with exit code 3" in kernel.run("%%rank [1]\nimport os\nos._exit(3)").message
-
-
-def test_more_ranks_than_is_sensible_are_a_warning(bare):
-    count = 4 * os.cpu_count() + 1
-    started = bare.run(f"%dist_init -n {count}", timeout=120)
-    assert started.status == "ok" and "Warning:" in started.text() and "ready" in started.text()
-    assert "1.0   ← rank 0" in bare.run("%%rank [0]\nprint(1.0)").text()
-    bare.run("%dist_shutdown")
 
 
 def test_plain_gloo_on_demand(bare):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scratch_ddp.cells.kernel.output import ERR, OUT, CellOutput, Excerpt, NotebookOutput, RankOutput, without_marks
-from scratch_ddp.cells.kernel.placement import overload_warning, place
+from scratch_ddp.cells.kernel.placement import place
 from scratch_ddp.cells.rank.output_streams import CellPipes
 from scratch_ddp.cells.words import ClusterError, name_ranks, parse_ranks
 
@@ -94,21 +94,6 @@ def test_any_chunking_of_the_pipes_gives_what_was_said_in_its_order(said, data):
     assert joined(got) == expected
 
 
-def test_text_shows_before_the_cell_ends():
-    pipes, _ = record([("stdout", "step 1\n")])
-    output = RankOutput(MARK)
-    output.read(OUT, bytes(pipes[OUT]))
-    assert joined(output.take()) == [("stdout", "step 1\n")]
-
-
-def test_what_a_child_process_writes_to_the_other_stream_comes_in_the_same_segment():
-    output = RankOutput(MARK)
-    output.read(ERR, b"child's error\n")  # past Python: no mark
-    output.read(OUT, b"printed\n")
-    output.close()
-    assert joined(output.take()) == [("stdout", "printed\n"), ("stderr", "child's error\n")]
-
-
 def test_bytes_that_are_no_text_and_marks_that_are_none_do_not_get_lost():
     output = RankOutput(MARK)
     output.read(OUT, b"a\0b\xff c\0" + MARK[:5])
@@ -163,11 +148,6 @@ def test_the_lowest_rank_is_live_and_the_others_wait_for_their_turn(monkeypatch)
     text, seen = present(monkeypatch, (1, "b\n"), (0, "a1\n"), (0, "a2\n"), (1, None), (0, None))
     assert seen[0] == "" and "a1" in seen[1] and "b" not in seen[3]
     assert text == "a1\na2\n↑ rank 0\nb   ← rank 1\n"
-
-
-def test_blocks_of_equal_ranks_need_not_be_neighbours(monkeypatch):
-    text, _ = present(monkeypatch, (0, "x\n"), (1, "y\n"), (2, "x\n"), (0, None), (1, None), (2, None))
-    assert text == "x   ← ranks 0, 2\ny   ← rank 1\n"
 
 
 def test_a_passing_line_is_taken_away_by_backspaces_and_never_shown_to_nobody(monkeypatch):
@@ -243,8 +223,3 @@ def test_placements_that_can_not_be(arguments, why):
     with pytest.raises(ClusterError) as raised:
         place(*arguments)
     assert why in str(raised.value)
-
-
-def test_too_many_ranks_are_a_warning_with_the_reason():
-    assert overload_warning(1) is None
-    assert "share" in overload_warning(10_000) or "GiB" in overload_warning(10_000)

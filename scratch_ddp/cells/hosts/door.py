@@ -1,8 +1,7 @@
 """The door through which hosts join a notebook: the ticket, the listening socket, and who is let in.
 
 The socket is open while hosts are awaited. No authority vouches for its certificate: the fingerprint stands in the
-ticket, beside the secret that a host must show. Every connection has a thread and a few seconds for that. If there are
-too many at once, those go that have taken longest: a host that holds the ticket needs milliseconds.
+ticket, beside the secret that a host must show. Every connection has a thread and a few seconds for that.
 """
 
 import base64
@@ -32,7 +31,6 @@ from scratch_ddp.cells.words import ClusterError
 
 _HELLO_LIMIT = 5.0  # seconds from the connection to the secret
 _LONGEST_HELLO = 4096  # bytes
-_MOST_STRANGERS = 64  # connections at a time that have not shown the secret yet
 _PACKAGE = Path(__file__).resolve().parents[2]  # scratch_ddp/
 _OPENSSL = [
     *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
@@ -83,7 +81,6 @@ class Door:
         self.ticket = Ticket(*self._socket.getsockname()[:2], own_fingerprint)
         self.arrivals: queue.SimpleQueue[tuple[TlsChannel, dict[str, Any]]] = queue.SimpleQueue()
         self.strangers = 0  # connections that did not show the secret
-        self._unknown: dict[socket.socket, None] = {}  # those that have not yet, the oldest first
         self._lock = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, name="accepts-hosts", daemon=True).start()
@@ -92,9 +89,6 @@ class Door:
         """Let nobody in any more. The ticket is worthless from here on."""
         with self._lock:
             self._closed = True
-            for connection in self._unknown:
-                _end(connection)
-        _end(self._socket)
         self._socket.close()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -110,36 +104,28 @@ class Door:
             except OSError:  # closed; or too many files are open, which passes
                 time.sleep(0.1)
                 continue
-            # The handshake comes later, in the thread of the connection.
-            sock = self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-            with self._lock:
-                self._unknown[sock] = None
-                if len(self._unknown) > _MOST_STRANGERS:
-                    _end(next(iter(self._unknown)))
-            threading.Thread(target=self._greet, args=(sock,), name="greets-a-host", daemon=True).start()
+            threading.Thread(target=self._greet, args=(connection,), name="greets-a-host", daemon=True).start()
 
-    def _greet(self, sock: ssl.SSLSocket) -> None:
+    def _greet(self, connection: socket.socket) -> None:
         """Let the connection in if it shows the secret in time."""
         until = time.monotonic() + _HELLO_LIMIT
         try:
-            sock.settimeout(_HELLO_LIMIT)
-            sock.do_handshake()
+            connection.settimeout(_HELLO_LIMIT)
+            sock = connection = self._context.wrap_socket(connection, server_side=True)
             channel = TlsChannel(sock)
             hello = channel.receive_one(until, _LONGEST_HELLO)
             if not hmac.compare_digest(str(hello.pop("secret")).encode(), self.ticket.secret.encode()):
                 raise ValueError("another secret")
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             with self._lock:
-                self._unknown.pop(sock, None)
                 self.strangers += 1
-            sock.close()
+            connection.close()
             return
         with self._lock:
-            self._unknown.pop(sock, None)
             if not self._closed:
                 self.arrivals.put((channel, hello))
                 return
-        sock.close()
+        connection.close()
 
 
 def open_door(listen: str) -> Door:
@@ -164,12 +150,6 @@ def refuse(channel: TlsChannel, why: str) -> None:
     channel.send({"type": "refused", "why": why})
     channel.end_sending()
     channel.close()
-
-
-def _end(connection: socket.socket) -> None:
-    """Wake the thread that reads from a connection: it finds it closed."""
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 # Certificates

@@ -184,20 +184,8 @@ class KeyBoard:
         self._values[key] = str(int(self._values.get(key, "0")) + amount)
         return int(self._values[key])
 
-    def _compare_set(self, key: str, expected: str, desired: str) -> str:
-        """Write if the value is the expected one, or if there is none and none was expected. Returns the value."""
-        if self._values.get(key, "") == expected:
-            self._values[key] = desired
-        return self._values.get(key, expected)
-
     def _check(self, keys: list[str]) -> bool:
         return all(key in self._values for key in keys)
-
-    def _delete_key(self, key: str) -> bool:
-        return self._values.pop(key, None) is not None
-
-    def _num_keys(self) -> int:
-        return len(self._values)
 
 
 # `%dist_init --hosts`

@@ -53,9 +53,6 @@ class LinkStore(dist.Store):
     def add(self, key: str, amount: int) -> int:
         return self._ask("add", key, amount)
 
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return self._ask("compare_set", key, _text(expected), _text(desired)).encode("latin-1")
-
     def check(self, keys: list[str]) -> bool:
         return self._ask("check", list(keys))
 
@@ -66,14 +63,6 @@ class LinkStore(dist.Store):
             if time.monotonic() > until:
                 raise dist.DistStoreError(f"{list(keys)}: nobody has written this within {limit:g} s")
             time.sleep(_ASK_AGAIN_AFTER)
-
-    def delete_key(self, key: str) -> bool:
-        return self._ask("delete_key", key)
-
-    def num_keys(self) -> int:
-        return self._ask("num_keys")
-
-    getNumKeys, deleteKey = num_keys, delete_key  # the names that torch calls from C++
 
 
 def _text(value: str | bytes) -> str:

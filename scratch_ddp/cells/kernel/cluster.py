@@ -150,7 +150,7 @@ class Cluster:
         self.late.setdefault((cell, rank.rank), Excerpt(_LATE, _LATE)).add(text)
 
     def ask(self, ranks: Sequence[int], question: dict[str, Any], seconds: float) -> dict[int, dict[str, Any]]:
-        """What idle ranks answer (see `rank/questions.py`) within that time; {} for one that knows nothing.
+        """What idle ranks answer (see `answer` in `rank/shell.py`) within that time; {} for one that knows nothing.
 
         Must not be called while a cell runs. A rank that takes longer is interrupted, and missing in what is returned.
         """

@@ -67,9 +67,7 @@ def describe_mismatch(ranks: dict[int, RankState]) -> str:
         for rank, other in ranks.items():
             text = other.calls.get(key) if _includes(waits_in, rank) else ""
             elsewhere = other.waits_in if other.state == "running" else None
-            each_other = (
-                elsewhere and _needs(elsewhere, rank, waiting, state) and _needs(waits_in, waiting, rank, other)
-            )
+            each_other = elsewhere and _needs(elsewhere, waiting, state) and _needs(waits_in, rank, other)
             if text is None and each_other and elsewhere["group"] != key[0]:  # numbers of two groups can't be compared
                 text = f"{describe_call(elsewhere)} in another group"
             if text:
@@ -84,22 +82,18 @@ def _includes(call: dict[str, Any], rank: int) -> bool:
     return call["ranks"] is None or rank in call["ranks"]
 
 
-def _needs(call: dict[str, Any], caller: int, rank: int, state: RankState) -> bool:
-    """Whether the caller's call waits for the rank, which has not made it or has made another in its place."""
+def _needs(call: dict[str, Any], rank: int, state: RankState) -> bool:
+    """Whether a call waits for the rank, which has not made it or has made another in its place."""
     if not _includes(call, rank):
         return False
-    if not call["peer"]:
-        words = describe_call(call)
-        return not _has_begun(call, state.place) or state.calls.get((call["group"], call["number"]), words) != words
-    messages = [
-        one for one in state.place["open"] if one["peer"] and one["uid"] == call["uid"] and _includes(one, caller)
-    ]
-    return all(one["operation"] == call["operation"] for one in messages)  # a send needs a recv
+    words = describe_call(call)
+    another = not call["peer"] and state.calls.get((call["group"], call["number"]), words) != words
+    return another or not _has_begun(call, state.place)
 
 
 def _has_begun(call: dict[str, Any], place: dict[str, Any]) -> bool:
-    """Whether a rank that has come so far has begun this collective too."""
-    return place["begun"].get(str(call["uid"]), 0) > call["position"]
+    """Whether a rank that has come so far has begun its part of this call."""
+    return place["begun"].get(call["key"], 0) > call["position"]
 
 
 def stuck_ranks(ranks: dict[int, RankState]) -> list[int]:
@@ -117,7 +111,7 @@ def _may_go_on(rank: int, ranks: dict[int, RankState], free: set[int]) -> bool:
         return True
     others = {other: state for other, state in ranks.items() if other != rank and _includes(call, other)}
     enough = any if call["peer"] else all  # of the ranks that may send, one will do
-    return enough(other in free or not _needs(call, rank, other, state) for other, state in others.items())
+    return enough(other in free or not _needs(call, other, state) for other, state in others.items())
 
 
 def describe_open_calls(places: dict[int, dict[str, Any]]) -> list[str]:

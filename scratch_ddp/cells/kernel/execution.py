@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from scratch_ddp.cells.flight_recorder import tell_difference
@@ -50,7 +50,6 @@ class Execution:
         self.states: dict[int, dict[str, Any]] = {}  # the last answer of each rank to the question where it is
         self.same_since: dict[int, float] = {}  # since when a rank waits in the same collective
         self.died_at: float | None = None
-        self.failure: Exception | None = None  # of the kernel's, while it showed what has arrived
         self.started = self.asked = self.heard = time.monotonic()
 
     def run(self, stop_after: float | None = None) -> None:
@@ -59,23 +58,17 @@ class Execution:
             for note in recover(self.cluster, set()) if self.cluster.in_doubt else ():
                 self.notebook.note(note)
             self._send()
-            try:
-                self._follow(self.output.update)
-                self.output.finish()
-            except Exception as error:  # ranks must not be left running for it
-                self.failure = error
-                if not self.interruption.begun:
-                    self._press()
-                self._follow(lambda: None)
+            self._follow()
+            self.output.finish()
             self._conclude()
             for note in describe_open_calls({rank.rank: rank.place for rank in self.cluster.ranks}):
                 self.notebook.note(note)
 
-    def _follow(self, show: Callable[[], None]) -> None:
+    def _follow(self) -> None:
         """Take what arrives until every rank is done, has died, or has been given enough time to stop."""
-        for event in self.cluster.receive(until=float("inf"), pause=0.1):
+        for event in self.cluster.receive(until=float("inf"), pause=0.05):
             self._take(event)
-            show()
+            self.output.update()
             if self._finished() or self.interruption.time_is_up(self._running(), self.states):
                 return
             self._look_after(time.monotonic())
@@ -164,7 +157,7 @@ class Execution:
             self.asked = now
             for rank in self._running():
                 rank.channel.send({"type": "query_state", "cell": self.cell})
-        if now - max(self.started, self.heard) > _SAY_AFTER and self.failure is None:
+        if now - max(self.started, self.heard) > _SAY_AFTER:
             states = self._describe_ranks()
             stuck = stuck_ranks(states)
             self.output.pass_over(stuck)
@@ -231,10 +224,6 @@ class Execution:
         if self.interruption.late and not all(where["waits_in"] for where in self.interrupted_in.values()):
             notes = ["They did not stop at the same call: what should be equal on all ranks may differ.", *notes]
         own = {rank: error for rank, error in self.errors.items() if rank not in self.interrupted_in}
-        if self.failure is not None:
-            why = f"The notebook can't show what ranks have sent: {type(self.failure).__name__}: {self.failure}"
-            told = [why, f"They were stopped: {where}.", *notes]
-            raise compose_rank_error(own, told) if own else RankError("\n".join(told))
         if own:
             others = [f"The others were stopped: {where}."] if stuck or len(own) < len(self.ranks) else []
             raise compose_rank_error(own, [*others, *notes])

@@ -270,7 +270,10 @@ class NotebookOutput:
         if item.stream == "display":
             self._release()
             self._plain = False
-            display(item.content["data"], metadata=item.content["metadata"], raw=True)
+            try:
+                display(item.content["data"], metadata=item.content["metadata"], raw=True)
+            except (TypeError, ValueError) as error:  # what a rank has sent is no display
+                self.note(f"(a display can't be shown: {type(error).__name__}: {error})")
             return
         if item.stream != self._stream:
             self._release()

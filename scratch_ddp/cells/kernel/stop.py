@@ -19,7 +19,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from scratch_ddp.cells.flight_recorder import IN_THIS_CELL
@@ -28,9 +28,8 @@ from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.kernel.reader import Event
 from scratch_ddp.cells.words import name_ranks
 
-_ASK_AGAIN_AFTER = 0.1  # seconds between two questions how far a rank has come
+_ASK_AGAIN_AFTER = 0.03  # seconds between two questions how far a rank has come
 _GRACE, _LONGEST_GRACE = 1.0, 5.0  # seconds in which ranks must have agreed where they leave
-_SECOND_GRACE = 0.5  # the same, if they have different parts to play
 _REPEAT_EVERY = 0.4  # seconds between two interrupts of a rank that goes on
 _STOP_LIMIT = 2.0  # seconds from an interrupt until a rank that has not noticed it is replaced
 _SLOW_STOP_LIMIT = 6.0  # the same for one that is known to be stopping, on a busy machine
@@ -65,8 +64,8 @@ def stop_button(events: "queue.SimpleQueue[Event]", stop_after: float | None) ->
 class Agreement:
     """Where ranks leave a cell together. Each says how far it has come (its "place": see `Interrupts.hold`).
 
-    At first it has to be the same number of collectives in this cell, so that ranks that all run one program leave at
-    the same line of it. Where ranks have different parts to play, it will do that no call lacks any of its ranks.
+    No call may lack any of its ranks then. And all must have made equally many collectives in this cell, whatever their
+    groups, so that ranks that run one program leave at the same line of it.
 
     `others`: the places of ranks that no longer run in the cell, or never did.
     """
@@ -74,18 +73,15 @@ class Agreement:
     def __init__(self, running: Collection[RankProcess], others: dict[int, dict[str, Any]], now: float):
         self.running, self._others = {rank.rank: rank for rank in running}, others
         self._places: dict[int, dict[str, Any]] = {}
-        self._since, self._asked_at = now, -1.0
-        self._one_program = True
+        self._since, self._moved_at, self._asked_at = now, now, -1.0
         self._until: dict[str, int] = {}  # how often each call was made on the rank that has come furthest
 
     def note(self, rank: int, place: dict[str, Any]) -> None:
-        place["members"][IN_THIS_CELL] = list(self.running) if self._one_program else []
+        place["members"][IN_THIS_CELL] = list(self.running)
         self._places[rank] = place
         until = furthest(self._places.values())
-        if not self._one_program:
-            del until[IN_THIS_CELL]
         if until != self._until:
-            self._until, self._asked_at = until, -1.0
+            self._until, self._asked_at, self._moved_at = until, -1.0, time.monotonic()
 
     def ask(self, cell: int, now: float) -> None:
         """Ask ranks to hold; those that do not yet, again and again."""
@@ -112,17 +108,14 @@ class Agreement:
     def given_up(self, now: float) -> bool:
         """Whether they can't, because a rank that has left the cell lacks a call, or have not in time.
 
-        The time is that of two steps, as far as it can be told from the time between two calls.
+        The time is that of two steps, as far as it can be told from the time between two calls. While ranks come
+        further it is twice as long.
         """
         if not self.behind() <= set(self.running):
             return True
         steps = 2 * max((place["gap"] for place in self._places.values()), default=0.0)
-        grace = min(max(_GRACE, steps), _LONGEST_GRACE)
-        if self._one_program and now - self._since > grace:
-            self._one_program = False
-            for rank, place in self._places.items():
-                self.note(rank, place)
-        return now - self._since > grace + _SECOND_GRACE
+        waited = max(now - self._moved_at, (now - self._since) / 2)
+        return waited > min(max(_GRACE, steps), _LONGEST_GRACE)
 
 
 class Interruption:
@@ -160,7 +153,7 @@ class Interruption:
 
     def interrupt(self, now: float, together: bool = False, deadlocked: bool = False) -> None:
         """From now on ranks are interrupted, unless they have noticed it already."""
-        self._since = max(self._since, now - _GRACE - _SECOND_GRACE) if self.agreement else now
+        self._since = max(self._since, now - _GRACE) if self.agreement else now
         self.agreement, self.together, self.deadlocked = None, together, deadlocked
         self.number += 1
         self._sent_at = -1.0
@@ -237,61 +230,40 @@ def ranks_behind(places: dict[int, dict[str, Any]]) -> set[int]:
 
 
 def recover(cluster: Cluster, stuck: set[int]) -> list[str]:
-    """Make a cluster ready for the next cell. `stuck`: ranks that have not stopped. Returns notes for the learner."""
+    """Make a cluster ready for the next cell: fresh process groups on all ranks. Returns notes for the learner.
+
+    `stuck`: ranks that have not stopped. They become new processes, without their variables; so do those that can't
+    renew their groups.
+    """
     cluster.in_doubt = False
-    return _replace(cluster, stuck) if stuck else _renew(cluster)
-
-
-def _renew(cluster: Cluster) -> list[str]:
-    """Fresh process groups on every rank."""
-    cluster.generation += 1
-    _ask_to_renew(cluster, cluster.ranks, _RENEW_LIMIT)
-    silent, failed = _await_renewed(cluster, cluster.ranks, _RENEW_LIMIT + 0.5)
-    if silent or failed:
-        return _replace(cluster, silent or set(range(cluster.world_size)))
-    return _groups_lost(cluster)
-
-
-def _replace(cluster: Cluster, lost: set[int]) -> list[str]:
-    """New processes for some ranks, whose variables are gone, and fresh process groups on the others."""
-    for rank in lost:
+    for rank in stuck:
         cluster.launcher.end(cluster.ranks[rank])
-    for rank in lost:
+    for rank in stuck:
         cluster.await_status(cluster.ranks[rank], 1.0)
-    kept = [rank for rank in cluster.ranks if rank.rank not in lost]
+    kept = [rank for rank in cluster.ranks if rank.rank not in stuck]
     cluster.generation += 1
     if not kept:
         cluster.rendezvous, cluster.generation = cluster.rendezvous + 1, 0
-    _ask_to_renew(cluster, kept, _REPLACE_LIMIT)
-    cluster.start(lost, _REPLACE_LIMIT + 5)
-    if any(_await_renewed(cluster, kept, _REPLACE_LIMIT)):
-        return _replace(cluster, set(range(cluster.world_size)))
-    were, their = ("was", "its") if len(lost) == 1 else ("were", "their")
-    return [
-        f"{name_ranks(lost).capitalize()} could not be freed and {were} replaced: {their} variables are gone.",
-        "Run again on all ranks the cells whose variables are needed.",
-        *_groups_lost(cluster),
-    ]
-
-
-def _ask_to_renew(cluster: Cluster, ranks: Sequence[RankProcess], limit: float) -> None:
-    for rank in ranks:
+    limit = _REPLACE_LIMIT if stuck else _RENEW_LIMIT
+    for rank in kept:
         rank.renewed = None
         rank.place = {"open": [], "begun": {}, "members": {}}
         rank.channel.send({"type": "renew", "generation": cluster.generation, "timeout": limit})
-
-
-def _await_renewed(cluster: Cluster, ranks: Sequence[RankProcess], limit: float) -> tuple[set[int], set[int]]:
-    """The ranks that have not answered, and those that could not renew their groups."""
-    until = time.monotonic() + limit
-    if any(rank.alive and rank.renewed is None for rank in ranks):
-        for _ in cluster.receive(until):
-            if not any(rank.alive and rank.renewed is None for rank in ranks):
-                break
-    silent = {rank.rank for rank in ranks if rank.renewed is None}
-    return silent, {rank.rank for rank in ranks if rank.renewed and "error" in rank.renewed}
-
-
-def _groups_lost(cluster: Cluster) -> list[str]:
-    lost = any(rank.renewed and rank.renewed.get("retired") for rank in cluster.ranks)
-    return ["Process groups and meshes made before must be made again."] if lost else []
+    if stuck:
+        cluster.start(stuck, limit + 5)
+    events = cluster.receive(time.monotonic() + limit + 0.5)
+    while any(rank.alive and rank.renewed is None for rank in kept) and next(events, None):
+        pass
+    silent = {rank.rank for rank in kept if rank.renewed is None}
+    if silent or any("error" in rank.renewed for rank in kept):
+        return recover(cluster, silent if silent and not stuck else set(range(cluster.world_size)))
+    notes = []
+    if stuck:
+        were, their = ("was", "its") if len(stuck) == 1 else ("were", "their")
+        notes = [
+            f"{name_ranks(stuck).capitalize()} could not be freed and {were} replaced: {their} variables are gone.",
+            "Run again on all ranks the cells whose variables are needed.",
+        ]
+    if any(rank.renewed.get("retired") for rank in kept):
+        notes.append("Process groups and meshes made before must be made again.")
+    return notes

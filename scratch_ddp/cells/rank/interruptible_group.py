@@ -59,6 +59,7 @@ _COALESCED = {
 }
 # Ranks may rightly pass different sizes to these, so only dtypes are compared.
 _MAY_DIFFER = ("allgather", "allgather_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "reduce_scatter")
+_FROM_ANY = "from any rank"
 _PUBLIC_NAMES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -179,13 +180,15 @@ class InterruptibleGroup(dist.ProcessGroup):
             )
         for gate in gates:
             gate("send" not in operation and "recv" not in operation)
+        way, details = self._peer(operation, args) or ("", {"number": self._next_number()})
         call = make_call(
             _PUBLIC_NAMES.get(operation, operation),
             self.group_name,
             given=describe_given(args, operation in _MAY_DIFFER),
             uid=self.uid,
-            position=self.begun[""],
-            **(self._peer(operation, args) or {"number": self._next_number()}),
+            key=self._key(way),
+            position=self.begun[way],
+            **details,
             **self._op_and_root(operation, (*args, *kwargs.values())),
         )
         if operation == "alltoall_base":
@@ -205,17 +208,12 @@ class InterruptibleGroup(dist.ProcessGroup):
         work = InterruptibleWork(
             start_all if coalesced else lambda: start(*args, **kwargs), call, stopped=lambda: gloo.ended
         )
-        self.begun[self._way(operation, call)] += 1
+        self.begun[way] += 1
         return work
 
-    def _way(self, operation: str, call: dict[str, Any]) -> str:
-        """Under which name the call is counted. From any rank: not at all, since the sender counts another."""
-        if not call["peer"]:
-            return ""
-        if call["ranks"] is None:
-            return "from any rank"
-        here, (there,) = dist.get_rank(), call["ranks"]
-        return f"{here}>{there}" if operation == "send" else f"{there}>{here}"
+    def _key(self, way: str) -> str:
+        """Under which name a call of this group is counted, on all ranks the same (see `place`)."""
+        return f"{self.uid} {way}".strip()
 
     def _next_number(self) -> int:
         self.numbered += 1
@@ -232,16 +230,18 @@ class InterruptibleGroup(dist.ProcessGroup):
                 found["root"] = f" {way} rank {dist.get_global_rank(self, options.rootRank)}"
         return found
 
-    def _peer(self, operation: str, args: tuple) -> dict[str, Any]:
-        """What a call says of the other side of a message; {} for a collective."""
+    def _peer(self, operation: str, args: tuple) -> tuple[str, dict[str, Any]] | None:
+        """Which way a message goes, and what its call says of the other side; None for a collective."""
         if operation == "recv_anysource":
-            return {"number": -1, "peer": " from any rank"}  # not numbered: ranks send different numbers of messages
+            return _FROM_ANY, {"number": -1, "peer": " from any rank"}  # ranks send different numbers of messages
         if operation not in ("send", "recv"):
-            return {}
+            return None
         if not 0 <= args[1] < self._own_size:
             raise ValueError(f"there is no rank {args[1]} among {self._own_size}")  # gloo would end the process
-        peer = dist.get_global_rank(self, args[1])
-        return {"number": -1, "peer": f" {'to' if operation == 'send' else 'from'} rank {peer}", "ranks": [peer]}
+        here, peer = dist.get_rank(), dist.get_global_rank(self, args[1])
+        if operation == "send":
+            return f"{here}>{peer}", {"number": -1, "peer": f" to rank {peer}", "ranks": [peer]}
+        return f"{peer}>{here}", {"number": -1, "peer": f" from rank {peer}", "ranks": [peer]}
 
 
 @functools.cache
@@ -293,8 +293,8 @@ def place() -> dict[str, Any]:
     for group in _current_groups():
         ranks = dist.get_process_group_ranks(group)
         for way, count in [("", group.begun[""]), *list(group.begun.items())]:
-            if way != "from any rank":
-                key = f"{group.uid} {way}".strip()
+            if way != _FROM_ANY:  # no sender counts these
+                key = group._key(way)
                 begun[key], members[key] = count, list(map(int, way.split(">"))) if ">" in way else ranks
     return {"begun": begun, "members": members}
 

@@ -5,8 +5,8 @@ Python, where a signal is noticed at once. After an interrupt the helper goes on
 
 Each wait is for a "call": {"operation", "group" (its name), "number" (of the collective in its group), "given"
 ("4 × float32"), "op" (" (SUM)"), "root" (" from rank 0"), "peer" (" to rank 1"), "uid" (of the group, or None),
-"position" (how many collectives gloo had been given before in the group), "ranks" (whom a message may come from or go
-to), "serial" (another for each call of this process)}.
+"key" (under which it is counted), "position" (how many gloo had been given before under that key), "ranks" (whom a
+message may come from or go to), "serial" (another for each call of this process)}.
 """
 
 import contextlib
@@ -84,7 +84,17 @@ def alive(references: "set[weakref.ref[Any]]") -> list[Any]:
 
 
 def make_call(operation: str, group: str = "", **details: Any) -> dict[str, Any]:
-    empty = {"number": 0, "given": "", "op": "", "root": "", "peer": "", "uid": None, "position": 0, "ranks": None}
+    empty = {
+        "number": 0,
+        "given": "",
+        "op": "",
+        "root": "",
+        "peer": "",
+        "uid": None,
+        "key": "",
+        "position": 0,
+        "ranks": None,
+    }
     return {"operation": operation, "group": group, **empty, "serial": next(_serials), **details}
 
 

@@ -8,7 +8,6 @@ import builtins
 import os
 import pickle
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -86,9 +85,6 @@ class RankShell(InteractiveShell):
         if issubclass(etype, SystemExit):
             kwargs["exception_only"] = False  # IPython would hint at %tb
         self.last_error = value
-        if isinstance(value, BaseExceptionGroup):
-            self.failure = _describe_group(value)
-            return
         if not issubclass(etype, SyntaxError):
             value.__traceback__ = tb = _without_own_frames(tb)
         super().showtraceback((etype, value, tb), *args, **kwargs)
@@ -138,16 +134,6 @@ def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
     if tb.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
         return rest
     return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
-
-
-def _describe_group(group: BaseExceptionGroup) -> list[str]:
-    """Python's own form, which has all members. IPython would write it to stderr, with its own frames."""
-    tb = group.__traceback__
-    while tb is not None and not tb.tb_frame.f_code.co_filename.startswith("<ipython"):
-        tb = tb.tb_next
-    group.__traceback__ = tb or group.__traceback__
-    *lines, last = "".join(traceback.format_exception(group)).splitlines()
-    return [*lines, last, f"{type(group).__name__}: {group}"]
 
 
 def _refuse_input(prompt: str = "") -> str:
