@@ -87,8 +87,8 @@ def choose_blocks(saved, seconds, budget):
     """Return a list of blocks to recompute that takes the fewest seconds.
 
     Block i keeps saved[i] bytes for backward beside its input. If it is recomputed, it
-    keeps its input alone and takes seconds[i] longer. What the other blocks keep must be
-    at most budget bytes. Return their numbers, from 0, in any order.
+    keeps its input alone and takes seconds[i] longer. What the others keep must be at
+    most budget bytes. Blocks are numbered from 0; their order in the list is free.
     """
     # Which sets of blocks leave no more than the budget?
     # answer: begin

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scratch_ddp.cells.kernel.cluster import Cluster
-from scratch_ddp.cells.kernel.reports import ClusterError
-from scratch_ddp.cells.rank_lists import name_ranks
+from scratch_ddp.cells.words import ClusterError, name_ranks
 
 _PATIENCE = 1.0  # seconds that an editor's question may take
 _PULL_LIMIT = 600.0  # seconds
@@ -78,4 +77,4 @@ def script_cell(words: list[str]) -> str:
     path = Path(words[0]).expanduser().absolute()
     if not path.is_file():
         raise ClusterError(f"%dist_run: there is no file {words[0]} in {Path.cwd()}.")
-    return f"from scratch_ddp.cells.rank.scripts import run_script as _run\n_run({str(path)!r}, {words[1:]!r})"
+    return f"from scratch_ddp.cells.rank.adapted import run_script as _run\n_run({str(path)!r}, {words[1:]!r})"

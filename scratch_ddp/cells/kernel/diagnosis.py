@@ -1,36 +1,10 @@
 """What is said when a cell does not end well: which rank raised, died or waits, where, and who never came."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from scratch_ddp.cells.flight_recorder import ALL_THE_SAME, describe_call
-from scratch_ddp.cells.rank_lists import name_ranks
-
-
-class _ShownAsText:
-    """An exception that is shown as its own text: the kernel's frames would tell a learner nothing."""
-
-    lines: list[str] = []
-
-    def _render_traceback_(self) -> list[str]:  # IPython's name
-        return [*self.lines, f"{type(self).__name__}: {self}"]
-
-
-class ClusterError(_ShownAsText, RuntimeError):
-    """A cell or a magic can't be carried out; the message says why and what would be right."""
-
-
-class RankError(_ShownAsText, RuntimeError):
-    """At least one rank raised or died in a cell. `lines` holds each distinct traceback once."""
-
-    def __init__(self, message: str, lines: Iterable[str] = ()):
-        super().__init__(message)
-        self.lines = list(lines)
-
-
-class RankInterrupt(_ShownAsText, KeyboardInterrupt):
-    """The cell was stopped on every rank; the message says where the ranks were."""
+from scratch_ddp.cells.flight_recorder import describe_call, tell_difference
+from scratch_ddp.cells.words import RankError, name_ranks
 
 
 @dataclass
@@ -42,8 +16,7 @@ class RankState:
     waits_in: dict[str, Any] | None = None
     calls: dict[tuple[str, int], str] = field(default_factory=dict)  # what it called last (see `read_calls`)
     for_long: bool = False  # whether it has long waited in this one call
-    open_calls: list[dict[str, Any]] = field(default_factory=list)  # what it has under way
-    begun: dict[str, int] = field(default_factory=dict)  # how many collectives it has begun in each group, by uid
+    place: dict[str, Any] = field(default_factory=lambda: {"open": [], "begun": {}})  # see `RankProcess`
 
     @property
     def operation(self) -> str | None:
@@ -90,21 +63,17 @@ def describe_mismatch(ranks: dict[int, RankState]) -> str:
         if not waits_in or waits_in["peer"]:
             continue
         key = waits_in["group"], waits_in["number"]
-        called: dict[str, list[int]] = {}
+        called: dict[int, str] = {}
         for rank, other in ranks.items():
             text = other.calls.get(key) if _includes(waits_in, rank) else ""
             elsewhere = other.waits_in if other.state == "running" else None
-            each_other = (
-                elsewhere and _needs(elsewhere, rank, waiting, state) and _needs(waits_in, waiting, rank, other)
-            )
+            each_other = elsewhere and _needs(elsewhere, waiting, state) and _needs(waits_in, rank, other)
             if text is None and each_other and elsewhere["group"] != key[0]:  # numbers of two groups can't be compared
                 text = f"{describe_call(elsewhere)} in another group"
             if text:
-                called.setdefault(text, []).append(rank)
-        if len(called) > 1:
-            listed = "; ".join(f"{name_ranks(callers)} called {text}" for text, callers in called.items())
-            line = f" (line {state.line})" if state.line else ""
-            return f"{listed}{line}. {ALL_THE_SAME}"
+                called[rank] = text
+        if said := tell_difference(called, f" (line {state.line})" if state.line else ""):
+            return said
     return ""
 
 
@@ -113,20 +82,18 @@ def _includes(call: dict[str, Any], rank: int) -> bool:
     return call["ranks"] is None or rank in call["ranks"]
 
 
-def _needs(call: dict[str, Any], caller: int, rank: int, state: RankState) -> bool:
-    """Whether the caller's call waits for the rank, which has not made it or has made another in its place."""
+def _needs(call: dict[str, Any], rank: int, state: RankState) -> bool:
+    """Whether a call waits for the rank, which has not made it or has made another in its place."""
     if not _includes(call, rank):
         return False
-    if not call["peer"]:
-        words = describe_call(call)
-        return not _has_begun(call, state.begun) or state.calls.get((call["group"], call["number"]), words) != words
-    messages = [one for one in state.open_calls if one["peer"] and one["uid"] == call["uid"] and _includes(one, caller)]
-    return all(one["operation"] == call["operation"] for one in messages)  # a send needs a recv
+    words = describe_call(call)
+    another = not call["peer"] and state.calls.get((call["group"], call["number"]), words) != words
+    return another or not _has_begun(call, state.place)
 
 
-def _has_begun(call: dict[str, Any], begun: dict[str, int]) -> bool:
-    """Whether who has begun so many collectives has begun this one too."""
-    return begun.get(str(call["uid"]), 0) > call["position"]
+def _has_begun(call: dict[str, Any], place: dict[str, Any]) -> bool:
+    """Whether a rank that has come so far has begun its part of this call."""
+    return place["begun"].get(call["key"], 0) > call["position"]
 
 
 def stuck_ranks(ranks: dict[int, RankState]) -> list[int]:
@@ -144,18 +111,15 @@ def _may_go_on(rank: int, ranks: dict[int, RankState], free: set[int]) -> bool:
         return True
     others = {other: state for other, state in ranks.items() if other != rank and _includes(call, other)}
     enough = any if call["peer"] else all  # of the ranks that may send, one will do
-    return enough(other in free or not _needs(call, rank, other, state) for other, state in others.items())
+    return enough(other in free or not _needs(call, other, state) for other, state in others.items())
 
 
-def describe_open_calls(ranks: dict[int, tuple[list[dict[str, Any]], dict[str, int]]]) -> list[str]:
-    """A line for each collective that nobody waits for and that some of its ranks have not called.
-
-    `ranks`: for each rank its open calls, and how many collectives it has begun in each group.
-    """
+def describe_open_calls(places: dict[int, dict[str, Any]]) -> list[str]:
+    """A line for each collective that nobody waits for and that some of its ranks have not called."""
     callers: dict[tuple[int, int], list[int]] = {}
     calls = {}
-    for rank, (open_calls, _) in ranks.items():
-        for call in open_calls:
+    for rank, place in places.items():
+        for call in place["open"]:
             if not call["awaited"] and not call["peer"]:
                 key = call["uid"], call["position"]
                 callers.setdefault(key, []).append(rank)
@@ -163,7 +127,7 @@ def describe_open_calls(ranks: dict[int, tuple[list[dict[str, Any]], dict[str, i
     lines = []
     for key, by in callers.items():
         call = calls[key]
-        missing = [rank for rank in call["ranks"] or ranks if not _has_begun(call, ranks[rank][1])]
+        missing = [rank for rank in call["ranks"] or places if not _has_begun(call, places[rank])]
         if missing:
             has, have = ("has" if len(who) == 1 else "have" for who in (by, missing))
             lines.append(
@@ -171,17 +135,6 @@ def describe_open_calls(ranks: dict[int, tuple[list[dict[str, Any]], dict[str, i
                 "The next collective will be taken for it: wait for it on all ranks.)"
             )
     return lines
-
-
-def describe_abort(last_calls: dict[int, str]) -> str:
-    """gloo aborts the process when ranks send tensors of different sizes. Say so if the ranks' last calls show it."""
-    if len(set(last_calls.values())) < 2:
-        return ""
-    listed = ", ".join(f"rank {rank} {call or 'nothing'}" for rank, call in last_calls.items())
-    return (
-        f"\nThe ranks did not call the same thing: {listed}. gloo ends the whole process when sizes or types differ; "
-        "in a collective all ranks must pass tensors of the same shape and dtype."
-    )
 
 
 def compose_rank_error(errors: dict[int, dict[str, Any]], notes: list[str]) -> RankError:

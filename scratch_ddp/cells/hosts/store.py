@@ -1,4 +1,4 @@
-"""A store for torch.distributed whose keys the kernel keeps (`key_board.py`). It listens on no port.
+"""A store for torch.distributed whose keys the kernel keeps (`KeyBoard` in `host.py`). It listens on no port.
 
 Who asks is known: the request travels over the rank's channel and the connection of its host. And the keys outlive
 every rank, so a rank that replaces another finds the rest.
@@ -35,8 +35,7 @@ class LinkStore(dist.Store):
     def _ask(self, operation: str, *arguments: Any) -> Any:
         number = next(self._numbers)
         self._answers[number] = answer = queue.SimpleQueue()
-        request = {"operation": operation, "arguments": arguments}
-        self._channel.send({"type": "store", "number": number, "request": request})
+        self._channel.send({"type": "store", "number": number, "operation": operation, "arguments": arguments})
         try:
             return answer.get()
         finally:
@@ -48,17 +47,11 @@ class LinkStore(dist.Store):
         self._ask("set", key, _text(value))
 
     def get(self, key: str) -> bytes:
-        value = self._ask("get", key)
-        if value is None:
-            self.wait([key])
-            return self.get(key)
-        return value.encode("latin-1")
+        self.wait([key])
+        return self._ask("get", key).encode("latin-1")
 
     def add(self, key: str, amount: int) -> int:
         return self._ask("add", key, amount)
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return self._ask("compare_set", key, _text(expected), _text(desired)).encode("latin-1")
 
     def check(self, keys: list[str]) -> bool:
         return self._ask("check", list(keys))
@@ -70,14 +63,6 @@ class LinkStore(dist.Store):
             if time.monotonic() > until:
                 raise dist.DistStoreError(f"{list(keys)}: nobody has written this within {limit:g} s")
             time.sleep(_ASK_AGAIN_AFTER)
-
-    def delete_key(self, key: str) -> bool:
-        return self._ask("delete_key", key)
-
-    def num_keys(self) -> int:
-        return self._ask("num_keys")
-
-    getNumKeys, deleteKey = num_keys, delete_key  # the names that torch calls from C++
 
 
 def _text(value: str | bytes) -> str:
