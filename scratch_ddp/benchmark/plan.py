@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from scratch_ddp.benchmark.command import REPORTED, TableRow, positive_count, report
 from scratch_ddp.course.pages import split_model
-from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Layout, flops_per_token, rank_memory, training
-from scratch_ddp.instruments.cost.layouts.forecast import tflops_of_device
-from scratch_ddp.instruments.cost.layouts.models import LLAMA_3, MEGATRON
+from scratch_ddp.instruments.cost import CLUSTERS, Layout, flops_per_token, model, rank_memory
+from scratch_ddp.instruments.cost.published import GPT_3, LLAMA_3, MEGATRON, TORCHTITAN
+from scratch_ddp.instruments.cost.times import tflops_of_device
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.timing import machine
 
@@ -79,26 +79,21 @@ def _ranks(values: Sequence[float]) -> list[int]:
 
 def published_table() -> str:
     """Forecast and published TFLOP/s of a GPU; then DeepSeek-V3's hours, whose layout can't be forecast."""
-    lines = ["| | tp × pp × dp | published TFLOP/s | forecast | off | GB of a rank |", "|---|---|---|---|---|---|"]
-    for run in (*MEGATRON, *LLAMA_3):
-        for chunks in (1,) if run.recomputes else (1, 4):
-            layout, cluster = run.layout(chunks), CLUSTERS[run.cluster]
-            found = tflops_of_device(run.shape, layout, cluster, run.sequence)
-            held = rank_memory(run.shape, layout, run.sequence).total / 1e9
-            name = run.shape.name + (f", {chunks} chunks a rank" if chunks > 1 else "")
-            split = f"{run.tp} × {run.pp} × {run.dp}"
-            lines.append(
-                f"| {name} | {split} | {run.tflops} | {found:.0f} | {found / run.tflops - 1:+.0%} | {held:.0f} |"
-            )
+    lines = ["| | layout | published TFLOP/s | forecast | off | GB of a rank |", "|---|---|---|---|---|---|"]
+    for run in (*MEGATRON, *GPT_3, *LLAMA_3, *TORCHTITAN):
+        where = run.layout, CLUSTERS[run.cluster], run.sequence
+        found = tflops_of_device(run.shape, *where, precision=run.precision)
+        held = rank_memory(run.shape, run.layout, run.sequence, run.precision).total / 1e9
+        off = f"{found / run.tflops - 1:+.0%}"
+        lines.append(f"| {run.shape.name} | {run.layout} | {run.tflops:.0f} | {found:.0f} | {off} | {held:.0f} |")
     return "\n".join([*lines, "", deepseek()])
 
 
 def deepseek() -> str:
     """What utilisation the hours of DeepSeek-V3's report stand for."""
     hours, tokens = 180_000, 1e12  # DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 1: for 10¹² tokens
-    flops = flops_per_token(MODELS["DeepSeek-V3"], 4096) * tokens
-    peak = CLUSTERS["H100"].device.flops  # an H800 computes as much
-    used = training(flops, 1, peak, 1.0).device_hours / hours
+    flops = flops_per_token(model("DeepSeek-V3"), 4096) * tokens
+    used = flops / CLUSTERS["H100"].device.flops / 3600 / hours  # an H800 computes as much
     return f"DeepSeek-V3: 180,000 hours for 10¹² tokens are {used:.0%} of the peak in bfloat16 (it computes in FP8)."
 
 
@@ -116,7 +111,7 @@ def main(options: argparse.Namespace) -> int:
         measured |= measure(devices, layouts(devices), options.rounds)
     rows = judge(measured)
     worst = max(
-        abs(tflops_of_device(run.shape, run.layout(), CLUSTERS[run.cluster], run.sequence) / run.tflops - 1)
+        abs(tflops_of_device(run.shape, run.layout, CLUSTERS[run.cluster], run.sequence) / run.tflops - 1)
         for run in MEGATRON[2:]
     )
     what = "published: TFLOP/s of the eight GPT of 7.5 to 1,008 billion parameters, at worst"

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from scratch_ddp.common.agreement import check_everywhere
 from scratch_ddp.common.local_groups import agreed_name
-from scratch_ddp.instruments.cost.two_levels import collective_seconds
+from scratch_ddp.instruments.cost.two_levels import seconds_over_hosts
 from scratch_ddp.instruments.cost.wire import ring_rounds
 from scratch_ddp.instruments.network.clock import now
 from scratch_ddp.instruments.network.hosts import Hosts, layout_problem, share_hosts
@@ -161,8 +161,11 @@ class LinkedGroup(dist.ProcessGroup):
         """Seconds for which a call takes this rank's end, while nobody else uses the hosts' cards."""
         if self.hosts is None:
             return link.seconds(nbytes, _rounds(call))
-        inside = self._inside or Link(0, 0)
-        return collective_seconds(inside, link, nbytes, _rounds(call), self.hosts.loads(call))
+        inside, loads = self._inside or Link(0, 0), self.hosts.loads(call)
+        if call.name in ("send", "recv"):
+            return (link if loads else inside).seconds(nbytes, 1)
+        hosts = [self.hosts.of_rank[rank] for rank in call.members]
+        return seconds_over_hosts(inside, link, call.name, nbytes, hosts, loads)
 
     def _write_ready_time(self, call: Call, transfer: Transfer | None) -> Numbered | None:
         """Tell the peers when this rank's wire becomes free for the call, before the call can end anywhere."""

@@ -1,6 +1,7 @@
 """Ranks of a host share its network card: the bytes that leave it, and what queues at it."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from scratch_ddp import get
-from scratch_ddp.instruments.cost import TwoLevels
+from scratch_ddp.instruments.cost import Wire
+from scratch_ddp.instruments.cost.two_levels import CardLoad, seconds_over_hosts
 from scratch_ddp.instruments.network import Link, linked_group, linked_mesh
 from tests.ranks import RankFailed, run_ranks
 
@@ -71,11 +73,15 @@ def all_reduces():
 @pytest.mark.measures_time
 def test_all_reduces_take_as_long_as_forecast():
     everyones = run_ranks(4, all_reduces)
-    forecasts = TwoLevels(INSIDE.wire(2), BETWEEN.wire(2))
+    wire = Wire(INSIDE, replace(BETWEEN, beta=2 * BETWEEN.beta), 4, 2)  # two ranks share a card
+    cyclic = CardLoad(3 * SIZE, 3 * SIZE)
     expected = {
-        "flat": forecasts.flat("all_reduce", SIZE),
-        "hierarchical": forecasts.hierarchical_all_reduce(SIZE),
-        "cyclic": forecasts.flat("all_reduce", SIZE, alternating=True),
+        "flat": (wire.all_reduce(SIZE), 1.5 * SIZE),
+        "hierarchical": (wire.hierarchical_all_reduce(SIZE), SIZE),
+        "cyclic": (
+            seconds_over_hosts(INSIDE, BETWEEN, "all_reduce", 1.5 * SIZE, [0, 1, 0, 1], {0: cyclic, 1: cyclic}),
+            3.0 * SIZE,
+        ),
         "messages in blocks": (6 * (0.003 + SIZE / 4 * 2e-7), 1.5 * SIZE),
         "messages, cyclic": (6 * (0.003 + 2 * SIZE / 4 * 2e-7), 3.0 * SIZE),  # two share a card in each round
     }

@@ -24,6 +24,8 @@ def test_seconds():
     link = Link(0.5, 0.001, per_round=0.1)
     assert link.seconds(2000) == 2.5 and link.seconds(2000, rounds=3) == pytest.approx(2.8)
     assert link.wire(4).all_reduce(1000) == pytest.approx(link.seconds(1500, rounds=6))
+    both = Link(0.5, 0.001, per_round=0.1, small=(0.2, 0.01, 0))  # a protocol for small messages
+    assert both.seconds(100, rounds=3) == pytest.approx(0.2 + 0.03 + 0.2) and both.seconds(2000) == 2.5
     assert str(Link(145e-6, 1e-9 / 4, "T4")) == "T4: 145 µs per call, 4 GB/s"
     assert str(Link(0, 0)) == "link: 0 µs per call, any number of bytes at once"
 
