@@ -1,10 +1,10 @@
 """What training a model takes, from its config.json, without its weights: memory, the best layouts, days, money.
 
-Times are for devices that reach 38 to 62 % of their peak while they compute. So do published trainings: Megatron-LM's
-GPT of 7.5 to 1,008 billion parameters and Llama 3 405B lie within 10 % of the forecast at 55 %, torchtitan's Llama 3 8B
-at 33 to 39 %. What the forecast does not have: software that sends slower than the network (ZeRO-3 of 2021 on 1,536
-A100 took four times as long), context and expert parallelism. Memory has no fused kernels: Llama 3's ranks would need
-half as much again as they had.
+Times are for devices that reach 38 to 62 % of their peak while they compute. Against published trainings: Megatron-LM's
+GPT of 7.5 to 1,008 billion parameters and Llama 3 405B are within 11 % of the forecast at 55 %; torchtitan's Llama 3 8B
+reaches 33 to 39 %, on H100 of 500 W. What the forecast does not have: software that sends slower than the network
+(ZeRO-3 of 2021 on 1,536 A100 took four times as long), context and expert parallelism. Memory has no fused kernels:
+Llama 3's ranks would need half as much again as they had.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=float, default=1e12, help="of the whole training (1e12)")
     parser.add_argument("--price", type=float, help="dollars for an hour of a device")
     span = "least and greatest share of the peak ({} {})".format(*EFFICIENCIES)
-    parser.add_argument("--efficiency", type=float, nargs=2, default=EFFICIENCIES, help=span)
+    parser.add_argument("--efficiency", type=float, nargs=2, metavar="SHARE", default=EFFICIENCIES, help=span)
     parser.add_argument("--usable", type=float, default=USABLE, help=f"share of the memory ({USABLE})")
     parser.add_argument("--wide-gradients", action="store_true", help="gradients are held and sent in float32")
     parser.add_argument("--most", type=int, default=5, help="layouts to show (5)")

@@ -18,7 +18,7 @@ from scratch_ddp.instruments.cost.models import (
 from scratch_ddp.instruments.cost.states import MIXED, Precision
 from scratch_ddp.instruments.cost.wire import Wire
 
-EFFICIENCY = 0.55  # of the peak, while a device computes: fits large models, within 10 % (see `published`)
+EFFICIENCY = 0.55  # of the peak, while a device computes: fits large models, within 11 % (see `published`)
 EFFICIENCIES = (0.38, 0.62)  # between these are the published runs, small models on slower H100 at the lower end
 _ELEMENT = 2  # bytes of a number in activations
 _LITTLE = 0.05  # of a forward: norms and activations done again, which wait for memory (1.8 % of a step of an 8B)
