@@ -164,7 +164,7 @@ def forecast_bars(forecast: Mapping[str, float], measured: Mapping[str, float]) 
     panel.set_yticks(range(len(names)), names)
     panel.set(xlabel="ms of a step", xlim=(0, 1.1e3 * max(*forecast.values(), *measured.values())))
     panel.invert_yaxis()
-    style.add_legend(panel, loc="lower right")
+    style.add_legend(figure, loc="outside lower center", ncols=2)
     return figure
 
 
