@@ -128,16 +128,6 @@ def test_trees_keep_buckets_small():
     assert best_bucket_bytes(ethernet.wire(1024), 1.69e9, 0.606) / MB > 300
 
 
-def test_the_search_beats_every_size_of_a_random_model():
-    chance = random.Random(1)
-    for _ in range(10):
-        sizes = [round(MB * 10 ** chance.uniform(-3, 1.5)) for _ in range(100)]
-        backward = Backward.in_proportion(sizes, 0.5)
-        wire = Link(10 ** chance.uniform(-5, -2), 10 ** chance.uniform(-10, -8)).wire(8)
-        _, forecast = best_bucket(backward, wire)
-        assert forecast.step <= 1.005 * min(bucketed(backward, wire, 2.0**k).step for k in range(-8, 10))
-
-
 def test_tensor_parallel():
     assert cost.tensor_parallel(3.0, 4, 1000, FAST) == 3.0
     assert cost.tensor_parallel(3.0, 4, 1000, SLOW) == 3.0 + 4 * (0.5 + 2 * 0.25 + 1.0)  # two rounds
