@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import _register_process_group
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from scratch_ddp.common.wrapper import local_group
-from scratch_ddp.instruments.cost.two_levels import CardLoad, collective_seconds
+from scratch_ddp.instruments.cost.two_levels import CardLoad, seconds_over_hosts
 from scratch_ddp.instruments.cost.wire import ring_rounds
 from scratch_ddp.instruments.network.clock import now
 from scratch_ddp.instruments.network.link import Link, as_link
@@ -132,10 +132,12 @@ class LinkedGroup(dist.ProcessGroup):
         """Seconds for which a call takes this rank's end, with its share of the hosts' cards."""
         if self.hosts is None:
             return link.seconds(nbytes, _rounds(call))
-        loads = {
-            host: CardLoad(*(self._at_once * way for way in load)) for host, load in self.hosts.loads(call).items()
-        }
-        return collective_seconds(self.inside or Link(0, 0), link, nbytes, _rounds(call), loads)
+        inside, found = self.inside or Link(0, 0), self.hosts.loads(call)
+        loads = {host: CardLoad(*(self._at_once * way for way in load)) for host, load in found.items()}
+        if call.name in ("send", "recv"):
+            return (link if loads else inside).seconds(nbytes, 1)
+        hosts = [self.hosts.of_rank[rank] for rank in call.members]
+        return seconds_over_hosts(inside, link, call.name, nbytes, hosts, loads)
 
     def _write_ready_time(self, call: Call, transfer: Transfer | None) -> Places | None:
         """Tell the peers when this rank's wire becomes free for the call, before the call can end anywhere."""

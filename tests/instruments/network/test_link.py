@@ -3,13 +3,15 @@
 import os
 import tempfile
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from scratch_ddp import get
-from scratch_ddp.instruments.cost import TwoLevels
+from scratch_ddp.instruments.cost import Wire
+from scratch_ddp.instruments.cost.two_levels import CardLoad, seconds_over_hosts
 from scratch_ddp.instruments.network import PRESETS, Link, linked_group, linked_mesh, lone_rank
 from tests.cells.group_cases import COLLECTIVES, run_cases
 from tests.cells.group_users import USERS
@@ -27,6 +29,8 @@ def test_seconds():
     link = Link(0.5, 0.001, per_round=0.1)
     assert link.seconds(2000) == 2.5 and link.seconds(2000, rounds=3) == pytest.approx(2.8)
     assert link.wire(4).all_reduce(1000) == pytest.approx(link.seconds(1500, rounds=6))
+    both = Link(0.5, 0.001, per_round=0.1, small=(0.2, 0.01, 0))  # a protocol for small messages
+    assert both.seconds(100, rounds=3) == pytest.approx(0.2 + 0.03 + 0.2) and both.seconds(2000) == 2.5
     assert str(Link(145e-6, 1e-9 / 4, "T4")) == "T4: 145 µs per call, 4 GB/s"
     assert str(Link(0, 0)) == "link: 0 µs per call, any number of bytes at once"
 
@@ -224,11 +228,13 @@ def all_reduces():
 @pytest.mark.measures_time
 def test_all_reduces_take_as_long_as_forecast():
     everyones = run_ranks(4, all_reduces)
-    forecasts = TwoLevels(INSIDE.wire(2), BETWEEN.wire(2))
+    wire = Wire(INSIDE, replace(BETWEEN, beta=2 * BETWEEN.beta), 4, 2)  # two ranks share a card
+    cyclic = CardLoad(3 * SIZE, 3 * SIZE)
+    slow = seconds_over_hosts(INSIDE, BETWEEN, "all_reduce", 1.5 * SIZE, [0, 1, 0, 1], {0: cyclic, 1: cyclic})
     expected = {
-        "flat": forecasts.flat("all_reduce", SIZE),
-        "hierarchical": forecasts.hierarchical_all_reduce(SIZE),
-        "cyclic": forecasts.flat("all_reduce", SIZE, alternating=True),
+        "flat": (wire.all_reduce(SIZE), 1.5 * SIZE),
+        "hierarchical": (wire.hierarchical_all_reduce(SIZE), SIZE),
+        "cyclic": (slow, 3.0 * SIZE),
     }
     for name, (seconds, nbytes) in expected.items():
         rows = [each[name] for each in everyones]

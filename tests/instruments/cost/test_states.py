@@ -8,12 +8,13 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from scratch_ddp.ddp import FlatDDP
-from scratch_ddp.instruments.cost import memory
-from scratch_ddp.instruments.cost.memory import (
+from scratch_ddp.instruments.cost import states
+from scratch_ddp.instruments.cost.states import (
     BF16_COMPUTE,
     FP32,
     MIXED,
     STAGES,
+    WIDE_GRADIENTS,
     bytes_sent,
     measured_states,
     model_states,
@@ -28,12 +29,15 @@ def test_the_figures_of_the_paper():
     totals = [model_states(7_500_000_000, 64, stage, "Adam", MIXED).total / 1e9 for stage in STAGES]
     assert [round(total, 1) for total in totals] == [120.0, 31.4, 16.6, 1.9]
     sent = [bytes_sent(7_500_000_000, 64, stage, MIXED) / (2 * 7.5e9 * 63 / 64) for stage in STAGES]
-    assert sent == [2, 3, 2, 3]  # the paper's ZeRO-1 reduce-scatters, and then is our ZeRO-2
+    assert sent == [2, 2, 2, 3]
+    assert bytes_sent(10, 2, "ZeRO-1", reduce_scatters=False) == 1.5 * bytes_sent(10, 2, "DDP")
+    fsdp = [bytes_sent(10, 2, "ZeRO-3", each) for each in (WIDE_GRADIENTS, FP32)]  # gradients reduced in float32
+    assert fsdp[0] / fsdp[1] == 2 / 3
 
 
 def test_the_parts():
-    states = model_states(1000, 4, "ZeRO-2", "SGD with momentum", MIXED)
-    assert (states.weights, states.gradients, states.master, states.optimizer) == (2000, 500, 1000, 1000)
+    found = model_states(1000, 4, "ZeRO-2", "SGD with momentum", MIXED)
+    assert (found.weights, found.gradients, found.master, found.optimizer) == (2000, 500, 1000, 1000)
     assert model_states(1000, 4, "ZeRO-3", precision=BF16_COMPUTE, gathered=100).gathered == 400
     assert bytes_sent(1000, 4, "ZeRO-3", FP32, free_after_forward=False) == bytes_sent(1000, 4, "DDP") == 6000
     assert all(model_states(1000, 1, stage).total == 16_000 and bytes_sent(1000, 1, stage) == 0 for stage in STAGES)
@@ -90,19 +94,11 @@ def test_real_ranks_hold_and_send_what_the_formulas_say(n, optimizer_cls):
         steps = 24 * 4 / (n if stage != "DDP" else 1) if optimizer_cls is AdamW else 0  # Adam counts its steps
         for _, weights, gradients, optimizer, _ in ranks:
             assert (weights, gradients, optimizer) == (expected.weights, expected.gradients, expected.optimizer + steps)
-        assert sum(sent for *_, sent in ranks) == n * bytes_sent(parameters, n, stage)
+        assert sum(sent for *_, sent in ranks) == n * bytes_sent(parameters, n, stage, reduce_scatters=False)
 
 
 def test_a_storage_counts_once():
     tied = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
     tied[1].weight = nn.Parameter(tied[0].weight.detach())  # two parameters in the same memory
     assert measured_states(tied, SGD(tied.parameters())).weights == 64
-    assert memory.ModelStates(1, 2, 3, 4, 5).total == 15
-
-
-def test_the_table_has_the_measured_beside_the_formula():
-    held = {"DDP": memory.ModelStates(4e6, 4e6, 0, 8e6), "ZeRO-3": memory.ModelStates(2e6, 2e6, 0, 4.5e6)}
-    table = memory.states_table(held, {"DDP": 8e6, "ZeRO-3": 11e6}, 1_000_000, 2).splitlines()
-    assert table[1].split() == ["DDP", "4.0", "4.0", "8.0", "16.0", "16.0", "1.00", "1.00"]
-    assert table[2].split() == ["ZeRO-3", "2.0", "2.0", "4.5", "8.5", "8.0", "1.38", "1.50"]
-    assert len({len(line) for line in table}) == 1
+    assert states.ModelStates(1, 2, 3, 4, 5).total == 15

@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from numbers import Real
 
 import torch
 from torch import nn
 
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, bucket_plan
-from scratch_ddp.instruments.cost.wire import Wire, refuse_unless_finite
+from scratch_ddp.instruments.cost.wire import Wire
 from scratch_ddp.pipeline.schedules import Schedule
 from scratch_ddp.pipeline.simulate import simulate
 
@@ -27,8 +26,8 @@ class Backward:
     """The timeline of a backward pass: when each gradient is ready to be sent, in the order of arrival.
 
     `ready`: seconds after the backward's start; `nbytes`: bytes of each gradient; `seconds`: of the whole backward;
-    `forward`: seconds of the forward before it. Raises ValueError if a value is negative, infinite or NaN, if times are
-    not in order or exceed `seconds`, or if the numbers of sizes and times differ.
+    `forward`: seconds of the forward before it. Raises ValueError if times are not in order or exceed `seconds`, or if
+    the numbers of sizes and times differ.
     """
 
     ready: tuple[float, ...]
@@ -39,9 +38,6 @@ class Backward:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ready", tuple(self.ready))
         object.__setattr__(self, "nbytes", tuple(self.nbytes))
-        refuse_unless_finite(seconds=self.seconds, forward=self.forward)
-        for at, size in zip(self.ready, self.nbytes, strict=False):
-            refuse_unless_finite(ready=at, nbytes=size)
         if len(self.ready) != len(self.nbytes):
             raise ValueError(f"{len(self.ready)} gradients are ready, but {len(self.nbytes)} sizes are given")
         if any(later < earlier for earlier, later in pairwise(self.ready)):
@@ -52,7 +48,6 @@ class Backward:
     @classmethod
     def in_proportion(cls, nbytes: Sequence[int], seconds: float, forward: float = 0.0) -> "Backward":
         """A backward in which each gradient, in the order of arrival, takes time proportional to its bytes."""
-        refuse_unless_finite(seconds=seconds)
         whole = sum(nbytes)
         ready = [min(seconds, seconds * so_far / whole) if whole else seconds for so_far in accumulate(nbytes)]
         return cls(tuple(ready), tuple(nbytes), seconds, forward)
@@ -144,26 +139,10 @@ def bucketed(backward: Backward, wire: Wire, bucket_mb: float = 25.0, first_mb: 
     """One all-reduce per bucket of `bucket_mb` (of 2²⁰ bytes), posted when its last gradient is ready.
 
     Buckets are filled by `bucket_plan`; the first one holds the smaller of `first_mb` and `bucket_mb`. If `bucket_mb`
-    is larger than the model, such as `math.inf`, one bucket follows the first, as in `BucketedDDP`. Raises ValueError
-    unless both sizes are numbers greater than 0.
+    is larger than the model, such as `math.inf`, one bucket follows the first, as in `BucketedDDP`.
     """
-    for name, size in (("bucket_mb", bucket_mb), ("first_mb", first_mb)):
-        if not isinstance(size, Real) or not size > 0:  # nan is not
-            raise ValueError(f"{name} must be a number of 2²⁰ bytes, more than 0, not {size!r}")
-    return grouped(backward, wire, bucket_plan(backward.nbytes, bucket_mb * MB, min(first_mb, bucket_mb) * MB))
-
-
-def grouped(backward: Backward, wire: Wire, plan: Iterable[Sequence[int]]) -> Forecast:
-    """One all-reduce per group of gradients, given by their positions in the order of arrival.
-
-    A group is posted once its last gradient is ready and the group before it is posted, so that all ranks post in the
-    same order. Raises ValueError unless the plan holds each gradient once.
-    """
-    plan = [list(group) for group in plan]
-    if sorted(position for group in plan for position in group) != list(range(len(backward.nbytes))):
-        raise ValueError(f"the plan must hold each of {len(backward.nbytes)} gradients once")
-    full = accumulate((max(backward.ready[i] for i in group) for group in plan), max)
-    return _queue(backward, wire, zip(full, [sum(backward.nbytes[i] for i in group) for group in plan], strict=True))
+    plan = bucket_plan(backward.nbytes, bucket_mb * MB, min(first_mb, bucket_mb) * MB)
+    return _queue(backward, wire, ((backward.ready[full[-1]], sum(backward.nbytes[i] for i in full)) for full in plan))
 
 
 def _queue(backward: Backward, wire: Wire, posted: Iterable[tuple[float, int]]) -> Forecast:
@@ -181,9 +160,8 @@ def tensor_parallel(compute: float, all_reduces: int, nbytes: float, wire: Wire)
     """Seconds of a step under tensor parallelism. Nothing hides an all-reduce: what comes next needs the sum.
 
     `compute`: seconds for which a rank computes in forward and backward; `all_reduces`: how many there are in both, of
-    `nbytes` bytes each. Raises ValueError if a value is negative, infinite or NaN.
+    `nbytes` bytes each.
     """
-    refuse_unless_finite(compute=compute, all_reduces=all_reduces, nbytes=nbytes)
     return compute + all_reduces * wire.all_reduce(nbytes)
 
 
@@ -191,9 +169,8 @@ def pipelined(schedule: Schedule, forward: float, backward: float, nbytes: float
     """Seconds of a step of a pipeline, from the first action to the end of the last one of all ranks.
 
     `forward`, `backward`: seconds of a stage for one micro-batch; either half of a backward takes half of it.
-    `nbytes`: bytes of an output, and of its gradient. Messages don't queue for the wire. Raises ValueError if a value
-    is negative, infinite or NaN, or if the schedule deadlocks.
+    `nbytes`: bytes of an output, and of its gradient. Messages don't queue for the wire. Raises ValueError if the
+    schedule deadlocks.
     """
-    refuse_unless_finite(forward=forward, backward=backward, nbytes=nbytes)
     cost = {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2}
     return max(row[-1][2] for row in simulate(schedule, cost, wire.message(nbytes)) if row)

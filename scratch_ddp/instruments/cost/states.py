@@ -4,7 +4,6 @@ Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations
 Models", SC 2020, sections 5 (memory) and 7 (communication). Activations and the library's own buffers are extra.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -15,18 +14,23 @@ STATE_ELEMENTS = {"SGD": 0, "SGD with momentum": 1, "Adam": 2, "AdamW": 2}  # op
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes per element. `master`: of the wide copy of narrow weights, 0 without one; `sent`: on the wire."""
+    """Bytes per element. `master`: of the wide copy of narrow weights, 0 without one.
+
+    `sent`: of weights on the wire; `reduced`: of gradients on the wire.
+    """
 
     weights: int
     gradients: int
     master: int
     state: int
     sent: int
+    reduced: int
 
 
-FP32 = Precision(weights=4, gradients=4, master=0, state=4, sent=4)
-MIXED = Precision(weights=2, gradients=2, master=4, state=4, sent=2)  # the paper's: 2 + 2 + 12 bytes under Adam
-BF16_COMPUTE = Precision(weights=4, gradients=4, master=0, state=4, sent=2)  # FSDP: narrow for computing alone
+FP32 = Precision(weights=4, gradients=4, master=0, state=4, sent=4, reduced=4)
+MIXED = Precision(weights=2, gradients=2, master=4, state=4, sent=2, reduced=2)  # the paper's: 2 + 2 + 12 under Adam
+WIDE_GRADIENTS = Precision(weights=2, gradients=4, master=4, state=4, sent=2, reduced=4)  # as Llama 3's
+BF16_COMPUTE = Precision(weights=4, gradients=4, master=0, state=4, sent=2, reduced=2)  # FSDP: narrow for computing
 
 
 @dataclass(frozen=True)
@@ -71,23 +75,29 @@ def model_states(
         gradients=precision.gradients * (share if level >= 2 else parameters),
         master=precision.master * (share if level >= 1 else parameters),
         optimizer=precision.state * STATE_ELEMENTS[optimizer] * (share if level >= 1 else parameters),
-        gathered=2 * precision.sent * gathered,
+        gathered=(precision.sent + precision.reduced) * gathered,
     )
 
 
 def bytes_sent(
-    parameters: int, ranks: int, stage: str, precision: Precision = FP32, free_after_forward: bool = True
+    parameters: int,
+    ranks: int,
+    stage: str,
+    precision: Precision = FP32,
+    free_after_forward: bool = True,
+    reduce_scatters: bool = True,
 ) -> float:
     """Bytes that a rank sends per step on a ring, as the average over ranks: a multiple of (n - 1)/n of all bytes.
 
-    DDP all-reduces the gradients: 2 times. ZeRO-1 all-reduces them too, then sends the weights from their owners: 3
-    times. ZeRO-2 reduce-scatters the gradients and sends the weights: 2 times, as DDP. ZeRO-3 gathers the weights in
-    forward, again in backward if it freed them in between, and reduce-scatters the gradients: 3 times. Raises
-    ValueError as `model_states` does.
+    DDP all-reduces the gradients: 2 times. ZeRO-1 and ZeRO-2 reduce-scatter them and send the weights: 2 times, too;
+    ZeRO-1 after an all-reduce (`reduce_scatters` False) 3 times. ZeRO-3 gathers the weights in forward, again in
+    backward if it freed them in between, and reduce-scatters the gradients: 3 times. With several micro-batches ZeRO-2
+    sends gradients, and ZeRO-3 everything, for each; the others once a step. Raises ValueError as `model_states` does.
     """
     _check(parameters, ranks, stage)
-    passes = {"DDP": 2, "ZeRO-1": 3, "ZeRO-2": 2, "ZeRO-3": 3 if free_after_forward else 2}
-    return passes[stage] * parameters * precision.sent * (ranks - 1) / ranks
+    weights = {"DDP": 0, "ZeRO-3": 2 if free_after_forward else 1}.get(stage, 1)
+    gradients = 2 if stage == "DDP" or (stage == "ZeRO-1" and not reduce_scatters) else 1
+    return (weights * precision.sent + gradients * precision.reduced) * parameters * (ranks - 1) / ranks
 
 
 def measured_states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ModelStates:
@@ -103,22 +113,6 @@ def measured_states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
         master=0,
         optimizer=_storage_bytes(state),
     )
-
-
-def states_table(held: Mapping[str, ModelStates], sent: Mapping[str, float], parameters: int, ranks: int) -> str:
-    """A table of measured and computed figures, one line per stage in `held`: MB held, and bytes sent relative to DDP.
-
-    `held` and `sent` (bytes per rank and step) have stages as keys, DDP among them; all in float32 under AdamW.
-    """
-    names = ["weights", "gradients", "optimizer", "total", "(formula)", "sent", "(formula)"]
-    lines = [" " * 7 + "".join(f"{name:>11}" for name in names)]
-    for stage, mine in held.items():
-        total = model_states(parameters, ranks, stage).total
-        ratio = bytes_sent(parameters, ranks, stage) / bytes_sent(parameters, ranks, "DDP")
-        megabytes = [each / 1e6 for each in (mine.weights, mine.gradients, mine.optimizer, mine.total, total)]
-        lines.append(f"{stage:7}" + "".join(f"{each:11.1f}" for each in megabytes))
-        lines[-1] += "".join(f"{each:11.2f}" for each in (sent[stage] / sent["DDP"], ratio))
-    return "\n".join(lines)
 
 
 def _storage_bytes(tensors: list[torch.Tensor]) -> int:
