@@ -93,14 +93,14 @@ losses = [step() for _ in range(5)]
 assert losses[-1] < losses[0]
 """,
     )
-    assert "was interrupted; all gradients since the last step are dropped" in result.text("stderr")
+    assert "did not reach its end; all gradients since the last step are dropped" in result.text("stderr")
 
 
 def test_a_stop_in_the_optimizer_says_what_is_lost(training, tmp_path):
     ran(training, f"model.save({str(tmp_path / 'saved')!r}, optimizer)")
     stopped(training, "optimizer")
     refused = training.run("step()").message
-    assert "a step of the optimizer was interrupted, and a checkpoint must be loaded" in refused
+    assert "one was interrupted, and a checkpoint must be loaded" in refused
     ran(
         training,
         f"""

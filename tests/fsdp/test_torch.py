@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -34,10 +35,12 @@ def compare_with_fully_shard(case_name: str) -> None:
         for (name, mine), (other, theirs) in zip(ours.named_parameters(), torchs.named_parameters(), strict=True):
             assert name == other and isinstance(theirs, DTensor)
             close = {"rtol": 0, "atol": 1e-12, "msg": lambda text, told=f"step {step}, {name}": f"{told}: {text}"}
-            torch.testing.assert_close(mine.detach(), theirs.to_local(), **close)  # the same rows on the same rank
+            torch.testing.assert_close(
+                mine.detach().to_local(), theirs.to_local(), **close
+            )  # the same rows on the same rank
             assert (mine.grad is None) == (theirs.grad is None)
             if mine.grad is not None:
-                torch.testing.assert_close(mine.grad, theirs.grad.to_local(), **close)
+                torch.testing.assert_close(mine.grad.to_local(), theirs.grad.to_local(), **close)
         for optimizer in optimizers:
             optimizer.zero_grad()
 
@@ -65,7 +68,7 @@ def mixed_precision() -> None:
         for mine, theirs in zip(ours.parameters(), torchs.parameters(), strict=True):
             if mine.grad is not None:
                 assert mine.dtype == mine.grad.dtype == torch.float32
-                torch.testing.assert_close(mine.grad, theirs.grad.to_local(), rtol=1e-2, atol=1e-3)
+                torch.testing.assert_close(mine.grad.to_local(), theirs.grad.to_local(), rtol=1e-2, atol=1e-3)
         for model in (ours, torchs):
             torch.optim.SGD(model.parameters(), lr=0.1).step()
             model.zero_grad()
@@ -104,6 +107,19 @@ def test_units_that_stay_after_forward_are_not_gathered_again():
         assert calls == {"all_gather": 3, "reduce_scatter": 3} and sent == 2 * elements / 2
 
 
-def test_nothing_is_reduced_for_what_is_replicated():
-    for calls, *_ in run_ranks(2, lambda: one_step(replicated=["blocks.0", "first", "last"])):
-        assert calls == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 1}
+def bytes_on_a_mesh() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    sharded, each = FSDP(model, mesh), 8 * 8 * 4
+    with traffic() as counted:
+        sharded(torch.ones(1, 8)).sum().backward()
+        sharded.sync_gradients()
+    assert counted.calls == {"all_gather": 3, "reduce_scatter": 2, "all_reduce": 2}  # the last unit stays for backward
+    # Each rank gives a shard to each all-gather and all-reduce, and a whole unit to each reduce-scatter. It sends half
+    # of a unit in each of the row's collectives, and a shard in each of the column's.
+    assert counted.payload_bytes == (3 + 2) * each // 2 + 2 * each
+    assert counted.collective_bytes == (3 + 2 + 2) * each // 2
+
+
+def test_the_bytes_of_both_groups_of_a_mesh_are_counted():
+    run_ranks(4, bytes_on_a_mesh)
