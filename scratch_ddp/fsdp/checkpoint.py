@@ -12,18 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor import empty as empty_dtensor
 from torch.optim import Optimizer
 
 from scratch_ddp.common import checkpoint
-from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import raise_everywhere
-from scratch_ddp.fsdp.unit import Unit
 
 MODEL, OPTIMIZER = "model.", "optimizer."  # what the names of their tensors begin with
 Group = dist.ProcessGroup | None
-Fact = tuple[torch.Size, torch.dtype] | None  # of a tensor; None for what is not one
 
 
 def collect(model: nn.Module, optimizer: Optimizer | None, extra: Any, group: Group) -> tuple[dict, dict]:
@@ -60,8 +58,9 @@ def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
     saved = {key: (entry.size, entry.properties.dtype) for key, entry in metadata.state_dict_metadata.items()}
     saved |= dict.fromkeys(others["values"])
     mine = {MODEL + name: value for name, value in model.state_dict().items()}
-    there = {key: fact for key, fact in saved.items() if key.startswith(MODEL)}
-    problem, groups = difference(there, {key: fact_of(value) for key, value in mine.items()}), others["groups"]
+    problem, groups = None, others["groups"]
+    if odd := {key for key in saved if key.startswith(MODEL)} ^ mine.keys():
+        problem = f"the checkpoint is of another model: one of them lacks {min(odd).removeprefix(MODEL)!r}"
     if optimizer is not None:
         here = [each["params"] for each in _groups(optimizer, _names(model))]
         if groups is None:
@@ -88,42 +87,15 @@ def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
     return others["extra"]
 
 
-def full_state(model: nn.Module, shapes: Mapping[nn.Parameter, torch.Size], group: Group) -> dict[str, Any]:
-    """Return, on the first rank, the state dict of the whole model in main memory; an empty one elsewhere.
-
-    `shapes`: of the whole parameters. One all-gather for each of them, one after the other.
-    """
-    first, state = dist.get_rank(group) == 0, {}
-    for key, value in model.state_dict(keep_vars=True).items():
-        is_shard = isinstance(value, DTensor)
-        whole = value.detach().full_tensor().view(shapes[value]) if is_shard else value
-        if first:
-            state[key] = whole.detach().to("cpu", copy=not is_shard) if isinstance(whole, torch.Tensor) else whole
-    return state
+def full_state(model: nn.Module) -> dict[str, Any]:
+    """Return, on the first rank, the state dict of the whole model in main memory; an empty one elsewhere."""
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
-def load_full_state(
-    model: nn.Module, units: list[Unit], shapes: Mapping[nn.Parameter, torch.Size], state: Any, group: Group
-) -> None:
-    """Give every rank its rows of the first rank's `state`, the state dict of a whole model.
-
-    Raises ValueError on every rank if it is not this model's. One broadcast per unit.
-    """
-    problem, first = None, dist.get_rank(group) == 0
-    mine = model.state_dict(keep_vars=True)
-    here = {key: fact_of(value) for key, value in mine.items()}
-    here |= {key: (shapes[value], value.dtype) for key, value in mine.items() if isinstance(value, DTensor)}
-    if first and not isinstance(state, Mapping):
-        problem = f"the first rank must pass a state dict, not {type(state).__name__}"
-    elif first:
-        problem = difference({key: fact_of(value) for key, value in state.items()}, here)
-    raise_everywhere(problem, group)
-    with set_up():
-        for unit in units:
-            unit.set_rows(state if first else None)
-        others = [{key: state[key] for key, value in mine.items() if not isinstance(value, DTensor)} if first else None]
-        dist.broadcast_object_list(others, group=group, group_src=0)
-    model.load_state_dict(others[0], strict=False)
+def load_full_state(model: nn.Module, state: Mapping[str, Any] | None) -> None:
+    """Give every rank its rows of the first rank's `state`, the state dict of a whole model."""
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, dict(state or {}), options=options)
 
 
 def as_rows(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
@@ -137,25 +109,6 @@ def as_rows(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
                 value = distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
         rows[key] = value
     return rows
-
-
-def fact_of(value: Any) -> Fact:
-    """Shape and dtype of a tensor; None for anything else."""
-    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
-
-
-def difference(there: Mapping[str, Fact], here: Mapping[str, Fact]) -> str | None:
-    """Say how what was saved differs in names, shapes or dtypes from what is here, or return None if it fits."""
-    if missing := next((key for key in here if key not in there), None):
-        return f"the checkpoint is of another model: it lacks {missing.removeprefix(MODEL)!r}"
-    if unknown := next((key for key in there if key not in here), None):
-        return f"the checkpoint is of another model: it has {unknown.removeprefix(MODEL)!r}, which this one lacks"
-    for key in here:
-        if there[key] != here[key] and not key.endswith("_extra_state"):
-            (shape, dtype), (own, own_dtype) = there[key], here[key]
-            facts = f"{dtype} {tuple(shape)} there and {own_dtype} {tuple(own)} here"
-            return f"the checkpoint is of another model: {key.removeprefix(MODEL)!r} is {facts}"
-    return None
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, str]:

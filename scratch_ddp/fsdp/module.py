@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.module import _IncompatibleKeys
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import message_device
@@ -170,15 +169,18 @@ class FSDP(SyncSwitch, nn.Module):
         all-gather per parameter.
         """
         self._meet("full_state_dict()")
-        return checkpoint.full_state(self.module, self._shapes, self.group)
+        return checkpoint.full_state(self.module)
 
     def load_full_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
-        """Load the state dict of a whole model that the first rank passes; others may pass None.
+        """Load the state dict of a whole model that the first rank of all passes; others may pass None.
 
-        Every rank calls it. Raises ValueError on every rank if it is of another model or dtype. One broadcast per unit.
+        Every rank calls it. Raises ValueError on a group of some ranks, whose first rank may be another one: there,
+        each rank passes the whole state dict to `load_state_dict()`. One broadcast per parameter.
         """
+        if self.world_size < dist.get_world_size():
+            raise ValueError("this FSDP is held by some of the ranks: pass the state dict to load_state_dict() on each")
         self._meet("load_full_state_dict()")
-        checkpoint.load_full_state(self.module, self._units, self._shapes, state, self.group)
+        checkpoint.load_full_state(self, state)
         self._runtime.mark_loaded()
 
     def save(
@@ -197,7 +199,7 @@ class FSDP(SyncSwitch, nn.Module):
     def load(self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Load what `save` has written, on any number of ranks; return the `extra` of it. Every rank calls it.
 
-        Raises ValueError on every rank if the checkpoint is of another model, dtype or optimizer, or was cut short;
+        Raises ValueError on every rank if the checkpoint is of another model or optimizer, or was cut short;
         model and optimizer are then as before, unless the message says otherwise.
         """
         self._meet("load()")
@@ -235,20 +237,11 @@ class FSDP(SyncSwitch, nn.Module):
         self._runtime.rest()
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> _IncompatibleKeys:
-        """Load what `state_dict()` returned, or the whole model's state dict; return the missing and unexpected names.
-
-        Every rank calls it, with DTensors of as many ranks, or with whole tensors. Raises RuntimeError where torch's
-        does. `assign` must be False: values are copied into the shards.
-        """
-        self._meet("load_state_dict()")
-        self._runtime.mark_loaded()
-        return self.module.load_state_dict(checkpoint.as_rows(state_dict, self.module), strict, assign)
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Called by the `load_state_dict()` of a module that holds this one: names get "module." before they go on."""
+        """Called by `load_state_dict()`, also of a module that holds this one: names get "module." before they go on.
+
+        Every rank calls that with the DTensors of `state_dict()`, or with whole tensors, which are cut.
+        """
         self._runtime.rest()
         mine = {key.removeprefix(prefix): state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
         rows = checkpoint.as_rows(mine, self.module)

@@ -308,7 +308,7 @@ class Runtime:
             interruption = f"{what} did not reach its end; {DROPPED}"
             self._end_interrupted_pass()
         order = "\n".join(turn[0].module_name for turn in self._used)
-        said = [action, *details, *self._lines(action)], self._flags(), order, again
+        said = [action, *details, *self._lines(action)], self._flags(action), order, again
         try:
             agreed = meet(self.group, *said, problem or self._problem(action), interruption)
         except (RuntimeError, ValueError):
@@ -373,9 +373,10 @@ class Runtime:
         lines = [
             "gradients are synchronised" if self.do_sync() else "gradients are not synchronised",
             f"frozen: {', '.join(frozen) or 'nothing'}",
-            f"steps of the optimizer: {self._steps} (where ranks differ, one was interrupted, and a checkpoint must be "
-            "loaded)",
         ]
+        if action in (FORWARD, EVALUATION, BACKWARD, SYNC):
+            lost = "where ranks differ, one was interrupted, and a checkpoint must be loaded"
+            lines.append(f"steps of the optimizer: {self._steps} ({lost})")
         if action in (BACKWARD, SYNC):
             cleared = [name for unit in self.units for name in unit.cleared()]
             lines.append(f"gradients cleared since backward: {', '.join(sorted(cleared)) or 'none'}")
@@ -383,7 +384,7 @@ class Runtime:
             lines += [f"a buffer of shape {tuple(buffer.shape)}" for buffer in self._persistent_buffers().values()]
         return lines
 
-    def _flags(self) -> list[bool]:
+    def _flags(self, action: str) -> list[bool]:
         """What the ranks tell each other, equally many flags at every call, of which all learn the largest.
 
         For each unit: it has whole gradients. For each parameter: it had a gradient. One: buffers have changed. For
@@ -392,7 +393,7 @@ class Runtime:
         return [
             *(unit.is_unreduced for unit in self.units),
             *(is_present for unit in self.units for is_present in unit.present()),
-            self._buffers.keys() != self._persistent_buffers().keys(),
+            action == SYNC and self._buffers.keys() != self._persistent_buffers().keys(),
             *(unit in self._needed and not unit.is_available for unit in self.units),
         ]
 

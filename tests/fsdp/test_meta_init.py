@@ -4,20 +4,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.benchmark.steps import build_llama, make_batch
 from scratch_ddp.fsdp import FSDP
 from tests.ddp.cases import gathered
 from tests.fsdp.cases import message_of
 from tests.ranks import run_ranks
-
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-}
 
 
 def layers() -> nn.Module:
@@ -44,35 +34,6 @@ def initialised() -> None:
 
 def test_rows_of_the_first_ranks_own_initialisation():
     run_ranks(2, initialised)
-
-
-def llama_from_meta() -> float:
-    model = on_meta(build_llama, **SMALL)
-    torch.manual_seed(0)
-
-    def init(module: nn.Module) -> None:
-        model._init_weights(module)
-        if hasattr(module, "inv_freq"):  # a buffer that the constructor computes
-            frequencies, _ = module.compute_default_rope_parameters(model.config)
-            module.inv_freq.copy_(frequencies)
-            if hasattr(module, "original_inv_freq"):
-                module.original_inv_freq.copy_(frequencies)
-
-    sharded = FSDP(model, init=init)
-    optimizer = torch.optim.AdamW(sharded.parameters(), lr=0.01)
-    losses = []
-    for _ in range(5):
-        loss = sharded(**make_batch(dist.get_rank(), vocabulary=64)).loss
-        loss.backward()
-        sharded.sync_gradients()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses[-1] / losses[0]
-
-
-def test_a_language_model_from_the_meta_device_learns():
-    assert all(ratio < 0.95 for ratio in run_ranks(2, llama_from_meta))
 
 
 def refused() -> list[str]:

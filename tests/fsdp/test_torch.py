@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from scratch_ddp.fsdp import FSDP
@@ -52,30 +52,6 @@ def test_equals_fully_shard(world_size):
             compare_with_fully_shard(case)
 
     run_ranks(world_size, all_cases)
-
-
-def mixed_precision() -> None:
-    rank, case = dist.get_rank(), CASES["adapters"]
-    ours = FSDP(build(case).float(), compute_dtype=torch.bfloat16)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    torchs = sharded_by_torch(build(case).float(), mp_policy=policy)
-    for x, y in batches(2, 2):
-        for model in (ours, torchs):
-            output = model(shard(x, rank).float())
-            assert output.dtype == torch.bfloat16
-            torch.nn.functional.mse_loss(output.float(), shard(y, rank).float()).backward()
-        ours.sync_gradients()
-        for mine, theirs in zip(ours.parameters(), torchs.parameters(), strict=True):
-            if mine.grad is not None:
-                assert mine.dtype == mine.grad.dtype == torch.float32
-                torch.testing.assert_close(mine.grad.to_local(), theirs.grad.to_local(), rtol=1e-2, atol=1e-3)
-        for model in (ours, torchs):
-            torch.optim.SGD(model.parameters(), lr=0.1).step()
-            model.zero_grad()
-
-
-def test_mixed_precision_as_fully_shards():
-    run_ranks(2, mixed_precision)
 
 
 def one_step(**settings) -> tuple:
