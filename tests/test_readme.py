@@ -1,4 +1,4 @@
-"""README's section for engineers: its scripts run, and each limit is the sentence that the code prints."""
+"""The pages for engineers: their scripts run, and each limit is the sentence that the code prints."""
 
 import os
 import re
@@ -14,10 +14,12 @@ from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+ENGINEERS = (ROOT / "scratch_ddp/README.md").read_text()
 
 
 def script(name: str) -> str:
-    return next(code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if code.startswith(f"# {name}"))
+    scripts = re.findall(r"```python\n(.*?)```", README + ENGINEERS, re.DOTALL)
+    return next(code for code in scripts if code.startswith(f"# {name}"))
 
 
 def run(name: str, folder: Path, world_size: int = 2) -> list[str]:
@@ -52,10 +54,10 @@ def test_a_sharded_model_that_is_saved_and_resumed(tmp_path):
 
 
 def test_limits_are_sentences_of_the_code():
-    limits = re.findall(r"^\| .* \| \[(.*)\]\((scratch_ddp/.*\.py)\) \|$", README, re.MULTILINE)
+    limits = re.findall(r"^\| .* \| \[(.*)\]\((.*\.py)\) \|$", ENGINEERS, re.MULTILINE)
     assert len(limits) > 10
     for sentence, path in limits:
-        code = re.sub(r'"\s*\n\s*f?"', "", (ROOT / path).read_text())
+        code = re.sub(r'"\s*\n\s*f?"', "", (ROOT / "scratch_ddp" / path).read_text())
         assert sentence in code, (sentence, path)
 
 

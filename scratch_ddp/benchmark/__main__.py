@@ -1,37 +1,19 @@
-"""`python -m scratch_ddp.benchmark WHAT`: measure, and print a table for the README. Without WHAT, print all tables."""
+"""`python -m scratch_ddp.benchmark WHAT`: measure, and print a table of the README. Without WHAT, print all tables."""
 
 import argparse
 import subprocess
 import sys
 
-from scratch_ddp.benchmark import (
-    collectives,
-    ddp,
-    fsdp,
-    lessons,
-    link,
-    pipeline,
-    plan,
-    profiling,
-    rings,
-    tensor_parallel,
-    zero,
-)
-from scratch_ddp.benchmark.rank_cells import one_host
+from scratch_ddp.benchmark import cells, collectives, link, pipeline, rings, tensor_parallel, training
 
 COMMANDS = {
-    "cells": (one_host, "rank cells: start, round trip, Stop, killed ranks, shutdown"),
+    "training": (training, "steps with DDP, FSDP and ZeRO beside torch's classes; the peak memory of a step"),
+    "tensor_parallel": (tensor_parallel, "sliced layers beside torch's DTensor: forward and backward"),
+    "pipeline": (pipeline, "pipelines beside torch's; stages that sleep, beside the simulated schedule"),
+    "rings": (rings, "our collectives beside gloo's own"),
     "collectives": (collectives, "times and bandwidths of collectives"),
-    "ddp": (ddp, "steps of the data-parallel strategies against torch's"),
-    "fsdp": (fsdp, "the sharded model against torch's fully_shard: steps, memory, hidden communication"),
-    "lessons": (lessons, "strict nbval of the lessons, repeatedly"),
-    "link": (link, "the simulated link: its exactness, a published table, hidden communication, DP against TP and PP"),
-    "pipeline": (pipeline, "pipelines against torch's; stages that sleep against the simulated schedule"),
-    "profiling": (profiling, "a step's parts against its length; planted faults, named from the profile alone"),
-    "plan": (plan, "forecasts of whole layouts: against steps on the simulated link, and against published trainings"),
-    "rings": (rings, "our collectives against gloo's own"),
-    "tensor_parallel": (tensor_parallel, "sliced layers against torch's DTensor: forward and backward"),
-    "zero": (zero, "the sharded optimizer: state per rank, weights, steps against torch's"),
+    "link": (link, "the simulated link: transfers beside their stated lengths"),
+    "cells": (cells, "rank cells: the first cell, a round trip, Stop, output, a collective beside plain gloo's"),
 }
 
 
@@ -44,7 +26,12 @@ def main() -> int:
     if options.what is None:
         ended = [_in_its_own_process(name) for name in COMMANDS]
         return int(any(ended))
-    return COMMANDS[options.what][0].main(options)
+    try:
+        COMMANDS[options.what][0].main(options)
+    except ValueError as error:
+        print(f"{options.what}: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _in_its_own_process(name: str) -> int:

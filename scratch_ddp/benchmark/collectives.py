@@ -1,172 +1,78 @@
 """`python -m scratch_ddp.benchmark collectives`: time collectives on ranks of its own, or on those of torchrun.
 
 python -m scratch_ddp.benchmark collectives --ranks 2 4 6 --sizes 1KiB 1MiB 100MiB
-torchrun --nproc-per-node 2 -m scratch_ddp.benchmark collectives --json found.json
+torchrun --nproc-per-node 2 -m scratch_ddp.benchmark collectives
 """
 
 import argparse
 import os
-import platform
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.benchmark.command import positive_count, positive_seconds
+from scratch_ddp.benchmark.steps import count
 from scratch_ddp.instruments.bandwidth import OPERATIONS, SIZES, Results, measure, save_machine
 from scratch_ddp.instruments.bandwidth.results import LEGEND
-from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
-from scratch_ddp.instruments.sizes import parse_size
+from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.timing import machine
 
-RANKS = (2, 4, 6)
-TIMEOUT = 3600.0  # seconds: for ranks that hang, longer than any measurement
+HANGS = 3600.0  # seconds, longer than any measurement
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--ranks", type=positive_count, nargs="+", help="default: 2 4 6; under torchrun, all of its ranks"
-    )
+    parser.add_argument("--ranks", type=count, nargs="+", help="default: 2 4 6; under torchrun, all of its ranks")
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
-    parser.add_argument(
-        "--operations",
-        nargs="+",
-        default=["all_reduce"],
-        metavar="NAME",
-        help=f"all, or any of: {', '.join(OPERATIONS)}",
-    )
-    parser.add_argument(
-        "--backend", choices=("gloo", "nccl"), nargs="+", help="default: gloo, and NCCL if there are enough GPUs"
-    )
-    parser.add_argument("--rendezvous", choices=("file", "tcp"), help="how ranks find each other (default: file)")
-    parser.add_argument("--seconds", type=positive_seconds, default=1.0, help="time per row, about (default: 1)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all results there")
-    parser.add_argument(
-        "--charts", type=Path, metavar="FOLDER", help="write charts of times and bandwidths there, as PNG"
-    )
+    operations = f"default: all_reduce; any of: {', '.join(OPERATIONS)}"
+    parser.add_argument("--operations", nargs="+", default=["all_reduce"], choices=OPERATIONS, help=operations)
+    parser.add_argument("--backend", choices=("gloo", "nccl"), help="default: NCCL if each rank has a GPU, else gloo")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time per row, about (default: 1)")
     parser.add_argument("--save", action="store_true", help="save α and β in ./this_machine.json, for later lessons")
 
 
-def main(options: argparse.Namespace) -> int:
-    try:
-        _check(options)
-        found = _under_torchrun(options) if "TORCHELASTIC_RUN_ID" in os.environ else _on_own_ranks(options)
-    except (ValueError, TypeError) as error:
-        if _is_first():  # under torchrun all ranks raise alike
-            print(f"collectives: {error}", file=sys.stderr)
-        return 2
-    except RankFailed as error:
-        print(f"collectives: {error}", file=sys.stderr)
-        return 1
+def main(options: argparse.Namespace) -> None:
+    """Measure and print, once. Raises ValueError for what can't be measured, under torchrun on every rank."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        found = _under_torchrun(options)
+    else:
+        ranks = options.ranks or [2, 4, 6]
+        backend = _backend(options, max(ranks))
+        print(f"Collectives on {machine()}, {backend}, torch {torch.__version__}.\n", flush=True)
+        found = run_ranks(max(ranks), _measure, options, ranks, backend=backend, timeout=HANGS)[0]
     if found is not None:
         _report(found, options)
-    return 0
 
 
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+def _backend(options: argparse.Namespace, ranks: int) -> str:
+    gpus = torch.cuda.device_count()
+    if options.backend == "nccl" and gpus < ranks:
+        raise ValueError(f"--backend nccl: {ranks} ranks of this machine need a GPU each, and it has {gpus}")
+    return options.backend or ("nccl" if gpus >= ranks else "gloo")
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Parse the options, and refuse what would fail after the measurement, or on every rank with a traceback."""
-    if options.operations == ["all"]:
-        options.operations = list(OPERATIONS)
-    options.sizes = [parse_size(size) for size in options.sizes]
-    options.ranks = options.ranks and list(dict.fromkeys(options.ranks))
-    if not _is_first():
-        return
-    if options.json and not options.json.parent.is_dir():
-        raise ValueError(f"--json {options.json}: there is no folder {options.json.parent}")
-    if options.charts:
-        if options.charts.exists() and not options.charts.is_dir():
-            raise ValueError(f"--charts {options.charts}: that is a file, a folder is needed")
-        options.charts.mkdir(parents=True, exist_ok=True)
-
-
-def _on_own_ranks(options: argparse.Namespace) -> Results:
-    ranks, rendezvous = options.ranks or list(RANKS), options.rendezvous or "file"
-    print(f"Collectives on {machine()}, torch {torch.__version__}.", flush=True)
-    found = Results(())
-    for backend, counts in _backends(options.backend, ranks, torch.cuda.device_count()).items():
-        # All ranks answer alike: with the results, or with the error.
-        how = {"backend": backend, "rendezvous": rendezvous, "timeout": TIMEOUT}
-        answer = run_ranks(max(counts), _answer, options, counts, **how)[0]
-        if isinstance(answer, str):
-            raise ValueError(answer)
-        found += answer
-    return found
-
-
-def _backends(wanted: list[str] | None, ranks: list[int], gpus: int) -> dict[str, list[int]]:
-    """The numbers of ranks for each backend. Where NCCL lacks GPUs, refuse it if it is wanted, or leave it out."""
-    if min(ranks) < 2:
-        raise ValueError(f"--ranks {min(ranks)}: a collective is between 2 ranks or more")
-    possible = [n for n in ranks if n <= gpus]
-    lacking = [n for n in ranks if n > gpus]
-    if wanted and "nccl" in wanted and lacking:
-        raise ValueError(
-            f"--backend nccl: {max(ranks)} ranks need a GPU each, and there are {gpus}. "
-            + (f"Write --ranks {' '.join(map(str, possible))}, or" if possible else "Write")
-            + " --backend gloo, which runs on the CPU."
-        )
-    if wanted:
-        return dict.fromkeys(wanted, ranks)
-    if lacking:
-        print(f"No NCCL for {lacking} ranks: it wants a GPU for each, and there are {gpus}.")
-    return {"gloo": ranks} | ({"nccl": possible} if possible else {})
-
-
-def _answer(options: argparse.Namespace, counts: list[int] | None) -> Results | str:
-    try:
-        return measure(options.sizes, options.operations, counts, options.seconds)
-    except (ValueError, TypeError) as error:
-        return str(error)
+def _measure(options: argparse.Namespace, ranks: list[int] | None) -> Results:
+    return measure(options.sizes, options.operations, ranks, options.seconds)
 
 
 def _under_torchrun(options: argparse.Namespace) -> Results | None:
-    """Return the results on rank 0, None on the others. All ranks raise the same errors."""
-    if options.rendezvous:
-        raise ValueError("--rendezvous: torchrun's ranks have found each other already")
-    local_ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
-    backend = (options.backend or ["nccl" if gpus >= local_ranks else "gloo"])[0]
-    if len(options.backend or ()) > 1:
-        raise ValueError("--backend: one at a time under torchrun")
+    """The results on rank 0, None on the others."""
+    backend = _backend(options, int(os.environ["LOCAL_WORLD_SIZE"]))
     if backend == "nccl":
-        if gpus < local_ranks:
-            raise ValueError(f"--backend nccl: {local_ranks} ranks on this machine need a GPU each, and it has {gpus}")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         torch.set_num_threads(1)
     dist.init_process_group(backend)
     try:
-        answer = _answer(options, options.ranks)
-        if isinstance(answer, str):
-            raise ValueError(answer)
-        return answer if dist.get_rank() == 0 else None
+        found = _measure(options, options.ranks)
+        return found if dist.get_rank() == 0 else None
     finally:
         dist.destroy_process_group()
 
 
 def _report(found: Results, options: argparse.Namespace) -> None:
     fits, missing = found.fits()
-    print(f"\n{found}\n\n{LEGEND}\n\nT = α + β·S by least squares of relative residuals:")
+    print(f"{found}\n\n{LEGEND}\n\nT = α + β·S by least squares of relative residuals:")
     for name, each in {**fits, **missing}.items():
         print(f"  {name}: {each}")
-    if options.json:
-        versions = {"torch": torch.__version__, "python": platform.python_version()}
-        found.save(options.json, {"cores": os.cpu_count(), **versions})
-    if options.charts:
-        _draw(found, options.charts)
     if options.save and fits:
         print(f"Kept in {save_machine(fits)}.")
-
-
-def _draw(found: Results, folder: Path) -> None:
-    from scratch_ddp.course.plots import bandwidth_chart, time_chart  # matplotlib takes a second to import
-
-    fits, _ = found.fits()
-    time_chart(found, fits).savefig(folder / "time.png", dpi=150)
-    bandwidth_chart(found).savefig(folder / "bandwidth.png", dpi=150)
-    print(f"Charts: {folder / 'time.png'}, {folder / 'bandwidth.png'}.")

@@ -1,15 +1,13 @@
-"""What the benchmarks of training steps share: their options, the Llama that they train, a step, a table of times."""
+"""What the benchmarks share: their options, the Llama that they train, a step, and the table that they print."""
 
 import argparse
-import statistics
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from scratch_ddp.benchmark.command import TableRow, positive_count, report
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.timing import Sample, machine, ratio
 
@@ -24,43 +22,38 @@ LLAMA = {  # 15.7 M parameters in 57 tensors
     "max_position_embeddings": 1024,
 }
 
-
-def add_arguments(parser: argparse.ArgumentParser, rounds: int, on_gpus: bool = True) -> None:
-    """Add --rounds, with its default, and --ranks; --backend too for what can run `on_gpus`."""
-    parser.add_argument("--rounds", type=positive_count, default=rounds, help=f"timed steps of each kind ({rounds})")
-    parser.add_argument("--ranks", type=positive_count, default=2, help="number of ranks (2)")
-    if on_gpus:
-        parser.add_argument("--backend", choices=("gloo", "nccl"), help="gloo on CPUs (default), nccl on GPUs")
-    parser.set_defaults(backend="gloo")
+Row = tuple[str, str]  # what was measured, and the figure
 
 
-def run(
-    options: argparse.Namespace,
-    title: str,
-    measure: Callable[[argparse.Namespace, str], tuple[list[TableRow], str]],
-) -> int:
-    """Print the title, what `measure(options, device type)` returns (rows and a table), and return the exit status."""
-    gpus = torch.cuda.device_count()
-    if options.backend == "nccl" and gpus < options.ranks:
-        print(f"--backend nccl: {gpus} GPUs for {options.ranks} ranks", file=sys.stderr)
-        return 2
-    print(f"{title}, {options.ranks} ranks, {options.backend}, {machine()}.\n", flush=True)
-    torch.set_num_threads(1)  # ranks are forked from this process
-    _import_early()
-    rows, table = measure(options, "cuda" if options.backend == "nccl" else "cpu")
-    return report(rows, before=table)
+def count(text: str) -> int:
+    """`type=` of an option: a whole number, 1 or more. argparse refuses others with status 2, before anything runs."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number, 1 or more, is needed, not {text!r}")
+    return int(text)
 
 
-def _import_early() -> None:
-    """Imports at first use that take seconds: once here, not in every rank."""
-    import torch._dynamo  # noqa: F401
-    from transformers import LlamaForCausalLM  # noqa: F401
+def add_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
+    """Add --rounds, with its default, and --ranks."""
+    parser.add_argument("--rounds", type=count, default=rounds, help=f"timed steps of each kind ({rounds})")
+    parser.add_argument("--ranks", type=count, default=2, help="number of ranks (2)")
 
 
-def sample_on_ranks(options: argparse.Namespace, measure: Callable[..., Any], *args: Any) -> Any:
-    """Call `measure(rounds, *args)` on the ranks, and return the first one's answer."""
-    timeout = 60 + 30.0 * options.rounds
-    return run_ranks(options.ranks, measure, options.rounds, *args, backend=options.backend, timeout=timeout)[0]
+def prepare(options: argparse.Namespace, title: str, backend: str = "gloo") -> None:
+    """Print what is measured where, and get the process ready to be forked into ranks.
+
+    Raises ValueError if NCCL lacks a GPU for each rank.
+    """
+    if backend == "nccl" and torch.cuda.device_count() < options.ranks:
+        raise ValueError(f"--backend nccl: {torch.cuda.device_count()} GPUs for {options.ranks} ranks")
+    print(f"{title}, {options.ranks} ranks, {backend}, {machine()}.\n", flush=True)
+    torch.set_num_threads(1)
+    for name in ("torch._dynamo", "torch.distributed.pipelining", "transformers.models.llama.modeling_llama"):
+        importlib.import_module(name)  # at first use it takes seconds: once here, not in every rank
+
+
+def on_ranks(ranks: int, measure: Callable[..., Any], rounds: int, *args: Any, backend: str = "gloo") -> Any:
+    """Call `measure(rounds, *args)` on so many ranks, and return the first one's answer."""
+    return run_ranks(ranks, measure, rounds, *args, backend=backend, timeout=60 + 60.0 * rounds)[0]
 
 
 def build_llama(seed: int = 0, dtype: torch.dtype = torch.float32, **sizes: Any) -> nn.Module:
@@ -96,15 +89,15 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **bat
     model.zero_grad()
 
 
-def times_table(
-    samples: Mapping[str, Sequence[Sample]], reference: str, figures: Sequence[str] = ("cpu", "wall")
-) -> str:
-    """All strategies as Markdown: their ratios to the reference with quartiles, and medians in milliseconds."""
-    called = ["CPU" if figure == "cpu" else figure for figure in figures]
-    head = ["strategy", *(f"{each} / {reference}" for each in called), *(f"{each} ms" for each in called)]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, each in samples.items():
-        ratios = [str(ratio(each, samples[reference], figure)) for figure in figures]
-        medians = [f"{1e3 * statistics.median(getattr(one, figure) for one in each):.0f}" for figure in figures]
-        lines.append(f"| {' | '.join([name, *ratios, *medians])} |")
-    return "\n".join(lines)
+def beside(samples: Mapping[str, Sequence[Sample]], pairs: Iterable[tuple[str, str]]) -> list[Row]:
+    """A row for each pair (ours, theirs): processor time and time in units of theirs, median [quartiles]."""
+    rows = []
+    for ours, theirs in pairs:
+        cpu, wall = (ratio(samples[ours], samples[theirs], figure) for figure in ("cpu", "wall"))
+        rows.append((f"{ours} / {theirs}, {len(samples[ours])} rounds", f"processor time {cpu}, time {wall}"))
+    return rows
+
+
+def show(rows: Iterable[Row]) -> None:
+    """Print the rows as a table of Markdown."""
+    print("| what | measured |\n|---|---|", *(f"| {what} | {figure} |" for what, figure in rows), sep="\n", flush=True)

@@ -207,14 +207,6 @@ class FSDP(SyncSwitch, nn.Module):
         self._runtime.mark_loaded()
         return extra
 
-    def collect_checkpoint(self, optimizer: torch.optim.Optimizer | None = None, extra: Any = None) -> tuple[dict, Any]:
-        """Return what `save` writes: tensors, which share the model's memory, and all that is not a tensor.
-
-        Every rank calls it. Raises ValueError on every rank if the optimizer's state can't be saved.
-        """
-        self._meet("collect_checkpoint()")
-        return checkpoint.collect(self.module, optimizer, extra, self.group)
-
     # As a module under `fully_shard`: the wrapped model's own names
 
     def named_modules(

@@ -7,8 +7,8 @@ import time
 import psutil
 import pytest
 
-from scratch_ddp.benchmark.rank_cells.hosts import JOIN, HostsOfKernel, by_hand
 from tests.cells.cases import assert_next_works, plain, stopped
+from tests.cells.hosts import JOIN, HostsOfKernel, by_hand
 from tests.kernel import Kernel, wait_until_gone
 
 STRANGER = """

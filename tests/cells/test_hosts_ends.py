@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from scratch_ddp.benchmark.rank_cells.hosts import JOIN, Agent, HostsOfKernel, in_namespaces
 from scratch_ddp.instruments import namespaces
+from tests.cells.hosts import JOIN, Agent, HostsOfKernel, in_namespaces
 from tests.kernel import Kernel, wait_until_gone
 
 TALK = "import time\nwhile True:\n    time.sleep(0.05)\n    dist.all_reduce(torch.ones(1))"

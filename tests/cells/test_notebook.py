@@ -7,7 +7,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from scratch_ddp.commands.kernels import AsyncSocketKernelManager
+from scratch_ddp.commands.notebooks import AsyncSocketKernelManager
 from scratch_ddp.commands.outputs import clean_outputs
 
 

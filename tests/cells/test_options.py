@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from scratch_ddp.benchmark.rank_cells.processes import busy_cores, listening_addresses, listening_beyond_loopback
+from scratch_ddp.benchmark.cells import busy_cores
 from tests.kernel import Kernel
+from tests.processes import listening_addresses, listening_beyond_loopback
 
 
 @pytest.fixture(scope="module")

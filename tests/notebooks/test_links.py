@@ -6,11 +6,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from scratch_ddp.commands.lessons import NOTEBOOKS, ROOT, lesson_paths
+from scratch_ddp.commands.notebooks import NOTEBOOKS, ROOT, lesson_paths
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
-PAGES = [ROOT / "README.md", *sorted(NOTEBOOKS.glob("*.md")), *lesson_paths()]
+PAGES = [ROOT / "README.md", ROOT / "scratch_ddp/README.md", *sorted(NOTEBOOKS.glob("*.md")), *lesson_paths()]
 
 
 def markdown_of(path: Path) -> str:
@@ -39,7 +39,7 @@ def test_links_lead_somewhere(page):
 
 def test_copies_keep_every_link(tmp_path):
     """Copies stand in a folder beside notebooks/, so a link must not name that folder."""
-    assert not [page.name for page in PAGES[1:] if re.search(r"\]\((\.\./)?notebooks/", markdown_of(page))]
+    assert not [page.name for page in PAGES[2:] if re.search(r"\]\((\.\./)?notebooks/", markdown_of(page))]
 
 
 def test_the_readme_lists_every_lesson():

@@ -5,7 +5,7 @@ import re
 import nbformat
 import pytest
 
-from scratch_ddp.commands.lessons import lesson_paths
+from scratch_ddp.commands.notebooks import lesson_paths
 
 NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
     "02_inside_all_reduce": {"1011": "10⁰ + 10¹ + 10³", "999": "the last of arange(1000)", "2009": "a paper's year"},

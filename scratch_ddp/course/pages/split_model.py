@@ -180,7 +180,7 @@ def _step(
         every = LAYERS // layout.pp
         cuts = list(range(every, LAYERS, every))
         rows = rows or one_f_one_b(layout.pp, m)
-        pipeline = Pipeline(layers, m, rows, lambda output, _: output.mean(), groups["pp"], cuts=cuts, ahead=2)
+        pipeline = Pipeline(layers, m, rows, lambda output, _: output.mean(), groups["pp"], cuts=cuts)
         replica = FlatDDP(pipeline.local_module, group=groups["dp"]) if layout.dp > 1 else None
 
         def step() -> None:

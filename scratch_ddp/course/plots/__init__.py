@@ -41,6 +41,7 @@ from scratch_ddp.course.plots.tensors import (
     holdings_atlas,
     memory_strips,
     ring_frames,
+    saved_bars,
     slice_layouts,
 )
 from scratch_ddp.course.plots.time import breakdown_chart, schedule_chart, timeline_chart
@@ -49,5 +50,13 @@ __all__ = ["Frame", "HostTraffic", "Station", "Sweep", "attempts", "attention_ma
 __all__ += ["bound_sliders", "breakdown_chart", "bucket_sweep", "cut_products", "disagreement_saw", "expert_load"]
 __all__ += ["forecast_curve", "forecast_diagonal", "gradient_arrows", "holdings_atlas", "host_traffic"]
 __all__ += ["losses_and_residuals", "memory_bars", "memory_curves", "memory_strips", "message_ladder"]
-__all__ += ["resumed_losses", "ring_frames", "saving_curve", "schedule_chart", "slice_layouts", "step_curves"]
+__all__ += [
+    "resumed_losses",
+    "ring_frames",
+    "saved_bars",
+    "saving_curve",
+    "schedule_chart",
+    "slice_layouts",
+    "step_curves",
+]
 __all__ += ["steps_over_time", "time_chart", "timeline_chart", "ways_on_links"]

@@ -172,7 +172,7 @@ def test_memory_beyond_the_limit_is_red():
 def test_times_and_bandwidths_of_collectives():
     def results(operation):
         seconds = {size: Spread(1e-4 + 1e-9 * size, 1e-5, 1.0) for size in (2**10, 2**16, 2**20)}
-        return Results(tuple(Row(operation, "gloo", "cpu", 4, n, n, each, 5, 1) for n, each in seconds.items()))
+        return Results(tuple(Row(operation, "gloo", 4, n, n, each, 5, 1) for n, each in seconds.items()))
 
     found, other = results("all_reduce"), AlphaBeta(1e-5, 1e-8)
     figure = plots.time_chart(found, found.fits()[0], {"Ethernet": other})
@@ -248,3 +248,10 @@ def test_a_column_for_what_each_rank_sent_and_for_each_way():
     assert [bar.get_y() for bar in load.containers[1]] == [1, 2, 0, 0]  # on those of rank 0
     assert texts(load) == ["rank 0", "rank 1", "4", "2", "0", "2"] and load.lines[0].get_ydata()[0] == 2
     assert [path.vertices[0][1] for each in speed.collections for path in each.get_paths()] == [2, 0.125, 1.6, 0.08]
+
+
+def test_saved_bars_are_grey_where_a_tensor_is_kept_already():
+    rows = [("GeluBackward0", "_saved_self", 4.0, False), ("AddmmBackward0", "_saved_mat1", 4.0, True)]
+    panel = plots.saved_bars([*rows, ("NativeLayerNormBackward0", "_saved_result1", 0.01, False)]).axes[0]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["Gelu  self", "Addmm  mat1"]
+    assert texts(panel) == ["4", "kept already"] and faces(panel) == {BLUE: 1, QUIET: 1}

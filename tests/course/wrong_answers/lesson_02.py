@@ -4,27 +4,18 @@ from tests.course.answers import WrongAnswer
 
 WRONG_ANSWERS = {
     "tree_broadcast": (
-        WrongAnswer(
-            "the source is taken to be rank 0",
-            fails="value",
-            says="src=1: `tensor`",
-            edits={
-                "(rank - root) % n": "rank",
-            },
-        ),
+        WrongAnswer("the source is taken to be rank 0", "value", "src=1: `tensor`", {"(rank - root) % n": "rank"}),
         WrongAnswer(
             "the reach grows by one a round, so that the last rank is served twice",
-            fails="cost",
-            says="ranks, src=0: 4 messages, budget 3",
-            edits={
-                "reach *= 2": "reach += 1",
-            },
+            "cost",
+            "ranks, src=0: 4 messages, budget 3",
+            {"reach *= 2": "reach += 1"},
             n=(4,),
         ),
         WrongAnswer(
             "a star: the source sends to one after the other",
-            fails="cost",
-            says="ranks, src=0: 12,000 bytes from one rank, budget 8,000",
+            "cost",
+            "ranks, src=0: 12,000 bytes from one rank, budget 8,000",
             body="""
             for other in range(n):
                 if rank == root and other != root:
@@ -36,25 +27,21 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "torch's own broadcast",
-            fails="cost",
-            says="ranks, src=0: rank 0 calls broadcast once, budget 0",
-            body="""
-            dist.broadcast(tensor, src, group)
-            """,
+            "cost",
+            "ranks, src=0: rank 0 calls broadcast once, budget 0",
+            body="dist.broadcast(tensor, src, group)",
         ),
         WrongAnswer(
             "every rank waits to be given the values, the source too",
-            fails="runs",
-            says="Rank 0 waits for a message that rank",
-            body="""
-            dist.recv(tensor, group=group, group_src=(rank - 1) % n)
-            """,
+            "runs",
+            "Rank 0 waits for a message that rank",
+            body="dist.recv(tensor, group=group, group_src=(rank - 1) % n)",
         ),
         WrongAnswer(
             "forgets the group",
-            fails="group",
-            says="recv goes through all ranks, should stay in `group`. Rank 3 too",
-            edits={
+            "group",
+            "recv goes through all ranks, should stay in `group`. Rank 3 too",
+            {
                 "dist.send(tensor, group=group, group_dst=(rank + reach) % n)": "dist.send(tensor, (rank + reach) % n)",
                 "dist.recv(tensor, group=group, group_src=(rank - reach) % n)": "dist.recv(tensor, (rank - reach) % n)",
             },
@@ -64,34 +51,23 @@ WRONG_ANSWERS = {
     "reduce": (
         WrongAnswer(
             "sums up in the caller's tensor",
-            fails="untouched",
-            says="dst=0: `tensor`",
-            edits={
-                "total = arriving.add_(total)": "total = tensor.add_(arriving)",
-            },
+            "untouched",
+            "dst=0: `tensor`",
+            {"total = arriving.add_(total)": "total = tensor.add_(arriving)"},
             n=(4,),
         ),
         WrongAnswer(
             "keeps everything that arrives",
-            fails="memory",
-            says="dst=0: holds 3,000 elements beside its arguments, budget 2,000",
-            edits={
-                "total = arriving.add_(total)": "total = arriving + total",
-            },
+            "memory",
+            "dst=0: holds 3,000 elements beside its arguments, budget 2,000",
+            {"total = arriving.add_(total)": "total = arriving + total"},
             n=(4,),
         ),
-        WrongAnswer(
-            "the tree always ends at rank 0",
-            fails="value",
-            says="dst=1: `tensor`",
-            edits={
-                "(rank - root) % n": "rank",
-            },
-        ),
+        WrongAnswer("the tree always ends at rank 0", "value", "dst=1: `tensor`", {"(rank - root) % n": "rank"}),
         WrongAnswer(
             "dst receives from one rank after the other",
-            fails="cost",
-            says="ranks, dst=0: 3 rounds one after another, budget 2",
+            "cost",
+            "ranks, dst=0: 3 rounds one after another, budget 2",
             body="""
             if rank != root:
                 dist.send(tensor, group=group, group_dst=root)
@@ -106,8 +82,8 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "torch's own all-reduce, on a copy",
-            fails="cost",
-            says="ranks, dst=0: rank 0 calls all_reduce once, budget 0",
+            "cost",
+            "ranks, dst=0: rank 0 calls all_reduce once, budget 0",
             body="""
             total = tensor.clone()
             dist.all_reduce(total, group=group)
@@ -119,8 +95,8 @@ WRONG_ANSWERS = {
     "ring_all_reduce": (
         WrongAnswer(
             "the false ring: whole tensors go round (pytorch/tutorials#1039)",
-            fails="cost",
-            says="budget",
+            "cost",
+            "budget",
             body="""
             total = tensor.clone()
             leaving, arriving = tensor.clone(), torch.empty_like(tensor)
@@ -133,54 +109,45 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "takes n to divide the number of elements",
-            fails="runs",
-            says="elements: Rank 0 raised RuntimeError: shape '",
-            edits={
-                "tensor.view(-1).tensor_split(n)": "tensor.view(n, -1)",
-            },
+            "runs",
+            "elements: Rank 0 raised RuntimeError: shape '",
+            {"tensor.view(-1).tensor_split(n)": "tensor.view(n, -1)"},
         ),
         WrongAnswer(
             "drops the remainder",
-            fails="value",
-            says="elements: the result is",
-            edits={
-                "view(-1).tensor_split(n)": "view(-1)[: tensor.numel() // n * n].tensor_split(n)",
-            },
+            "value",
+            "elements: the result is",
+            {"view(-1).tensor_split(n)": "view(-1)[: tensor.numel() // n * n].tensor_split(n)"},
         ),
         WrongAnswer(
             "chunk(n) makes fewer than n chunks of a small tensor",
-            fails="runs",
-            says=": Rank 0 raised IndexError: tuple index out of range",
-            edits={
-                "tensor_split(n)": "chunk(n)",
-            },
+            "runs",
+            ": Rank 0 raised IndexError: tuple index out of range",
+            {"tensor_split(n)": "chunk(n)"},
         ),
         WrongAnswer(
             "the complete chunks are never passed on",
-            fails="value",
-            says="elements: the result is",
-            edits={
-                "for step in range(n - 1):  # all-gather": "for step in range(0):  # all-gather",
-            },
+            "value",
+            "elements: the result is",
+            {"for step in range(n - 1):  # all-gather": "for step in range(0):  # all-gather"},
         ),
         WrongAnswer(
             "every rank sends first, then receives",
-            fails="runs",
-            says="Rank 0 sent to rank 1 once, rank 1 received nothing",
-            edits={
+            "runs",
+            "Rank 0 sent to rank 1 once, rank 1 received nothing",
+            {
                 "    for step in range(n - 1):  # reduce": (
                     "    def send_recv(leaving, dst, arriving, src, group):\n"
                     "        dist.send(leaving, group=group, group_dst=dst)\n"
-                    "        dist.recv(arriving, group=group, group_src=src)\n"
-                    "\n"
+                    "        dist.recv(arriving, group=group, group_src=src)\n\n"
                     "    for step in range(n - 1):  # reduce"
-                ),
+                )
             },
         ),
         WrongAnswer(
             "works on a copy of the whole tensor",
-            fails="memory",
-            says="elements beside its arguments, budget",
+            "memory",
+            "elements beside its arguments, budget",
             body="""
             chunks = tensor.clone().view(-1).tensor_split(n)
             buffer = torch.empty_like(chunks[0])

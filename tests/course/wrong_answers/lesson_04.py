@@ -6,8 +6,8 @@ WRONG_ANSWERS = {
     "same_on_all_ranks": (
         WrongAnswer(
             "the sum of all bytes: blind for order",
-            fails="value",
-            says="the last rank has two weights in another order: the result is True, should be False",
+            "value",
+            "the last rank has two weights in another order: the result is True, should be False",
             body="""
             tensors = [*model.parameters(), *model.buffers()]
             mine = sum(tensor.detach().contiguous().flatten().view(torch.uint8).long().sum() for tensor in tensors)
@@ -18,8 +18,8 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "Python's hash, which is the same for -1 and -2",
-            fails="value",
-            says="the result is",  # the hash of a NaN depends on where it lies
+            "value",
+            "the result is",
             body="""
             numbers = [each.detach().flatten().tolist() for each in [*model.parameters(), *model.buffers()]]
             mine = torch.tensor([hash(tuple(map(tuple, numbers)))])
@@ -30,32 +30,26 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "forgets the buffers",
-            fails="value",
-            says="the last rank has another buffer: the result is True, should be False",
-            edits={
-                "[*model.parameters(), *model.buffers()]": "model.parameters()",
-            },
+            "value",
+            "the last rank has another buffer: the result is True, should be False",
+            {"[*model.parameters(), *model.buffers()]": "model.parameters()"},
         ),
         WrongAnswer(
             "each rank compares with rank 0 alone, so rank 0 never finds anything",
-            fails="value",
-            says="the last rank has another weight: the result is True, should be False",
-            edits={
-                "for other in everyones)": "for other in everyones[:1])",
-            },
+            "value",
+            "the last rank has another weight: the result is True, should be False",
+            {"for other in everyones)": "for other in everyones[:1])"},
         ),
         WrongAnswer(
             "numpy knows no bfloat16",
-            fails="runs",
-            says="equal models: Rank 0 raised TypeError: Got unsupported ScalarType BFloat16",
-            edits={
-                ".view(torch.uint8)": "",
-            },
+            "runs",
+            "equal models: Rank 0 raised TypeError: Got unsupported ScalarType BFloat16",
+            {".view(torch.uint8)": ""},
         ),
         WrongAnswer(
             "sends the whole model",
-            fails="cost",
-            says="bytes from one rank, budget",
+            "cost",
+            "bytes from one rank, budget",
             body="""
             tensors = [*model.parameters(), *model.buffers()]
             everything = torch.cat([each.detach().flatten().double() for each in tensors])

@@ -6,51 +6,39 @@ WRONG_ANSWERS = {
     "accuracy_once": (
         WrongAnswer(
             "counts what the sampler has filled up with",
-            fails="value",
-            says="items: the result is 0",
-            edits={
-                "hits[places < items].sum()": "hits.sum()",
-                "right.item() / items": "right.item() / (n * len(hits))",
-            },
+            "value",
+            "items: the result is 0",
+            {"hits[places < items].sum()": "hits.sum()", "right.item() / items": "right.item() / (n * len(hits))"},
         ),
         WrongAnswer(
             "the mean of the ranks' accuracies",
-            fails="value",
-            says="items: the result is 0",
-            edits={
+            "value",
+            "items: the result is 0",
+            {
                 "hits[places < items].sum()": "hits[places < items].double().mean()",
                 "right.item() / items": "right.item() / n",
             },
         ),
         WrongAnswer(
             "takes the shards for contiguous ones",
-            fails="value",
-            says="items: the result is",
-            edits={
-                "rank + n * torch.arange(len(hits), device=hits.device)": "rank * len(hits) + torch.arange(len(hits))",
-            },
+            "value",
+            "items: the result is",
+            {"rank + n * torch.arange(len(hits), device=hits.device)": "rank * len(hits) + torch.arange(len(hits))"},
             n=(4,),
         ),
         WrongAnswer(
-            "each rank's own accuracy",
-            fails="value",
-            says="items: the result is 0",
-            body="""
-            return hits.double().mean().item()
-            """,
+            "each rank's own accuracy", "value", "items: the result is 0", body="return hits.double().mean().item()"
         ),
         WrongAnswer(
             "reduces to rank 0, and reads the sum everywhere",
-            fails="value",
-            says="items: the result is 0.3",
-            edits={
-                "dist.all_reduce(right)": "dist.reduce(right, 0)",
-            },
+            "value",
+            "items: the result is 0.3",
+            {"dist.all_reduce(right)": "dist.reduce(right, 0)"},
         ),
         WrongAnswer(
             "collects everybody's predictions",
-            fails="cost",
-            says="0 bytes from one rank, budget",
+            "cost",
+            "0 bytes from one rank, budget",
             body="""
             everyones = [torch.empty_like(hits) for _ in range(n)]
             dist.all_gather(everyones, hits)
@@ -62,45 +50,33 @@ WRONG_ANSWERS = {
     "token_mean": (
         WrongAnswer(
             "the mean over this rank's own tokens: a mean of means",
-            fails="value",
-            says="rows of different lengths: the part is",
-            body="""
-            return losses[counts].mean()
-            """,
+            "value",
+            "rows of different lengths: the part is",
+            body="return losses[counts].mean()",
         ),
         WrongAnswer(
             "forgets that sync_gradients divides once more",
-            fails="value",
-            says="rows of different lengths: the part is 0",
-            edits={
-                " * n / tokens": " / tokens",
-            },
+            "value",
+            "rows of different lengths: the part is 0",
+            {" * n / tokens": " / tokens"},
         ),
         WrongAnswer(
             "counts the padding",
-            fails="value",
-            says="rows of different lengths: the part is 0",
-            edits={
-                "losses[counts].sum()": "losses.sum()",
-            },
+            "value",
+            "rows of different lengths: the part is 0",
+            {"losses[counts].sum()": "losses.sum()"},
         ),
         WrongAnswer(
             "returns a number, which has no graph",
-            fails="runs",
-            says="Rank 0 raised AttributeError: 'float' object has no attribute 'backward'",
-            edits={
-                "losses[counts].sum() * n / tokens": "losses[counts].sum().item() * n / tokens.item()",
-            },
+            "runs",
+            "Rank 0 raised AttributeError: 'float' object has no attribute 'backward'",
+            {"losses[counts].sum() * n / tokens": "losses[counts].sum().item() * n / tokens.item()"},
         ),
         WrongAnswer(
             "a rank without tokens returns early",
-            fails="runs",
-            says="Rank 1 called 1 collective, rank 0 none",
-            edits={
-                "tokens = counts.sum()": (
-                    "tokens = counts.sum()\n    if tokens == 0:\n        return losses.sum() * 0"
-                ),
-            },
+            "runs",
+            "Rank 1 called 1 collective, rank 0 none",
+            {"tokens = counts.sum()": ("tokens = counts.sum()\n    if tokens == 0:\n        return losses.sum() * 0")},
         ),
     ),
 }

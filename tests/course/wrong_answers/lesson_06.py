@@ -6,8 +6,8 @@ WRONG_ANSWERS = {
     "no_sync": (
         WrongAnswer(
             "never switches back",
-            fails="restored",
-            says="a block: do_sync after the block is False, should be True",
+            "restored",
+            "a block: do_sync after the block is False, should be True",
             body="""
             model.disable_grad_sync()
             yield
@@ -15,8 +15,8 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "does not expect an exception",
-            fails="restored",
-            says="an exception in the block: do_sync after the block is False, should be True",
+            "restored",
+            "an exception in the block: do_sync after the block is False, should be True",
             body="""
             before = model.do_sync
             model.disable_grad_sync()
@@ -26,33 +26,26 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "switches on, whatever was before",
-            fails="restored",
-            says="a block: do_sync after a block inside another is True, should be False",
-            edits={
-                "model.do_sync = before": "model.enable_grad_sync()",
-            },
+            "restored",
+            "a block: do_sync after a block inside another is True, should be False",
+            {"model.do_sync = before": "model.enable_grad_sync()"},
         ),
         WrongAnswer(
             "keeps the exception to itself",
-            fails="exception",
-            says="an exception: what reaches the caller is nothing, should be ValueError",
-            edits={
-                "finally:\n": "except Exception:\n            pass\n        finally:\n",
-            },
+            "exception",
+            "an exception: what reaches the caller is nothing, should be ValueError",
+            {"finally:\n": "except Exception:\n            pass\n        finally:\n"},
         ),
         WrongAnswer(
             "switches off after the caller's lines",
-            fails="value",
-            says="a block: do_sync in the block is True, should be False",
-            edits={
-                "        model.disable_grad_sync()\n": "",
-                "yield": "yield\n            model.disable_grad_sync()",
-            },
+            "value",
+            "a block: do_sync in the block is True, should be False",
+            {"        model.disable_grad_sync()\n": "", "yield": "yield\n            model.disable_grad_sync()"},
         ),
         WrongAnswer(
             "restores after an Exception only, not after Stop",
-            fails="restored",
-            says="Stop in the block: do_sync after the block is False, should be True",
+            "restored",
+            "Stop in the block: do_sync after the block is False, should be True",
             body="""
             before = model.do_sync
             model.disable_grad_sync()
@@ -68,48 +61,35 @@ WRONG_ANSWERS = {
     "train_epoch": (
         WrongAnswer(
             "the remainder waits for the next epoch",
-            fails="value",
-            says="7 micro-batches in windows of 4: the number of steps is 1, should be 2",
-            edits={
-                " or i + 1 == len(batches)": "",
-            },
+            "value",
+            "7 micro-batches in windows of 4: the number of steps is 1, should be 2",
+            {" or i + 1 == len(batches)": ""},
         ),
         WrongAnswer(
             "divides by n in the shorter window too",
-            fails="value",
-            says="7 micro-batches in windows of 4: the weight after step 1 is",
-            edits={
-                "/ window": "/ n",
-            },
+            "value",
+            "7 micro-batches in windows of 4: the weight after step 1 is",
+            {"/ window": "/ n"},
         ),
         WrongAnswer(
-            "does not divide",
-            fails="value",
-            says="8 micro-batches in windows of 4: the weight after step 0 is",
-            edits={
-                " / window": "",
-            },
+            "does not divide", "value", "8 micro-batches in windows of 4: the weight after step 0 is", {" / window": ""}
         ),
         WrongAnswer(
             "off by one: the first window has one micro-batch",
-            fails="value",
-            says="8 micro-batches in windows of 4: the number of steps is 3, should be 2",
-            edits={
-                "(i + 1) % n": "i % n",
-            },
+            "value",
+            "8 micro-batches in windows of 4: the number of steps is 3, should be 2",
+            {"(i + 1) % n": "i % n"},
         ),
         WrongAnswer(
             "talks after each micro-batch: right, and n times as much",
-            fails="cost",
-            says="ranks, 8 micro-batches in windows of 4: rank 0 calls all_reduce 16 times, budget 4",
-            edits={
-                "contextlib.nullcontext() if last else model.no_sync()": "contextlib.nullcontext()",
-            },
+            "cost",
+            "ranks, 8 micro-batches in windows of 4: rank 0 calls all_reduce 16 times, budget 4",
+            {"contextlib.nullcontext() if last else model.no_sync()": "contextlib.nullcontext()"},
         ),
         WrongAnswer(
             "one forward for the whole window",
-            fails="passes",
-            says="8 micro-batches in windows of 4: the number of forward passes is 2, should be 8",
+            "passes",
+            "8 micro-batches in windows of 4: the number of forward passes is 2, should be 8",
             body="""
             for i in range(0, len(batches), n):
                 w = batches[i:i+n]
@@ -120,16 +100,14 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "never leaves no_sync",
-            fails="value",
-            says="8 micro-batches in windows of 4: the weight after step 0 is [-",
-            edits={
-                "contextlib.nullcontext() if last else model.no_sync()": "model.no_sync()",
-            },
+            "value",
+            "8 micro-batches in windows of 4: the weight after step 0 is [-",
+            {"contextlib.nullcontext() if last else model.no_sync()": "model.no_sync()"},
         ),
         WrongAnswer(
             "one backward for the whole window",
-            fails="passes",
-            says="8 micro-batches in windows of 4: the number of backward passes is 2, should be 8",
+            "passes",
+            "8 micro-batches in windows of 4: the number of backward passes is 2, should be 8",
             body="""
             for i in range(0, len(batches), n):
                 window = batches[i : i + n]

@@ -6,11 +6,11 @@ WRONG_ANSWERS = {
     "sharded_step": (
         WrongAnswer(
             "keeps every weight from the forward for the backward",
-            fails="memory",
-            says="4 elements beside its arguments, budget",
-            edits={
+            "memory",
+            "4 elements beside its arguments, budget",
+            {
                 "kept = [inputs]": "kept, weights = [inputs], []",
-                "outputs = kept[-1] @ gather(shard).T  # the whole weight has no name, so the line's end frees it": (
+                ("outputs = kept[-1] @ gather(shard).T  # the whole weight has no name, so the line's end frees it"): (
                     "weights.append(gather(shard))\n        outputs = kept[-1] @ weights[-1].T"
                 ),
                 "whole = gather(shard)\n        handed": "whole = weights.pop()\n        handed",
@@ -18,9 +18,9 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "the weight is still there when its gradient is made",
-            fails="memory",
-            says="elements beside its arguments, budget",
-            edits={
+            "memory",
+            "elements beside its arguments, budget",
+            {
                 ("whole = gather(shard)\n        handed_down = delta @ whole\n        del whole\n        gradient"): (
                     "whole = gather(shard)\n        handed_down = delta @ whole\n        gradient"
                 ),
@@ -29,9 +29,9 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "gathers everything at once, as if only the root were wrapped",
-            fails="memory",
-            says="elements beside its arguments, budget",
-            edits={
+            "memory",
+            "elements beside its arguments, budget",
+            {
                 "kept = [inputs]": "kept, weights = [inputs], [gather(shard) for shard in shards]",
                 "for shard in shards:\n": "for weight in weights:\n",
                 "outputs = kept[-1] @ gather(shard).T": "outputs = kept[-1] @ weight.T",
@@ -40,111 +40,98 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "forgets the relu on the way back",
-            fails="value",
-            says="3 layers: `shards`[0] is wrong in",
-            edits={
-                "delta = handed_down * below.sign()": "delta = handed_down",
-            },
+            "value",
+            "3 layers: `shards`[0] is wrong in",
+            {"delta = handed_down * below.sign()": "delta = handed_down"},
         ),
         WrongAnswer(
             "all-reduces the whole gradient and takes its rows",
-            fails="cost",
-            says="6 bytes from one rank, budget",
-            edits={
+            "cost",
+            "6 bytes from one rank, budget",
+            {
                 "dist.reduce_scatter(mine, list(gradient.split(len(shard))))": (
                     "dist.all_reduce(gradient)\n        mine.copy_(gradient.split(len(shard))[dist.get_rank()])"
-                ),
+                )
             },
         ),
         WrongAnswer(
             "steps with the gradient of its own items",
-            fails="value",
-            says="1 layer: `shards`[0] is wrong in",
-            edits={
+            "value",
+            "1 layer: `shards`[0] is wrong in",
+            {
                 "dist.reduce_scatter(mine, list(gradient.split(len(shard))))": (
                     "mine.copy_(gradient.split(len(shard))[dist.get_rank()])"
-                ),
+                )
             },
         ),
         WrongAnswer(
             "the mean over this rank's items",
-            fails="value",
-            says="1 layer: `shards`[0] is wrong in",
-            edits={
-                "delta = outputs - targets": "delta = (outputs - targets) / len(targets)",
-            },
+            "value",
+            "1 layer: `shards`[0] is wrong in",
+            {"delta = outputs - targets": "delta = (outputs - targets) / len(targets)"},
         ),
     ),
     "gather_uneven": (
         WrongAnswer(
-            "leaves the padding in",
-            fails="value",
-            says="rows: the result has shape",
-            edits={
-                "return whole[:rows]": "return whole",
-            },
+            "leaves the padding in", "value", "rows: the result has shape", {"return whole[:rows]": "return whole"}
         ),
         WrongAnswer(
             "rounds down",
-            fails="runs",
-            says="Rank 0 raised RuntimeError: The expanded size of the tensor (1) must match the",
-            edits={
-                "-(-rows // n)": "max(rows // n, 1)",
-            },
+            "runs",
+            "Rank 0 raised RuntimeError: The expanded size of the tensor (1) must match the",
+            {"-(-rows // n)": "max(rows // n, 1)"},
         ),
         WrongAnswer(
             "pads at the front",
-            fails="value",
-            says="rows: the result",
-            edits={
-                "padded[: len(shard)] = shard": "padded[k - len(shard) :] = shard",
-            },
+            "value",
+            "rows: the result",
+            {"padded[: len(shard)] = shard": "padded[k - len(shard) :] = shard"},
         ),
         WrongAnswer(
             "asks all ranks first how many rows they have",
-            fails="cost",
-            says="rows: rank 0 calls all_gather twice, budget 1",
-            edits={
+            "cost",
+            "rows: rank 0 calls all_gather twice, budget 1",
+            {
                 "n = dist.get_world_size()": (
                     "n = dist.get_world_size()\n"
-                    "    lengths = [torch.zeros(1, dtype=torch.int64, device=shard.device) for _ in range(n)]\n"
-                    "    dist.all_gather(lengths, torch.tensor([len(shard)], device=shard.device))"
-                ),
+                    "    lengths = [torch.zeros(1, dtype=torch.int64, "
+                    "device=shard.device) for _ in range(n)]\n"
+                    "    dist.all_gather(lengths, torch.tensor([len(shard)], "
+                    "device=shard.device))"
+                )
             },
         ),
         WrongAnswer(
             "sends shards of different sizes",
-            fails="runs",
-            says="All ranks must make the same call, with tensors of the same shape and dtype",
-            edits={
+            "runs",
+            "All ranks must make the same call, with tensors of the same shape and dtype",
+            {
                 "padded = shard.new_zeros(k, shard.shape[1])\n": "padded = shard\n",
                 "    padded[: len(shard)] = shard\n": "",
             },
         ),
         WrongAnswer(
             "a rank without rows takes no part",
-            fails="runs",
-            says="did not come back",
-            edits={
+            "runs",
+            "did not come back",
+            {
                 "    n = dist.get_world_size()\n": (
                     "    n = dist.get_world_size()\n    if len(shard) == 0:\n        return shard\n"
-                ),
+                )
             },
         ),
     ),
     "shard_unit": (
         WrongAnswer(
             "nobody frees after the forward",
-            fails="memory",
-            says="elements: step 0: the parameters' memory in bytes after forward is",
-            edits={
-                "    module.register_forward_hook(lambda *_: free())\n": "",
-            },
+            "memory",
+            "elements: step 0: the parameters' memory in bytes after forward is",
+            {"    module.register_forward_hook(lambda *_: free())\n": ""},
         ),
         WrongAnswer(
             "frees the parameters by giving them other memory, and autograd keeps the first",
-            fails="memory",
-            says="elements: step 0: the parameters' memory in bytes after forward is",
+            "memory",
+            "elements: step 0: the parameters' memory in bytes after forward is",
             body="""
             part = -(-sum(sizes) // n)
             shapes = [parameter.shape for parameter in parameters]
@@ -183,68 +170,54 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "never gathers for the backward",
-            fails="runs",
-            says="Rank 0 raised RuntimeError: in backward 'up.weight' has no memory: gather the unit",
-            edits={
-                "    module.register_full_backward_pre_hook(lambda *_: gather())\n": "",
-            },
+            "runs",
+            "Rank 0 raised RuntimeError: in backward 'up.weight' has no memory: gather the unit",
+            {"    module.register_full_backward_pre_hook(lambda *_: gather())\n": ""},
         ),
         WrongAnswer(
             "never gathers for the forward",
-            fails="runs",
-            says="Rank 0 raised RuntimeError: in forward 'up.weight' has no memory: gather the unit",
-            edits={
-                "    module.register_forward_pre_hook(lambda *_: gather())\n": "",
-            },
+            "runs",
+            "Rank 0 raised RuntimeError: in forward 'up.weight' has no memory: gather the unit",
+            {"    module.register_forward_pre_hook(lambda *_: gather())\n": ""},
         ),
         WrongAnswer(
             "does not free after the backward",
-            fails="memory",
-            says="elements: step 0: the parameters' memory in bytes after backward is",
-            edits={
-                "    def reduce():\n        free()\n": "    def reduce():\n",
-            },
+            "memory",
+            "elements: step 0: the parameters' memory in bytes after backward is",
+            {"    def reduce():\n        free()\n": "    def reduce():\n"},
         ),
         WrongAnswer(
             "the sum, not the mean",
-            fails="value",
-            says="elements: step 0: shard.grad",
-            edits={
-                " for parameter in parameters) / n": " for parameter in parameters)",
-            },
+            "value",
+            "elements: step 0: shard.grad",
+            {" for parameter in parameters) / n": " for parameter in parameters)"},
         ),
         WrongAnswer(
             "leaves the whole gradients on the parameters",
-            fails="value",
-            says="elements: step 1: shard.grad",
-            edits={
-                ("        for parameter in parameters:\n            parameter.grad = None\n"): "",
-            },
+            "value",
+            "elements: step 1: shard.grad",
+            {"        for parameter in parameters:\n            parameter.grad = None\n": ""},
         ),
         WrongAnswer(
             "forgets that n need not divide the elements",
-            fails="runs",
-            says="Rank 0 raised RuntimeError: split_with_sizes expects split_sizes have only",
-            edits={
-                "-(-sum(sizes) // n)": "sum(sizes) // n",
-            },
+            "runs",
+            "Rank 0 raised RuntimeError: split_with_sizes expects split_sizes have only",
+            {"-(-sum(sizes) // n)": "sum(sizes) // n"},
         ),
         WrongAnswer(
             "the shard is a view, and is freed with the rest",
-            fails="memory",
-            says="elements: the shard has no memory of its own: it was freed with the unit's",
-            edits={
-                "[rank].clone()": "[rank]",
-            },
+            "memory",
+            "elements: the shard has no memory of its own: it was freed with the unit's",
+            {"[rank].clone()": "[rank]"},
         ),
         WrongAnswer(
             "all-reduces the whole gradient and takes its part",
-            fails="cost",
-            says="0 bytes from one rank, budget",
-            edits={
+            "cost",
+            "0 bytes from one rank, budget",
+            {
                 "dist.reduce_scatter(shard.grad, list(gradients.split(part)))": (
                     "dist.all_reduce(gradients)\n        shard.grad.copy_(gradients.view(n, part)[rank])"
-                ),
+                )
             },
         ),
     ),

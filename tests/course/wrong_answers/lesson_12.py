@@ -6,8 +6,8 @@ WRONG_ANSWERS = {
     "split_step": (
         WrongAnswer(
             "each part by itself: what overlaps is counted twice",
-            fails="value",
-            says="a message during backward: waiting is 1, should be 0.0",
+            "value",
+            "a message during backward: waiting is 1, should be 0.0",
             body="""
             def seconds(intervals):
                 return sum(min(b, step[1]) - max(a, step[0]) for a, b in intervals if b > step[0] and a < step[1])
@@ -22,54 +22,51 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "ready as soon as this rank has called",
-            fails="value",
-            says="a rank that waits: waiting is 0.0, should be 3.0",
-            edits={
-                "max(called for called, _ in same)": "same[rank][0]",
-            },
+            "value",
+            "a rank that waits: waiting is 0.0, should be 3.0",
+            {"max(called for called, _ in same)": "same[rank][0]"},
         ),
         WrongAnswer(
             "beyond the step",
-            fails="value",
-            says="called before the step, ended after it: waiting is 4.0, should be 2.0",
-            edits={
-                " if start <= at <= end": "",
-            },
+            "value",
+            "called before the step, ended after it: waiting is 4.0, should be 2.0",
+            {" if start <= at <= end": ""},
         ),
         WrongAnswer(
             "ended when the last rank has ended",
-            fails="value",
-            says="rank 1 ends later: transfer is 4.0, should be 2.0",
-            edits={
+            "value",
+            "rank 1 ends later: transfer is 4.0, should be 2.0",
+            {
                 "for (called, ended), since in zip(calls[rank], ready, strict=True)": (
-                    "for k, ((called, _), since) in enumerate(zip(calls[rank], ready, strict=True))\n"
+                    "for k, ((called, _), since) in enumerate(zip(calls[rank], "
+                    "ready, strict=True))\n"
                     "        for ended in [max(each[k][1] for each in calls)]"
-                ),
+                )
             },
         ),
         WrongAnswer(
             "waiting before transfer",
-            fails="value",
-            says="two collectives, the second not ready: waiting is 5.0, should be 2.0",
-            edits={
+            "value",
+            "two collectives, the second not ready: waiting is 5.0, should be 2.0",
+            {
                 (
                     "        elif any(since <= a and b <= ended for _, since, ended in mine):\n"
                     "            part = 2\n"
                     "        elif any(called <= a and b <= ended for called, _, ended in mine):\n"
                     "            part = 1\n"
                 ): (
-                    "        elif any(called <= a and b <= since for called, since, _ in mine):\n"
-                    "            part = 1\n"
-                    "        elif any(since <= a and b <= ended for _, since, ended in mine):\n"
-                    "            part = 2\n"
-                ),
+                    "        elif any(called <= a and b <= since for called, "
+                    "since, _ in mine):\n            part = 1\n"
+                    "        elif any(since <= a and b <= ended for _, since, "
+                    "ended in mine):\n            part = 2\n"
+                )
             },
         ),
         WrongAnswer(
             "communication before computing",
-            fails="value",
-            says="a message during backward: computing is 2.0, should be 6.0",
-            edits={
+            "value",
+            "a message during backward: computing is 2.0, should be 6.0",
+            {
                 (
                     "        if any(since <= a and b <= until for since, until in computing):\n"
                     "            part = 0\n"
@@ -78,21 +75,21 @@ WRONG_ANSWERS = {
                     "        elif any(called <= a and b <= ended for called, _, ended in mine):\n"
                     "            part = 1\n"
                 ): (
-                    "        if any(since <= a and b <= ended for _, since, ended in mine):\n"
-                    "            part = 2\n"
-                    "        elif any(called <= a and b <= ended for called, _, ended in mine):\n"
-                    "            part = 1\n"
-                    "        elif any(since <= a and b <= until for since, until in computing):\n"
-                    "            part = 0\n"
-                ),
+                    "        if any(since <= a and b <= ended for _, since, "
+                    "ended in mine):\n            part = 2\n"
+                    "        elif any(called <= a and b <= ended for called, _, "
+                    "ended in mine):\n            part = 1\n"
+                    "        elif any(since <= a and b <= until for since, until "
+                    "in computing):\n            part = 0\n"
+                )
             },
         ),
     ),
     "find_straggler": (
         WrongAnswer(
             "the rank whose calls are the latest in sum",
-            fails="value",
-            says="rank 0 calls late each time, and each time another later still: the result is 0, should be 1",
+            "value",
+            "rank 0 calls late each time, and each time another later still: the result is 0, should be 1",
             body="""
             everyones = [torch.empty_like(called) for _ in range(dist.get_world_size(group))]
             dist.all_gather(everyones, called, group=group)
@@ -103,35 +100,28 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "the rank that is last most often",
-            fails="value",
-            says="rank 0 is late often, the last rank once and for long: the result is 0, should be",
-            edits={
-                "+= sum(last - at for at in same)": "+= last > min(same)",
-            },
+            "value",
+            "rank 0 is late often, the last rank once and for long: the result is 0, should be",
+            {"+= sum(last - at for at in same)": "+= last > min(same)"},
         ),
         WrongAnswer(
             "the rank that waits most",
-            fails="value",
-            says="the last rank is late: the result is 0, should be",
-            edits={
-                "last = max(same)": "last = min(same)",
-                "sum(last - at": "sum(at - last",
-            },
+            "value",
+            "the last rank is late: the result is 0, should be",
+            {"last = max(same)": "last = min(same)", "sum(last - at": "sum(at - last"},
         ),
         WrongAnswer(
             "among all ranks, not in the group",
-            fails="value",
-            says="the result is 3, should be 2. Ranks 2 and 3 too",
-            edits={
-                "return waited_for.index(most)": "return dist.get_process_group_ranks(group)[waited_for.index(most)]",
-            },
+            "value",
+            "the result is 3, should be 2. Ranks 2 and 3 too",
+            {"return waited_for.index(most)": "return dist.get_process_group_ranks(group)[waited_for.index(most)]"},
             n=(4,),
         ),
         WrongAnswer(
             "the highest of several",
-            fails="value",
-            says="two cost the others as much: the result is",
-            edits={
+            "value",
+            "two cost the others as much: the result is",
+            {
                 "waited_for[same.index(last)]": "waited_for[len(same) - 1 - same[::-1].index(last)]",
                 "waited_for.index(most)": "len(waited_for) - 1 - waited_for[::-1].index(most)",
             },
@@ -140,8 +130,8 @@ WRONG_ANSWERS = {
     "culprit": (
         WrongAnswer(
             "who waits least is the straggler, whatever it does",
-            fails="value",
-            says="loader planted: the fault is 'straggler', should be 'loader'",
+            "value",
+            "loader planted: the fault is 'straggler', should be 'loader'",
             body="""
             ranks = range(len(steps[0]))
             waits = [sum(step[rank]['waiting'] for step in steps) for rank in ranks]
@@ -152,66 +142,56 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "looks at the first step only",
-            fails="value",
-            says="straggler planted: the rank is 2, should be 3",
-            edits={
+            "value",
+            "straggler planted: the rank is 2, should be 3",
+            {
                 "for rank in ranks] for step in steps]\n": "for rank in ranks] for step in steps[:1]]\n",
                 "len(steps) / 2": "0",
             },
         ),
         WrongAnswer(
             "does not look at the messages' sizes",
-            fails="value",
-            says="item() planted: the fault is 'last bucket', should be '.item()'",
-            edits={
-                'small > sum(step[0]["transfer"] for step in steps) / 2': "len(messages) > 1000",
-            },
+            "value",
+            "item() planted: the fault is 'last bucket', should be '.item()'",
+            {'small > sum(step[0]["transfer"] for step in steps) / 2': "len(messages) > 1000"},
         ),
         WrongAnswer(
             "names a rank where it is no rank's",
-            fails="value",
-            says="uneven batches planted: the rank is 2, should be None",
-            edits={
-                'return "uneven batches", None': 'return "uneven batches", often',
-            },
+            "value",
+            "uneven batches planted: the rank is 2, should be None",
+            {'return "uneven batches", None': 'return "uneven batches", often'},
         ),
         WrongAnswer(
             "whoever is slowest most often, however seldom",
-            fails="value",
-            says="uneven batches planted: the fault is 'straggler', should be 'uneven batches'",
-            edits={
-                "slowest.count(often) > len(steps) / 2": "often is not None",
-            },
+            "value",
+            "uneven batches planted: the fault is 'straggler', should be 'uneven batches'",
+            {"slowest.count(often) > len(steps) / 2": "often is not None"},
         ),
     ),
     "sync_batch_norm": (
         WrongAnswer(
             "each rank's own statistics",
-            fails="value",
-            says="rank r has 2 + r rows: the output is",
-            edits={
-                (
-                    "            total = mine.clone()\n            dist.all_reduce(total, group=group)\n"
-                ): "            total = mine.clone()\n",
-            },
+            "value",
+            "rank r has 2 + r rows: the output is",
+            {"dist.all_reduce(total, group=group)\n": "\n"},
         ),
         WrongAnswer(
             "the gradient of the total stays here",
-            fails="value",
-            says="rank r has 2 + r rows: the gradient of x is",
-            edits={
+            "value",
+            "rank r has 2 + r rows: the gradient of x is",
+            {
                 (
                     "            total = gradient.clone()\n"
-                    "            dist.all_reduce(total, group=group)  # each rank's result depends on the total\n"
-                    "            return total"
-                ): "            return gradient",
+                    "            dist.all_reduce(total, group=group)  # each rank's result depends on "
+                    "the total\n            return total"
+                ): "            return gradient"
             },
         ),
         WrongAnswer(
             "the mean of the ranks' means",
-            fails="value",
-            says="rank r has 2 + r rows: the output is",
-            edits={
+            "value",
+            "rank r has 2 + r rows: the output is",
+            {
                 "exact.sum(others), exact.square().sum(others), count]": (
                     "exact.mean(others).nan_to_num(), exact.square().mean(others).nan_to_num(), count]"
                 ),
@@ -221,24 +201,22 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "two all-reduces",
-            fails="cost",
-            says="ranks, rank r has 2 + r rows: rank 0 calls all_reduce 3 times, budget 2",
-            edits={
-                ("            total = mine.clone()\n            dist.all_reduce(total, group=group)\n"): (
+            "cost",
+            "ranks, rank r has 2 + r rows: rank 0 calls all_reduce 3 times, budget 2",
+            {
+                "            total = mine.clone()\n            dist.all_reduce(total, group=group)\n": (
                     "            total = mine.clone()\n"
                     "            half = len(total) // 2\n"
                     "            for part in (total[:half], total[half:]):\n"
                     "                dist.all_reduce(part, group=group)\n"
-                ),
+                )
             },
         ),
         WrongAnswer(
             "the biased variance in the running one",
-            fails="value",
-            says="rank r has 2 + r rows: norm: 'running_var' is",
-            edits={
-                "variance * count / (count - 1)": "variance",
-            },
+            "value",
+            "rank r has 2 + r rows: norm: 'running_var' is",
+            {"variance * count / (count - 1)": "variance"},
         ),
     ),
 }

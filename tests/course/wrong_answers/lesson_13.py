@@ -80,10 +80,7 @@ WRONG_ANSWERS = {
             {' | ({Action("B", stage + 1, i)} if stage < last else set())': ""},
         ),
         WrongAnswer(
-            "its own F is forgotten",
-            "value",
-            "a backward before its own forward",
-            {'{Action("F", stage, i)} |': ""},
+            "its own F is forgotten", "value", "a backward before its own forward", {'{Action("F", stage, i)} |': ""}
         ),
         WrongAnswer(
             "ranks for stages",

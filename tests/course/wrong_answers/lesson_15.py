@@ -11,10 +11,7 @@ WRONG_ANSWERS = {
         WrongAnswer("activations uncut by tp", "value", "tp 4, 8 tokens", {"tokens // tp\n": "tokens\n"}),
         WrongAnswer("shared over all devices", "value", "dp 5, tp 2, pp 3", {"// dp": "// (dp * tp * pp)"}),
         WrongAnswer(
-            "activations shared over dp",
-            "value",
-            "dp 4, stage 3, 8 tokens",
-            {"tokens // tp\n": "tokens // tp // dp\n"},
+            "activations shared over dp", "value", "dp 4, stage 3, 8 tokens", {"tokens // tp\n": "tokens // tp // dp\n"}
         ),
         WrongAnswer(
             "ZeRO-1 shares gradients", "value", "dp 4, stage 1, no tokens", {"(0, 12, 14, 16)": "(0, 14, 14, 16)"}

@@ -125,8 +125,9 @@ WRONG_ANSWERS = {
             "value",
             "recording job_3",
             {
-                '        if "Unable': '        if "127.0.1.1" in log:\n            return host, "name"\n'
-                '        if "Unable'
+                '        if "Unable': (
+                    '        if "127.0.1.1" in log:\n            return host, "name"\n        if "Unable'
+                )
             },
         ),
         WrongAnswer(

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-
 from scratch_ddp.benchmark.plan import rank_correlation
+
 from scratch_ddp.course.lessons.lesson_15 import devices_needed
 from scratch_ddp.instruments.cost import (
     CLUSTERS,

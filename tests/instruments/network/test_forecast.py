@@ -1,6 +1,5 @@
-"""A step is forecast, and then takes as long: the sleeping model, the published table, the strategies on a link."""
+"""A step is forecast, and then takes as long: the sleeping model, the strategies on a link."""
 
-import time
 from functools import partial
 
 import pytest
@@ -9,13 +8,9 @@ import torch._dynamo  # noqa: F401  torch's DDP imports it at its first forward
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scratch_ddp.benchmark.link import BUCKETS_MB, forecasts_of, in_order, within
 from scratch_ddp.benchmark.steps import step
-from scratch_ddp.common.tensors import MB
-from scratch_ddp.course.pages import published_step
-from scratch_ddp.course.pages.sleeping import SleepingModel, scaled
+from scratch_ddp.course.pages.sleeping import SleepingModel
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
-from scratch_ddp.ddp.bucketed import bucket_plan
 from scratch_ddp.instruments import cost
 from scratch_ddp.instruments.cost import Backward
 from scratch_ddp.instruments.network import Link, lone_rank
@@ -33,54 +28,6 @@ def test_the_sleeping_model_keeps_to_its_timeline():
     assert all(at >= planned - 0.021 for at, planned in zip(measured.ready, TIMELINE.ready, strict=True))
     assert [weight.nbytes for weight in model.weights] == [80_000, 4, 40_000, 400]
     assert all(torch.equal(weight.grad, torch.ones_like(weight)) for weight in model.parameters())
-
-
-def test_hooks_run_beside_the_compute():
-    model = SleepingModel(TIMELINE)
-    for weight in model.weights:
-        weight.register_post_accumulate_grad_hook(lambda _: time.sleep(0.01))
-    assert min(Backward.measured(model, model).seconds for _ in range(3)) < TIMELINE.seconds + 0.03
-
-
-def test_a_sleeping_model_without_gradients():
-    model = SleepingModel(Backward((), (), 0.01, 0.01))
-    model().backward()
-    assert not list(model.parameters())
-
-
-def test_scaled():
-    small = scaled(TIMELINE, 1 / 1000)
-    assert small.nbytes == (4, 40, 4, 80) and small.ready == TIMELINE.ready
-
-
-def test_the_published_model_has_the_published_calls():
-    nbytes = published_step.gradient_bytes()
-    assert len(nbytes) == 219 and 1.4e9 < sum(nbytes) < 2e9
-    for name, size in BUCKETS_MB.items():
-        assert len(bucket_plan(nbytes, size * MB, size * MB)) == published_step.CALLS[name]
-
-
-def test_the_published_steps_are_forecast():
-    timeline = published_step.timeline()
-    link = published_step.link(timeline.total_bytes)
-    steps = {name: 1e3 * each.step for name, each in forecasts_of(timeline, link.wire(2)).items()}
-    assert steps["naive"] == pytest.approx(1406.7) and steps["flat"] == pytest.approx(1365.2)  # what was fitted
-    assert in_order(steps).holds and all(row.holds for row in within(steps))
-    others = [name for name in steps if name != "100 MB"]
-    assert all(steps[name] == pytest.approx(published_step.PUBLISHED[name], rel=0.03) for name in others)
-
-
-def test_verdicts_can_be_bad():
-    steps = dict(published_step.PUBLISHED)
-    assert in_order(steps).holds and all(row.holds for row in within(steps))
-    assert [row.holds for row in within(steps | {"10 MB": 1.11 * steps["10 MB"]})] == [True, False]
-    assert [row.holds for row in within(steps | {"flat": 0.89 * steps["flat"]})] == [False, True]
-    assert not in_order(steps | {"flat": 1.001 * steps["naive"]}).holds
-    assert not in_order(steps | {"per parameter": 1.03 * steps["100 MB"]}).holds
-    barely_quicker = in_order(steps | {"100 MB": 0.999 * steps["10 MB"]})
-    assert not barely_quicker.holds and barely_quicker.measured.endswith(", -0.1%")
-    assert in_order(steps | {"flat": 0.99 * steps["1000 MB"]}).holds  # tied in the published table as well
-    assert not in_order(steps | {"flat": 0.97 * steps["1000 MB"]}).holds
 
 
 @pytest.fixture

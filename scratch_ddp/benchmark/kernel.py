@@ -1,0 +1,145 @@
+"""Drive a real kernel as a frontend does: run cells, collect their output, interrupt, restart, kill."""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scratch_ddp.commands.notebooks import SocketKernelManager
+
+
+@dataclass
+class Result:
+    """The outputs of one cell, in the order in which they arrived."""
+
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    status: str = ""
+    seconds: float = 0.0
+
+    def text(self, name: str = "stdout") -> str:
+        return "".join(out["text"] for out in self.outputs if out["type"] == "stream" and out["name"] == name)
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        return next((out for out in self.outputs if out["type"] == "error"), None)
+
+    @property
+    def message(self) -> str:
+        return self.error["evalue"] if self.error else ""
+
+    @property
+    def traceback(self) -> str:
+        return "\n".join(self.error["traceback"]) if self.error else ""
+
+    def data(self) -> list[dict[str, Any]]:
+        return [out["data"] for out in self.outputs if out["type"] in ("display_data", "execute_result")]
+
+
+class Kernel:
+    """A kernel of this Python, with `cluster` ranks. `with Kernel() as kernel: kernel.run("1 + 1")`."""
+
+    def __init__(
+        self, cluster: int = 0, options: str = "", env: dict[str, str] | None = None, within: Sequence[str] = ()
+    ):
+        """`within`: a command that runs the kernel's command, such as `ip netns exec NAME`."""
+        self.manager = SocketKernelManager()
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self.manager.kernel_spec.argv = [*within, *command]
+        self._cluster, self._options = cluster, options
+        self._env = os.environ | (env or {})
+
+    def __enter__(self) -> "Kernel":
+        self.manager.start_kernel(env=self._env)
+        self._connect()
+        if self._cluster:
+            self.run("%load_ext scratch_ddp")
+            started = self.run(f"%dist_init -n {self._cluster} {self._options}", timeout=120)
+            assert not started.error, started.traceback
+        return self
+
+    def _connect(self) -> None:
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def __exit__(self, *_: Any) -> None:
+        self.client.stop_channels()
+        with contextlib.suppress(Exception):
+            self.manager.shutdown_kernel(now=False)
+
+    @property
+    def pid(self) -> int:
+        return self.manager.provisioner.pid
+
+    def start(self, code: str, attended: bool = False) -> str:
+        """Start a cell and return its message id. `attended`: as a frontend that a person looks at."""
+        return self.client.execute(code, allow_stdin=attended)
+
+    def finish(self, message_id: str, timeout: float = 60) -> Result:
+        """Wait until a cell has ended, and return its output. Raises TimeoutError."""
+        result, began = Result(), time.monotonic()
+        while True:
+            left = began + timeout - time.monotonic()
+            try:
+                message = self.client.get_iopub_msg(timeout=max(left, 0.01))
+            except Exception:
+                raise TimeoutError(f"the cell did not end within {timeout} s; so far: {result.outputs}") from None
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                break
+            if kind in ("stream", "display_data", "execute_result", "error", "update_display_data", "clear_output"):
+                result.outputs.append({"type": kind, **content})
+        reply = self.client.get_shell_msg(timeout=10)
+        while reply["parent_header"].get("msg_id") != message_id:  # a reply to the messages at the start
+            reply = self.client.get_shell_msg(timeout=10)
+        result.status = reply["content"]["status"]
+        result.seconds = time.monotonic() - began
+        return result
+
+    def await_text(self, message_id: str, pattern: str, timeout: float = 60) -> re.Match[str]:
+        """Wait until a running cell has written a text. What it has written so far is not in its result any more."""
+        text, until = "", time.monotonic() + timeout
+        while (found := re.search(pattern, text)) is None:
+            message = self.client.get_iopub_msg(timeout=max(until - time.monotonic(), 0.01))
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            if message["msg_type"] == "stream":
+                text += message["content"]["text"]
+            elif message["msg_type"] == "error":
+                raise RuntimeError(message["content"]["evalue"])
+        return found
+
+    def run(self, code: str, timeout: float = 60, attended: bool = False) -> Result:
+        return self.finish(self.start(code, attended), timeout)
+
+    def interrupt(self) -> None:
+        """Interrupt, as the Stop button does."""
+        self.manager.interrupt_kernel()
+
+    def stop(self, code: str, after: float = 1) -> tuple[str, float]:
+        """Run a cell that does not end, and interrupt it. Returns its error's text and the seconds since then."""
+        cell = self.start(code)
+        time.sleep(after)
+        began = time.monotonic()
+        self.interrupt()
+        message = self.finish(cell).message
+        return message, time.monotonic() - began
+
+    def restart(self) -> None:
+        self.client.stop_channels()
+        self.manager.restart_kernel(now=False, env=self._env)
+        self._connect()
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def pids(self) -> list[int]:
+        """The process ids of the ranks."""
+        return [int(line.split()[0]) for line in self.run("import os; print(os.getpid())").text().splitlines()]

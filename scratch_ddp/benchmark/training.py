@@ -1,0 +1,130 @@
+"""Steps with DDP, FSDP and ZeRO beside torch's classes, with and without the optimizer's; and the peak of a step."""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
+
+from scratch_ddp.benchmark import steps
+from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
+from scratch_ddp.fsdp import FSDP
+from scratch_ddp.instruments.memory import memory_use
+from scratch_ddp.instruments.timing import Sample, interleaved
+from scratch_ddp.zero import ShardedOptimizer
+
+Wrap = Callable[[nn.Module], nn.Module]
+LARGER = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 12, "num_attention_heads": 8}
+LARGER["num_key_value_heads"] = 4  # 43 M parameters, 20 % of them outside the blocks
+ADAMW = ", with AdamW"
+
+
+def sharded(model: nn.Module, **settings: object) -> nn.Module:
+    return FSDP(model, units=list(model.model.layers), **settings)
+
+
+def sharded_by_torch(model: nn.Module, **settings: object) -> nn.Module:
+    for module in [*model.model.layers, model]:
+        fully_shard(module, **settings)
+    return model
+
+
+DDP: dict[str, Wrap] = {
+    "torch's DDP": DistributedDataParallel,
+    "torch's DDP at its best": partial(DistributedDataParallel, gradient_as_bucket_view=True, static_graph=True),
+    "SimpleDistributedDataParallelism": SimpleDistributedDataParallelism,
+    "FlatDDP": FlatDDP,
+    "OverlappedDDP": OverlappedDDP,
+    "BucketedDDP": BucketedDDP,
+}
+SHARDED: dict[str, Wrap] = {"fully_shard": sharded_by_torch, "FSDP": sharded}
+
+
+def measure(rounds: int, wrappers: dict[str, Wrap], sizes: dict[str, int], device: str) -> dict[str, list[Sample]]:
+    """On each rank: steps of every wrapper with a model of its own, without and with AdamW (fused), in turns."""
+    batch, variants = steps.make_batch(dist.get_rank(), device), {}
+    for name, wrap in wrappers.items():
+        model = wrap(steps.build_llama(**sizes).to(device))
+        optimizer = AdamW(model.parameters(), lr=1e-4, fused=True)
+        variants[name] = partial(steps.step, model, **batch)
+        variants[name + ADAMW] = partial(steps.step, model, optimizer, **batch)
+    return interleaved(variants, rounds)
+
+
+def measure_on_mesh(rounds: int, sizes: dict[str, int], device: str) -> dict[str, list[Sample]]:
+    """The same on 2 × 2 ranks: sharded in the row, replicated over the column."""
+    mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("replicate", "shard"))
+    wrappers = {"fully_shard": partial(sharded_by_torch, mesh=mesh), "FSDP": partial(sharded, group=mesh)}
+    return measure(rounds, wrappers, sizes, device)
+
+
+def measure_zero(rounds: int, sizes: dict[str, int], device: str) -> dict[str, list[Sample]]:
+    """The optimizers' steps alone, and whole steps: each with BucketedDDP or torch's DDP."""
+    batch, variants = steps.make_batch(dist.get_rank(), device), {}
+    kinds = {
+        "ZeroRedundancyOptimizer": (DistributedDataParallel, partial(ZeroRedundancyOptimizer, optimizer_class=AdamW)),
+        "ShardedOptimizer": (BucketedDDP, partial(ShardedOptimizer, optimizer_cls=AdamW)),
+    }
+    for name, (wrap, make) in kinds.items():
+        alone, model = (steps.build_llama(**sizes).to(device) for _ in range(2))
+        for parameter in alone.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        model = wrap(model)
+        variants[name] = make(alone.parameters(), lr=1e-3).step
+        variants[f"{name}, whole step"] = partial(steps.step, model, make(model.parameters(), lr=1e-3), **batch)
+    return interleaved(variants, rounds)
+
+
+def peak(_: int, wrap: Wrap, sizes: dict[str, int], device: str) -> float:
+    """On each rank: the peak memory of a later step with AdamW, in units of the parameters' bytes."""
+    batch = steps.make_batch(dist.get_rank(), device)
+    with memory_use() as until_then:
+        model = steps.build_llama(**sizes).to(device)
+        nbytes = sum(parameter.nbytes for parameter in model.parameters())
+        model = wrap(model)
+        optimizer = AdamW(model.parameters(), lr=1e-4)
+        for _ in range(2):
+            steps.step(model, optimizer, **batch)
+    with memory_use() as one_step:
+        steps.step(model, optimizer, **batch)
+    return (until_then.kept_bytes + one_step.peak_bytes) / nbytes
+
+
+def rows(options: argparse.Namespace, sizes: dict[str, int], larger: dict[str, int]) -> list[steps.Row]:
+    """Every row of the table. `sizes`, `larger`: of the models that are timed, and whose memory is measured."""
+    device = "cuda" if options.backend == "nccl" else "cpu"
+    run = partial(steps.on_ranks, backend=options.backend)
+    found = run(options.ranks, measure, options.rounds, DDP, sizes, device)
+    pairs = [(each, theirs) for theirs in list(DDP)[:2] for each in list(DDP)[2:]]
+    table = steps.beside(found, [*pairs, *((ours + ADAMW, theirs + ADAMW) for ours, theirs in pairs)])
+    found = run(options.ranks, measure, options.rounds, SHARDED, sizes, device)
+    both = [("FSDP", "fully_shard"), ("FSDP" + ADAMW, "fully_shard" + ADAMW)]
+    table += steps.beside(found, both)
+    if options.backend == "gloo" or torch.cuda.device_count() >= 4:
+        found = run(4, measure_on_mesh, max(1, options.rounds // 2), sizes, device)
+        table += [(f"mesh of 2 × 2: {what}", figure) for what, figure in steps.beside(found, both)]
+    found = run(options.ranks, measure_zero, options.rounds, sizes, device)
+    names = [("ShardedOptimizer", "ZeroRedundancyOptimizer")]
+    names += [tuple(f"{name}, whole step" for name in names[0])]
+    table += steps.beside(found, names)
+    for name, wrap in {**SHARDED, "torch's DDP": DistributedDataParallel}.items():
+        most = run(options.ranks, peak, 5, wrap, larger, device)
+        table.append((f"peak memory of a step with AdamW / bytes of the parameters, {name}", f"{most:.2f}"))
+    return table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    steps.add_arguments(parser, rounds=20)
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="gloo on CPUs, nccl on GPUs")
+
+
+def main(options: argparse.Namespace) -> None:
+    steps.prepare(options, "Steps of a Llama of 16 M parameters (memory: 43 M)", options.backend)
+    steps.show(rows(options, {}, LARGER))

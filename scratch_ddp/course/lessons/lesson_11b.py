@@ -1,0 +1,133 @@
+"""Lesson 11b, recomputation: a checkpoint by hand, and which blocks to recompute under a budget."""
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from scratch_ddp.course.exercise import At, Exercise, Seen, Wrong
+
+
+def checkpointed(function, x):
+    """Return function(x), and keep only x for backward, which calls function again.
+
+    x requires a gradient. It gets the gradient that function(x) would give it, and so
+    does every parameter that function uses. If it draws random numbers, both calls draw
+    the same, and what is drawn afterwards is as after one call of function(x).
+    Memory: one tensor kept for backward, x.
+    """
+    # What must backward know to repeat the forward exactly?
+    # answer: begin
+
+    class Checkpointed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.random = torch.get_rng_state()
+            return function(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                torch.set_rng_state(ctx.random)
+                again = x.detach().requires_grad_()
+                function(again).backward(gradient)
+            return again.grad
+
+    return Checkpointed.apply(x)
+    # answer: end
+
+
+def _blocks(at: At) -> Iterator[tuple[str, tuple]]:
+    layers = [nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 6)]
+    yield "one block", ([nn.Sequential(*layers).double()], _rows())
+    blocks = [nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Dropout(0.5), nn.Linear(24, 6)) for _ in range(2)]
+    yield "two blocks with dropout", ([block.double() for block in blocks], _rows())
+
+
+def _rows() -> torch.Tensor:
+    return torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+
+
+def _trained(answer: Callable, blocks: list[nn.Module], x: torch.Tensor) -> Iterator[Seen]:
+    calls, kept = [0] * len(blocks), []
+
+    def counted(number: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            calls[number] += 1
+            return blocks[number](x)
+
+        return run
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    y = x
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        for number in range(len(blocks)):
+            y = answer(counted(number), y)
+    yield "value", "the output", y.detach()
+    yield "memory", "the number of elements kept for backward", max(sum(kept), len(blocks) * x.numel())
+    forward = list(calls)
+    (y * torch.arange(1.0, 7.0, dtype=y.dtype)).sum().backward()
+    yield "value", "the gradient of x", x.grad
+    for number, block in enumerate(blocks):
+        for name, parameter in block.named_parameters():
+            yield "value", f"block {number}: the gradient of {name}", parameter.grad
+    yield "calls", "the list of function's calls in forward, for each block", forward
+    yield "calls", "the list of function's calls in all, for each block", calls
+    yield "random", "the number drawn next", torch.rand(1).item()
+
+
+def choose_blocks(saved, seconds, budget):
+    """Return a list of the blocks to recompute, which takes the fewest seconds.
+
+    Block i keeps saved[i] bytes for backward. If it is recomputed, it keeps nothing and
+    takes seconds[i] longer. What the other blocks keep must be at most budget bytes.
+    There are at most 12 blocks.
+    """
+    # Is it enough to begin with the block that frees the most bytes for a second?
+    # answer: begin
+    blocks = range(len(saved))
+    fewest = None
+    for count in range(len(saved) + 1):
+        for some in combinations(blocks, count):
+            kept = sum(saved[i] for i in blocks if i not in some)
+            longer = sum(seconds[i] for i in some)
+            if kept <= budget and (fewest is None or longer < fewest[0]):
+                fewest = longer, list(some)
+    return fewest[1]
+    # answer: end
+
+
+def _budgets(at: At) -> Iterator[tuple[str, tuple]]:
+    yield "equal blocks", ([16] * 6, [3] * 6, 40)
+    yield "everything fits, exactly", ([16, 8, 8], [1, 1, 1], 32)
+    yield "no budget", ([16, 8, 8], [1, 2, 1], 0)
+    yield "the block that frees most a second is too small", ([60, 50, 50], [11, 10, 10], 60)
+    yield "one large block in place of two", ([30, 20, 20], [10, 4, 4], 40)
+    yield "ten blocks", ([7, 3, 9, 4, 8, 6, 5, 10, 2, 11], [6, 3, 7, 5, 9, 4, 6, 8, 1, 9], 31)
+
+
+def _least(answer: Callable, saved: list[int], seconds: list[int], budget: int) -> Iterator[Seen]:
+    chosen = answer(saved, seconds, budget)
+    if (
+        not isinstance(chosen, list)
+        or sorted(set(chosen)) != sorted(chosen)
+        or not set(chosen) <= set(range(len(saved)))
+    ):
+        raise Wrong("valid", f"the result is {chosen!r}, should be a list of different blocks")
+    kept = sum(saved) - sum(saved[i] for i in chosen)
+    if kept > budget:
+        raise Wrong("valid", f"the other blocks keep {kept} bytes, budget {budget}")
+    yield "time", "the seconds of the blocks to recompute", sum(seconds[i] for i in chosen)
+
+
+EXERCISES = (
+    Exercise(checkpointed, _blocks, use=_trained, close=1e-9),
+    Exercise(choose_blocks, _budgets, use=_least, given="from itertools import combinations"),
+)
