@@ -43,9 +43,8 @@ class FSDP(SyncSwitch, nn.Module):
     Between passes the model's parameters are its shards, DTensors under their own names: of a parameter of shape
     (d, …), ⌈d/n⌉ rows on each of n ranks, the last ranks fewer or none. So torch's state dicts, checkpoints,
     clip_grad_norm_ and optimizers work on them. Make the optimizer after wrapping.
-    Call `sync_gradients()` after backward and before the optimizer's step: it leaves the mean in `.grad`, which is None
-    until then. A step or another forward pass without it raises. Under `no_sync` `.grad` has this rank's rows of its
-    own gradients.
+    Call `sync_gradients()` after backward and before the optimizer's step, which raises without it: it leaves the mean
+    in `.grad`. Until then a placeholder stands there that raises when it is read; clearing it throws the gradient away.
     Values start as the first rank's; its persistent buffers count after each synchronisation too. A model without
     parameters can be wrapped too.
     Raises ValueError on every rank if one rank's model can't be wrapped, or if ranks differ.
@@ -136,7 +135,8 @@ class FSDP(SyncSwitch, nn.Module):
         As torch.nn.utils.clip_grad_norm_, which is right on the shards too, but raises on every rank if it is called on
         one alone, or before `sync_gradients`. Two small all-reduces.
         """
-        self._runtime.meet("calls clip_grad_norm_()", problem=NOT_YET if self._runtime.unsynchronised() else None)
+        on_their_way = any(unit.on_their_way for unit in self._units)
+        self._runtime.meet("calls clip_grad_norm_()", problem=NOT_YET if on_their_way else None)
         gradients = [each.grad.to_local() for each in self._shapes if each.grad is not None]
         norm = total_norm(gradients, [], norm_type, message_device(self.group), self._row)
         if error_if_nonfinite and not norm.isfinite():

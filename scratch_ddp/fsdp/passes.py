@@ -22,10 +22,6 @@ from scratch_ddp.common.replicas import broadcast_from_first, modules_of
 from scratch_ddp.fsdp.meeting import AGAIN, ALONE, BACKWARD, EVALUATION, FORWARD, STEP, SYNC, Agreed, meet
 from scratch_ddp.fsdp.unit import ROOT, Unit
 
-SYNC_LEFT_OUT = (
-    "sync_gradients() was not called after the last backward, whose gradients are dropped now: call it after each "
-    "backward, or run those that need no synchronisation inside no_sync()"
-)
 SECOND_DERIVATIVES = (
     "second derivatives (create_graph=True) need parameters that are freed by then: an FSDP has first derivatives only"
 )
@@ -245,6 +241,8 @@ class Runtime:
         self._free_after_backward(self.roots)
         self.running.finish()
         self._free_after_backward(self.units)
+        for unit in self.units:
+            unit.mark()
         self.running = None
 
     def _free_after_backward(self, units: list[Unit]) -> None:
@@ -277,13 +275,9 @@ class Runtime:
         self._buffers = self._persistent_buffers()
         self.running = None
 
-    def unsynchronised(self) -> list[Unit]:
-        """The units whose gradients wait for `sync_gradients()`."""
-        return [unit for unit in self.units if unit.is_pending or unit.has_kept]
-
     def before_step(self, parameters: set[torch.Tensor]) -> None:
         """Raise ValueError on every rank if an optimizer would step before their gradients are synchronised."""
-        if not parameters.isdisjoint(shard for unit in self.unsynchronised() for shard in unit.shards):
+        if any(not parameters.isdisjoint(unit.on_their_way) for unit in self.units):
             self.meet(STEP, problem=SYNC_FORGOTTEN)
 
     def after_step(self) -> None:
@@ -362,8 +356,6 @@ class Runtime:
         """Say what keeps this rank from the action, or return None."""
         if action == BACKWARD and self._changes != self.changes():
             return "the parameters were changed between this forward pass and its backward pass"
-        if action == FORWARD and any(unit.is_pending for unit in self.units):
-            return SYNC_LEFT_OUT
         check = Unit.gradient_problem if action in (BACKWARD, SYNC) else Unit.problem
         return next(filter(None, map(check, self.units)), None)
 

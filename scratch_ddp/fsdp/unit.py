@@ -11,7 +11,7 @@ hand_out       the mean becomes the `.grad` of the shards
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -46,10 +46,6 @@ class Rows:
         count = max(0, min(self.chunk, (self.shape or (1,))[0] - rank * self.chunk))
         return part[self.offset : self.offset + self.size].view(self.chunk, *self.shape[1:])[:count]
 
-    def of_whole(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
-        """The rank's rows, a view of the whole tensor."""
-        return whole.view(self.shape or (1,))[rank * self.chunk : (rank + 1) * self.chunk]
-
     def write(self, message: torch.Tensor, whole: torch.Tensor | None, scale: float = 1) -> None:
         """Put a whole tensor's rows, times `scale`, into a message of shape (n, part), and zeros into the gaps."""
         place = message[:, self.offset : self.offset + self.size]
@@ -72,12 +68,15 @@ def lay_out(shapes: Iterable[torch.Size], count: int) -> list[Rows]:
     return laid_out
 
 
-class Kept(NamedTuple):
-    """A whole gradient of micro-batches that were not synchronised. Meanwhile `shown` is the shard's `.grad`."""
+class OnItsWay(torch.Tensor):
+    """What stands in a shard's `.grad` from backward to `sync_gradients()`: nobody can compute with it.
 
-    whole: torch.Tensor
-    shown: torch.Tensor  # this rank's rows of it
-    earlier: torch.Tensor | None  # the shard's `.grad` of before
+    So it is noticed if `zero_grad()` clears it: the gradient that it stands for is thrown away.
+    """
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError("a gradient is on its way between backward and sync_gradients(): use it after that")
 
 
 class Unit:
@@ -118,7 +117,8 @@ class Unit:
         for whole, rows, each in zip(self.wholes, self.rows, padded, strict=True):
             whole.data = each[: rows.shape.numel()].view(rows.shape)  # with a version of its own: filling is no change
         self._gathering: Started | None = None
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, torch.Tensor] = {}  # whole gradients of micro-batches that were not synchronised
+        self._earlier: dict[int, torch.Tensor | None] = {}  # what was in `.grad` before a gradient was on its way
         self._reducing: Started | None = None
         self._mean: torch.Tensor | None = None  # this rank's rows of the mean, flat
         self._seen: set[int] = set()  # the parameters that have had a gradient here since the last `hand_out`
@@ -173,8 +173,8 @@ class Unit:
     def abandon(self) -> None:
         """Free, and forget all gradients, without waiting for a message that may never come."""
         self._gathering = self._reducing = self._mean = self._refused = None
-        self._kept.clear()
-        self._seen.clear()
+        for memory in (self._kept, self._earlier, self._seen):
+            memory.clear()
         for parameter in (*self.wholes, *self.shards):
             parameter.grad = None
         self.free()
@@ -243,40 +243,49 @@ class Unit:
             mean, self._mean = self._mean.to(self.compute_dtype), None
             self._reducing = self.ranks.all_reduce_over_copies(mean)
 
+    def mark(self) -> None:
+        """At the end of backward: let gradients be on their way, also where only other ranks may have one."""
+        for index, (shard, whole) in enumerate(zip(self.shards, self.wholes, strict=True)):
+            if whole.requires_grad and not isinstance(shard.grad, OnItsWay):
+                self._earlier[index] = shard.grad
+                nothing = torch.zeros((), dtype=shard.dtype, device=shard.device)
+                shard.grad = nothing.expand(shard.shape).as_subclass(OnItsWay)
+
     def hand_out(self, present: Iterable[bool]) -> None:
         """Add the mean to the `.grad` of each shard whose parameter is `present`: had a gradient on any rank."""
         for index, is_present in enumerate(present):
+            shard, rows = self.shards[index], self.rows[index]
+            if index in self._earlier:
+                shard.grad = self._earlier.pop(index)
             if is_present and self._mean is not None:
-                shard, rows = self.shards[index], self.rows[index]
                 mean = self._as_dtensor(rows, rows.of_part(self._mean, self.ranks.rank))
                 shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
         self._mean = None
         self._seen.clear()
 
     def keep(self) -> None:
-        """Keep whole gradients for later in the parameters' own dtype: a sum in half precision would lose too much.
-
-        Until then this rank's rows of them stand in `.grad`, so that `zero_grad` throws them away.
-        """
-        for index, rows in enumerate(self.rows):
+        """Keep whole gradients for later in the parameters' own dtype: a sum in half precision would lose too much."""
+        for index in range(len(self.wholes)):
             gradient = self._take_gradient(index)
-            if gradient is None:
-                continue
-            if index in self._kept:
-                self._kept[index].whole.add_(gradient)
-                continue
-            shard, whole = self.shards[index], gradient.to(self.dtype).contiguous()
-            shown = self._as_dtensor(rows, rows.of_whole(whole, self.ranks.rank))
-            self._kept[index] = Kept(whole, shown, shard.grad)
-            shard.grad = shown
+            if gradient is not None:
+                kept = self._kept.get(index)
+                self._kept[index] = gradient.to(self.dtype) if kept is None else kept.add_(gradient)
 
     def cleared(self) -> list[str]:
-        """The parameters whose kept gradients `zero_grad` has thrown away."""
-        return [self.names[index] for index in self._kept if self._is_cleared(index)]
+        """The parameters whose gradients `zero_grad` has thrown away since backward."""
+        return [self.names[index] for index in self._earlier if not isinstance(self.shards[index].grad, OnItsWay)]
 
     def drop_cleared(self) -> None:
-        for index in [index for index in self._kept if self._is_cleared(index)]:
-            del self._kept[index]
+        """Forget them."""
+        cleared = self.cleared()
+        if cleared:
+            self.finish_reduce()
+        for index in map(self.names.index, cleared):
+            self._take(index)
+            self._seen.discard(index)
+            del self._earlier[index]
+            if self._mean is not None:
+                self.rows[index].of_part(self._mean, self.ranks.rank).zero_()
 
     def gradient_problem(self) -> str | None:
         """Say which gradient can't be averaged, or return None."""
@@ -286,19 +295,14 @@ class Unit:
         return self._refused
 
     @property
-    def is_pending(self) -> bool:
-        """Whether backward has left gradients, outside of `no_sync`, that were not handed out."""
-        return bool(self._seen) or self._has_whole()
-
-    @property
-    def has_kept(self) -> bool:
-        """Whether there are gradients of micro-batches that were not synchronised."""
-        return any(not self._is_cleared(index) for index in self._kept)
+    def on_their_way(self) -> list[nn.Parameter]:
+        """The shards whose gradients wait for `sync_gradients()`."""
+        return [self.shards[index] for index in self._earlier if isinstance(self.shards[index].grad, OnItsWay)]
 
     @property
     def is_unreduced(self) -> bool:
         """Whether there are whole gradients."""
-        return bool(self._kept) or self._has_whole()
+        return bool(self._kept) or any(whole.grad is not None for whole in self.wholes)
 
     def present(self) -> list[bool]:
         """For each parameter: whether it has had a gradient here since the last `hand_out`."""
@@ -307,15 +311,11 @@ class Unit:
             for index, whole in enumerate(self.wholes)
         ]
 
-    def _has_whole(self) -> bool:
-        return any(whole.grad is not None for whole in self.wholes)
-
     def _take(self, index: int) -> torch.Tensor | None:
         """This rank's whole gradient of a parameter, which is then no longer held; None if there is none."""
         gradient, kept = self._take_gradient(index), self._kept.pop(index, None)
         if kept is not None:
-            self.shards[index].grad = kept.earlier
-            gradient = kept.whole if gradient is None else kept.whole.add_(gradient)
+            gradient = kept if gradient is None else kept.add_(gradient)
         if gradient is not None:
             self._seen.add(index)
         return gradient
@@ -328,7 +328,3 @@ class Unit:
     def _refuses(self, index: int, gradient: torch.Tensor) -> bool:
         self._refused = self._refused or gradient_problem(repr(self.names[index]), gradient)
         return self._refused is not None
-
-    def _is_cleared(self, index: int) -> bool:
-        shown = self._kept[index].shown
-        return self.shards[index].grad is not shown or (shown._version > 0 and not shown.to_local().any())

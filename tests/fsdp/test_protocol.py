@@ -1,6 +1,7 @@
 """When gradients are synchronised, what is thrown away, what an error leaves behind, and clipping."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from tests.fsdp.cases import WithHead, assert_equal, message_of
 from tests.ranks import run_ranks
 
 MLP, X = CASES["mlp"], torch.ones(1, 6, dtype=torch.float64)
-LEFT_OUT = "sync_gradients() was not called after the last backward, whose gradients are dropped now"
 
 
 def pair(**settings) -> tuple[nn.Module, FSDP]:
@@ -76,40 +76,53 @@ def test_the_switches():
     run_ranks(2, switches)
 
 
-def skipped_batch(set_to_none: bool, late: bool) -> None:
-    """Micro-batches that are NaN are thrown away by the optimizer's `zero_grad`, and the next step is as without them.
+def several_steps() -> None:
+    """Forward and backward several times, then one synchronisation."""
+    alone, sharded = pair()
+    for x, y in batches(3, 2):
+        one_process_step(MLP, alone, x, y, 2)
+        loss_of(sharded, x, y).backward()
+    sharded.sync_gradients()
+    assert_equal(sharded, alone)
+
+
+def test_several_backwards_before_a_synchronisation():
+    run_ranks(2, several_steps)
+
+
+def skipped_batch(under_no_sync: bool, late: bool) -> None:
+    """A batch whose gradients are NaN is thrown away by the optimizer's `zero_grad`; the next step is as without it.
 
     `late`: only after the next forward pass.
     """
     alone, sharded = pair()
     optimizer, plain = sgd(sharded.parameters()), sgd(alone.parameters())
     for step, (x, y) in enumerate(batches(3, 2)):
-        with sharded.no_sync():
+        with sharded.no_sync() if under_no_sync else contextlib.nullcontext():
             (float("nan") * loss_of(sharded, x, y)).backward()
-            sharded.sync_gradients()
         if not late:
-            optimizer.zero_grad(set_to_none)
+            optimizer.zero_grad()
         loss = loss_of(sharded, x, y)
         if late:
-            optimizer.zero_grad(set_to_none)
+            optimizer.zero_grad()
         loss.backward()
         sharded.sync_gradients()
         one_process_step(MLP, alone, x, y, 2)
         optimizer.step(), plain.step()
         assert_equal(sharded, alone, step)
-        optimizer.zero_grad(set_to_none), plain.zero_grad(set_to_none)
+        optimizer.zero_grad(), plain.zero_grad()
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "after the next forward"])
-def test_zero_grad_throws_micro_batches_away(late):
-    run_ranks(2, lambda: [skipped_batch(set_to_none, late) for set_to_none in (True, False)])
+def test_zero_grad_throws_gradients_away():
+    run_ranks(2, lambda: [skipped_batch(*how) for how in itertools.product((False, True), repeat=2)])
 
 
 MISTAKES = {  # whether the backward before was under no_sync; and what the two ranks do
     "step": (False, lambda model, optimizer: optimizer.step()),
     "step under no_sync": (True, lambda model, optimizer: optimizer.step()),
-    "forward": (False, lambda model, _: model(X)),
     "clip": (False, lambda model, _: model.clip_grad_norm_(1.0)),
+    "read": (False, lambda model, _: next(model.parameters()).grad.norm()),
+    "clip by torch": (False, lambda model, _: nn.utils.clip_grad_norm_(model.parameters(), 1.0)),
     "clip on one rank": (
         False,
         lambda model, _: (model.sync_gradients(), (model.clip_grad_norm_(1.0) if dist.get_rank() else model.eval()(X))),
@@ -130,7 +143,6 @@ def forgotten() -> dict[str, str]:
         sgd(nn.Linear(2, 2).parameters()).step()  # of another model
         with sharded.no_sync() if under_no_sync else contextlib.nullcontext():
             loss_of(sharded, x, y).backward()
-        assert under_no_sync or all(parameter.grad is None for parameter in sharded.parameters())
         said[case] = message_of(lambda do=do, given=(sharded, optimizer): do(*given))
         optimizer.zero_grad()
         loss_of(sharded, x, y).backward()
@@ -144,7 +156,9 @@ def test_a_synchronisation_that_was_left_out():
     for said in run_ranks(2, forgotten):
         assert said["step"].startswith("ranks 0, 1: the optimizer steps with gradients that were not synchronised")
         assert said["step under no_sync"] == said["step"]
-        assert LEFT_OUT in said["forward"] and "call it before they are clipped" in said["clip"]
+        assert "call it before they are clipped" in said["clip"]
+        assert said["read"] == said["clip by torch"]
+        assert "on its way between backward and sync_gradients(): use it after that" in said["read"]
         assert "rank 0 begins a forward pass, rank 1 calls clip_grad_norm_()" in said["clip on one rank"]
         assert "gradients cleared since backward: 0.bias" in said["cleared on one rank"]
 
