@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor import empty as empty_dtensor
@@ -55,7 +56,8 @@ def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
     """Load what `save` has written; return the `extra` of it. See `FSDP.load`."""
     folder, metadata = checkpoint.read_metadata(folder, group)
     others = checkpoint.read_others(folder, metadata, group)
-    saved = {key: (entry.size, entry.properties.dtype) for key, entry in metadata.state_dict_metadata.items()}
+    tensors = [each for each in metadata.state_dict_metadata.items() if isinstance(each[1], TensorStorageMetadata)]
+    saved = {key: (entry.size, entry.properties.dtype) for key, entry in tensors}
     saved |= dict.fromkeys(others["values"])
     mine = {MODEL + name: value for name, value in model.state_dict().items()}
     problem, groups = None, others["groups"]

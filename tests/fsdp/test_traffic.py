@@ -1,57 +1,16 @@
-"""The same as torch's `fully_shard`, step by step, and no more communication than what sharding needs."""
+"""What travels in a step: no more than what sharding needs."""
 
 import copy
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.traffic import traffic
 from tests.ddp.cases import batches, build, shard
 from tests.fsdp.cases import CASES
 from tests.ranks import run_ranks
-
-
-def sharded_by_torch(model: torch.nn.Module, **settings) -> torch.nn.Module:
-    for block in model.blocks:
-        fully_shard(block, **settings)
-    return fully_shard(model, **settings)
-
-
-def compare_with_fully_shard(case_name: str) -> None:
-    case, rank, world_size = CASES[case_name], dist.get_rank(), dist.get_world_size()
-    ours, torchs = FSDP(build(case)), sharded_by_torch(build(case))
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (ours, torchs)]
-    for step, (x, y) in enumerate(batches(3, world_size)):
-        for model in (ours, torchs):
-            case.loss(model, shard(x, rank), shard(y, rank)).backward()
-        ours.sync_gradients()
-        for optimizer in optimizers:
-            optimizer.step()
-        for (name, mine), (other, theirs) in zip(ours.named_parameters(), torchs.named_parameters(), strict=True):
-            assert name == other and isinstance(theirs, DTensor)
-            close = {"rtol": 0, "atol": 1e-12, "msg": lambda text, told=f"step {step}, {name}": f"{told}: {text}"}
-            torch.testing.assert_close(
-                mine.detach().to_local(), theirs.to_local(), **close
-            )  # the same rows on the same rank
-            assert (mine.grad is None) == (theirs.grad is None)
-            if mine.grad is not None:
-                torch.testing.assert_close(mine.grad.to_local(), theirs.grad.to_local(), **close)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_equals_fully_shard(world_size):
-    def all_cases():
-        for case in ("adapters", "a frozen unit", "checkpointing", "another order", "reentrant checkpointing"):
-            compare_with_fully_shard(case)
-
-    run_ranks(world_size, all_cases)
 
 
 def one_step(**settings) -> tuple:
