@@ -1,5 +1,6 @@
 """From a plain model to units: which parameters are gathered together, as the caller asks for it; then they are cut."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -125,17 +126,19 @@ def _find_units(model: nn.Module, units: Spec) -> dict[str, nn.Module]:
     return {name: module for module, name in names.items() if module in wanted}
 
 
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+def _blocks(model: nn.Module) -> list[nn.Module]:
     """The elements of the outermost lists of modules; without such lists the model's own children."""
-    outermost: list[str] = []
-    for name, module in model.named_modules():
-        if isinstance(module, (nn.ModuleList, nn.Sequential)) and not any(
-            over == ROOT or name.startswith(over + ".") for over in outermost
-        ):
-            outermost.append(name)
-    for parent in [model.get_submodule(name) for name in outermost] or [model]:
-        if not isinstance(parent, nn.MultiheadAttention):  # which reads its child's weight itself
-            yield from (child for child in parent.children() if not isinstance(child, NEVER_CALLED))
+    if isinstance(model, nn.MultiheadAttention):
+        return []  # it reads its child's weight itself
+    return [each for each in [*_elements(model)] or model.children() if not isinstance(each, NEVER_CALLED)]
+
+
+def _elements(module: nn.Module) -> Iterator[nn.Module]:
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        yield from module.children()
+    else:
+        for child in module.children():
+            yield from _elements(child)
 
 
 def _named_in(units: Spec, names: Mapping[nn.Module, str]) -> Iterator[nn.Module]:
@@ -154,15 +157,12 @@ def _named_in(units: Spec, names: Mapping[nn.Module, str]) -> Iterator[nn.Module
 
 
 def _check_apart(names: list[str]) -> None:
-    for i, name in enumerate(names):
-        for other in names[i + 1 :]:
-            if name == other:
-                raise ValueError(f"units overlap: {name or 'the whole model'!r} is given twice")
-            inner, outer = max(name, other, key=len), min(name, other, key=len)
-            if outer == ROOT or inner.startswith(outer + "."):
-                raise ValueError(
-                    f"units overlap: {inner!r} lies inside {outer or 'the whole model'!r}; keep one of them"
-                )
+    for one, other in itertools.combinations(names, 2):
+        outer, inner = sorted((one, other), key=len)
+        if inner == outer or outer == ROOT or inner.startswith(outer + "."):
+            raise ValueError(
+                f"units overlap: {inner!r} is, or lies in, {outer or 'the whole model'!r}; keep one of them"
+            )
 
 
 def make_units(
