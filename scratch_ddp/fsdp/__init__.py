@@ -1,25 +1,26 @@
 """Fully sharded data parallelism (ZeRO-3): parameters, gradients and optimizer state are sharded over the ranks.
 
 To learn the idea, read `scratch_ddp/minimal/fsdp.py`: the same in 150 lines, for a well-behaved model. This folder is
-for real models. Read it from the top:
+for real models. Between passes the model holds its shards, DTensors under its own names; a unit's modules hold whole
+parameters only while they compute. One step:
 
-    module           the class FSDP: everything that users call
-    runtime          what happens before and after each unit's forward and backward, and the hooks that make it happen
-        schedule     in which order a pass gathers and reduces, the same on every rank
-        desync       the ranks compare what they are about to do
-    units            the sharded model: its units and what else it consists of; how it is made from a plain model
-        plan         which parameter belongs to which unit
-        meta_init    first values for a model on the meta device
-        shards       how parameters are cut into rows; this rank's rows, gathered and freed
-        gradients    whole gradients, reduced to this rank's rows of their mean
-        comm         all-gather and reduce-scatter, started now and waited for later
-        freed_parameter   a parameter that raises when it is read while it has no values
-    elementwise      optimizers that can't work on shards
-    state_dict       the whole state, or each rank's shards as DTensors
-    optimizer_state  an optimizer's state_dict() with DTensors
-    checkpoint       saved to a folder with the optimizer's state, and loaded on any number of ranks
+    model(x)            the ranks meet; a Pass over root and units fixes the order; the root and the first units gather
+      each unit         reached: the next units' gathers start, its own is waited for; left: freed, the last one stays
+    loss.backward()     at the first gradient of an output the ranks meet; a Pass over the units in reverse order
+      each unit         reached at its outputs' gradients: gathered; left at its inputs' gradients: freed, reduced
+      its end           the root is freed and reduced
+    sync_gradients()    the ranks meet; what is not reduced yet is reduced; the means become the shards' `.grad`
+
+    module      the class FSDP: all that users call
+    plan        which parameter belongs to which unit; the plain model becomes units
+    unit        how parameters are cut into rows; gathered, freed, reduced
+    comm        the ranks, and their collectives, started now and waited for later
+    hooks       where the model calls the runtime
+    passes      what happens then, and in which order a pass gathers (prefetch) and reduces
+    meeting     before each pass the ranks compare what they are about to do
+    checkpoint  what is saved, and loaded on any number of ranks
 """
 
-from scratch_ddp.fsdp.module import FSDP, ShardedGradScaler
+from scratch_ddp.fsdp.module import FSDP
 
-__all__ = ["FSDP", "ShardedGradScaler"]
+__all__ = ["FSDP"]

@@ -1,6 +1,8 @@
-"""Checkpoints in a folder: each rank writes its own shards and its share of the optimizer's state.
+"""What is saved of a sharded model and its optimizer, and loaded on any number of ranks.
 
-An optimizer's state is saved under the names of the parameters, so that it fits any number of ranks.
+Between passes the model holds DTensors under its own names, and the optimizer's state is made of DTensors too. A
+DTensor knows the whole tensor's shape and which rows of it are here: torch.distributed.checkpoint writes and reads them
+rank by rank, and on another number of ranks reads other rows.
 """
 
 import os
@@ -8,161 +10,125 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import empty as empty_dtensor
+from torch.optim import Optimizer
 
 from scratch_ddp.common import checkpoint
-from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
-from scratch_ddp.fsdp.state_dict import DTensors, State, difference, sharded_state
-from scratch_ddp.fsdp.units import ShardedModel
+from scratch_ddp.common.agreement import raise_everywhere
 
 MODEL, OPTIMIZER = "model.", "optimizer."  # what the names of their tensors begin with
-SHARDED, REPLICATED = "sharded", "replicated"  # how a tensor of the state is saved; other values are saved as they are
+Group = dist.ProcessGroup | None
 
 
-def save(model: ShardedModel, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None, extra: Any) -> None:
-    """Write the model, the optimizer's state and `extra`. See `FSDP.save`."""
-    checkpoint.write(folder, *collect(model, optimizer, extra), model.group)
-
-
-def collect(model: ShardedModel, optimizer: torch.optim.Optimizer | None, extra: Any) -> tuple[State, dict[str, Any]]:
+def collect(model: nn.Module, optimizer: Optimizer | None, extra: Any, group: Group) -> tuple[dict, dict]:
     """Return what `save` writes: tensors, which share the model's memory, and all that is not a tensor.
 
     Every rank calls it. Raises ValueError on every rank if the optimizer's state can't be saved.
     """
-    tensors = {MODEL + key: tensor for key, tensor in sharded_state(model).items()}
-    described = problem = None
+    state = {MODEL + name: value for name, value in model.state_dict().items()}
+    groups, problem, names = None, None, _names(model)
     if optimizer is not None:
-        try:
-            state, described = _describe(optimizer, model.masters(), DTensors(model))
-            tensors |= state
-        except ValueError as error:
-            problem = str(error)
-    raise_everywhere(problem, model.group)
-    check_same_lines(sorted(tensors), "the ranks' optimizers differ", model.group)
-    return tensors, {"optimizer": described, "extra": extra}
+        groups = _groups(optimizer, names)
+        if any(None in group["params"] for group in groups):
+            problem = "the optimizer holds a parameter that is none of the parameters() here"
+        else:
+            for parameter, entries in optimizer.state.items():
+                state |= {f"{OPTIMIZER}{names[parameter]}.{key}": value for key, value in entries.items()}
+        if wrong := next((key for key in state if isinstance(state[key], (list, dict)) and OPTIMIZER in key), None):
+            problem = f"the optimizer's state has a list or dict, which can't be saved: {wrong}"
+    raise_everywhere(problem, group)
+    tensors = {key: value.detach() for key, value in state.items() if isinstance(value, torch.Tensor)}
+    values = {key: value for key, value in state.items() if key not in tensors}
+    return tensors, {"values": values, "groups": groups, "extra": extra}
 
 
-def load(model: ShardedModel, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None) -> Any:
+def save(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | None, extra: Any, group: Group) -> None:
+    """Write the model, the optimizer's state and `extra`. See `FSDP.save`."""
+    checkpoint.write(folder, *collect(model, optimizer, extra, group), group)
+
+
+def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | None, group: Group) -> Any:
     """Load what `save` has written; return the `extra` of it. See `FSDP.load`."""
-    folder, metadata = checkpoint.read_metadata(folder, model.group)
-    saved = metadata.state_dict_metadata
-    mine = sharded_state(model)
-    facts = {key: (entry.size, entry.properties.dtype) for key, entry in saved.items() if key.startswith(MODEL)}
-    facts = {key.removeprefix(MODEL): fact for key, fact in facts.items()}
-    raise_everywhere(difference(facts, {key: (each.shape, each.dtype) for key, each in mine.items()}), model.group)
-    others = checkpoint.read_others(folder, metadata, model.group)
-    tensors, states = {MODEL + key: tensor for key, tensor in mine.items()}, {}
+    folder, metadata = checkpoint.read_metadata(folder, group)
+    others = checkpoint.read_others(folder, metadata, group)
+    tensors = [each for each in metadata.state_dict_metadata.items() if isinstance(each[1], TensorStorageMetadata)]
+    saved = {key: (entry.size, entry.properties.dtype) for key, entry in tensors}
+    saved |= dict.fromkeys(others["values"])
+    mine = {MODEL + name: value for name, value in model.state_dict().items()}
+    problem, groups = None, others["groups"]
+    if odd := {key for key in saved if key.startswith(MODEL)} ^ mine.keys():
+        problem = f"the checkpoint is of another model: one of them lacks {min(odd).removeprefix(MODEL)!r}"
     if optimizer is not None:
-        problem = None
-        try:
-            room, states = _make_room(optimizer, model.masters(), DTensors(model), others["optimizer"], saved)
-            tensors |= room
-        except ValueError as error:
-            problem = str(error)
-        raise_everywhere(problem, model.group)
-    checkpoint.read(folder, tensors, model.group)
+        here = [each["params"] for each in _groups(optimizer, _names(model))]
+        if groups is None:
+            problem = problem or "the checkpoint was saved without an optimizer"
+        elif [each["params"] for each in groups] != here:
+            problem = problem or "the checkpoint is of another optimizer, with other parameters or other groups"
+    raise_everywhere(problem, group)
+    states = {}
     if optimizer is not None:
-        _restore(optimizer, states, others["optimizer"]["groups"])
-    model.buffers.remember()
-    model.mark_loaded()
+        states = {key: _room(key, *fact, model) for key, fact in saved.items() if fact and key.startswith(OPTIMIZER)}
+    tensors = {key: value for key, value in mine.items() if isinstance(value, torch.Tensor)}
+    checkpoint.read(folder, tensors | states, group)
+    mine |= others["values"]
+    model.load_state_dict({key.removeprefix(MODEL): value for key, value in mine.items() if key.startswith(MODEL)})
+    if optimizer is not None:
+        numbers = {name: number for number, name in enumerate(name for each in groups for name in each["params"])}
+        numbered: dict[int, dict[str, Any]] = {}
+        for key, value in (others["values"] | states).items():
+            if key.startswith(OPTIMIZER):
+                name, _, entry = key.removeprefix(OPTIMIZER).rpartition(".")
+                numbered.setdefault(numbers[name], {})[entry] = value
+        groups = [{**each, "params": [numbers[name] for name in each["params"]]} for each in groups]
+        optimizer.load_state_dict({"state": numbered, "param_groups": groups})
     return others["extra"]
 
 
-def _describe(
-    optimizer: torch.optim.Optimizer, masters: Mapping[str, nn.Parameter], dtensors: DTensors
-) -> tuple[State, dict[str, Any]]:
-    """Return the optimizer's tensors by their names in a checkpoint, and what else has to be saved.
-
-    A tensor with its master's shape holds this rank's rows of the state. Raises ValueError for other tensors with
-    dimensions, whose rows are unknown, and for parameters that are not the model's.
-    """
-    names = _names(optimizer, masters)
-    tensors: State = {}
-    kinds: dict[str, dict[str, Any]] = {}
-    for parameter, state in optimizer.state.items():
-        name = names[parameter]
-        kinds[name] = {}
-        for key, value in state.items():
-            kinds[name][key] = _kind(name, key, value, parameter, name in dtensors.shapes)
-            if kinds[name][key] == SHARDED:
-                tensors[f"{OPTIMIZER}{name}.{key}"] = dtensors.make(name, value)
-            elif kinds[name][key] == REPLICATED:
-                tensors[f"{OPTIMIZER}{name}.{key}"] = value.detach()
-    return tensors, {"kinds": kinds, "groups": _groups(optimizer, names)}
+def full_state(model: nn.Module) -> dict[str, Any]:
+    """Return, on the first rank, the state dict of the whole model in main memory; an empty one elsewhere."""
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
-def _make_room(
-    optimizer: torch.optim.Optimizer,
-    masters: Mapping[str, nn.Parameter],
-    dtensors: DTensors,
-    described: Any,
-    saved: Mapping[str, Any],
-) -> tuple[State, dict[nn.Parameter, dict[str, Any]]]:
-    """Return tensors for what was saved, by their names in the checkpoint, and the state that they make up.
-
-    Raises ValueError if it is another optimizer's state.
-    """
-    names = _names(optimizer, masters)
-    if described is None:
-        raise ValueError("the checkpoint was saved without an optimizer")
-    _check_same_parameters(described["groups"], _groups(optimizer, names))
-    tensors: State = {}
-    states: dict[nn.Parameter, dict[str, Any]] = {}
-    for name, kinds in described["kinds"].items():
-        master = masters[name]
-        states[master] = state = dict(kinds)  # what is not a tensor remains
-        for key, kind in kinds.items():
-            if kind in (SHARDED, REPLICATED):
-                entry = saved[f"{OPTIMIZER}{name}.{key}"]
-                shape, device = (master.shape, master.device) if kind == SHARDED else (entry.size, "cpu")
-                state[key] = torch.empty(shape, dtype=entry.properties.dtype, device=device)
-                whole = dtensors.make(name, state[key]) if kind == SHARDED else state[key]
-                tensors[f"{OPTIMIZER}{name}.{key}"] = whole
-    return tensors, states
+def load_full_state(model: nn.Module, state: Mapping[str, Any] | None) -> None:
+    """Give every rank its rows of the first rank's `state`, the state dict of a whole model."""
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, dict(state or {}), options=options)
 
 
-def _restore(optimizer: torch.optim.Optimizer, states: dict[nn.Parameter, dict[str, Any]], groups: list[dict]) -> None:
-    """Give the optimizer its state and settings."""
-    for parameter, state in states.items():
-        optimizer.state[parameter] = state
-    for group, saved in zip(optimizer.param_groups, groups, strict=True):
-        group.update({key: value for key, value in saved.items() if key != "params"})
+def as_rows(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """The state dict with DTensors in place of whole tensors where the model holds a DTensor. No communication."""
+    mine, rows = model.state_dict(), {}
+    for key, value in state.items():
+        own = mine.get(key)
+        if isinstance(own, DTensor) and isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+            value = value.reshape(own.shape) if value.dim() == 0 else value
+            if value.shape == own.shape:
+                value = distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
+        rows[key] = value
+    return rows
 
 
-def _names(optimizer: torch.optim.Optimizer, masters: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, str]:
-    names = {master: name for name, master in masters.items()}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter not in names:
-                shape = tuple(parameter.shape)
-                raise ValueError(
-                    f"the optimizer holds a parameter of shape {shape} that is none of the parameters() here"
-                )
-    return names
+def _names(model: nn.Module) -> dict[nn.Parameter, str]:
+    return {parameter: name for name, parameter in model.named_parameters()}
 
 
-def _groups(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> list[dict[str, Any]]:
-    """The optimizer's groups, with the parameters' names in place of parameters."""
-    return [{**group, "params": [names[each] for each in group["params"]]} for group in optimizer.param_groups]
+def _groups(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> list[dict[str, Any]]:
+    """The optimizer's groups, with the parameters' names in place of parameters; None for one that has none."""
+    return [{**group, "params": [names.get(each) for each in group["params"]]} for group in optimizer.param_groups]
 
 
-def _check_same_parameters(there: list[dict[str, Any]], here: list[dict[str, Any]]) -> None:
-    there, here = [group["params"] for group in there], [group["params"] for group in here]
-    if there == here:
-        return
-    pairs = [(a, b) for one, other in zip(there, here, strict=False) for a, b in zip(one, other, strict=False)]
-    wrong = next((f"{a!r} where this one has {b!r}" for a, b in pairs if a != b), None)
-    sizes = f"groups of {[len(each) for each in there]} parameters, this one has {[len(each) for each in here]}"
-    raise ValueError(f"the checkpoint is of another optimizer: it has {wrong or sizes}")
-
-
-def _kind(name: str, key: str, value: Any, parameter: nn.Parameter, sharded: bool) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    if sharded and value.shape == parameter.shape:
-        return SHARDED
-    if not sharded or value.dim() == 0:
-        return REPLICATED
-    raise ValueError(
-        f"the optimizer's {key!r} of {name!r} is not shaped like its shard: it fits this number of ranks only"
-    )
+def _room(key: str, shape: torch.Size, dtype: torch.dtype, model: nn.Module) -> torch.Tensor:
+    """A tensor for a part of the optimizer's state: cut as its parameter is if it has that shape, else whole."""
+    name = key.removeprefix(OPTIMIZER).rpartition(".")[0]
+    parameter = model.get_parameter(name)
+    if parameter.shape == shape:
+        return torch.empty_like(parameter.detach(), dtype=dtype)
+    if not shape:
+        return torch.empty(shape, dtype=dtype)
+    mesh = parameter.device_mesh
+    return empty_dtensor(shape, dtype=dtype, device_mesh=mesh, placements=[Replicate()] * mesh.ndim)

@@ -1,16 +1,13 @@
 """Models that sharding must get right beside those of `ddp_cases`, and a comparison of sharded and plain models."""
 
-import dataclasses
-
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from scratch_ddp.fsdp import FSDP
 from tests.ddp.cases import CASES as REPLICATED_CASES
-from tests.ddp.cases import Case, build
+from tests.ddp.cases import Case
 
 
 class Tiny(nn.Module):
@@ -54,6 +51,20 @@ class Chain(nn.Module):
         return x
 
 
+class Recurrent(nn.Module):
+    """A module that keeps a list of its parameters of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTM(6, 6) for _ in range(2))
+
+    def forward(self, x):
+        x = x[None]  # a sequence of one step
+        for layer in self.layers:
+            x, _ = layer(x)
+        return x[0]
+
+
 class Adapter(nn.Module):
     """A frozen layer beside a trained one: its weight is needed in backward after the last gradient has come."""
 
@@ -80,14 +91,17 @@ class WithHead(nn.Module):
         return self.last(x)
 
 
-@dataclasses.dataclass
 class Result:
-    hidden: torch.Tensor
-    others: dict
+    """A class of the model's own, of which torch's pytree knows nothing."""
+
+    __slots__ = ("__dict__", "hidden")
+
+    def __init__(self, hidden, others):
+        self.hidden, self.others = hidden, others
 
 
 class Structured(nn.Module):
-    """Tensors in keyword arguments, dicts and dataclasses; the first block's output is used by all others."""
+    """Tensors in keyword arguments, dicts and an object; the first block's output is used by all others."""
 
     class Block(nn.Module):
         def __init__(self):
@@ -197,6 +211,7 @@ CASES = REPLICATED_CASES | {
     "another order": Case(lambda: Chain(2, 0, 1)),
     "a unit twice": Case(lambda: Chain(0, 1, 0, 2, 1)),
     "an unused unit": Case(lambda: Chain(0, 2)),
+    "LSTM": Case(Recurrent),
     "adapters": Case(adapters),
     "a frozen unit": Case(frozen_unit),
     "structured": Case(Structured),
@@ -212,6 +227,7 @@ CASES = REPLICATED_CASES | {
 def assert_equal(mine: FSDP, plain: nn.Module, step: int = 0, atol: float = 1e-12) -> None:
     """Parameters, gradients and buffers are those of the plain model, on every rank."""
     parameters, gradients = mine.gather_full_params(), mine.gather_full_grads()
+    assert [name for name, _ in mine.named_parameters()] == [name for name, _ in plain.named_parameters()]
     assert list(parameters) == [name for name, _ in plain.named_parameters(remove_duplicate=False)]
     for name, parameter in plain.named_parameters(remove_duplicate=False):
         allowed = atol if parameter.dtype == torch.float64 else max(atol, 1e-6)
@@ -225,10 +241,7 @@ def assert_equal(mine: FSDP, plain: nn.Module, step: int = 0, atol: float = 1e-1
         torch.testing.assert_close(buffer, other, rtol=0, atol=atol, msg=f"step {step}: {name}")
 
 
-__all__ = ["CASES", "Case", "assert_equal", "build", "dist"]
-
-
-def message_of(do, errors=(ValueError, OSError)) -> str:
+def message_of(do, errors=(ValueError, RuntimeError, OSError, TypeError)) -> str:
     """What is said where `do` raises one of these errors; it must."""
     try:
         do()

@@ -1,8 +1,5 @@
 """In rank cells: a sharded model trains over their process group, outlives a Stop, and the rank that dies is named."""
 
-import os
-import signal
-import threading
 import time
 
 import pytest
@@ -93,14 +90,14 @@ losses = [step() for _ in range(5)]
 assert losses[-1] < losses[0]
 """,
     )
-    assert "was interrupted; all gradients since the last step are dropped" in result.text("stderr")
+    assert "did not reach its end; all gradients since the last step are dropped" in result.text("stderr")
 
 
 def test_a_stop_in_the_optimizer_says_what_is_lost(training, tmp_path):
     ran(training, f"model.save({str(tmp_path / 'saved')!r}, optimizer)")
     stopped(training, "optimizer")
     refused = training.run("step()").message
-    assert "a step of the optimizer was interrupted, and a checkpoint must be loaded" in refused
+    assert "one was interrupted, and a checkpoint must be loaded" in refused
     ran(
         training,
         f"""
@@ -112,20 +109,3 @@ losses = [step() for _ in range(5)]
 assert losses[-1] < losses[0]
 """,
     )
-
-
-def test_a_rank_killed_in_a_step_is_named_and_the_checkpoint_is_intact(training, tmp_path):
-    ran(training, f"model.save({str(tmp_path / 'saved')!r}, optimizer, 'before')")
-    pid = training.pids()[1]
-    threading.Timer(0.5, lambda: os.kill(pid, signal.SIGKILL)).start()
-    message = training.run("slow = 'forward'\nstep()").message
-    assert "rank 1 was ended by SIGKILL" in message
-    assert "Ranks 0–2 ready" in training.run("%dist_init -n 3").text()
-    ran(training, TRAIN)
-    result = ran(
-        training,
-        f"print(model.load({str(tmp_path / 'saved')!r}, optimizer), model.world_size, step() < losses[0])",
-    )
-    assert "before 3 True   ← ranks 0–2" in result.text()
-    training.run("%dist_reset")
-    training.run("%dist_init -n 4")

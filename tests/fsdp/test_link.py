@@ -1,4 +1,4 @@
-"""On a simulated network: the same values, the bytes that sharding needs, messages that travel while units compute."""
+"""On a simulated network: the bytes that sharding needs, and messages that travel while units compute."""
 
 import pytest
 import torch
@@ -6,24 +6,7 @@ import torch.distributed as dist
 
 from scratch_ddp.course.pages.sleeping import SleepingBlocks
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.instruments.network import Link, linked_group, lone_rank
-from tests.ddp.cases import CASES, batches, build, one_process_step, shard
-from tests.fsdp.cases import assert_equal
-from tests.ranks import run_ranks
-
-
-def on_a_link() -> None:
-    group = linked_group(Link(1e-4, 1e-9))
-    alone, sharded = build(CASES["mlp"]), FSDP(build(CASES["mlp"]), group)
-    for step, (x, y) in enumerate(batches(2, 2)):
-        one_process_step(CASES["mlp"], alone, x, y, 2)
-        CASES["mlp"].loss(sharded, shard(x, dist.get_rank()), shard(y, dist.get_rank())).backward()
-        sharded.sync_gradients()
-        assert_equal(sharded, alone, step)
-
-
-def test_the_same_values_on_a_link():
-    run_ranks(2, on_a_link)
+from scratch_ddp.instruments.network import Link, lone_rank
 
 
 @pytest.fixture

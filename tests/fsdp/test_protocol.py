@@ -1,180 +1,188 @@
-"""The protocol that all wrappers share, on a sharded model: when gradients are synchronised, and what else there is."""
+"""When gradients are synchronised, what is thrown away, what an error leaves behind, and clipping."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.traffic import traffic
 from tests.ddp.cases import CASES, batches, build, gathered, one_process_step, shard
-from tests.fsdp.cases import assert_equal
+from tests.fsdp.cases import WithHead, assert_equal, message_of
 from tests.ranks import run_ranks
 
-MLP = CASES["mlp"]
+MLP, X = CASES["mlp"], torch.ones(1, 6, dtype=torch.float64)
 
 
-def pair(case_name: str = "mlp", **settings) -> tuple[torch.nn.Module, FSDP]:
-    return build(CASES[case_name]), FSDP(build(CASES[case_name]), **settings)
+def pair(**settings) -> tuple[nn.Module, FSDP]:
+    return build(MLP), FSDP(build(MLP), **settings)
 
 
-def backward(sharded: FSDP, x: torch.Tensor, y: torch.Tensor) -> None:
-    rank = dist.get_rank()
-    MLP.loss(sharded, shard(x, rank), shard(y, rank)).backward()
+def loss_of(sharded: FSDP, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return MLP.loss(sharded, shard(x, dist.get_rank()), shard(y, dist.get_rank()))
 
 
-def accumulate(**settings) -> None:
-    world_size = dist.get_world_size()
-    alone, sharded = pair(**settings)
-    data = batches(5, world_size)
-    for window in (data[:3], data[3:]):  # the second window is the epoch's remainder
-        for i, (x, y) in enumerate(window):
-            one_process_step(MLP, alone, x, y, world_size)
-            last = i + 1 == len(window)
-            with contextlib.nullcontext() if last else sharded.no_sync(), traffic() as counted:
-                backward(sharded, x, y)
-                sharded.sync_gradients()
-            assert counted.calls.get("reduce_scatter", 0) == (2 if last else 0)
-        for model in (alone, sharded):
-            torch.optim.SGD(model.parameters(), lr=0.1 / len(window)).step()
-        assert_equal(sharded, alone)
-        alone.zero_grad(), sharded.zero_grad()
-
-
-@pytest.mark.parametrize("settings", [{}, {"free_after_forward": False}], ids=str)
-def test_accumulation_equals_one_process(settings):
-    run_ranks(3, lambda: accumulate(**settings))
-
-
-def several_backwards(how: str) -> None:
-    """Gradients add up over backward passes, with one synchronisation at the end, or one each."""
-    alone, sharded = pair()
-    for x, y in batches(3, 2):
-        one_process_step(MLP, alone, x, y, 2)
-        backward(sharded, x, y)
-        if how == "each":
-            sharded.sync_gradients()
-    if how == "end":
-        sharded.sync_gradients()
-    assert_equal(sharded, alone)
-
-
-@pytest.mark.parametrize("how", ["end", "each"])
-def test_gradients_add_up(how):
-    run_ranks(2, several_backwards, how)
+def sgd(parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def interleaved() -> None:
-    """Forward, forward, then backward of the second and of the first; and one graph backwards twice."""
+    """Forward, forward, then backward of the second and of the first; and one graph backwards twice; then once more."""
     alone, sharded = pair()
-    (x1, y1), (x2, y2) = batches(2, 2)
+    (x1, y1), (x2, y2), (x3, y3) = batches(3, 2)
     for model, rows in ((alone, lambda t: t), (sharded, lambda t: shard(t, dist.get_rank()))):
         first, second = (MLP.loss(model, rows(x), rows(y)) for x, y in ((x1, y1), (x2, y2)))
         second.backward(retain_graph=True)
         first.backward()
         second.backward()
     sharded.sync_gradients()
+    one_process_step(MLP, alone, x3, y3, 2)
+    loss_of(sharded, x3, y3).backward()
+    sharded.sync_gradients()
     assert_equal(sharded, alone)
 
 
-def test_several_forwards_before_their_backwards():
+def test_gradients_add_up():
     run_ranks(2, interleaved)
 
 
-def switches() -> None:
+def switches() -> list[str]:
     _, sharded = pair()
     x, y = batches(1, 2)[0]
-    assert sharded.do_sync
     with sharded.no_sync():
         with sharded.no_sync():
             assert not sharded.do_sync
         assert not sharded.do_sync  # nested: off again, not on
-    with contextlib.suppress(KeyError), sharded.no_sync():
-        raise KeyError
-    assert sharded.do_sync
     sharded.disable_grad_sync()
-    backward(sharded, x, y)
-    sharded.sync_gradients()
-    for parameter in sharded.parameters():
-        with pytest.raises(RuntimeError, match="is not synchronised: call sync_gradients"):
-            parameter.grad.norm()
+    with traffic() as counted:
+        loss_of(sharded, x, y).backward()
+        sharded.sync_gradients()
+    assert "reduce_scatter" not in counted.calls
     sharded.enable_grad_sync()
     sharded.sync_gradients()  # what has accumulated
     alone = build(MLP)
     one_process_step(MLP, alone, x, y, 2)
     assert_equal(sharded, alone)
-    with sharded.no_sync():
-        backward(sharded, x, y)
-    sharded.zero_grad()  # also what has accumulated
-    sharded.sync_gradients()
-    assert all(parameter.grad is None for parameter in sharded.parameters())
+    assert sharded.eval() is sharded and not sharded.module.training
+    for quiet in (torch.no_grad, torch.inference_mode):
+        with quiet():
+            torch.testing.assert_close(sharded(x), alone.eval()(x))
 
 
 def test_the_switches():
     run_ranks(2, switches)
 
 
-def evaluation() -> None:
-    alone, sharded = pair("BatchNorm")
-    x = batches(1, 1)[0][0]
-    assert sharded.eval() is sharded and not sharded.module.training
-    with torch.no_grad():
-        torch.testing.assert_close(sharded(x), alone.eval()(x))
-    with torch.inference_mode():
-        torch.testing.assert_close(sharded(x), alone(x))
-    assert sharded.train().module[1].training
-    with torch.no_grad(), traffic() as counted:
-        first = sharded.module[0](x)  # a unit by itself
-    assert counted.calls == {"all_gather": 1}
-    torch.testing.assert_close(first, alone[0](x).detach())
-    sharded.module[0](x).sum().backward()
-    sharded.sync_gradients()
-    assert [gradient is None for gradient in sharded.gather_full_grads().values()] == [False] * 2 + [True] * 4
-
-
-def test_evaluation_and_a_unit_by_itself():
-    run_ranks(2, evaluation)
-
-
-def freeze_later(who: str) -> None:
+def several_steps() -> None:
+    """Forward and backward several times, then one synchronisation."""
     alone, sharded = pair()
-    for step, (x, y) in enumerate(batches(4, 2)):
-        alone[0].requires_grad_(step < 2)  # frozen from the third step on
-        layer = sharded.module[0] if who == "module" else dict(sharded.named_parameters())
-        for each in [layer] if who == "module" else [layer["0.weight"], layer["0.bias"]]:
-            each.requires_grad_(step < 2)
-        alone.zero_grad(), sharded.zero_grad()
+    for x, y in batches(3, 2):
         one_process_step(MLP, alone, x, y, 2)
-        backward(sharded, x, y)
+        loss_of(sharded, x, y).backward()
+    sharded.sync_gradients()
+    assert_equal(sharded, alone)
+
+
+def test_several_backwards_before_a_synchronisation():
+    run_ranks(2, several_steps)
+
+
+def skipped_batch(under_no_sync: bool, late: bool) -> None:
+    """A batch whose gradients are NaN is thrown away by the optimizer's `zero_grad`; the next step is as without it.
+
+    `late`: only after the next forward pass.
+    """
+    alone, sharded = pair()
+    optimizer, plain = sgd(sharded.parameters()), sgd(alone.parameters())
+    for step, (x, y) in enumerate(batches(3, 2)):
+        with sharded.no_sync() if under_no_sync else contextlib.nullcontext():
+            (float("nan") * loss_of(sharded, x, y)).backward()
+        if not late:
+            optimizer.zero_grad()
+        loss = loss_of(sharded, x, y)
+        if late:
+            optimizer.zero_grad()
+        loss.backward()
         sharded.sync_gradients()
+        one_process_step(MLP, alone, x, y, 2)
+        optimizer.step(), plain.step()
         assert_equal(sharded, alone, step)
+        optimizer.zero_grad(), plain.zero_grad()
 
 
-@pytest.mark.parametrize("who", ["module", "shards"])
-def test_a_layer_may_be_frozen_while_training(who):
-    run_ranks(2, freeze_later, who)
+def test_zero_grad_throws_gradients_away():
+    run_ranks(2, lambda: [skipped_batch(*how) for how in itertools.product((False, True), repeat=2)])
+
+
+MISTAKES = {  # whether the backward before was under no_sync; and what the two ranks do
+    "step": (False, lambda model, optimizer: optimizer.step()),
+    "step under no_sync": (True, lambda model, optimizer: optimizer.step()),
+    "clip": (False, lambda model, _: model.clip_grad_norm_(1.0)),
+    "read": (False, lambda model, _: next(model.parameters()).grad.norm()),
+    "clip by torch": (False, lambda model, _: nn.utils.clip_grad_norm_(model.parameters(), 1.0)),
+    "clip on one rank": (
+        False,
+        lambda model, _: (model.sync_gradients(), (model.clip_grad_norm_(1.0) if dist.get_rank() else model.eval()(X))),
+    ),
+    "cleared on one rank": (
+        True,
+        lambda model, optimizer: (optimizer.zero_grad() if dist.get_rank() else None, model.sync_gradients()),
+    ),
+}
+
+
+def forgotten() -> dict[str, str]:
+    """What is said where a synchronisation is left out; each time, it goes on from there."""
+    said, (x, y) = {}, batches(1, 2)[0]
+    for case, (under_no_sync, do) in MISTAKES.items():
+        alone, sharded = pair()
+        optimizer = sgd(sharded.parameters())
+        sgd(nn.Linear(2, 2).parameters()).step()  # of another model
+        with sharded.no_sync() if under_no_sync else contextlib.nullcontext():
+            loss_of(sharded, x, y).backward()
+        said[case] = message_of(lambda do=do, given=(sharded, optimizer): do(*given))
+        optimizer.zero_grad()
+        loss_of(sharded, x, y).backward()
+        sharded.sync_gradients()
+        one_process_step(MLP, alone, x, y, 2)
+        assert_equal(sharded, alone)
+    return said
+
+
+def test_a_synchronisation_that_was_left_out():
+    for said in run_ranks(2, forgotten):
+        assert said["step"].startswith("ranks 0, 1: the optimizer steps with gradients that were not synchronised")
+        assert said["step under no_sync"] == said["step"]
+        assert "call it before they are clipped" in said["clip"]
+        assert said["read"] == said["clip by torch"]
+        assert "on its way between backward and sync_gradients(): use it after that" in said["read"]
+        assert "rank 0 begins a forward pass, rank 1 calls clip_grad_norm_()" in said["clip on one rank"]
+        assert "gradients cleared since backward: 0.bias" in said["cleared on one rank"]
 
 
 def clip() -> None:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    for norm_type in (2.0, 1.0, 3.0, float("inf")):
-        alone, sharded = pair("BatchNorm", replicated=["1.weight"])
-        x, y = batches(1, world_size)[0]
-        one_process_step(CASES["BatchNorm"], alone, x, y, world_size)
-        MLP.loss(sharded, shard(x, rank), shard(y, rank)).backward()
-        sharded.sync_gradients()
-        with traffic() as counted:
-            norm = sharded.clip_grad_norm_(0.01, norm_type)
-        assert counted.calls == {"all_reduce": 1} and len(set(gathered(norm.item()))) == 1
-        torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.01, norm_type))
-        for name, parameter in alone.named_parameters():
-            torch.testing.assert_close(sharded.gather_full_grads()[name], parameter.grad, rtol=0, atol=1e-12)
-        before = sharded.gather_full_grads()
-        sharded.clip_grad_norm_(1e9)
-        assert all(torch.equal(before[name], gradient) for name, gradient in sharded.gather_full_grads().items())
-    if rank == 0:
-        next(sharded.parameters()).grad.fill_(float("nan"))
+    world_size = dist.get_world_size()
+    for clip_by in ("ours", "torch's"):
+        for norm_type in (2.0, 1.0, 3.0, float("inf")):
+            alone, sharded = pair()
+            x, y = batches(1, world_size)[0]
+            one_process_step(MLP, alone, x, y, world_size)
+            loss_of(sharded, x, y).backward()
+            sharded.sync_gradients()
+            if clip_by == "ours":
+                norm = sharded.clip_grad_norm_(0.01, norm_type)
+                assert len(set(gathered(norm.item()))) == 1
+            else:
+                if norm_type == 2.0:
+                    norms = [each.grad.norm().full_tensor() for each in sharded.parameters()]
+                    torch.testing.assert_close(norms, [each.grad.norm() for each in alone.parameters()])
+                norm = nn.utils.clip_grad_norm_(sharded.parameters(), 0.01, norm_type).full_tensor()
+            torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(alone.parameters(), 0.01, norm_type))
+            assert_equal(sharded, alone)
+    next(sharded.parameters()).grad.fill_(float("nan"))
     with pytest.raises(RuntimeError, match="norm of order 2.0 is nan"):
         sharded.clip_grad_norm_(1.0, error_if_nonfinite=True)
 
@@ -184,20 +192,82 @@ def test_the_norm_of_gradients_in_shards(world_size):
     run_ranks(world_size, clip)
 
 
-def removed() -> None:
-    alone, sharded = pair("tied")
-    sharded.remove_hooks()
-    x, y = batches(1, 1)[0]
-    for model in (alone, sharded.module):
-        MLP.loss(model, x, y).backward()
-    with traffic() as counted:
-        for (name, parameter), other in zip(alone.named_parameters(), sharded.module.parameters(), strict=True):
-            assert type(other) is torch.nn.Parameter, name
-            torch.testing.assert_close(other.grad, parameter.grad)
-    assert not counted.calls
-    torch.optim.SGD(sharded.module.parameters(), lr=1.0).step()
-    FSDP(sharded.module)  # and may be wrapped again
+def freeze_later() -> None:
+    alone, sharded = pair()
+    for step, (x, y) in enumerate(batches(4, 2)):
+        for model in (alone[0], sharded.module[0]):
+            model.requires_grad_(step < 2)  # frozen from the third step on
+        alone.zero_grad(), sharded.zero_grad()
+        one_process_step(MLP, alone, x, y, 2)
+        loss_of(sharded, x, y).backward()
+        sharded.sync_gradients()
+        assert_equal(sharded, alone, step)
 
 
-def test_hooks_can_be_removed():
-    run_ranks(2, removed)
+def test_a_layer_may_be_frozen_while_training():
+    run_ranks(2, freeze_later)
+
+
+def frozen_backbone() -> list[dict[str, int]]:
+    """What travels in backward with a trained head on frozen blocks, and with one trained block of three."""
+    found = []
+    for trained in ("last", "blocks.1"):
+        model = WithHead(*(nn.Linear(6, 6) for _ in range(3))).requires_grad_(False)
+        model.get_submodule(trained).requires_grad_(True)
+        sharded = FSDP(model)
+        loss = sharded(torch.ones(2, 6)).sum()
+        with traffic() as counted:
+            loss.backward()
+            sharded.sync_gradients()
+        found.append(counted.calls)
+    return found
+
+
+def test_backward_gathers_no_unit_that_it_does_not_need():
+    for head, middle in run_ranks(2, frozen_backbone):
+        assert head == {"reduce_scatter": 1}
+        assert middle == {"all_gather": 1, "reduce_scatter": 1}  # of itself; the last one stays gathered after forward
+
+
+def interrupted(where: str) -> tuple[list[str], list[str]]:
+    """An error in a step, on all ranks or on one of them, that is caught; then an evaluation and a step."""
+    alone, sharded = pair()
+    x, y = batches(1, 2)[0]
+    failing, said = True, []
+
+    def fail(*_) -> None:
+        if failing and (where != "backward of one rank" or dist.get_rank() == 1):
+            raise RuntimeError("planted")
+
+    def fail_in_backward(module, args, output) -> None:
+        if output.requires_grad:
+            output.register_hook(fail)
+
+    if where == "forward":
+        sharded.module[1].register_forward_pre_hook(fail)
+    else:
+        sharded.module[1].register_forward_hook(fail_in_backward)
+    try:
+        loss_of(sharded, x, y).backward()
+    except RuntimeError as error:
+        said.append(str(error))
+    failing = False
+    if where == "backward of one rank":
+        said.append(message_of(sharded.sync_gradients))
+    with torch.no_grad(), pytest.warns(UserWarning) if where == "backward" else torch.no_grad():
+        torch.testing.assert_close(sharded(x), alone(x))
+    assert all(unit.flat.numel() and not unit.is_gathered for unit in sharded._units)
+    assert all(parameter.grad is None for parameter in sharded.parameters())
+    one_process_step(MLP, alone, x, y, 2)
+    loss_of(sharded, x, y).backward()
+    sharded.sync_gradients()
+    assert_equal(sharded, alone)
+    return said
+
+
+def test_after_an_error_the_next_step_is_right():
+    for where in ("forward", "backward"):
+        assert run_ranks(2, interrupted, where) == [["planted"]] * 2
+    (first,), (planted, second) = run_ranks(2, interrupted, "backward of one rank")
+    assert planted == "planted" and first == second
+    assert first == "rank 1: a backward pass did not reach its end; all gradients since the last step are dropped"

@@ -116,6 +116,7 @@ def measured_states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def _storage_bytes(tensors: list[torch.Tensor]) -> int:
+    tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]  # of a DTensor, what is here
     storages = {(tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage() for tensor in tensors}
     return sum(storage.nbytes() for storage in storages.values())
 
