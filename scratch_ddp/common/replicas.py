@@ -1,14 +1,14 @@
 """Replicas of a model: what they consist of, what can't be replicated, whether they are equal, making them equal."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import gather_texts, message_device
+from scratch_ddp.common.agreement import gather_texts
 from scratch_ddp.common.tensors import bytes_of, copy_back, flatten, group_alike
 
 
@@ -145,43 +145,3 @@ def buffers_from_first(buffers: dict[str, torch.Tensor], group: dist.ProcessGrou
     if not alike:
         names = set.intersection(*(set(text.splitlines()) for text in gather_texts("\n".join(buffers), group)))
     broadcast_from_first([buffers[name] for name in sorted(names)], group)
-
-
-def buffers_of(model: nn.Module) -> list[torch.Tensor]:
-    """All buffers of the model, each once, in the same order at every call and on every rank."""
-    buffers = {id(each): each for module in modules_of(model) for each in module._buffers.values() if each is not None}
-    return list(buffers.values())
-
-
-class Buffers:
-    """A model's buffers, such as BatchNorm's statistics, kept equal over the ranks: the first rank's values count.
-
-    It remembers the values that all ranks had last, and so knows which have changed since.
-    """
-
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None):
-        self.model, self.group = model, group
-        self.remember()
-        self.count = len(self._last)
-
-    def remember(self) -> None:
-        """Take the present values for those of all ranks."""
-        self._last = [buffer.detach().clone() for buffer in buffers_of(self.model)]
-
-    def problem(self) -> str | None:
-        """Say that they are no longer the buffers that were remembered, or return None."""
-        if [buffer.shape for buffer in buffers_of(self.model)] != [buffer.shape for buffer in self._last]:
-            return "buffers were added, removed or resized after the model was wrapped: wrap it again"
-        return None
-
-    def changed(self) -> list[bool]:
-        """Say for each buffer whether it has changed on this rank."""
-        pairs = zip(buffers_of(self.model), self._last, strict=True)
-        different = [(now != before.to(now)).any().to(message_device(self.group)) for now, before in pairs]
-        return torch.stack(different).tolist() if different else []
-
-    def copy_from_first(self, which: Sequence[int]) -> None:
-        """Give every rank the first rank's values of the marked buffers. One broadcast per dtype, if any is marked."""
-        if any(which):
-            broadcast_from_first(itertools.compress(buffers_of(self.model), which), self.group)
-            self.remember()
