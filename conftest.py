@@ -7,7 +7,7 @@ def pytest_configure(config):
     import nbval.kernel
     import nbval.plugin
 
-    from scratch_ddp.commands.kernels import SocketKernelManager
+    from scratch_ddp.commands.notebooks import SocketKernelManager
     from scratch_ddp.commands.outputs import clean_outputs
 
     nbval.kernel.KernelManager = SocketKernelManager

@@ -9,7 +9,11 @@ These names are imported when they are first asked for: `import scratch_ddp` alo
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+# torch reads it when it is imported. Otherwise its profiler writes two lines to stderr each time it is used.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 if TYPE_CHECKING:
     from scratch_ddp.context_parallel import ring_attention, ulysses_attention

@@ -12,7 +12,7 @@ from scratch_ddp.commands import environment
 COMMANDS = {  # name: (module of scratch_ddp.commands with `main(arguments) -> exit status`, what it does)
     "lab": ("lab", "open JupyterLab on your own copies of the lessons (further arguments go to JupyterLab)"),
     "copy": ("copies", "make a fresh copy of a lesson, or a folder of lessons for students"),
-    "book": ("book.command", "build a site of all lessons with their outputs, to be read without installing anything"),
+    "book": ("book", "build a site of all lessons with their outputs, to be read without installing anything"),
     "refresh": ("refresh", "run lessons again and save their outputs as they are committed"),
     "grade": ("grade", "run notebooks (trusted code only) and say which of their exercises hold"),
     "test": (

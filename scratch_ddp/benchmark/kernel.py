@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scratch_ddp.commands.kernels import SocketKernelManager
+from scratch_ddp.commands.notebooks import SocketKernelManager
 
 
 @dataclass

@@ -22,7 +22,7 @@ PAIRS = (
 
 def measure(rounds: int, size: int) -> dict[str, list[Sample]]:
     """On each rank: all operations at one size in bytes, in turns. Collective."""
-    space = Workspace(size, dist.group.WORLD, torch.device("cpu"), second=False)
+    space = Workspace(size, dist.group.WORLD, torch.device("cpu"))
     names = dict.fromkeys(name for pair in PAIRS for name in pair)
     return interleaved({name: partial(OPERATIONS[name].run, space, 0) for name in names}, rounds)
 

@@ -3,17 +3,16 @@
 Three kinds of processes: the kernel (`kernel/`), the ranks (`rank/`), and the launcher (`launcher.py`), which forks the
 ranks. They talk through `channel.py`. Ranks on other machines have an agent in between (`hosts/`).
 
-The path of a cell: `magics.py` takes its text, `rank_lists.py` reads which ranks its first line names,
-and `kernel/execution.py` sends it to them (they belong to a `Cluster`). In each rank `rank/worker.py` runs it in the
+The path of a cell: `magics.py` takes its text, `words.py` reads which ranks its first line names, and
+`kernel/execution.py` sends it to them (they belong to a `Cluster`). In each rank `rank/worker.py` runs it in the
 IPython shell of `rank/shell.py`. What it writes leaves through the pipes of `rank/output_streams.py`;
 `kernel/reader.py` reads them, and `kernel/output.py` shows the text in the notebook. If the cell does not end well,
-`kernel/reports.py` has the words for it.
+`kernel/diagnosis.py` has the words for it.
 
-The path of a Stop: `kernel/stop.py` turns the button's SIGINT into an event, and `kernel/execution.py`, which waits for
-the cell's ranks, has it send an interrupt to each of them. `Rank.interrupt` in `rank/worker.py` raises
-KeyboardInterrupt there. A rank that waits in a collective is freed because its process group is one that can be
-interrupted (`rank/interruptible_group.py`). At the end `stop.recover` renews the process groups, and replaces ranks
-that could not be freed.
+The path of a Stop: `kernel/stop.py` turns the button's SIGINT into an event, lets the ranks agree where they leave, and
+sends each an interrupt. `rank/stop.py` raises KeyboardInterrupt there. A rank that waits in a collective is freed
+because its process group is one that can be interrupted (`rank/interruptible_group.py`). At the end `stop.recover`
+renews the process groups where that is necessary, and replaces ranks that could not be freed.
 """
 
 from typing import Any
@@ -32,7 +31,7 @@ def load_ipython_extension(shell: Any) -> None:
 
     theirs = shell.magics_manager.registry.get("DistributedMagic")
     if theirs is not None and theirs._process_manager is not None:
-        from scratch_ddp.cells.kernel.reports import ClusterError
+        from scratch_ddp.cells.words import ClusterError
 
         raise ClusterError("nbdistributed's own ranks are running: %dist_shutdown first, or restart the kernel.")
     _loaded = RankMagics(shell)

@@ -1,7 +1,10 @@
-"""Messages between the kernel, the launcher and the ranks: JSON over Unix socket pairs.
+"""Messages between the kernel, the launcher, the ranks and the agents of other hosts: JSON, with its length before it.
 
-A socket pair has no address. Nobody else can connect to it, so it needs no password, and no message is unpickled.
-When a process ends, the other end of its channel reads end-of-file at once. That is how every death is noticed.
+On one machine they travel over Unix socket pairs. A socket pair has no address. Nobody else can connect to it, so it
+needs no password, and no message is unpickled. When a process ends, the other end of its channel reads end-of-file at
+once. That is how every death is noticed. Between hosts it is TLS (`hosts/tls_channel.py`).
+
+`PROTOCOL` lists every message. Each has a "type", the fields that stand here, and no others.
 """
 
 import array
@@ -15,20 +18,57 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+PROTOCOL = {
+    # type: (from → to, fields)
+    # The launcher
+    "launcher ready": ("launcher → kernel", "gpu_count"),
+    "start": ("kernel → launcher or agent", "config process?"),  # files: socket, stdout, stderr
+    "started": ("launcher → kernel or agent → kernel", "rank pid process?"),
+    "end": ("kernel → launcher or agent", "rank? process?"),
+    "ended": ("launcher → kernel or agent → kernel", "pid status process?"),
+    # A cell. `cell` is our number of it, `number` the notebook's
+    "ready": ("rank → kernel", "device"),
+    "execute": ("kernel → rank", "cell number code"),  # files: stdout, stderr
+    "display": ("rank → kernel", "cell segment data metadata"),
+    "input": ("rank → kernel", "cell prompt"),
+    "typed": ("kernel → rank", "text"),
+    "done": ("rank → kernel", "cell error interrupted_in open begun members"),
+    # Where a rank is; Stop (see `rank/stop.py`)
+    "query_state": ("kernel → rank", "cell"),
+    "state": ("rank → kernel", "cell line waits_in stopping caught open begun members"),
+    "hold": ("kernel → rank", "cell until"),
+    "place": ("rank → kernel", "cell held calls gap begun members"),
+    "interrupt": ("kernel → rank", "cell number together"),
+    "renew": ("kernel → rank", "generation timeout"),
+    "renewed": ("rank → kernel", "retired? error?"),
+    # Between cells: completion, inspection, %pull, open calls. `cell` is negative
+    "ask": ("kernel → rank", "cell kind code? cursor? detail? name? folder?"),
+    "answer": ("rank → kernel", "cell found interrupted_in"),
+    # Ranks on other hosts. `process` is the kernel's number of a rank there
+    "hello": ("agent → kernel", "secret name address node versions"),
+    "refused": ("kernel → agent", "why"),
+    "welcome": ("kernel → agent", ""),
+    "agent ready": ("agent → kernel", "gpu_count"),
+    "failed": ("agent → kernel", "why"),
+    "to": ("kernel → agent", "process message"),  # for the rank
+    "from": ("agent → kernel", "process message files?"),  # from the rank
+    "text": ("agent → kernel", "process cell stream data"),
+    "taken": ("kernel → agent", "cell stream size"),  # so much text, inside of "to"
+    "gone": ("agent → kernel", "process files"),
+    "let go": ("kernel → agent", ""),
+    "store": ("rank → kernel", "number operation arguments"),
+    "stored": ("kernel → rank", "number answer"),
+}
 _LENGTH = struct.Struct("!I")
 _CHUNK = 1 << 16
 _MAX_FILES = 8  # file descriptors in one message
 
 
 class Channel:
-    """One end of a socket pair. A message is a dict; file descriptors may travel with it.
+    """One end of a socket pair. A message is a dict; file descriptors may travel with it."""
 
-    `errors`: what is sent for a lone surrogate (half a character), "surrogatepass" or "replace".
-    """
-
-    def __init__(self, sock: socket.socket, errors: str = "surrogatepass"):
+    def __init__(self, sock: socket.socket):
         self.socket = sock
-        self._errors = errors
         self._files: deque[int] = deque()  # descriptors that have arrived, in the order of their messages
         self._received = bytearray()
         self._send_lock = threading.Lock()  # a rank's main thread and its control thread both send
@@ -38,7 +78,7 @@ class Channel:
 
     def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
         """Send a message. If the other end is closed it is lost; `receive` tells of that."""
-        frame = encode(message, self._errors)
+        frame = encode(message)
         with self._send_lock, contextlib.suppress(OSError):
             if files:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
@@ -77,17 +117,27 @@ class Channel:
             self.socket.close()
 
 
-def encode(message: dict[str, Any], errors: str = "surrogatepass") -> bytes:
-    """A message as bytes: its length and its JSON."""
-    body = json.dumps(message, ensure_ascii=False).encode(errors=errors)
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as bytes: its length and its JSON. Half a character, which no notebook can show, becomes "?".
+
+    Raises ValueError for a message that is not in the table.
+    """
+    fields = PROTOCOL[message["type"]][1].split()
+    if unknown := message.keys() - {field.rstrip("?") for field in fields} - {"type"}:
+        raise ValueError(f"{message['type']!r} has no field {', '.join(sorted(unknown))}")
+    if missing := {field for field in fields if not field.endswith("?")} - message.keys():
+        raise ValueError(f"{message['type']!r} lacks {', '.join(sorted(missing))}")
+    body = json.dumps(message, ensure_ascii=False).encode(errors="replace")
     return _LENGTH.pack(len(body)) + body
 
 
-def take_messages(received: bytearray) -> list[dict[str, Any]]:
-    """Take the complete messages out of what has been received."""
+def take_messages(received: bytearray, longest: int = 1 << 32) -> list[dict[str, Any]]:
+    """Take the complete messages out of what has been received. Raises ValueError if one is longer than `longest`."""
     messages = []
     while len(received) >= _LENGTH.size:
         (length,) = _LENGTH.unpack_from(received)
+        if length > longest:
+            raise ValueError(f"a message of {length} bytes")
         end = _LENGTH.size + length
         if len(received) < end:
             break

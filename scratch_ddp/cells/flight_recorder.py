@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scratch_ddp.cells.rank_lists import name_ranks
+from scratch_ddp.cells.words import name_ranks
 
 _SLOTS, _SLOT = 16, 256  # calls that are remembered, bytes of each
 _TABLE = 64  # collectives in the table
@@ -58,14 +58,12 @@ class FlightRecorder:
         if not self._tables:
             self._tables = [_table(_map(self._folder, peer)) for peer in self._peers]
         seen = [table[place] for table in self._tables]
-        if any(theirs != entry and theirs >> 32 == which for theirs in seen):
-            called = self._called(call, words, which)
-            if len(called) > 1:
-                said = ", ".join(f"{name_ranks(ranks)} called {what}" for what, ranks in called.items())
-                raise ValueError(f"{said}. {ALL_THE_SAME}")
+        differ = any(theirs != entry and theirs >> 32 == which for theirs in seen)
+        if differ and (said := tell_difference(self._called(call, words, which))):
+            raise ValueError(said)
 
-    def _called(self, call: dict[str, Any], words: str, which: int) -> dict[str, list[int]]:
-        """Which ranks have called what in this place, by the first of them.
+    def _called(self, call: dict[str, Any], words: str, which: int) -> dict[int, str]:
+        """What each rank has called in this place.
 
         Waits a moment for those that have not come here yet, so that all ranks say the same.
         """
@@ -77,12 +75,10 @@ class FlightRecorder:
                 break
             time.sleep(0.01)
         calls = {peer: read_calls(self._folder, peer).get((call["group"], call["number"]), words) for peer in here}
-        called: dict[str, list[int]] = {}
-        for rank, what in sorted((calls | {self._rank: words}).items()):
-            called.setdefault(what, []).append(rank)
-        return called
+        return calls | {self._rank: words}
 
 
+IN_THIS_CELL = "in this cell"  # collectives, whatever their group: where a rank is in a program that all ranks run
 ALL_THE_SAME = "All ranks must make the same call, with tensors of the same shape and dtype"
 
 
@@ -90,6 +86,15 @@ def describe_call(call: dict[str, Any]) -> str:
     """ "all_reduce (SUM) of 4 × float32", "broadcast of 4 × float32 from rank 0", "send of 2 × int64 to rank 1"."""
     given = f" of {call['given']}" if call["given"] else ""
     return f"{call['operation']}{call['op']}{given}{call['root']}{call['peer']}"
+
+
+def tell_difference(calls: dict[int, str], where: str = "") -> str:
+    """ "rank 0 called X; ranks 1–3 called Y. All ranks must …"; empty if all have called the same."""
+    ranks: dict[str, list[int]] = {}
+    for rank, words in sorted(calls.items()):
+        ranks.setdefault(words, []).append(rank)
+    said = "; ".join(f"{name_ranks(callers)} called {words}" for words, callers in ranks.items())
+    return f"{said}{where}. {ALL_THE_SAME}" if len(ranks) > 1 else ""
 
 
 def read_calls(folder: Path, rank: int, cell: int | None = None) -> dict[tuple[str, int], str]:

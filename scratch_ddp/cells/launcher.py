@@ -201,5 +201,4 @@ def become_rank(config: dict[str, Any], sock: int, out: int, err: int) -> None:
         os.close(file)
     from scratch_ddp.cells.rank.worker import run_rank
 
-    channel = Channel(socket.socket(fileno=sock), errors="replace")  # no notebook can show half a character
-    run_rank(channel, config)
+    run_rank(Channel(socket.socket(fileno=sock)), config)

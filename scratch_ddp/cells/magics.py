@@ -17,18 +17,16 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from nbdistributed.magic import DistributedMagic
 
-from scratch_ddp.cells.hosts.gathering import describe_networks, gather, open_door, place_ranks
-from scratch_ddp.cells.hosts.host import Hosts
-from scratch_ddp.cells.kernel.cluster import Cluster
-from scratch_ddp.cells.kernel.engineering import answer_from_rank_0, ask_rank_0, pull, script_cell
+from scratch_ddp.cells.hosts.door import open_door
+from scratch_ddp.cells.hosts.host import Hosts, describe_networks, gather, place_ranks
+from scratch_ddp.cells.kernel.cluster import Cluster, LauncherProcess
+from scratch_ddp.cells.kernel.editor import answer_from_rank_0, ask_rank_0, pull, script_cell
 from scratch_ddp.cells.kernel.execution import Execution
 from scratch_ddp.cells.kernel.output import NotebookOutput
 from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, overload_warning, place
-from scratch_ddp.cells.kernel.rank_process import LauncherProcess
 from scratch_ddp.cells.kernel.reader import Event, Reader
-from scratch_ddp.cells.kernel.reports import ClusterError
 from scratch_ddp.cells.kernel.stop import stop_button
-from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_cell_line
+from scratch_ddp.cells.words import ClusterError, name_ranks, parse_cell_line
 
 _NO_CLUSTER = "no ranks are running. %dist_init -n 4 starts four."
 _EXAMPLE = "%dist_init -n 4"
@@ -199,10 +197,7 @@ class RankMagics(DistributedMagic):
             raise ClusterError(f"{how}. The cluster can't go on: %dist_init starts a new one.")
 
     def _run(self, line: str, code: str) -> None:
-        try:
-            ranks, stop_after = parse_cell_line(line, self.cluster.world_size)
-        except RankListError as error:
-            raise ClusterError(str(error)) from None
+        ranks, stop_after = parse_cell_line(line, self.cluster.world_size)
         cell = len(self.cells) + 1
         self.cells[cell] = number = self._number_in_brackets()
         notebook = NotebookOutput(attended=self._attended())
@@ -337,7 +332,7 @@ def _count(text: str, option: str) -> int:
 class PlainCells:
     """An input transformer: a plain cell becomes `%%distributed`, and `%%rank[0]` becomes `%%rank [0]`.
 
-    A cell that begins with a magic of another kind runs in the kernel.
+    A cell that begins with a magic of another kind runs in the kernel, unless the magic measures what follows it.
     """
 
     def __init__(self, shell: Any, to_ranks: Callable[[], bool]):
@@ -356,19 +351,23 @@ class PlainCells:
     def for_ranks(self, code: str) -> bool:
         """Whether ranks would run this cell."""
         first = next((line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-        return bool(re.match(r"%%(rank|distributed)\b", first)) or (self._to_ranks() and not first.startswith("%"))
+        return bool(re.match(r"%%(rank|distributed)\b", first)) or (self._to_ranks() and _is_plain(first))
 
     def transform(self, lines: list[str]) -> list[str]:
         first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
         if first is None:
             return lines
-        if lines[first].startswith("%%"):
+        if re.match(r"%%(rank|distributed)\b", lines[first]):
             head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
-            ours = re.match(r"%%(rank|distributed)\b", head)
-            return [head, *_body(lines, first)] if ours else lines
-        if self._to_ranks() and not self._running and not lines[first].lstrip().startswith("%"):
+            return [head, *_body(lines, first)]
+        if self._to_ranks() and not self._running and _is_plain(lines[first]):
             return ["%%distributed\n", *lines]
         return lines
+
+
+def _is_plain(first: str) -> bool:
+    """Whether a cell with this first line is Python, or Python that is measured."""
+    return not first.lstrip().startswith("%") or bool(re.match(r"\s*%%?(time|timeit|prun)\b", first))
 
 
 def _body(lines: list[str], head: int) -> list[str]:

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.collectives.checked import collective
-from scratch_ddp.collectives.exchange import exchange, wait
+from scratch_ddp.collectives.exchange import exchange
 from scratch_ddp.collectives.scratch import scratch_like
 
 Tensors = list[torch.Tensor]
@@ -24,7 +24,7 @@ def gather(
         dist.send(tensor, group=group, group_dst=root)
         return
     gather_list[rank].copy_(tensor)
-    wait(exchange({}, {other: gather_list[other] for other in _others(rank, n)}, group))
+    exchange({}, {other: gather_list[other] for other in _others(rank, n)}, group)
 
 
 @collective(writes="tensor", reads="scatter_list", root="src")
@@ -40,7 +40,7 @@ def scatter(
     if rank != root:
         dist.recv(tensor, group=group, group_src=root)
         return
-    wait(exchange({other: scatter_list[other] for other in _others(rank, n)}, {}, group))
+    exchange({other: scatter_list[other] for other in _others(rank, n)}, {}, group)
     tensor.copy_(scatter_list[rank])  # last: `tensor` may be one of the list
 
 
@@ -52,12 +52,9 @@ def all_gather(tensor_list: Tensors, tensor: torch.Tensor, group: dist.ProcessGr
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     others = _others(rank, n)
-    if any(_overlap(tensor, tensor_list[other]) for other in others):
-        tensor = tensor.clone()  # it lies in another place of the list, which is received into
-    under_way = exchange(dict.fromkeys(others, tensor), {other: tensor_list[other] for other in others}, group)
+    exchange(dict.fromkeys(others, tensor), {other: tensor_list[other] for other in others}, group)
     if tensor.data_ptr() != tensor_list[rank].data_ptr():
         tensor_list[rank].copy_(tensor)
-    wait(under_way)
 
 
 @collective(writes="output", reads="input_list", sums=True)
@@ -68,7 +65,7 @@ def reduce_scatter(output: torch.Tensor, input_list: Tensors, group: dist.Proces
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     arriving = {other: scratch_like(output) for other in _others(rank, n)}
-    wait(exchange({other: input_list[other] for other in arriving}, arriving, group))
+    exchange({other: input_list[other] for other in arriving}, arriving, group)
     total = input_list[rank]
     for part in arriving.values():
         total = torch.add(total, part, out=output)  # at first it reads the input, which saves a copy
@@ -84,16 +81,8 @@ def all_to_all(output_list: Tensors, input_list: Tensors, group: dist.ProcessGro
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     others = _others(rank, n)
-    leaving, arriving = ({other: tensors[other] for other in others} for tensors in (input_list, output_list))
-    under_way = exchange(leaving, arriving, group)
+    exchange({other: input_list[other] for other in others}, {other: output_list[other] for other in others}, group)
     output_list[rank].copy_(input_list[rank])
-    wait(under_way)
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two contiguous tensors have bytes in common."""
-    first, second = sorted((one, other), key=torch.Tensor.data_ptr)
-    return first.data_ptr() + first.numel() * first.element_size() > second.data_ptr()
 
 
 def _others(rank: int, n: int) -> list[int]:

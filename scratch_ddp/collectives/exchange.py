@@ -18,28 +18,22 @@ def send_recv(
 
     Cost: one message; the bytes of `leaving`. Depth 1.
     """
-    wait(exchange({dst: leaving}, {src: arriving}, member_group(group)))
+    exchange({dst: leaving}, {src: arriving}, member_group(group))
 
 
 def exchange(
     leaving: Mapping[int, torch.Tensor], arriving: Mapping[int, torch.Tensor], group: dist.ProcessGroup
-) -> list[dist.Work]:
-    """Begin to send `leaving[i]` to rank i of the group and to receive `arriving[i]` from it; return what to wait for.
-
-    The tensors are contiguous, and must be left alone until then.
-    """
+) -> None:
+    """Send `leaving[i]` to rank i of the group while receiving `arriving[i]` from it. The tensors are contiguous."""
     if "ccl" in dist.get_backend_config(group):  # on GPUs a send may block a receive unless both come in one call
         operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=i) for i, tensor in leaving.items()]
         operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=i) for i, tensor in arriving.items()]
-        return dist.batch_isend_irecv(operations) if operations else []
-    # Sends first: gloo keeps a send until its receiver asks for it, and then one of gloo's threads sends it; if the
-    # receiver had asked already, this thread would have to. And straight to the group: the checks of dist.isend and
-    # dist.irecv, of arguments that are known to be right, take a quarter of a small message's time.
-    sends = [group.send([tensor], i, 0) for i, tensor in leaving.items()]
-    return sends + [group.recv([tensor], i, 0) for i, tensor in arriving.items()]
-
-
-def wait(under_way: list[dist.Work]) -> None:
-    """Return when all of these messages have been sent or received."""
+        under_way = dist.batch_isend_irecv(operations) if operations else []
+    else:
+        # Sends first: gloo keeps a send until its receiver asks for it, and then one of gloo's threads sends it; if the
+        # receiver had asked already, this thread would have to. And straight to the group: the checks of dist.isend and
+        # dist.irecv, of arguments that are known to be right, take a quarter of a small message's time.
+        under_way = [group.send([tensor], i, 0) for i, tensor in leaving.items()]
+        under_way += [group.recv([tensor], i, 0) for i, tensor in arriving.items()]
     for work in under_way:
         work.wait()

@@ -14,7 +14,7 @@ def star_broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup 
     Cost: n-1 messages, all sent by src: (n-1)·S bytes there. Depth n-1.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    root = dist.get_group_rank(group or dist.group.WORLD, src)
+    root = dist.get_group_rank(group, src)
     if rank != root:
         dist.recv(tensor, group=group, group_src=root)
         return
@@ -60,7 +60,7 @@ def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None =
     Memory: 2·S at most beside `tensor`.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    root = dist.get_group_rank(group or dist.group.WORLD, dst)
+    root = dist.get_group_rank(group, dst)
     place = (rank - root) % n  # dst stands at place 0
     total = tensor
     reach = 1  # places that are multiples of reach hold the sum of the reach places from theirs on

@@ -11,15 +11,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 OLDEST = (3, 11)
 ROOT = Path(__file__).resolve().parent.parent.parent  # the clone
 REQUIREMENTS = ROOT / "requirements.txt"
 STAMP = "scratch_ddp.json"
-
-READY, INSTALL, CREATE = "ready", "install", "create"
 
 
 class SetupFailed(Exception):
@@ -66,37 +63,23 @@ def python_of(venv: Path) -> Path:
 
 def variables(venv: Path) -> dict[str, str]:
     """What activating the environment would set, and Jupyter's search path with this environment's kernel first."""
-    kernels = [str(venv / "share" / "jupyter"), os.environ.get("JUPYTER_PATH", "")]
-    binaries = [str(venv / "bin"), os.environ.get("PATH", "")]
-    return {
-        "VIRTUAL_ENV": str(venv),
-        "PATH": os.pathsep.join(part for part in binaries if part),
-        "JUPYTER_PATH": os.pathsep.join(part for part in kernels if part),
-    }
+    first = {"PATH": str(venv / "bin"), "JUPYTER_PATH": str(venv / "share" / "jupyter")}
+    paths = {name: os.pathsep.join(filter(None, [path, os.environ.get(name)])) for name, path in first.items()}
+    return {"VIRTUAL_ENV": str(venv), **paths}
 
 
 def update(venv: Path, requirements: Path = REQUIREMENTS) -> None:
     """Bring the environment up to date with the requirements; does nothing if it already is."""
-    wanted = stamp_for(venv, requirements)
-    todo = what_to_do(read_stamp(venv), wanted, has_pip=lambda: _works(python_of(venv), "-m", "pip", "--version"))
-    if todo == READY:
+    stamp, digest = read_stamp(venv), hashlib.sha256(requirements.read_bytes()).hexdigest()
+    wanted = {"requirements": digest, "clone": str(ROOT), "folder": str(venv), "python": _version(python_of(venv))}
+    if stamp == wanted:
         return
-    if todo == CREATE:
+    if is_unusable(stamp, wanted):
         print(f"Making a virtual environment in {venv} …", flush=True)
         create(venv)
     print(f"Installing {requirements.relative_to(ROOT)} (the first time this takes some minutes) …", flush=True)
     install(venv, requirements)
-    (venv / STAMP).write_text(json.dumps(stamp_for(venv, requirements)))
-
-
-def stamp_for(venv: Path, requirements: Path) -> dict:
-    """What a finished environment says of itself."""
-    return {
-        "requirements": hashlib.sha256(requirements.read_bytes()).hexdigest(),
-        "clone": str(ROOT),
-        "folder": str(venv),
-        "python": _version(python_of(venv)),
-    }
+    (venv / STAMP).write_text(json.dumps({**wanted, "python": _version(python_of(venv))}))
 
 
 def read_stamp(venv: Path) -> dict | None:
@@ -107,16 +90,11 @@ def read_stamp(venv: Path) -> dict | None:
         return None
 
 
-def what_to_do(stamp: dict | None, wanted: dict, has_pip: Callable[[], bool]) -> str:
-    """READY, INSTALL or CREATE. Without a stamp a set-up was cut short, or someone made the environment by hand."""
+def is_unusable(stamp: dict | None, wanted: dict) -> bool:
+    """Whether the environment must be made anew. One without a stamp was cut short, or made by hand: it may do."""
     if wanted["python"] is None or tuple(wanted["python"]) < OLDEST:
-        return CREATE
-    if stamp is None:
-        return INSTALL if has_pip() else CREATE
-    if stamp == wanted:
-        return READY
-    unusable = any(stamp.get(key) != wanted[key] for key in ("folder", "python"))  # its scripts name both
-    return CREATE if unusable else INSTALL
+        return True
+    return stamp is not None and any(stamp[key] != wanted[key] for key in ("folder", "python"))  # scripts name both
 
 
 def create(venv: Path) -> None:
@@ -142,18 +120,10 @@ def install(venv: Path, requirements: Path) -> None:
 
 
 def _version(python: Path) -> list[int] | None:
-    """[major, minor] of an interpreter, or None if it does not run (its base was removed, say)."""
-    command = [str(python), "-c", "import sys; print(*sys.version_info[:2])"]
+    """[major, minor] of an interpreter, or None if it does not run (its base was removed, say) or lacks pip."""
+    command = [str(python), "-c", "import sys, pip; print(*sys.version_info[:2])"]
     try:
         answer = subprocess.check_output(command, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.CalledProcessError):
         return None
     return [int(part) for part in answer.split()]
-
-
-def _works(*command) -> bool:
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    try:
-        return subprocess.call([str(part) for part in command], **quiet) == 0
-    except OSError:
-        return False

@@ -2,24 +2,25 @@
 
 An exercise is a cell with a line `check(NAME)`. Its verdict is what that cell prints: a line for each group of
 criteria, beginning with ✓ or ✗, or `not written yet`. Exercises of the lesson whose check was removed count as missing.
-The files of the capstone have criteria in the place of exercises (`grade_capstone`).
+Files of the capstone are judged in a process of their own; their criteria stand for exercises.
 """
 
 import argparse
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
-from scratch_ddp.commands.execution import ANSI_COLOUR, CellFailed, run
-from scratch_ddp.commands.grade_capstone import is_capstone, judged
-from scratch_ddp.commands.lessons import NOTEBOOKS, UsageError, complain, lesson_paths
+from scratch_ddp.commands.notebooks import ANSI_COLOUR, NOTEBOOKS, CellFailed, UsageError, complain, lesson_paths, run
 from scratch_ddp.commands.outputs import clean_outputs, clear_outputs
 
+CAPSTONE = ("my_ddp", "misbehaving")  # what the names of its files begin with
 SAID_BY = re.compile(r"\s+← ranks? [\d–, ]+$")  # the rank cells' label at the end of a line
 CHECK = re.compile(r"^check\(\s*([A-Za-z_]\w*)", re.MULTILINE)
 HOLDS, FAILS = "holds", "fails"
@@ -38,73 +39,61 @@ class Exercise:
 
 @dataclasses.dataclass
 class Report:
-    """A notebook's exercises in order and, if the kernel died on the way, where."""
+    """A notebook's exercises in order and, if it was not run to its end, why."""
 
     notebook: str
     exercises: list[Exercise]
-    stopped: str | None
-    counted = "exercises"
+    stopped: str | None = None
 
     @property
     def held(self) -> int:
         return sum(exercise.status == HOLDS for exercise in self.exercises)
 
-    @property
-    def all_hold(self) -> bool:
-        return self.held == len(self.exercises) and not self.stopped
 
-
-class CapstoneReport(Report):
-    """The same of a file of the capstone, whose criteria stand for exercises."""
-
-    counted = "criteria"
-
-
-def grade_capstone(path: Path) -> CapstoneReport:
-    """Judge a file of the capstone."""
-    criteria, stopped = judged(path)
-    rows = [
-        Exercise(name, FAILS if complaint else HOLDS, [complaint or promise]) for name, promise, complaint in criteria
-    ]
-    return CapstoneReport(str(path), rows, stopped)
-
-
-def grade(path: Path, cell_timeout: float, lesson: Path | None = None) -> Report:
+def grade(path: Path, cell_timeout: float, notebooks: Path = NOTEBOOKS) -> Report:
     """Run a notebook to its end, whatever fails, without changing the file.
 
-    With `lesson`, the original, exercises that only the original has are MISSING.
+    It is of the lesson in `notebooks` that has its number: `02_inside_all_reduce-2026-01-31-….ipynb` is of 02.
     """
-    notebook = read(path)
-    original = read(lesson) if lesson else None
+    notebook, report = nbformat.read(path, as_version=4), Report(str(path), [])
     clear_outputs(notebook)
-    stopped = None
     try:
         run(notebook, path.absolute().parent, keep_going=True, cell_timeout=cell_timeout)
     except CellFailed as failure:
-        stopped = str(failure)
-    exercises = list(exercises_of(notebook))
-    there = {exercise.name for exercise in exercises}
-    wanted = exercises_of(original) if original else ()
-    exercises += [Exercise(exercise.name, MISSING, []) for exercise in wanted if exercise.name not in there]
-    return Report(str(path), exercises, stopped)
+        report.stopped = str(failure)
+    report.exercises += exercises_of(notebook)
+    there = {exercise.name for exercise in report.exercises}
+    for lesson in (lesson for lesson in lesson_paths(notebooks) if path.name.startswith(lesson.stem[:3])):
+        wanted = [exercise.name for exercise in exercises_of(nbformat.read(lesson, as_version=4))]
+        report.exercises += [Exercise(name, MISSING, []) for name in wanted if name not in there]
+    return report
 
 
-def read(path: Path) -> NotebookNode:
-    """A notebook, or UsageError if the file is none."""
+def grade_capstone(path: Path) -> Report:
+    """Judge a file of the capstone, every part of it within a time limit."""
+    command = [sys.executable, "-m", "scratch_ddp.course.capstone", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True)
     try:
-        return nbformat.read(path, as_version=4)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except Exception as error:  # nbformat raises whatever its parser does
-        raise UsageError(f"{path} is not a notebook: {error}") from None
+        criteria = json.loads(ended.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        why = (ended.stderr.strip() or "it said nothing").splitlines()[-1]
+        return Report(str(path), [], f"{path} could not be judged: {why}")
+    rows = [Exercise(name, FAILS if wrong else HOLDS, [wrong or promise]) for name, promise, wrong in criteria]
+    return Report(str(path), rows)
+
+
+def is_capstone(path: Path) -> bool:
+    return path.suffix == ".py" and path.stem.startswith(CAPSTONE)
 
 
 def refuse_others(path: Path) -> None:
     """Raise UsageError unless the file is a notebook or one of the capstone."""
-    if not is_capstone(path):
-        read(path)
-    elif not path.is_file():
-        raise UsageError(f"{path}: there is no such file")
+    try:
+        path.read_bytes() if is_capstone(path) else nbformat.read(path, as_version=4)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except Exception as error:  # nbformat raises whatever its parser does
+        raise UsageError(f"{path} is not a notebook: {error}") from None
 
 
 def exercises_of(notebook: NotebookNode) -> Iterator[Exercise]:
@@ -121,7 +110,8 @@ def verdict(cell: NotebookNode) -> tuple[str, list[str]]:
         return NOT_REACHED, []
     outputs = clean_outputs(cell.outputs)
     errors = [f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"]
-    said = [line for output in outputs for line in text_of(output).splitlines()]
+    texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
+    said = [line for text in texts for line in ANSI_COLOUR.sub("", text).splitlines()]
     lines = [SAID_BY.sub("", line).strip() for line in said if line.startswith(("✓", "✗"))]
     if errors or any("✗" in line for line in lines):
         return FAILS, lines + errors
@@ -132,30 +122,16 @@ def verdict(cell: NotebookNode) -> tuple[str, list[str]]:
     return FAILS, ["the check said nothing"]
 
 
-def text_of(output: NotebookNode) -> str:
-    """What an output says as plain text, without colours."""
-    text = output.get("text") or output.get("data", {}).get("text/plain", "")
-    return ANSI_COLOUR.sub("", text)
-
-
 def as_text(report: Report) -> str:
-    """The notebook's name, the table of its exercises, and how many hold."""
-    lines = [f"── {report.notebook}"]
-    lines += [as_table(report.exercises)] if report.exercises else []
-    lines += [report.stopped] if report.stopped else []
-    return "\n".join([*lines, f"{report.held} of {len(report.exercises)} {report.counted} hold.\n"])
-
-
-def as_table(exercises: list[Exercise]) -> str:
-    """One row an exercise, its criteria below one another."""
-    width = max(len(exercise.name) for exercise in exercises)
-    rows = []
-    for exercise in exercises:
+    """The notebook's name, a row for each exercise with its criteria below one another, and how many hold."""
+    lines, width = [f"── {report.notebook}"], max((len(each.name) for each in report.exercises), default=0)
+    for exercise in report.exercises:
         first, *others = exercise.lines or [""]
-        mark = MARKS.get(exercise.status, exercise.status)
-        rows.append(f"{exercise.name:{width}}  {mark:11}  {first}".rstrip())
-        rows += [f"{'':{width}}  {'':11}  {line}" for line in others]
-    return "\n".join(rows)
+        lines.append(f"{exercise.name:{width}}  {MARKS.get(exercise.status, exercise.status):11}  {first}".rstrip())
+        lines += [f"{'':{width}}  {'':11}  {line}" for line in others]
+    lines += [report.stopped] if report.stopped else []
+    counted = "criteria" if report.notebook.endswith(".py") else "exercises"
+    return "\n".join([*lines, f"{report.held} of {len(report.exercises)} {counted} hold.\n"])
 
 
 def as_overview(reports: list[Report]) -> str:
@@ -164,15 +140,10 @@ def as_overview(reports: list[Report]) -> str:
     rows = []
     for report in reports:
         others = [f"{each.name} {each.status}" for each in report.exercises if each.status != HOLDS]
-        others += ["the kernel died"] if report.stopped else []
+        others += ["not run to its end"] if report.stopped else []
         held = f"{report.held} of {len(report.exercises)}"
         rows.append(f"{report.notebook:{width}}  {held:8}  {', '.join(others)}".rstrip())
     return "\n".join(rows)
-
-
-def original_of(path: Path, notebooks: Path = NOTEBOOKS) -> Path | None:
-    """The lesson that a copy was made from, told by its number: `02_inside_all_reduce-2026-01-31-….ipynb` is of 02."""
-    return next((lesson for lesson in lesson_paths(notebooks) if path.name.startswith(lesson.stem[:3])), None)
 
 
 def main(arguments: list[str]) -> int:
@@ -189,16 +160,15 @@ def main(arguments: list[str]) -> int:
     try:
         for path in options.notebooks:
             refuse_others(path)  # before anything runs
-        for path in options.notebooks:
-            lone = is_capstone(path)
-            reports.append(grade_capstone(path) if lone else grade(path, options.cell_timeout, original_of(path)))
-            if not options.json:
-                print(as_text(reports[-1]), flush=True)
     except UsageError as error:
         return complain(error)
+    for path in options.notebooks:
+        reports.append(grade_capstone(path) if is_capstone(path) else grade(path, options.cell_timeout))
+        if not options.json:
+            print(as_text(reports[-1]), flush=True)
     if options.json:
         rows = [{**dataclasses.asdict(report), "held": report.held} for report in reports]
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     elif len(reports) > 1:
         print(as_overview(reports))
-    return 0 if all(report.all_hold for report in reports) else 1
+    return 0 if all(report.held == len(report.exercises) and not report.stopped for report in reports) else 1

@@ -2,34 +2,32 @@
 
 import json
 import os
-import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from scratch_ddp.commands.copies import make_copies
-from scratch_ddp.commands.lessons import COPIES, KERNEL_NAME, NOTEBOOKS, ROOT, UsageError, complain, lesson_paths
+from scratch_ddp.commands.notebooks import COPIES, KERNEL_NAME, UsageError, complain, lesson_paths
 
 SETTINGS = {  # JupyterLab's own names
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
 }
+NO_IP = (
+    "lab refuses {}: it listens on 127.0.0.1, this machine alone, which is the default. Whoever reached it could run "
+    "code as you. From another machine, go through ssh: ssh -L 8888:localhost:8888 HOST. In a container, run it with "
+    "--network=host, or forward the published port to 127.0.0.1:8888 inside. Then open the printed address."
+)
 
 
 def main(arguments: list[str]) -> int:
     """Make the copies that are missing, then become the JupyterLab server."""
-    if not lesson_paths():
-        return complain(UsageError(f"There are no lessons in {NOTEBOOKS}."))
     first_time = not COPIES.exists()
-    for note in make_copies():
-        print(note)
     try:
         command = lab_command(arguments, start_at=lesson_paths()[0].name if first_time else "")
     except UsageError as error:
         return complain(error)
+    make_copies()
     write_settings()
-    show_notebooks_as_text(ROOT)
     for name, value in variables(COPIES).items():
         os.environ.setdefault(name, value)
     print(f"Your copies of the lessons are in {COPIES}. End the lab with Ctrl-C.", flush=True)
@@ -41,24 +39,20 @@ def variables(copies: Path) -> dict[str, str]:
 
     Its settings, data and history are beside the copies; kernels show progress bars, and figures for fine screens.
     """
-    settings = copies / ".jupyter"
-    folders = {"CONFIG": settings, "DATA": settings / "data", "RUNTIME": settings / "runtime"}
-    return {
-        **{f"JUPYTER_{kind}_DIR": str(folder) for kind, folder in folders.items()},
-        "IPYTHONDIR": str(settings / "ipython"),
-        "SCRATCH_DDP_PROGRESS": "1",
-        "SCRATCH_DDP_RETINA": "1",
-    }
+    folders = {"JUPYTER_CONFIG_DIR": "", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime"}
+    folders |= {"IPYTHONDIR": "ipython"}
+    settings = {name: str(copies / ".jupyter" / folder) for name, folder in folders.items()}
+    return settings | {"SCRATCH_DDP_PROGRESS": "1", "SCRATCH_DDP_RETINA": "1"}
 
 
 def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES) -> list[str]:
-    """The command line of a JupyterLab on loopback, opened at one of the copies or at their folder."""
+    """The command line of a JupyterLab on loopback, opened at one of the copies or at their folder.
+
+    JupyterLab takes port 8888, or says that it is taken and chooses a free one, and prints the address.
+    """
     for argument in arguments:
         if argument.lstrip("-").split("=")[0] in ("ip", "ServerApp.ip"):
-            raise UsageError(
-                "The lab listens on this machine only. From another one, go through ssh: "
-                "ssh -L 8888:localhost:8888 HOST, then open the printed address there."
-            )
+            raise UsageError(NO_IP.format(argument))
     # The root is the clone, not the copies' folder: a server shows nothing above its root, and the pictures are there.
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={copies.parent}"]
     command += [
@@ -80,10 +74,3 @@ def write_settings() -> None:
     kernel = share / "kernels/python3/kernel.json"
     if kernel.exists():  # ipykernel's; where an environment shares that of another, it is not ours to name
         kernel.write_text(json.dumps(json.loads(kernel.read_text()) | {"display_name": KERNEL_NAME}, indent=1))
-
-
-def show_notebooks_as_text(clone: Path) -> None:
-    """Let `git diff` show what notebooks say, in this clone alone; .gitattributes names the files."""
-    convert = f"{shlex.quote(sys.executable)} -m scratch_ddp.commands.as_text"
-    if (clone / ".git").exists() and shutil.which("git"):
-        subprocess.call(["git", "-C", str(clone), "config", "diff.notebook.textconv", convert])

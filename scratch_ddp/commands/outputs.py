@@ -4,7 +4,6 @@
 """
 
 import base64
-import hashlib
 import io
 import os
 import re
@@ -14,6 +13,7 @@ from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
+from nbformat.corpus.words import generate_corpus_id
 
 from scratch_ddp.commands.environment import ROOT
 
@@ -33,9 +33,9 @@ def clean_notebook(notebook: NotebookNode) -> None:
     metadata = {key: value for key, value in notebook.metadata.items() if key != "widgets"}
     notebook.metadata = nbformat.from_dict({**metadata, "kernelspec": KERNELSPEC, "language_info": {"name": "python"}})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
-    _give_ids(notebook.cells)
     count = 0
     for cell in notebook.cells:
+        cell.setdefault("id", generate_corpus_id())
         for key in CELL_NOISE:
             cell.metadata.pop(key, None)
         if cell.cell_type != "code":
@@ -76,17 +76,14 @@ def clean_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:
     """
     cleaned: list[NotebookNode] = []
     for output in outputs:
-        output = nbformat.from_dict(_without_paths(output))
+        output, last = nbformat.from_dict(_without_paths(output)), cleaned[-1] if cleaned else {}
         if output.output_type == "error":
             output.traceback = _without_line_numbers(output.traceback)
-        if output.output_type == "stream" and cleaned and _is_stream(cleaned[-1], output.name):
-            cleaned[-1].text += output.text
-            continue
-        if "data" in output:
-            if SCRIPT in output.data:
-                continue
-            output.data.pop(WIDGET, None)
-        cleaned.append(output)
+        if output.output_type == "stream" and output.name == last.get("name"):
+            last.text += output.text
+        elif SCRIPT not in output.get("data", {}):
+            output.get("data", {}).pop(WIDGET, None)
+            cleaned.append(output)
     for output in cleaned:
         if output.output_type == "stream":
             output.text = "\n".join(_as_a_terminal_shows(line) for line in output.text.split("\n"))
@@ -105,10 +102,6 @@ def _with_few_colours(picture: str) -> str:
     return base64.b64encode(smaller.getvalue()).decode("ascii")
 
 
-def _is_stream(output: NotebookNode, name: str) -> bool:
-    return output.output_type == "stream" and output.name == name
-
-
 def _as_a_terminal_shows(line: str) -> str:
     """The line after its backspaces and carriage returns; the blanks that wiped something out go too."""
     if "\b" not in line and "\r" not in line:
@@ -116,11 +109,11 @@ def _as_a_terminal_shows(line: str) -> str:
     shown: list[str] = []
     at = 0
     for character in line.removesuffix("\r"):  # \r\n is a plain end of line
-        if character == "\b":
+        if character == "\r":
+            at = 0
+        elif character == "\b":
             at = max(at - 1, 0)
             del shown[at : at + 1]
-        elif character == "\r":
-            at = 0
         else:
             shown[at : at + 1] = [character]
             at += 1
@@ -155,26 +148,14 @@ def _without_line_numbers(traceback: list[str]) -> list[str]:
     return ["\n".join(map(cleaned, item.split("\n"))) for item in traceback]
 
 
-def _path_patterns(venv: Path, clone: Path, home: Path) -> list[tuple[re.Pattern, str]]:
-    """What each folder of this machine is replaced by; a folder such as / would match too much and is left out."""
-    start = r"(?:(?<![\w/.~-])|(?<=\dm))"  # not inside of a longer path; \dm ends a colour code
-    patterns = [(re.compile(r"/\S*/ipykernel_\d+/\d+\.py"), "<cell>")]
-    for folder, name in [(venv, ".venv"), (clone, "."), (home, "~")]:
-        if len(folder.parts) > 1:
-            patterns.append((re.compile(start + re.escape(str(folder)) + r"(?=/|\b)"), name))
+_START = r"(?:(?<![\w/.~-])|(?<=\dm))"  # not inside of a longer path; \dm ends a colour code
+PATHS = [
+    (re.compile(r"/\S*/ipykernel_\d+/\d+\.py"), "<cell>"),
+    *(
+        (re.compile(_START + re.escape(str(folder)) + r"(?=/|\b)"), name)
+        for folder, name in [(Path(sys.prefix), ".venv"), (ROOT, "."), (Path.home(), "~")]
+        if len(folder.parts) > 1  # a folder such as / would match too much
+    ),
     # Where in the package a warning comes from, or a frame of a traceback that was printed.
-    return [*patterns, (re.compile(r'(scratch_ddp/[\w/]+\.py"?)(?::\d+|, line \d+)'), r"\1")]
-
-
-PATHS = _path_patterns(Path(sys.prefix), ROOT, Path.home())
-
-
-def _give_ids(cells: list[NotebookNode]) -> None:
-    """Every cell keeps its id; one that has none, or another cell's, gets one that depends on its text alone."""
-    taken: set[str] = set()
-    for cell in cells:
-        text, tried = f"{cell.cell_type}\n{cell.source}", 0
-        while cell.get("id") is None or cell.id in taken:
-            cell.id = hashlib.sha256(f"{text}\n{tried}".encode()).hexdigest()[:8]
-            tried += 1
-        taken.add(cell.id)
+    (re.compile(r'(scratch_ddp/[\w/]+\.py"?)(?::\d+|, line \d+)'), r"\1"),
+]

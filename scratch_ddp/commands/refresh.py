@@ -1,16 +1,14 @@
 """`refresh`: write the exercises' stubs into lessons, run them, and save their outputs as they are committed."""
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
 import nbformat
 
-from scratch_ddp.commands.execution import CellFailed, run
-from scratch_ddp.commands.lessons import UsageError, complain, find_lesson, lesson_paths
+from scratch_ddp.commands import notebooks
+from scratch_ddp.commands.notebooks import CellFailed, UsageError, complain, find_lesson, lesson_paths
 from scratch_ddp.commands.outputs import clean_notebook, clear_outputs, replace, to_text
-from scratch_ddp.commands.stubs import write_stubs
 
 
 def refresh(path: Path) -> bool:
@@ -20,9 +18,9 @@ def refresh(path: Path) -> bool:
     """
     before = path.read_text(encoding="utf-8")
     notebook = nbformat.reads(before, as_version=4)
-    write_stubs(notebook, path.parent)
+    notebooks.write_stubs(notebook, path.parent)
     clear_outputs(notebook)
-    run(notebook, path.parent)
+    notebooks.run(notebook, path.parent)
     clean_notebook(notebook)
     after = to_text(notebook)
     if after != before:
@@ -43,9 +41,8 @@ def _notebook(name: str) -> Path:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp refresh", description=__doc__)
     parser.add_argument("lessons", nargs="*", metavar="LESSON", help="02, or a notebook's path; without one: all")
-    names = parser.parse_args(arguments).lessons
     try:
-        paths = [_notebook(name) for name in names] or lesson_paths()
+        paths = [_notebook(name) for name in parser.parse_args(arguments).lessons] or lesson_paths()
     except UsageError as error:
         return complain(error)
     failed = 0
@@ -53,12 +50,8 @@ def main(arguments: list[str]) -> int:
         started = time.monotonic()
         print(f"{path.stem} … ", end="", flush=True)
         try:
-            changed = refresh(path)
+            done = "saved" if refresh(path) else "unchanged"
         except (CellFailed, ValueError) as failure:
-            failed += 1
-            print(f"left as it was: {failure}", flush=True)
-        else:
-            print(f"{'saved' if changed else 'unchanged'}, {time.monotonic() - started:.0f} s", flush=True)
-    if failed:
-        print(f"{failed} of {len(paths)} lessons failed.", file=sys.stderr)
+            failed, done = failed + 1, f"left as it was: {failure}"
+        print(f"{done}, {time.monotonic() - started:.0f} s", flush=True)
     return 1 if failed else 0

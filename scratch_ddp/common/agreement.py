@@ -42,18 +42,16 @@ def compare(
     """Compare numbers over the ranks: which of `same` differ anywhere, and the largest of each other number.
 
     All ranks pass the same names and equally many `flags`, which are numbers without names. A number has at most 62
-    bits (see `digest`), or 8 with the dtype torch.uint8. Raises nothing itself. Counted as set-up. Costs one all-reduce
-    of one element per number and two for each of `same`, in main memory where the group has a backend for it; through
-    NCCL the processor waits for the GPU's work.
+    bits (see `digest`), or 8 with the dtype torch.uint8. Costs one all-reduce, counted as set-up, of one element per
+    number and two for each of `same`, in main memory where the group has a backend for it; through NCCL the processor
+    waits for the GPU's work.
     """
     # The largest of (top - number) is top - (the smallest number).
     top = 255 if dtype is torch.uint8 else 0
     row = [*same.values(), *(top - value for value in same.values()), *numbers.values(), *flags]
     message = torch.tensor(row, dtype=dtype, device=message_device(group))
     with set_up():
-        # Straight to the group: the arguments are known to be right, and dist.all_reduce's checks take as long as the
-        # message does.
-        try:
+        try:  # straight to the group: dist.all_reduce's checks take as long as the message does
             (group or dist.group.WORLD).allreduce([message], _LARGEST).wait()
         except RuntimeError as error:
             error.add_note(LEFT_ALONE)
@@ -81,28 +79,31 @@ def raise_everywhere(
     if not dist.is_initialized():
         if problem is not None:
             raise error(problem)
-        return
-    if compare(group, {}, {"problem": problem is not None}, dtype=torch.uint8).largest["problem"]:
+    elif compare(group, {}, {"problem": problem is not None}, dtype=torch.uint8).largest["problem"]:
         raise error("\n".join(said_by_ranks(problem or "", group)))
 
 
 def said_by_ranks(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
     """Return what the ranks say, as `texts_by_rank` does, without those who say nothing. Every rank calls it."""
-    with set_up():
-        texts = gather_texts(text, group)
-    return texts_by_rank({rank: text for rank, text in zip(rank_numbers(group), texts, strict=True) if text})
+    texts = zip(rank_numbers(group), gather_texts(text, group), strict=True)
+    return texts_by_rank({rank: text for rank, text in texts if text})
 
 
-def check_same_lines(lines: Sequence[str], complaint: str, group: dist.ProcessGroup | None = None) -> None:
-    """Raise ValueError on every rank unless all ranks have the same lines.
+def check_everywhere(
+    problem: str | None, lines: Sequence[str], complaint: str, group: dist.ProcessGroup | None = None
+) -> None:
+    """Raise ValueError on every rank if any rank has a `problem`, or else unless all ranks have the same lines.
 
-    The message is the complaint, then for each rank that differs from the first rank the first line that does. Costs
-    one all-reduce of 16 bytes; the lines themselves travel only where they differ.
+    The message is that of `raise_everywhere`; or the complaint, then for each rank that differs from the first rank
+    the first line that does. Costs one all-reduce of 24 bytes; the lines themselves travel only where they differ.
     """
-    if not compare(group, {"lines": digest(lines)}, {}).different:
+    __tracebackhide__ = True
+    found = compare(group, {"lines": digest(lines)}, {"problem": problem is not None})
+    if found.largest["problem"]:
+        raise_everywhere(problem, group)
+    if not found.different:
         return
-    with set_up():
-        texts = [each.splitlines() for each in gather_texts("\n".join(lines), group)]
+    texts = [each.splitlines() for each in gather_texts("\n".join(lines), group)]
     ranks = rank_numbers(group)
     differences = [
         f"rank {rank}: {_first_difference(its, texts[0])} on rank {ranks[0]}"
@@ -112,27 +113,15 @@ def check_same_lines(lines: Sequence[str], complaint: str, group: dist.ProcessGr
     raise ValueError("\n".join([complaint, *differences]))
 
 
-def check_everywhere(
-    problem: str | None, lines: Sequence[str], complaint: str, group: dist.ProcessGroup | None = None
-) -> None:
-    """Raise ValueError on every rank if any rank has a `problem`, or else if the ranks' lines differ.
-
-    The messages are those of `raise_everywhere` and `check_same_lines`, but both together cost one all-reduce of 24
-    bytes while all is well.
-    """
+def check_same_lines(lines: Sequence[str], complaint: str, group: dist.ProcessGroup | None = None) -> None:
+    """As `check_everywhere` without a problem."""
     __tracebackhide__ = True
-    found = compare(group, {"lines": digest(lines)}, {"problem": problem is not None})
-    if found.largest["problem"]:
-        raise_everywhere(problem, group)
-    if found.different:
-        check_same_lines(lines, complaint, group)
+    check_everywhere(None, lines, complaint, group)
 
 
 def _first_difference(its: list[str], first_ranks: list[str]) -> str:
-    for position, (here, there) in enumerate(itertools.zip_longest(its, first_ranks, fillvalue="nothing more")):
-        if here != there:
-            return f"entry {position} is {here}, but {there}"
-    return "no difference"
+    pairs = enumerate(itertools.zip_longest(its, first_ranks, fillvalue="nothing more"))
+    return next(f"entry {place} is {here}, but {there}" for place, (here, there) in pairs if here != there)
 
 
 def texts_by_rank(texts: Mapping[int, Any]) -> list[str]:
@@ -157,12 +146,11 @@ def gather_rows(row: torch.Tensor, group: dist.ProcessGroup | None = None) -> li
 
 
 def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
-    """Return every rank's text, in rank order. Two all-gathers: the lengths, then the texts padded to the longest."""
-    data = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    lengths = [int(length) for length in gather_rows(torch.tensor([len(data)]), group)]
-    padded = torch.nn.functional.pad(data, (0, max(lengths) - len(data)))
-    rows = gather_rows(padded, group) if max(lengths) else [data] * len(lengths)
-    return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+    """Return every rank's text, in rank order. Two all-gathers, counted as set-up."""
+    texts = [""] * dist.get_world_size(group)
+    with set_up():
+        dist.all_gather_object(texts, text, group=group)
+    return texts
 
 
 def message_device(group: dist.ProcessGroup | None = None) -> torch.device:

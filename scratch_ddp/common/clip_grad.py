@@ -25,20 +25,12 @@ def total_norm(
     if not norm_type > 0:
         raise ValueError(f"norm_type is {norm_type}, should be a positive number or infinity")
     mine = [*sharded, *(replicated if dist.get_rank(group) == 0 else ())]
-    norms = [
-        torch.linalg.vector_norm(gradient.detach(), norm_type, dtype=torch.float64)
-        for gradient in mine
-        if gradient.numel()
-    ]
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    if norms:
-        norms = torch.stack([norm.to(device) for norm in norms])
-        total = norms.max() if norm_type == float("inf") else (norms**norm_type).sum()
-    if norm_type == float("inf"):
-        dist.all_reduce(total, dist.ReduceOp.MAX, group=group)
-        return total
-    dist.all_reduce(total, group=group)
-    return total ** (1 / norm_type)
+    norms = [torch.linalg.vector_norm(each.detach(), norm_type, dtype=torch.float64) for each in mine if each.numel()]
+    norms = torch.stack([torch.zeros((), dtype=torch.float64, device=device), *(each.to(device) for each in norms)])
+    largest = norm_type == float("inf")
+    total = norms.max() if largest else (norms**norm_type).sum()
+    dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
+    return total if largest else total ** (1 / norm_type)
 
 
 def clip_to_norm(gradients: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import message_device
+from scratch_ddp.common.agreement import gather_texts, message_device
 from scratch_ddp.common.tensors import bytes_of, copy_back, flatten, group_alike
 
 
@@ -26,15 +26,6 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
         found |= new
         ahead += new.values()
     return list(found.values())
-
-
-def buffers_of(model: nn.Module) -> list[torch.Tensor]:
-    """All buffers of the model, each once, in the same order at every call and on every rank."""
-    buffers = {id(each): each for module in modules_of(model) for each in module._buffers.values() if each is not None}
-    return list(buffers.values())
-
-
-# What can't be replicated. Each function returns a sentence for the error message, or None if nothing is wrong.
 
 
 def model_problem(model: object, group: dist.ProcessGroup | None = None, with_values: bool = True) -> str | None:
@@ -74,9 +65,6 @@ def gradient_problem(name: str, gradient: torch.Tensor) -> str | None:
     return None
 
 
-# Are the replicas equal?
-
-
 def describe(model: nn.Module) -> list[str]:
     """A line for each parameter and buffer with all that must be the same on every rank, except the values."""
     lines = []
@@ -89,19 +77,16 @@ def describe(model: nn.Module) -> list[str]:
     return lines
 
 
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True if both hold the same bytes: the same NaN is equal, 0.0 and -0.0 are not."""
-    return torch.equal(bytes_of(a), bytes_of(b))
+def difference(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """Say how far apart two tensors are; None if they hold the same bits. The same NaN is equal, 0.0 and -0.0 are not.
 
-
-def difference(a: torch.Tensor, b: torch.Tensor) -> str:
-    """Say how far apart two tensors are: the largest |a - b| of any element, computed in double precision."""
+    That is the largest |a - b| of any element, computed in double precision.
+    """
+    if torch.equal(bytes_of(a), bytes_of(b)):
+        return None
     wide = torch.complex128 if a.is_complex() else torch.float64
     largest = (a.detach().to(wide) - b.detach().to(wide)).abs().max().item()
     return f"by up to {largest:.3g}" if largest else "in bits alone (0.0 against -0.0)"
-
-
-# Keeping them equal.
 
 
 def broadcast_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
@@ -138,6 +123,34 @@ class RegisteredParameters:
 
     def _now(self) -> list[nn.Parameter | None]:
         return [each for module in modules_of(self.model) for each in module._parameters.values()]
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that a state dict holds, each by a line that says where it is and what it is like."""
+    return {
+        f"{number}.{name} {buffer.dtype} {tuple(buffer.shape)}": buffer
+        for number, module in enumerate(modules_of(model))
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
+
+
+def buffers_from_first(buffers: dict[str, torch.Tensor], group: dist.ProcessGroup | None, alike: bool) -> None:
+    """Give every rank the first rank's values of the `buffers`, which are `alike` on all ranks or not.
+
+    Those that are not, because they grow or appear, say, stay each rank's own. One broadcast per dtype, and two small
+    all-gathers where they are not alike.
+    """
+    names = set(buffers)
+    if not alike:
+        names = set.intersection(*(set(text.splitlines()) for text in gather_texts("\n".join(buffers), group)))
+    broadcast_from_first([buffers[name] for name in sorted(names)], group)
+
+
+def buffers_of(model: nn.Module) -> list[torch.Tensor]:
+    """All buffers of the model, each once, in the same order at every call and on every rank."""
+    buffers = {id(each): each for module in modules_of(model) for each in module._buffers.values() if each is not None}
+    return list(buffers.values())
 
 
 class Buffers:

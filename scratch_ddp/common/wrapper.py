@@ -1,6 +1,7 @@
 """What all wrappers of a model have in common: the switch for synchronisation, and the group of ranks they work in."""
 
 import contextlib
+import datetime
 from collections.abc import Iterator
 
 import torch.distributed as dist
@@ -11,12 +12,13 @@ import torch.distributed.nn.functional  # noqa: F401
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.common.torch_names import HintsAtTorchNames
+from scratch_ddp.common.agreement import compare
 
 Group = dist.ProcessGroup | DeviceMesh | None  # what wrappers take: None means all ranks
+_made = 0  # how many groups this process has made with `local_group`, or a higher number
 
 
-class SyncSwitch(HintsAtTorchNames):
+class SyncSwitch:
     """The switch that says whether gradients are synchronised. A wrapper inherits from it and `torch.nn.Module`."""
 
     _do_sync = True
@@ -73,13 +75,38 @@ def process_group(group: Group) -> dist.ProcessGroup | None:
     """
     if not dist.is_initialized():
         raise RuntimeError("there is no process group yet: run under torchrun and call dist.init_process_group() first")
+    outside = f"rank {dist.get_rank()} is not in the group: build the model on the group's ranks only"
     if isinstance(group, DeviceMesh):
         wide = [dim for dim in range(group.ndim) if group.size(dim) > 1] or [0]
         if len(wide) > 1:
             raise ValueError(f"the mesh has {len(wide)} dimensions: pass the one to spread over, as in mesh['dp']")
         if group.get_coordinate() is None:
-            raise ValueError(f"rank {dist.get_rank()} is not in the mesh: build the model on the mesh's ranks only")
+            raise ValueError(outside)
         group = group.get_group(wide[0])
     if group is not None and dist.get_rank(group) < 0:
-        raise ValueError(f"rank {dist.get_rank()} is not in the group: build the model on the group's ranks only")
+        raise ValueError(outside)
     return group
+
+
+def local_group(
+    group: dist.ProcessGroup | None, backend: str, timeout: datetime.timedelta | None = None
+) -> dist.ProcessGroup:
+    """Make another group of the same ranks, which these ranks alone call. Costs one small all-reduce besides.
+
+    new_group(…, use_local_synchronization=True) would name it by how many groups a rank has. Where ranks have different
+    numbers, or a group of the name was destroyed before, that hangs.
+    """
+    global _made
+    _made = compare(group, {}, {"made": _made}).largest["made"] + 1
+    c10d, ranks, backend = dist.distributed_c10d, dist.get_process_group_ranks(group), dist.Backend(backend)
+    made, _ = c10d._new_process_group_helper(
+        len(ranks),
+        dist.get_rank(group),
+        ranks,
+        backend,
+        c10d._get_default_store(),
+        f"local {_made} of {ranks}",
+        timeout=timeout or c10d._get_default_timeout(backend),
+    )
+    c10d._world.pg_group_ranks[made] = {rank: number for number, rank in enumerate(ranks)}
+    return made

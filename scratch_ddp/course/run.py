@@ -22,7 +22,6 @@ from scratch_ddp.course.exercise import Exercise, Seen, Wrong
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Counted, traffic
 from scratch_ddp.instruments.traffic.counts import Report
-from scratch_ddp.instruments.traffic.rounds import Start, Wait
 
 _LOOK = 0.2  # seconds between two looks at whether a call has to end
 _WIDTH = 240  # characters of a line or an error that are shown
@@ -107,9 +106,8 @@ def _observed(answer: Callable, ledger: MemoryLedger) -> Callable:
 
 def started_and_waited_for(counted: Counted) -> dict[str, int]:
     """How many calls a rank has started, and of how many it took the end: {"started": n, "waited for": m}."""
-    kinds = {"started": Start, "waited for": Wait}
-    events = counted.report()[1]
-    return {what: len({event.number for event in events if isinstance(event, kind)}) for what, kind in kinds.items()}
+    events = Counter(event for event, _ in counted.events)
+    return {"started": events["start"], "waited for": events["wait"]}
 
 
 @contextlib.contextmanager

@@ -42,6 +42,8 @@ def sync_batch_norm(x, norm, group=None):
         count = exact.new_full((1,), x.numel() / features)
         total = Total.apply(torch.cat([exact.sum(others), exact.square().sum(others), count]))
         count = total[-1].detach()
+        if count <= 1:  # on all ranks: the variance of one value is no estimate
+            raise ValueError("Expected more than 1 value per channel when training, over all ranks")
         mean = total[:features] / count
         variance = (total[features:-1] / count - mean.square()).clamp(min=0)
         with torch.no_grad():
@@ -73,25 +75,23 @@ class SyncBatchNorm(_BatchNorm):
         """Replace every BatchNorm in `model`, keeping its parameters and statistics; return the model.
 
         No communication. Raises ValueError, before anything is replaced, for a norm without weight, running statistics
-        or momentum.
+        or momentum, and for one of a class with a `forward` of its own.
         """
-        found = [(name, each) for name, each in model.named_modules() if isinstance(each, _BatchNorm)]
+        found = [each for each in model.named_modules(remove_duplicate=False) if isinstance(each[1], _BatchNorm)]
         for name, each in found:
-            if each.weight is None or each.running_mean is None or each.momentum is None:
-                which = f"the norm {name!r}" if name else "the norm"
-                raise ValueError(f"{which} can't be synchronized: it needs a weight, running statistics and a momentum")
+            plain = type(each).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward, cls.forward)
+            if not plain or each.weight is None or each.running_mean is None or each.momentum is None:
+                needs = "it needs BatchNorm's forward, a weight, running statistics and a momentum"
+                raise ValueError(f"the norm {name!r} can't be synchronized: {needs}")
+        synced = {each: cls(each.num_features, each.eps, each.momentum).train(each.training) for _, each in found}
+        for each, its in synced.items():
+            its.group, its._parameters, its._buffers = group, each._parameters, each._buffers
         for name, each in found:
-            synced = cls(each.num_features, each.eps, each.momentum).train(each.training)
-            synced.group = group
-            synced._parameters, synced._buffers = each._parameters, each._buffers
-            if not name:
-                return synced
             parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, synced)
-        return model
+            if name:
+                setattr(model.get_submodule(parent), own, synced[each])
+        return synced.get(model, model)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As BatchNorm's; every rank of the group calls it. Raises ValueError if x has another number of features."""
-        if x.dim() < 2 or x.shape[1] != self.num_features:
-            raise ValueError(f"x of shape (rows, {self.num_features}, …) is needed, not {tuple(x.shape)}")
+        """As BatchNorm's; every rank of the group calls it."""
         return sync_batch_norm(x, self, self.group)

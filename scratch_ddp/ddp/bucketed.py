@@ -1,20 +1,33 @@
-"""Data parallelism that hides few, large messages behind backward: gradients travel in buckets.
+"""Data parallelism that hides communication behind backward: in one message per gradient, or in a few large ones.
 
-When a bucket is filled and sent is decided in `reducer.py`; here is which gradients share one, and the memory for it.
+When a bucket is filled and sent is decided in `reducer.py`; here is which gradients share one.
 """
 
 from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.tensors import MB, group_alike
 from scratch_ddp.common.wrapper import Group
-from scratch_ddp.ddp.reducer import HookedModule
+from scratch_ddp.ddp.reducer import Bucket, HookedModule
 
 FIRST_BUCKET_MB = 1.0  # as in torch's DDP: communication starts early
+
+
+class OverlappedDDP(HookedModule):
+    """A model that starts as the first rank's on every rank, each gradient averaged while backward goes on.
+
+    `group` as for `ReplicatedModule`, which also says what is checked; `HookedModule` says what happens to gradients.
+    Costs one broadcast per dtype when it is built. Each step costs one asynchronous all-reduce per parameter that was
+    not frozen when the model was wrapped (of zeros for one without a gradient), started in the reverse order of
+    registration, and one small exchange of which parameters have a gradient.
+    """
+
+    def make_buckets(self, parameters: list[nn.Parameter]) -> list[Bucket]:
+        """A bucket for each parameter."""
+        return [Bucket([parameter]) for parameter in parameters]
 
 
 class BucketedDDP(HookedModule):
@@ -30,36 +43,15 @@ class BucketedDDP(HookedModule):
     small exchange of which parameters have a gradient. A bucket travels whole, with zeros where no rank has a gradient.
     """
 
+    settings = ("bucket_mb", "sync")
+
     def __init__(self, model: nn.Module, bucket_mb: float = 25.0, group: Group = None, *, sync: str = "call"):
         self.bucket_mb = bucket_mb
-        problem = _bucket_mb_problem(bucket_mb)
-        super().__init__(model, group, sync=sync, settings=f"bucket_mb={bucket_mb!r}", problem=problem)
+        super().__init__(model, group, sync, _bucket_mb_problem(bucket_mb))
 
-    def make_buckets(self, parameters: list[nn.Parameter]) -> list["Bucket"]:
+    def make_buckets(self, parameters: list[nn.Parameter]) -> list[Bucket]:
         """A bucket for each group of parameters."""
         return [Bucket(group) for group in bucket_groups(parameters, self.bucket_mb)]
-
-
-class Bucket:
-    """A bucket in which gradients lie one after the other in one tensor, which is allocated once."""
-
-    def __init__(self, parameters: list[nn.Parameter]):
-        self.parameters = parameters
-        sizes = [parameter.numel() for parameter in parameters]
-        self.tensor = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
-        parts = self.tensor.split(sizes)
-        self._views = {each: _laid_out_as(each, part) for each, part in zip(parameters, parts, strict=True)}
-
-    def put(self, parameter: nn.Parameter, world_size: int) -> None:
-        torch.div(parameter.grad, world_size, out=self._views[parameter])  # copies and divides in one pass
-
-    def put_zeros(self, parameter: nn.Parameter) -> None:
-        if parameter.grad is not None and not parameter.requires_grad:
-            parameter.grad = parameter.grad.clone()  # frozen: it keeps its gradient, perhaps a view of this bucket
-        self._views[parameter].zero_()
-
-    def mean(self, parameter: nn.Parameter) -> torch.Tensor:
-        return self._views[parameter].detach()  # so that `.grad.data = …` leaves the view alone
 
 
 def bucket_groups(parameters: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
@@ -92,12 +84,6 @@ def bucket_plan(nbytes: Sequence[int], limit: float, first: float) -> list[list[
             buckets.append([])
             held = 0
     return [bucket for bucket in buckets if bucket]
-
-
-def _laid_out_as(parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
-    """A view of `part` with the parameter's shape and strides, which may be those of a transposed tensor."""
-    strides = torch.empty_like(parameter, device="meta").stride()
-    return part.as_strided(parameter.shape, strides)
 
 
 def _bucket_mb_problem(bucket_mb: object) -> str | None:

@@ -1,11 +1,12 @@
-"""Data parallelism in its simplest form: equal replicas, and after each backward one all-reduce per parameter."""
+"""Data parallelism that averages after each backward: one all-reduce per parameter, or one for all of a dtype."""
 
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import raise_everywhere
-from scratch_ddp.common.replicas import difference, named_tensors, same_bits
+from scratch_ddp.common.replicas import difference, named_tensors
+from scratch_ddp.common.tensors import flatten, group_alike, unflatten
 from scratch_ddp.common.wrapper import Group
 from scratch_ddp.ddp.base import ReplicatedModule
 
@@ -25,9 +26,8 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
             rank0s = mine.detach().clone()
             with set_up():  # not counted as training's traffic
                 dist.broadcast(rank0s, group=self.group, group_src=0)
-            if problem is None and not same_bits(mine, rank0s):
-                how = f"differs from rank 0's {difference(mine, rank0s)}"
-                problem = f"{name!r} {how}: set the same seed before building the model"
+            if problem is None and (by := difference(mine, rank0s)):
+                problem = f"{name!r} differs from rank 0's {by}: set the same seed before building the model"
         raise_everywhere(problem, self.group)  # else equal ranks would wait for ever
 
     def sync_gradients(self) -> None:
@@ -42,3 +42,27 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
     def model(self) -> nn.Module:
         """The wrapped model, also known as `module`."""
         return self.module
+
+
+class FlatDDP(ReplicatedModule):
+    """A model that starts as the first rank's on every rank, its gradients averaged in one message per dtype.
+
+    Costs one broadcast per dtype when it is built. Each `sync_gradients()` costs one all-reduce per dtype (and device),
+    and one small exchange of which parameters have a gradient. While it runs, the gradients are in memory twice;
+    afterwards they are views of the one flat tensor.
+    """
+
+    def __init__(self, model: nn.Module, group: Group = None):
+        super().__init__(model, group)
+        self.copy_from_first()
+
+    def sync_gradients(self) -> None:
+        """Replace each gradient by its mean over the ranks. Call it after backward, on every rank."""
+        if not self.do_sync:
+            return
+        for parameters in group_alike(self.parameters_with_gradient()):
+            flat = flatten([parameter.grad for parameter in parameters])
+            flat /= self.world_size  # before the sum, which could overflow in half precision
+            dist.all_reduce(flat, group=self.group)
+            for parameter, mean in zip(parameters, unflatten(flat, parameters), strict=True):
+                parameter.grad = mean

@@ -5,23 +5,27 @@ Nothing outlives the call: ranks that have not answered after `timeout` seconds 
 """
 
 import contextlib
-import datetime
 import io
-import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import start_processes
+
+_STAY = 2.0  # seconds at most that a rank stays once it has answered: others may still read from its sockets
+_PATIENCE = 3.0  # seconds for the others once a rank has failed: they may wait for it in vain
 
 
 class RankFailed(RuntimeError):
@@ -39,85 +43,41 @@ def run_ranks(
     backend: str = "gloo",
     timeout: float = 60.0,
     capture: bool = False,
-    rendezvous: str = "file",
     waits: float | None = None,
 ) -> list[Any]:
     """Call `function(*args)` on `world_size` ranks of one process group and return [rank 0's result, rank 1's, …].
 
-    Results are pickled, including tensors. With `capture`, each entry is (result, what the rank printed).
-    `rendezvous`: the ranks find each other through a "file" or through "tcp" on loopback. With the backend nccl, each
-    rank uses the GPU of its number. `waits`: seconds that a collective waits for other ranks (default: `timeout`).
-    Raises RankFailed, naming every rank that raised, died or did not answer within `timeout` seconds.
+    Results are pickled, including tensors. With `capture`, each entry is (result, what the rank printed). With the
+    backend nccl, each rank uses the GPU of its number. `waits`: seconds that a collective waits for other ranks
+    (default: `timeout`). Raises RankFailed, naming every rank that raised, died or did not answer within `timeout`
+    seconds.
     """
-    if rendezvous not in ("file", "tcp"):
-        raise ValueError(f"rendezvous must be 'file' or 'tcp', not {rendezvous!r}")
-    context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        # torch's own server would listen on every address of this machine.
-        listener = socket.create_server(("127.0.0.1", 0)) if rendezvous == "tcp" else None
-        meet = listener or f"{folder}/rendezvous"
-        started = []
-        for rank in range(world_size):
-            here, there = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_rank_main,
-                args=(rank, world_size, function, args, backend, waits or timeout, meet, there, capture),
-            )
-            process.start()
-            there.close()
-            started.append((process, here))
-        if listener:
-            listener.close()  # rank 0 has its own copy
-        try:
-            results = _collect(started, time.monotonic() + timeout)
-            for process, _ in started:
-                process.join(5)  # they wait for one another; killing one would make the others report errors
-            return results
-        finally:
-            for process, here in started:
-                if process.is_alive():
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.join()
-                here.close()
-
-
-def _collect(started: list, deadline: float) -> list[Any]:
-    results: dict[int, Any] = {}
-    failures: dict[int, str] = {}
-    waiting = {here: rank for rank, (_, here) in enumerate(started)}
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        for here in wait(list(waiting), timeout=left):
-            rank = waiting.pop(here)
-            try:
-                ok, value = pickle.loads(
-                    here.recv_bytes()
-                )  # torch's own pickler would share memory with an ended process
-                (results if ok else failures)[rank] = value
-            except EOFError:
-                process = started[rank][0]
-                process.join()
-                failures[rank] = f"died with exit code {process.exitcode}"
-        if failures:  # the others may wait for a failed rank: give them a few seconds, not the whole timeout
-            deadline = min(deadline, time.monotonic() + 5)
-    for rank in waiting.values():
-        failures[rank] = "did not answer in time"
-    if failures:
+        own = (world_size, function, args, backend, waits or timeout, capture, Path(folder))
+        ranks = start_processes(_rank_main, own, world_size, join=False, start_method="fork").processes
+        deadline = time.monotonic() + timeout
+        while (alive := [rank.sentinel for rank in ranks if rank.is_alive()]) and time.monotonic() < deadline:
+            wait(alive, timeout=deadline - time.monotonic())
+            if any(rank.exitcode for rank in ranks):
+                deadline = min(deadline, time.monotonic() + _PATIENCE)
+        for rank in ranks:
+            if rank.is_alive():
+                os.killpg(rank.pid, signal.SIGKILL)
+        answers = [_answer(rank, Path(folder, f"{number}.answer")) for number, rank in enumerate(ranks)]
+    if failures := {rank: value for rank, (ok, value) in enumerate(answers) if not ok}:
         raise RankFailed(failures)
-    return [results[rank] for rank in range(len(started))]
+    return [value for _, value in answers]
 
 
-def _store(meet: str | socket.socket, rank: int, world_size: int) -> dist.Store:
-    """Where the ranks meet: a file of that name, or rank 0, which serves the socket."""
-    if isinstance(meet, str):
-        return dist.FileStore(meet, world_size)
-    port = meet.getsockname()[1]
-    if rank == 0:
-        return dist.TCPStore("127.0.0.1", port, world_size, is_master=True, master_listen_fd=meet.detach())
-    meet.close()
-    return dist.TCPStore("127.0.0.1", port, world_size)
+def _answer(process: BaseProcess, path: Path) -> tuple[bool, Any]:
+    in_time = not process.is_alive()
+    process.join()
+    if path.exists():
+        return pickle.loads(path.read_bytes())
+    return False, f"died with exit code {process.exitcode}" if in_time else "did not answer in time"
 
 
-def _rank_main(rank, world_size, function, args, backend, waits, meet, there, capture) -> None:
+def _rank_main(rank, world_size, function, args, backend, waits, capture, folder: Path) -> None:
     os.setsid()  # so that processes started by the rank can be killed with it
     # Loopback alone, and no variables about ranks from the calling process.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
@@ -125,25 +85,20 @@ def _rank_main(rank, world_size, function, args, backend, waits, meet, there, ca
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
-    printed = io.StringIO()
+    printed, failed = io.StringIO(), False
     try:
-        store, limit = _store(meet, rank, world_size), datetime.timedelta(seconds=waits)
+        store, limit = dist.FileStore(f"{folder}/rendezvous", world_size), timedelta(seconds=waits)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
         with contextlib.redirect_stdout(printed) if capture else contextlib.nullcontext():
             result = function(*args)
-        there.send_bytes(pickle.dumps((True, (result, printed.getvalue()) if capture else result)))
+        answer = pickle.dumps((True, (result, printed.getvalue()) if capture else result))
     except BaseException:
-        there.send_bytes(pickle.dumps((False, traceback.format_exc())))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        there.close()
-        # Peers may still read from this rank's sockets: exit when all have finished, or after two seconds. Rank 0 exits
-        # last, since over TCP it serves the store.
-        with contextlib.suppress(Exception):
-            store = dist.distributed_c10d._get_default_store()
-            for state, waits in (("finished", True), ("leaves", rank == 0)):
-                store.set(f"{state}/{rank}", "1")
-                if waits:
-                    store.wait([f"{state}/{peer}" for peer in range(world_size)], datetime.timedelta(seconds=2))
-        os._exit(0)
+        answer, failed = pickle.dumps((False, traceback.format_exc())), True
+    Path(folder, f"{rank}.partial").write_bytes(answer)
+    Path(folder, f"{rank}.partial").rename(Path(folder, f"{rank}.answer"))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    leaves = time.monotonic() + _STAY
+    while len(list(folder.glob("*.answer"))) < world_size and time.monotonic() < leaves:
+        time.sleep(0.005)
+    os._exit(failed)

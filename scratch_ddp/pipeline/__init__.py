@@ -9,14 +9,13 @@ A schedule is data: a row of actions for each rank. Read this folder from here:
         halves       a backward in two halves, so that the gradients of weights can wait
     module       the class Pipeline: everything that users call
         split        a model as a list of layers, cut into stages that take equally long
-        tied         parameters that several ranks hold
 """
 
 from scratch_ddp.pipeline.execute import execute
 from scratch_ddp.pipeline.module import Pipeline
 from scratch_ddp.pipeline.schedules import Action, gpipe, interleaved, one_f_one_b, zb_h1
 from scratch_ddp.pipeline.simulate import bubble, held, simulate, validate
-from scratch_ddp.pipeline.split import balanced_cuts, layer_seconds, layers_of
+from scratch_ddp.pipeline.split import balanced_cuts, layers_of
 
 __all__ = [
     "Action",
@@ -27,7 +26,6 @@ __all__ = [
     "gpipe",
     "held",
     "interleaved",
-    "layer_seconds",
     "layers_of",
     "one_f_one_b",
     "simulate",

@@ -27,7 +27,6 @@ def execute(
     loss: Callable[[int, torch.Tensor], torch.Tensor],
     sizes: Sizes | None = None,
     group: dist.ProcessGroup | None = None,
-    ahead: int = 1,
     device: torch.device | str = "cpu",
 ) -> tuple[float, list[tuple[Action, float, float]]]:
     """Carry out this rank's row of a valid schedule. Return its loss, and (action, start, end) of time.monotonic.
@@ -36,7 +35,7 @@ def execute(
     micro-batches, on the rank of stage 0. loss: called on the rank of the last stage with a micro-batch's number and
     output, returns its share of the loss. Gradients are added to `.grad`. A schedule of forwards alone runs without
     gradients. sizes: one dict for several passes over inputs of the same sizes: the first one fills it, later ones need
-    no headers. ahead: how many actions before its turn a message's receive is posted. device: where the stages are.
+    no headers. device: where the stages are.
 
     Raises RuntimeError on every rank if an action fails on any; some gradients have then been added. Cost: a message
     for each output and each gradient that a stage on another rank needs, before each output a header of 80 bytes while
@@ -46,9 +45,7 @@ def execute(
     messages = Messages(schedule, sizes, group, torch.device(device))
     computing = _Computing(stages, inputs, loss, sizes, messages.last, row)
     goes_on, problem, cause = True, None, None
-    for at, action in enumerate(row):
-        for soon in row[at : at + 1 + ahead]:
-            messages.post(soon)
+    for action in row:
         result = arrived = None
         try:
             arrived = messages.take(action)
@@ -72,9 +69,9 @@ def execute(
 
 
 def _problem(action: Action, arrived: torch.Tensor | None, error: Exception) -> str:
-    got = f", which got {Size.of(arrived)}," if action.kind == "F" and arrived is not None else ""
-    name, (_, stage, micro) = _NAMES[action.kind], action
-    return f"stage {stage}{got} failed in the {name} of micro-batch {micro}: {type(error).__name__}: {error}"
+    kind, stage, micro = action
+    got = f", which got {Size.of(arrived)}," if kind == "F" and arrived is not None else ""
+    return f"stage {stage}{got} failed in the {_NAMES[kind]} of micro-batch {micro}: {type(error).__name__}: {error}"
 
 
 class _Computing:
@@ -97,7 +94,11 @@ class _Computing:
 
     def forward(self, stage: int, micro: int, x: torch.Tensor | None) -> torch.Tensor:
         gradients: list[torch.Tensor] = []
-        x = self.inputs[micro] if stage == 0 else _Arrived.apply(x, torch.empty(0, requires_grad=True), gradients)
+        if stage == 0:
+            x = self.inputs[micro]
+        elif self.trains:
+            x = x + torch.zeros((), dtype=x.dtype, device=x.device, requires_grad=True)  # no leaf: it may be changed
+            x.register_hook(gradients.append)
         later: list = []
         with weights_put_off(later) if (stage, micro) in self.in_halves else contextlib.nullcontext():
             y = self.stages[stage](x)
@@ -131,17 +132,3 @@ class _Computing:
 
 def _in_words(y: Any) -> str:
     return str(Size.of(y)) if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"
-
-
-class _Arrived(torch.autograd.Function):
-    """What arrived, as the output of an operation: a stage may change it in place. Notes its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, _: torch.Tensor, gradients: list[torch.Tensor]) -> torch.Tensor:
-        ctx.gradients = gradients
-        return torch.empty(0, dtype=x.dtype, device=x.device).set_(x)  # the same memory, but no view
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
-        ctx.gradients.append(gradient)
-        return None, None, None

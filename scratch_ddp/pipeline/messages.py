@@ -13,6 +13,7 @@ from scratch_ddp.pipeline.simulate import Message, gives, homes, needs
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MOST_DIMENSIONS = 8
 _FAILED = -1  # in a header, in place of a dtype
+_AHEAD = 2  # how many actions before its turn a message's receive is posted; gloo sends from then on
 
 
 class Size(NamedTuple):
@@ -37,100 +38,91 @@ class Lost(Exception):
 
 
 class Messages:
-    """This rank's messages of one pass, through main memory. If `sizes` is empty, headers fill it."""
+    """This rank's messages of one pass, through main memory. If `sizes` is empty, headers fill it.
+
+    An output is kept until its gradient arrives, or else until the end of the pass, as gradients are.
+    """
 
     def __init__(self, schedule: Schedule, sizes: Sizes, group: dist.ProcessGroup | None, device: torch.device):
         self.rank, self.home, self.last = dist.get_rank(group), homes(schedule), max(homes(schedule))
         self.sizes, self.announced, self.group, self.device = sizes, not sizes, group, device
-        places = [(action, rank, at) for rank, row in enumerate(schedule) for at, action in enumerate(row)]
-        self.made = {gives(action): at for action, _, at in places}  # at which place in its rank's row
-        self.used = {self.needed(action): (rank, at) for action, rank, at in places}
+        self.row = list(schedule[self.rank])  # what is still to do
         self.here: dict[Message, torch.Tensor | None] = {}  # from one stage of this rank to another
         self.coming: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
         self.going: dict[Message, list[dist.Work]] = {}
 
-    def needed(self, action: Action) -> Message | None:
-        """What the action needs from another stage."""
-        return next((each for each in needs(action, self.last) if each.stage != action.stage), None)
-
-    def post(self, action: Action) -> None:
-        """Begin to receive what the action needs, if its size is known by now."""
-        message = self.needed(action)
-        if message is None or self.home[message.stage] == self.rank or message in self.coming:
-            return
-        if not (self.announced and message.what == "x") and (size := self.sizes.get(_output(message))):
-            self._receive(message, size)
-
     def take(self, action: Action) -> torch.Tensor | None:
-        """Return what the action needs from another stage, None if that is nothing. Lost if it will not come."""
-        message = self.needed(action)
+        """Return what the next action needs from another stage, None if that is nothing. Lost if it will not come."""
+        for soon in self.row[: 1 + _AHEAD]:
+            self._receive(self._needed(soon))
+        self.row.pop(0)
+        message = self._needed(action)
         if message is None:
             return None
-        if self.home[message.stage] == self.rank:
+        if message in self.here:
             if (tensor := self.here.pop(message)) is None:
                 raise Lost
             return tensor
-        if self.announced and message.what == "x" and (size := self._hear_size(message)):
-            self._receive(message, size)
-        self.post(action)
+        if self.announced and message.what == "x":
+            self._hear_size(message)
+        self._receive(message, announced=True)
         if message not in self.coming:
             raise Lost
         tensor, work = self.coming.pop(message)
         work.wait()
-        self._let_go(self.home[message.stage], self.made[message])
+        if message.what == "g":
+            self._wait(Message("x", message.stage - 1, message.micro))  # which was received, then
         return tensor.to(self.device)
 
     def give(self, action: Action, tensor: torch.Tensor | None) -> None:
         """Send what the action has computed to the stage that needs it; None if it could not be computed."""
         message = gives(action)
-        if message is None or message not in self.used:
+        if message is None or (to := self.home.get(message.stage + (1 if message.what == "x" else -1))) is None:
             return
-        to, _ = self.used[message]
         if to == self.rank:  # the next stage may change what it gets
             self.here[message] = tensor.clone() if tensor is not None and message.what == "x" else tensor
             return
-        self.going[message] = []
         if self.announced and message.what == "x":
-            self._send(_header(tensor), message, is_header=True)
+            self._send(_header(tensor), to, message, is_header=True)
         elif tensor is None and (size := self.sizes.get(_output(message))):
             tensor = torch.zeros(size.shape, dtype=size.dtype)  # the receiver waits for it
         if tensor is not None:
-            self._send(tensor.contiguous().cpu(), message)
+            self._send(tensor.contiguous().cpu(), to, message)
 
     def finish(self) -> None:
         """Return when everything has been received."""
         for message in list(self.going):
             self._wait(message)
 
-    def _let_go(self, rank: int, at: int) -> None:
-        """What this place of the rank's row has made is here: so all that it used up to there was received."""
-        for message in list(self.going):
-            user, place = self.used[message]
-            if user == rank and place <= at:
-                self._wait(message)
+    def _needed(self, action: Action) -> Message | None:
+        return next((each for each in needs(action, self.last) if each.stage != action.stage), None)
 
     def _wait(self, message: Message) -> None:
-        for work in self.going.pop(message):
+        for work in self.going.pop(message, ()):
             work.wait()
 
-    def _send(self, tensor: torch.Tensor, message: Message, is_header: bool = False) -> None:
+    def _send(self, tensor: torch.Tensor, to: int, message: Message, is_header: bool = False) -> None:
         with set_up() if is_header else contextlib.nullcontext():
-            to, tag = self.used[message][0], self._tag(message, is_header)
-            self.going[message].append(dist.isend(tensor, group=self.group, group_dst=to, tag=tag))
+            work = dist.isend(tensor, group=self.group, group_dst=to, tag=self._tag(message, is_header))
+        self.going.setdefault(message, []).append(work)
 
-    def _receive(self, message: Message, size: Size) -> None:
-        buffer = torch.empty(size.shape, dtype=size.dtype)
-        source = self.home[message.stage]
-        self.coming[message] = buffer, dist.irecv(buffer, group=self.group, group_src=source, tag=self._tag(message))
+    def _receive(self, message: Message | None, announced: bool = False) -> None:
+        """Begin to receive it, if it comes from another rank and its size is known by now."""
+        if message is None or message in self.coming or (source := self.home[message.stage]) == self.rank:
+            return
+        is_known = announced or not self.announced or message.what == "g"
+        if is_known and (size := self.sizes.get(_output(message))):
+            buffer = torch.empty(size.shape, dtype=size.dtype)
+            work = dist.irecv(buffer, group=self.group, group_src=source, tag=self._tag(message))
+            self.coming[message] = buffer, work
 
-    def _hear_size(self, message: Message) -> Size | None:
+    def _hear_size(self, message: Message) -> None:
         header = _header(None)
         with set_up():
             dist.recv(header, group=self.group, group_src=self.home[message.stage], tag=self._tag(message, True))
         dtype, dimensions, *shape = header.tolist()
-        if dtype == _FAILED:
-            return None
-        return self.sizes.setdefault(_output(message), Size(tuple(shape[:dimensions]), DTYPES[dtype]))
+        if dtype != _FAILED:
+            self.sizes[_output(message)] = Size(tuple(shape[:dimensions]), DTYPES[dtype])
 
     def _tag(self, message: Message, is_header: bool = False) -> int:
         return 4 * (message.micro * (self.last + 1) + message.stage) + 2 * (message.what == "g") + is_header

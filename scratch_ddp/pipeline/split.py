@@ -1,13 +1,11 @@
 """A model as a list of layers, and where to cut the list so that the slowest stage is as quick as it can be."""
 
 import itertools
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 DECODERS = ("llama", "qwen2", "qwen3")  # transformers' model types that are cut
@@ -31,7 +29,7 @@ def layers_of(model: nn.Module | Sequence[nn.Module]) -> list[Layer]:
     ids, without padding, and puts out logits. Raises TypeError or ValueError for what can't be cut.
     """
     if isinstance(model, nn.Sequential | nn.ModuleList):
-        return [Layer(module, {name: module}) for name, module in model.named_children()]
+        return [Layer(module, {name: module}) for name, module in model._modules.items()]  # one may come several times
     if isinstance(model, list | tuple):
         for place, each in enumerate(model):
             if not isinstance(each, nn.Module):
@@ -84,33 +82,3 @@ def balanced_cuts(costs: Sequence[float], stages: int) -> list[int]:
             for i in range(len(upto))
         ]
     return best[-1][1]
-
-
-def layer_seconds(
-    model: nn.Module | Sequence[nn.Module], x: torch.Tensor, group: dist.ProcessGroup | None = None, rounds: int = 3
-) -> list[float]:
-    """Measure each layer's forward and backward, one after the other, beginning with the input x: `Pipeline`'s `costs`.
-
-    The quickest of some rounds, and of the ranks the slowest, the same list on every rank. The model must fit on each
-    rank. Gradients stay as they were. One all-reduce of 8 bytes per layer.
-    """
-    seconds = []
-    for layer in layers_of(model):
-        parameters = [each for module in layer.modules.values() for each in module.parameters() if each.requires_grad]
-        quickest = min(_seconds(layer, x, parameters) for _ in range(rounds))
-        with torch.no_grad():
-            x = layer.call(x)
-        seconds.append(quickest)
-    slowest = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
-    return slowest.tolist()
-
-
-def _seconds(layer: Layer, x: torch.Tensor, parameters: Iterable[nn.Parameter]) -> float:
-    x = x.detach().requires_grad_(x.is_floating_point())
-    began = time.perf_counter()
-    y = layer.call(x)
-    wanted = [each for each in (x, *parameters) if each.requires_grad]
-    if y.requires_grad:
-        torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True)
-    return time.perf_counter() - began

@@ -10,7 +10,6 @@ transformers' Llama and models built like it. The layers can be used alone too.
 
 from scratch_ddp.tensor_parallel.cross_entropy import vocabulary_parallel_cross_entropy
 from scratch_ddp.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding
-from scratch_ddp.tensor_parallel.model import clip_grad_norm_, gather_full_grads, gather_full_params
 from scratch_ddp.tensor_parallel.moves import move
 from scratch_ddp.tensor_parallel.parallelize import parallelize
 from scratch_ddp.tensor_parallel.plans import (
@@ -21,6 +20,7 @@ from scratch_ddp.tensor_parallel.plans import (
     on_token_slices,
     vocabulary_parallel_loss,
 )
+from scratch_ddp.tensor_parallel.sliced import clip_grad_norm_, gather_full_grads, gather_full_params
 
 __all__ = [
     "LLAMA",

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from scratch_ddp.common.wrapper import Group, process_group
-from scratch_ddp.tensor_parallel.checks import check_one_of, check_tokens
+from scratch_ddp.tensor_parallel.checks import own_ids
 
 
 def vocabulary_parallel_cross_entropy(
@@ -27,19 +27,16 @@ def vocabulary_parallel_cross_entropy(
     """Return what torch.nn.functional.cross_entropy returns for whole logits: a scalar, the same on every rank.
 
     `logits`: this rank's slice (…, vocabulary / n), floating-point; half precision is computed in float32. `targets`:
-    (…), int64, ids of the whole vocabulary or `ignore_index`, the same on every rank. `reduction`: "mean" or "sum".
-    Raises ValueError on every rank for targets that are not in the vocabulary, or not the same on all ranks.
-    Cost: a small all-reduce for that check; then one all-reduce of a number a token, and one of two. None in backward.
+    (…), int64, ids of the whole vocabulary or `ignore_index`, the same on every rank; others raise, as in one process.
+    `reduction`: "mean" or "sum". Cost: one all-reduce of a number a token, and one of two. None in backward.
     """
     group = process_group(group)
-    check_one_of("reduction", reduction, ("mean", "sum"))
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits of shape {tuple(logits.shape)} don't fit targets of shape {tuple(targets.shape)}")
-    check_tokens("the targets", targets, logits.shape[-1] * dist.get_world_size(group), group, ignore_index)
     logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
-    targets = targets.flatten()
-    losses = _CrossEntropy.apply(logits, targets, group).masked_fill(targets == ignore_index, 0)
-    return losses.sum() / (targets != ignore_index).sum() if reduction == "mean" else losses.sum()
+    ignored = targets.flatten() == ignore_index
+    losses = _CrossEntropy.apply(logits, targets.flatten().masked_fill(ignored, 0), group).masked_fill(ignored, 0)
+    return losses.sum() / (~ignored).sum() if reduction == "mean" else losses.sum()
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -48,9 +45,8 @@ class _CrossEntropy(torch.autograd.Function):
         largest = logits.amax(1)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         exps = logits - largest[:, None]
-        here = targets - dist.get_rank(group) * logits.shape[1]
-        others = (here < 0) | (here >= logits.shape[1])  # their targets are in another rank's slice
-        here = here.masked_fill(others, 0)[:, None]
+        here, others = own_ids(targets, logits.shape[1], group)
+        here = here[:, None]
         terms = torch.stack([exps.gather(1, here)[:, 0].masked_fill(others, 0), exps.exp_().sum(1)])
         dist.all_reduce(terms, group=group)
         ctx.save_for_backward(exps.div_(terms[1, :, None]), here, others)

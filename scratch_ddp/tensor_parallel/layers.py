@@ -7,24 +7,26 @@ computes x Wᵀ, these are the columns of the matrix that x is multiplied by, he
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_same_lines
+from scratch_ddp.common.agreement import check_same_lines, digest
 from scratch_ddp.common.wrapper import Group, process_group
-from scratch_ddp.tensor_parallel.checks import agree_on_layer, check_one_of, check_plain, check_tokens
-from scratch_ddp.tensor_parallel.moves import all_gather, move, slices_of
+from scratch_ddp.tensor_parallel.checks import check_plain, own_ids, prepare_everywhere
+from scratch_ddp.tensor_parallel.moves import move, slices_of
+from scratch_ddp.tensor_parallel.sliced import SlicedParameter, gather_full_grads, gather_full_params
 
-ABSENT = "the ranks have gradients of different parameters: run the same backward on every rank"
+_TOKENS = "all ranks of a tensor-parallel group work on the same tokens, but these were given different ones"
 
 
 class ParallelLayer(nn.Module):
-    """What the layers have in common: slices of a plain layer's parameters, which can be gathered again.
+    """What the layers have in common: this rank's part of a plain layer's parameters.
 
-    `cuts` says along which dimension each sliced parameter is cut; the other parameters are whole on every rank.
+    `cuts` says along which dimension each sliced parameter is cut; the other parameters are whole on every rank. They
+    are views of the plain layer's until `own_parameters`.
     """
 
     made_of: ClassVar[type[nn.Module]]
@@ -36,26 +38,41 @@ class ParallelLayer(nn.Module):
         check_plain(type(self), plain, self.group)
         for name in ("weight", "bias"):
             parameter = getattr(plain, name, None)
-            self.register_parameter(name, None if parameter is None else self._own_part(name, parameter))
+            self.register_parameter(name, None if parameter is None else self._part(name, parameter))
 
-    def _own_part(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
-        values = parameter.detach()
-        if name in self.cuts:
-            values = slices_of(values, self.group, self.cuts[name])[dist.get_rank(self.group)]
-        return nn.Parameter(values.clone(memory_format=torch.contiguous_format), parameter.requires_grad)
+    def _part(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        if name not in self.cuts:
+            return nn.Parameter(parameter.detach(), parameter.requires_grad)
+        slices, dim = slices_of(parameter.detach(), self.group, self.cuts[name]), self.cuts[name]
+        part = SlicedParameter(slices[dist.get_rank(self.group)], parameter.requires_grad)
+        part.sliced_over, part.sliced_dim = self.group, dim
+        return part
+
+    def own_parameters(self) -> None:
+        """Copy the parameters, so that the plain layer's memory can be freed."""
+        for parameter in self.parameters():
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+
+    @classmethod
+    def from_linear(cls, plain: nn.Module, group: Group = None, **options: Any) -> Self:
+        """Return cls(plain, group, **options): this rank's part of a plain layer, which takes the first rank's values.
+
+        Raises ValueError on every rank if n ranks can't hold equal slices, or if the ranks' layers differ in shape.
+        """
+        group = process_group(group)
+        made = prepare_everywhere(lambda: cls(plain, group, **options), plain, group)
+        made.own_parameters()
+        return made
+
+    from_embedding = from_linear
 
     def gather_full_params(self) -> dict[str, torch.Tensor]:
-        """Return the plain layer's parameters by name, on every rank. One all-gather for each that is sliced."""
-        return {name: self._whole(name, each.detach()) for name, each in self.named_parameters()}
+        """Return the plain layer's parameters by name, on every rank."""
+        return gather_full_params(self)
 
     def gather_full_grads(self) -> dict[str, torch.Tensor | None]:
-        """Return their gradients likewise, None where there is none. One small all-reduce more."""
-        grads = {name: each.grad for name, each in self.named_parameters()}
-        check_same_lines([name for name in grads if grads[name] is not None], ABSENT, self.group)
-        return {name: None if grad is None else self._whole(name, grad) for name, grad in grads.items()}
-
-    def _whole(self, name: str, mine: torch.Tensor) -> torch.Tensor:
-        return all_gather(mine, self.group, self.cuts[name]) if name in self.cuts else mine.clone()
+        """Return their gradients likewise, None where there is none."""
+        return gather_full_grads(self)
 
     def extra_repr(self) -> str:
         return f"a slice {tuple(self.weight.shape)} for {dist.get_world_size(self.group)} ranks"
@@ -74,10 +91,8 @@ class ColumnParallelLinear(ParallelLayer):
     """
 
     made_of, cuts = nn.Linear, {"weight": 0, "bias": 0}
-    from_linear = classmethod(agree_on_layer)
 
     def __init__(self, linear: nn.Linear, group: Group = None, gather_output=False, input_move: str | None = "copy"):
-        check_one_of("input_move", input_move, ("copy", "gather", None))
         super().__init__(linear, group)
         self.gather_output, self.input_move = gather_output, input_move
 
@@ -98,10 +113,8 @@ class RowParallelLinear(ParallelLayer):
     """
 
     made_of, cuts = nn.Linear, {"weight": 1}
-    from_linear = classmethod(agree_on_layer)
 
     def __init__(self, linear: nn.Linear, group: Group = None, input_is_parallel=True, output_move: str = "reduce"):
-        check_one_of("output_move", output_move, ("reduce", "reduce_scatter"))
         super().__init__(linear, group)
         self.input_is_parallel, self.output_move = input_is_parallel, output_move
 
@@ -118,26 +131,26 @@ class VocabularyParallelEmbedding(ParallelLayer):
     """An embedding of which each rank holds its slice of the rows: it looks up its own tokens, others give zeros.
 
     `from_embedding(embedding, group)` makes it of a plain one that every rank holds alike.
-    Input: the same ids (…, tokens) on every rank. Output: (…, tokens, features), whole; with `output_move`
-    "reduce_scatter" slices of tokens, with None partial sums. Raises ValueError on every rank if ids are not in the
-    vocabulary, or not the same on all ranks.
-    Cost: that check, one small all-reduce; then one all-reduce of the output. Nothing in backward.
+    Input: the same ids (…, tokens) on every rank; ids outside of the vocabulary raise, as in one process. Output:
+    (…, tokens, features), whole; with `output_move` "reduce_scatter" slices of tokens, with None partial sums.
+    Raises ValueError on every rank if the ids of the first forward are not the same on all ranks.
+    Cost: one all-reduce of the output, and a small one in the first forward. Nothing in backward.
     """
 
     made_of, cuts = nn.Embedding, {"weight": 0}
-    from_embedding = classmethod(agree_on_layer)
 
     def __init__(self, embedding: nn.Embedding, group: Group = None, output_move: str | None = "reduce"):
-        check_one_of("output_move", output_move, ("reduce", "reduce_scatter", None))
         super().__init__(embedding, group)
         self.output_move, rows = output_move, len(self.weight)
-        self.first, self.vocabulary = dist.get_rank(self.group) * rows, embedding.num_embeddings
-        padding = -1 if embedding.padding_idx is None else embedding.padding_idx - self.first
+        padding = -1 if embedding.padding_idx is None else embedding.padding_idx - dist.get_rank(self.group) * rows
         self.padding_idx = padding if 0 <= padding < rows else None  # its row gets no gradient
+        self.has_compared = False
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        check_tokens("the embedding's ids", ids, self.vocabulary, self.group)
-        here = ids - self.first
-        others = (here < 0) | (here >= len(self.weight))
-        y = nn.functional.embedding(here.masked_fill(others, 0), self.weight, self.padding_idx)
+        if not self.has_compared:
+            begin, number = ids.flatten()[:4].tolist(), digest([str(ids.tolist())]) % 10**6
+            check_same_lines([f"ids {tuple(ids.shape)} that begin {begin} (number {number})"], _TOKENS, self.group)
+            self.has_compared = True
+        here, others = own_ids(ids, len(self.weight), self.group)
+        y = nn.functional.embedding(here, self.weight, self.padding_idx)
         return move(y.masked_fill(others.unsqueeze(-1), 0), self.output_move, self.group)

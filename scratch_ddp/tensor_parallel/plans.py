@@ -1,6 +1,6 @@
 """Plans for `parallelize`, and the entries in them that are no layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,44 @@ Group = dist.ProcessGroup | None
 Install = Callable[[], object]
 
 
+class _Region:
+    """Installs what a module needs whose ranks see a part of its tokens or its heads, and whose input is moved, if so.
+
+    The gradients of parameters that the plan leaves whole there are then parts of a sum, which each backward adds up.
+    """
+
+    def __init__(self, module: nn.Module, group: Group, move: str | None = None, head_size: int | None = None):
+        self.module, self.group, self.move, self.head_size = module, group, move, head_size
+        self.summed: list[nn.Parameter] = []
+
+    def leave_whole(self, path: str, named: Mapping[str, nn.Parameter]) -> None:
+        """Take the parameters that the plan leaves whole. Raises ValueError for those that can't be."""
+        if self.move in ("copy", "gather"):
+            for name, parameter in named.items():
+                if name.count(".") != 1 or tuple(parameter.shape) != (self.head_size,):  # one module for each head
+                    here = f"{path or 'the model'}: {name!r}"
+                    raise ValueError(f"{here} would be whole among slices: this plan is not for this model")
+        if self.move != "reduce_scatter":
+            self.summed = [each for each in named.values() if each.requires_grad]
+
+    def __call__(self) -> None:
+        """Change the module."""
+        if self.move:
+            hook = partial(_move_input, name=self.move, group=self.group)
+            self.module.register_forward_pre_hook(hook, with_kwargs=True)
+        for parameter in self.summed:
+            if not hasattr(parameter, "summed_over"):  # by another entry
+                parameter.summed_over = self.group
+                parameter.register_hook(partial(moves.all_reduce, group=self.group))
+
+
 def move_input(module: nn.Module, group: Group, move: str = "copy") -> Install:
     """Move the module's input once, for all layers in it that read it; their `input_move` is None.
 
     With an f in each of q, k and v, backward would take three all-reduces where one does. The input is the first
-    positional argument, or the keyword argument `hidden_states`.
+    positional argument, or the keyword argument `hidden_states`. After an f the plan must slice all that is inside.
     """
-    hook = partial(_move_input, name=move, group=group)
-    return lambda: module.register_forward_pre_hook(hook, with_kwargs=True)
+    return _Region(module, group, move)
 
 
 def _move_input(_: nn.Module, args: tuple, kwargs: dict[str, Any], name: str, group: Group) -> tuple[tuple, dict]:
@@ -37,22 +67,22 @@ def _move_input(_: nn.Module, args: tuple, kwargs: dict[str, Any], name: str, gr
 def attention_by_heads(attention: nn.Module, group: Group, move: str = "copy") -> Install:
     """`move_input` for an attention with `q_proj`, `k_proj`, `v_proj` and `head_dim`: each rank gets whole heads.
 
-    A rank's key/value heads are those that its own query heads use, since both are sliced in order. Raises ValueError
-    if n ranks can't hold equally many.
+    A rank's key/value heads are those that its own query heads use, since both are sliced in order. A norm of each
+    head stays whole, and its gradient is summed. Raises ValueError if n ranks can't hold equally many heads.
     """
-    for name, what in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")):
-        heads = getattr(attention, name).out_features // attention.head_dim
-        check_multiple(f"the {what} heads", heads, dist.get_world_size(group), fixed=True)
-    return move_input(attention, group, move)
+    if hasattr(attention, "num_heads"):
+        raise ValueError("it cuts by its own num_heads, which a rank does not have: this plan is not for this model")
+    for name, what in (("q_proj", "query heads"), ("k_proj", "key heads"), ("v_proj", "value heads")):
+        check_multiple(what, getattr(attention, name).out_features // attention.head_dim, group)
+    return _Region(attention, group, move, attention.head_dim)
 
 
 def on_token_slices(module: nn.Module, group: Group) -> Install:
-    """For a module that computes on slices of tokens, such as a norm: its gradients become the sum over the ranks.
+    """For a module that computes on slices of tokens, such as a norm: gradients of whole parameters are summed.
 
-    Costs one all-reduce for each parameter in each backward, of the parameter's size.
+    Costs one all-reduce for each of them in each backward, of the parameter's size.
     """
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return lambda: [parameter.register_hook(partial(moves.all_reduce, group=group)) for parameter in trained]
+    return _Region(module, group)
 
 
 def vocabulary_parallel_loss(model: nn.Module, group: Group) -> Install:
@@ -100,6 +130,6 @@ LLAMA_SEQUENCE = {  # residual stream and norms hold slices of tokens
     "self_attn": partial(attention_by_heads, move="gather"),
     "mlp": partial(move_input, move="gather"),
     **dict.fromkeys(("o_proj", "down_proj"), partial(RowParallelLinear, output_move="reduce_scatter")),
-    **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "norm"), on_token_slices),
+    **dict.fromkeys(("layers", "norm"), on_token_slices),
     "lm_head": partial(ColumnParallelLinear, input_move="gather"),
 }

@@ -1,4 +1,4 @@
-"""Training on sentence pairs: data, models, the loop that all strategies share, evaluation.
+"""Training on sentence pairs: data, models, and the loop with its evaluation, which all strategies share.
 
 `python -m scratch_ddp.training` (also under torchrun) puts them together:
 
@@ -9,9 +9,8 @@
 """
 
 from scratch_ddp.training.data import Batches, load_pairs, sentences, shard, tokenise
-from scratch_ddp.training.evaluation import evaluate, score
-from scratch_ddp.training.loop import seed_everything, train
+from scratch_ddp.training.loop import evaluate, score, train
 from scratch_ddp.training.models import SMOLLM2_360M, build_small, load_model
 
 __all__ = ["SMOLLM2_360M", "Batches", "build_small", "evaluate", "load_model", "load_pairs"]
-__all__ += ["score", "seed_everything", "sentences", "shard", "tokenise", "train"]
+__all__ += ["score", "sentences", "shard", "tokenise", "train"]

@@ -1,47 +1,44 @@
-"""When a run saves its state, and where it goes on when it starts again.
+"""Checkpoints of a run, and SIGTERM: a run that was ended goes on where it was saved last.
 
-Checkpoints are folders `step_00000020` in the run's folder. A new one gets this name when it is complete, so a folder
-of that name is complete unless a file was damaged later. Then the one before it is taken.
+torch.distributed.checkpoint writes each one, in a thread, to a folder `step_00000020` in the run's folder. The file
+`.metadata` is written last: a folder without it was cut short and is passed over. What was saved fits any strategy on
+any number of ranks.
 """
 
 import dataclasses
 import datetime
-import re
-import secrets
+import json
+import os
 import shutil
-import time
-from collections.abc import Callable, Iterable, Mapping
+import signal
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
-from scratch_ddp.common import checkpoint
-from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import compare, gather_texts, raise_everywhere
-from scratch_ddp.training import run_state
+from scratch_ddp.common.agreement import compare, raise_everywhere
+from scratch_ddp.fsdp import FSDP
 from scratch_ddp.training.data import Batch
-from scratch_ddp.training.evaluation import Score
-from scratch_ddp.training.loop import History
-from scratch_ddp.training.stopping import Stopped, StopRequest
+from scratch_ddp.training.loop import History, Score
 
 KEPT = 2  # checkpoints; the older one is for the case that the newer one is damaged
-PATIENCE = 5  # seconds until a new file of one host shows on another
-_COMPLETE = re.compile(r"step_\d{8}")
-_PARTIAL = re.compile(r"step_\d{8}\.(partial|before)")
 
 
 class Checkpoints:
-    """Saves a run every `every` steps and when it is asked to stop, and finds its last checkpoint.
+    """Saves a run every `every` steps and when SIGTERM comes, and finds its last checkpoint.
 
     `settings`: by name, what decides which items a step sees and what it does with them. A checkpoint of a run with
-    others is refused. `model` and `optimizer` are those of the run; `report` gets a line for what is resumed or
-    skipped. A thread writes each checkpoint while training goes on. Every rank makes one. Raises ValueError on every
-    rank if one can't see the files that the first rank writes to the folder. Costs two process groups of gloo, and in
-    each step one all-reduce of two bytes.
+    others is refused. Training goes on while a checkpoint is written. Every rank makes one, in the main thread. Raises
+    ValueError on every rank if one does not see the folder, which exists. Costs two process groups of gloo, and in each
+    step one all-reduce of a byte.
     """
 
     def __init__(
@@ -51,155 +48,137 @@ class Checkpoints:
         model: nn.Module,
         optimizer: Optimizer,
         settings: Mapping[str, Any],
-        stop: StopRequest,
-        report: Callable[[str], None] | None = None,
         timeout: datetime.timedelta | None = None,
     ):
-        self.folder, self.every, self.model, self.optimizer = folder, every, model, optimizer
-        self.settings = {"strategy": run_state.family(model), **settings}
-        self.stop, self.report = stop, report or (lambda line: None)
-        self._write: checkpoint.Write | None = None
-        self._losses: list[float] = []  # of all steps so far, over all ranks
-        self._control = self._messages = None
-        if dist.is_initialized():  # the thread needs a group of its own, and GPUs shall not wait for our messages
-            self._control, self._messages = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
-        _check_shared(folder)
+        self.folder, self.every, self.model, self.optimizer, self.settings = folder, every, model, optimizer, settings
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])  # a schedule that goes on needs it; it is saved with the rest
+        self._writing: Future | None = None
+        self._last = 0  # the step that was saved last
+        self._asked = False
+        signal.signal(signal.SIGTERM, self._ask)  # the step under way goes on to its end
+        self._group = self._threads = None
+        if dist.is_initialized():  # GPUs shall not wait for our messages, and the writing threads need their own group
+            self._group, self._threads = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
+        problem = None if folder.exists() else f"{folder} is not the first rank's: hosts must share it"
+        raise_everywhere(problem, self._group)
 
     def resume(self) -> History:
-        """Load the last checkpoint that can be read, and return its history; an empty one if there is none at all.
+        """Load the last complete checkpoint and return its history; an empty one if there is none.
 
-        Every rank calls it. Raises ValueError on every rank if there are checkpoints but none can be read, or if the
-        last one is of a run with other settings.
+        Every rank calls it. Raises ValueError on every rank if that checkpoint is damaged, and names an older one that
+        is whole, or if it is of a run with other settings.
         """
-        unreadable: dict[str, str] = {}
-        for name in self._names():
+        names, problem = [self._complete()], ""
+        if self._group is not None:  # another host may see them later than the first rank
+            dist.broadcast_object_list(names, group=self._group)
+        for name in names[0]:
+            state = run_state(self.model, self.optimizer) | {"extra": ""}
             try:
-                checkpoint.verify(self.folder / name, None)
-                extra = run_state.read_extra(self.folder / name)
-                self._refuse_other_settings(name, extra["settings"])
-                run_state.restore(self.folder / name, self.model, self.optimizer)
-            except _Unlike:
-                raise
-            except ValueError as error:
-                unreadable[name] = str(error)
-                self.report(f"{name} is skipped: {error}")
+                dcp.load(state, checkpoint_id=self.folder / name, process_group=self._group)
+            except (Exception, CheckpointException) as error:
+                problem = problem or f"{self.folder / name} can't be loaded: {_cause(error)}"
                 continue
-            self._put_aside(unreadable)
-            self._losses = list(extra["losses"])
-            scores = [Score(*values) for values in extra["scores"]]
-            self.report(f"resumed after step {len(self._losses)} ({self.folder / name})")
-            return History(self._losses, extra["epoch_losses"], scores)
-        if unreadable:
-            first = next(iter(unreadable.values()))
-            raise ValueError(f"no checkpoint in {self.folder} can be read, so move it away to start anew: {first}")
+            if problem:
+                raise ValueError(f"{problem}; {name} is whole: move the newer away, and the same command goes on there")
+            return self._restore(name, state)
+        if problem:
+            raise ValueError(f"{problem}; no older one is whole: move {self.folder} away to start anew")
         return History()
 
     def after_step(self, window: list[Batch], history: History) -> None:
-        """Save if it is time to. Raises Stopped on every rank, after saving, if any was asked to stop."""
-        stop, busy = self._agree(self.stop.asked, self._write is not None and not self._write.has_ended)
-        if not busy:
-            self._finish()
-        if stop:
+        """Save if it is time to. If SIGTERM came to any rank, all of them end the process, after saving."""
+        asked = [self._asked]
+        if self._group is not None:
+            asked = compare(self._group, {}, {}, asked, torch.uint8).flags
+        if asked[0]:
             self.save(history)
-            raise Stopped(history.steps)
-        if history.steps % self.every == 0:
+            if _is_first():
+                print(f"stopped by SIGTERM after step {self._last}, saved; the same command goes on from there")
+            # torchrun would start a run again that fails
+            raise SystemExit(0 if "TORCHELASTIC_RUN_ID" in os.environ else 128 + signal.SIGTERM)
+        if len(history.losses) % self.every == 0:
             self._begin(history)
 
     def save(self, history: History) -> None:
         """Save now, unless the last checkpoint is of this step; return when it is complete. Every rank calls it."""
-        if history.steps > len(self._losses) or (self._write is None and not self._names()):
+        if len(history.losses) > self._last:
             self._begin(history)
         self._finish()
 
     def _begin(self, history: History) -> None:
         self._finish()  # a disk that is slower than `every` steps holds the run up
-        self._losses += self._over_ranks(history.losses[len(self._losses) :])
         extra = {
             "settings": self.settings,
-            "losses": self._losses,
+            "losses": history.of_all_ranks(self._group).mean(1).tolist(),
             "epoch_losses": history.epoch_losses,
             "scores": [dataclasses.astuple(score) for score in history.scores],
         }
-        tensors, others = run_state.collect(self.model, self.optimizer, extra)
-        folder = self.folder / f"step_{history.steps:08}"
-        self._write = checkpoint.Write(folder, tensors, others, self._control, background=True, messages=self._messages)
+        state = run_state(self.model, self.optimizer) | {"extra": json.dumps(extra)}
+        self._last = len(history.losses)
+        place = self.folder / f"step_{self._last:08}"
+        self._writing = dcp.async_save(state, checkpoint_id=place, process_group=self._threads)
 
     def _finish(self) -> None:
-        if self._write is not None:
-            write, self._write = self._write, None
-            write.finish()
-            if checkpoint.is_first(None):
-                for name in _listed(self.folder, _COMPLETE)[KEPT:]:
-                    shutil.rmtree(self.folder / name)
+        """Wait for the thread, and remove what is older. Raises OSError on every rank if it could not write."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            try:
+                writing.result()
+            except (Exception, CheckpointException) as error:
+                last = ", ".join(self._complete()[:1]) or "none"
+                raise OSError(f"{self.folder} can't be written: {_cause(error)}; last complete: {last}") from None
+            if _is_first():
+                oldest = self._complete()[:KEPT][-1]
+                for place in self.folder.glob("step_*"):
+                    if place.name < oldest:
+                        shutil.rmtree(place)
 
-    def _names(self) -> list[str]:
-        """The complete checkpoints, the last one first, as the first rank sees them. It removes what is incomplete."""
-        names: list[str] = []
-        if checkpoint.is_first(None):
-            names = _listed(self.folder, _COMPLETE)
-            for name in _listed(self.folder, _PARTIAL):
-                if name.removesuffix(".before") in names or name.endswith(".partial"):
-                    shutil.rmtree(self.folder / name)
-        return _texts("\n".join(names))[0].split()
-
-    def _put_aside(self, names: Iterable[str]) -> None:
-        """Rename damaged checkpoints, so that they do not count among those that are kept."""
-        if checkpoint.is_first(None):
-            for name in names:
-                shutil.rmtree(self.folder / f"{name}.damaged", ignore_errors=True)
-                (self.folder / name).rename(self.folder / f"{name}.damaged")
-
-    def _refuse_other_settings(self, name: str, settings: Mapping[str, Any]) -> None:
-        for key in self.settings | settings:
-            there, here = settings.get(key), self.settings.get(key)
+    def _restore(self, name: str, state: dict[str, Any]) -> History:
+        extra = json.loads(state["extra"])
+        for key in self.settings | extra["settings"]:
+            there, here = extra["settings"].get(key), self.settings.get(key)
             if there != here:
-                raise _Unlike(f"{self.folder / name} is of a run with {key} {there}, but this one has {key} {here}")
+                raise ValueError(f"{self.folder / name} is of a run with {key} {there}, but this one has {key} {here}")
+        set_run_state(self.model, self.optimizer, state)
+        self._last = len(extra["losses"])
+        return History(extra["losses"], extra["epoch_losses"], [Score(*values) for values in extra["scores"]])
 
-    def _agree(self, *flags: bool) -> list[int]:
-        """Each flag, if it is set on any rank."""
-        if self._control is None:
-            return list(flags)
-        return compare(self._control, {}, {}, flags, torch.uint8).flags
+    def _complete(self) -> list[str]:
+        """The complete checkpoints, the last one first."""
+        return sorted((place.parent.name for place in self.folder.glob("step_*/.metadata")), reverse=True)
 
-    def _over_ranks(self, parts: list[float]) -> list[float]:
-        if self._control is None:
-            return parts
-        means = torch.tensor(parts, dtype=torch.float64) / dist.get_world_size()
-        with set_up():
-            dist.all_reduce(means, group=self._control)
-        return means.tolist()
+    def _ask(self, *_: object) -> None:
+        self._asked = True
 
 
-class _Unlike(ValueError):
-    """A checkpoint that is whole, but of another run."""
+def run_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Return the state of a run for dcp.save and dcp.load: of an FSDP model as DTensors, else whole on every rank.
+
+    A sharded optimizer's state is this rank's share. The names are those of the model without its wrapper. An optimizer
+    that has no state yet gets one of zeros.
+    """
+    weights, state = get_state_dict(_named(model), optimizer)
+    # A clone, because async_save can't copy every row of FSDP's buffers.
+    return {"model": {name: weight.clone() for name, weight in weights.items()}, "optimizer": state}
 
 
-def _listed(folder: Path, pattern: re.Pattern) -> list[str]:
-    return sorted((each.name for each in folder.iterdir() if pattern.fullmatch(each.name)), reverse=True)
+def set_run_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Give the run a state that was made by `run_state` and filled by dcp.load. Every rank calls it."""
+    share = StateDictOptions(strict=False)  # of a sharded optimizer it is a part
+    parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+    set_state_dict(_named(model), optimizer, **parts, options=share)
 
 
-def _texts(text: str) -> list[str]:
-    with set_up():
-        return gather_texts(text) if dist.is_initialized() else [text]
+def _named(model: nn.Module) -> nn.Module:
+    """What gives the tensors their names: the model inside a wrapper. FSDP's own names are those already."""
+    return model if isinstance(model, FSDP) else getattr(model, "module", model)
 
 
-def _check_shared(folder: Path) -> None:
-    """Make the folder. Raises ValueError on every rank unless each sees what the first rank writes to it."""
-    mark, problem = f".seen_by_all_{secrets.token_hex(8)}", None
-    first = checkpoint.is_first(None)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if first:
-            (folder / mark).touch()
-    except OSError as error:
-        problem = f"{folder} can't be written: {error}"
-    raise_everywhere(problem)
-    mark = _texts(mark)[0]
-    deadline = time.monotonic() + PATIENCE
-    while not (seen := (folder / mark).exists()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    try:
-        raise_everywhere(None if seen else f"{folder} is not the first rank's: all hosts must share the folder")
-    finally:
-        if first:
-            (folder / mark).unlink()
+def _is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _cause(error: BaseException) -> str:
+    """The last line of a failure, which says the cause on one of the ranks."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[-1]

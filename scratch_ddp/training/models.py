@@ -2,23 +2,17 @@
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from scratch_ddp.common.extras import extra
-from scratch_ddp.training.data import sentences
+from scratch_ddp.training.data import print_once, sentences
 from scratch_ddp.training.pairs import make_pairs
-from scratch_ddp.training.sources import HubFiles, choose_for_all, first_rank_first, print_once
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # ranks share the cores and may be forked
 
-SMOLLM2 = HubFiles(
-    "HuggingFaceTB/SmolLM2-360M-Instruct",
-    ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
-)
+SMOLLM2 = "HuggingFaceTB/SmolLM2-360M-Instruct"
 SMALL = {  # SmolLM2's architecture (Llama) with small sizes
     "hidden_size": 96,
     "intermediate_size": 256,
@@ -36,7 +30,7 @@ SMOLLM2_360M = {  # the real sizes: `load_model("built-in", **SMOLLM2_360M)` is 
     "num_key_value_heads": 5,
     "initializer_range": 0.02,
 }
-HEADS = ("classifier", "language model")
+HEADS = {"classifier": "SequenceClassification", "language model": "CausalLM"}  # in transformers' names
 
 
 def load_model(
@@ -44,29 +38,23 @@ def load_model(
     head: str = "classifier",
     texts: Iterable[str] | None = None,
     dtype: torch.dtype = torch.float32,
-    group: dist.ProcessGroup | None = None,
     **sizes: Any,
 ) -> tuple[torch.nn.Module, Any]:
-    """Return (model, tokenizer): SmolLM2-360M-Instruct, or the same architecture small, with random weights.
+    """Return (model, tokenizer): a small Llama with random weights, SmolLM2-360M-Instruct, or a saved model.
 
-    `source`, or else the environment variable SCRATCH_DDP_MODEL, is "hub", "built-in", or a folder with a saved
-    transformers model. Without either, the hub is taken if it answers within seconds or its files are cached (724 MB,
-    downloaded once by rank 0), else the built-in model. A printed line says which.
-    `head` "classifier" scores two classes; "language model" scores the next token, its weights tied to the embedding.
-    The built-in tokenizer is built from `texts`, or from the built-in pairs. `sizes` change the built-in architecture,
-    with the names of transformers' LlamaConfig. New weights come from torch's random numbers: set the same seed on
-    every rank before. Every rank of the group calls it; a failure on one rank raises ValueError on all.
+    `source` is "built-in" (the default), "hub" (SmolLM2, 724 MB, downloaded once), or a folder with a transformers
+    model. Rank 0 prints what it is. `head` "classifier" scores two classes; "language model" scores the next token,
+    its weights tied to the embedding. The built-in tokenizer is built from `texts`, or from the built-in pairs; `sizes`
+    change the built-in architecture, with the names of transformers' LlamaConfig. New weights come from torch's random
+    numbers: set the same seed on every rank before. Raises ValueError if nothing can be loaded. No communication.
     """
-    if head not in HEADS:
-        raise ValueError(f"head: {head!r}; allowed are {', '.join(HEADS)}")
-    place, why = choose_for_all(source, "SCRATCH_DDP_MODEL", SMOLLM2, group)
+    place = source or "built-in"
     if place == "built-in":
         model, tokenizer = build_small(head, texts, dtype, **sizes)
     else:
-        model, tokenizer = first_rank_first(lambda: _read(place, head, dtype), group)
+        model, tokenizer = _read(SMOLLM2 if place == "hub" else place, head, dtype)
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    name = SMOLLM2.repository if place == "hub" else place
-    print_once(f"model: {name} ({why}); {millions:.1f} M parameters", group)
+    print_once(f"model: {place} ({'as asked' if source else 'the default'}); {millions:.1f} M parameters")
     return model, tokenizer
 
 
@@ -75,25 +63,13 @@ def build_small(
 ) -> tuple[torch.nn.Module, Any]:
     """Return the small model with random weights, and its tokenizer. No network, no communication."""
     with extra("text"):
-        from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+        import transformers
 
     tokenizer = build_tokenizer(texts)
-    config = LlamaConfig(
-        **{
-            "vocab_size": len(tokenizer),
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": True,
-            "num_labels": 2,
-            "use_cache": False,
-            "pad_token_id": tokenizer.pad_token_id,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            **SMALL,
-            **sizes,
-        }
-    )
-    model = (LlamaForSequenceClassification if head == "classifier" else LlamaForCausalLM)(config)
-    return model.to(dtype), tokenizer
+    tokens = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    others = {"max_position_embeddings": 8192, "tie_word_embeddings": True, "num_labels": 2, "use_cache": False}
+    config = transformers.LlamaConfig(**{"vocab_size": len(tokenizer), **tokens, **others, **SMALL, **sizes})
+    return getattr(transformers, f"LlamaFor{HEADS[head]}")(config).to(dtype), tokenizer
 
 
 def build_tokenizer(texts: Iterable[str] | None = None, vocabulary: int = 2048) -> Any:
@@ -117,26 +93,15 @@ def build_tokenizer(texts: Iterable[str] | None = None, vocabulary: int = 2048) 
     return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<end>", sep_token="<end>")
 
 
-def _read(place: str, head: str, dtype: torch.dtype) -> tuple[torch.nn.Module, Any]:
+def _read(name: str, head: str, dtype: torch.dtype) -> tuple[torch.nn.Module, Any]:
     with extra("text"):
-        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-        from transformers.utils import logging
+        import transformers
 
-    folder = SMOLLM2.fetch() if place == "hub" else Path(place).expanduser()
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it would warn that the classifier's head is new, which is intended
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        if head == "classifier":
-            options = {"num_labels": 2, "pad_token_id": tokenizer.pad_token_id}
-            model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype, **options)
-        else:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    except Exception as error:
-        raise ValueError(f"{place!r} holds no model that can be read: {type(error).__name__}: {error}") from error
-    finally:
-        logging.set_verbosity(verbosity)
-    model.config.use_cache = False
-    return model, tokenizer
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        options = {"num_labels": 2, "pad_token_id": tokenizer.pad_token_id, "use_cache": False}
+        auto = getattr(transformers, f"AutoModelFor{HEADS[head]}")
+        return auto.from_pretrained(name, dtype=dtype, **options), tokenizer
+    except Exception as error:  # the library and what it calls raise many kinds
+        raise ValueError(f"no model can be loaded from {name!r}: {type(error).__name__}: {error}") from error

@@ -8,6 +8,7 @@ Models", SC 2020, section 5.1.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,32 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
-from scratch_ddp.common.optimizer_steps import REDUCED
-from scratch_ddp.common.torch_names import HintsAtTorchNames
+from scratch_ddp.common import checkpoint
+from scratch_ddp.common.agreement import check_everywhere, check_same_lines, raise_everywhere
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.zero import checkpoint as saving
 from scratch_ddp.zero import checks
-from scratch_ddp.zero.checks import Presence
 from scratch_ddp.zero.owners import Owners, broadcast_shares
 
+OTHER_PARAMETERS = (
+    "the ranks give the optimizer different parameters or options: every rank must hold the same values (set the same "
+    "seed, or wrap the model first; the shards of FSDP go to an ordinary optimizer)"
+)
+OTHER_GRADIENTS = (
+    "the ranks step with different gradients or options: average the gradients before step(), as sync_gradients() and "
+    "reduce_gradients() do (with a GradScaler, before unscale_()), and give schedulers the same numbers on every rank"
+)
 
-class ShardedOptimizer(HintsAtTorchNames, Optimizer):
+
+class ShardedOptimizer(Optimizer):
     """`optimizer_cls(params, **options)` with its state shared out over the ranks: the same updates, to the last bit.
 
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
     Every rank gives the same parameters, with equal values. Before each `step()` every rank has the same mean gradients
     (`sync_gradients()`, torch's DDP), or their owners alone have them (`reduce_gradients`). `group` is a process group,
-    a dimension of a mesh, or None for the default group. `param_groups` has all parameters, so that schedulers and
-    `zero_grad` work on all of them. `state` has what this rank owns: 1/n of the whole, give or take the largest
-    parameter.
+    a dimension of a mesh, or None for the default group. `param_groups` has all parameters, for schedulers; `state` has
+    what this rank owns: 1/n of the whole, give or take the largest parameter.
 
     All ranks call the constructor, `step`, `add_param_group` and `load_state_dict` together. What can't be sharded, and
     ranks that disagree, raise ValueError (a wrong class: TypeError) on every rank, with the rank and the parameter in
@@ -44,28 +51,29 @@ class ShardedOptimizer(HintsAtTorchNames, Optimizer):
     on any number of ranks. set_optimizer_state_dict then needs StateDictOptions(strict=False), since it is a share.
 
     Cost of a step: broadcasts of the updated parameters, one for each parameter of 1 MB or more and one for all smaller
-    ones of an owner and dtype; on a ring a rank sends (n - 1)/n of their bytes. Besides, one all-reduce of four bytes
-    per parameter and 65 more; at the first step also an all-gather of 32 bytes per parameter, to check that gradients
-    were averaged.
+    ones of an owner and dtype; on a ring a rank sends (n - 1)/n of their bytes. Besides, one all-reduce of 24 bytes,
+    which compares gradients: at the first step whole ones, later a few elements of each.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        optimizer_cls: type[Optimizer],
-        group: Group = None,
-        **options: Any,
-    ):
+    _step_supports_amp_scaling = True  # so a GradScaler calls step() on every rank, and sets these:
+    grad_scale: torch.Tensor | float = 1.0  # gradients are still to be divided by it
+    found_inf: torch.Tensor | bool = False  # one is not finite, so there is no update
+
+    def __init__(self, params: Any, optimizer_cls: type[Optimizer], group: Group = None, **options: Any):
         self.group = process_group(group)
         self.owners = Owners(dist.get_world_size(self.group))
-        raise_everywhere(checks.class_problem(optimizer_cls, ShardedOptimizer), self.group, TypeError)
-        groups = self._read(params, options)
-        self.owners.add(parameter for each in groups for parameter in each["params"])
-        self.own = self._call_together(lambda: optimizer_cls([self._share_of(each) for each in groups], **options))
-        self._set_up = False
-        super().__init__(groups, dict(self.own.defaults))
-        self._set_up = True
-        self.state = self.own.state
+        self.reduced: set[torch.Tensor] = set()  # parameters whose owners alone have their gradients
+        raise_everywhere(checks.class_problem(optimizer_cls), self.group, TypeError)
+        self.own = optimizer_cls(self._read(params, options), **options)
+        super().__init__(self.own.param_groups, self.own.defaults)
+        for parameter in [each for each in self.own.state if not self.owns(each)]:  # Adagrad makes it at once
+            del self.own.state[parameter]
+        self.state, self.param_groups = self.own.state, self.own.param_groups
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters, in the order of their numbers in a state dict."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def owns(self, parameter: torch.Tensor) -> bool:
         """Whether this rank updates the parameter and has its state. No communication."""
@@ -77,57 +85,61 @@ class ShardedOptimizer(HintsAtTorchNames, Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        updated = self.presence.with_gradient()
-        self._copy_options(self.param_groups, self.own.param_groups)
-        self.own.step()
-        self._copy_options(self.own.param_groups, self.param_groups)
+        problem, lines = checks.gradients_problem(self.param_groups), []
+        if problem is None:
+            text = partial(checks.gradient_text, reduced=self.reduced, whole=not self._compared)
+            lines = [f"overflow {bool(self.found_inf)}", *checks.describe(self.param_groups, text)]
+        check_everywhere(problem, lines, OTHER_GRADIENTS, self.group)
+        self._compared = True
+        if self.found_inf:
+            return loss
+        if self.grad_scale != 1:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(float(self.grad_scale))
+        others = {parameter: parameter.grad for parameter in self.parameters if not self.owns(parameter)}
+        for parameter in others:
+            parameter.grad = None  # so that `own` leaves them out
+        try:
+            self.own.step()
+        finally:
+            for parameter, gradient in others.items():
+                parameter.grad = gradient
+        updated = [each for each in self.parameters if each.grad is not None or each in self.reduced]
         broadcast_shares(self.owners.shares_of(updated), self.group)
         self._mark_state()
         return loss
 
-    def _mark_state(self) -> None:
-        """Leave an entry even on a rank that owns nothing: torch's get_state_dict lets an optimizer step that has none.
-
-        One rank would step alone.
-        """
-        if not self.state:
-            self.state[self.presence.named[0][1]] = {}
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear every gradient, not only this rank's share: any other would be averaged into the next step's."""
         super().zero_grad(set_to_none)
-        for _, parameter in self.presence.named:
-            if hasattr(parameter.grad, REDUCED):  # with set_to_none=False it is kept, full of zeros
-                delattr(parameter.grad, REDUCED)
+        for parameter in self.reduced:
+            if parameter.grad is not None:  # zeros, no longer a mean
+                parameter.grad = parameter.grad.as_subclass(torch.Tensor)
+        self.reduced.clear()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as in torch's optimizers; all other parameters keep their owners."""
-        if self._set_up:
+        if self.param_groups is self.own.param_groups:  # not in the constructor
             (param_group,) = self._read([param_group], {})
-            self.owners.add(param_group["params"])
-            self._call_together(lambda: self.own.add_param_group(self._share_of(param_group)))
-        super().add_param_group(param_group)
-        self.presence = Presence(self.param_groups, self.owners, self.group)
+            self.own.add_param_group(param_group)
+        self.owners.add(param_group["params"])
+        self._compared = False  # whole gradients have been
 
     def state_dict(self) -> dict[str, Any]:
         """The state of what this rank owns, under the numbers of the plain optimizer; all groups. No communication."""
-        return {
-            **self._share(),
-            "share": {"rank": dist.get_rank(self.group), "parameters": list(self._numbers())},
-        }
-
-    def _share(self) -> dict[str, Any]:
         mine = super().state_dict()
-        return {**mine, "state": {number: entry for number, entry in mine["state"].items() if entry}}
+        state = {number: entry for number, entry in mine["state"].items() if entry}
+        return {**mine, "state": state, "share": list(self._numbers())}
 
     def gather_full_state_dict(self, to: int = 0) -> dict[str, Any] | None:
         """Return the plain optimizer's state dict, in main memory, on rank `to` of the group; None on the others.
 
-        Every rank calls it. Costs one message for each tensor of state that `to` does not own.
+        Every rank calls it. Costs a message and its size for each parameter that `to` does not own, one at a time.
         """
-        mine = self._share()
-        whole = saving.gather_state(mine["state"], to, self.group)
-        return {**mine, "state": whole} if dist.get_rank(self.group) == to else None
+        mine = self.state_dict()
+        whole = saving.gather_state(mine["state"], [*map(self.owners.of, self.parameters)], to, self.group)
+        return {"state": whole, "param_groups": mine["param_groups"]} if dist.get_rank(self.group) == to else None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take this rank's share of a whole state dict (also the plain optimizer's), or the share that it saved itself.
@@ -137,26 +149,22 @@ class ShardedOptimizer(HintsAtTorchNames, Optimizer):
         """
         numbers = self._numbers()
         present = {number for number, parameter in numbers.items() if self.state.get(parameter)}
-        state = self._call_together(lambda: saving.state_by_number(state_dict, self.param_groups, numbers, present))
-        mine = {number: entry for number, entry in state.items() if number in numbers}
-        groups = [
-            {**saved, "params": group["params"]}
-            for saved, group in zip(state_dict["param_groups"], super().state_dict()["param_groups"], strict=True)
-        ]
-        super().load_state_dict({"state": mine, "param_groups": groups})
-        self._copy_options(self.param_groups, self.own.param_groups)
-        self.own.__setstate__({"state": self.state, "param_groups": self.own.param_groups})  # older versions' state
+        self._call_together(lambda: self.own.load_state_dict(saving.share_of(state_dict, numbers, present)))
+        self.state, self.param_groups = self.own.state, self.own.param_groups
         self._mark_state()
-        self._copy_options(self.own.param_groups, self.param_groups)
-        self.presence = Presence(self.param_groups, self.owners, self.group)
+
+    def _mark_state(self) -> None:
+        """Leave an entry even on a rank that owns nothing: torch's get_state_dict has an optimizer without any step."""
+        if not self.state:
+            self.state[self.parameters[0]] = {}
 
     def save(self, folder: str | Path) -> None:
         """Write every rank's share to a folder on a file system that all ranks share. Every rank calls it.
 
-        An older checkpoint is replaced when the new one is complete. Raises OSError on every rank if the folder can't
-        be written.
+        An older checkpoint is replaced at the end. Raises OSError on every rank if the folder can't be written.
         """
-        saving.save(self._share(), folder, self.group)
+        mine = self.state_dict()
+        checkpoint.write(folder, {"state": mine["state"]}, {saving.GROUPS: mine[saving.GROUPS]}, self.group)
 
     def load(self, folder: str | Path) -> None:
         """Read what any number of ranks have saved; each rank reads only what it owns. Every rank calls it.
@@ -167,22 +175,13 @@ class ShardedOptimizer(HintsAtTorchNames, Optimizer):
 
     def _numbers(self) -> dict[int, torch.Tensor]:
         """The parameters that this rank owns, by their numbers in a state dict."""
-        everything = [parameter for each in self.param_groups for parameter in each["params"]]
-        return {number: parameter for number, parameter in enumerate(everything) if self.owns(parameter)}
+        return {number: parameter for number, parameter in enumerate(self.parameters) if self.owns(parameter)}
 
     def _read(self, params: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
         """The parameters as groups. Raises on every rank unless they and their values are the same everywhere."""
-
-        def read() -> list[dict[str, Any]]:
-            groups = checks.read_groups(params)
-            if problem := checks.parameters_problem(groups, self.owners, self.group):
-                raise ValueError(problem)
-            return groups
-
-        groups = self._call_together(read)
-        lines = [f"options {checks.options_text(options)}", *checks.describe(groups)]
-        check_same_lines(lines, "the ranks give the optimizer different parameters or options", self.group)
-        checks.check_same_values(groups, self.group)
+        groups = self._call_together(lambda: checks.read_groups(params, self.group))
+        lines = [f"options {checks.options_text(options)}", *checks.describe(groups, checks.checksum)]
+        check_same_lines(lines, OTHER_PARAMETERS, self.group)
         return groups
 
     def _call_together(self, attempt: Callable[[], Any]) -> Any:
@@ -194,14 +193,3 @@ class ShardedOptimizer(HintsAtTorchNames, Optimizer):
             problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise_everywhere(problem, self.group)
         return result
-
-    def _share_of(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The group as this rank's own optimizer has it, with no parameters if other ranks own them all."""
-        share = {name: value for name, value in group.items() if name != "param_names"}
-        return {**share, "params": [parameter for parameter in group["params"] if self.owns(parameter)]}
-
-    @staticmethod
-    def _copy_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
-        """Copy learning rates and other options from one optimizer's groups to the other's."""
-        for from_group, to_group in zip(source, target, strict=True):
-            to_group.update((name, value) for name, value in from_group.items() if name not in checks.NO_OPTIONS)

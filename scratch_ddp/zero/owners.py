@@ -3,8 +3,7 @@
 Every parameter has one owner, and the ranks own about the same number of bytes.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,6 @@ import torch.distributed as dist
 from scratch_ddp.common.tensors import copy_back, flatten, group_alike
 
 LARGE = 1 << 20  # bytes from which a tensor travels alone, without being copied
-IN_FLIGHT = 2  # messages that are under way while the next is prepared
 
 
 class Owners:
@@ -26,13 +24,11 @@ class Owners:
         self._of: dict[torch.Tensor, int] = {}
         self._loads = {trained: [0] * world_size for trained in (True, False)}  # bytes of parameters
 
-    def add(self, parameters: Iterable[torch.Tensor]) -> None:
+    def add(self, parameters: Sequence[torch.Tensor]) -> None:
         """Give each of some new parameters an owner; the old ones keep theirs."""
-        new = list(parameters)
         for trained, loads in self._loads.items():
-            these = [parameter for parameter in new if parameter.requires_grad == trained]
-            sizes = [parameter.numel() * parameter.element_size() for parameter in these]
-            self._of.update(zip(these, share_out(sizes, loads), strict=True))
+            these = [parameter for parameter in parameters if parameter.requires_grad == trained]
+            self._of.update(zip(these, share_out([each.nbytes for each in these], loads), strict=True))
 
     def of(self, parameter: torch.Tensor) -> int:
         """The owner's rank in the group. KeyError if the parameter was never added."""
@@ -44,9 +40,6 @@ class Owners:
         for parameter in parameters:
             shares[self.of(parameter)].append(parameter)
         return shares
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self._of)
 
 
 def share_out(sizes: Sequence[int], loads: list[int]) -> list[int]:
@@ -68,30 +61,23 @@ def broadcast_shares(shares: list[list[torch.Tensor]], group: dist.ProcessGroup 
     """Give every rank the values that rank r of the group has in the tensors of `shares[r]`, in place.
 
     Cost: a broadcast for each tensor of 1 MB or more, and for each rank and dtype one for all smaller ones. On a ring
-    a rank sends (n - 1)/n of all bytes if the shares are equal. Memory while it runs: a few messages of small tensors.
+    a rank sends (n - 1)/n of all bytes if the shares are equal. Memory while it runs: a copy of all small tensors.
     """
-    under_way: deque[tuple[dist.Work, torch.Tensor, list[torch.Tensor]]] = deque()
+    under_way = []
     for owner, tensors in enumerate(shares):
         for message in split_into_messages(tensor.detach() for tensor in tensors):
             flat = flatten(message)
-            work = dist.broadcast(flat, group=group, group_src=owner, async_op=True)
-            under_way.append((work, flat, message))
-            if len(under_way) > IN_FLIGHT:
-                _finish(*under_way.popleft())
-    while under_way:
-        _finish(*under_way.popleft())
-
-
-def _finish(work: dist.Work, flat: torch.Tensor, message: list[torch.Tensor]) -> None:
-    work.wait()
-    copy_back(flat, message)
+            under_way.append((dist.broadcast(flat, group=group, group_src=owner, async_op=True), flat, message))
+    for work, flat, message in under_way:
+        work.wait()
+        copy_back(flat, message)
 
 
 def split_into_messages(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Split what one rank sends into messages: each large contiguous tensor alone, small ones of a dtype together."""
     alone, together = [], []
     for tensor in tensors:
-        if tensor.numel() * tensor.element_size() >= LARGE and tensor.is_contiguous():
+        if tensor.nbytes >= LARGE and tensor.is_contiguous():
             alone.append([tensor])
         elif tensor.numel():
             together.append(tensor)

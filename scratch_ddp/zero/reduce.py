@@ -1,5 +1,7 @@
 """ZeRO-2: gradients are shared out too. Their mean is left on the rank that updates the parameter, and only there."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -8,8 +10,25 @@ from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
 from scratch_ddp.common.optimizer_steps import REDUCED
 from scratch_ddp.common.replicas import complete_gradient
 from scratch_ddp.common.tensors import copy_back, flatten
+from scratch_ddp.zero import checks
 from scratch_ddp.zero.optimizer import ShardedOptimizer
-from scratch_ddp.zero.owners import split_into_messages
+from scratch_ddp.zero.owners import broadcast_shares, split_into_messages
+
+NORMS = (torch.linalg.vector_norm, torch._foreach_norm)
+
+
+class Mean(torch.Tensor):
+    """A mean gradient that other ranks lack: an ordinary tensor that torch's clip_grad_norm_ can't take for all."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in NORMS:
+            raise RuntimeError(
+                "the norm of the gradients on this rank is not the norm of all, and would scale them differently on "
+                "each rank: use scratch_ddp.zero.clip_grad_norm_(optimizer, …) in place of torch.nn.utils's"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 @torch.no_grad()
@@ -17,40 +36,53 @@ def reduce_gradients(optimizer: ShardedOptimizer) -> None:
     """Leave each gradient's mean over the ranks on its owner, and free it everywhere else: in place of an all-reduce.
 
     Call it on every rank after the last backward before `optimizer.step()`. A rank without a gradient counts as zeros;
-    one that is None everywhere stays None. Raises ValueError on every rank for a sparse gradient, and for one that was
-    reduced already. To clip the gradients afterwards use `clip_grad_norm_` of this module: torch's sees only a share.
+    one that is None everywhere stays None. A mean that is not finite stays on every rank, so that each rank's
+    GradScaler sees it, and so does the smallest one if a rank would have none. Raises ValueError on every rank for a
+    sparse gradient, and for one that was reduced already. To clip the gradients use `clip_grad_norm_` of this module.
 
     Cost: for each owner a reduce of every gradient of 1 MB or more, and one per dtype of all smaller ones. Together
-    that is a reduce-scatter whose pieces have any size: on a ring a rank sends (n - 1)/n of the bytes. Besides, one
-    all-reduce of a byte per parameter. Memory while it runs: one message of small gradients.
+    that is a reduce-scatter whose pieces have any size: on a ring a rank sends (n - 1)/n of the bytes. Besides, two
+    all-reduces of a byte per parameter. Memory while it runs: one message of small gradients.
     """
     group, me = optimizer.group, dist.get_rank(optimizer.group)
-    shares = optimizer.owners.shares_of(_with_gradient_anywhere(optimizer))
+    present = _with_gradient_anywhere(optimizer)
+    shares = optimizer.owners.shares_of(present)
     for owner, parameters in enumerate(shares):
         for message in split_into_messages([complete_gradient(parameter) for parameter in parameters]):
             flat = flatten(message).div_(dist.get_world_size(group))  # before the sum, which could overflow
             dist.reduce(flat, group=group, group_dst=owner)
             if owner == me:
                 copy_back(flat, message)
-        for parameter in parameters:
-            if owner == me:
-                setattr(parameter.grad, REDUCED, True)
-            else:
+        if owner != me:
+            for parameter in parameters:
                 parameter.grad = None
+    overflows = [each.grad is not None and not each.grad.isfinite().all() for each in present]
+    found = compare(group, {}, {}, flags=overflows, dtype=torch.uint8)
+    everywhere = [parameter for parameter, overflow in zip(present, found.flags, strict=True) if overflow]
+    if not all(shares) and present:
+        everywhere.append(min(present, key=torch.Tensor.numel))
+    for parameter in everywhere:
+        complete_gradient(parameter)
+    broadcast_shares([[each.grad for each in share] for share in optimizer.owners.shares_of(everywhere)], group)
+    for parameter in present:
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.as_subclass(Mean)
+            setattr(parameter.grad, REDUCED, True)
+    optimizer.reduced.update(present)
 
 
 def _with_gradient_anywhere(optimizer: ShardedOptimizer) -> list[torch.Tensor]:
     """The trained parameters that have a gradient on any rank, in the same order on every rank. One all-reduce."""
-    names = {parameter: name for name, parameter in optimizer.presence.named}
-    problem = optimizer.presence.problem()
-    for parameter, name in names.items():
+    named = checks.named_parameters(optimizer.param_groups)
+    problem = checks.gradients_problem(optimizer.param_groups)
+    for name, parameter in named:
         if problem is None and hasattr(parameter.grad, REDUCED):
             problem = f"the gradient of {name} is a mean already, with more added to it: step and clear it before"
-    here = [p.requires_grad and p.grad is not None for p in names]
+    here = [parameter.requires_grad and parameter.grad is not None for _, parameter in named]
     found = compare(optimizer.group, {}, {"refused": problem is not None}, flags=here, dtype=torch.uint8)
     if found.largest["refused"]:
         raise_everywhere(problem, optimizer.group)
-    return [parameter for parameter, present in zip(names, found.flags, strict=True) if present]
+    return [parameter for (_, parameter), anywhere in zip(named, found.flags, strict=True) if anywhere]
 
 
 @torch.no_grad()
@@ -60,7 +92,7 @@ def clip_grad_norm_(optimizer: ShardedOptimizer, max_norm: float) -> torch.Tenso
     Each rank counts what it owns, so it is right after `reduce_gradients` and after an all-reduce. Every rank calls it.
     Returns a float64 scalar, the same on every rank. Costs one all-reduce of one number.
     """
-    present = [parameter for _, parameter in optimizer.presence.named if parameter.grad is not None]
+    present = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     own = [parameter.grad for parameter in present if optimizer.owns(parameter)]
     norm = total_norm(own, [], 2.0, message_device(optimizer.group), optimizer.group)
     clip_to_norm([parameter.grad for parameter in present], norm, max_norm)

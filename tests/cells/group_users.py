@@ -109,27 +109,6 @@ def checkpointing():
     return loaded["model"]["0.weight"].full_tensor()
 
 
-def zero_redundancy():
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model = net()
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.consolidate_state_dict()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def uneven_join():
-    from torch.distributed.algorithms import Join
-
-    model = nn.parallel.DistributedDataParallel(net())
-    with Join([model]):
-        for _ in range(1 + dist.get_rank()):
-            model(batch()).sum().backward()
-    return model.module[0].weight.grad
-
-
 USERS = [
-    *(torch_ddp, fsdp2, dtensor, tensor_parallel, pipeline, checkpointing, zero_redundancy, uneven_join),
+    *(torch_ddp, fsdp2, dtensor, tensor_parallel, pipeline, checkpointing),
 ]

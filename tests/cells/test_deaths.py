@@ -58,33 +58,6 @@ def test_a_rank_killed_while_idle_is_named_at_the_next_cell(four_ranks):
     wait_until_gone(pids, 1)
 
 
-LATE = """
-import threading
-from copy import copy
-from scratch_ddp.cells.kernel.reader import Event
-
-for instances in get_ipython().magics_manager.registry.values():
-    if hasattr(instances, "cluster"):
-        of_before, events = copy(instances.cluster.ranks[2]), instances.events
-threading.Timer(1, lambda: events.put(Event("gone", of_before))).start()
-"""
-
-
-def test_late_news_of_a_rank_of_an_earlier_cluster_does_not_stop_a_cell(four_ranks):
-    four_ranks.run("%dist_mode -d")
-    assert not four_ranks.run(LATE).message
-    four_ranks.run("%dist_mode -e")
-    result = four_ranks.run("import time; time.sleep(2.5); print('slept')")
-    assert not result.message and "slept" in result.text()
-
-
-def dies_in(kernel, code, pid, number=signal.SIGKILL, after=0.5):
-    threading.Timer(after, lambda: os.kill(pid, number)).start()
-    result = kernel.run(code)
-    assert result.seconds < after + 1, f"named after {result.seconds - after:.1f} s"
-    return result.message
-
-
 def test_a_rank_killed_inside_a_collective_is_named_with_its_call_and_its_last_words(four_ranks):
     pids = four_ranks.pids()
     code = "if rank == 1: print('famous last words')\nif rank: dist.all_reduce(torch.ones(3))\nwhile rank == 0: pass"
@@ -112,20 +85,6 @@ def test_a_rank_killed_inside_a_collective_is_named_with_its_call_and_its_last_w
 def test_other_ways_to_die(four_ranks, code, told):
     result = four_ranks.run(code)
     assert told in result.message and result.seconds < 3
-
-
-def test_a_rank_that_is_not_in_the_cell_is_named_too(four_ranks):
-    pids = four_ranks.pids()
-    assert "rank 3 was ended by SIGTERM" in dies_in(four_ranks, "%%rank [0]\ndist.barrier()", pids[3], signal.SIGTERM)
-
-
-def test_what_a_dead_rank_has_started_ends_with_it(four_ranks):
-    pids = four_ranks.pids()
-    family = start_family(four_ranks)
-    os.kill(pids[0], signal.SIGKILL)
-    four_ranks.run("pass")
-    four_ranks.run("%dist_init -n 4")
-    wait_until_gone([*pids, *family], 2)
 
 
 # Everything ends

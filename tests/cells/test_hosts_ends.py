@@ -2,7 +2,6 @@
 
 import os
 import signal
-import stat
 import sys
 import time
 
@@ -14,14 +13,6 @@ from tests.kernel import Kernel, wait_until_gone
 
 TALK = "import time\nwhile True:\n    time.sleep(0.05)\n    dist.all_reduce(torch.ones(1))"
 SUM = "dist.all_reduce(x := torch.tensor([rank])); x.item()"
-SRUN = """#!/bin/sh
-# As srun does: the command once for each task, each with all of standard input; here two tasks on each of two nodes.
-input=$(cat)
-for node in 0 1; do for task in 0 1; do
-    echo "$input" | SLURM_NODEID=$node SLURM_LOCALID=$task SLURM_PROCID=$((2 * node + task)) "$@" &
-done; done
-wait
-"""
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +54,6 @@ def test_under_torchrun_and_an_agent_that_is_killed(kernel):
     assert "The cluster can't go on: %dist_init starts a new one" in kernel.run("1").message
     kernel.run("%dist_shutdown")
     hosts.end()
-
-
-def test_under_srun_with_several_tasks_on_a_node(kernel, tmp_path):
-    """One agent serves a node; further ones have nothing to do. After %dist_shutdown the job ends with status 0."""
-    srun = tmp_path / "srun"
-    srun.write_text(SRUN)
-    srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
-    hosts = started(kernel, lambda ticket: [Agent([str(srun), *JOIN], ticket)])
-    family = hosts.family()
-    assert kernel.run("%dist_shutdown").text() == "Ranks 0–3 ended.\n"
-    wait_until_gone(family, 3)
-    status, text = hosts.agents[0].finish()
-    assert status == 0 and text.count("has nothing to do") == text.count("has let this host go") == 2
 
 
 @pytest.mark.skipif(namespaces.missing() != "", reason=namespaces.missing())

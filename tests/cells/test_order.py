@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratch_ddp.cells.kernel.excerpt import Excerpt
-from scratch_ddp.cells.kernel.output import ERR, OUT, CellOutput, NotebookOutput, RankOutput, without_marks
-from scratch_ddp.cells.kernel.placement import overload_warning, place
-from scratch_ddp.cells.kernel.reports import ClusterError
+from scratch_ddp.cells.kernel.output import ERR, OUT, CellOutput, Excerpt, NotebookOutput, RankOutput, without_marks
+from scratch_ddp.cells.kernel.placement import place
 from scratch_ddp.cells.rank.output_streams import CellPipes
-from scratch_ddp.cells.rank_lists import RankListError, name_ranks, parse_ranks
+from scratch_ddp.cells.words import ClusterError, name_ranks, parse_ranks
 
 MARK = b"0123456789abcdef"
 
@@ -96,21 +94,6 @@ def test_any_chunking_of_the_pipes_gives_what_was_said_in_its_order(said, data):
     assert joined(got) == expected
 
 
-def test_text_shows_before_the_cell_ends():
-    pipes, _ = record([("stdout", "step 1\n")])
-    output = RankOutput(MARK)
-    output.read(OUT, bytes(pipes[OUT]))
-    assert joined(output.take()) == [("stdout", "step 1\n")]
-
-
-def test_what_a_child_process_writes_to_the_other_stream_comes_in_the_same_segment():
-    output = RankOutput(MARK)
-    output.read(ERR, b"child's error\n")  # past Python: no mark
-    output.read(OUT, b"printed\n")
-    output.close()
-    assert joined(output.take()) == [("stdout", "printed\n"), ("stderr", "child's error\n")]
-
-
 def test_bytes_that_are_no_text_and_marks_that_are_none_do_not_get_lost():
     output = RankOutput(MARK)
     output.read(OUT, b"a\0b\xff c\0" + MARK[:5])
@@ -167,11 +150,6 @@ def test_the_lowest_rank_is_live_and_the_others_wait_for_their_turn(monkeypatch)
     assert text == "a1\na2\n↑ rank 0\nb   ← rank 1\n"
 
 
-def test_blocks_of_equal_ranks_need_not_be_neighbours(monkeypatch):
-    text, _ = present(monkeypatch, (0, "x\n"), (1, "y\n"), (2, "x\n"), (0, None), (1, None), (2, None))
-    assert text == "x   ← ranks 0, 2\ny   ← rank 1\n"
-
-
 def test_a_passing_line_is_taken_away_by_backspaces_and_never_shown_to_nobody(monkeypatch):
     for attended, expected in ((True, " wait" + "\b" * 5 + "done\n"), (False, "done\n")):
         out = io.StringIO()
@@ -198,7 +176,7 @@ def test_rank_lists(text, ranks):
     ],
 )
 def test_rank_lists_that_can_not_be_meant(text, why):
-    with pytest.raises(RankListError, match=why) as raised:
+    with pytest.raises(ClusterError, match=why) as raised:
         parse_ranks(text, 4)
     assert "Write %%rank [0]" in str(raised.value) and "4 ranks, 0 to 3" in str(raised.value)
 
@@ -245,8 +223,3 @@ def test_placements_that_can_not_be(arguments, why):
     with pytest.raises(ClusterError) as raised:
         place(*arguments)
     assert why in str(raised.value)
-
-
-def test_too_many_ranks_are_a_warning_with_the_reason():
-    assert overload_warning(1) is None
-    assert "share" in overload_warning(10_000) or "GiB" in overload_warning(10_000)

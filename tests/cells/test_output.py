@@ -127,13 +127,6 @@ for _ in tqdm(range(3), desc="steps"): pass
     assert re.search(r"\rsteps: 100%.* 3/3 ", errors)
 
 
-def test_a_megabyte_arrives_from_one_rank(four_ranks):
-    by_python = four_ranks.run("import sys\nif rank == 3: sys.stdout.write('x' * 1_000_000)")
-    assert by_python.text().count("x") == 1_000_000
-    past_python = "import os\nif rank == 0:\n    for _ in range(1000): os.write(2, b'y' * 1000)"
-    assert four_ranks.run(past_python).text("stderr").count("y") == 1_000_000
-
-
 def growth_of(kernel) -> float:
     """Megabytes of memory that the kernel has taken since the last call."""
     memory = psutil.Process(kernel.pid).memory_info().rss / 1e6
@@ -183,16 +176,6 @@ time.sleep(0.5)
     assert_next_works(four_ranks)
 
 
-def test_stop_ends_a_flood(four_ranks):
-    growth_of(four_ranks)
-    four_ranks.run("kept = 1")
-    for code in ("while True: print('x' * 1000)", "import subprocess\nsubprocess.run(['yes'])"):
-        assert "All variables are kept" in stopped(four_ranks, code, after=1.5).message
-    assert growth_of(four_ranks) < 100
-    assert four_ranks.run("assert kept == 1").status == "ok"
-    assert_next_works(four_ranks)
-
-
 def test_figures_tables_and_html_are_shown_and_labelled(four_ranks):
     figures = four_ranks.run("import matplotlib.pyplot as plt\nplt.plot([0, rank])\nplt.show()", timeout=90)
     assert ["image/png" in data for data in figures.data()] == [True] * 4
@@ -213,21 +196,6 @@ def test_the_lowest_ranks_output_appears_while_the_cell_runs(four_ranks):
             break
     assert "begun" in arrived["content"]["text"] and time.monotonic() - began < 1.2
     four_ranks.finish(message)
-
-
-def applied(text: str) -> str:
-    """What is left of a text after its backspaces."""
-    kept: list[str] = []
-    for letter in text:
-        kept.pop() if letter == "\b" else kept.append(letter)
-    return "".join(kept)
-
-
-def test_only_who_looks_on_is_told_that_it_takes_a_while(four_ranks):
-    code = "import time\nprint('a')\ntime.sleep(6 if rank == 3 else 0)"
-    watched = four_ranks.run(code, attended=True).text()
-    assert "rank 3 is in line 3" in watched
-    assert applied(watched) == "a   ← ranks 0–3\n"
 
 
 def test_a_cell_that_replaces_stdout_spoils_its_own_output_only(four_ranks):
@@ -285,14 +253,3 @@ p.start(); print(q.get()); p.join()
     text = say(four_ranks, TO_ONE_RANK + code)
     assert "in a worker" in text and "shown by a worker" in text and "7" in text
     assert say(four_ranks, "print('alive')") == "alive   ← ranks 0–3\n"
-
-
-def test_variables_are_each_ranks_own_and_last(four_ranks):
-    say(four_ranks, "mine = rank * 10")
-    say(four_ranks, "%%rank [2]\nmine += 1")
-    assert re.findall(r"(\d+) cpu (\d)", say(four_ranks, "print(mine, device, world_size)")) == [
-        *[("0", "4"), ("10", "4"), ("21", "4"), ("30", "4")]
-    ]
-    assert say(four_ranks, "from scratch_ddp.mesh import get\nprint(get('ws'), get('rank') == rank, gpu_id)") == (
-        "4 True None   ← ranks 0–3\n"
-    )

@@ -11,7 +11,7 @@ from scratch_ddp.collectives import scratch
 from scratch_ddp.collectives.scratch import scratch_like, scratch_memory
 from tests.ranks import run_ranks
 
-DTYPES = [torch.float32, torch.bool, torch.int16, torch.complex128, torch.bfloat16, torch.float8_e4m3fn]
+DTYPES = [torch.float32, torch.bool, torch.complex128, torch.float8_e4m3fn]
 
 
 @pytest.fixture(autouse=True)
@@ -25,37 +25,21 @@ def taken(*likes):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_same_memory_again_and_apart_within_a_block(dtype):
+def test_the_same_memory_again_and_apart_within_a_call(dtype):
     one, other, none = torch.empty(5, 3, dtype=dtype), torch.empty(7, dtype=dtype), torch.empty(0, 2, dtype=dtype)
-    first = taken(one, none, other)
+    taken(one, none, other)
     second, third = taken(one, none, other), taken(one, none, other)
-    for like, a, b, c in zip((one, none, other), first, second, third, strict=True):
-        assert a.shape == b.shape == like.shape and a.dtype == b.dtype == dtype
-        assert b.data_ptr() == c.data_ptr() or not like.numel()
-    spans = sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in second if each.numel())
-    assert spans[0][1] <= spans[1][0]
+    for like, a, b in zip((one, none, other), second, third, strict=True):
+        assert a.shape == like.shape and a.dtype == dtype
+        assert a.data_ptr() == b.data_ptr() or not like.numel()
+    assert second[0].data_ptr() + second[0].nbytes <= second[2].data_ptr()
+    assert scratch_like(one).data_ptr() != third[0].data_ptr()  # outside of a call
 
 
-def test_a_block_in_a_block_takes_other_memory():
-    like = torch.empty(100)
-    taken(like, like)
-    with scratch_memory():
-        outer = scratch_like(like)
-        (inner,) = taken(like)
-        (again,) = taken(like)
-        assert outer.data_ptr() != inner.data_ptr() == again.data_ptr()
-
-
-def test_what_is_not_kept():
-    like = torch.empty(100)
-    (first,) = taken(like)
-    taken(like)
-    with scratch_memory():
-        assert torch.empty_like(like, dtype=torch.float64).dtype == torch.float64
-        assert scratch_like(like.view(10, 10).t()).stride() == (1, 10)
-        assert torch.zeros_like(like).equal(torch.zeros(100))
-    elsewhere = []
+def test_each_thread_has_its_own():
+    elsewhere, like = [], torch.empty(100)
     thread = threading.Thread(target=lambda: elsewhere.extend([*taken(like), *taken(like)]))
+    taken(like)
     thread.start()
     thread.join()
     assert elsewhere[1].data_ptr() != taken(like)[0].data_ptr()
@@ -82,29 +66,11 @@ def test_after_an_error_nothing_is_used_again():
 
 def test_results_are_the_callers_own():
     def ranks():
-        rank, results = dist.get_rank(), []
+        results = []
         for call in range(3):
-            mine = torch.full((1001,), 10.0**call * (rank + 1))
-            results.append(ours.ring_all_reduce(mine.clone()))
-            results.append(ours.false_ring_all_reduce(mine.clone()))
+            mine = torch.full((1001,), 10.0**call * (dist.get_rank() + 1))
             ours.reduce_scatter(part := torch.empty(1001), [mine] * 3)
-            results.append(part)
-            ours.reduce(whole := mine.clone(), 0)
-            results += [whole] if rank == 0 else []
-        return all(
-            torch.unique(each).tolist() == [6.0 * 10 ** (i // (len(results) // 3))] for i, each in enumerate(results)
-        )
+            results += [ours.ring_all_reduce(mine.clone()), ours.false_ring_all_reduce(mine.clone()), part]
+        assert [each.unique().tolist() for each in results] == [[6.0 * 10 ** (i // 3)] for i in range(9)]
 
-    assert run_ranks(3, ranks) == [True] * 3
-
-
-def test_an_input_that_is_another_place_of_the_list():
-    """It must be sent as it was, not as it becomes."""
-
-    def ranks():
-        rank = dist.get_rank()
-        places = [torch.full((4,), float(rank)) for _ in range(3)]
-        ours.all_gather(places, places[(rank + 1) % 3])
-        return [place[0].item() for place in places]
-
-    assert run_ranks(3, ranks) == [[0.0, 1.0, 2.0]] * 3
+    run_ranks(3, ranks)

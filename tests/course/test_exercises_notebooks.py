@@ -4,9 +4,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from scratch_ddp.commands import stubs as notebooks
+from scratch_ddp.commands import notebooks
 from scratch_ddp.commands.grade import exercises_of
-from scratch_ddp.commands.lessons import lesson_paths
+from scratch_ddp.commands.notebooks import lesson_paths
 from scratch_ddp.commands.outputs import to_text
 from scratch_ddp.commands.refresh import refresh
 from scratch_ddp.course.exercise import all_exercises

@@ -9,9 +9,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from scratch_ddp.commands import refresh, stubs
+from scratch_ddp.commands import refresh
 from scratch_ddp.commands.grade import HOLDS, grade
-from scratch_ddp.commands.lessons import NOTEBOOKS
+from scratch_ddp.commands.notebooks import NOTEBOOKS, write_answers
 from scratch_ddp.commands.outputs import to_text
 from scratch_ddp.course.exercise import all_exercises
 from tests.course.answers import define, examined, on_ranks
@@ -38,7 +38,7 @@ def test_a_lesson_outside_the_package_is_refreshed_and_graded(lesson):
     assert "raise NotImplementedError" in notebook.cells[3].source
     assert "not written yet" in notebook.cells[4].outputs[0].text
     assert "sending.wait()" in notebook.cells[5].outputs[0].text
-    assert stubs.write_answers(notebook, lesson.parent) == ["rotate"]
+    assert write_answers(notebook, lesson.parent) == ["rotate"]
     lesson.write_text(to_text(notebook))
     (exercise,) = grade(lesson, cell_timeout=60).exercises
     assert exercise.status == HOLDS and "✓ cost" in exercise.lines[0], exercise

@@ -25,7 +25,7 @@ from scratch_ddp.instruments.cost import (
     CLUSTERS,
     MODELS,
     Layout,
-    Wire,
+    Link,
     rank_memory,
     step_time,
     tokens_to_be_compute_bound,
@@ -353,9 +353,9 @@ def test_bytes_and_gpus_are_those_of_the_package(dp, tp, pp, stage):
 def test_tokens_and_seconds_are_those_of_the_package():
     for n in (2, 8, 100):
         found = lesson_15.smallest_batch(989e12, 50e9, 1e-5, XXL.block, n)
-        assert found == tokens_to_be_compute_bound(989e12, Wire(1e-5, 1 / 50e9, n), XXL.block)
+        assert found == tokens_to_be_compute_bound(989e12, Link(1e-5, 1 / 50e9).wire(n), XXL.block)
     blocks = replace(MODELS["Llama-3-70B"], vocabulary=0, kv_heads=64, norm_vectors=0)  # nothing but matrices
-    layouts = Layout(), Layout(1, 8, checkpointing=True), Layout(4, 2, 1, 1, 3, "ZeRO-2"), Layout(1, 1, 4, 1, 8)
+    layouts = Layout(), Layout(1, 8, checkpointing=True), Layout(4, 2, 4, 1, 8, "ZeRO-1"), Layout(1, 1, 4, 1, 8)
     for layout in layouts:
         whole = step_time(blocks, layout, H100, 64).total  # of so few tokens that the scores hardly count
         assert lesson_15.step_seconds(blocks, layout, H100, 64) == pytest.approx(whole, rel=0.02)

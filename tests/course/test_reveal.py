@@ -6,7 +6,7 @@ import nbformat
 import pytest
 import torch
 
-from scratch_ddp.commands.lessons import lesson_paths
+from scratch_ddp.commands.notebooks import lesson_paths
 from scratch_ddp.course import reveal
 
 TEXT = re.compile(r"reveal\(guess, (f['\"]|str\()")

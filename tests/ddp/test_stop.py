@@ -6,7 +6,7 @@ import pytest
 
 _SET_UP = """
 import time
-from scratch_ddp.ddp import BucketedDDP, OverlappedDDP
+from scratch_ddp.ddp import BucketedDDP
 from scratch_ddp.instruments.network import Link, linked_group
 
 torch.manual_seed(0)
@@ -36,7 +36,6 @@ step()
 print(same, all(torch.equal(a.grad, b) for a, b in zip(layers.parameters(), expected)))
 """
 MODELS = {
-    "a message per parameter": "OverlappedDDP(layers)",
     "buckets": "BucketedDDP(layers, bucket_mb=300 / 2**20)",
     "buckets on a link": "BucketedDDP(layers, bucket_mb=300 / 2**20, group=linked_group(Link(0.001, 0)))",
 }

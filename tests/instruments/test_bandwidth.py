@@ -1,22 +1,29 @@
-"""The benchmark of collectives on real ranks: what it times, what it computes from it, what it refuses."""
+"""Timing in turns, the benchmark of collectives on real ranks, α and β from its times, and ranks for both."""
 
-import json
+import os
+import signal
+import sys
 import time
+from functools import partial
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from scratch_ddp.instruments.bandwidth import free_memory as memory_module
-from scratch_ddp.instruments.bandwidth import measure, measurement
+from scratch_ddp.instruments.bandwidth import AlphaBeta, fit, load_machine, measure, measurement, save_machine
+from scratch_ddp.instruments.bandwidth.alpha_beta import key
 from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, Operation
 from scratch_ddp.instruments.bandwidth.results import Results, Row
-from scratch_ddp.instruments.timing import Spread
-from scratch_ddp.instruments.traffic import traffic
-from tests.ranks import run_ranks
+from scratch_ddp.instruments.sizes import format_size, parse_size, three_digits
+from scratch_ddp.instruments.timing import Spread, interleaved
+from tests.processes import alive, listening_beyond_loopback
+from tests.ranks import RankFailed, run_ranks
+
+SIZES = [2**10, 2**14, 2**17, 2**20, 2**24, 2**27]
 
 
-def row(operation="all_reduce", ranks=2, size=2**20, seconds=1e-3, backend="gloo"):
-    return Row(operation, backend, "cpu", ranks, size, size, Spread(seconds, seconds, seconds), samples=3, calls=1)
+def row(operation="all_reduce", ranks=2, size=2**20, seconds=1e-3):
+    return Row(operation, "gloo", ranks, size, size, Spread(seconds, seconds, seconds), samples=3, calls=1)
 
 
 def test_every_operation_at_every_size_and_number_of_ranks():
@@ -30,7 +37,7 @@ def test_every_operation_at_every_size_and_number_of_ranks():
     ]
     for each in found:
         assert 0 < each.seconds.low <= each.seconds.median <= each.seconds.high < 1
-        assert each.samples >= 3 and each.calls >= 1 and (each.backend, each.device) == ("gloo", "cpu")
+        assert each.samples >= 3 and each.calls >= 1 and each.backend == "gloo"
         parts = OPERATIONS[each.operation].in_parts
         assert each.nbytes == (each.size // (4 * each.ranks) * 4 * each.ranks if parts else each.size // 4 * 4)
 
@@ -41,13 +48,13 @@ def test_an_operation_does_what_its_name_says(name):
 
     def ranks():
         rank, n = dist.get_rank(), 3
-        space = measurement.Workspace(4 * 9, dist.group.WORLD, "cpu", second=True)
-        whole = space.whole.copy_(10.0 * rank + space.whole.new_tensor(range(9))).clone()
-        part = space.part.copy_(whole[:3] + 0.5).clone()
+        space = measurement.Workspace(4 * 9, dist.group.WORLD, "cpu")
+        whole = space.whole.copy_(10.0 * rank + torch.arange(9.0)).clone()
+        space.part.copy_(whole[:3] + 0.5)
         everyone = [whole - 10 * rank + 10 * other for other in range(n)]
         OPERATIONS[name].run(space, 1)
         total, third = sum(everyone), slice(3 * rank, 3 * rank + 3)
-        gathered = [each[:3] + 0.5 for each in everyone]
+        gathered = torch.cat([each[:3] + 0.5 for each in everyone])
         expected = {
             "all_reduce": (space.whole, total),
             "ring_all_reduce": (space.whole, total),
@@ -55,15 +62,14 @@ def test_an_operation_does_what_its_name_says(name):
             "broadcast": (space.whole, everyone[1]),
             "tree_broadcast": (space.whole, everyone[1]),
             "reduce": (space.whole, total if rank == 1 else space.whole),
-            "all_gather": (space.whole, whole.new_tensor([]).new_tensor([x for each in gathered for x in each])),
+            "all_gather": (space.whole, gathered),
             "reduce_scatter": (space.part, total[third]),
-            "gather": (space.whole, whole.new_tensor([x for each in gathered for x in each]) if rank == 1 else whole),
+            "gather": (space.whole, gathered if rank == 1 else whole),
             "scatter": (space.part, everyone[1][third]),
-            "all_to_all": (space.second, whole.new_tensor([x for each in everyone for x in each[third]])),
+            "all_to_all": (space.second, torch.cat([each[third] for each in everyone])),
         }
         got, wanted = expected[name.removeprefix("direct_")]
         assert got.equal(wanted), (name, rank, got, wanted)
-        assert part.numel() == 3
 
     run_ranks(3, ranks)
 
@@ -73,7 +79,7 @@ def test_the_slowest_rank_counts_and_short_calls_are_timed_several_at_once(monke
         if space.rank == 1:
             time.sleep(0.03)
 
-    monkeypatch.setitem(OPERATIONS, "nap", Operation("nap", nap, lambda n: 1.0, lambda n: 0.0, False, False))
+    monkeypatch.setitem(OPERATIONS, "nap", Operation(nap, lambda n: 1.0, False))
     monkeypatch.setattr(measurement, "SAMPLE", 0.02)  # on a busy machine a call may well take the usual 2 ms
 
     def ranks():
@@ -85,74 +91,18 @@ def test_the_slowest_rank_counts_and_short_calls_are_timed_several_at_once(monke
     assert slow.samples <= 0.8 / 0.03  # as many as the time given allows
 
 
-def test_ranks_that_are_not_measured_send_nothing_of_it():
-    def ranks():
-        with traffic() as counted:
-            measure([1024], ["broadcast"], ranks=[2], seconds=0.01)
-        return counted.calls["broadcast"], len(dist.distributed_c10d._world.pg_map)
-
-    counts, groups = zip(*run_ranks(3, ranks), strict=True)
-    assert counts[0] == counts[1] > counts[2] + 4  # counts[2]: the exchange of the results
-    assert groups == (1, 1, 1)  # the group of two is gone
-
-
 @pytest.mark.parametrize("arguments, says", [
     ({"sizes": ["1 MiB"], "operations": ["all_sum"]}, "no operation is called 'all_sum'; there are all_reduce,"),
     ({"sizes": ["1 MX"]}, "'1 MX' is no size"),
     ({"sizes": [4]}, "4 bytes are too few: 2 ranks need 8"),
-    ({"sizes": []}, "nothing to measure: 0 sizes"),
-    ({"sizes": ["1KiB"], "ranks": [2, 3]}, "3 ranks asked for, and there are 2"),
-    ({"sizes": ["1KiB"], "ranks": [1]}, "ranks must be numbers of ranks, 2 or more"),
-    ({"sizes": ["1KiB"], "seconds": float("nan")}, "seconds must be positive and finite"),
-    ({"sizes": ["1KiB"], "seconds": 0}, "seconds must be positive and finite"),
-    ({"sizes": ["900 GiB"]}, "900 GiB on 2 ranks does not fit"),
-    ({"sizes": ["1KiB"], "device": "meta"}, "carries no tensors of meta"),
-    ({"sizes": ["1KiB"], "device": "toaster"}, "toaster"),
+    ({"sizes": ["1KiB"], "ranks": [2, 3]}, "a collective is between 2 ranks or more, and there are 2"),
 ])  # fmt: skip
-def test_refused_on_every_rank_alike(arguments, says):
+def test_refused(arguments, says):
     def ranks():
-        with pytest.raises(ValueError) as refused:
+        with pytest.raises(ValueError, match=says):
             measure(**arguments)
-        measure(["1KiB"], seconds=0.01)  # the group still works
-        return str(refused.value)
-
-    first, second = run_ranks(2, ranks)
-    assert first == second and says in first
-
-
-def test_what_one_rank_finds_wrong_all_ranks_raise(monkeypatch):
-    def ranks():
-        mine = dist.get_rank()
-        with pytest.raises(ValueError, match="the ranks disagree.*sizes: rank 0: .1024.; rank 1: .2048."):
-            measure([1024 * (mine + 1)])
-        with pytest.raises(TypeError, match="rank 1: sizes and operations are lists"):
-            measure([1024], operations="all_reduce" if mine else ["all_reduce"])
-        if mine == 1:
-            monkeypatch.setattr(memory_module, "free_memory", lambda: 1000)
-        with pytest.raises(ValueError, match="The largest that fits is about"):
-            measure([1024])
-
-        def refuse(*_):
-            raise RuntimeError("can't allocate memory")
-
-        monkeypatch.setattr(memory_module, "free_memory", lambda: 10**9)
-        if mine == 0:
-            monkeypatch.setattr(measurement, "Workspace", refuse)
-        with pytest.raises(RuntimeError, match="rank 0: 1 KiB could not be allocated"):
-            measure([1024], ranks=[2])
 
     run_ranks(2, ranks)
-
-
-def test_a_smaller_number_of_ranks_needs_the_default_group():
-    def ranks():
-        pair = dist.new_group([0, 1, 2])
-        if dist.get_rank() < 3:
-            with pytest.raises(ValueError, match="leave `group` out"):
-                measure([1024], ranks=[2], group=pair)
-            assert len(measure([1024], seconds=0.01, group=pair)) == 1
-
-    run_ranks(4, ranks)
 
 
 def test_bandwidths():
@@ -166,27 +116,95 @@ def test_bandwidths():
     assert row("broadcast").published is None
 
 
-def test_series_fits_table_and_json(tmp_path):
-    line = [row(ranks=n, size=size, seconds=n * (1e-4 + 1e-9 * size)) for n in (2, 4) for size in (2**10, 2**17, 2**24)]
+def test_series_fits_and_table():
+    line = [row(ranks=n, size=size, seconds=n * (1e-4 + 1e-9 * size)) for n in (2, 4) for size in SIZES[::2]]
     found = Results((*line, row("broadcast")))
-    assert list(found.series()) == [
-        "all_reduce, gloo, 2 ranks",
-        "all_reduce, gloo, 4 ranks",
-        "broadcast, gloo, 2 ranks",
-    ]
+    of_two, of_four, alone = "all_reduce, gloo, 2 ranks", "all_reduce, gloo, 4 ranks", "broadcast, gloo, 2 ranks"
+    assert list(found.series()) == [of_two, of_four, alone]
     fits, missing = found.fits()
-    assert fits["all_reduce, gloo, 4 ranks"].alpha == pytest.approx(4e-4)
-    assert list(missing) == ["broadcast, gloo, 2 ranks"] and "1 sizes" in missing["broadcast, gloo, 2 ranks"]
-    assert len(found.of("all_reduce", ranks=4)) == 3 and found.of(backend="nccl").rows == ()
-    with pytest.raises(ValueError, match="choose one"):
-        found.fit()
+    assert fits[of_four].alpha == pytest.approx(4e-4) and fits[of_two].beta == pytest.approx(2e-9)
+    assert list(missing) == [alone] and "1 sizes" in missing[alone]
+    assert len(found.of("all_reduce", ranks=4)) == 3
     above, empty, *lines = str(found).splitlines()
     assert (above, empty) == ("gloo:", "") and len(lines) == 9 and len(set(map(len, lines))) == 1
-    assert "2 MB" not in lines[2] and "1 KiB" in lines[2]
-    assert str(found.of("all_reduce")).startswith("all_reduce, gloo:\n\n| ranks |")
-    several = str(Results((*line, row("broadcast"), row(backend="nccl"))))
-    assert several.startswith("| operation  | ranks | backend |") and several.count("| nccl") == 1
-    found.save(tmp_path / "found.json", {"cores": 2})
-    read = json.loads((tmp_path / "found.json").read_text())
-    assert read["cores"] == 2 and len(read["rows"]) == 7 and read["rows"][0]["algbw"] == line[0].algbw
-    assert read["fits"]["all_reduce, gloo, 2 ranks"]["beta"] == pytest.approx(2e-9)
+    assert "1 KiB" in lines[2] and str(found.of("all_reduce")).startswith("all_reduce, gloo:\n\n| ranks |")
+
+
+def test_a_line_from_times():
+    seconds = [70e-6 + 0.4e-9 * size for size in SIZES]
+    found = fit(SIZES, seconds)
+    assert found.alpha == pytest.approx(70e-6, rel=1e-9) and found.beta == pytest.approx(0.4e-9, rel=1e-9)
+    assert found.worst < 1e-9 and found.half_way == pytest.approx(70e-6 / 0.4e-9)
+    # 20 % more at the largest size is 10 ms, 140 times all of the smallest message's 70 µs: still, it counts as much.
+    found = fit(SIZES, [*seconds[:-1], 1.2 * seconds[-1]])
+    assert found.alpha == pytest.approx(70e-6, rel=0.05)
+    assert found.beta == pytest.approx(0.4e-9, rel=0.2) and 0.05 < found.worst < 0.2
+    for sizes, times, says in (
+        ([8, 8, 8], [1.0, 1.1, 1.2], "1 sizes"),
+        ([10, 20, 30], [3.0, 2.0, 1.0], "measure larger sizes"),
+        ([10, 20, 30], [1.0, 3.0, 5.0], "measure smaller sizes"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            fit(sizes, times)
+
+
+def test_fits_are_kept_beside_what_was_kept_before(tmp_path):
+    assert load_machine(folder=tmp_path) is None
+    two, four = AlphaBeta(1e-5, 1e-9, (1, 2, 3), (0.1, 0.0, -0.1)), AlphaBeta(2e-5, 2e-9)
+    save_machine({key("all_reduce", "gloo", 2): two}, tmp_path)
+    path = save_machine({key("all_reduce", "nccl", 4): four}, tmp_path)
+    assert str(load_machine(folder=tmp_path)) == str(two)
+    assert load_machine(ranks=4, folder=tmp_path).alpha == four.alpha
+    assert load_machine("broadcast", folder=tmp_path) is None
+    path.write_text('{"all_reduce, gloo, 2 ranks": {"alpha": 1}}')
+    with pytest.raises(ValueError, match=f"{path.name} is damaged .* delete it"):
+        load_machine(folder=tmp_path)
+
+
+def test_sizes_as_text():
+    sizes = [parse_size(text) for text in ("1KiB", "1 kb", "1.5MiB", "77", 12)]
+    assert sizes == [1024, 1000, 1572864, 77, 12]
+    assert [format_size(size) for size in (1024, 1000, 2**30, 1500, 5)] == ["1 KiB", "1 KB", "1 GiB", "1,500 B", "5 B"]
+    assert [three_digits(value) for value in (0.003236, 12.44, 999.7, 2093.0)] == ["0.00324", "12.4", "1,000", "2,090"]
+
+
+def test_every_variant_once_a_round_in_another_order_each_time_and_the_same_one_on_every_rank():
+    def order_and_samples():
+        order = []
+        samples = interleaved({name: partial(order.append, name) for name in "abc"}, rounds=30, warm_up=1)
+        return "".join(order), {name: len(taken) for name, taken in samples.items()}
+
+    (order, samples), other = run_ranks(2, order_and_samples)
+    rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
+    assert len(rounds) == 31 and {"".join(sorted(each)) for each in rounds} == {"abc"}
+    assert len(set(rounds)) == 6  # all orders turn up
+    assert samples == dict.fromkeys("abc", 30) and other == (order, samples)
+
+
+def test_ranks_listen_on_loopback_only_and_end():
+    def sum_of_ranks():
+        tensor = torch.tensor([dist.get_rank()])
+        dist.all_reduce(tensor)
+        listening = listening_beyond_loopback([os.getpid()]) if sys.platform == "linux" else []
+        return tensor.item(), listening, os.getpid()
+
+    results = run_ranks(3, sum_of_ranks)
+    assert [(total, listening) for total, listening, _ in results] == [(3, [])] * 3
+    assert not any(alive(pid) for _, _, pid in results)
+
+
+def test_a_rank_that_fails_is_named_and_nobody_stays():
+    def fail():
+        rank = dist.get_rank()
+        if rank == 1:
+            raise ZeroDivisionError("rank 1 divides")
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(30)
+
+    began = time.monotonic()
+    with pytest.raises(RankFailed) as failed:
+        run_ranks(3, fail)
+    assert time.monotonic() - began < 20
+    assert failed.value.failures[0] == "did not answer in time"
+    assert "rank 1 divides" in failed.value.failures[1] and "exit code -9" in failed.value.failures[2]

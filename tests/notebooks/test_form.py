@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 
-from scratch_ddp.commands.lessons import lesson_paths
+from scratch_ddp.commands.notebooks import lesson_paths
 
 LINES = 25
 WIDTH = 103  # characters that JupyterLab shows of a line in a window of 1250 pixels

@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from scratch_ddp.commands.lessons import NOTEBOOKS, ROOT, lesson_paths
+from scratch_ddp.commands.notebooks import NOTEBOOKS, ROOT, lesson_paths
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)

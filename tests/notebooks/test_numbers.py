@@ -5,7 +5,7 @@ import re
 import nbformat
 import pytest
 
-from scratch_ddp.commands.lessons import lesson_paths
+from scratch_ddp.commands.notebooks import lesson_paths
 
 NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
     "02_inside_all_reduce": {"1011": "10⁰ + 10¹ + 10³", "999": "the last of arange(1000)", "2009": "a paper's year"},
@@ -16,11 +16,13 @@ NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
         "0.125": "GB in a Gb",
         "450": "900 / 2",
         "480": "published",
+        "366": "published",
+        "32": "published",
         "360": "a model's name",
         "269": "published",
     },
     "08_overlap": {"1.5": "the mean of 1 and 2"},
-    "09_bucketing": {"0.498": "published"},
+    "09_bucketing": {"0.498": "published", "40": "million, Megatron's default"},
     "11_zero_and_fsdp": {
         "520": "2 × 260",
         "240": "80 + 160, of 0.080 and 0.160 s",
@@ -35,18 +37,23 @@ NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
         "818": "published",
         "17543808": "published",
         "0.02": "percent, 17,543,808 for 17,547,264",
-        "989": "TFLOP/s of an H100, set in instruments/cost/layouts/clusters.py",
+        "989": "TFLOP/s of an H100, set in instruments/cost/layouts.py",
         "450": "GB/s, set there too",
         "180": "GB/s, set there too",
         "7.5": "billion, a model's name",
         "2021": "a year",
         "2024": "a year",
         "2018": "a year",
-        "2.50": "dollars, set in clusters.py",
+        "2.7": "published",
+        "500": "W, published",
+        "700": "W, published",
+        "2.50": "dollars, set in layouts.py",
     },
     "16_many_machines": {
         "405": "billion, a model's name",
         "0.75": "(n - 1) / n for 4 ranks",
+        "72": "ms, measured",
+        "92": "ms, measured",
         "135712": "an issue's number",
     },
 }

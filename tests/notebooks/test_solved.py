@@ -10,10 +10,9 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from scratch_ddp.commands import stubs as notebooks
-from scratch_ddp.commands.execution import run
+from scratch_ddp.commands import notebooks
 from scratch_ddp.commands.grade import CHECK, HOLDS, exercises_of
-from scratch_ddp.commands.lessons import lesson_paths
+from scratch_ddp.commands.notebooks import lesson_paths, run
 from scratch_ddp.commands.outputs import clear_outputs
 
 RANKS = ("%load_ext", "%dist_init", "%dist_shutdown")

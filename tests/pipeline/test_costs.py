@@ -1,14 +1,12 @@
 """What a step costs: messages and bytes, activations held, and the bubble, all as the schedule says."""
 
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.pages.sleeping import LiveActivations, SleepingStage
 from scratch_ddp.instruments.traffic import traffic
-from scratch_ddp.pipeline import bubble, held, simulate
+from scratch_ddp.pipeline import held
 from scratch_ddp.pipeline.execute import execute
 from scratch_ddp.pipeline.simulate import homes
 from tests.pipeline.cases import SCHEDULES, WIDTH, batch, build, pipeline_of
@@ -91,37 +89,3 @@ def test_activations_held(name):
     rows = SCHEDULES[name](4, 8)
     found = run_ranks(4, run_sleeping, rows, 8, 0.0, 2)
     assert [most for _, most in found] == [held(row) for row in rows]
-
-
-@pytest.mark.measures_time
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_the_bubble(name):
-    rows = SCHEDULES[name](4, 4)
-    unit = 0.06  # long, compared with the 1 or 2 ms of a message
-    per_rank = [spans for spans, _ in run_ranks(4, run_sleeping, rows, 4, unit, 4)]
-    quickest = min(zip(*per_rank, strict=True), key=lambda spans: max(row[-1][2] for row in spans) - spans[0][0][1])
-    assert bubble(quickest) == pytest.approx(bubble(simulate(rows)), abs=0.02)
-
-
-def test_evaluation_holds_nothing():
-    def ranks() -> int:
-        pipeline, (x, y) = pipeline_of(build(), 4), batch(8)
-        live = LiveActivations()
-        with live.watch():
-            pipeline.evaluate(x, y)
-        return live.most
-
-    assert run_ranks(2, ranks) == [0, 0]
-
-
-def test_spans_are_the_schedules_actions():
-    def ranks() -> None:
-        pipeline, (x, y) = pipeline_of(build(), 4), batch(8)
-        began = time.monotonic()
-        pipeline.step(x, y)
-        actions = [action for action, _, _ in pipeline.spans]
-        assert actions == SCHEDULES["1f1b"](2, 4)[dist.get_rank()]
-        moments = [moment for _, *span in pipeline.spans for moment in span]
-        assert moments == sorted(moments) and began <= moments[0] and moments[-1] <= time.monotonic()
-
-    run_ranks(2, ranks)

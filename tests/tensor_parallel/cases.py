@@ -3,7 +3,7 @@
 import torch
 import torch._dynamo  # as transformers: imported here once, and not in every forked rank
 from torch import nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+from torch.nn.functional import cross_entropy, silu
 from transformers import LlamaForCausalLM  # noqa: F401
 
 from scratch_ddp.benchmark.steps import build_llama
@@ -31,24 +31,6 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(silu(self.up(self.first(x))))
-
-
-class Attention(nn.Module):
-    """Grouped queries: four query heads to two of keys and values, with biases."""
-
-    def __init__(self, width: int = 16, heads: int = 8, groups: int = 4):
-        super().__init__()
-        self.head_dim = width // heads
-        self.q_proj, self.o_proj = nn.Linear(width, width), nn.Linear(width, width)
-        self.k_proj, self.v_proj = nn.Linear(width, groups * self.head_dim), nn.Linear(width, groups * self.head_dim)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            each(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for each in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.o_proj(y.transpose(1, 2).flatten(2))
 
 
 def seeded(build, *args, **kwargs) -> nn.Module:

@@ -29,9 +29,8 @@ def compare() -> None:
             assert_close(mine.grad, logits.grad.chunk(n, -1)[rank])
             (3 * its_loss).backward()  # what is saved is not changed by a backward
             assert_close(mine.grad, 2 * logits.grad.chunk(n, -1)[rank])
-            assert backward.calls == {} and backward.setup.calls == {}
+            assert backward.calls == {}
         assert forward.calls == {"all_reduce": 2} and forward.payload_bytes == (1 + 2) * targets.numel() * 8
-        assert forward.setup.calls == {"all_reduce": 1}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -1,11 +1,9 @@
 """Models, optimizers and gradients that a sharded optimizer must get right, and the plain optimizer beside them."""
 
-import copy
-
 import torch
 import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Muon, RMSprop
 
 OPTIMIZERS = {
     "SGD": (SGD, {"lr": 0.1}),
@@ -19,6 +17,8 @@ OPTIMIZERS = {
     "AdamW, fused": (AdamW, {"lr": 0.01, "fused": True}),
     "Adagrad": (Adagrad, {"lr": 0.1}),
     "RMSprop": (RMSprop, {"lr": 0.01, "centered": True}),
+    "Adafactor": (Adafactor, {"lr": 0.1}),
+    "Muon": (Muon, {"lr": 0.1}),
 }
 
 
@@ -56,8 +56,9 @@ def two_groups(model: nn.Module) -> list[dict]:
     return [{"params": parameters[::2], "lr": 0.03}, {"params": parameters[1::2], "weight_decay": 0.1}]
 
 
-def twin(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model)
+def matrices(model: nn.Module) -> list[nn.Parameter]:
+    """What Muon and Adafactor can update: they look at a whole matrix."""
+    return [each for each in model.parameters() if each.dim() == 2 and each.numel()]
 
 
 def same(a: object, b: object) -> bool:

@@ -1,11 +1,10 @@
 """Rank cells whose ranks run on several hosts.
 
-`%dist_init --hosts 2 -n 2 --listen ADDRESS` opens a door (`door.py`) and prints a ticket (`ticket.py`). On each host
-`python -m scratch_ddp.cells.join - <<< TICKET` starts an agent (`agent.py`). It enters through a TLS connection
-(`tls_channel.py`) and starts ranks with the same launcher as a notebook does on its own machine.
+`%dist_init --hosts 2 -n 2 --listen ADDRESS` opens a door and prints a ticket (`door.py`). On each host
+`python -m scratch_ddp.cells.join - <<< TICKET` starts an agent. It enters through a TLS connection (`tls_channel.py`)
+and starts ranks with the same launcher as a notebook does on its own machine.
 
-In the kernel a `Host` (`host.py`) stands for each agent, and all `Hosts` together take the launcher's place in the
-cluster. Whatever a rank and the kernel say to each other travels over the one connection of their host, also the keys
-by which the ranks find each other (`key_board.py` in the kernel, `link_store.py` in the ranks). What the ranks' process
-group sends goes from host to host directly, as under torchrun.
+In the kernel a `Host` stands for each agent, and all `Hosts` together take the launcher's place (`host.py`). Whatever a
+rank and the kernel say to each other travels over the one connection of their host, also the keys by which the ranks
+find each other (`store.py`). What the ranks' process group sends goes from host to host directly, as under torchrun.
 """

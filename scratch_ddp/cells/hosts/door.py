@@ -1,51 +1,86 @@
-"""The kernel's listening socket. It is open while hosts are awaited; who knows the ticket's secret may enter.
+"""The door through which hosts join a notebook: the ticket, the listening socket, and who is let in.
 
-Every connection has a thread and a few seconds to show the secret. If there are too many at once, those go that have
-taken longest: a host that holds the ticket needs milliseconds.
+The socket is open while hosts are awaited. No authority vouches for its certificate: the fingerprint stands in the
+ticket, beside the secret that a host must show. Every connection has a thread and a few seconds for that.
 """
 
+import base64
 import contextlib
+import functools
+import hashlib
 import hmac
-import json
+import platform
 import queue
+import re
+import secrets
 import socket
 import ssl
-import struct
+import subprocess
+import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from scratch_ddp.cells.hosts.certificate import make_server_context
-from scratch_ddp.cells.hosts.ticket import Ticket
 from scratch_ddp.cells.hosts.tls_channel import TlsChannel
+from scratch_ddp.cells.words import ClusterError
 
 _HELLO_LIMIT = 5.0  # seconds from the connection to the secret
 _LONGEST_HELLO = 4096  # bytes
-_MOST_STRANGERS = 64  # connections at a time that have not shown the secret yet
-_LENGTH = struct.Struct("!I")
+_PACKAGE = Path(__file__).resolve().parents[2]  # scratch_ddp/
+_OPENSSL = [
+    *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+    *("-days", "2", "-subj", "/CN=rank cells"),
+]
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """As text "10.0.0.5:43211/<fingerprint>/<secret>". Whoever holds it can run code in the notebook's ranks."""
+
+    address: str
+    port: int
+    fingerprint: str  # of the certificate: SHA-256, base64 for URLs
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+
+    def __str__(self) -> str:
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{address}:{self.port}/{self.fingerprint}/{self.secret}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Ticket":
+        """Read a ticket. Raises ValueError, which says what is wrong."""
+        found = re.fullmatch(r"(?:\[(.+)\]|([^\[\]/:]+)):(\d{1,5})/([\w-]{43})/([\w-]{32})", text.strip())
+        if found is None:
+            raise ValueError(
+                "this is not a whole ticket. Copy the command that %dist_init has printed, from its first to its last "
+                "character"
+            )
+        return cls(found[1] or found[2], int(found[3]), found[4], found[5])
 
 
 class Door:
     """Listens at `address`. `arrivals` gets (channel, hello) of each host with the ticket, until the door is closed.
 
-    Raises OSError if the machine has no such address or the port is taken.
+    Raises OSError if the machine has no such address or the port is taken, ClusterError without a certificate.
     """
 
     def __init__(self, address: str, port: int = 0):
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         self._socket = socket.create_server(place[:2], family=family, backlog=128)
         try:
-            self._context, fingerprint = make_server_context()
+            self._context, own_fingerprint = _make_server_context()
         except BaseException:
             self._socket.close()
             raise
         self._socket.settimeout(0.2)
-        self.ticket = Ticket(*self._socket.getsockname()[:2], fingerprint)
+        self.ticket = Ticket(*self._socket.getsockname()[:2], own_fingerprint)
         self.arrivals: queue.SimpleQueue[tuple[TlsChannel, dict[str, Any]]] = queue.SimpleQueue()
         self.strangers = 0  # connections that did not show the secret
-        self._unknown: dict[socket.socket, float] = {}  # connection → when it was made, oldest first
         self._lock = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, name="accepts-hosts", daemon=True).start()
@@ -54,9 +89,6 @@ class Door:
         """Let nobody in any more. The ticket is worthless from here on."""
         with self._lock:
             self._closed = True
-            for connection in self._unknown:
-                _end(connection)
-        _end(self._socket)
         self._socket.close()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -72,10 +104,6 @@ class Door:
             except OSError:  # closed; or too many files are open, which passes
                 time.sleep(0.1)
                 continue
-            with self._lock:
-                self._unknown[connection] = time.monotonic()
-                if len(self._unknown) > _MOST_STRANGERS:
-                    _end(next(iter(self._unknown)))
             threading.Thread(target=self._greet, args=(connection,), name="greets-a-host", daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
@@ -83,26 +111,38 @@ class Door:
         until = time.monotonic() + _HELLO_LIMIT
         try:
             connection.settimeout(_HELLO_LIMIT)
-            sock = self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-            with self._lock:
-                self._unknown[sock] = self._unknown.pop(connection, until)
-            connection = sock
-            sock.do_handshake()
-            hello = _receive_hello(sock, until)
+            sock = connection = self._context.wrap_socket(connection, server_side=True)
+            channel = TlsChannel(sock)
+            hello = channel.receive_one(until, _LONGEST_HELLO)
             if not hmac.compare_digest(str(hello.pop("secret")).encode(), self.ticket.secret.encode()):
                 raise ValueError("another secret")
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             with self._lock:
-                self._unknown.pop(connection, None)
                 self.strangers += 1
             connection.close()
             return
         with self._lock:
-            self._unknown.pop(connection, None)
             if not self._closed:
-                self.arrivals.put((TlsChannel(sock), hello))
+                self.arrivals.put((channel, hello))
                 return
         connection.close()
+
+
+def open_door(listen: str) -> Door:
+    """Listen at "ADDRESS" or "ADDRESS:PORT". Raises ClusterError, which says what would be right."""
+    address, _, port = listen.rpartition(":") if listen.count(":") == 1 else (listen, "", "0")
+    addresses = {
+        each.address for of_one in psutil.net_if_addrs().values() for each in of_one if each.family == socket.AF_INET
+    }
+    mine = f"This machine has {', '.join(sorted(addresses, key=lambda one: (one.startswith('127.'), one)))}."
+    if not port.isdecimal() or int(port) > 65535:
+        raise ClusterError(f"--listen {listen}: {port!r} is no port. Write an address, or an address and a port.")
+    if address in ("", "0.0.0.0", "::", "*"):
+        raise ClusterError(f"--listen {listen}: name the one address at which the hosts reach this machine. {mine}")
+    try:
+        return Door(address, int(port))
+    except OSError as error:
+        raise ClusterError(f"--listen {listen}: can't listen there ({error.strerror or error}). {mine}") from None
 
 
 def refuse(channel: TlsChannel, why: str) -> None:
@@ -112,33 +152,63 @@ def refuse(channel: TlsChannel, why: str) -> None:
     channel.close()
 
 
-def own_addresses() -> list[str]:
-    """The IPv4 addresses of this machine, loopback last."""
-    addresses = {
-        each.address for of_one in psutil.net_if_addrs().values() for each in of_one if each.family == socket.AF_INET
+# Certificates
+
+
+def _make_server_context() -> tuple[ssl.SSLContext, str]:
+    """TLS 1.3 with a fresh key, and the fingerprint of its certificate. The key is on disk for this moment only."""
+    with tempfile.TemporaryDirectory(prefix="scratch-ddp-key-") as folder:  # readable by this user only
+        key, certificate = Path(folder) / "key", Path(folder) / "certificate"
+        try:
+            command = [*_OPENSSL, "-keyout", str(key), "-out", str(certificate)]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+        except FileNotFoundError:
+            raise ClusterError(
+                "hosts join over TLS, and its certificate is made by the command `openssl`, which this machine lacks. "
+                "Install it (Debian and Ubuntu: apt-get install openssl)."
+            ) from None
+        except subprocess.CalledProcessError as error:
+            raise ClusterError(f"`openssl req` made no certificate: {error.stderr.strip()}.") from None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(certificate, key)
+        return context, fingerprint(ssl.PEM_cert_to_DER_cert(certificate.read_text()))
+
+
+def make_client_context() -> ssl.SSLContext:
+    """TLS 1.3 that accepts any certificate: the caller compares its `fingerprint` with the ticket's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def fingerprint(certificate: bytes) -> str:
+    """SHA-256 of a certificate in DER form, as 43 characters."""
+    return base64.urlsafe_b64encode(hashlib.sha256(certificate).digest()).decode().rstrip("=")
+
+
+# What must be the same on all hosts
+
+
+@functools.cache
+def own_versions() -> dict[str, str]:
+    """This host's: Python to the minor version, torch without its build (+cpu), this package with a digest of its code.
+
+    torch is not imported for it: that takes seconds.
+    """
+    code = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        code.update(f"{path.relative_to(_PACKAGE)}\n".encode() + path.read_bytes())
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": _installed("torch").split("+")[0],
+        "scratch_ddp": f"{_installed('scratch-ddp')} (code {code.hexdigest()[:8]})",
     }
-    return sorted(addresses, key=lambda address: (address.startswith("127."), address))
 
 
-def _receive_hello(sock: ssl.SSLSocket, until: float) -> dict[str, Any]:
-    (length,) = _LENGTH.unpack(_receive_exactly(sock, _LENGTH.size, until))
-    if length > _LONGEST_HELLO:
-        raise ValueError("too long for a hello")
-    return json.loads(_receive_exactly(sock, length, until))
-
-
-def _receive_exactly(sock: ssl.SSLSocket, count: int, until: float) -> bytes:
-    data = b""
-    while len(data) < count:
-        sock.settimeout(max(0.001, until - time.monotonic()))
-        more = sock.recv(count - len(data))
-        if not more:
-            raise EOFError
-        data += more
-    return data
-
-
-def _end(connection: socket.socket) -> None:
-    """Wake the thread that reads from a connection: it finds it closed."""
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from its folder, without having been installed
+        return "not installed"

@@ -1,17 +1,25 @@
-"""The hosts of a cluster as the kernel sees them. `Hosts` takes the launcher's place: it starts and ends ranks."""
+"""The hosts of a cluster as the kernel sees them: how they are gathered, and `Hosts`, which starts ranks on them.
+
+`Hosts` takes the place of the launcher on this machine. The keys by which ranks of several hosts find each other are
+kept here as well (`KeyBoard`); the ranks' side of it is `store.py`.
+"""
 
 import base64
 import contextlib
 import queue
 import threading
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scratch_ddp.cells.hosts.key_board import KeyBoard
+from scratch_ddp.cells.hosts.door import Door, own_versions, refuse
 from scratch_ddp.cells.hosts.tls_channel import TlsChannel
+from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, place
 from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.kernel.reader import Event, Pipe
+from scratch_ddp.cells.words import ClusterError, RankInterrupt, name_ranks
 
 FILES = ("calls", "crash")  # of a rank, which an agent sends along: "calls of rank 2"
 _FROM_KERNEL = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -37,7 +45,7 @@ class Host:
     def ready(self) -> bool:
         return self.gpu_count is not None and not self.lost
 
-    def start(self, config: dict[str, Any], folder: Path, board: KeyBoard) -> RankProcess:
+    def start(self, config: dict[str, Any], folder: Path, board: "KeyBoard") -> RankProcess:
         """Start a rank there. Directory, path and environment are the agent's, not the kernel's."""
         self._board = board
         number = len(self._ranks)
@@ -48,9 +56,6 @@ class Host:
         if self.lost:
             self._lose(process)
         return process
-
-    def end(self, process: RankProcess) -> None:
-        self.channel.send({"type": "end", "process": process.channel.number})
 
     def let_go(self) -> None:
         """The agent ends its ranks and itself."""
@@ -74,23 +79,20 @@ class Host:
             self._lose(process)
 
     def _lose(self, process: RankProcess) -> None:
-        process.launcher_lost = True
         how = "which no longer answers" if self.lost == "no longer answers" else f"whose agent {self.lost}"
-        process.lost_with = f"was lost with host {self.name}, {how}"
+        process.ended = f"was lost with host {self.name}, {how}"
         self.events.put(Event("gone", process))
 
     def _take(self, message: dict[str, Any]) -> None:
         kind = message["type"]
-        if kind == "ready":
+        if kind == "agent ready":
             self.gpu_count = int(message["gpu_count"])
-        elif kind == "failed":
+            return
+        if kind == "failed":
             self.failure = str(message["why"])
-        else:
-            process = self._ranks[message["process"]]
-            self._keep_files(process, message.get("files", {}))
-            self._take_from_rank(kind, process, message)
-
-    def _take_from_rank(self, kind: str, process: RankProcess, message: dict[str, Any]) -> None:
+            return
+        process = self._ranks[message["process"]]
+        self._keep_files(process, message.get("files", {}))
         if kind == "text":
             pipe = _PipeOfAgent(process, message["cell"], message["stream"])
             self.events.put(Event("text", pipe, base64.b64decode(message["data"])))
@@ -100,18 +102,16 @@ class Host:
             self.events.put(Event("message", process, message | {"rank": process.rank}))
         elif kind == "from" and message["message"]["type"] == "store":
             question = message["message"]
-            answer = self._board.ask(question["request"])
-            process.channel.send({"type": "store", "number": question["number"], "answer": answer})
+            answer = self._board.ask(question["operation"], *question["arguments"])
+            process.channel.send({"type": "stored", "number": question["number"], "answer": answer})
         elif kind == "from":
             self.events.put(Event("message", process, message["message"]))
 
     def _keep_files(self, process: RankProcess, files: dict[str, str]) -> None:
         """Put a rank's files where the kernel looks for those of a rank on its own machine."""
-        for name in FILES:
-            if name in files:
-                with contextlib.suppress(OSError):  # the folder is gone with the cluster
-                    path = process.folder / f"{name} of rank {process.rank}"
-                    path.write_bytes(base64.b64decode(files[name]))
+        for name in files.keys() & set(FILES):
+            with contextlib.suppress(OSError):  # the folder is gone with the cluster
+                (process.folder / f"{name} of rank {process.rank}").write_bytes(base64.b64decode(files[name]))
 
 
 class _PipeOfAgent(Pipe):
@@ -125,10 +125,14 @@ class _ToRank:
     """The kernel's channel to a rank: through the agent of its host."""
 
     def __init__(self, channel: TlsChannel, number: int):
-        self._channel, self.number = channel, number
+        self._channel, self._number = channel, number
 
     def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
-        self._channel.send({"type": "to", "process": self.number, "message": message})
+        self._channel.send({"type": "to", "process": self._number, "message": message})
+
+    def end(self) -> None:
+        """SIGKILL for the rank."""
+        self._channel.send({"type": "end", "process": self._number})
 
 
 class Hosts:
@@ -138,13 +142,11 @@ class Hosts:
         self.hosts, self.per_host, self.root = hosts, per_host, root
         self._board = KeyBoard()
 
-    def host_of(self, rank: int) -> Host:
-        return self.hosts[rank // self.per_host]
-
     def start(self, config: dict[str, Any], folder: Path) -> RankProcess:
         local = {"LOCAL_RANK": str(config["rank"] % self.per_host), "LOCAL_WORLD_SIZE": str(self.per_host)}
         environment = {name: (config["environment"] | local)[name] for name in _FROM_KERNEL}
-        return self.host_of(config["rank"]).start(config | {"environment": environment}, folder, self._board)
+        host = self.hosts[config["rank"] // self.per_host]
+        return host.start(config | {"environment": environment}, folder, self._board)
 
     def open_pipes(self, rank: RankProcess, cell: int) -> tuple[int, ...]:
         """None here: the agent makes them, and sends what it reads from them."""
@@ -152,9 +154,147 @@ class Hosts:
 
     def end(self, rank: RankProcess) -> None:
         if rank.status is None:
-            self.host_of(rank.rank).end(rank)
+            rank.channel.end()
 
     def close(self) -> None:
         """The agents end, and all that they have started."""
         for host in self.hosts:
             host.let_go()
+
+
+class KeyBoard:
+    """Keys and their values (text) for the ranks' stores, as a TCPStore's server keeps them. Nothing waits here."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._lock = threading.Lock()  # requests come through several threads
+
+    def ask(self, operation: str, *arguments: Any) -> Any:
+        """Carry out what a rank wants, and return the answer."""
+        with self._lock:
+            return getattr(self, f"_{operation}")(*arguments)
+
+    def _set(self, key: str, value: str) -> None:
+        self._values[key] = value
+
+    def _get(self, key: str) -> str | None:
+        return self._values.get(key)
+
+    def _add(self, key: str, amount: int) -> int:
+        self._values[key] = str(int(self._values.get(key, "0")) + amount)
+        return int(self._values[key])
+
+    def _check(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+
+# `%dist_init --hosts`
+
+
+def gather(
+    door: Door, count: int, limit: float, events: "queue.SimpleQueue[Event]", say: Callable[[str], None]
+) -> list[Host]:
+    """Wait until `count` hosts have joined and can start ranks. Closes the door. Raises ClusterError.
+
+    The hosts are in the order of their node numbers (torchrun, srun), else of their names.
+    """
+    hosts: list[Host] = []
+    welcomed: list[Host] = []
+    until = time.monotonic() + limit
+    try:
+        while sum(host.ready for host in hosts) < count:
+            if time.monotonic() > until:
+                raise ClusterError(_who_has_come(hosts, count, limit, door))
+            hosts += _arrived(door, count - len(hosts), events, say)
+            for host in [host for host in hosts if host.lost]:
+                hosts.remove(host)
+                say(f"Host {host.name} ({host.address}) has left again. {host.failure}".rstrip())
+            for host in [host for host in hosts if host.ready and host not in welcomed]:
+                welcomed.append(host)
+                gpus = {0: "no GPU", 1: "1 GPU"}.get(host.gpu_count, f"{host.gpu_count} GPUs")
+                ready = sum(each.ready for each in welcomed)
+                say(f"Host {host.name} ({host.address}, {gpus}) has joined: {ready} of {count}.")
+    except BaseException as error:
+        for host in hosts:
+            host.let_go()
+        if isinstance(error, KeyboardInterrupt):
+            raise RankInterrupt(f"stopped: {sum(host.ready for host in hosts)} of {count} hosts had joined.") from None
+        raise
+    finally:
+        door.close()
+    if door.strangers:
+        say(f"Turned away: {door.strangers} connections without the ticket.")
+    hosts.sort(key=lambda host: (host.node is None, host.node or 0, host.name, host.address))
+    names = Counter(host.name for host in hosts)
+    for host in [host for host in hosts if names[host.name] > 1]:
+        host.name = f"{host.name} ({host.address})"
+    names = Counter(host.name for host in hosts)
+    for number, host in enumerate([host for host in hosts if names[host.name] > 1], 1):
+        host.name = f"{host.name}, agent {number}"
+    return hosts
+
+
+def place_ranks(hosts: list[Host], per_host: int, options: Any) -> Placement:
+    """Choose GPUs on each host from those that it has. Raises ClusterError."""
+    placements = []
+    for host in hosts:
+        try:
+            placements.append(place(per_host, host.gpu_count, options.gpu_ids, options.device, options.backend))
+        except ClusterError as error:
+            raise ClusterError(f"host {host.name}: {error}") from None
+    # One backend serves all: NCCL only if every rank of every host has a GPU to itself.
+    backends = {placement.backend for placement in placements}
+    backend = backends.pop() if len(backends) == 1 else INTERRUPTIBLE
+    parts = []
+    for number, (host, placement) in enumerate(zip(hosts, placements, strict=True)):
+        ranks = name_ranks(range(number * per_host, (number + 1) * per_host))
+        where = "CPU" if placement.gpus[0] is None else "GPU " + ", ".join(map(str, dict.fromkeys(placement.gpus)))
+        parts.append(f"{ranks} on {host.name}, {where}")
+    why = f"over {'nccl' if backend == 'nccl' else 'gloo'}: {'; '.join(parts)}"
+    return Placement(backend, [gpu for placement in placements for gpu in placement.gpus], why)
+
+
+def describe_networks(hosts: list[Host]) -> str:
+    """For ranks that did not find each other: over what each host tries."""
+    listed = ", ".join(f"{host.name}: {host.address}" for host in hosts)
+    return (
+        f"All hosts reach this notebook; their ranks must reach each other too ({listed}). Does a firewall between "
+        "them let any port through, and does GLOO_SOCKET_IFNAME, where it is set, name the right interface?"
+    )
+
+
+def _arrived(door: Door, wanted: int, events: "queue.SimpleQueue[Event]", say: Callable[[str], None]) -> list[Host]:
+    """The next host that may join, if one comes within a moment."""
+    try:
+        channel, hello = door.arrivals.get(timeout=0.1)
+    except queue.Empty:
+        return []
+    theirs = hello.get("versions", {})
+    different = "; ".join(
+        f"it has {name} {theirs.get(name, 'of unknown version')}, and the notebook {mine}"
+        for name, mine in own_versions().items()
+        if theirs.get(name) != mine
+    )
+    if different:
+        why = f"{different}. Install the same versions on both"
+        refuse(channel, why)
+        say(f"Host {hello.get('name')} ({hello.get('address')}) can't join: {why}.")
+    elif wanted < 1:
+        refuse(channel, "as many hosts as the notebook waits for have come before this one")
+    else:
+        channel.send({"type": "welcome"})
+        return [Host(channel, hello, events)]
+    return []
+
+
+def _who_has_come(hosts: list[Host], count: int, limit: float, door: Door) -> str:
+    came = ", ".join(f"{host.name} ({host.address})" for host in hosts if host.ready)
+    slow = ", ".join(host.name for host in hosts if not host.ready)
+    text = f"{sum(host.ready for host in hosts)} of {count} hosts have joined within {limit:g} s"
+    text += f": {came}." if came else "."
+    if slow:
+        text += f" {slow} came, but its launcher was not ready yet."
+    if door.strangers:
+        text += f" {door.strangers} connections did not show the ticket."
+    address = f"{door.ticket.address}:{door.ticket.port}"
+    return f"{text} The others must reach {address}. %dist_init prints a new ticket; --wait gives them more seconds."

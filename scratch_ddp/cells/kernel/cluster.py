@@ -1,32 +1,36 @@
-"""The ranks of one notebook: their start, what arrives from them, their end."""
+"""The ranks of one notebook: their start, what arrives from them, their end; and the launcher that starts them."""
 
 import contextlib
 import os
 import queue
 import secrets
+import shutil
 import socket
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scratch_ddp.cells.kernel.excerpt import Excerpt
+from scratch_ddp.cells.channel import channel_pair
+from scratch_ddp.cells.kernel.output import Excerpt
 from scratch_ddp.cells.kernel.placement import Placement
-from scratch_ddp.cells.kernel.rank_process import LauncherProcess, RankProcess
-from scratch_ddp.cells.kernel.reader import Event, Pipe
-from scratch_ddp.cells.kernel.reports import ClusterError, RankInterrupt
-from scratch_ddp.cells.rank_lists import name_ranks
+from scratch_ddp.cells.kernel.rank_process import RankProcess
+from scratch_ddp.cells.kernel.reader import Event, Pipe, Reader
+from scratch_ddp.cells.processes import kill_group
+from scratch_ddp.cells.words import ClusterError, RankInterrupt, name_ranks
 
 _LATE = 1 << 14  # bytes of late output that are kept, of its beginning and of its end
-_START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
+_START_LIMIT = 120.0  # seconds until the launcher or a rank must have answered for the first time
 _INTERRUPT_LIMIT = 1.0  # seconds in which a rank that is interrupted in a question should be idle again
 
 
 class Cluster:
     """`world_size` ranks. Events of all ranks come in through `events` (see `reader`)."""
 
-    def __init__(self, launcher: LauncherProcess, events: "queue.SimpleQueue[Event]", placement: Placement):
+    def __init__(self, launcher: "LauncherProcess", events: "queue.SimpleQueue[Event]", placement: Placement):
         self.launcher, self.events, self.placement = launcher, events, placement
         self.world_size = len(placement.gpus)
         self.folder = launcher.root / f"cluster {time.monotonic_ns()}"
@@ -72,7 +76,7 @@ class Cluster:
                 event.source.device = event.value["device"]
             if not missing:
                 return
-            ended = [rank for rank in missing if rank.status is not None or rank.launcher_lost]
+            ended = [rank for rank in missing if rank.status is not None or rank.ended]
             if ended:
                 lines = "\n".join(ended[0].last_lines).strip()
                 raise ClusterError(f"rank {ended[0].rank} {ended[0].how_it_ended()} while it started:\n{lines}")
@@ -101,23 +105,25 @@ class Cluster:
 
     def _note(self, event: Event) -> None:
         """Keep what an event says about the ranks' processes: pid, exit code, closed channel, last output."""
-        if event.kind == "text":
-            event.source.take(len(event.value))
-            event.source.rank.remember_output(event.source.cell, event.value)
-        elif event.kind == "gone" and isinstance(event.source, RankProcess):
-            event.source.gone = True
-        elif event.kind == "message" and event.value["type"] == "started":
-            self.ranks[event.value["rank"]].pid = event.value["pid"]
-        elif event.kind == "message" and event.value["type"] == "renewed":
-            event.source.renewed = event.value
-        elif event.kind == "message" and event.value["type"] == "answer":
-            self.in_doubt |= bool((event.value["interrupted_in"] or {}).get("waits_in"))
-        elif event.kind == "message" and event.value["type"] == "launcher ready":  # not needed before
-            event.source.gpu_count = event.value["gpu_count"]
-        elif event.kind == "message" and event.value["type"] == "ended":
+        source, message = event.source, event.value
+        kind = message["type"] if event.kind == "message" else event.kind
+        if kind == "text":
+            source.take(len(message))
+            source.rank.remember_output(source.cell, message)
+        elif kind == "gone" and isinstance(source, RankProcess):
+            source.gone = True
+        elif kind == "started":
+            self.ranks[message["rank"]].pid = message["pid"]
+        elif kind == "renewed":
+            source.renewed = message
+        elif kind == "answer":
+            self.in_doubt |= bool((message["interrupted_in"] or {}).get("waits_in"))
+        elif kind == "launcher ready":  # not needed before
+            source.gpu_count = message["gpu_count"]
+        elif kind == "ended":
             for rank in self.ranks:
-                if rank.pid == event.value["pid"] and event.source in (self.launcher, rank):
-                    rank.status = event.value["status"]
+                if rank.pid == message["pid"] and source in (self.launcher, rank):
+                    rank.status = message["status"]
 
     def catch_up(self) -> None:
         """Take in all that has happened since the last cell."""
@@ -144,7 +150,7 @@ class Cluster:
         self.late.setdefault((cell, rank.rank), Excerpt(_LATE, _LATE)).add(text)
 
     def ask(self, ranks: Sequence[int], question: dict[str, Any], seconds: float) -> dict[int, dict[str, Any]]:
-        """What idle ranks answer (see `rank/questions.py`) within that time; {} for one that knows nothing.
+        """What idle ranks answer (see `answer` in `rank/shell.py`) within that time; {} for one that knows nothing.
 
         Must not be called while a cell runs. A rank that takes longer is interrupted, and missing in what is returned.
         """
@@ -159,7 +165,7 @@ class Cluster:
         finally:  # also at a Stop
             late = [rank for rank in asked if rank.alive and rank.rank not in answers]
             for rank in late:
-                rank.channel.send({"type": "interrupt", "cell": number})
+                rank.channel.send({"type": "interrupt", "cell": number, "number": 1, "together": False})
             self._collect({}, number, late, _INTERRUPT_LIMIT)
         return answers
 
@@ -176,9 +182,102 @@ class Cluster:
     def await_status(self, rank: RankProcess, limit: float = 0.5) -> None:
         """Wait for a rank's exit code, which comes after its channel has been closed."""
         until = time.monotonic() + limit
-        while rank.status is None and not rank.launcher_lost and (left := until - time.monotonic()) > 0:
+        while rank.status is None and not rank.ended and (left := until - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 self._take_between_cells(self.events.get(timeout=left))
+
+
+class LauncherProcess:
+    """The kernel's handle on its launcher (see `launcher`). One serves all clusters of a kernel, one after another."""
+
+    def __init__(self, reader: Reader):
+        self.reader = reader
+        self.root = Path(tempfile.mkdtemp(prefix="scratch-ddp-"))  # readable by this user only
+        self.channel, launchers_end = channel_pair()
+        self.gpu_count: int | None = None  # known when it is ready
+        self._started: list[RankProcess] = []
+        self._closing = False
+        self._last_log = ""
+        package = str(Path(__file__).parents[3])
+        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = "import sys; from scratch_ddp.cells.launcher import main; main(*sys.argv[1:])"
+        with (self.root / "launcher.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", command, str(launchers_end.fileno()), str(os.getpid()), str(self.root)],
+                pass_fds=[launchers_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": path, "MPLBACKEND": "module://matplotlib_inline.backend_inline"},
+                start_new_session=True,
+            )
+        launchers_end.close()
+        reader.add_channel(self.channel, self)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def await_ready(self, events: "queue.SimpleQueue[Event]") -> int:
+        """Wait until it has imported what ranks need. Returns the number of GPUs. Raises ClusterError."""
+        until = time.monotonic() + _START_LIMIT
+        while self.gpu_count is None:
+            with contextlib.suppress(queue.Empty):
+                event = events.get(timeout=0.2)
+                if event.kind == "message" and event.value["type"] == "launcher ready":
+                    self.gpu_count = event.value["gpu_count"]
+                continue
+            if not self.alive:
+                raise ClusterError(f"the launcher of ranks did not start:\n{self.log()}")
+            if time.monotonic() > until:
+                raise ClusterError("the launcher of ranks has not answered for two minutes.")
+        return self.gpu_count
+
+    def log(self) -> str:
+        """What it has written: why it has ended."""
+        path = self.root / "launcher.log"
+        return path.read_text(errors="replace") if path.exists() else self._last_log
+
+    def start(self, config: dict[str, Any], folder: Path) -> RankProcess:
+        """Start a rank. It says that it is ready through its own channel; its pid comes through the launcher's."""
+        channel, ranks_end = channel_pair()
+        rank = RankProcess(config["rank"], folder, channel)
+        out, err = self.open_pipes(rank, cell=0)
+        self.channel.send({"type": "start", "config": config}, (ranks_end.fileno(), out, err))
+        for file in (out, err):
+            os.close(file)
+        ranks_end.close()
+        self.reader.add_channel(channel, rank)
+        self._started = [*(one for one in self._started if one.alive), rank]
+        return rank
+
+    def open_pipes(self, rank: RankProcess, cell: int) -> tuple[int, ...]:
+        """Pipes for a rank's output in a cell (see `Reader`). The caller must close them."""
+        return self.reader.open_pipes(rank, cell)
+
+    def end(self, rank: RankProcess) -> None:
+        """SIGKILL for a rank, through the launcher: only its parent knows that the number is still this rank's."""
+        if rank.status is None:
+            self.channel.send({"type": "end", "rank": rank.rank})
+
+    def close(self) -> None:
+        """End the launcher and with it every rank. Returns when it is gone."""
+        self._closing = True
+        self.channel.shut_down()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(2)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def on_gone(self) -> None:
+        """Called by the reader's thread when the launcher is gone. Unless that was asked for, do its work."""
+        if self._closing:
+            return
+        for rank in self._started:
+            rank.ended = "ended with the process that starts ranks"
+            if rank.pid is not None and rank.status is None:
+                kill_group(rank.pid)  # the rank has died with the launcher, but not what it had started
+        self._last_log = self.log()
+        shutil.rmtree(self.root, ignore_errors=True)
 
 
 def _config(folder: Path, world_size: int, backend: str) -> dict[str, Any]:

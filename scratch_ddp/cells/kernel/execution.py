@@ -4,27 +4,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from scratch_ddp.cells.flight_recorder import tell_difference
 from scratch_ddp.cells.kernel.cluster import Cluster
-from scratch_ddp.cells.kernel.output import CellOutput, NotebookOutput
-from scratch_ddp.cells.kernel.rank_process import RankProcess
-from scratch_ddp.cells.kernel.reader import Event, Pipe
-from scratch_ddp.cells.kernel.reports import (
-    RankError,
-    RankInterrupt,
+from scratch_ddp.cells.kernel.diagnosis import (
     RankState,
     compose_rank_error,
-    describe_abort,
     describe_mismatch,
     describe_open_calls,
     describe_states,
     is_consequence,
     stuck_ranks,
 )
-from scratch_ddp.cells.kernel.stop import Interruption, recover, stop_button
-from scratch_ddp.cells.rank_lists import name_cells, name_ranks
+from scratch_ddp.cells.kernel.output import CellOutput, NotebookOutput
+from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE
+from scratch_ddp.cells.kernel.rank_process import RankProcess
+from scratch_ddp.cells.kernel.reader import Event, Pipe
+from scratch_ddp.cells.kernel.stop import Interruption, ranks_behind, recover, stop_button
+from scratch_ddp.cells.words import RankError, RankInterrupt
 
 _ASK_AFTER = 1.0  # seconds until ranks are asked where they are, and between two questions
 _ASK_AGAIN_AFTER = 0.4  # the same while they are being interrupted
@@ -51,7 +50,6 @@ class Execution:
         self.states: dict[int, dict[str, Any]] = {}  # the last answer of each rank to the question where it is
         self.same_since: dict[int, float] = {}  # since when a rank waits in the same collective
         self.died_at: float | None = None
-        self.failure: Exception | None = None  # of the kernel's, while it showed what has arrived
         self.started = self.asked = self.heard = time.monotonic()
 
     def run(self, stop_after: float | None = None) -> None:
@@ -60,31 +58,25 @@ class Execution:
             for note in recover(self.cluster, set()) if self.cluster.in_doubt else ():
                 self.notebook.note(note)
             self._send()
-            try:
-                self._follow(self.output.update)
-                self.output.finish()
-            except Exception as error:  # ranks must not be left running for it
-                self.failure = error
-                if not self.interruption.begun:
-                    self.interruption.press(self._running())
-                self._follow(lambda: None)
+            self._follow()
+            self.output.finish()
             self._conclude()
-            for note in describe_open_calls({rank.rank: (rank.open_calls, rank.begun) for rank in self.cluster.ranks}):
+            for note in describe_open_calls({rank.rank: rank.place for rank in self.cluster.ranks}):
                 self.notebook.note(note)
 
-    def _follow(self, show: Callable[[], None]) -> None:
+    def _follow(self) -> None:
         """Take what arrives until every rank is done, has died, or has been given enough time to stop."""
-        for event in self.cluster.receive(until=float("inf"), pause=0.1):
+        for event in self.cluster.receive(until=float("inf"), pause=0.05):
             self._take(event)
-            show()
-            if self._finished() or self.interruption.time_is_up(self._running_states()):
+            self.output.update()
+            if self._finished() or self.interruption.time_is_up(self._running(), self.states):
                 return
             self._look_after(time.monotonic())
 
     def _send(self) -> None:
         for rank in self.ranks.values():
             files = self.cluster.launcher.open_pipes(rank, self.cell)
-            rank.begin_cell(self.cell, self.number)
+            rank.begin_cell(self.cell)
             rank.channel.send({"type": "execute", "cell": self.cell, "number": self.number, "code": self.code}, files)
             for file in files:
                 os.close(file)
@@ -93,7 +85,7 @@ class Execution:
 
     def _take(self, event: Event) -> None:
         if event.kind == "stop":
-            self.interruption.press(self._running())
+            self._press()
         elif event.kind == "text" and isinstance(event.source, Pipe):
             rank = event.source.rank.rank
             if event.source.cell == self.cell and rank not in self.done:
@@ -116,18 +108,20 @@ class Execution:
         elif kind == "done":
             self.done.add(rank)
             self.output.close(rank)
-            self.ranks[rank].note_calls(message)
+            self.ranks[rank].place = message
             if message["error"]:
                 self.errors[rank] = message["error"]
             if message["interrupted_in"]:
                 self.interrupted_in[rank] = message["interrupted_in"]
+        elif kind == "place":
+            self.interruption.note_place(rank, message)
         elif kind == "input":
             self._ask_person(self.ranks[rank], message["prompt"])
         elif kind == "state" and rank not in self.done:
             if message["waits_in"] is None or message["waits_in"] != self.states.get(rank, {}).get("waits_in"):
                 self.same_since[rank] = time.monotonic()
             self.states[rank] = message
-            self.ranks[rank].note_calls(message)
+            self.ranks[rank].place = message
 
     def _ask_person(self, rank: RankProcess, prompt: str) -> None:
         """A line for the debugger. Stop and the end of input interrupt the cell."""
@@ -137,7 +131,7 @@ class Execution:
         try:
             rank.channel.send({"type": "typed", "text": input(prompt)})
         except (KeyboardInterrupt, EOFError):
-            self.interruption.press(self._running())
+            self._press()
         finally:
             signal.signal(signal.SIGINT, before)
         self.heard = time.monotonic()
@@ -145,8 +139,10 @@ class Execution:
     def _running(self) -> list[RankProcess]:
         return [process for rank, process in self.ranks.items() if rank not in self.done and process.alive]
 
-    def _running_states(self) -> list[dict[str, Any]]:
-        return [self.states.get(process.rank, {}) for process in self._running()]
+    def _press(self) -> None:
+        running = self._running()
+        others = {rank.rank: rank.place for rank in self.cluster.ranks if rank not in running}
+        self.interruption.press(running, others if self.cluster.placement.backend == INTERRUPTIBLE else None)
 
     def _finished(self) -> bool:
         if self.died_at is not None and self._running():
@@ -161,17 +157,19 @@ class Execution:
             self.asked = now
             for rank in self._running():
                 rank.channel.send({"type": "query_state", "cell": self.cell})
-        if now - max(self.started, self.heard) > _SAY_AFTER and self.failure is None:
+        if now - max(self.started, self.heard) > _SAY_AFTER:
             states = self._describe_ranks()
             stuck = stuck_ranks(states)
             self.output.pass_over(stuck)
             press = ". Press ■ to stop" if stuck else ""
+            if self.interruption.handled_by(self._running(), self.states):
+                press = ", after the Stop. Press ■ again to end that too"
             self.notebook.show_passing(f" ⏳ {describe_states(states)}{press}")
-        if not self.interruption.begun and self._deadlocked():
-            self.interruption.deadlocked_at = now
+        at_work = not self.interruption.begun or self.interruption.handled_by(self._running(), self.states)
         dead_long_enough = self.died_at is not None and now - self.died_at > _AFTER_A_DEATH
-        if self.interruption.begun or dead_long_enough:
-            self.interruption.send(self._running(), now)
+        if at_work and (dead_long_enough or self._deadlocked()):
+            self.interruption.interrupt(now, deadlocked=not dead_long_enough)
+        self.interruption.go_on(self._running(), self.states)
 
     def _deadlocked(self) -> bool:
         """Whether none can go on, because a rank has raised, or because ranks have called different things."""
@@ -204,8 +202,7 @@ class Execution:
             known.get("waits_in"),
             process.calls() if rank in self.ranks else {},
             self._waits_for_long(rank),
-            process.open_calls,
-            process.begun,
+            process.place,
         )
 
     # How it ended
@@ -216,18 +213,21 @@ class Execution:
             raise self._death(dead)
         if not self.interruption.begun:
             if self.errors:
-                raise compose_rank_error(self.errors, [*self._hints(), *self._settle()])
+                raise compose_rank_error(self.errors, self._settle())
             return
-        where = describe_states(self._describe_ranks())
-        notes = recover(self.cluster, {process.rank for process in self._running()})
+        where, stuck = describe_states(self._describe_ranks()), {process.rank for process in self._running()}
+        notes = self._settle() if self.interruption.together and not stuck else recover(self.cluster, stuck)
+        if not stuck and not self.errors:  # every rank has handled it
+            for note in notes:
+                self.notebook.note(note)
+            return
+        if self.interruption.late and not all(where["waits_in"] for where in self.interrupted_in.values()):
+            notes = ["They did not stop at the same call: what should be equal on all ranks may differ.", *notes]
         own = {rank: error for rank, error in self.errors.items() if rank not in self.interrupted_in}
-        if self.failure is not None:
-            why = f"The notebook can't show what ranks have sent: {type(self.failure).__name__}: {self.failure}"
-            told = [why, f"They were stopped: {where}.", *notes]
-            raise compose_rank_error(own, told) if own else RankError("\n".join(told))
         if own:
-            raise compose_rank_error(own, [f"The others were stopped: {where}.", *notes])
-        if self.interruption.deadlocked_at is not None:
+            others = [f"The others were stopped: {where}."] if stuck or len(own) < len(self.ranks) else []
+            raise compose_rank_error(own, [*others, *notes])
+        if self.interruption.deadlocked:
             raise RankError("\n".join([f"{where}. They waited for each other and were stopped.", *notes]))
         lost = any("variables are gone" in note for note in notes)
         kept = "The next cell works." if lost else "All variables are kept; the next cell works."
@@ -237,28 +237,13 @@ class Execution:
         """Renew process groups in which the failed cell has left calls open or begun unequally often, and say so."""
         if not any(process.calls() for process in self.ranks.values()):
             return []  # what may be open was so before
-        for rank, calls in self.cluster.ask(range(self.cluster.world_size), {"kind": "calls"}, 1.0).items():
-            self.cluster.ranks[rank].note_calls(calls)
-        counts: dict[str, set[int]] = {}
-        for process in self.cluster.ranks:
-            for group, count in process.begun.items():
-                counts.setdefault(group, set()).add(count)
-        if not any(process.open_calls for process in self.cluster.ranks) and all(len(c) == 1 for c in counts.values()):
+        places = self.cluster.ask(range(self.cluster.world_size), {"kind": "calls"}, 1.0)
+        for rank, place in places.items():
+            self.cluster.ranks[rank].place = place
+        if not ranks_behind(places) and not any(place["open"] for place in places.values()):
             return []
         said = "The ranks had not all made the same calls, so their process groups were renewed"
         return [f"{said}; what was under way is lost.", *recover(self.cluster, set())]
-
-    def _hints(self) -> list[str]:
-        """Where a name is missing on a rank whose process is a new one: which cells had run in the old one."""
-        lacking = [rank for rank, error in self.errors.items() if error["name"] == "NameError"]
-        lost = {rank: self.ranks[rank].lost for rank in lacking if self.ranks[rank].lost}
-        if not lost:
-            return []
-        cells = name_cells({number for numbers in lost.values() for number in numbers})
-        return [
-            f"{name_ranks(lost).capitalize()} started anew after a Stop, without variables. "
-            f"Run again on all ranks what is needed of {cells}."
-        ]
 
     def _death(self, dead: list[RankProcess]) -> RankError:
         lines = []
@@ -270,7 +255,9 @@ class Execution:
                 lines += [f"── last output of rank {process.rank} ──", *last, ""]
         message = "; ".join(self.cluster.dead[process.rank] for process in dead) + "."
         if any(process.status == -signal.SIGABRT for process in dead):
-            message += describe_abort({process.rank: process.last_call() for process in self.cluster.ranks})
+            calls = {process.rank: process.last_call() or "nothing" for process in self.cluster.ranks}
+            if said := tell_difference(calls):
+                message += f"\ngloo ends the whole process where sizes or types differ: {said}."
         message += "\nThis cluster runs no more cells: %dist_init starts a new one."
         errors = {
             rank: error

@@ -20,10 +20,10 @@ from typing import Any
 
 from IPython.display import display
 
-from scratch_ddp.cells.kernel.excerpt import Excerpt
-from scratch_ddp.cells.rank_lists import name_ranks
+from scratch_ddp.cells.words import name_ranks
 
 OUT, ERR = 1, 2
+_FIRST, _LAST = 1 << 20, 1 << 16  # bytes of a stream's beginning and end that are kept
 _NAMES = {OUT: "stdout", ERR: "stderr"}
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -111,6 +111,41 @@ class CellOutput:
         if last.stream == other.stream != "display":
             return not other.content.startswith(last.content)
         return last != other
+
+
+class Excerpt:
+    """Keeps the first and the last bytes of a stream. Of one that is short nothing is left out."""
+
+    def __init__(self, first: int = _FIRST, last: int = _LAST):
+        self._room, self._last = first, last
+        self._beginning, self._end = bytearray(), bytearray()
+        self._bytes = self._lines = 0  # left out
+
+    def add(self, data: bytes) -> None:
+        first = data[: self._room]
+        self._room -= len(first)
+        self._beginning += first
+        self._end += data[len(first) :]
+        if len(self._end) > 2 * self._last:
+            self._leave_out(len(self._end) - self._last)
+
+    def take(self) -> bytes:
+        """The beginning, as far as it has not been taken yet."""
+        beginning, self._beginning = self._beginning, bytearray()
+        return bytes(beginning)
+
+    def rest(self) -> bytes:
+        """What follows on the beginning: a line that tells what was left out, and the end, from a new line on."""
+        if not self._bytes and len(self._end) <= self._last:
+            return bytes(self._end)
+        earliest = len(self._end) - self._last
+        self._leave_out(self._end.find(b"\n", earliest) + 1 or earliest)
+        return f"\n… {self._lines:,} lines ({self._bytes / 1e6:.1f} MB) left out …\n".encode() + self._end
+
+    def _leave_out(self, count: int) -> None:
+        self._bytes += count
+        self._lines += self._end.count(b"\n", 0, count)
+        del self._end[:count]
 
 
 @dataclass
@@ -235,7 +270,10 @@ class NotebookOutput:
         if item.stream == "display":
             self._release()
             self._plain = False
-            display(item.content["data"], metadata=item.content["metadata"], raw=True)
+            try:
+                display(item.content["data"], metadata=item.content["metadata"], raw=True)
+            except (TypeError, ValueError) as error:  # what a rank has sent is no display
+                self.note(f"(a display can't be shown: {type(error).__name__}: {error})")
             return
         if item.stream != self._stream:
             self._release()

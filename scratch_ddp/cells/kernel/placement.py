@@ -3,9 +3,7 @@
 import os
 from dataclasses import dataclass
 
-import psutil
-
-from scratch_ddp.cells.kernel.reports import ClusterError
+from scratch_ddp.cells.words import ClusterError
 
 INTERRUPTIBLE = "interruptible"  # `interruptible_group.BACKEND`, whose module imports torch; the kernel does not
 
@@ -69,12 +67,6 @@ def _listed_gpus(gpu_ids: str | None, gpu_count: int) -> list[int]:
 def overload_warning(world_size: int) -> str | None:
     """Why this many ranks are too many for this machine, or None. They are started anyway."""
     cores = os.cpu_count() or 1
-    memory = psutil.virtual_memory().total / 2**30
-    needed = 0.25 * world_size  # GiB: a rank's own memory once it has run torch
-    if needed > 0.5 * memory:
-        return (
-            f"{world_size} ranks need about {needed:.0f} GiB of this machine's {memory:.0f} GiB before they hold data"
-        )
     if world_size > 4 * cores:
         return f"{world_size} ranks share {cores} cores: they will mostly wait for each other"
     return None

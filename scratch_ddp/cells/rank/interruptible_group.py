@@ -12,6 +12,7 @@ import functools
 import json
 import secrets
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,15 +20,17 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.cells.flight_recorder import describe_call
-from scratch_ddp.cells.rank.connections import Connections
 from scratch_ddp.cells.rank.interruptible_work import (
     CoalescedWork,
+    Connections,
     InterruptibleWork,
     alive,
-    describe_tensor,
+    describe_given,
     free_too,
     make_call,
     make_torch_interruptible,
+    name_of,
+    pieces_of,
     run_in_helper,
     under_way_in,
     wait_for_ends,
@@ -56,6 +59,7 @@ _COALESCED = {
 }
 # Ranks may rightly pass different sizes to these, so only dtypes are compared.
 _MAY_DIFFER = ("allgather", "allgather_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "reduce_scatter")
+_FROM_ANY = "from any rank"
 _PUBLIC_NAMES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -68,6 +72,8 @@ _PUBLIC_NAMES = {
 
 # Called with each operation as it begins (a "call" of `interruptible_work`).
 observers: list[Callable[[dict[str, Any]], None]] = []
+# Called before that, with whether it is a collective: a Stop holds ranks there (see `stop`).
+gates: list[Callable[[bool], None]] = []
 
 _renewal_store: dist.Store | None = None  # where ranks announce that they renew; without `join` the default store
 _generation = 0  # how many times the groups have been renewed; the same on every rank
@@ -80,7 +86,8 @@ class InterruptibleGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
         self._store, self._own_rank, self._own_size, self._timeout = store, rank, size, timeout
-        self.begun = 0  # collectives that gloo was given since the last renewal
+        # What gloo was given since the last renewal: collectives (""), messages ("0>1"), calls of new_group.
+        self.begun: Counter[str] = Counter()
         self.numbered = 0  # the same, with those that were refused because ranks called different things
         self.renewals = -1  # how often a Stop has put another group of gloo inside: what was under way never arrives
         self.retired = False
@@ -113,7 +120,8 @@ class InterruptibleGroup(dist.ProcessGroup):
         self.uid = int(store.get("uid"), 16)  # the same on all of its ranks, and no other group's
         if first or self._bypass._get_sequence_number_for_group():
             self._register_bypass(store, name)
-        self.begun = self.numbered = 0
+        self.begun.clear()
+        self.numbered = 0
         self.renewals += 1
         for wrapper in list(self.wrappers):
             wrapper.start_over()
@@ -170,19 +178,23 @@ class InterruptibleGroup(dist.ProcessGroup):
                 f"process group {self.group_name!r} was made before a rank was replaced, and the new rank does not "
                 "know it: make the group (or mesh) again"
             )
+        for gate in gates:
+            gate("send" not in operation and "recv" not in operation)
+        way, details = self._peer(operation, args) or ("", {"number": self._next_number()})
         call = make_call(
             _PUBLIC_NAMES.get(operation, operation),
             self.group_name,
-            given=_describe(args, operation in _MAY_DIFFER),
+            given=describe_given(args, operation in _MAY_DIFFER),
             uid=self.uid,
-            position=self.begun,
-            **(self._peer(operation, args) or {"number": self._next_number()}),
+            key=self._key(way),
+            position=self.begun[way],
+            **details,
             **self._op_and_root(operation, (*args, *kwargs.values())),
         )
         if operation == "alltoall_base":
-            call["pieces"] = self._own_rank, *_pieces(self._own_size, *args[:4])
+            call["pieces"] = self._own_rank, *pieces_of(self._own_size, *args[:4])
         if operation == "allgather":
-            call["passed"] = _describe(args[1:], dtype_only=False)
+            call["passed"] = describe_given(args[1:], dtype_only=False)
         for observe in observers:
             observe(call)
         gloo = self._gloo
@@ -196,8 +208,12 @@ class InterruptibleGroup(dist.ProcessGroup):
         work = InterruptibleWork(
             start_all if coalesced else lambda: start(*args, **kwargs), call, stopped=lambda: gloo.ended
         )
-        self.begun += not call["peer"]
+        self.begun[way] += 1
         return work
+
+    def _key(self, way: str) -> str:
+        """Under which name a call of this group is counted, on all ranks the same (see `place`)."""
+        return f"{self.uid} {way}".strip()
 
     def _next_number(self) -> int:
         self.numbered += 1
@@ -208,54 +224,30 @@ class InterruptibleGroup(dist.ProcessGroup):
         found = {}
         for options in args:
             if hasattr(options, "reduceOp"):
-                found["op"] = _name_of(options.reduceOp.op)
+                found["op"] = name_of(options.reduceOp.op)
             if hasattr(options, "rootRank"):
                 way = "to" if operation in ("reduce", "gather") else "from"
                 found["root"] = f" {way} rank {dist.get_global_rank(self, options.rootRank)}"
         return found
 
-    def _peer(self, operation: str, args: tuple) -> dict[str, Any]:
-        """What a call says of the other side of a message; {} for a collective."""
+    def _peer(self, operation: str, args: tuple) -> tuple[str, dict[str, Any]] | None:
+        """Which way a message goes, and what its call says of the other side; None for a collective."""
         if operation == "recv_anysource":
-            return {"number": -1, "peer": " from any rank"}  # not numbered: ranks send different numbers of messages
+            return _FROM_ANY, {"number": -1, "peer": " from any rank"}  # ranks send different numbers of messages
         if operation not in ("send", "recv"):
-            return {}
+            return None
         if not 0 <= args[1] < self._own_size:
             raise ValueError(f"there is no rank {args[1]} among {self._own_size}")  # gloo would end the process
-        peer = dist.get_global_rank(self, args[1])
-        return {"number": -1, "peer": f" {'to' if operation == 'send' else 'from'} rank {peer}", "ranks": [peer]}
+        here, peer = dist.get_rank(), dist.get_global_rank(self, args[1])
+        if operation == "send":
+            return f"{here}>{peer}", {"number": -1, "peer": f" to rank {peer}", "ranks": [peer]}
+        return f"{peer}>{here}", {"number": -1, "peer": f" from rank {peer}", "ranks": [peer]}
 
 
 @functools.cache
 def _lazy_device() -> dist.ProcessGroupGloo.Device:
     """One for all groups, with one thread."""
     return dist.ProcessGroupGloo.create_default_device(lazy_init=True)
-
-
-@functools.cache
-def _name_of(op: dist.ReduceOp.RedOpType) -> str:
-    return f" ({op.name})"
-
-
-def _describe(args: tuple, dtype_only: bool) -> str:
-    """The first tensor that an operation was given: "4 × float32", or "float32"."""
-    for given in args:
-        while isinstance(given, (list, tuple)) and given:
-            given = given[0]
-        if isinstance(given, torch.Tensor):
-            return describe_tensor(given).rpartition(" ")[2] if dtype_only else describe_tensor(given)
-    return ""
-
-
-def _pieces(
-    n: int, output: torch.Tensor, tensor: torch.Tensor, out_splits: list[int], in_splits: list[int]
-) -> tuple[list[int], list[int]]:
-    """How many elements of an all-to-all go to each rank, and come from each."""
-    counts = []
-    for each, splits in ((tensor, in_splits), (output, out_splits)):
-        row = each.numel() // len(each) if each.ndim and len(each) else 0
-        counts.append([row * rows for rows in splits] or [each.numel() // n] * n)
-    return counts[0], counts[1]
 
 
 def _operation(name: str, coalesced: bool = False) -> Callable[..., InterruptibleWork]:
@@ -277,7 +269,7 @@ dist.Backend.register_backend(BACKEND, InterruptibleGroup, devices=["cpu", "cuda
 
 
 def open_calls(patience: float = 0.0) -> dict[str, Any]:
-    """What is under way, and how many collectives each group has begun, by its uid: {"open": [...], "begun": {...}}.
+    """What is under way, and how far this rank has come: {"open": [...]} and `place`.
 
     Waits up to `patience` seconds for what is about to end.
     """
@@ -289,7 +281,22 @@ def open_calls(patience: float = 0.0) -> dict[str, Any]:
         for work in works
         if not work.is_completed()
     ]
-    return {"open": open_, "begun": {str(group.uid): group.begun for group in groups}}
+    return {"open": open_, **place()}
+
+
+def place() -> dict[str, Any]:
+    """How far this rank has come: {"begun": {what: how often}, "members": {what: the ranks that count it}}.
+
+    The keys are the same on all ranks: "17" for the collectives in the group with that uid, "17 0>1" for messages.
+    """
+    begun, members = {}, {}
+    for group in _current_groups():
+        ranks = dist.get_process_group_ranks(group)
+        for way, count in [("", group.begun[""]), *list(group.begun.items())]:
+            if way != _FROM_ANY:  # no sender counts these
+                key = group._key(way)
+                begun[key], members[key] = count, list(map(int, way.split(">"))) if ">" in way else ranks
+    return {"begun": begun, "members": members}
 
 
 def ranks_of(call: dict[str, Any]) -> list[int] | None:
@@ -306,20 +313,19 @@ def _current_groups() -> "list[InterruptibleGroup]":
     return [group for group in alive(_groups) if not group.retired and group in registered]
 
 
-_new_group = dist.distributed_c10d._new_group_with_tag  # what `new_group` is for all kinds of groups
-
-
-def _new_group_observed(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> dist.ProcessGroup:
-    """torch numbers groups by counting, and ranks that have counted differently wait for each other for ever."""
+def announce_new_group(ranks: list[int] | None) -> None:
+    """This rank is about to call `new_group` with these ranks."""
     default = dist.group.WORLD
-    if isinstance(default, InterruptibleGroup) and not kwargs.get("use_local_synchronization"):
+    if isinstance(default, InterruptibleGroup):
+        for gate in gates:
+            gate(True)
         members = list(range(default.size())) if ranks is None else list(ranks)
         number = dist.distributed_c10d._world.group_count
         uid = default.uid ^ 0x80000000  # these are counted apart from the group's collectives
         call = make_call("new_group", "its groups", number=number, given=f"ranks {members}", uid=uid)
         for observe in observers:
             observe(call)
-    return _new_group(ranks, *args, **kwargs)
+        default.begun["new_group"] += 1
 
 
 def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> None:
@@ -327,7 +333,6 @@ def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> 
     global _generation, _renewal_store
     _generation, _renewal_store = generation, store
     make_torch_interruptible()
-    dist.distributed_c10d._new_group_with_tag = _new_group_observed
     if generation:
         _announce(store, rank, generation, {})
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)

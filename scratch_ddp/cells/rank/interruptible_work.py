@@ -5,14 +5,19 @@ Python, where a signal is noticed at once. After an interrupt the helper goes on
 
 Each wait is for a "call": {"operation", "group" (its name), "number" (of the collective in its group), "given"
 ("4 × float32"), "op" (" (SUM)"), "root" (" from rank 0"), "peer" (" to rank 1"), "uid" (of the group, or None),
-"position" (how many collectives gloo had been given before in the group), "ranks" (whom a message may come from or go
-to), "serial" (another for each call of this process)}.
+"key" (under which it is counted), "position" (how many gloo had been given before under that key), "ranks" (whom a
+message may come from or go to), "serial" (another for each call of this process)}.
 """
 
 import contextlib
 import datetime
+import functools
 import itertools
+import os
 import queue
+import socket
+import stat
+import sys
 import threading
 import time
 import weakref
@@ -31,6 +36,8 @@ _main_thread_waits_in: dict[str, Any] | None = None
 _in_helper = threading.local()  # `call`: what the main thread waits in while this thread runs its task
 _serials = itertools.count()
 _TURN = 0.1  # seconds
+_TIMEVAL = 16  # bytes of C's struct timeval
+INTERRUPTED = "interrupted"  # what a wait in C++ raises that a Stop has ended
 
 
 def waiting_in() -> dict[str, Any] | None:
@@ -59,11 +66,11 @@ def wait_for_ends(works: "list[InterruptibleWork]", seconds: float) -> None:
 def free_waiting_futures() -> None:
     """End every wait in C++ for a future of ours (to be called from a thread that is not stuck)."""
     for work in alive(_works):
-        work.give_up(RuntimeError("interrupted"))
+        work.give_up(RuntimeError(INTERRUPTED))
     for future in alive(_futures):
         with contextlib.suppress(RuntimeError):  # it has been set in this moment
             if not future.done():
-                future.set_exception(RuntimeError("interrupted"))
+                future.set_exception(RuntimeError(INTERRUPTED))
 
 
 def free_too(future: torch.futures.Future) -> None:
@@ -77,13 +84,49 @@ def alive(references: "set[weakref.ref[Any]]") -> list[Any]:
 
 
 def make_call(operation: str, group: str = "", **details: Any) -> dict[str, Any]:
-    empty = {"number": 0, "given": "", "op": "", "root": "", "peer": "", "uid": None, "position": 0, "ranks": None}
+    empty = {
+        "number": 0,
+        "given": "",
+        "op": "",
+        "root": "",
+        "peer": "",
+        "uid": None,
+        "key": "",
+        "position": 0,
+        "ranks": None,
+    }
     return {"operation": operation, "group": group, **empty, "serial": next(_serials), **details}
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
     """ "4 × float32" """
     return f"{tensor.numel()} × {str(tensor.dtype).removeprefix('torch.')}"
+
+
+@functools.cache
+def name_of(op: dist.ReduceOp.RedOpType) -> str:
+    return f" ({op.name})"
+
+
+def describe_given(args: tuple, dtype_only: bool) -> str:
+    """The first tensor that an operation was given: "4 × float32", or "float32"."""
+    for given in args:
+        while isinstance(given, (list, tuple)) and given:
+            given = given[0]
+        if isinstance(given, torch.Tensor):
+            return describe_tensor(given).rpartition(" ")[2] if dtype_only else describe_tensor(given)
+    return ""
+
+
+def pieces_of(
+    n: int, output: torch.Tensor, tensor: torch.Tensor, out_splits: list[int], in_splits: list[int]
+) -> tuple[list[int], list[int]]:
+    """How many elements of an all-to-all go to each rank, and come from each."""
+    counts = []
+    for each, splits in ((tensor, in_splits), (output, out_splits)):
+        row = each.numel() // len(each) if each.ndim and len(each) else 0
+        counts.append([row * rows for rows in splits] or [each.numel() // n] * n)
+    return counts[0], counts[1]
 
 
 class InterruptibleWork(dist.Work):
@@ -292,3 +335,57 @@ def _wait_for_tensor(tensor: torch.Tensor) -> torch.Tensor:
         call = make_call("a functional collective", given=describe_tensor(tensor))
         run_in_helper(lambda: torch.ops._c10d_functional.wait_tensor(same_memory), call)
     return _wait_tensor(tensor)
+
+
+# gloo's connections to the other ranks
+
+
+class Connections:
+    """The TCP sockets that gloo has opened in this process while `make` ran. `made` is what it returned.
+
+    gloo can't abort an operation. But a wait ends at once, in an error, when the connection it waits for is closed.
+    Then nobody holds the group any more, and gloo gives its threads and descriptors back.
+    """
+
+    def __init__(self, make: Callable[[], Any]):
+        self.ended = False
+        before = _sockets()
+        self.made = make()
+        self._sockets = _sockets() - before
+
+    def end(self) -> None:
+        """End all that are still open. A descriptor that is another file by now is left alone."""
+        self.ended = True
+        for descriptor, number in self._sockets:
+            with contextlib.suppress(OSError):
+                if os.fstat(descriptor).st_ino == number:
+                    with _borrowed(descriptor) as connection:
+                        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> set[tuple[int, int]]:
+    """(descriptor, inode) of each connected TCP socket of this process that may be gloo's."""
+    found = set()
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile, or a socket that is not connected
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                with _borrowed(int(name)) as one:
+                    if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername() and _may_be_gloos(one):
+                        found.add((int(name), status.st_ino))
+    return found
+
+
+def _may_be_gloos(one: socket.socket) -> bool:
+    """gloo sets a time limit for reading on its sockets, as hardly anybody else does; on macOS not even gloo."""
+    return sys.platform == "darwin" or any(one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL))
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """A descriptor of gloo's as a socket. No copy: gloo would get events of what it has closed."""
+    borrowed = socket.socket(fileno=descriptor)
+    try:
+        yield borrowed
+    finally:
+        borrowed.detach()

@@ -1,20 +1,28 @@
-"""The IPython shell in which a rank's cells run. Displays, magics, `!`, await and getsource work as in any notebook."""
+"""The IPython shell in which a rank's cells run. Displays, magics, `!`, await and getsource work as in any notebook.
+
+Between cells the kernel asks it for completions, the description of an object, a value, its calls.
+"""
 
 import base64
 import builtins
 import os
+import pickle
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+from IPython.core.completer import provisionalcompleter, rectify_completions
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.tokenutil import token_at_cursor
 from traitlets.config import Config
+
+from scratch_ddp.cells.rank import interruptible_group
 
 Send = Callable[[dict[str, Any]], None]  # takes {"data": …, "metadata": …}
 
@@ -50,8 +58,8 @@ class RankShell(InteractiveShell):
     displayhook_class = _ValueHook
     display_pub_class = _Publisher
     failure: list[str] | None = None
-    # Called as soon as an exception has left the cell. Returns whether the cell was stopped.
-    on_failure: Callable[[], bool] = staticmethod(lambda: False)
+    # Called as soon as an exception has left the cell. Returns whether it is that of a Stop.
+    on_failure: Callable[[BaseException], bool] = staticmethod(lambda error: False)
 
     ask_person: Callable[[str], str] = staticmethod(lambda prompt: _refuse_input())  # one line of input
     last_error: BaseException | None = None
@@ -69,17 +77,14 @@ class RankShell(InteractiveShell):
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Keep the traceback as text, without the frames of this package."""
-        stopped = self.on_failure()
-        self.failure = []
         etype, value, tb = self._get_exc_info(exc_tuple)
+        stopped = self.on_failure(value)
+        self.failure = []
         if stopped or issubclass(etype, KeyboardInterrupt):
             return  # the kernel says where it was. A traceback through an unfinished import can take seconds
         if issubclass(etype, SystemExit):
             kwargs["exception_only"] = False  # IPython would hint at %tb
         self.last_error = value
-        if isinstance(value, BaseExceptionGroup):
-            self.failure = _describe_group(value)
-            return
         if not issubclass(etype, SyntaxError):
             value.__traceback__ = tb = _without_own_frames(tb)
         super().showtraceback((etype, value, tb), *args, **kwargs)
@@ -131,16 +136,6 @@ def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
     return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
 
 
-def _describe_group(group: BaseExceptionGroup) -> list[str]:
-    """Python's own form, which has all members. IPython would write it to stderr, with its own frames."""
-    tb = group.__traceback__
-    while tb is not None and not tb.tb_frame.f_code.co_filename.startswith("<ipython"):
-        tb = tb.tb_next
-    group.__traceback__ = tb or group.__traceback__
-    *lines, last = "".join(traceback.format_exception(group)).splitlines()
-    return [*lines, last, f"{type(group).__name__}: {group}"]
-
-
 def _refuse_input(prompt: str = "") -> str:
     raise RuntimeError(
         "input() does not work in a rank cell: nobody can type on several ranks at once. Set a variable in the cell "
@@ -167,3 +162,58 @@ def _show_figures(shell: RankShell) -> None:
 
 def _as_text(value: Any) -> Any:
     return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+
+
+# Questions
+
+
+def answer(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a question of the kernel between cells; {} if it is not known."""
+    kinds = {"complete": _complete, "inspect": _inspect, "pull": _pull, "calls": _calls}
+    return kinds[question["kind"]](shell, question)
+
+
+def _complete(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
+    code, cursor = question["code"], question["cursor"]
+    shell.Completer.use_jedi = False  # it reads code, which the kernel can do as well
+    with provisionalcompleter():
+        found = list(rectify_completions(code, shell.Completer.completions(code, cursor)))
+    if not found:
+        return {}
+    return {"matches": [one.text for one in found], "start": found[0].start, "end": found[0].end}
+
+
+def _inspect(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
+    name = token_at_cursor(question["code"], question["cursor"])
+    try:
+        return {"data": shell.object_inspect_mime(name, detail_level=question["detail"])}
+    except KeyError:
+        return {}
+
+
+def _pull(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
+    if question["name"] not in shell.user_ns:
+        return {"missing": True}
+    path = Path(question["folder"]) / f"value in process {os.getpid()}"
+    try:
+        with path.open("wb") as file:
+            _Pickler(file).dump(shell.user_ns[question["name"]])
+    except BaseException as error:  # also the interrupt
+        path.unlink(missing_ok=True)
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"file": str(path)}
+
+
+def _calls(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
+    return interruptible_group.open_calls(patience=0.2)
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors travel as they are in main memory, without their gradients' history and the rest of their storage."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is torch.nn.Parameter:
+            return torch.nn.Parameter, (value.detach(), value.requires_grad)
+        if type(value) is torch.Tensor:
+            return value.detach().cpu().clone().__reduce_ex__(2)
+        return NotImplemented

@@ -13,18 +13,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import FlightRecorder
-from scratch_ddp.cells.hosts.link_store import LinkStore
-from scratch_ddp.cells.rank import interruptible_group, output_streams, questions, text_bars
-from scratch_ddp.cells.rank.interruptible_work import awaited_in_native_code, free_waiting_futures, waiting_in
+from scratch_ddp.cells.hosts.store import LinkStore
+from scratch_ddp.cells.rank import adapted, interruptible_group, output_streams
 from scratch_ddp.cells.rank.output_streams import CellPipes
-from scratch_ddp.cells.rank.shell import RankShell, make_shell
+from scratch_ddp.cells.rank.shell import RankShell, answer, make_shell
+from scratch_ddp.cells.rank.stop import Interrupts
 
-_TORCH = str(Path(torch.__file__).parent)
 _WIDGET = "application/vnd.jupyter.widget-view+json"
-_NOWHERE = {"line": None, "waits_in": None}
 
 
 def run_rank(channel: Channel, config: dict[str, Any]) -> None:
@@ -48,20 +47,15 @@ class Rank:
     def __init__(self, channel: Channel, config: dict[str, Any]):
         self.channel, self.config = channel, config
         self.rank, self.mark = config["rank"], config["mark"].encode()
-        self.main_thread = threading.main_thread().ident
         self.pid = os.getpid()
         self.tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.typed: queue.SimpleQueue[str] = queue.SimpleQueue()  # lines for the debugger
-        self.cell: int | None = None  # the number of the cell that runs
-        self.interruptible = False  # whether the learner's code runs
-        self.found = _NOWHERE  # where it was when it was last asked to stop
-        self.interrupted_in: dict[str, Any] | None = None  # where it was when it did stop
         self.shell: RankShell | None = None
         self.link_store: LinkStore | None = None  # if the ranks run on several hosts
 
     def serve(self) -> None:
         output_streams.install(CellPipes(os.dup(1), os.dup(2), self.mark))
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        self.interrupts = Interrupts(lambda: self.shell.compile._filename_map, self._send_whole)
         reader = threading.Thread(target=self._read_kernel, name="reads-from-kernel", daemon=True)
         reader.belongs_to_no_cell = True
         reader.start()
@@ -78,7 +72,7 @@ class Rank:
         os.environ.clear()
         os.environ.update(config["environment"])
         sys.path[:] = config["path"]
-        text_bars.install(self.rank)
+        adapted.adapt_bars(self.rank)
         os.chdir(config["directory"])
         peers = [rank for rank in range(config["world_size"]) if rank != self.rank]
         self.recorder = FlightRecorder(Path(config["folder"]), self.rank, peers)
@@ -102,8 +96,10 @@ class Rank:
             "device": device,
         }
         self.shell = make_shell(namespace, self._send_display)
-        self.shell.on_failure = self._end_of_learners_code
+        self.shell.on_failure = self.interrupts.end_of_learners_code
         self.shell.ask_person = self._ask_person
+        adapted.adapt_process_group()
+        adapted.adapt_timeit(self.shell)
         return device
 
     def _join_process_group(self, device: torch.device) -> None:
@@ -114,7 +110,7 @@ class Rank:
             interruptible_group.observers.append(self.recorder.record)
             interruptible_group.join(self._store(meeting), self.rank, config["world_size"], config["generation"])
         else:
-            dist.init_process_group(
+            distributed_c10d.init_process_group(
                 config["backend"],
                 store=self._store(f"{meeting} {config['generation']}"),
                 rank=self.rank,
@@ -138,13 +134,14 @@ class Rank:
             print(
                 "(no file descriptor is free on this rank: output comes late until files are closed)", file=sys.stderr
             )
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        signal.signal(signal.SIGINT, self.interrupts.on_signal)
         self.shell.execution_count = task["number"]
         self.shell.failure = None
-        self.cell, self.interrupted_in = task["cell"], None
+        self.interrupts.begin(task["cell"])
         self.recorder.cell = task["cell"]
         error = self._run(task["code"])
-        self.cell = None
+        interrupted = self.interrupts.end_of_learners_code(error)
+        self.interrupts.cell = None
         if os.getpid() != self.pid:  # the cell has forked, and this is the child: it is no rank
             if error is not None:
                 print("\n".join(self.shell.failure or [repr(error)]), file=sys.stderr)
@@ -153,18 +150,19 @@ class Rank:
             print(f"(sys.{name} had been replaced; it is the rank's own again)", file=sys.stderr)
         CellPipes.flush_c()
         done = {"type": "done", "cell": task["cell"], "error": self._describe(error)}
-        self.channel.send(done | {"interrupted_in": self.interrupted_in, **interruptible_group.open_calls()})
+        where = self.interrupts.interrupted_in if interrupted else None
+        self.channel.send(done | {"interrupted_in": where, **interruptible_group.open_calls()})
 
     def _run(self, code: str) -> BaseException | None:
         try:
             try:
-                self.interruptible = True
+                self.interrupts.interruptible = True
                 result = self.shell.run_cell(code, store_history=True, silent=False)
                 return result.error_before_exec or result.error_in_exec
             finally:
-                self.interruptible = False
+                self.interrupts.interruptible = False
         except BaseException as raised:  # an interrupt outside of the learner's code, even at the end of `finally`
-            self.interruptible = False
+            self.interrupts.interruptible = False
             return raised
 
     def _describe(self, error: BaseException | None) -> dict[str, Any] | None:
@@ -178,6 +176,7 @@ class Rank:
             text = text.replace(f"{folder}/", "")  # a file's name in its package says more, and is the same everywhere
         lines = text.split("\n")
         value = f"{error.msg} (line {error.lineno})" if isinstance(error, SyntaxError) else str(error)
+        value += adapted.NO_EVENT_LOOP if value == "no running event loop" else ""
         return {"name": type(error).__name__, "value": value, "traceback": lines}
 
     def _send_display(self, display: dict[str, Any]) -> None:
@@ -191,10 +190,13 @@ class Rank:
             print(text if text is not None else f"<{', '.join(display['data'])}>")
             return
         pipes = output_streams.current_pipes()
-        # An interrupt waits until the message is sent: the kernel could not read what follows half a message.
+        self._send_whole({"type": "display", "cell": pipes.cell, "segment": pipes.begin_display(), **display})
+
+    def _send_whole(self, message: dict[str, Any]) -> None:
+        """An interrupt waits until the message is sent: the kernel could not read what follows half a message."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            self.channel.send({"type": "display", "cell": pipes.cell, "segment": pipes.begin_display(), **display})
+            self.channel.send(message)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -203,17 +205,18 @@ class Rank:
         found: dict[str, Any] = {}
         try:
             try:
-                self.cell, self.interrupted_in, self.interruptible = task["cell"], None, True
-                found = questions.answer(self.shell, task)
+                self.interrupts.begin(task["cell"])
+                self.interrupts.interruptible = True
+                found = answer(self.shell, task)
             finally:
-                self.interruptible, self.cell = False, None
+                self.interrupts.interruptible, self.interrupts.cell = False, None
         except BaseException:  # whatever a learner's property raises, and the interrupt
-            self.interruptible = False
-        answer = {"type": "answer", "cell": task["cell"], "found": found}
-        self.channel.send(answer | {"interrupted_in": self.interrupted_in})
+            self.interrupts.interruptible = False
+        reply = {"type": "answer", "cell": task["cell"], "found": found}
+        self.channel.send(reply | {"interrupted_in": self.interrupts.interrupted_in})
 
     def _ask_person(self, prompt: str = "") -> str:
-        self.channel.send({"type": "input", "cell": self.cell, "prompt": prompt})
+        self.channel.send({"type": "input", "cell": self.interrupts.cell, "prompt": prompt})
         return self.typed.get()
 
     # Process groups after an interrupt
@@ -221,9 +224,7 @@ class Rank:
     def _renew(self, task: dict[str, Any]) -> None:
         """Put fresh process groups in place of those that an interrupt has left in doubt."""
         try:
-            if not dist.is_initialized():
-                retired = []  # the learner has destroyed it: nothing is in doubt
-            elif self.config["backend"] != interruptible_group.BACKEND:
+            if self.config["backend"] != interruptible_group.BACKEND:
                 retired = self._start_over(task["generation"])
             else:
                 retired = interruptible_group.renew_groups(task["timeout"], task["generation"])
@@ -235,7 +236,7 @@ class Rank:
         """Plain gloo and NCCL: a new default group; groups and meshes made before are lost."""
         self.config["generation"] = generation
         with contextlib.suppress(Exception):
-            dist.destroy_process_group()
+            distributed_c10d.destroy_process_group()
         self._join_process_group(self.shell.user_ns["device"])
         return ["all but the default group"]
 
@@ -260,48 +261,12 @@ class Rank:
             self.typed.put(message["text"])
         elif kind in ("renew", "ask"):
             self.tasks.put(message)
-        elif kind == "store":
+        elif kind == "stored":
             self.link_store.take(message)
-        elif kind == "interrupt" and message["cell"] == self.cell:
-            self.interrupt()
+        elif kind == "hold" and message["cell"] == self.interrupts.cell:
+            self.interrupts.hold(message["until"])
+        elif kind == "interrupt" and message["cell"] == self.interrupts.cell:
+            self.interrupts.interrupt(message["number"], message["together"])
         elif kind == "query_state":
-            stopping = self.cell == message["cell"] and not self.interruptible
-            state = self._find_main_thread() if self.cell == message["cell"] else _NOWHERE
-            state = state | {"stopping": stopping, **interruptible_group.open_calls()}
+            state = self.interrupts.state(message["cell"]) | interruptible_group.open_calls()
             self.channel.send({"type": "state", "cell": message["cell"], **state})
-
-    # Stop
-
-    def interrupt(self) -> None:
-        """Stop was pressed: raise KeyboardInterrupt in the cell, wherever the main thread is."""
-        self.found = self._find_main_thread()
-        signal.pthread_kill(self.main_thread, signal.SIGINT)  # noticed as soon as the main thread is back from C++
-        free_waiting_futures()  # on which it may wait in C++
-
-    def _on_interrupt(self, *_: Any) -> None:
-        if self.interruptible:
-            self.interrupted_in = self.interrupted_in or self.found
-            raise KeyboardInterrupt
-
-    def _end_of_learners_code(self) -> bool:
-        """No interrupts from here on: they would only hide what has happened. Returns whether one has come."""
-        self.interruptible = False
-        return self.interrupted_in is not None
-
-    def _find_main_thread(self) -> dict[str, Any]:
-        """The line of the cell that the main thread is in, and the call that it waits in, if it does."""
-        waits_in = waiting_in()
-        line = called = None
-        frame = innermost = sys._current_frames().get(self.main_thread)
-        while frame is not None and line is None:
-            file = frame.f_code.co_filename
-            if file in self.shell.compile._filename_map:
-                line = frame.f_lineno
-            elif file == dist.distributed_c10d.__file__:
-                called = frame.f_code.co_name  # the outermost is what the learner called: all_gather_object
-            frame = frame.f_back
-        if waits_in is None and innermost.f_code.co_filename.startswith(_TORCH):
-            waits_in = awaited_in_native_code()
-        if waits_in:
-            waits_in = waits_in | {"called": called, "ranks": interruptible_group.ranks_of(waits_in)}
-        return {"line": line, "waits_in": waits_in}

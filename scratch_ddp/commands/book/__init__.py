@@ -1,1 +1,116 @@
-"""`book`: all lessons with their saved outputs as a site of static pages, to be read without installing anything."""
+"""`book`: all lessons with their saved outputs as a site of static pages, to be read without installing anything.
+
+Sphinx makes it of the lessons as they are committed, with each solution folded away, and of the pages. Every file keeps
+its place in the clone, so that the links between them stay as they are. README.md is the first page.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
+
+from scratch_ddp.commands import environment
+from scratch_ddp.commands.notebooks import NOTEBOOKS, ROOT, exercise_cells, lesson_paths
+from scratch_ddp.course.exercise import all_exercises
+
+HERE = Path(__file__).parent
+HOME = ROOT / "README.md"
+PICTURES = ROOT / "assets"
+LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+SOLUTION = "<details class='solution'><summary>Solution</summary>\n\n```python\n{}\n```\n\n</details>"
+CONTENTS = "\n\n```{{toctree}}\n:hidden:\n:caption: {}\n\n{}\n```\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Build the site; returns 1 if Sphinx warns of anything, such as a link that leads nowhere."""
+    parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp book", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "book", help="of the site (default: book)")
+    site = parser.parse_args(arguments).folder.absolute()
+    venv = Path(f"{environment.folder()}-book")  # Sphinx has an environment of its own
+    try:
+        environment.update(venv, HERE / "requirements.txt")
+    except environment.SetupFailed as failure:
+        print(f"\n{failure}", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        write_sources(Path(folder))
+        sphinx = [str(environment.python_of(venv)), "-m", "sphinx", "--fresh-env", "--fail-on-warning", "--quiet"]
+        status = subprocess.call([*sphinx, "-c", str(HERE), "-d", f"{folder}/.cache", folder, str(site)])
+    if status == 0:
+        print(f"The book is in {site}: open index.html in a browser.", flush=True)
+    return 1 if status else 0
+
+
+def write_sources(folder: Path) -> None:
+    """Write what Sphinx reads into the folder."""
+    shutil.copytree(PICTURES, folder / PICTURES.relative_to(ROOT))
+    for path in [*lesson_paths(), *pages()]:
+        if path.suffix == ".ipynb":
+            notebook = nbformat.read(path, as_version=4)
+            prepare(notebook, path)
+            text = nbformat.writes(notebook)
+        else:
+            text = with_links(path.read_text(encoding="utf-8"), path) + (contents() if path == HOME else "")
+        target = folder / place(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+
+
+def pages() -> list[Path]:
+    """The pages beside the lessons, in the order of the table of contents."""
+    first = [NOTEBOOKS / f"{name}.md" for name in ("map", "glossary", "symptoms")]
+    of_the_package = [ROOT / "scratch_ddp" / "README.md", ROOT / "scratch_ddp" / "benchmark" / "README.md"]
+    return [HOME, *first, *sorted(set(NOTEBOOKS.glob("*.md")) - {*first}), *of_the_package]
+
+
+def place(path: Path) -> Path:
+    """Where a file of the clone stands among the sources."""
+    return Path("index.md") if path == HOME else path.relative_to(ROOT)
+
+
+def contents() -> str:
+    """The site's table of contents, which also says what is next and previous."""
+    parts = {"Lessons": lesson_paths(), "Pages": pages()[1:]}
+    names = {caption: "\n".join(str(place(path).with_suffix("")) for path in paths) for caption, paths in parts.items()}
+    return "".join(CONTENTS.format(caption, some) for caption, some in names.items())
+
+
+def prepare(notebook: NotebookNode, path: Path) -> None:
+    """Make a lesson's notebook a page of the book, in place: its links, and each solution behind its check."""
+    notebook.metadata.language_info = {"name": "python", "pygments_lexer": "python"}
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = with_links(cell.source, path)
+    for name, stub in exercise_cells(notebook).items():
+        first = notebook.cells.index(stub)
+        checks = (at for at, cell in enumerate(notebook.cells) if at > first and f"check({name}" in cell.source)
+        solution = new_markdown_cell(SOLUTION.format(all_exercises()[name].answer_cell()))
+        notebook.cells.insert(next(checks, first) + 1, solution)
+
+
+def with_links(text: str, page: Path) -> str:
+    """A page's markdown, whose links to files that the book does not have lead to the repository.
+
+    Where that is unknown, which is anywhere but in GitHub's workflows, the links' texts remain.
+    """
+    parts = [os.environ.get(f"GITHUB_{name}") for name in ("SERVER_URL", "REPOSITORY", "SHA")]
+
+    def link(found: re.Match) -> str:
+        path = Path(os.path.normpath(page.parent / found["target"]))
+        if path == HOME:
+            start = os.path.relpath(ROOT / place(HOME), page.parent)
+            return f"[{found['text']}]({start}{found['anchor'] or ''})"
+        if not path.exists() or path in [*pages(), *lesson_paths()] or PICTURES in path.parents:
+            return found[0]
+        address = "{}/{}/blob/{}/{}".format(*parts, path.relative_to(ROOT))
+        return f"[{found['text']}]({address})" if all(parts) else found["text"]
+
+    return LINK.sub(link, text)

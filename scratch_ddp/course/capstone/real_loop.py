@@ -19,7 +19,6 @@ from torch import nn
 from scratch_ddp.course.capstone import torchrun
 from scratch_ddp.course.pages.light_training import light
 from scratch_ddp.training import __main__ as command
-from scratch_ddp.training.step_log import read_steps
 
 STEPS = 10
 KILL_AT = 6  # in the backward pass of this step, after 5 are done and 4 are saved
@@ -44,8 +43,8 @@ def judge(path: Path) -> dict[str, str]:
         subprocess.run([sys.executable, "-m", __spec__.name, "-", alone], check=True, capture_output=True)
         ended = torchrun.run(__spec__.name, path, together, "--kill", restarts=1)
         log = together / "log"
-        steps = read_steps(log) if log.exists() else {}
-        return complaints(read_steps(alone / "log"), steps, (together / "killed").exists(), ended)
+        steps = command.read_steps(log) if log.exists() else {}
+        return complaints(command.read_steps(alone / "log"), steps, (together / "killed").exists(), ended)
 
 
 def complaints(expected: dict, steps: dict, was_killed: bool, ended: torchrun.Ended) -> dict[str, str]:

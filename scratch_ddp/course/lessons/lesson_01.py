@@ -8,8 +8,7 @@ import torch.distributed as dist
 
 from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import At, Exercise
-from scratch_ddp.instruments.traffic.calls import Call
-from scratch_ddp.instruments.traffic.intercept import listening
+from scratch_ddp.instruments.traffic import traffic
 
 
 def all_reduce_in_two_steps(tensor, root=0):
@@ -30,25 +29,13 @@ def _roots(at: At) -> Iterator[tuple[str, tuple]]:
     yield "no root given, integers", (torch.arange(6).view(2, 3) + at.rank,)
 
 
-class _Calls:
-    """Listens to a rank's calls."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def started(self, call: Call) -> None:
-        self.said.append(call.name if call.peer is None else f"{call.name} at rank {call.peer}")
-
-    def waited(self, call: Call) -> None:
-        """Nothing to note."""
-
-
 def _by_way_of(answer: Callable, tensor: torch.Tensor, *root: int) -> Iterator[tuple[str, str, Any]]:
-    calls = _Calls()
-    with listening(calls):
+    with traffic() as counted:
         answer(tensor, *root)
+    calls = [call for event, call in counted.events if event == "start"]
+    said = [call.name if call.peer is None else f"{call.name} at rank {call.peer}" for call in calls]
     yield "value", "`tensor`", tensor
-    yield "steps", "what it calls", Words(", then ".join(calls.said))
+    yield "steps", "what it calls", Words(", then ".join(said))
 
 
 def all_gather_uneven(tensor):

@@ -16,7 +16,7 @@ def checkpointed(function, x):
     x requires a gradient. It gets the gradient that function(x) would give it, and so
     does every parameter that function uses. If it draws random numbers, both calls draw
     the same, and what is drawn afterwards is as after one call of function(x).
-    Memory: one tensor kept for backward, x.
+    Memory: x is kept for backward, and how the random numbers stood.
     """
     # What must backward know to repeat the forward exactly?
     # answer: begin
@@ -63,7 +63,7 @@ def _trained(answer: Callable, blocks: list[nn.Module], x: torch.Tensor) -> Iter
         return run
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor.numel())
+        kept.append(tensor.numel() * tensor.is_floating_point())  # the random numbers' state may be kept, too
         return tensor
 
     y = x
@@ -78,19 +78,19 @@ def _trained(answer: Callable, blocks: list[nn.Module], x: torch.Tensor) -> Iter
     for number, block in enumerate(blocks):
         for name, parameter in block.named_parameters():
             yield "value", f"block {number}: the gradient of {name}", parameter.grad
-    yield "calls", "the list of function's calls in forward, for each block", forward
-    yield "calls", "the list of function's calls in all, for each block", calls
-    yield "random", "the number drawn next", torch.rand(1).item()
+    yield "calls", "the list of calls in forward, one entry a block", forward
+    yield "calls", "the list of calls in forward and backward, one entry a block", calls
+    yield "next", "the number drawn afterwards", torch.rand(1).item()
 
 
 def choose_blocks(saved, seconds, budget):
-    """Return a list of the blocks to recompute, which takes the fewest seconds.
+    """Return a list of blocks to recompute that takes the fewest seconds.
 
-    Block i keeps saved[i] bytes for backward. If it is recomputed, it keeps nothing and
-    takes seconds[i] longer. What the other blocks keep must be at most budget bytes.
-    There are at most 12 blocks.
+    Block i keeps saved[i] bytes for backward beside its input. If it is recomputed, it
+    keeps its input alone and takes seconds[i] longer. What the others keep must be at
+    most budget bytes. Blocks are numbered from 0; their order in the list is free.
     """
-    # Is it enough to begin with the block that frees the most bytes for a second?
+    # Which sets of blocks leave no more than the budget?
     # answer: begin
     blocks = range(len(saved))
     fewest = None
@@ -120,11 +120,11 @@ def _least(answer: Callable, saved: list[int], seconds: list[int], budget: int) 
         or sorted(set(chosen)) != sorted(chosen)
         or not set(chosen) <= set(range(len(saved)))
     ):
-        raise Wrong("valid", f"the result is {chosen!r}, should be a list of different blocks")
+        raise Wrong("valid", f"the result is {chosen!r}, should be a list of block numbers, each once")
     kept = sum(saved) - sum(saved[i] for i in chosen)
     if kept > budget:
         raise Wrong("valid", f"the other blocks keep {kept} bytes, budget {budget}")
-    yield "time", "the seconds of the blocks to recompute", sum(seconds[i] for i in chosen)
+    yield "time", "the time of the recomputed blocks", sum(seconds[i] for i in chosen)
 
 
 EXERCISES = (

@@ -17,7 +17,6 @@ from scratch_ddp.course.compare import Words, shown
 from scratch_ddp.course.exercise import Exercise, Seen, Wrong
 from scratch_ddp.course.inputs.host_logs import read_logs, recordings
 from scratch_ddp.instruments.traffic import traffic
-from scratch_ddp.instruments.traffic.rounds import Start
 
 
 def hierarchical_all_reduce(tensor, mesh):
@@ -161,7 +160,7 @@ def over_hosts(answer: Callable, tensor: torch.Tensor, mesh: DeviceMesh) -> Iter
         answer(tensor, mesh)
     yield "value", "`tensor`", tensor
     names = {tuple(dist.get_process_group_ranks(mesh[dim].get_group())): dim for dim in ("local", "host")}
-    groups = [event.channel[1] for event in counted.report()[1] if isinstance(event, Start)]
+    groups = [call.members for event, call in counted.events if event == "start"]
     order = ", ".join(f'mesh["{names[each]}"]' if each in names else "all ranks" for each in groups if len(each) > 1)
     yield "group", "the group of each collective", Words(order or "none")
 

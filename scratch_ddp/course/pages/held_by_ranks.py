@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Pretrain
 from scratch_ddp.ddp import FlatDDP
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.cost import FP32, Layout, ModelShape, from_config, measured_states, rank_memory
-from scratch_ddp.instruments.cost.layouts.layout import blocks_of_stages
+from scratch_ddp.instruments.cost.layouts import blocks_of_stages
 from scratch_ddp.pipeline import Pipeline
 from scratch_ddp.tensor_parallel import LLAMA, parallelize
 from scratch_ddp.zero import ShardedOptimizer, reduce_gradients

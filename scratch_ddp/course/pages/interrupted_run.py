@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scratch_ddp.cells.processes import kill_family
-from scratch_ddp.training.step_log import read_steps
+from scratch_ddp.training.__main__ import read_steps
 
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 _TRAIN = (

@@ -32,7 +32,8 @@ from scratch_ddp.instruments.cost import (
     step_time,
     tensor_parallel,
 )
-from scratch_ddp.instruments.cost.transformer.flops import forward_flops_of_block
+from scratch_ddp.instruments.cost.models import forward_flops_of_block
+from scratch_ddp.instruments.cost.times import hop_wire
 from scratch_ddp.instruments.network import Link, LinkedGroup, linked_group, preset
 from scratch_ddp.pipeline import Pipeline, one_f_one_b
 from scratch_ddp.pipeline.schedules import Schedule
@@ -63,8 +64,8 @@ SHAPE = ModelShape(
 )
 SEQUENCE, BATCH = 512, 64  # tokens, sequences
 DEVICE = Accelerator("a GPU", FLOPS, 16e9, 0.0, "as above")
-NEAR, FAR = Wire(8.4e-6, 1e-9 / 64, 1, 3.4e-6), Wire(8.4e-6, 1e-9 / 12.5, 1, 14e-6)
-CLUSTER = Cluster("nodes of two", DEVICE, 2, NEAR, FAR, "PCIe 5.0 x16 in a node, Ethernet of 100 Gb/s between")
+NEAR, FAR = Link(8.4e-6, 1e-9 / 64, per_round=3.4e-6), Link(8.4e-6, 1e-9 / 6.25, per_round=14e-6)
+CLUSTER = Cluster("nodes of two", DEVICE, 2, NEAR, FAR, "PCIe 5.0 x16 in a node, one card of 100 Gb/s for both")
 
 
 def more_under_way(extra: int) -> Schedule:
@@ -128,9 +129,11 @@ def measure_layout(layout: Layout, rounds: int, least: float, each: float) -> li
     wires = {  # tp's ranks are next to each other, dp's far apart
         "dp": CLUSTER.wire(layout.dp, layout.tp * layout.pp),
         "tp": CLUSTER.wire(layout.tp),
-        "pp": CLUSTER.wire(2, layout.tp),
+        "pp": hop_wire(layout, CLUSTER),
     }
-    groups = {name: linked_group(_stretched(wire, slower), mesh[name].get_group()) for name, wire in wires.items()}
+    groups = {
+        name: linked_group(_stretched(_as_link(wire), slower), mesh[name].get_group()) for name, wire in wires.items()
+    }
     tokens = layout.micro * SEQUENCE
     forward = slower * tokens * forward_flops_of_block(SHAPE, SEQUENCE) / FLOPS
     taken = _measure(_step(layout, tokens, forward, groups, ("gather", "reduce_scatter")), rounds, slower)
@@ -145,7 +148,14 @@ def _calls(layout: Layout) -> int:
     return 8 * passed * (layout.tp > 1) + 4 * layout.micro_batches * (layout.pp > 1) + 3 * LAYERS * (layout.dp > 1)
 
 
-def _stretched(link: Link | Wire, slower: float) -> Link:
+def _as_link(wire: Wire) -> Link:
+    """A link of each rank's own on which an all-gather takes as long as on this wire."""
+    rounds = max(1, wire.world_size - 1)
+    one = wire.all_gather(0) if wire.world_size > 1 else 0.0
+    return Link(wire.inside.alpha, wire.beta, per_round=max(0.0, one - wire.inside.alpha) / rounds)
+
+
+def _stretched(link: Link, slower: float) -> Link:
     return Link(link.alpha * slower, link.beta * slower / _SMALLER, "", "", link.per_round * slower)
 
 
@@ -180,7 +190,7 @@ def _step(
         every = LAYERS // layout.pp
         cuts = list(range(every, LAYERS, every))
         rows = rows or one_f_one_b(layout.pp, m)
-        pipeline = Pipeline(layers, m, rows, lambda output, _: output.mean(), groups["pp"], cuts=cuts, ahead=2)
+        pipeline = Pipeline(layers, m, rows, lambda output, _: output.mean(), groups["pp"], cuts=cuts)
         replica = FlatDDP(pipeline.local_module, group=groups["dp"]) if layout.dp > 1 else None
 
         def step() -> None:

@@ -15,8 +15,8 @@ from scratch_ddp.course.plots.costs import (
     bound_map,
     bound_sliders,
     bucket_sweep,
+    forecast_bars,
     forecast_curve,
-    forecast_diagonal,
     memory_bars,
     time_chart,
     ways_on_links,
@@ -48,7 +48,7 @@ from scratch_ddp.course.plots.time import breakdown_chart, schedule_chart, timel
 
 __all__ = ["Frame", "HostTraffic", "Station", "Sweep", "attempts", "attention_map", "bandwidth_chart", "bound_map"]
 __all__ += ["bound_sliders", "breakdown_chart", "bucket_sweep", "cut_products", "disagreement_saw", "expert_load"]
-__all__ += ["forecast_curve", "forecast_diagonal", "gradient_arrows", "holdings_atlas", "host_traffic"]
+__all__ += ["forecast_curve", "forecast_bars", "gradient_arrows", "holdings_atlas", "host_traffic"]
 __all__ += ["losses_and_residuals", "memory_bars", "memory_curves", "memory_strips", "message_ladder"]
 __all__ += [
     "resumed_losses",

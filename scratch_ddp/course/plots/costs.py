@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, NullLocator
 
 from scratch_ddp.course.plots import style
 from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, rank_color, write
@@ -144,27 +144,27 @@ def forecast_curve(
     panel.plot(list(measured), places, "o", color=rank_color(0), label="measured")
     panel.axhline(1e3 * compute, color=GREY, lw=1, ls="--", label="computing alone")
     panel.axvline(knee, color=SENT_COLOR, lw=1, label="compute-bound from here on")
-    panel.set(xscale="log", xlabel="tokens of a device", ylabel="ms of a step for each", ylim=(0, None))
+    panel.set(xscale="log", xlabel="tokens of a device", ylabel="ms of a step for each token", ylim=(0, None))
     panel.set_xticks(list(measured), [str(each) for each in measured])
     panel.minorticks_off()
     style.add_legend(panel)
     return figure
 
 
-def forecast_diagonal(forecast: Mapping[str, float], measured: Mapping[str, float]) -> Figure:
-    """A dot for each layout: forecast milliseconds against measured ones. On the line they are the same."""
+def forecast_bars(forecast: Mapping[str, float], measured: Mapping[str, float]) -> Figure:
+    """Two bars for each layout, the quickest first: forecast milliseconds and measured ones."""
     figure, (panel,) = style.quiet_panels(6.4, 3.8)
-    values = [1e3 * each for each in (*forecast.values(), *measured.values())]
-    ends = 0.85 * min(values), 1.18 * max(values)
-    panel.plot(ends, ends, color=GREY, lw=1)
-    for number, name in enumerate(sorted(measured, key=forecast.__getitem__)):
-        panel.plot(1e3 * forecast[name], 1e3 * measured[name], "o", color=rank_color(number), label=name)
-    panel.set(xscale="log", yscale="log", xlabel="forecast, ms", ylabel="measured, ms", xlim=ends, ylim=ends)
-    for axis in (panel.xaxis, panel.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter("{x:g}")
-    panel.minorticks_off()
-    style.add_legend(panel, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    names = sorted(measured, key=forecast.__getitem__)
+    for number, (label, seconds) in enumerate({"forecast": forecast, "measured": measured}.items()):
+        places = np.arange(len(names)) + 0.4 * number - 0.2
+        values = [1e3 * seconds[name] for name in names]
+        panel.barh(places, values, 0.36, color=(GREY, rank_color(0))[number], label=label)
+        for place, value in zip(places, values, strict=True):
+            write(panel, value, place, f" {value:.0f}", size=8, ha="left")
+    panel.set_yticks(range(len(names)), names)
+    panel.set(xlabel="ms of a step", xlim=(0, 1.1e3 * max(*forecast.values(), *measured.values())))
+    panel.invert_yaxis()
+    style.add_legend(figure, loc="outside lower center", ncols=2)
     return figure
 
 
@@ -253,9 +253,8 @@ def bound_sliders() -> Figure | None:
         return _one_map()
     import ipywidgets
 
-    dense = [name for name, shape in MODELS.items() if not shape.experts]
     tp = ipywidgets.SelectionSlider(options=[1, 2, 4, 8], value=8)
-    ipywidgets.interact(_one_map, model=dense, cluster=list(CLUSTERS), tp=tp, checkpointing=True)
+    ipywidgets.interact(_one_map, model=list(MODELS), cluster=list(CLUSTERS), tp=tp, checkpointing=True)
     return None
 
 

@@ -8,6 +8,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import MultipleLocator
 
 from scratch_ddp.course.plots import style
 from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, draw_box, rank_color, write
@@ -380,7 +381,8 @@ def saved_bars(rows: Sequence[tuple[str, str, float, bool]]) -> Figure:
     panel.barh(range(len(rows)), lengths, color=[QUIET if again else rank_color(0) for *_, again in rows], height=0.7)
     names = [f"{operation.removesuffix('Backward0')}  {kept.removeprefix('_saved_')}" for operation, kept, *_ in rows]
     panel.set_yticks(range(len(rows)), names)
-    panel.set(ylim=(len(rows) - 0.5, -0.5), xlabel="units: one is the block's input")
+    panel.set(ylim=(len(rows) - 0.5, -0.5), xlabel="times the block's input")
+    panel.xaxis.set_major_locator(MultipleLocator(1))
     for place, (_, _, units, again) in enumerate(rows):
         write(panel, units + 0.08, place, "kept already" if again else f"{units:.0f}", size=8, ha="left")
     return figure

@@ -1,15 +1,13 @@
 """T = α + β·S: what a message costs on this machine, fitted to measured times and kept for later lessons."""
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 
-from scratch_ddp.instruments.cost.wire import refuse_unless_finite
 from scratch_ddp.instruments.sizes import three_digits
 
 FILE = "this_machine.json"
@@ -19,17 +17,13 @@ FILE = "this_machine.json"
 class AlphaBeta:
     """T(S) = alpha + beta·S, in seconds and seconds per byte, and how well it describes the times it was fitted to.
 
-    `residuals`: (measured - fitted) / measured, one for each of `sizes`. Raises ValueError if `alpha` or `beta` is
-    negative, infinite or NaN.
+    `residuals`: (measured - fitted) / measured, one for each of `sizes`.
     """
 
     alpha: float
     beta: float
     sizes: tuple[int, ...] = ()
     residuals: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        refuse_unless_finite(alpha=self.alpha, beta=self.beta)
 
     def seconds(self, size: float) -> float:
         """Seconds for a message of `size` bytes, by the line."""
@@ -55,23 +49,13 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
     """Fit α and β to the times, with the least sum of squared relative residuals.
 
     Relative, since absolute residuals of the largest size would outweigh all others: 20 % of a second is more than the
-    whole time of a small message. Raises ValueError if there are fewer than three different sizes, if a value is not
-    positive and finite, or if the fit has a negative α or β, which no message can have.
+    whole time of a small message. Raises ValueError if there are fewer than three different sizes, or if the fit has a
+    negative α or β, which no message can have.
     """
-    if len(sizes) != len(seconds):
-        raise ValueError(f"{len(sizes)} sizes, but {len(seconds)} times")
     if len(set(sizes)) < 3:
         raise ValueError(f"{len(set(sizes))} sizes are too few for a line: measure 3 or more")
-    for what, values in (("size", sizes), ("time", seconds)):
-        if wrong := [value for value in values if not (value > 0 and math.isfinite(value))]:
-            raise ValueError(f"a {what} must be positive and finite, not {wrong[0]}")
-    size = torch.tensor(list(sizes), dtype=torch.float64)
-    time = torch.tensor(list(seconds), dtype=torch.float64)
-    # (α + β·S) / T shall be 1 at each point. S is scaled so that both columns have a similar magnitude.
-    scale = float(size.max())
-    columns = torch.stack([torch.ones_like(size), size / scale], dim=1) / time[:, None]
-    alpha, beta = torch.linalg.lstsq(columns, torch.ones_like(time)[:, None], driver="gelsd").solution[:, 0].tolist()
-    beta /= scale
+    size, time = np.array(sizes, dtype=float), np.array(seconds)
+    beta, alpha = np.polyfit(size, time, deg=1, w=1 / time).tolist()
     if alpha <= 0 or beta <= 0:
         what, hint = ("β", "larger") if beta <= 0 else ("α", "smaller")
         raise ValueError(
@@ -85,23 +69,21 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
 def save_machine(fits: dict[str, AlphaBeta], folder: Path | str = ".") -> Path:
     """Add fits, by their `key`, to `this_machine.json`, and return its path. Call it on one rank."""
     path = Path(folder) / FILE
-    kept = {key: asdict(found) for key, found in (_read(path) | fits).items()}
+    kept = {name: asdict(found) for name, found in (_read(path) | fits).items()}
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     partial.replace(path)  # atomic: a rank that reads meanwhile sees the old file or the new one
     return path
 
 
-def load_machine(
-    operation: str = "all_reduce", ranks: int = 2, backend: str | None = None, folder: Path | str = "."
-) -> AlphaBeta | None:
-    """Return the fit kept for this machine, or None if there is none. Without `backend`, that of gloo, else of any.
+def load_machine(operation: str = "all_reduce", ranks: int = 2, folder: Path | str = ".") -> AlphaBeta | None:
+    """Return the fit kept for this machine, of gloo before others, or None if there is none.
 
     Raises ValueError if the file exists and can't be read.
     """
     found = _read(Path(folder) / FILE)
-    backends = [backend] if backend else ["gloo", "interruptible", "nccl"]
-    return next((found[key(operation, each, ranks)] for each in backends if key(operation, each, ranks) in found), None)
+    names = [key(operation, backend, ranks) for backend in ("gloo", "interruptible", "nccl")]
+    return next((found[name] for name in names if name in found), None)
 
 
 def key(operation: str, backend: str, ranks: int) -> str:
@@ -113,9 +95,6 @@ def _read(path: Path) -> dict[str, AlphaBeta]:
     if not path.exists():
         return {}
     try:
-        return {
-            name: AlphaBeta(each["alpha"], each["beta"], tuple(each["sizes"]), tuple(each["residuals"]))
-            for name, each in json.loads(path.read_text()).items()
-        }
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return {name: AlphaBeta(**each) for name, each in json.loads(path.read_text()).items()}
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it, and measure again as lesson 07 does") from None

@@ -1,10 +1,7 @@
-"""The results of timing collectives: times, three kinds of bandwidth, fits, a table, JSON."""
+"""The results of timing collectives: times, three kinds of bandwidth, fits, a table."""
 
-import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from scratch_ddp.instruments.bandwidth.alpha_beta import AlphaBeta, fit, key
 from scratch_ddp.instruments.bandwidth.operations import OPERATIONS
@@ -16,9 +13,6 @@ LEGEND = (
     "1 GB/s = 10^9 bytes per second, 1 GiB/s = 2^30. algbw = S/t, busbw = factor·S/t as in nccl-tests; "
     "2·S/t is what the article published, in GiB/s, though it says GB/s."
 )
-HEAD = ("operation", "ranks", "backend", "size", "time, ms", "calls")
-HEAD += ("algbw, GB/s", "busbw, GB/s", "2·S/t, GB/s (GiB/s)")
-TEXT_COLUMNS = (HEAD.index("operation"), HEAD.index("backend"))
 
 
 @dataclass(frozen=True)
@@ -31,7 +25,6 @@ class Row:
 
     operation: str
     backend: str
-    device: str
     ranks: int
     size: int
     nbytes: int
@@ -54,9 +47,6 @@ class Row:
         """2·S/t, for all-reduces alone: what a link carries for infinite n. For 2 ranks that is twice too much."""
         return 2 * self.algbw if self.operation.endswith("all_reduce") else None
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"algbw": self.algbw, "busbw": self.busbw, "published": self.published}
-
 
 @dataclass(frozen=True)
 class Results:
@@ -70,20 +60,9 @@ class Results:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __add__(self, other: "Results") -> "Results":
-        return Results(self.rows + other.rows)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def of(self, operation: str = "all_reduce", ranks: int | None = None, backend: str | None = None) -> "Results":
-        """The rows of one operation, and of one number of ranks or one backend where these are given."""
-        wanted = [
-            row
-            for row in self.rows
-            if row.operation == operation and ranks in (None, row.ranks) and backend in (None, row.backend)
-        ]
-        return Results(tuple(wanted))
+    def of(self, operation: str = "all_reduce", ranks: int | None = None) -> "Results":
+        """The rows of one operation, and of one number of ranks if that is given."""
+        return Results(tuple(row for row in self.rows if row.operation == operation and ranks in (None, row.ranks)))
 
     def series(self) -> dict[str, "Results"]:
         """The rows of each operation, backend and number of ranks, by their `key`, smallest size first."""
@@ -93,11 +72,7 @@ class Results:
         return {name: Results(tuple(rows)) for name, rows in sorted(found.items())}
 
     def fit(self) -> AlphaBeta:
-        """Fit T = α + β·S to these rows, which must be one series. Raises ValueError as `alpha_beta.fit` does."""
-        if len(self.series()) != 1:
-            raise ValueError(
-                f"one line for {len(self.series())} series: choose one with .of(operation, ranks, backend)"
-            )
+        """Fit T = α + β·S to these rows, which should be one series. Raises ValueError as `alpha_beta.fit` does."""
         return fit([row.nbytes for row in self.rows], [row.seconds.median for row in self.rows])
 
     def fits(self) -> tuple[dict[str, AlphaBeta], dict[str, str]]:
@@ -110,48 +85,39 @@ class Results:
                 missing[name] = str(error)
         return found, missing
 
-    def table(self) -> str:
+    def __str__(self) -> str:
         """A Markdown table that reads well as text. An operation or backend common to all rows stands above it."""
-        rows = [HEAD, *map(_cells, self.rows)]
-        above = [i for i in TEXT_COLUMNS if len({row[i] for row in rows[1:]}) == 1]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        shown = [i for i in range(len(HEAD)) if i not in above]
-        lines = [" | ".join(_padded(row[i], widths[i], i in TEXT_COLUMNS) for i in shown) for row in rows]
-        lines.insert(1, "-|-".join("-" * widths[i] for i in shown))
-        table = "\n".join(f"| {line} |" if i != 1 else f"|-{line}-|" for i, line in enumerate(lines))
-        return f"{', '.join(rows[1][i] for i in above)}:\n\n{table}" if above else table
-
-    def save(self, path: Path | str, about: dict[str, Any] | None = None) -> None:
-        """Write rows and fits as JSON, in seconds, bytes and bytes per second; `about` is added unchanged."""
-        fits, missing = self.fits()
-        found = {
-            **(about or {}),
-            "units": "seconds, bytes, bytes per second; float32",
-            "rows": [row.as_dict() for row in self.rows],
-            "fits": {name: asdict(each) for name, each in fits.items()},
-            "no_fit": missing,
-        }
-        Path(path).write_text(json.dumps(found, indent=1) + "\n")
+        columns = {head: [cell(row) for row in self.rows] for head, cell in _COLUMNS.items()}
+        above = [columns.pop(head)[0] for head in _TEXTS if len(set(columns[head])) == 1]
+        lines = ["" for _ in range(len(self.rows) + 2)]
+        for head, cells in columns.items():
+            width = max(map(len, [head, *cells]))
+            pad = str.ljust if head in _TEXTS else str.rjust
+            for line, cell in enumerate([pad(head, width), "-" * width, *(pad(cell, width) for cell in cells)]):
+                lines[line] += f"|-{cell}-" if line == 1 else f"| {cell} "
+        table = "\n".join(f"{line}|" for line in lines)
+        return f"{', '.join(above)}:\n\n{table}" if above else table
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    middle, low, high = (three_digits(1e3 * each) for each in (row.seconds.median, row.seconds.low, row.seconds.high))
-    published = ""
-    if row.published is not None:
-        published = f"{three_digits(row.published / 1e9)} ({three_digits(row.published / 2**30)})"
-    return (
-        row.operation,
-        str(row.ranks),
-        row.backend,
-        format_size(row.size),
-        f"{middle} [{low}–{high}]",
-        f"{row.samples} × {row.calls}",
-        three_digits(row.algbw / 1e9),
-        three_digits(row.busbw / 1e9),
-        published,
-    )
+def _time(row: Row) -> str:
+    median, low, high = (three_digits(1e3 * each) for each in (row.seconds.median, row.seconds.low, row.seconds.high))
+    return f"{median} [{low}–{high}]"
 
 
-def _padded(cell: str, width: int, is_text: bool) -> str:
-    """Text to the left, numbers to the right."""
-    return cell.ljust(width) if is_text else cell.rjust(width)
+def _published(row: Row) -> str:
+    rate = row.published
+    return "" if rate is None else f"{three_digits(rate / 1e9)} ({three_digits(rate / 2**30)})"
+
+
+_TEXTS = ("operation", "backend")  # to the left; numbers to the right
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "operation": lambda row: row.operation,
+    "ranks": lambda row: str(row.ranks),
+    "backend": lambda row: row.backend,
+    "size": lambda row: format_size(row.size),
+    "time, ms": _time,
+    "calls": lambda row: f"{row.samples} × {row.calls}",
+    "algbw, GB/s": lambda row: three_digits(row.algbw / 1e9),
+    "busbw, GB/s": lambda row: three_digits(row.busbw / 1e9),
+    "2·S/t, GB/s (GiB/s)": _published,
+}

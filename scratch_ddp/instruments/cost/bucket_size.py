@@ -17,8 +17,8 @@ import math
 
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB
-from scratch_ddp.instruments.cost.step import Backward, Forecast, bucketed
-from scratch_ddp.instruments.cost.wire import Wire, refuse_unless_finite
+from scratch_ddp.instruments.cost.steps import Backward, Forecast, bucketed
+from scratch_ddp.instruments.cost.wire import Wire
 
 _SIZES_PER_DOUBLING = 4  # that the search tries
 
@@ -27,10 +27,8 @@ def best_bucket_bytes(wire: Wire, nbytes: float, seconds: float) -> float:
     """The best bucket size in bytes by the formula above, for `nbytes` of gradients in a backward of `seconds`.
 
     Assumes that gradients arrive evenly and can be cut anywhere, and that the first bucket is as large as the others.
-    It is 0 where a message costs nothing but its bytes: the smaller the better. Raises ValueError if a figure is
-    negative, infinite or NaN.
+    It is 0 where a message costs nothing but its bytes: the smaller the better.
     """
-    refuse_unless_finite(nbytes=nbytes, seconds=seconds)
     alpha, beta = wire.alpha_of_all_reduce, wire.beta_of_all_reduce
     if alpha == 0 or nbytes == 0:
         return 0.0
@@ -40,23 +38,6 @@ def best_bucket_bytes(wire: Wire, nbytes: float, seconds: float) -> float:
     spare = seconds / nbytes - beta  # seconds of compute per byte, minus its seconds on the wire
     just_keeps_up = alpha / spare if spare > 0 else math.inf
     return min(least_overhead, just_keeps_up, float(nbytes))
-
-
-def exposed_by_formula(wire: Wire, nbytes: float, seconds: float, bucket_bytes: float) -> float:
-    """U(b) by the formula above: seconds of communication after the backward's end.
-
-    Raises ValueError as `best_bucket_bytes` does, and for a `bucket_bytes` of 0.
-    """
-    refuse_unless_finite(nbytes=nbytes, seconds=seconds, bucket_bytes=bucket_bytes)
-    if nbytes == 0:
-        return 0.0
-    if bucket_bytes == 0:
-        raise ValueError("bucket_bytes must be more than 0")
-    bucket = min(bucket_bytes, nbytes)
-    alpha, beta = wire.alpha_of_all_reduce, wire.beta_of_all_reduce
-    tail = alpha + beta * bucket
-    queue = seconds * bucket / nbytes + alpha * nbytes / bucket + beta * nbytes - seconds
-    return max(tail, queue)
 
 
 def best_bucket(backward: Backward, wire: Wire, first_mb: float = FIRST_BUCKET_MB) -> tuple[float, Forecast]:

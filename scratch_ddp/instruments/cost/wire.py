@@ -1,18 +1,21 @@
-"""The bytes and rounds of a collective, and the seconds it takes: T = α·P + β·n for P messages and n bytes.
+"""Links, and what connects a group of ranks: the seconds of its collectives, T = α·P + β·n for P messages and n bytes.
 
 Sources: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
 Distrib. Comput. 69 (2009), for the ring; the factors in PERFORMANCE.md of NVIDIA/nccl-tests; R. Hockney, "The
-communication challenge for MPP", Parallel Computing 20 (1994), for α and β.
+communication challenge for MPP", Parallel Computing 20 (1994), for α and β; src/graph/tuning.cc of NVIDIA/nccl for
+latencies, and for how a collective over several hosts adds them up.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from numbers import Real
 
-# Seconds with which NCCL itself forecasts a ring (NVIDIA/nccl, src/graph/tuning.cc, protocol Simple): of a call, and of
-# a round, which depend on the hardware that it passes.
+# Seconds with which NCCL itself forecasts a ring: of a call, and of a round, by what the round passes. `Simple` is its
+# protocol for large messages; LL, for small ones, sends a flag with every four bytes, and no more than so many bytes a
+# second (of Hopper, in a node and between four).
 CALL = 8.4e-6
-NVLINK, PCIE, NETWORK = 3.4e-6, 5.7e-6, 14.0e-6
+NVLINK, PCIE, NETWORK = (3.4e-6, 0.6e-6, 141e9), (5.7e-6, 1.0e-6, 141e9), (14.0e-6, 2.7e-6, 35e9)  # Simple, LL, LL
+_SMALL_CALL = 6.6e-6
 
 
 def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = None) -> int:
@@ -49,51 +52,128 @@ def ring_rounds(call: str, n: int) -> int:
 def transfer_seconds(alpha: float, beta: float, calls: int, nbytes: float) -> float:
     """Seconds for `calls` messages, one after the other, with `nbytes` bytes in total: α·P + β·n.
 
-    `alpha`: seconds per message; `beta`: seconds per byte. Raises ValueError if a value is negative, infinite or NaN.
+    `alpha`: seconds per message; `beta`: seconds per byte.
     """
-    refuse_unless_finite(alpha=alpha, beta=beta, calls=calls, nbytes=nbytes)
     return alpha * calls + beta * nbytes
 
 
 @dataclass(frozen=True)
-class Wire:
-    """What connects `world_size` ranks, each of which sends over a wire of its own, one message at a time.
+class Link:
+    """The wire at each rank. A collective or message takes `alpha` + rounds·`per_round` + bytes·`beta` seconds.
 
-    A collective takes `alpha` seconds, `per_round` seconds for each of its rounds, and `beta` seconds per byte that a
-    rank sends. Raises ValueError if a value is negative, infinite or NaN, or if there is no rank.
+    `alpha`: seconds per call; `beta`: seconds per byte that a rank sends (or receives, if that is more); `per_round`:
+    seconds per round of the algorithm, which is 2(n−1) rounds for an all-reduce on a ring of n ranks and one for a
+    message; `source`: where the figures come from; `small`: alpha, per_round and least beta of a protocol for small
+    messages that sends twice the bytes, if there is one: the quicker counts. Raises ValueError if a figure is negative,
+    infinite or NaN.
     """
 
     alpha: float
     beta: float
-    world_size: int
+    name: str = ""
+    source: str = ""
     per_round: float = 0.0
+    small: tuple[float, float, float] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         refuse_unless_finite(alpha=self.alpha, beta=self.beta, per_round=self.per_round)
-        if not isinstance(self.world_size, int) or self.world_size < 1:
-            raise ValueError(f"world_size must be a whole number of ranks, 1 or more, not {self.world_size!r}")
+
+    def seconds(self, nbytes: float, rounds: int = 0) -> float:
+        """Seconds for which one collective or message takes the wire."""
+        return collective_seconds(self, self, rounds, 0, nbytes, self.beta * nbytes)
+
+    def wire(self, world_size: int, trees: bool = False) -> "Wire":
+        """What connects `world_size` ranks, each of which has such a link to all others."""
+        return Wire(self, self, world_size, 1, trees)
+
+    def __str__(self) -> str:
+        speed = f"{1e-9 / self.beta:.3g} GB/s" if self.beta else "any number of bytes at once"
+        round_ = f", {self.per_round * 1e6:g} µs per round" if self.per_round else ""
+        return f"{self.name or 'link'}: {self.alpha * 1e6:g} µs per call{round_}, {speed}"
+
+
+def collective_seconds(inside: Link, between: Link, fast: int, slow: int, nbytes: float, busy: float) -> float:
+    """Seconds of a collective whose bytes, `nbytes` of a rank, take `busy`; with so many rounds in and between hosts.
+
+    A ring has no barrier: what a chunk passes adds up, `fast` links in hosts and `slow` ones between them.
+    """
+    used = [link for link, rounds in ((inside, fast), (between, slow)) if rounds] or [inside]
+    seconds = max(link.alpha for link in used) + fast * inside.per_round + slow * between.per_round + busy
+    if all(link.small for link in used):
+        rounds = sum(link.small[1] * count for link, count in ((inside, fast), (between, slow)) if count)
+        alpha, _, beta = map(max, zip(*(link.small for link in used), strict=True))
+        seconds = min(seconds, alpha + rounds + max(2 * busy, beta * nbytes))
+    return seconds
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What connects the ranks of a group, numbered in blocks: up to `per_host` in a host.
+
+    `inside`: the link of two ranks of a host; `between`: that of a rank to other hosts, its share of the host's network
+    cards. A ring leaves a host on the shares of all its members. `trees`: an all-reduce takes a tree where that is
+    quicker, as in NCCL: its latency grows with the logarithm of the hosts.
+    """
+
+    inside: Link
+    between: Link
+    world_size: int
+    per_host: int = 1
+    trees: bool = False
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or self.per_host < 1:
+            raise ValueError(f"there must be 1 rank or more, not {self.world_size} with {self.per_host} a host")
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts the ranks are on."""
+        return -(-self.world_size // self.per_host)
+
+    @property
+    def beta(self) -> float:
+        """Seconds per byte that a rank of a ring sends."""
+        if self.hosts == 1:
+            return self.inside.beta
+        return max(self.inside.beta if self.per_host > 1 else 0.0, self.between.beta / self.per_host)
+
+    def _seconds(self, rounds: int, nbytes: float) -> float:
+        slow = -(-rounds // self.per_host) if self.hosts > 1 else 0
+        return collective_seconds(self.inside, self.between, rounds - slow, slow, nbytes, self.beta * nbytes)
+
+    def _of_tree(self, nbytes: float) -> float:
+        """2·((ranks/host − 1)·inside + log2(hosts)·between): up to the root and down again."""
+        up, ranks = math.floor(math.log2(self.hosts)), min(self.per_host, self.world_size)
+        links = replace(self.inside, small=None), replace(self.between, small=None)
+        return collective_seconds(*links, 2 * (ranks - 1), 2 * up, nbytes, self.beta_of_all_reduce * nbytes)
 
     def all_reduce(self, nbytes: float) -> float:
-        """Seconds for an all-reduce of `nbytes` bytes on a ring; 0 for a single rank."""
-        return self.alpha_of_all_reduce + self.beta_of_all_reduce * nbytes
+        """Seconds for an all-reduce of `nbytes` bytes; 0 for a single rank."""
+        n = self.world_size
+        if n == 1:
+            return 0.0
+        ring = self._seconds(ring_rounds("all_reduce", n), 2 * (n - 1) / n * nbytes)
+        return min(ring, self._of_tree(nbytes)) if self.trees else ring
+
+    def hierarchical_all_reduce(self, nbytes: float) -> float:
+        """Seconds for a reduce-scatter in each host, an all-reduce of each part between hosts, and an all-gather."""
+        in_host = self.inside.wire(self.per_host).all_gather(nbytes)
+        return 2 * in_host + self.between.wire(self.hosts).all_reduce(nbytes / self.per_host)
 
     def all_gather(self, nbytes: float) -> float:
         """Seconds for an all-gather that leaves `nbytes` bytes on each rank, or a reduce-scatter of as many."""
         n = self.world_size
-        if n == 1:
-            return 0.0
-        return self.alpha + self.per_round * ring_rounds("all_gather", n) + self.beta * nbytes * (n - 1) / n
+        return self._seconds(ring_rounds("all_gather", n), (n - 1) / n * nbytes) if n > 1 else 0.0
 
     def message(self, nbytes: float) -> float:
-        """Seconds for a message of `nbytes` bytes from one rank to another."""
-        return self.alpha + self.per_round + self.beta * nbytes
+        """Seconds for a message of `nbytes` bytes to a rank of another host, or of this one if there is no other."""
+        return (self.between if self.hosts > 1 else self.inside).seconds(nbytes, 1)
 
     @property
     def alpha_of_all_reduce(self) -> float:
-        """Seconds that an all-reduce takes regardless of its size."""
-        if self.world_size == 1:
-            return 0.0
-        return self.alpha + self.per_round * ring_rounds("all_reduce", self.world_size)
+        """Seconds that an all-reduce takes regardless of its size, with the protocol for large messages."""
+        large = replace(self, inside=replace(self.inside, small=None), between=replace(self.between, small=None))
+        return large.all_reduce(0)
 
     @property
     def beta_of_all_reduce(self) -> float:
@@ -106,3 +186,51 @@ def refuse_unless_finite(**values: float) -> None:
     for name, value in values.items():
         if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
             raise ValueError(f"{name} must be a finite number, 0 or more, not {value!r}")
+
+
+_NCCL = "latencies: NVIDIA/nccl, src/graph/tuning.cc, a call and a round of a ring (protocols Simple and LL)"
+
+
+def by_bandwidth(name: str, gigabytes: float, rounds: tuple[float, float, float], source: str) -> Link:
+    """A link by its bandwidth in one direction, in 10⁹ bytes per second, with NCCL's latencies.
+
+    `rounds`: NVLINK, PCIE or NETWORK. Vendors and standards state the bandwidths; real transfers are slower.
+    """
+    per_round, small, most = rounds
+    source = f"bandwidth: {source}; {_NCCL}"
+    return Link(CALL, 1e-9 / gigabytes, name, source, per_round, small=(_SMALL_CALL, small, 1 / most))
+
+
+_LINKS = [
+    Link(
+        190e-6,
+        0.269 / 2**30,
+        "T4 over PCIe",
+        "fitted to published figures of two T4 under NCCL. Its bandwidth: an all-reduce of 1 GiB takes 269 ms. Its "
+        "seconds per call have the software of a training step in them, other links' don't: a step takes 1406.7 ms "
+        "with an all-reduce for each of 219 parameters, and 1365.2 ms with one for all (see "
+        "scratch_ddp.course.pages.published_step)",
+    ),
+    by_bandwidth("NVLink 3", 300, NVLINK, "NVIDIA A100 data sheet, 600 GB/s in both directions together"),
+    by_bandwidth("NVLink 4", 450, NVLINK, "NVIDIA H100 data sheet, 900 GB/s in both directions together"),
+    by_bandwidth("NVLink 5", 900, NVLINK, "NVIDIA Blackwell architecture, 1.8 TB/s in both directions together"),
+    by_bandwidth("PCIe 3.0 x16", 16 * 8 * 128 / 130 / 8, PCIE, "PCI-SIG, 16 lanes of 8 GT/s, 128b/130b"),
+    by_bandwidth("PCIe 4.0 x16", 16 * 16 * 128 / 130 / 8, PCIE, "PCI-SIG, 16 lanes of 16 GT/s, 128b/130b"),
+    by_bandwidth("PCIe 5.0 x16", 16 * 32 * 128 / 130 / 8, PCIE, "PCI-SIG, 16 lanes of 32 GT/s, 128b/130b"),
+    by_bandwidth("InfiniBand HDR", 200 / 8, NETWORK, "NVIDIA ConnectX-6 data sheet, 200 Gb/s a port"),
+    by_bandwidth("InfiniBand NDR", 400 / 8, NETWORK, "NVIDIA ConnectX-7 data sheet, 400 Gb/s a port"),
+    by_bandwidth("Ethernet 1 Gb", 1 / 8, NETWORK, "IEEE 802.3ab"),
+    by_bandwidth("Ethernet 10 Gb", 10 / 8, NETWORK, "IEEE 802.3ae"),
+    by_bandwidth("Ethernet 25 Gb", 25 / 8, NETWORK, "IEEE 802.3by"),
+    by_bandwidth("Ethernet 100 Gb", 100 / 8, NETWORK, "IEEE 802.3ba"),
+]
+
+PRESETS: dict[str, Link] = {link.name: link for link in _LINKS}
+
+
+def preset(name: str) -> Link:
+    """Return the preset of that name. Raises ValueError, listing all presets, if there is none."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise ValueError(f"there is no link {name!r}; there are {', '.join(map(repr, PRESETS))}") from None

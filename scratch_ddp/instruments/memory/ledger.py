@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from scratch_ddp.instruments.traffic import traffic
-from scratch_ddp.instruments.traffic.intercept import LightMode, in_a_call
+from scratch_ddp.instruments.traffic import Counted, traffic
+from scratch_ddp.instruments.traffic.watch import LightMode, in_a_call
 
 OTHER, UNNAMED = "other", "unnamed"
 _PATIENCE = 20  # milliseconds that a library's threads get to release tensors
@@ -77,30 +77,20 @@ class MemoryLedger:
     def __init__(self, names: SimpleNamespace, dtype: torch.dtype = torch.float64, **kinds: str):
         self.moments: list[Moment] = []
         self._names, self._itemsize = names, dtype.itemsize
-        self._order = [name for text in kinds.values() for name in text.split()]
         self._kinds = {name: kind for kind, text in kinds.items() for name in text.split()}
-        if len(self._kinds) < len(self._order):
-            twice = sorted({name for name in self._order if self._order.count(name) > 1})
-            raise ValueError(f"each name has one kind, but {', '.join(twice)} is given twice")
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        self._peak, self._block = 0, ""
-        self.patience = _PATIENCE
-        self.unremarkable = 0  # elements: up to here it does not matter what other threads are about to release
+        self._peak, self._settled = 0, (0, 0)
 
     @contextlib.contextmanager
     def __call__(self, moment: str) -> Iterator[None]:
         """Observe the block, and record a moment at its end. A block that raises leaves none."""
-        if self._block:
-            raise RuntimeError(f"{moment!r} begins inside {self._block!r}: moments come one after another")
-        self._block, self._peak = moment, 0
-        try:
-            self._see(vars(self._names))
-            with traffic() as counted, _Observer(self._see):
+        self._peak, self._settled = 0, (0, 0)
+        with traffic() as counted:
+            self._see(vars(self._names), counted)
+            with _Observer(lambda values: self._see(values, counted)):
                 yield
-            self._see(vars(self._names))
-        finally:
-            self._block = ""
-        self._wait_for_threads(sum(storage.nbytes() for storage in _storages(vars(self._names))))
+            self._see(vars(self._names), counted)
+        self._settle(_nbytes(_storages(vars(self._names))))
         sent = counted.wire_bytes // self._itemsize
         self.moments.append(Moment(moment, self._held(), sent, self._peak // self._itemsize))
 
@@ -111,47 +101,34 @@ class MemoryLedger:
 
     def peak(self, *kinds: str) -> int:
         """The most elements held: of `kinds` at the end of any block, without kinds after any operation."""
-        if unknown := set(kinds) - {*self._kinds.values(), OTHER}:
-            known = ", ".join(dict.fromkeys([*self._kinds.values(), OTHER]))
-            raise ValueError(f"no kind is called {', '.join(sorted(unknown))}; there are {known}")
-        moments = self.moments
-        return max((each.elements(*kinds) if kinds else each.peak for each in moments), default=0)
+        return max((each.elements(*kinds) if kinds else each.peak for each in self.moments), default=0)
 
-    def storages(self) -> list[torch.UntypedStorage]:
-        """All that were seen and are still there."""
-        return list(self._storages)
-
-    def _see(self, values: Any) -> None:
+    def _see(self, values: Any, counted: Counted) -> None:
         self._storages.update(_storages(values))
-        self._peak = max(self._peak, self._wait_for_threads(self._peak))
+        communicated = len(counted.events), sum(counted.setup.calls.values())
+        if communicated != self._settled and not self._settle(self._peak):
+            self._settled = communicated  # nobody will release anything before the next call
+        self._peak = max(self._peak, _nbytes(self._storages))
 
-    def _wait_for_threads(self, expected: int) -> int:
-        """Return the bytes held. If they are more than expected, wait for the library's threads first: they release a
-        collective's tensors only shortly after it has ended."""
-        expected = max(expected, self.unremarkable * self._itemsize)
-        for _ in range(self.patience):
-            held = sum(storage.nbytes() for storage in self._storages)
-            if held <= expected:
-                break
+    def _settle(self, expected: int) -> bool:
+        """Wait a little while more bytes are held: a library's threads release a collective's tensors only shortly
+        after it has ended. Returns whether no more are."""
+        for _ in range(_PATIENCE):  # counted, not timed: on a busy machine the threads need longer, too
+            if _nbytes(self._storages) <= expected:
+                return True
             time.sleep(0.001)
-        else:  # no thread will release them: the next operations need not wait as long
-            self.patience = min(self.patience, _PATIENCE)
-        return held
+        return False
 
     def _held(self) -> tuple[Held, ...]:
         unnamed, held = set(self._storages), []
-        places = {name: place for place, name in enumerate(self._order)}
-        for name in sorted(vars(self._names), key=lambda name: places.get(name, len(places))):
+        for name in sorted(vars(self._names), key=[*self._kinds, *vars(self._names)].index):
             storages = _storages(vars(self._names)[name]) & unnamed
             unnamed -= storages
             if storages:
-                held.append(Held(name, self._kinds.get(name, OTHER), self._elements(storages)))
-        if elements := self._elements(unnamed):
+                held.append(Held(name, self._kinds.get(name, OTHER), _nbytes(storages) // self._itemsize))
+        if elements := _nbytes(unnamed) // self._itemsize:
             held.append(Held(UNNAMED, OTHER, elements))
         return tuple(held)
-
-    def _elements(self, storages: set[torch.UntypedStorage]) -> int:
-        return sum(storage.nbytes() for storage in storages) // self._itemsize
 
 
 class _Observer(LightMode):
@@ -166,6 +143,10 @@ class _Observer(LightMode):
         if threading.get_ident() == self._thread and not in_a_call():
             self._see((args, kwargs, result))
         return result
+
+
+def _nbytes(storages: Iterable[torch.UntypedStorage]) -> int:
+    return sum(storage.nbytes() for storage in storages)
 
 
 def _storages(values: Any) -> set[torch.UntypedStorage]:

@@ -32,16 +32,15 @@ class MemoryUse:
 
 
 @contextlib.contextmanager
-def memory_use(device: torch.device | str | None = None) -> Iterator[MemoryUse]:
-    """Measure what torch allocates on `device` inside the block. No communication.
+def memory_use() -> Iterator[MemoryUse]:
+    """Measure what torch allocates inside the block: on the current GPU in a process that uses one, else on the CPU.
 
-    `device` is "cpu" or a GPU ("cuda:1"); None means the current GPU in a process that uses one, else main memory.
     Bytes are the requested ones on a CPU, and whole blocks of 512 bytes on a GPU. Allocations of the block's own thread
     are counted, in Python and in C++; memory that other threads hold is seen at this thread's next allocation. Freeing
     a tensor that is older than the block counts, unless the tensor is older than the import of this module.
     Raises RuntimeError where torch's profiler is on already. Costs some microseconds per operation.
     """
-    device = _device(device)
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")
     used = MemoryUse()
     began = time.time_ns()  # the events count from 1970 too
     with contextlib.ExitStack() as stack:
@@ -54,18 +53,6 @@ def memory_use(device: torch.device | str | None = None) -> Iterator[MemoryUse]:
             stack.close()
             del first, last
             _fill(used, recorded, device, began)
-
-
-def _device(device: torch.device | str | None) -> torch.device:
-    """The device meant by `device`; a GPU with its number."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_initialized() else "cpu"
-    device = torch.device(device)
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"memory is measured on a CPU or on a CUDA GPU, not on {device.type!r}")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def _fill(used: MemoryUse, recorded: profile, device: torch.device, began: int) -> None:

@@ -12,8 +12,6 @@ import time
 
 import torch
 
-from scratch_ddp.instruments.cost.wire import refuse_unless_finite
-
 _WAKING = 12e-6  # seconds that a thread takes at least to wake up
 _SPIN = 60e-6  # seconds to spin before the end of a wait, since waking may take longer
 _SPIN_SHARE = 0.04  # of a wait at most, so that short waits don't spin all the time
@@ -59,9 +57,8 @@ def take_time(tensor: torch.Tensor, forward: float, backward: float) -> torch.Te
     Around a layer's output it simulates a slower processor: `take_time(layer(x), 5e-3, 10e-3)` makes the layer take
     that long in addition to its own computing, on any machine, and leaves the processor free meanwhile. Values and
     gradients don't change. In backward the time passes before the layer's own gradients are computed. Seconds are those
-    of the clock above. Raises ValueError for a time that is negative, infinite or NaN.
+    of the clock above.
     """
-    refuse_unless_finite(forward=forward, backward=backward)
     return _TakesTime.apply(tensor, forward, backward)
 
 

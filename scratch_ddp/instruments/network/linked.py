@@ -1,24 +1,20 @@
 """`linked_group`: put the ranks of a process group on a simulated link."""
 
-import contextlib
-import datetime
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+from torch._C._distributed_c10d import _register_process_group
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from scratch_ddp.common.agreement import check_everywhere
-from scratch_ddp.common.local_groups import agreed_name
-from scratch_ddp.instruments.cost.two_levels import collective_seconds
+from scratch_ddp.common.wrapper import local_group
+from scratch_ddp.instruments.cost.two_levels import CardLoad, seconds_over_hosts
 from scratch_ddp.instruments.cost.wire import ring_rounds
 from scratch_ddp.instruments.network.clock import now
-from scratch_ddp.instruments.network.hosts import Hosts, layout_problem, share_hosts
 from scratch_ddp.instruments.network.link import Link, as_link
 from scratch_ddp.instruments.network.nic import Nic, Transfer
-from scratch_ddp.instruments.network.ready_times import Numbered, ReadyTimes, share_ready_times
+from scratch_ddp.instruments.network.shared import Hosts, Places, ReadyTimes, share_hosts, share_ready_times
 from scratch_ddp.instruments.network.work import Alarm, LinkedWork
 from scratch_ddp.instruments.traffic.calls import METHODS, Call, read_method
 
@@ -37,18 +33,17 @@ class LinkedGroup(dist.ProcessGroup):
     def __init__(
         self,
         below: dist.ProcessGroup,
-        rank: int,
-        size: int,
         link: Link | None,
         ready_times: ReadyTimes | None = None,
         hosts: Hosts | None = None,
         inside: Link | None = None,
+        at_once: int = 1,
     ):
-        super().__init__(rank, size)
-        self.below, self._own_rank, self._own_size = below, rank, size
-        self._link, self._ready_times = link, ready_times
-        self.hosts, self._inside = hosts, inside
+        super().__init__(below.rank(), below.size())
+        self.below, self._link, self._ready_times = below, link, ready_times
+        self.hosts, self.inside, self._at_once = hosts, inside, at_once
         self._nic, self._alarm = Nic(), Alarm()
+        self.transfers = self._nic.transfers  # in the order in which they were posted; you may clear the list
         self._free: Callable[[Any], None] | None = None
         self._generation, self._name = 0, ""
         self.adopt_backends()
@@ -63,29 +58,9 @@ class LinkedGroup(dist.ProcessGroup):
         self._link = as_link(link)
 
     @property
-    def inside(self) -> Link | None:
-        """The link in each host, or None if nothing in there takes time, or if there are no hosts."""
-        return self._inside
-
-    @inside.setter
-    def inside(self, link: Link | str | None) -> None:
-        self._inside = as_link(link)
-
-    @property
-    def transfers(self) -> list[Transfer]:
-        """What this rank's end of the link carried, in the order in which it was posted. You may clear the list."""
-        return self._nic.transfers
-
-    @property
     def busy_seconds(self) -> float:
         """Seconds for which this rank's end of the link was busy with the transfers in the list."""
         return self._nic.busy_seconds
-
-    def size(self) -> int:
-        return self._own_size
-
-    def rank(self) -> int:
-        return self._own_rank
 
     def getBackendName(self) -> str:  # torch's name
         return "linked"
@@ -100,30 +75,23 @@ class LinkedGroup(dist.ProcessGroup):
         """Called by `destroy_process_group`: futures under way are done, and the group below is destroyed too."""
         self._alarm.ring_now()
         _ = self.group_name  # torch removes the group from its tables first, and then asks for its name
-        if isinstance(self.below, dist.ProcessGroup):
-            self.below.shutdown()
-            unregister(self.below)
+        if self.below in dist.distributed_c10d._world.pg_map:  # not of a lone rank, and not when all are destroyed
+            dist.destroy_process_group(self.below)
 
     def follow(self, group: dist.ProcessGroup | None) -> None:
         """If `group` is one of rank cells, let Stop end waits here too, and start over whenever it does."""
         if hasattr(group, "wrappers"):
             group.wrappers.add(self)
+            self.wrappers = group.wrappers  # whatever works in this group starts over with it, too
             self._free = group.free_when_interrupted
 
     def start_over(self) -> None:
         """Called when the group that this one follows was rebuilt: drop what was under way, adopt the new backends."""
         self._nic.clear_queue()
         self._alarm.ring_now()
-        if self.hosts is not None:
-            self.hosts.clear()
         if self._ready_times is not None:
             self._ready_times.reset()
         self.adopt_backends()
-
-    @property
-    def renewals(self) -> int:
-        """How often a Stop has renewed the group that this one follows."""
-        return getattr(self.below, "renewals", 0)
 
     def adopt_backends(self) -> None:
         """Register the backends of the group below, since some C++ calls use them directly."""
@@ -139,55 +107,59 @@ class LinkedGroup(dist.ProcessGroup):
     def _run(self, method: str, args: tuple, kwargs: dict[str, Any]) -> dist.Work:
         posted = now()  # first, since the rest takes time too
         operate = getattr(self.below, method)
-        if self._own_size == 1:
+        if self.size() == 1:
             return operate(*args, **kwargs)  # no data leaves the rank
         call = read_method(method, self, [*args, *kwargs.values()])
         link, transfer = self._link, None
         if link is not None:
             nbytes = link_bytes(call, args)
             transfer = self._nic.book(call.name, nbytes, posted, self._seconds(call, nbytes, link))
-        number = self._write_ready_time(call, transfer)
+        places = self._write_ready_time(call, transfer)
         try:
             below = operate(*args, **kwargs)
         except BaseException:
-            self._cancel(call, transfer, number)
+            self._cancel(call, transfer, places)
             raise
+        if self.hosts is not None and link is not None:
+            self.hosts.count(call)
         if transfer is None or below is None:
             return below
-        settle = functools.partial(self._settle, call, transfer, number, link)
-        return LinkedWork(below, transfer, settle, self._nic.clear_queue, self._alarm, self._free)
+        settle = functools.partial(self._settle, call, transfer, places, link)
+        outputs = args[0] if args else []
+        return LinkedWork(below, outputs, transfer, settle, self._nic.clear_queue, self._alarm, self._free)
 
     def _seconds(self, call: Call, nbytes: int, link: Link) -> float:
-        """Seconds for which a call takes this rank's end, while nobody else uses the hosts' cards."""
+        """Seconds for which a call takes this rank's end, with its share of the hosts' cards."""
         if self.hosts is None:
             return link.seconds(nbytes, _rounds(call))
-        inside = self._inside or Link(0, 0)
-        return collective_seconds(inside, link, nbytes, _rounds(call), self.hosts.loads(call))
+        inside, found = self.inside or Link(0, 0), self.hosts.loads(call)
+        loads = {host: CardLoad(*(self._at_once * way for way in load)) for host, load in found.items()}
+        if call.name in ("send", "recv"):
+            return (link if loads else inside).seconds(nbytes, 1)
+        hosts = [self.hosts.of_rank[rank] for rank in call.members]
+        return seconds_over_hosts(inside, link, call.name, nbytes, hosts, loads)
 
-    def _write_ready_time(self, call: Call, transfer: Transfer | None) -> Numbered | None:
+    def _write_ready_time(self, call: Call, transfer: Transfer | None) -> Places | None:
         """Tell the peers when this rank's wire becomes free for the call, before the call can end anywhere."""
         if self._ready_times is None or (call.peer is None and call.name == "recv"):  # the sender is not known yet
             return None
         return self._ready_times.write(call, transfer.started if transfer else now())
 
-    def _cancel(self, call: Call, transfer: Transfer | None, number: Numbered | None) -> None:
+    def _cancel(self, call: Call, transfer: Transfer | None, places: Places | None) -> None:
         if transfer is not None:
             self._nic.cancel(transfer)
-        if number is not None:
+        if places is not None:
             self._ready_times.undo(call)
 
-    def _settle(self, call: Call, transfer: Transfer, number: Numbered | None, link: Link, below: dist.Work) -> None:
+    def _settle(self, call: Call, transfer: Transfer, places: Places | None, link: Link, below: dist.Work) -> None:
         """The data has arrived, so all ranks that matter have written their times: find out when the transfer began."""
         if self._ready_times is None:
             return
-        if number is None:
+        if places is None:
             call.peer = below._source_rank()
-            number = self._ready_times.write(call, transfer.started)
+            places = self._ready_times.write(call, transfer.started)
             transfer.ended = transfer.started + self._seconds(call, transfer.nbytes, link)
-        ready = self._ready_times.latest(number)
-        if self.hosts is not None and (loads := self.hosts.loads(call)):
-            ready = max(ready, self.hosts.start(self._ready_times, number, loads, link.beta))
-        self._nic.delay(transfer, ready)
+        self._nic.delay(transfer, self._ready_times.latest(places))
 
 
 def _operation(method: str) -> Callable[..., dist.Work]:
@@ -245,38 +217,41 @@ def linked_group(
         slow.link = "NVLink 4"                       # another link; None: no link
         dist.destroy_process_group(slow)
 
-    By default each rank has a network card of its own. `hosts` makes a network of two levels: the ranks of a host share
-    one card, at which all that leaves or enters the host queues, and `inside` connects them (None: in no time). `hosts`
-    is a number of hosts, which have the group's ranks in equal blocks; the host of each of the group's ranks, such as
-    (0, 1, 0, 1); or another linked group's `hosts`, whose cards this group then uses too. `hosts.bytes_out` counts
-    what has left each host.
+    By default each rank has a network card of its own. `hosts` makes a network of two levels: what leaves or enters a
+    host passes its one card, and `inside` connects the ranks of a host (None: in no time). `hosts` is a number of
+    hosts, which have the group's ranks in equal blocks; the host of each of the group's ranks, such as (0, 1, 0, 1); or
+    another linked group's `hosts`, with which this group's bytes are then counted. `hosts.bytes_out` counts what has
+    left each host. Where several groups use a card at the same time, see `Hosts`.
 
-    Collective: every rank of `group` calls it. Raises ValueError on every rank if a preset is unknown on any rank, if
-    the hosts don't fit the ranks or differ, or if there are hosts but not all ranks are on this machine; RuntimeError
-    if there is no process group. Costs a new group and three small collectives; with new hosts, three more.
+    Collective: every rank of `group` calls it with the same arguments. Raises ValueError if a preset is unknown, if the
+    hosts don't fit the ranks, or if there are hosts but not all ranks are on this machine; RuntimeError if there is no
+    process group. Costs a new group and two small collectives; with new hosts, two more.
     """
-    outside = group == dist.GroupMember.NON_GROUP_MEMBER  # what new_group returns on ranks outside the group
-    if not (group is None or outside or isinstance(group, dist.ProcessGroup)):
-        raise TypeError(f"a process group or None is needed, not {type(group).__name__} (of a mesh: mesh.get_group())")
+    return _linked(link, group, hosts, inside, at_once=1)
+
+
+def _linked(
+    link: Link | str | None,
+    group: dist.ProcessGroup | None,
+    hosts: int | Sequence[int] | Hosts | None,
+    inside: Link | str | None,
+    at_once: int,
+) -> LinkedGroup:
     if not dist.is_initialized():
         raise RuntimeError(
             "there is no process group whose ranks could be linked: %dist_init makes one in a notebook, torchrun and "
             "dist.init_process_group() in a script; lone_rank() needs none"
         )
-    if outside or dist.get_rank(group) < 0:
+    if group == dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(group) < 0:  # what new_group returns outside
         raise ValueError(f"rank {dist.get_rank()} is not in the group: link it on the group's ranks only")
     if isinstance(group or dist.group.WORLD, LinkedGroup):
         raise ValueError("this group is on a link already: set its .link")
-    ranks = dist.get_process_group_ranks(group)
-    problem = _problem(link, hosts, inside, ranks)
-    layout = "those of another group" if isinstance(hosts, Hosts) else str(hosts)
-    check_everywhere(problem, [f"hosts={layout}"], "the ranks give different hosts", group)
+    found, found_inside, ranks = as_link(link), as_link(inside), dist.get_process_group_ranks(group)
     below = _twin(group, ranks)
+    if hosts is not None and not isinstance(hosts, Hosts):
+        hosts = share_hosts(hosts, below)
     ready_times = share_ready_times(below)
-    shared = share_hosts(hosts, below) if hosts is not None and ready_times else None
-    if hosts is not None and shared is None:
-        raise ValueError("ranks that share network cards must all be on this machine")
-    linked = LinkedGroup(below, dist.get_rank(group), len(ranks), as_link(link), ready_times, shared, as_link(inside))
+    linked = LinkedGroup(below, found, ready_times, hosts, found_inside, at_once)
     world = dist.distributed_c10d._world
     backend, store = world.pg_map[below]
     register(linked, f"{below.group_name} on a link", ranks, backend, world.pg_backend_config[below], store)
@@ -284,24 +259,11 @@ def linked_group(
     return linked
 
 
-def _problem(
-    link: Link | str | None, hosts: int | Sequence[int] | Hosts | None, inside: Link | str | None, ranks: Sequence[int]
-) -> str | None:
-    """Say what is wrong with the arguments on this rank, or return None."""
-    try:
-        as_link(link), as_link(inside)
-    except (ValueError, TypeError) as error:
-        return str(error)
-    if hosts is None:
-        return None if inside is None else "inside= is the link in each host, so hosts= is needed too"
-    return layout_problem(hosts, ranks)
-
-
 def linked_mesh(link: Link | str | None, hosts: int, inside: Link | str | None = None) -> DeviceMesh:
     """Return a mesh ("host", "local") of all ranks on a network of two levels, as `linked_group` makes it.
 
     `mesh["local"]` are the ranks of this rank's host, connected by `inside`; `mesh["host"]` those with the same place
-    in each host, connected by `link`. All groups share the hosts' cards:
+    in each host, connected by `link`, whose groups share the hosts' cards:
 
         mesh = linked_mesh("Ethernet 10 Gb", hosts=2, inside="NVLink 4")
         dist.all_reduce(tensor, group=mesh["host"].get_group())
@@ -310,46 +272,24 @@ def linked_mesh(link: Link | str | None, hosts: int, inside: Link | str | None =
 
     Every rank calls it. Raises and costs what `linked_group` does, for two groups of each rank.
     """
-    if not dist.is_initialized():
-        raise RuntimeError("there is no process group whose ranks could be linked")
-    count = dist.get_world_size()
-    whole = isinstance(hosts, int) and layout_problem(hosts, range(count)) is None
-    check_everywhere(
-        None if whole else f"{count} ranks can't be shared evenly by {hosts!r} hosts",
-        [f"hosts={hosts}"],
-        "the ranks give different hosts",
-    )
-    plain = init_device_mesh("cpu", (hosts, count // hosts), mesh_dim_names=("host", "local"))
-    shared = share_hosts(hosts, None)
-    if shared is None:
-        raise ValueError("ranks that share network cards must all be on this machine")
-    groups = [linked_group(link, plain.get_group(name), shared, inside) for name in plain.mesh_dim_names]
+    shared, local = share_hosts(hosts, None), dist.get_world_size() // hosts
+    plain = init_device_mesh("cpu", (hosts, local), mesh_dim_names=("host", "local"))
+    at_once = {"host": local, "local": 1}
+    groups = [_linked(link, plain.get_group(name), shared, inside, at_once[name]) for name in plain.mesh_dim_names]
     return DeviceMesh.from_group(groups, "cpu", mesh=plain.mesh, mesh_dim_names=plain.mesh_dim_names)
 
 
 def _twin(group: dist.ProcessGroup | None, ranks: list[int]) -> dist.ProcessGroup:
-    """A group of the same ranks with the same timeout, for tensors in main memory."""
-    whole_world = len(ranks) == dist.get_world_size()
-    with contextlib.nullcontext() if whole_world else agreed_name(group):
-        return dist.new_group(
-            ranks,
-            timeout=_timeout(group or dist.group.WORLD),
-            backend=_backend_on_cpu(group),
-            use_local_synchronization=not whole_world,
-        )
+    """A group of the same ranks, for tensors in main memory."""
+    if len(ranks) == dist.get_world_size():
+        return dist.new_group(ranks, backend=_backend_on_cpu(group))
+    return local_group(group, _backend_on_cpu(group))
 
 
 def _backend_on_cpu(group: dist.ProcessGroup | None) -> str:
     """The group's backend for tensors in main memory; gloo if it has none, as with NCCL alone."""
     of_device = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))  # "cpu:gloo,cuda:nccl"
     return of_device.get("cpu", "gloo")
-
-
-def _timeout(group: dist.ProcessGroup) -> datetime.timedelta | None:
-    for device in group._device_types:
-        with contextlib.suppress(AttributeError, RuntimeError):
-            return group._get_backend(device).options._timeout
-    return None
 
 
 def register(
@@ -367,17 +307,3 @@ def register(
     world.pg_to_tag[group] = tag
     for each in ("", tag):
         world.tags_to_pg.setdefault(each, []).append(group)
-
-
-def unregister(group: dist.ProcessGroup) -> None:
-    """Remove `group` from torch's tables, if it is there."""
-    world = dist.distributed_c10d._world
-    if group not in world.pg_map:
-        return
-    for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config):
-        table.pop(group, None)
-    tag = world.pg_to_tag.pop(group, None)
-    for each in ("", tag):
-        if group in world.tags_to_pg.get(each, []):
-            world.tags_to_pg[each].remove(group)
-    _unregister_process_group(world.pg_names.pop(group))

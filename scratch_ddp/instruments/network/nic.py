@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from scratch_ddp.instruments.intervals import total_seconds
 
-_KEPT = 200_000  # transfers in the log; beyond that the older half is dropped
 _SETTLED = 32  # settled sends, and settled receives, among which a delayed one is placed
 
 
@@ -45,8 +44,6 @@ class Nic:
             transfer = Transfer(call, nbytes, posted, started, started + seconds)
             self._keep_taken(directions, transfer.ended)
             self.transfers.append(transfer)
-            if len(self.transfers) > _KEPT:
-                del self.transfers[: _KEPT // 2]
         return transfer
 
     def delay(self, transfer: Transfer, ready: float) -> None:

@@ -1,8 +1,6 @@
 """An operation on a link: it ends when the group below is done and the transfer's time on the wire has passed."""
 
 import datetime
-import heapq
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -10,62 +8,49 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork
 
 from scratch_ddp.instruments.network.clock import now, sleep_until
 from scratch_ddp.instruments.network.nic import Transfer
 
-_CLOSE = 2e-3  # seconds before a call: from then on the alarm's thread no longer listens for an earlier one
+_CLOSE = 2e-3  # seconds before a call: from then on its thread no longer listens for an earlier one
 
 
 class Alarm:
-    """Calls functions at given times, for C++ code that waits for a future. Its thread lives while there are calls."""
+    """Calls functions at given times, for C++ code that waits for a future. Each has a thread until it is called."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[float, int, Callable[[], None]]] = []  # a heap, by time
-        self._number = itertools.count()
-        self._changed = threading.Condition()
-        self._runs = False
+        self._over = threading.Event()
 
     def at(self, moment: float, call: Callable[[], None]) -> None:
         """Have `call()` called at `moment`, in seconds of time.monotonic."""
-        with self._changed:
-            heapq.heappush(self._calls, (moment, next(self._number), call))
-            self._changed.notify()
-            if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._run, name="transfer-alarm", daemon=True).start()
+        over = self._over
+
+        def ring() -> None:
+            if not over.wait(max(0.0, moment - time.monotonic() - _CLOSE)):
+                sleep_until(moment)
+            call()
+
+        threading.Thread(target=ring, name="transfer-alarm", daemon=True).start()
 
     def ring_now(self) -> None:
         """Make all calls at once, so that nobody waits for them any longer."""
-        with self._changed:
-            self._calls = [(0.0, number, call) for _, number, call in self._calls]
-            heapq.heapify(self._calls)
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while self._calls and (left := self._calls[0][0] - time.monotonic()) > _CLOSE:
-                    self._changed.wait(left - _CLOSE / 2)
-                if not self._calls:
-                    self._runs = False
-                    return
-                moment, _, call = heapq.heappop(self._calls)
-            sleep_until(moment)
-            call()
+        self._over.set()
+        self._over = threading.Event()
 
 
 class LinkedWork(dist.Work):
     """The work of one transfer. `wait` sleeps; a thread is needed only for a future, as torch's DDP asks for one.
 
-    `below`: the work of the group below; `settle`: called once that has ended, to learn from the peers when the
-    transfer really began; `give_up`: called if an exception such as an interrupt ends the sleep; `free`: gets the
-    future, to end waits for it in C++ on Stop.
+    `below`: the work of the group below; `outputs`: its tensors, the future's value; `settle`: called once that has
+    ended, to learn from the peers when the transfer really began; `give_up`: called if an exception such as an
+    interrupt ends the sleep; `free`: gets the future, to end waits for it in C++ on Stop.
     """
 
     def __init__(
         self,
         below: dist.Work,
+        outputs: Any,
         transfer: Transfer,
         settle: Callable[[dist.Work], None],
         give_up: Callable[[], None],
@@ -73,8 +58,8 @@ class LinkedWork(dist.Work):
         free: Callable[[torch.futures.Future], None] | None,
     ):
         super().__init__()
-        self._below, self._transfer, self._settle, self._give_up = below, transfer, settle, give_up
-        self._alarm, self._free = alarm, free
+        self._below, self._outputs, self._transfer = below, outputs, transfer
+        self._settle, self._give_up, self._alarm, self._free = settle, give_up, alarm, free
         self._lock = threading.Lock()
         self._future: torch.futures.Future | None = None
 
@@ -101,22 +86,14 @@ class LinkedWork(dist.Work):
             raise
 
     def is_completed(self) -> bool:
-        return self._below.is_completed() and now() >= self._end()
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self._below.is_success()
-
-    def exception(self) -> Any:
-        return self._below.exception()
-
-    def result(self) -> list[torch.Tensor]:
-        return self._below.result()
+        below_is = isinstance(self._below, FakeWork) or self._below.is_completed()  # a fake work never says that it is
+        return below_is and now() >= self._end()
 
     def _source_rank(self) -> int:
         return self._below._source_rank()
 
     def get_future(self) -> torch.futures.Future:
-        """A future that is done when the transfer has ended, with the value of the future below."""
+        """A future that is done when the transfer has ended."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -128,19 +105,19 @@ class LinkedWork(dist.Work):
 
     def _below_done(self, below: torch.futures.Future) -> None:
         try:
-            value = below.value()
+            below.wait()
         except Exception as error:
-            self._finish(error=error)
+            self._finish(error)
         else:
-            self._alarm.at(self._end(), lambda: self._finish(value))
+            self._alarm.at(self._end(), self._finish)
 
-    def _finish(self, value: Any = None, error: Exception | None = None) -> None:
+    def _finish(self, error: Exception | None = None) -> None:
         try:
             if error is not None:
                 self._future.set_exception(error)
             else:
                 self._below.wait()  # it has ended; on a GPU the stream then waits for the copy back from main memory
-                self._future.set_result(value)
+                self._future.set_result(self._outputs)
         except RuntimeError:
             if not self._future.done():  # otherwise Stop has ended the wait meanwhile
                 raise

@@ -6,31 +6,10 @@ one trace of them for ui.perfetto.dev. `breakdown` says of each rank where a ste
 `by_call_site` where in the program.
 """
 
-from scratch_ddp.instruments.intervals import exposed_seconds
-from scratch_ddp.instruments.timeline.breakdown import (
-    PARTS,
-    Breakdown,
-    as_table,
-    breakdown,
-    breakdown_of_steps,
-    waited_for,
-)
-from scratch_ddp.instruments.timeline.hot_spots import by_call_site, by_operator
+from scratch_ddp.instruments.timeline.breakdown import PARTS, Breakdown, as_table, breakdown, breakdown_of_steps
+from scratch_ddp.instruments.timeline.call_sites import by_call_site
 from scratch_ddp.instruments.timeline.record import timeline
-from scratch_ddp.instruments.timeline.spans import Span, Timeline, write_trace
+from scratch_ddp.instruments.timeline.spans import Span, Timeline, by_operator, write_trace
 
-__all__ = [
-    "PARTS",
-    "Breakdown",
-    "Span",
-    "Timeline",
-    "as_table",
-    "breakdown",
-    "breakdown_of_steps",
-    "by_call_site",
-    "by_operator",
-    "exposed_seconds",
-    "timeline",
-    "waited_for",
-    "write_trace",
-]
+__all__ = ["PARTS", "Breakdown", "Span", "Timeline", "as_table", "breakdown", "breakdown_of_steps", "by_call_site"]
+__all__ += ["by_operator", "timeline", "write_trace"]

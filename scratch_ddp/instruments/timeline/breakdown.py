@@ -7,7 +7,6 @@ can: the data can't be on its way before the last rank has called.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from scratch_ddp.instruments.intervals import Interval, total_seconds, union, without
 from scratch_ddp.instruments.timeline.spans import COMPUTING, Span, Timeline
@@ -37,15 +36,8 @@ class Breakdown:
         return self.end - self.start
 
     def seconds(self, *names: str) -> float:
-        """Seconds of these parts; without names, of all. Raises ValueError for a name that is not in PARTS."""
-        if unknown := [name for name in names if name not in PARTS]:
-            raise ValueError(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+        """Seconds of these parts; without names, of all."""
         return sum(total_seconds(self.parts[name]) for name in names or PARTS)
-
-    @property
-    def busy(self) -> float:
-        """Seconds in which this rank itself did something: computing and loading data."""
-        return self.seconds(*COMPUTING)
 
 
 @dataclass(frozen=True)
@@ -62,10 +54,8 @@ class Call:
 def breakdown(timelines: Sequence[Timeline]) -> list[Breakdown]:
     """Divide what each rank recorded in one block of `timeline()`; by rank, as `over_ranks()` returns it.
 
-    Costs nothing: no communication. Raises ValueError, in words that name the rank, if nothing was recorded, if an
-    interval ends before it starts, if waits or steps overlap, or if the ranks did not make the same collectives.
+    Costs nothing: no communication. Raises ValueError if the ranks did not make the same collectives.
     """
-    _check(timelines)
     calls = collectives(timelines)
     return [_divided(each, mine, (each.start, each.end)) for each, mine in zip(timelines, calls, strict=True)]
 
@@ -75,18 +65,15 @@ def breakdown_of_steps(timelines: Sequence[Timeline]) -> list[list[Breakdown]]:
 
     Raises ValueError as `breakdown`, and if no step is marked or the ranks marked different numbers of steps.
     """
-    _check(timelines)
-    counts = [len(each.steps) for each in timelines]
-    if not max(counts):
+    counts = {len(each.steps) for each in timelines}
+    if counts == {0}:
         raise ValueError("no steps were recorded: put each one into a block `with recorded.step():`")
-    for each in timelines:
-        if len(each.steps) != counts[0]:
-            one, other = (f"rank {mine.rank} {len(mine.steps)}" for mine in (timelines[0], each))
-            raise ValueError(f"the ranks recorded different numbers of steps: {one}, {other}")
+    if len(counts) > 1:
+        raise ValueError(f"the ranks recorded different numbers of steps: {[len(each.steps) for each in timelines]}")
     calls = collectives(timelines)
     return [
-        [_divided(each, mine, each.steps[number]) for each, mine in zip(timelines, calls, strict=True)]
-        for number in range(counts[0])
+        [_divided(each, mine, step) for each, mine, step in zip(timelines, calls, steps, strict=True)]
+        for steps in zip(*(each.steps for each in timelines), strict=True)
     ]
 
 
@@ -96,13 +83,11 @@ def collectives(timelines: Sequence[Timeline]) -> list[list[Call]]:
     Raises ValueError if the ranks recorded different collectives. Messages between two ranks are left out.
     """
     spans = [[span for span in each.communication if not _is_message(span)] for each in timelines]
-    for each, mine in zip(timelines, spans, strict=True):
-        if [span.name for span in mine] != [span.name for span in spans[0]]:
-            one, other = f"rank {timelines[0].rank} {len(spans[0])}", f"rank {each.rank} {len(mine)}"
-            raise ValueError(
-                f"the ranks recorded different collectives ({one}, {other}), so they can't be compared: record calls "
-                f"of one group, which all of its ranks make"
-            )
+    if any([span.name for span in mine] != [span.name for span in spans[0]] for mine in spans):
+        raise ValueError(
+            f"the ranks recorded different collectives (in number {[len(mine) for mine in spans]}), so they can't be "
+            f"compared: record calls of one group, which all of its ranks make"
+        )
     ready = [max(_called(span) for span in same) for same in zip(*spans, strict=True)]
     return [
         [Call(span.name, span.nbytes, _called(span), last, span.end) for span, last in zip(mine, ready, strict=True)]
@@ -118,15 +103,6 @@ def as_table(parts: Sequence[Breakdown]) -> str:
         figures = [each.seconds(name) for name in names] + [each.step]
         lines.append(f"{each.rank:>4}  " + "  ".join(f"{1e3 * seconds:9.1f}" for seconds in figures))
     return "\n".join(lines)
-
-
-def waited_for(timelines: Sequence[Timeline]) -> dict[int, float]:
-    """By rank: for how many seconds the other ranks together waited because it was the last to call a collective."""
-    seconds = {each.rank: 0.0 for each in timelines}
-    for same in zip(*collectives(timelines), strict=True):
-        last = max(range(len(same)), key=lambda place: same[place].called)
-        seconds[timelines[last].rank] += sum(call.ready - call.called for call in same)
-    return seconds
 
 
 def _is_message(span: Span) -> bool:
@@ -158,23 +134,3 @@ def _divided(timeline: Timeline, calls: Sequence[Call], step: Interval) -> Break
         left = remaining
     parts[IDLE] = left
     return Breakdown(timeline.rank, *step, {name: parts[name] for name in PARTS})
-
-
-def _check(timelines: Sequence[Timeline]) -> None:
-    if not timelines:
-        raise ValueError("there is no timeline to divide: over_ranks() returns those of all ranks")
-    for each in timelines:
-        if each.end <= each.start:
-            raise ValueError(f"rank {each.rank} recorded nothing: its block of timeline() has not ended yet")
-        for span in [*each.compute, *each.waits, *each.communication]:
-            if span.end < span.start:
-                raise ValueError(f"rank {each.rank}: {span.name!r} ends {span.start - span.end:g} s before it starts")
-        _refuse_overlap(each.rank, "waits", [span.interval for span in each.waits])
-        _refuse_overlap(each.rank, "steps", each.steps)
-
-
-def _refuse_overlap(rank: int, what: str, intervals: Sequence[Interval]) -> None:
-    """A thread does one thing at a time. (A GPU's streams may compute at the same time.)"""
-    for (_, end), (start, _) in pairwise(sorted(intervals)):
-        if start < end:
-            raise ValueError(f"rank {rank}: two {what} overlap by {end - start:g} s, which can't be")

@@ -17,18 +17,12 @@ import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 
-from scratch_ddp.instruments.intervals import Interval
+from scratch_ddp.instruments.intervals import Interval, union
 from scratch_ddp.instruments.profiler import recording
-from scratch_ddp.instruments.timeline.hot_spots import call_sites_recorded
-from scratch_ddp.instruments.timeline.phases import (
-    collective_spans,
-    compute_spans,
-    gpu_spans,
-    kernel_spans,
-    operation_spans,
-)
+from scratch_ddp.instruments.timeline.call_sites import call_sites_recorded
+from scratch_ddp.instruments.timeline.phases import compute_spans, gpu_spans, is_kernel, span_of
 from scratch_ddp.instruments.timeline.spans import Span, Timeline
-from scratch_ddp.instruments.traffic.intercept import with_subclasses
+from scratch_ddp.instruments.traffic.watch import with_subclasses
 
 _MARK = "scratch_ddp.instruments.timeline"
 _GLOO_DELAY = 0.02  # seconds: a gloo thread records the end of its work shortly after the waiting thread continues
@@ -59,7 +53,7 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
     group = group or (dist.group.WORLD if dist.is_initialized() else None)
     recorded = Timeline(rank=dist.get_rank() if dist.is_initialized() else group.rank() if group else 0)
     with contextlib.ExitStack() as stack:
-        profile = stack.enter_context(recording(record_shapes=True))
+        profile = stack.enter_context(recording())
         if group is not None:
             dist.barrier(group=group)
         waits = stack.enter_context(_waits_recorded())
@@ -104,8 +98,6 @@ def _recorded_wait(original: Any, waits: list[Interval], thread: int) -> Callabl
             return original.__get__(work, type(work))(*args, **kwargs)
         finally:
             if threading.get_ident() == thread:
-                while waits and waits[-1][0] >= began:
-                    waits.pop()  # one group's wait inside another's
                 waits.append((began, time.monotonic()))
 
     return wait
@@ -115,16 +107,16 @@ def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: A
     later = _since_1970() / 1e9  # the profiler counts from 1970
     thread = next(event for event in events if event.name() == _MARK).start_thread_id()
     events = [event for event in events if event.start_ns() / 1e9 - later >= recorded.start]  # not our own barrier's
-    cpu = [event for event in events if event.device_type() == DeviceType.CPU]
-    own = [event for event in cpu if _is_ours(event, thread)]
-    recorded.waits = [Span("wait", start, end) for start, end in waits]
+    own = [event for event in events if event.device_type() == DeviceType.CPU and _is_ours(event, thread)]
+    waits = union(waits)  # one group's wait lies inside another's
+    recorded.waits = [Span("wait", *wait) for wait in waits]
     recorded.compute = compute_spans(own, waits, later)
-    recorded.operations = operation_spans(own, later)
-    recorded.kernels = kernel_spans(events, later)
+    recorded.operations = [span_of(event, later) for event in own]
+    recorded.kernels = [span_of(event, later) for event in events if is_kernel(event)]
     if getattr(group, "link", None) is not None:
         recorded.communication = _transfers(group, last_before)
         return
-    recorded.communication = collective_spans(cpu, later)
+    recorded.communication = [span_of(event, later) for event in events if event.name().startswith("gloo:")]
     computing, communication = gpu_spans(events, recorded.compute, later)
     if computing:
         recorded.compute, recorded.communication = computing, communication

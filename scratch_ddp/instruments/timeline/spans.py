@@ -1,15 +1,10 @@
-"""What a rank did when: its computing, waiting and communication; all ranks side by side, also as one trace.
-
-The trace is in Chrome's format ("Trace Event Format", Google 2016), which ui.perfetto.dev and chrome://tracing open. A
-rank is a process; computing, operations, waiting and communication are its threads. Times are microseconds from the
-start of the earliest rank.
-"""
+"""What a rank did when: its computing, waiting and communication; all ranks side by side, also as one trace."""
 
 import contextlib
-import dataclasses
 import gzip
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +13,6 @@ from typing import Any
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import raise_everywhere
 from scratch_ddp.instruments.intervals import Interval, exposed_seconds, total_seconds
 
 COMPUTING = ("forward", "backward", "optimizer", "other", "data")  # what a rank is busy with; "data": loading it
@@ -31,7 +25,7 @@ class Span:
     name: str  # "backward", "all_reduce", "aten::mm"
     start: float
     end: float
-    nbytes: int = 0  # of communication: bytes on a simulated link's wire; for a real collective, bytes of its tensors
+    nbytes: int = 0  # of communication on a simulated link: bytes on its wire
     posted: float | None = None  # of communication: when it was called, if known
     stream: int | None = None  # of a GPU's kernel: where it was queued
 
@@ -79,56 +73,69 @@ class Timeline:
     def over_ranks(self, group: dist.ProcessGroup | None = None) -> list["Timeline"]:
         """Return the timelines of all ranks, by rank. A collective: every rank of `group` (default: all) calls it.
 
-        Ranks of one machine share a clock; those of other machines are aligned by wall clock. Without a process group,
-        the list holds this rank alone. Costs one all_gather_object, counted as set-up.
+        The ranks must be on one machine, whose clock they share. Without a process group, the list holds this rank
+        alone. Costs one all_gather_object, counted as set-up.
         """
         if not dist.is_initialized():
             return [self]
-        clock = time.time() - time.monotonic()  # differs between machines, which booted at different times
-        reports: list[tuple[float, Timeline] | None] = [None] * dist.get_world_size(group)
+        reports: list[Timeline] = [self] * dist.get_world_size(group)
         with set_up():
-            dist.all_gather_object(reports, (clock, self), group=group)
-        aligned = [theirs if abs(at - clock) < 1 else theirs._shifted(at - clock) for at, theirs in reports]
-        return list({theirs.rank: theirs for theirs in aligned}.values())  # a lone rank receives its own n times
+            dist.all_gather_object(reports, self, group=group)
+        return list({theirs.rank: theirs for theirs in reports}.values())  # a lone rank receives its own n times
 
     def save(self, path: str | Path, group: dist.ProcessGroup | None = None) -> None:
         """Write one trace of all ranks, compressed if `path` ends in ".gz".
 
-        A collective, as `over_ranks`; the first rank writes. Raises OSError on every rank if the file can't be written.
+        A collective, as `over_ranks`; the first rank writes, and raises OSError if it can't.
         """
         timelines = self.over_ranks(group)
-        problem = None
         if self.rank == timelines[0].rank:
-            try:
-                write_trace(timelines, path)
-            except OSError as error:
-                problem = f"the trace could not be written: {error}"
-        raise_everywhere(problem, group, OSError)
-
-    def _shifted(self, seconds: float) -> "Timeline":
-        def shifted(span: Span) -> Span:
-            posted = None if span.posted is None else span.posted + seconds
-            return dataclasses.replace(span, start=span.start + seconds, end=span.end + seconds, posted=posted)
-
-        lists = {
-            name: [shifted(span) for span in getattr(self, name)]
-            for name in ("compute", "waits", "communication", "operations", "kernels", "sites")
-        }
-        lists["steps"] = [(start + seconds, end + seconds) for start, end in self.steps]
-        return dataclasses.replace(self, start=self.start + seconds, end=self.end + seconds, **lists)
+            write_trace(timelines, path)
 
 
-# Threads of a rank in the trace; communication takes further ones where it overlaps.
-_PHASES, _OPERATIONS, _WAITS, _COMMUNICATION, _SITES, _STREAMS = 1, 2, 3, 4, 90, 100
+def by_operator(timeline: Timeline) -> dict[str, float]:
+    """Seconds of each operator without those that it calls, largest first. On a GPU: of the calls that launch kernels.
+
+    It is `key_averages()` of torch's profiler, for this thread and for the ranks' gathered timelines.
+    """
+    spent: Counter[str] = Counter()
+    open_spans: list[Span] = []
+    for span in sorted(timeline.operations, key=lambda each: (each.start, -each.end)):
+        while open_spans and open_spans[-1].end <= span.start:
+            open_spans.pop()
+        if open_spans:
+            spent[open_spans[-1].name] -= span.end - span.start
+        spent[span.name] += span.end - span.start
+        open_spans.append(span)
+    return dict(spent.most_common())
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
-    """Write one trace of the timelines, compressed if `path` ends in ".gz". Raises OSError if it can't."""
+    """Write one trace of the timelines, compressed if `path` ends in ".gz". Raises OSError if it can't.
+
+    The format is Chrome's "Trace Event Format". A rank is a process; computing, operations, waiting and communication
+    are its threads. Times are microseconds from the start of the earliest rank.
+    """
     zero = min(each.start for each in timelines)
     events = [event for each in timelines for event in _events_of(each, zero)]
-    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
-    path = Path(path)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode()
+    Path(path).write_bytes(gzip.compress(text) if str(path).endswith(".gz") else text)
+
+
+def _events_of(timeline: Timeline, zero: float) -> Iterator[dict[str, Any]]:
+    rank = timeline.rank
+    yield _label(rank, 0, "process_name", name=f"rank {rank}")
+    yield _label(rank, 0, "process_sort_index", sort_index=rank)
+    tracks = [("compute", timeline.compute), ("operations", timeline.operations), ("waiting", timeline.waits)]
+    for number, lane in enumerate(lanes(timeline.communication), 1):
+        tracks.append((f"communication {number}" if number > 1 else "communication", lane))
+    if timeline.sites:
+        tracks.append(("your lines", timeline.sites))
+    for stream in sorted({span.stream for span in timeline.kernels}):
+        tracks.append((f"stream {stream}", [span for span in timeline.kernels if span.stream == stream]))
+    for thread, (name, spans) in enumerate(tracks, 1):
+        yield _label(rank, thread, "thread_name", name=name)
+        yield from (_slice(rank, thread, name, span, zero) for span in spans)
 
 
 def lanes(spans: Iterable[Span]) -> list[list[Span]]:
@@ -142,43 +149,13 @@ def lanes(spans: Iterable[Span]) -> list[list[Span]]:
     return rows
 
 
-def _events_of(timeline: Timeline, zero: float) -> Iterator[dict[str, Any]]:
-    rank = timeline.rank
-    yield _label(rank, 0, "process_name", name=f"rank {rank}")
-    yield _label(rank, 0, "process_sort_index", sort_index=rank)
-    threads = [
-        (_PHASES, "compute", timeline.compute),
-        (_OPERATIONS, "operations", timeline.operations),
-        (_WAITS, "waiting", timeline.waits),
-    ]
-    for number, lane in enumerate(lanes(timeline.communication)):
-        threads.append((_COMMUNICATION + number, f"communication {number + 1}" if number else "communication", lane))
-    if timeline.sites:
-        threads.append((_SITES, "your lines", timeline.sites))
-    for stream in sorted({span.stream for span in timeline.kernels if span.stream is not None}):
-        kernels = [span for span in timeline.kernels if span.stream == stream]
-        threads.append((_STREAMS + stream, f"stream {stream}", kernels))
-    for thread, name, spans in threads:
-        yield _label(rank, thread, "thread_name", name=name)
-        yield _label(rank, thread, "thread_sort_index", sort_index=thread)
-        for span in spans:
-            yield from _slice(rank, thread, span, zero)
-
-
 def _label(rank: int, thread: int, what: str, **content: Any) -> dict[str, Any]:
     return {"ph": "M", "pid": rank, "tid": thread, "name": what, "args": content}
 
 
-def _slice(rank: int, thread: int, span: Span, zero: float) -> Iterator[dict[str, Any]]:
-    def microseconds(moment: float) -> float:
-        return round((moment - zero) * 1e6, 3)
-
-    start = microseconds(span.start)
-    content: dict[str, Any] = {"bytes": span.nbytes} if _COMMUNICATION <= thread < _SITES else {}
+def _slice(rank: int, thread: int, track: str, span: Span, zero: float) -> dict[str, Any]:
+    content: dict[str, Any] = {"bytes": span.nbytes} if track.startswith("communication") else {}
     if span.posted is not None:
         content["queued for (ms)"] = round((span.start - span.posted) * 1e3, 3)
-        arrow = {"name": "posted", "cat": "link", "id": f"{rank}.{start}"}
-        yield {"ph": "s", "pid": rank, "tid": _PHASES, "ts": microseconds(span.posted), **arrow}
-        yield {"ph": "f", "bp": "e", "pid": rank, "tid": thread, "ts": start, **arrow}
-    duration = round(microseconds(span.end) - start, 3)
-    yield {"ph": "X", "pid": rank, "tid": thread, "name": span.name, "ts": start, "dur": duration, "args": content}
+    start, duration = round((span.start - zero) * 1e6, 3), round((span.end - span.start) * 1e6, 3)
+    return {"ph": "X", "pid": rank, "tid": thread, "name": span.name, "ts": start, "dur": duration, "args": content}

@@ -7,6 +7,6 @@ longest chain of messages in which each waited for the one before. Set-up, such 
 
 from scratch_ddp.instruments.cost.wire import ring_bytes, ring_rounds
 from scratch_ddp.instruments.traffic.counts import Counted, Counts, Totals, traffic
-from scratch_ddp.instruments.traffic.rounds import Message
+from scratch_ddp.instruments.traffic.depth import Message
 
 __all__ = ["Counted", "Counts", "Message", "Totals", "ring_bytes", "ring_rounds", "traffic"]

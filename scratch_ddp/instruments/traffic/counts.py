@@ -2,16 +2,15 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import is_set_up, set_up
-from scratch_ddp.instruments.cost.wire import ring_rounds
 from scratch_ddp.instruments.traffic.calls import Call
-from scratch_ddp.instruments.traffic.intercept import listening
-from scratch_ddp.instruments.traffic.rounds import Message, Start, Wait, depth, messages
+from scratch_ddp.instruments.traffic.depth import Log, Message, depth, messages
+from scratch_ddp.instruments.traffic.watch import listening
 
 
 @dataclass
@@ -20,9 +19,7 @@ class Counts:
 
     calls: dict[str, int] = field(default_factory=dict)  # by name; isend counts as send, irecv as recv
     messages: int = 0  # point-to-point messages sent
-    messages_received: int = 0
     bytes_sent: int = 0  # in those messages
-    bytes_received: int = 0
     payload_bytes: int = 0  # this rank's input to torch's own collectives
     collective_bytes: int = 0  # what this rank sends for those collectives, by the formula for a ring (`Call.sent`)
 
@@ -36,38 +33,35 @@ class Counts:
         if call.name == "send":
             self.messages += 1
             self.bytes_sent += call.payload
-        elif call.name == "recv":
-            self.messages_received += 1
-            self.bytes_received += call.payload
-        else:
+        elif call.name != "recv":
             self.payload_bytes += call.payload
             self.collective_bytes += call.sent
 
 
-Report = tuple[Counts, list[Start | Wait]]
+Report = tuple[Counts, Log]
 
 
 @dataclass
 class Totals:
-    """The counts of all ranks of a group, the same object on each of them."""
+    """The counts of all ranks of a group, the same on each of them. `per_rank` is in the order of its ranks."""
 
-    per_rank: list[Counts]  # in the order of the ranks in the group
-    _events: list[list[Start | Wait]] = field(repr=False)
+    per_rank: list[Counts]
+    logs: list[Log] = field(repr=False)
 
     @classmethod
-    def of(cls, reports: Sequence[Report]) -> "Totals":
+    def of(cls, reports: Iterable[Report]) -> "Totals":
         """reports: every rank's `Counted.report()`, in the order of the ranks."""
-        return cls([counts for counts, _ in reports], [events for _, events in reports])
+        return cls(*map(list, zip(*reports, strict=True)))
 
     @functools.cached_property
     def log(self) -> list[Message]:
         """The point-to-point messages, round by round."""
-        return messages(self._events)
+        return messages(self.logs)
 
     @functools.cached_property
     def depth(self) -> int:
-        """Longest chain of messages in which each waited for the one before (see `rounds`)."""
-        return depth(self._events)
+        """Longest chain of messages in which each waited for the one before (see the module `depth`)."""
+        return depth(self.logs)
 
     @property
     def messages(self) -> int:
@@ -82,11 +76,6 @@ class Totals:
         return sum(counts.wire_bytes for counts in self.per_rank)
 
     @property
-    def max_messages(self) -> int:
-        """Messages sent by the rank that sent the most."""
-        return max(counts.messages for counts in self.per_rank)
-
-    @property
     def max_bytes_sent(self) -> int:
         """Bytes sent in messages by the rank that sent the most."""
         return max(counts.bytes_sent for counts in self.per_rank)
@@ -98,10 +87,14 @@ class Totals:
 
 @dataclass
 class Counted(Counts):
-    """What `traffic` yields: this rank's counts, and in `setup` those of the calls made under `set_up()`."""
+    """What `traffic` yields: this rank's counts, and in `setup` those of the calls made under `set_up()`.
+
+    `events`: the start of every other call and, if it was waited for inside the block, its end.
+    """
 
     setup: Counts = field(default_factory=Counts)
-    _log: list[tuple[str, Call]] = field(default_factory=list, repr=False)
+    events: Log = field(default_factory=list, repr=False)
+    _begun: set[Call] = field(default_factory=set, repr=False)
 
     def over_ranks(self, group: dist.ProcessGroup | None = None) -> Totals:
         """Put the counts of all ranks together. A collective: every rank of `group` (default: all) must call it.
@@ -115,37 +108,19 @@ class Counted(Counts):
 
     def report(self) -> Report:
         """What `Totals.of` needs of this rank; it can be pickled."""
-        return Counts(**{name: getattr(self, name) for name in Counts.__dataclass_fields__}), self._events()
+        return Counts(**{name: getattr(self, name) for name in Counts.__dataclass_fields__}), self.events
 
     def started(self, call: Call) -> None:
         if is_set_up():
             self.setup.add(call)
         else:
             self.add(call)
-            self._log.append(("start", call))
+            self._begun.add(call)
+            self.events.append(("start", call))
 
     def waited(self, call: Call) -> None:
-        self._log.append(("wait", call))
-
-    def _events(self) -> list[Start | Wait]:
-        events, numbers = [], {}
-        for what, call in self._log:
-            if what == "start":
-                numbers[call] = len(numbers)
-                events.append(Start(numbers[call], *_exchange(call)))
-            elif call in numbers:  # neither set-up nor started before the block
-                events.append(Wait(numbers[call]))
-        return events
-
-
-def _exchange(call: Call) -> tuple[tuple, int, int]:
-    """(channel, parties, rounds) of a call: what `depth` needs to match it with the calls of other ranks."""
-    if call.name not in ("send", "recv"):
-        n = len(call.members)
-        return ("collective", call.members), n, ring_rounds(call.name, n)
-    here, there = call.members[call.rank], None if call.peer is None else call.members[call.peer]
-    ends = (here, there) if call.name == "send" else (there, here)
-    return ("message", *ends, call.members, call.tag), 2, 1
+        if call in self._begun:  # neither set-up nor started before the block
+            self.events.append(("wait", call))
 
 
 @contextlib.contextmanager
@@ -158,20 +133,15 @@ def traffic() -> Iterator[Counted]:
     counted.calls, counted.messages, counted.bytes_sent, counted.wire_bytes   # this rank
     counted.over_ranks().depth                                                # all ranks: a collective
     ```
-    Blocks may be nested. Each counts everything that runs inside it, on every process group. A call that raises is not
-    counted; earlier counts stay. Counting itself sends nothing.
-
-    A call is counted once, where it reaches a process group. That covers functions imported earlier, asynchronous
-    calls, batches, the `_into_tensor`, `_tensor` and `_single` forms, DistributedDataParallel, FSDP, DTensor and
-    functional collectives. Coalesced calls count as the one call they become. An object collective counts as the two or
-    three calls it is made of, with the bytes of the pickle. What runs under `counted_as` counts as the call named
-    there, waited for at once.
+    Blocks may be nested. Each counts every call that reaches a process group inside it, once, whoever makes it;
+    one that raises is not. Coalesced calls count as the one call they become, an object collective as the two or three
+    that it is made of, and what runs under `counted_as` as the call named there. Counting itself sends nothing.
 
     Not seen: what bypasses process groups (new_group, stores, monitored_barrier, RPC, NVSHMEM), functional isend/irecv,
-    and a group class written in Python that was defined inside the block. Calls from C++ to a plain group are seen in
-    the thread that opened the block and in the backward passes it starts. For the depth, waiting is seen in
-    `Work.wait()`; a call from C++ counts as waited for at once, a batch under NCCL as never waited for.
-    Every tensor operation takes some microseconds longer inside the block: don't measure times there.
+    and a group class written in Python that was defined inside the block. Calls from C++ to a plain group (one that is
+    no Python class) are seen if there was one before the block, in the thread that opened it and in the backward passes
+    it starts; there every tensor operation takes some microseconds longer. For the depth, waiting is seen in
+    `Work.wait()` alone: a wait for a call's future is not, and a call from C++ counts as waited for at once.
     """
     counted = Counted()
     with listening(counted):

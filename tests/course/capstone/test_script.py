@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.commands.lessons import NOTEBOOKS
+from scratch_ddp.commands.notebooks import NOTEBOOKS
 from scratch_ddp.course.capstone import observe, script, torchrun
 from tests.course.capstone.test_class import edited
 from tests.ranks import run_ranks

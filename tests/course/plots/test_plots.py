@@ -172,7 +172,7 @@ def test_memory_beyond_the_limit_is_red():
 def test_times_and_bandwidths_of_collectives():
     def results(operation):
         seconds = {size: Spread(1e-4 + 1e-9 * size, 1e-5, 1.0) for size in (2**10, 2**16, 2**20)}
-        return Results(tuple(Row(operation, "gloo", "cpu", 4, n, n, each, 5, 1) for n, each in seconds.items()))
+        return Results(tuple(Row(operation, "gloo", 4, n, n, each, 5, 1) for n, each in seconds.items()))
 
     found, other = results("all_reduce"), AlphaBeta(1e-5, 1e-8)
     figure = plots.time_chart(found, found.fits()[0], {"Ethernet": other})
@@ -229,12 +229,17 @@ SWEEP = plots.Sweep({1: 1.7, 10: 1.5}, per_parameter=1.8, flat=2.0, compute=0.9,
         (lambda: plots.saving_curve({5: 0.5, 50: 0.1}, young=49), [[(5, 50), (50, 10)], [(49, 0), (49, 1)]]),
         (lambda: plots.bucket_sweep({"a": SWEEP}, {"a": {1: 1.75}}), [[(1, 1.7), (10, 1.5)], [(10, 1.5)], [(1, 1.75)]]),
         (lambda: plots.forecast_curve([1, 2], [2, 6], {2: 8}, 2, 0.1), [[(1, 2e3), (2, 3e3)], [(2, 4e3)]]),
-        (lambda: plots.forecast_diagonal({"a": 0.5, "b": 0.2}, {"a": 2, "b": 1}), [[(200, 1000)], [(500, 2000)]]),
     ],
 )
 def test_lines_and_dots_are_where_the_numbers_are(figure, lines):
     drawn = points(line for panel in figure().axes for line in panel.lines)
     assert [line for line in drawn if line in lines] == lines
+
+
+def test_two_bars_for_each_layout_the_quickest_first():
+    panel = plots.forecast_bars({"a": 0.5, "b": 0.2}, {"a": 2, "b": 1}).axes[0]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["b", "a"]
+    assert [[bar.get_width() for bar in bars] for bars in panel.containers] == [[200, 500], [1000, 2000]]
 
 
 def test_a_column_for_what_each_rank_sent_and_for_each_way():

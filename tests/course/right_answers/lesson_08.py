@@ -2,7 +2,6 @@
 
 RIGHT_ANSWERS = {
     "average_when_ready": [
-        {"work.wait()": "work.get_future().wait()"},
         # hooks of the nodes that add up gradients
         """
         nodes = []

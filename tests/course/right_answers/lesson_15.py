@@ -20,7 +20,7 @@ RIGHT_ANSWERS = {
         """
         tokens = layout.micro * sequence
         passes = 3 if layout.checkpointing else 2
-        forward = shape.block / layout.tp * 2 * tokens / (0.6 * cluster.device.flops)
+        forward = shape.block / layout.tp * 2 * tokens / (0.55 * cluster.device.flops)
         sent = 4 * cluster.wire(layout.tp).all_gather(2 * tokens * shape.width)
         blocks = shape.blocks // layout.pp
         one = blocks * (3 * forward + passes * sent + (forward if passes == 3 else 0))

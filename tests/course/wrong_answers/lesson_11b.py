@@ -13,8 +13,8 @@ WRONG_ANSWERS = {
         ),
         WrongAnswer(
             "the generator stays where the second call has left it",
-            "random",
-            "the number drawn next",
+            "next",
+            "the number drawn afterwards",
             {"with torch.random.fork_rng(devices=[]), torch.enable_grad()": "with torch.enable_grad()"},
         ),
         WrongAnswer(
@@ -76,7 +76,7 @@ WRONG_ANSWERS = {
             return chosen
             """,
         ),
-        WrongAnswer("all of them", "time", "equal blocks: the seconds", body="return list(range(len(saved)))"),
+        WrongAnswer("all of them", "time", "equal blocks: the time", body="return list(range(len(saved)))"),
         WrongAnswer(
             "the budget may not be used up",
             "time",

@@ -1,38 +1,36 @@
-"""Layouts by formula: memory, time and bounds, held against published figures; the plan; bad input."""
+"""Layouts by formula: memory, time and bounds, held against published figures; the plan; the command."""
 
 from dataclasses import replace
 
 import pytest
-from scratch_ddp.benchmark.plan import rank_correlation
 
 from scratch_ddp.course.lessons.lesson_15 import devices_needed
 from scratch_ddp.instruments.cost import (
     CLUSTERS,
+    MIXED,
     MODELS,
+    WIDE_GRADIENTS,
     Layout,
-    Wire,
-    batch_trade,
-    best_mesh,
+    Link,
     bytes_per_token,
     cluster,
     flops_per_token,
-    operations_per_byte,
+    model,
     pipelined,
     plan,
     rank_memory,
     step_time,
     tokens_to_be_compute_bound,
-    training,
-    utilisation,
     what_binds,
 )
 from scratch_ddp.instruments.cost.__main__ import main
-from scratch_ddp.instruments.cost.layouts.forecast import hops, sharded_pass, tflops_of_device
-from scratch_ddp.instruments.cost.layouts.layout import blocks_of_stages, parameters_of_rank
-from scratch_ddp.instruments.cost.layouts.models import LLAMA_3, MEGATRON
+from scratch_ddp.instruments.cost.layouts import blocks_of_stages, parameters_of_rank
+from scratch_ddp.instruments.cost.plan import layouts
+from scratch_ddp.instruments.cost.published import GPT_3, LLAMA_3, MEGATRON, TORCHTITAN
+from scratch_ddp.instruments.cost.times import EFFICIENCIES, hops, sharded_pass, tflops_of_device
 from scratch_ddp.pipeline import interleaved, one_f_one_b
 
-XXL, H100, V5P = MODELS["XXL"], CLUSTERS["H100"], CLUSTERS["TPU v5p"]
+XXL, LLAMA, H100 = MODELS["XXL"], MODELS["Llama-3-8B"], CLUSTERS["H100"]
 
 
 def test_the_figures_of_the_write_up_on_xxl():
@@ -42,24 +40,17 @@ def test_the_figures_of_the_write_up_on_xxl():
     assert -(-2 * each // (80 * 10**9)) == 22  # of both; it says 11
     assert devices_needed(XXL.parameters, 80 * 10**9, 3, 0) == 44  # with Adam
     assert XXL.blocks * bytes_per_token(XXL) == 17_547_264  # it says 17,543,808
-    one, n = 4096, 64
-    held = rank_memory(XXL, Layout(n, stage="ZeRO-3"), one)
-    assert held.activations == one * 17_547_264  # FSDP shards none of them; it divides all by n
-    sliced = rank_memory(XXL, Layout(8, 8, stage="ZeRO-3"), one)
-    assert sliced.activations == held.activations / 8
-    assert held.weights == 2 * XXL.parameters / n  # the copies in bfloat16 that it leaves out
+    held = rank_memory(XXL, Layout(64, stage="ZeRO-3"), 4096)
+    assert held.activations == 4096 * 17_547_264  # FSDP shards none of them; it divides all by n
+    assert held.activations / 8 == rank_memory(XXL, Layout(8, 8, stage="ZeRO-3"), 4096).activations
+    assert held.weights == 2 * XXL.parameters / 64  # the copies in bfloat16 that it leaves out
 
 
 def test_the_batch_from_which_fsdp_is_compute_bound():
-    assert operations_per_byte(V5P, 64) == pytest.approx(2550)  # "How to Scale Your Model", part 5
-    assert best_mesh(4096, 30_000, 2550, 2, 1).tokens == pytest.approx(2550**2 / (2 * 30_000))  # its formula
-    assert operations_per_byte(H100, 8) == pytest.approx(989e12 / 450e9)
-    wire = replace(H100.wire(8), alpha=0.0, per_round=0.0)
-    assert tokens_to_be_compute_bound(989e12, wire, 10**9) == pytest.approx(7 / 8 * 989e12 / 450e9, abs=1)
-    alone = tokens_to_be_compute_bound(989e12, H100.wire(1024), XXL.block)
-    with_tp = tokens_to_be_compute_bound(989e12, H100.wire(128, 8), XXL.block, tp=8) / 8
-    assert 7.5 < alone / with_tp < 8.5
-    assert best_mesh(4, 10, 1000).y == 1 and best_mesh(4, 10**6, 1).tokens == 0
+    tpu = CLUSTERS["TPU v5p"]
+    assert tpu.device.flops * tpu.wire(64).beta == pytest.approx(2550)  # "How to Scale Your Model", part 5
+    bandwidth = Link(0, 1 / 450e9).wire(8)
+    assert tokens_to_be_compute_bound(989e12, bandwidth, 10**9) == pytest.approx(7 / 8 * 989e12 / 450e9, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -67,54 +58,71 @@ def test_the_batch_from_which_fsdp_is_compute_bound():
     [
         (8, 64, {"checkpointing": True}, "memory"),
         (8, 4, {}, "too few sequences"),
-        (1024, 4096, {"checkpointing": True}, "FSDP's messages"),
+        (1024, 1024, {"checkpointing": True}, "FSDP's messages"),
+        (1024, 4096, {"checkpointing": True}, "compute"),
         (1024, 4096, {"tp": 8, "checkpointing": True}, "compute"),
-        (1024, 4096, {"tp": 16, "checkpointing": True}, "tensor parallel's messages"),
+        (1024, 4096, {"tp": 64, "checkpointing": True}, "tensor parallel's messages"),
     ],
 )
 def test_what_binds(devices, batch, options, binds):
     assert what_binds(XXL, H100, devices, batch, 2048, **options) == binds
 
 
+def tflops(run, **options):
+    return tflops_of_device(
+        run.shape, run.layout, CLUSTERS[run.cluster], run.sequence, precision=run.precision, **options
+    )
+
+
 def test_published_trainings():
-    """Of the Megatron paper from 7.5 billion parameters on, within 10 %; of Llama 3 with chunks that are assumed."""
-    for run in MEGATRON[2:]:
-        found = tflops_of_device(run.shape, run.layout(), CLUSTERS[run.cluster], run.sequence)
-        assert found == pytest.approx(run.tflops, rel=0.10), run.shape.name
-    for run in LLAMA_3:
-        found = tflops_of_device(run.shape, run.layout(chunks=4), CLUSTERS[run.cluster], run.sequence)
-        assert found == pytest.approx(run.tflops, rel=0.07)
-    flops = flops_per_token(MODELS["DeepSeek-V3"], 4096) * 1e12
-    assert training(flops, 2048, 989e12, 1.0).device_hours / 180_000 == pytest.approx(0.42, abs=0.01)
+    """Large models within 11 %; small ones and slower GPUs within the range; ZeRO-3 of 2021 by how much it is off."""
+    for run in (*MEGATRON[2:], GPT_3[0], *LLAMA_3):
+        assert tflops(run) == pytest.approx(run.tflops, rel=0.11), run.shape.name
+    least, most = EFFICIENCIES
+    for run in (*MEGATRON, *GPT_3[:2], *LLAMA_3, *TORCHTITAN):
+        slow, quick = tflops(run, efficiency=least), tflops(run, efficiency=most)
+        assert slow * 0.87 <= run.tflops <= quick, (run.shape.name, run.layout, slow, run.tflops, quick)
+    assert tflops(GPT_3[3]) / GPT_3[3].tflops == pytest.approx(3.9, rel=0.05)
+    eight, many = (tflops(run) for run in TORCHTITAN[::2])
+    assert 0.95 < many / eight < 1  # theirs: 0.973
+    flops = flops_per_token(model("DeepSeek-V3"), 4096) * 1e12
+    assert flops / 989e12 / 3600 / 180_000 == pytest.approx(0.44, abs=0.01)
 
 
-def test_time_and_money():
-    whole = training(3.6e18, 10, 1e12, 0.5, 2.0)
-    assert (whole.seconds, whole.device_hours, whole.money) == (720_000, 2000, 4000)
-    assert utilisation(6e9, 1000, 6, 2e12) == 0.5
-    assert batch_trade(1, 1) == (2, 2) and batch_trade(3, 1) == (1 + 1 / 3, 4)
+def test_published_memory():
+    """torchtitan's 67.0 and 82.4 GiB, where every second matrix's output is kept; what sharding saves is exact."""
+    many, eight = (rank_memory(each.shape, each.layout, 8192, each.precision).total for each in TORCHTITAN[2::-2])
+    assert eight - many == pytest.approx(2**30 * (82.4 - 67.0), rel=0.1)
+    assert many / 2**30 == pytest.approx(67.0, rel=0.2)
+
+
+def test_a_pipeline_has_no_more_micro_batches_under_way_than_there_are():
+    shape = MODELS["Llama-3-405B"]
+    of_one = 8192 * bytes_per_token(shape, tp=8)
+    held = {m: rank_memory(shape, Layout(1, 8, 16, 1, m, chunks=4), 8192).activations / of_one for m in (16, 32)}
+    assert held[16] == pytest.approx(8 * 16) and held[32] == pytest.approx(8 * 19.25)
 
 
 def test_hops_are_those_of_the_simulated_schedule():
     for p, m in ((2, 1), (2, 8), (3, 10), (4, 2), (4, 4), (4, 16), (8, 8), (8, 32)):
         for hop in (0.1, 1.0, 10.0):
-            whole = pipelined(one_f_one_b(p, m), 1, 2, 0, Wire(hop, 0, 2))
+            whole = pipelined(one_f_one_b(p, m), 1, 2, 0, Link(hop, 0).wire(2))
             assert 3 * (m + p - 1) + hops(p, m, hop) == pytest.approx(whole, rel=0.04), (p, m, hop)
 
 
 def test_messages_of_an_interleaved_pipeline():
-    where = {"cluster": H100, "sequence": 4096}
-    time = step_time(MODELS["Llama-3-8B"], Layout(tp=8, pp=4, micro_batches=16, chunks=2), **where)
+    time = step_time(LLAMA, Layout(tp=8, pp=4, micro_batches=16, chunks=2), H100, 4096)
     pair = (time.compute + time.tensor) / 16  # forward and backward of a micro-batch on a rank
     hop = H100.wire(2, 8).message(2 * 4096 * 4096 / 8)
-    assert time.total == pytest.approx(pipelined(interleaved(4, 16, 2), pair / 6, pair / 3, 0, Wire(hop, 0, 2)), 0.01)
+    whole = pipelined(interleaved(4, 16, 2), pair / 6, pair / 3, 0, Link(hop, 0).wire(2))
+    assert time.total == pytest.approx(whole, 0.01)
 
 
 def test_a_sharded_pass():
     assert sharded_pass(4, 4, 8, 0) == 12
     assert sharded_pass(4, 4, 8, 0.5) == 12 + 0.5 + 0.5  # the first gather, the last scatter
     assert sharded_pass(4, 0, 0, 1) == 4 + 3 + 4  # all gathers, again without the last block's, all scatters
-    assert sharded_pass(1, 1, 2, 1) == 5
+    assert sharded_pass(4, 0, 0, 1, 2) == 4 + 3 + 8 and sharded_pass(1, 1, 2, 1) == 5
 
 
 def test_stages():
@@ -126,66 +134,89 @@ def test_stages():
 
 
 def test_parts_of_a_step():
-    shape, where = MODELS["Llama-3-8B"], {"cluster": H100, "sequence": 4096}
-    alone = step_time(shape, Layout(micro_batches=8), **where)
-    assert alone.total == alone.compute == pytest.approx(flops_per_token(shape, 4096) * 8 * 4096 / (0.6 * 989e12), 1e-3)
-    assert step_time(shape, Layout(tp=8, micro_batches=8), **where).tensor > 0
-    far = step_time(shape, Layout(tp=16, micro_batches=8), **where)
-    assert far.binds == "tensor" and far.tensor > 5 * step_time(shape, Layout(tp=8, micro_batches=8), **where).tensor
-    cut = step_time(shape, Layout(pp=4, micro_batches=4), **where)
+    where = {"cluster": H100, "sequence": 4096}
+
+    def step(*args, **layout):
+        return step_time(LLAMA, Layout(*args, **layout), **where)
+
+    alone = step(micro_batches=8)
+    assert alone.total == alone.compute == pytest.approx(flops_per_token(LLAMA, 4096) * 8 * 4096 / 0.55 / 989e12, 1e-3)
+    assert step(tp=16, micro_batches=8).tensor > step(tp=8, micro_batches=8).tensor > 0
+    cut, chunks = step(pp=4, micro_batches=4), step(pp=4, micro_batches=4, chunks=2)
     assert cut.bubble == pytest.approx(3 / 4 * cut.compute, rel=0.01)
-    chunks = step_time(shape, Layout(pp=4, micro_batches=4, chunks=2), **where)
     assert chunks.bubble == cut.bubble / 2 and chunks.pipeline > cut.pipeline
-    data = [step_time(shape, Layout(64, stage=stage), **where).data for stage in ("DDP", "ZeRO-1", "ZeRO-3")]
-    assert data[0] < data[1] and all(data)
-    again = step_time(shape, Layout(micro_batches=8, checkpointing=True), **where)
-    assert 1.3 < again.compute / alone.compute < 4 / 3
+    assert 1.3 < step(micro_batches=8, checkpointing=True).compute / alone.compute < 4 / 3
+    assert 1.01 < step(micro_batches=8, checkpointing="selective").compute / alone.compute < 1.02
+    # With several micro-batches ZeRO-1 reduces once, ZeRO-2 and ZeRO-3 each time.
+    data = {stage: step(64, micro_batches=8, stage=stage).data for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")}
+    assert data["DDP"] < data["ZeRO-1"] < data["ZeRO-2"] and data["ZeRO-3"] > 0
+
+
+def test_hsdp_and_wide_gradients():
+    few = {"micro": 1, "stage": "ZeRO-3"}
+    whole, hybrid = Layout(1024, **few), Layout(1024, shards=8, **few)
+    assert hybrid.sharding == "HSDP 8" and whole.sharding == "ZeRO-3"
+    assert step_time(LLAMA, hybrid, H100, 1024).data < step_time(LLAMA, whole, H100, 1024).data
+    assert rank_memory(LLAMA, hybrid, 1024).optimizer == 128 * rank_memory(LLAMA, whole, 1024).optimizer
+    wide = rank_memory(MODELS["Llama-3-70B"], Layout(2, 8, stage="ZeRO-1"), 4096, WIDE_GRADIENTS)
+    assert wide.gradients == 2 * rank_memory(MODELS["Llama-3-70B"], Layout(2, 8, stage="ZeRO-1"), 4096).gradients
+    quick, slow = (step_time(LLAMA, whole, H100, 1024, precision=each).data for each in (MIXED, WIDE_GRADIENTS))
+    assert slow > quick > 0
+
+
+def test_what_a_plan_tries():
+    """tp divides a node and the heads of keys and values: 6 of 8 GPUs would leave them, and 16 heads' parts cross."""
+    for shape, devices in ((LLAMA, 48), (replace(LLAMA, kv_heads=4), 16), (XXL, 64)):
+        tried = [each for each in layouts(shape, H100, devices, 96) if isinstance(each, Layout)]
+        assert all(8 % each.tp == 0 and (shape.kv_heads or shape.inner) % each.tp == 0 for each in tried)
+        assert {each.devices for each in tried} == {devices} and {each.batch for each in tried} == {96}
+        assert {each.chunks for each in tried} >= {1, 2, 4, 8} and {each.checkpointing for each in tried} == {
+            False, True, "selective"
+        }  # fmt: skip
+    assert any(each.shards == 8 for each in layouts(LLAMA, H100, 64, 64) if isinstance(each, Layout))
+    llama_3 = layouts(MODELS["Llama-3-405B"], H100, 8192, 2048)
+    assert LLAMA_3[0].layout in [each for each in llama_3 if isinstance(each, Layout)]
 
 
 def test_a_plan_is_the_best_of_what_fits():
-    found = plan(MODELS["Llama-3-8B"], H100, 16, 64, 4096)
+    found = plan(LLAMA, H100, 16, 64, 4096)
     assert found.best and all(each.memory.total <= found.room for each in found.best)
-    assert [each.time.total for each in found.best] == sorted(each.time.total for each in found.best)
+    seconds = [each.seconds for each in found.best]
+    assert all(later > earlier / 1.01 for earlier, later in zip(seconds, seconds[1:], strict=False))
+    assert min(seconds) > seconds[0] / 1.01 and found.best[0].time.total < found.best[0].slow.total
     splits = [(each.layout.dp, each.layout.tp, each.layout.pp) for each in found.best]
-    assert len(set(splits)) == len(splits) and all(each.layout.devices == 16 for each in found.best)
-    assert all(each.layout.batch == 64 for each in found.best)
+    assert len(set(splits)) == len(splits)
     assert "too large for the memory" in found.table() and found.table(most=1).count("binds") == 1
-    more = plan(MODELS["Llama-3-8B"], H100, 16, 64, 4096, usable=0.3).best
-    assert not more or more[0].time.total >= found.best[0].time.total
 
 
-def test_a_model_that_fits_nowhere_says_by_how_much():
-    found = plan(MODELS["Llama-3-405B"], H100, 8, 8, 4096)
-    layout, memory = found.closest
-    over = (memory.total - found.room) / 1e9
-    assert not found.best and f"{over:.1f} GB more than the 72.0 GB" in found.table()
-    assert "fits into no layout of 8 H100" in found.why_none()
+def test_of_layouts_that_are_as_quick_the_one_that_holds_least_is_taken():
+    """8 µs are no reason to take 57 GB in place of 19."""
+    shape, found = MODELS["Llama-3-8B"], plan(LLAMA, H100, 64, 64, 4096).best[0]
+    as_quick = [
+        rank_memory(shape, other, 4096).total
+        for other in layouts(shape, H100, 64, 64)
+        if isinstance(other, Layout) and (other.dp, other.tp, other.pp) == (found.layout.dp, found.layout.tp, 1)
+        if step_time(shape, other, H100, 4096, 0.62).total < 1.002 * found.time.total
+        if step_time(shape, other, H100, 4096, 0.38).total < 1.002 * found.slow.total
+    ]
+    assert found.memory.total == min(as_quick) and max(as_quick) > 1.5 * min(as_quick)
 
 
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        (lambda: plan(XXL, H100, 0, 8, 128), "devices must be a whole number, 1 or more, not 0"),
         (lambda: plan(XXL, H100, 8, -8, 128), "batch must be a whole number, 1 or more, not -8"),
-        (lambda: plan(XXL, H100, 8, 8, 0), "sequence must be a whole number"),
-        (lambda: plan(XXL, H100, 8, 8, 128, usable=1.5), "usable must be above 0 and at most 1"),
-        (lambda: plan(MODELS["Mixtral-8x7B"], H100, 8, 8, 128), "is a mixture of experts: its layouts can't"),
+        (lambda: plan(model("Mixtral-8x7B"), H100, 8, 8, 128), "is a mixture of experts: its layouts can't"),
         (lambda: step_time(XXL, Layout(), H100, 128, 0), "efficiency must be above 0 and at most 1, not 0"),
-        (lambda: step_time(XXL, Layout(), H100, 0), "a sequence must have 1 token or more, not 0"),
         (lambda: rank_memory(XXL, Layout(pp=127), 128), "126 blocks can't be cut into 127 stages"),
         (lambda: Layout(dp=0), "dp must be a whole number, 1 or more, not 0"),
-        (lambda: Layout(micro=-1), "micro must be a whole number, 1 or more, not -1"),
         (lambda: Layout(stage="zero"), "stage: 'zero'; allowed are DDP, ZeRO-1"),
         (lambda: Layout(pp=2, stage="ZeRO-3"), "ZeRO-3 with a pipeline"),
         (lambda: Layout(pp=4, micro_batches=6, chunks=2), "an interleaved pipeline needs two stages or more"),
+        (lambda: Layout(8, shards=3, stage="ZeRO-3"), "3 shards don't fit dp 8"),
         (lambda: what_binds(XXL, H100, 10, 8, 128, tp=8), "10 devices can't be shared by replicas of 8"),
-        (lambda: tokens_to_be_compute_bound(0, H100.wire(8), 1), "flops, weights and tp must be more than 0"),
-        (lambda: best_mesh(0, 1, 1), "at least 1 device, not 0"),
-        (lambda: training(1, 0, 1, 0.5), "at least 1 device, not 0"),
-        (lambda: training(1, 1, 1, 0), "utilisation must be above 0 and at most 1, not 0"),
-        (lambda: utilisation(1, 1, 0, 1), "at least 1 device, not 0"),
-        (lambda: batch_trade(-1, 1), "batches must be more than 0 tokens, not -1 and 1"),
         (lambda: cluster("Cray-1"), "there is no cluster of 'Cray-1'; there are A100 HDR"),
+        (lambda: model("llama"), "there is no model 'llama', and no such file; there are XXL"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(wrong, says):
@@ -196,11 +227,11 @@ def test_bad_input_is_refused_in_a_sentence(wrong, says):
 @pytest.mark.parametrize(
     "options, status, says",
     [
-        ("--model Llama-3-8B --gpus 16 --batch 64", 0, "of the peak (with efficiency 0.6)"),
-        ("--model XXL --gpus 8 --batch 8", 1, "XXL fits into no layout of 8 H100"),
+        ("--model Llama-3-8B --gpus 16 --batch 64", 0, "% of the peak; at worst "),
+        ("--model XXL --gpus 8 --batch 8", 1, "GB more than the 72.0 GB that may be used"),
         ("--model Mixtral-8x7B --gpus 8", 0, "46,702,792,704 parameters, 12,879,925,248 active"),
         ("--model nothing --gpus 8", 2, "there is no model 'nothing', and no such file"),
-        ("--model XXL --gpus 0", 2, "--gpus must be 1 or more, not 0"),
+        ("--model XXL --gpus 0", 2, "there must be at least 1 rank"),
         ("--model XXL --gpus 8 --batch -8", 2, "batch must be a whole number, 1 or more, not -8"),
         ("--model XXL --gpus 8 --gpu abacus", 2, "there is no cluster of 'abacus'"),
     ],
@@ -209,8 +240,3 @@ def test_the_command_line(options, status, says, capsys):
     assert main(options.split()) == status
     printed = capsys.readouterr()
     assert says in (printed.err if status == 2 else printed.out) and "Traceback" not in printed.err
-
-
-def test_rank_correlation():
-    assert rank_correlation([1, 2, 3], [10, 20, 90]) == 1 and rank_correlation([1, 2, 3], [3, 2, 1]) == -1
-    assert rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == 0.8

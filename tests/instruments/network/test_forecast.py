@@ -1,6 +1,5 @@
-"""A step is forecast, and then takes as long: the sleeping model, the published table, the strategies on a link."""
+"""A step is forecast, and then takes as long: the sleeping model, the strategies on a link."""
 
-import time
 from functools import partial
 
 import pytest
@@ -10,16 +9,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.benchmark.steps import step
-from scratch_ddp.common.tensors import MB
-from scratch_ddp.course.pages import published_step
-from scratch_ddp.course.pages.sleeping import SleepingModel, scaled
+from scratch_ddp.course.pages.sleeping import SleepingModel
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
-from scratch_ddp.ddp.bucketed import bucket_plan
 from scratch_ddp.instruments import cost
 from scratch_ddp.instruments.cost import Backward
 from scratch_ddp.instruments.network import Link, lone_rank
 
-BUCKETS_MB = {name: int(name.split()[0]) for name in published_step.CALLS}
 TIMELINE = Backward((0.01, 0.03, 0.03, 0.06), (400, 40_000, 4, 80_000), 0.08, 0.04)
 
 
@@ -33,43 +28,6 @@ def test_the_sleeping_model_keeps_to_its_timeline():
     assert all(at >= planned - 0.021 for at, planned in zip(measured.ready, TIMELINE.ready, strict=True))
     assert [weight.nbytes for weight in model.weights] == [80_000, 4, 40_000, 400]
     assert all(torch.equal(weight.grad, torch.ones_like(weight)) for weight in model.parameters())
-
-
-def test_hooks_run_beside_the_compute():
-    model = SleepingModel(TIMELINE)
-    for weight in model.weights:
-        weight.register_post_accumulate_grad_hook(lambda _: time.sleep(0.01))
-    assert min(Backward.measured(model, model).seconds for _ in range(3)) < TIMELINE.seconds + 0.03
-
-
-def test_a_sleeping_model_without_gradients():
-    model = SleepingModel(Backward((), (), 0.01, 0.01))
-    model().backward()
-    assert not list(model.parameters())
-
-
-def test_scaled():
-    small = scaled(TIMELINE, 1 / 1000)
-    assert small.nbytes == (4, 40, 4, 80) and small.ready == TIMELINE.ready
-
-
-def test_the_published_model_has_the_published_calls():
-    nbytes = published_step.gradient_bytes()
-    assert len(nbytes) == 219 and 1.4e9 < sum(nbytes) < 2e9
-    for name, size in BUCKETS_MB.items():
-        assert len(bucket_plan(nbytes, size * MB, size * MB)) == published_step.CALLS[name]
-
-
-def test_the_published_steps_are_forecast():
-    timeline = published_step.timeline()
-    wire = published_step.link(timeline.total_bytes).wire(2)
-    assert 1e3 * cost.naive(timeline, wire).step == pytest.approx(1406.7)  # this and the next were fitted
-    assert 1e3 * cost.flat(timeline, wire).step == pytest.approx(1365.2)
-    for name, size in BUCKETS_MB.items():
-        close = 0.09 if name == "100 MB" else 0.03
-        assert 1e3 * cost.bucketed(timeline, wire, size).step == pytest.approx(
-            published_step.PUBLISHED[name], rel=close
-        )
 
 
 @pytest.fixture

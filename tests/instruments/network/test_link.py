@@ -1,15 +1,20 @@
-"""Links, presets and linked groups: what they are made of, what they refuse, what they leave behind."""
+"""Links, presets and linked groups: what they are made of, what they carry and refuse, what they leave behind."""
 
-import math
 import os
 import tempfile
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.instruments.network import PRESETS, Link, linked_group, lone_rank, preset
-from scratch_ddp.instruments.network import linked as linked_module
+from scratch_ddp import get
+from scratch_ddp.instruments.cost import Wire
+from scratch_ddp.instruments.cost.two_levels import CardLoad, seconds_over_hosts
+from scratch_ddp.instruments.network import PRESETS, Link, linked_group, linked_mesh, lone_rank
+from tests.cells.group_cases import COLLECTIVES, run_cases
+from tests.cells.group_users import USERS
 from tests.ranks import RankFailed, run_ranks
 
 
@@ -24,15 +29,10 @@ def test_seconds():
     link = Link(0.5, 0.001, per_round=0.1)
     assert link.seconds(2000) == 2.5 and link.seconds(2000, rounds=3) == pytest.approx(2.8)
     assert link.wire(4).all_reduce(1000) == pytest.approx(link.seconds(1500, rounds=6))
+    both = Link(0.5, 0.001, per_round=0.1, small=(0.2, 0.01, 0))  # a protocol for small messages
+    assert both.seconds(100, rounds=3) == pytest.approx(0.2 + 0.03 + 0.2) and both.seconds(2000) == 2.5
     assert str(Link(145e-6, 1e-9 / 4, "T4")) == "T4: 145 µs per call, 4 GB/s"
     assert str(Link(0, 0)) == "link: 0 µs per call, any number of bytes at once"
-
-
-@pytest.mark.parametrize("bad", [-1e-9, math.inf, math.nan, "fast"])
-@pytest.mark.parametrize("name", ["alpha", "beta", "per_round"])
-def test_a_bad_figure_is_named(name, bad):
-    with pytest.raises(ValueError, match=f"{name} must be a finite number, 0 or more, not {bad!r}"):
-        Link(**{"alpha": 0, "beta": 0, name: bad})
 
 
 def test_every_preset_has_a_source_and_a_speed():
@@ -42,27 +42,6 @@ def test_every_preset_has_a_source_and_a_speed():
     gigabit = {name: 8e-9 / link.beta for name, link in PRESETS.items() if name.startswith("Ethernet")}
     assert all(name == f"Ethernet {round(speed)} Gb" for name, speed in gigabit.items())
     assert {"T4 over PCIe", "NVLink 4", "InfiniBand NDR", "Ethernet 10 Gb"} <= set(PRESETS)
-
-
-def test_the_t4_preset_gives_the_published_all_reduces():
-    wire = preset("T4 over PCIe").wire(2)
-    for mb, published in ((10, 0.00270), (100, 0.0262), (1024, 0.269)):
-        assert wire.all_reduce(mb * 2**20) == pytest.approx(published, rel=0.05)
-
-
-def test_a_preset_that_does_not_exist():
-    with pytest.raises(ValueError, match="no link 'Token Ring'; there are 'T4 over PCIe', .*'Ethernet 10 Gb'"):
-        preset("Token Ring")
-
-
-@pytest.mark.parametrize(
-    ("size", "rank", "message"),
-    [(0, 0, "world_size must be"), (2.0, 0, "world_size must be"), (4, 4, "rank must be one of 0 to 3, not 4")],
-)
-def test_a_lone_rank_of_no_group(size, rank, message):
-    with pytest.raises(ValueError, match=message):
-        lone_rank(size, "NVLink 4", rank)
-    assert not dist.is_initialized()
 
 
 def test_a_lone_rank_is_the_default_group_where_there_is_none(no_group_left):
@@ -99,19 +78,20 @@ def test_the_link_is_switched_in_a_line(no_group_left):
     assert group.link is PRESETS["Ethernet 10 Gb"]
 
 
-def test_without_a_process_group():
-    with pytest.raises(RuntimeError, match="no process group whose ranks could be linked"):
-        linked_group("NVLink 4")
-
-
 def test_what_is_refused():
     def refused():
         rank = dist.get_rank()
         pair, linked = dist.new_group([0, 1]), linked_group(None)
         messages = []
-        for link, group in (("NVLink 4" if rank else "nothing", None), (1.0, None), (None, linked), (None, "dp")):
+        for link, group, hosts in (
+            ("Token Ring", None, None),
+            (1.0, None, None),
+            (None, linked, None),
+            (None, None, 2),
+            (None, None, (0, 1)),
+        ):
             with pytest.raises((ValueError, TypeError)) as raised:
-                linked_group(link, group)
+                linked_group(link, group, hosts=hosts)
             messages.append(str(raised.value))
         if rank == 2:
             with pytest.raises(ValueError, match="rank 2 is not in the group"):
@@ -120,33 +100,16 @@ def test_what_is_refused():
             linked_group(None, pair)
         return messages
 
-    for messages in run_ranks(3, refused):
-        assert messages[0].startswith("rank 0: there is no link 'nothing'; there are")  # on every rank
-        assert messages[1].startswith("ranks 0, 1, 2: a Link, the name of a preset or None is needed, not float")
-        assert messages[2] == "this group is on a link already: set its .link"
-        assert messages[3].startswith("a process group or None is needed, not str")
-
-
-def test_beside_nccl_the_data_moves_over_gloo():
-    """NCCL lets ranks go on before the data is there. Here the default group only says that it is NCCL."""
-
-    def beside():
-        world = dist.distributed_c10d._world
-        world.pg_backend_config[dist.group.WORLD] = "cpu:gloo,cuda:nccl"
-        world.pg_map[dist.group.WORLD] = (dist.Backend("nccl"), world.pg_map[dist.group.WORLD][1])
-        linked, x = linked_group(Link(0.001, 0)), torch.ones(1)
-        dist.all_reduce(x, group=linked)
-        return x.item(), dist.get_backend(linked), linked._device_types[0].type
-
-    assert run_ranks(2, beside) == [(2, "gloo", "cpu")] * 2
-
-
-@pytest.mark.parametrize(
-    "config, expected", [("cuda:nccl", "gloo"), ("cpu:interruptible,cuda:interruptible", "interruptible")]
-)
-def test_over_which_backend(config, expected, monkeypatch):
-    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
-    assert linked_module._backend_on_cpu(None) == expected
+    for unknown, no_link, twice, uneven, few in run_ranks(3, refused):
+        assert unknown.startswith("there is no link 'Token Ring'; there are 'T4 over PCIe', ")
+        assert no_link.startswith("a Link, the name of a preset or None is needed, not float")
+        assert twice == "this group is on a link already: set its .link"
+        assert uneven == "3 ranks can't be shared evenly by 2 hosts"
+        assert few == "hosts=(0, 1): the number of a host is needed for each of 3 ranks"
+    with pytest.raises(RuntimeError, match="no process group whose ranks could be linked"):
+        linked_group("NVLink 4")
+    with pytest.raises(ValueError, match="rank must be one of 0 to 3, not 4"):
+        lone_rank(4, "NVLink 4", 4)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -170,20 +133,42 @@ def test_what_is_destroyed_is_gone(whole, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ranks_that_have_different_numbers_of_groups():
-    """torch names a group of some ranks by that number, and waits for ever where the names differ."""
+CASES = [case for case in [*COLLECTIVES, *USERS] if case.__name__ not in ("sub_groups", "plain_gloo_sub_group")]
 
-    def on_rank():
-        dist.new_group([1, 2])
-        first_two = dist.new_group([0, 1])
-        if dist.get_rank() == 2:
-            return None
-        x = torch.ones(1)
-        for _ in range(2):
-            dist.all_reduce(x, group=linked_group("NVLink 4", first_two))
-        return x.item()
 
-    assert run_ranks(3, on_rank, timeout=20) == [4, 4, None]
+def on_a_link():
+    """The cases use the default group, so the linked one takes its place."""
+    group = linked_group(Link(alpha=1e-5, beta=1e-10))
+    dist.distributed_c10d._update_default_pg(group)
+    found = {}
+    for case in CASES:
+        group.transfers.clear()
+        found |= run_cases([case])
+        found[case.__name__] = found[case.__name__], len(group.transfers)
+    return found
+
+
+@pytest.fixture(scope="module")
+def both():
+    plain = run_ranks(4, run_cases, CASES, timeout=100)
+    return list(zip(plain, run_ranks(4, on_a_link, timeout=100), strict=True))
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+def test_gives_what_plain_gloo_gives(both, case):
+    for rank, (plain, linked) in enumerate(both):
+        assert not isinstance(plain[case], str), f"the case itself is wrong: {plain[case]}"
+        value, transfers = linked[case]
+        assert same(plain[case], value), f"rank {rank}: gloo gave {plain[case]}, the link {value}"
+        assert transfers or case == "meshes"  # which makes groups of its own
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return one == other
 
 
 def test_a_rank_that_dies_is_gloos_error():
@@ -198,3 +183,63 @@ def test_a_rank_that_dies_is_gloos_error():
     with pytest.raises(RankFailed) as failed:
         run_ranks(2, outlive)
     assert "rank 0 went on" in failed.value.failures[0]
+
+
+SIZE = 2**18  # bytes
+BETWEEN, INSIDE = Link(0.001, 2e-7, per_round=0.002), Link(0.001, 1e-8)
+
+
+def hierarchical(tensor, mesh):
+    local, host = get("pg", mesh["local"]), get("pg", mesh["host"])
+    piece = torch.empty(tensor.numel() // local.size())
+    dist.reduce_scatter_tensor(piece, tensor, group=local)
+    dist.all_reduce(piece, group=host)
+    dist.all_gather_into_tensor(tensor, piece, group=local)
+
+
+def all_reduces():
+    """For each way: this rank's sums, bytes that left each host, and from the first begin to the last end."""
+    warnings.simplefilter("ignore")
+    mesh = linked_mesh(BETWEEN, hosts=2, inside=INSIDE)
+    hosts = get("pg", mesh["host"]).hosts
+    flat = linked_group(BETWEEN, hosts=hosts, inside=INSIDE)
+    cyclic = linked_group(BETWEEN, hosts=(0, 1, 0, 1), inside=INSIDE)
+    groups = [flat, cyclic, get("pg", mesh["host"]), get("pg", mesh["local"])]
+    ways = {
+        "flat": lambda tensor: dist.all_reduce(tensor, group=flat),
+        "hierarchical": lambda tensor: hierarchical(tensor, mesh),
+        "cyclic": lambda tensor: dist.all_reduce(tensor, group=cyclic),
+    }
+    results = {}
+    for name, way in ways.items():
+        for group in groups:
+            group.transfers.clear()
+        tensor, before = torch.full((SIZE // 4,), 1.0 + dist.get_rank()), [*hosts.bytes_out, *cyclic.hosts.bytes_out]
+        dist.barrier()
+        way(tensor)
+        dist.barrier()
+        now = [*hosts.bytes_out, *cyclic.hosts.bytes_out]
+        spans = [(each.started, each.ended) for group in groups for each in group.transfers]
+        sent = {later - earlier for later, earlier in zip(now, before, strict=True)} - {0}
+        results[name] = tensor.unique().tolist(), sent, min(spans)[0], max(end for _, end in spans)
+    return results
+
+
+@pytest.mark.measures_time
+def test_all_reduces_take_as_long_as_forecast():
+    everyones = run_ranks(4, all_reduces)
+    wire = Wire(INSIDE, replace(BETWEEN, beta=2 * BETWEEN.beta), 4, 2)  # two ranks share a card
+    cyclic = CardLoad(3 * SIZE, 3 * SIZE)
+    slow = seconds_over_hosts(INSIDE, BETWEEN, "all_reduce", 1.5 * SIZE, [0, 1, 0, 1], {0: cyclic, 1: cyclic})
+    expected = {
+        "flat": (wire.all_reduce(SIZE), 1.5 * SIZE),
+        "hierarchical": (wire.hierarchical_all_reduce(SIZE), SIZE),
+        "cyclic": (slow, 3.0 * SIZE),
+    }
+    for name, (seconds, nbytes) in expected.items():
+        rows = [each[name] for each in everyones]
+        assert all(row[0] == [10.0] for row in rows)
+        assert all(row[1] == {nbytes} for row in rows), name
+        took = max(row[3] for row in rows) - min(row[2] for row in rows)
+        # The calls between transfers take time, too.
+        assert seconds - 1e-6 <= took < 1.3 * seconds, (name, took, seconds)

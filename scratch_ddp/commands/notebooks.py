@@ -1,0 +1,150 @@
+"""Lessons and other notebooks: found by name, run without a browser, and their exercises filled in."""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.manager import AsyncKernelManager, KernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbformat import NotebookNode
+
+from scratch_ddp.commands.environment import ROOT
+
+NOTEBOOKS = ROOT / "notebooks"
+COPIES = ROOT / "my_lessons"  # beside the originals, so that ../assets/… is the same folder for both
+KERNEL_NAME = "Distributed training"  # as JupyterLab shows it
+EXERCISE = "exercise:"  # a cell tagged `exercise:NAME` holds the stub of exercise NAME, and nothing else
+ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class UsageError(Exception):
+    """Something that does not exist was asked for; the message says what does."""
+
+
+class CellFailed(Exception):
+    """A cell raised, or the kernel died in it; the message names the cell."""
+
+
+def complain(error: Exception) -> int:
+    """Print what was wrong on stderr; returns the exit status of a command that was asked for something wrong."""
+    print(error, file=sys.stderr)
+    return 2
+
+
+def lesson_paths(folder: Path = NOTEBOOKS) -> list[Path]:
+    """The notebooks of a folder, in the order of their numbers: 14_….ipynb, then 14b_….ipynb."""
+    return sorted(path for path in folder.glob("*.ipynb") if re.match(r"\d\d[a-z]?_", path.name))
+
+
+def find_lesson(name: str, folder: Path = NOTEBOOKS) -> Path:
+    """The lesson that `2`, `02`, `02_inside_all_reduce`, its file name or its path means; `14b` is not `14`."""
+    stem = Path(name).name.removesuffix(".ipynb")
+    short = re.fullmatch(r"(\d+)([a-z]?)", stem, re.ASCII)
+    number = f"{int(short[1]):02d}{short[2]}_" if short else None
+    for path in lesson_paths(folder):
+        if path.stem == stem or (number and path.stem.startswith(number)):
+            return path
+    raise UsageError(f"There is no lesson {name!r}. The lessons: {', '.join(p.stem for p in lesson_paths(folder))}.")
+
+
+class _OverUnixSockets:
+    """Talk to the kernel through files in a private folder.
+
+    A manager chooses free TCP ports, and its kernel binds them a second later. Ranks that start in between, here or in
+    another notebook, may be given the same ports; the kernel then dies at its start.
+    """
+
+    def __init__(self, **traits: Any):
+        # The kernel's folder would do as well, but the path of a socket has room for about 100 bytes only.
+        self._folder = tempfile.TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True)
+        super().__init__(transport="ipc", ip=f"{self._folder.name}/socket", **traits)
+
+
+class SocketKernelManager(_OverUnixSockets, KernelManager):
+    pass
+
+
+class AsyncSocketKernelManager(_OverUnixSockets, AsyncKernelManager):
+    pass
+
+
+def run(notebook: NotebookNode, folder: Path, keep_going: bool = False, cell_timeout: float | None = None) -> None:
+    """Run all cells in order, in `folder`; their outputs replace the old ones, in place.
+
+    A cell that raises ends the run with CellFailed, unless it is tagged `raises-exception` or `keep_going` is set. A
+    cell that takes longer than `cell_timeout` seconds is interrupted, which makes it one that raises. A kernel that
+    dies is CellFailed in any case.
+    """
+    reached = []
+    client = NotebookClient(
+        notebook,
+        resources={"metadata": {"path": str(folder)}},
+        kernel_name="python3",
+        kernel_manager_class=AsyncSocketKernelManager,
+        allow_errors=keep_going,
+        timeout=cell_timeout,
+        interrupt_on_timeout=True,
+        iopub_timeout=60,
+        record_timing=False,
+        store_widget_state=False,
+        on_cell_execute=lambda cell, cell_index: reached.append(cell_index),
+    )
+    try:
+        # What cells write is in their outputs; the kernel's own terminal would only get some of it a second time.
+        client.execute(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except CellExecutionError as error:
+        raise CellFailed(f"{_name_of(notebook, reached[-1])} failed:\n{ANSI_COLOUR.sub('', error.traceback)}") from None
+    except DeadKernelError:
+        where = _name_of(notebook, reached[-1]) if reached else "the start"
+        raise CellFailed(f"The kernel died in {where}.") from None
+
+
+def exercise_cells(notebook: NotebookNode, folder: Path = Path()) -> dict[str, NotebookNode]:
+    """The notebook's tagged cells by the name of their exercise, of the package or of a `lesson_….py` in `folder`.
+
+    Raises ValueError for a name that no exercise has.
+    """
+    cells: dict[str, NotebookNode] = {}
+    for cell in notebook.cells:
+        for tag in cell.metadata.get("tags", []):
+            if tag.startswith(EXERCISE):
+                name = tag.removeprefix(EXERCISE)
+                if name not in _exercises(folder) or name in cells:
+                    raise ValueError(f"tag {tag!r}: {'a second cell' if name in cells else 'no exercise of that name'}")
+                cells[name] = cell
+    return cells
+
+
+def write_stubs(notebook: NotebookNode, folder: Path = Path()) -> list[str]:
+    """Make every tagged cell the stub of its exercise, in place; returns the names of those that changed."""
+    return _write(notebook, folder, lambda exercise: exercise.stub_cell())
+
+
+def write_answers(notebook: NotebookNode, folder: Path = Path()) -> list[str]:
+    """Put the reference answer into every tagged cell, in place; returns the names of those that changed."""
+    return _write(notebook, folder, lambda exercise: exercise.answer_cell())
+
+
+def _write(notebook: NotebookNode, folder: Path, source_of: Callable[[Any], str]) -> list[str]:
+    changed = []
+    for name, cell in exercise_cells(notebook, folder).items():
+        before, cell.source = cell.source, source_of(_exercises(folder)[name])
+        changed += [name] if cell.source != before else []
+    return changed
+
+
+def _exercises(folder: Path) -> dict[str, Any]:
+    from scratch_ddp.course.exercise import all_exercises  # it imports torch, which takes seconds
+
+    return all_exercises(folder)
+
+
+def _name_of(notebook: NotebookNode, index: int) -> str:
+    """`cell 7 (dist.all_reduce(x))`: its place, counted as JupyterLab lists the cells, and its first line."""
+    lines = notebook.cells[index].source.strip().splitlines() or [""]
+    return f"cell {index + 1} ({lines[0][:60]})"

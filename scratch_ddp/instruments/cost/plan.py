@@ -1,0 +1,173 @@
+"""`plan`: the quickest layouts of a model on a cluster, and why the others fail. It tries all of them."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from scratch_ddp.instruments.cost.layouts import Cluster, Layout, RankMemory, rank_memory
+from scratch_ddp.instruments.cost.models import ModelShape, refuse_mixture
+from scratch_ddp.instruments.cost.states import MIXED, STAGES, Precision
+from scratch_ddp.instruments.cost.times import EFFICIENCIES, StepTime, step_time
+
+USABLE = 0.9  # of the memory: the rest is for what the formulas leave out
+_CHUNKS = (1, 2, 4, 8)
+_TIED = 1.01  # a step that is longer by no more than that is as good: then less memory is better
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout that fits, with its memory, and its time with the better efficiency and the worse one."""
+
+    layout: Layout
+    memory: RankMemory
+    time: StepTime
+    slow: StepTime
+
+    @property
+    def seconds(self) -> float:
+        """The mean of both times, by which layouts are compared."""
+        return (self.time.total + self.slow.total) / 2
+
+
+@dataclass
+class Plan:
+    """The best layout of each (dp, tp, pp) that fits, the quickest first, and what became of the others.
+
+    refused: how many layouts were not possible, by the reason · closest: the layout with least bytes of those too large
+    """
+
+    shape: ModelShape
+    cluster: Cluster
+    devices: int
+    batch: int
+    sequence: int
+    usable: float
+    best: list[Candidate] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    closest: tuple[Layout, RankMemory] | None = None
+
+    @property
+    def room(self) -> float:
+        """Bytes of a device that may be used."""
+        return self.cluster.device.memory * self.usable
+
+    def table(self, most: int = 5) -> str:
+        """The first `most` layouts with milliseconds, gigabytes and what binds; then why others are not there."""
+        lines = [
+            f"{'dp':>5}{'tp':>4}{'pp':>4}  {'sharding':9}{'micro-batches':14}{'keeps':10}{'GB':>5}{'ms':>15}  binds"
+        ]
+        for found in self.best[:most]:
+            each, time = found.layout, found.slow
+            cut = f"{each.micro_batches} × {each.micro}" + (f" / {each.chunks}" if each.chunks > 1 else "")
+            keeps = {False: "all", True: "inputs"}.get(each.checkpointing, each.checkpointing)
+            share = 100 * getattr(time, time.binds) / time.total
+            took = f"{1e3 * found.time.total:,.0f}–{1e3 * found.slow.total:,.0f}"
+            split = f"{each.dp:5}{each.tp:4}{each.pp:4}  {each.sharding:9}{cut:14}{keeps:10}"
+            lines.append(f"{split}{found.memory.total / 1e9:5.1f}{took:>15}  {time.binds} ({share:.0f} %)")
+        if not self.best:
+            lines = [self.why_none()]
+        return "\n".join(lines + [f"{number:6,} layouts: {reason}" for reason, number in self.refused.most_common()])
+
+    def why_none(self) -> str:
+        """A sentence on why no layout fits, and by how much."""
+        if self.closest is None:
+            return f"No layout of {self.devices} devices divides {self.batch} sequences and {self.shape.blocks} blocks."
+        layout, memory = self.closest
+        return (
+            f"{self.shape.name} fits into no layout of {self.devices} {self.cluster.device.name}: the least is "
+            f"{memory.total / 1e9:.1f} GB on a device ({layout}), {(memory.total - self.room) / 1e9:.1f} GB more than "
+            f"the {self.room / 1e9:.1f} GB that may be used."
+        )
+
+
+def layouts(shape: ModelShape, cluster: Cluster, devices: int, batch: int) -> Iterator[Layout | str]:
+    """Every layout of so many devices with a global batch of so many sequences; for one that can't be, why.
+
+    tp divides the heads of keys and values (or the MLP's width where there are none) and a node's devices; pp is at
+    most the number of blocks; a micro-batch has 1, 2, 4, … sequences.
+    """
+    for tp in _divisors(devices):
+        if cluster.per_node % tp or (shape.kv_heads or shape.inner) % tp:
+            yield "tp doesn't divide a node, or the heads of keys and values"
+            continue
+        for pp in _divisors(devices // tp):
+            dp = devices // tp // pp
+            if pp > shape.blocks:
+                yield "more stages than blocks"
+            elif batch % dp:
+                yield "dp does not divide the batch"
+            else:
+                yield from _ways(dp, tp, pp, batch // dp, shape.blocks, cluster.per_node)
+
+
+def _ways(dp: int, tp: int, pp: int, sequences: int, blocks: int, per_node: int) -> Iterator[Layout]:
+    """How a replica takes its sequences, and what it shards and keeps. Embedding and head may be a chunk each."""
+    stages = [(stage, 0) for stage in (STAGES if dp > 1 else STAGES[:1]) if pp == 1 or stage != "ZeRO-3"]
+    in_node = per_node // tp
+    if pp == 1 and 1 < in_node < dp and dp % in_node == 0:
+        stages.append(("ZeRO-3", in_node))  # HSDP
+    micro = 1
+    while sequences % micro == 0:
+        m = sequences // micro
+        for chunks in _CHUNKS:
+            if chunks > 1 and (pp == 1 or m % pp or pp * chunks > blocks + 2):
+                continue
+            for stage, shards in stages:
+                for checkpointing in (False, "selective", True):
+                    yield Layout(dp, tp, pp, micro, m, stage, checkpointing, chunks, shards)
+        micro *= 2
+
+
+def plan(
+    shape: ModelShape,
+    cluster: Cluster,
+    devices: int,
+    batch: int,
+    sequence: int,
+    efficiencies: tuple[float, float] = EFFICIENCIES,
+    usable: float = USABLE,
+    precision: Precision = MIXED,
+) -> Plan:
+    """Try every layout of `devices` devices for steps of `batch` sequences of `sequence` tokens.
+
+    `efficiencies`: the least and the greatest share of the peak that a device may reach while it computes. Raises
+    ValueError, in a sentence, for a mixture of experts, no devices, a batch or a sequence below 1, and shares that are
+    not above 0 and at most 1. A model that fits nowhere gives a plan without layouts, which says by how much it is too
+    large.
+    """
+    refuse_mixture(shape, "layouts")
+    for name, value in (("devices", devices), ("batch", batch), ("sequence", sequence)):
+        if value < 1:
+            raise ValueError(f"{name} must be a whole number, 1 or more, not {value!r}")
+    if not 0 < usable <= 1:
+        raise ValueError(f"usable must be above 0 and at most 1, not {usable!r}")
+    found = Plan(shape, cluster, devices, batch, sequence, usable)
+    fitting: dict[tuple[int, int, int], list[Candidate]] = {}
+    for layout in layouts(shape, cluster, devices, batch):
+        if isinstance(layout, str):
+            found.refused[layout] += 1
+            continue
+        memory = rank_memory(shape, layout, sequence, precision)
+        if memory.total > found.room:
+            found.refused["too large for the memory"] += 1
+            if found.closest is None or memory.total < found.closest[1].total:
+                found.closest = layout, memory
+            continue
+        slow, quick = (step_time(shape, layout, cluster, sequence, each, precision) for each in sorted(efficiencies))
+        fitting.setdefault((layout.dp, layout.tp, layout.pp), []).append(Candidate(layout, memory, quick, slow))
+    found.best = _in_order([_in_order(each)[0] for each in fitting.values()])
+    return found
+
+
+def _in_order(candidates: list[Candidate]) -> list[Candidate]:
+    """The quickest first; of those that are almost as quick, the one that holds least."""
+    left, ordered = sorted(candidates, key=lambda each: each.seconds), []
+    while left:
+        tied = [each for each in left if each.seconds <= _TIED * left[0].seconds]
+        ordered.append(min(tied, key=lambda each: each.memory.total))
+        left.remove(ordered[-1])
+    return ordered
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]

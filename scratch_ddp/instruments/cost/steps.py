@@ -1,0 +1,176 @@
+"""The forecast of a training step: when each gradient is ready, and all-reduces that queue for one wire.
+
+An all-reduce takes α + β·bytes, and starts once it is posted and the wire is free. The step is the compute plus the
+communication that is still under way when the backward ends. Copies and calls on the processor are left out. So is the
+small message of each step in which the ranks compare which gradients they have (a byte per parameter and buffer).
+Nothing hides that message, so it adds about α.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import nn
+
+from scratch_ddp.common.tensors import MB
+from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, bucket_plan
+from scratch_ddp.instruments.cost.wire import Wire
+from scratch_ddp.pipeline.schedules import Schedule
+from scratch_ddp.pipeline.simulate import simulate
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The timeline of a backward pass: when each gradient is ready to be sent, in the order of arrival.
+
+    `ready`: seconds after the backward's start; `nbytes`: bytes of each gradient; `seconds`: of the whole backward;
+    `forward`: seconds of the forward before it. Raises ValueError if times are not in order or exceed `seconds`, or if
+    the numbers of sizes and times differ.
+    """
+
+    ready: tuple[float, ...]
+    nbytes: tuple[int, ...]
+    seconds: float
+    forward: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ready", tuple(self.ready))
+        object.__setattr__(self, "nbytes", tuple(self.nbytes))
+        if len(self.ready) != len(self.nbytes):
+            raise ValueError(f"{len(self.ready)} gradients are ready, but {len(self.nbytes)} sizes are given")
+        if any(later < earlier for earlier, later in pairwise(self.ready)):
+            raise ValueError("gradients must be given in the order in which they are ready")
+        if self.ready and self.ready[-1] > self.seconds:
+            raise ValueError(f"a gradient is ready after {self.ready[-1]:g} s of a backward of {self.seconds:g} s")
+
+    @classmethod
+    def in_proportion(cls, nbytes: Sequence[int], seconds: float, forward: float = 0.0) -> "Backward":
+        """A backward in which each gradient, in the order of arrival, takes time proportional to its bytes."""
+        whole = sum(nbytes)
+        ready = [min(seconds, seconds * so_far / whole) if whole else seconds for so_far in accumulate(nbytes)]
+        return cls(tuple(ready), tuple(nbytes), seconds, forward)
+
+    @classmethod
+    def measured(cls, model: nn.Module, loss: Callable[[], torch.Tensor]) -> "Backward":
+        """Run `loss()` and its backward once, and record when each parameter of `model` has its gradient.
+
+        Warm up before, and measure a model without a strategy's hooks. The gradients are added to those already there.
+        No communication. On a GPU the times are those at which Python sees the gradients.
+        """
+        arrived: list[tuple[float, int]] = []
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(
+                lambda each: arrived.append((time.perf_counter(), each.grad.nbytes))
+            )
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+        try:
+            began = time.perf_counter()
+            value = loss()
+            backward_began = time.perf_counter()
+            value.backward()
+            ended = time.perf_counter()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        ready = tuple(at - backward_began for at, _ in arrived)
+        nbytes = tuple(size for _, size in arrived)
+        return cls(ready, nbytes, ended - backward_began, backward_began - began)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(self.nbytes)
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """One all-reduce of a forecast: when it is posted, starts and ends (seconds after backward starts), its bytes."""
+
+    posted: float
+    started: float
+    ended: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A step of one strategy, in seconds. The all-reduces are in the order in which they take the wire."""
+
+    step: float  # forward, backward and exposed communication; without the optimizer
+    exposed: float  # communication after the backward's end, which nothing hides
+    all_reduces: tuple[AllReduce, ...]
+
+    @property
+    def calls(self) -> int:
+        """How many all-reduces there are."""
+        return len(self.all_reduces)
+
+    @property
+    def communication(self) -> float:
+        """Seconds for which the wire is busy, hidden or not."""
+        return sum(each.ended - each.started for each in self.all_reduces)
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of communication during the backward."""
+        return self.communication - self.exposed
+
+
+def naive(backward: Backward, wire: Wire) -> Forecast:
+    """One all-reduce per gradient, all of them after the backward: U = α·P + β·n."""
+    return _queue(backward, wire, ((backward.seconds, size) for size in backward.nbytes))
+
+
+def flat(backward: Backward, wire: Wire) -> Forecast:
+    """One all-reduce for all gradients, which have one dtype, after the backward: U = α + β·n."""
+    return _queue(backward, wire, [(backward.seconds, backward.total_bytes)] if backward.nbytes else [])
+
+
+def per_parameter(backward: Backward, wire: Wire) -> Forecast:
+    """One all-reduce per gradient, posted when it is ready."""
+    return _queue(backward, wire, zip(backward.ready, backward.nbytes, strict=True))
+
+
+def bucketed(backward: Backward, wire: Wire, bucket_mb: float = 25.0, first_mb: float = FIRST_BUCKET_MB) -> Forecast:
+    """One all-reduce per bucket of `bucket_mb` (of 2²⁰ bytes), posted when its last gradient is ready.
+
+    Buckets are filled by `bucket_plan`; the first one holds the smaller of `first_mb` and `bucket_mb`. If `bucket_mb`
+    is larger than the model, such as `math.inf`, one bucket follows the first, as in `BucketedDDP`.
+    """
+    plan = bucket_plan(backward.nbytes, bucket_mb * MB, min(first_mb, bucket_mb) * MB)
+    return _queue(backward, wire, ((backward.ready[full[-1]], sum(backward.nbytes[i] for i in full)) for full in plan))
+
+
+def _queue(backward: Backward, wire: Wire, posted: Iterable[tuple[float, int]]) -> Forecast:
+    """Send all-reduces, given as (time posted, bytes), one after the other."""
+    all_reduces, free = [], 0.0
+    for at, nbytes in posted:
+        started = max(at, free)
+        free = started + wire.all_reduce(nbytes)
+        all_reduces.append(AllReduce(at, started, free, nbytes))
+    exposed = max(0.0, free - backward.seconds)
+    return Forecast(backward.forward + backward.seconds + exposed, exposed, tuple(all_reduces))
+
+
+def tensor_parallel(compute: float, all_reduces: int, nbytes: float, wire: Wire) -> float:
+    """Seconds of a step under tensor parallelism. Nothing hides an all-reduce: what comes next needs the sum.
+
+    `compute`: seconds for which a rank computes in forward and backward; `all_reduces`: how many there are in both, of
+    `nbytes` bytes each.
+    """
+    return compute + all_reduces * wire.all_reduce(nbytes)
+
+
+def pipelined(schedule: Schedule, forward: float, backward: float, nbytes: float, wire: Wire) -> float:
+    """Seconds of a step of a pipeline, from the first action to the end of the last one of all ranks.
+
+    `forward`, `backward`: seconds of a stage for one micro-batch; either half of a backward takes half of it.
+    `nbytes`: bytes of an output, and of its gradient. Messages don't queue for the wire. Raises ValueError if the
+    schedule deadlocks.
+    """
+    cost = {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2}
+    return max(row[-1][2] for row in simulate(schedule, cost, wire.message(nbytes)) if row)

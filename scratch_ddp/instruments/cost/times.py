@@ -1,0 +1,203 @@
+"""The seconds of a step under a layout: computing, what tensor parallelism sends, the bubble, and data parallelism.
+
+What is left out: the optimizer's own computing, loading data, and operations that wait for memory rather than compute,
+except as far as `efficiency` stands for them. In backward nothing hides tensor parallelism's messages here; Megatron
+hides half of them behind the gradients of weights.
+"""
+
+from dataclasses import dataclass, fields
+
+from scratch_ddp.instruments.cost.layouts import Cluster, Layout, blocks_of_stages
+from scratch_ddp.instruments.cost.models import (
+    ModelShape,
+    flops_per_token,
+    forward_flops_of_block,
+    forward_flops_of_head,
+    refuse_mixture,
+)
+from scratch_ddp.instruments.cost.states import MIXED, Precision
+from scratch_ddp.instruments.cost.wire import Wire
+
+EFFICIENCY = 0.55  # of the peak, while a device computes: fits large models, within 11 % (see `published`)
+EFFICIENCIES = (0.38, 0.62)  # between these are the published runs, small models on slower H100 at the lower end
+_ELEMENT = 2  # bytes of a number in activations
+_LITTLE = 0.05  # of a forward: norms and activations done again, which wait for memory (1.8 % of a step of an 8B)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step of the slowest rank, by what it does: each part is time that nothing else hides.
+
+    compute · tensor: messages of tensor parallelism · pipeline: messages between stages · bubble: waiting for other
+    stages · data: messages of data parallelism that stick out
+    """
+
+    compute: float
+    tensor: float = 0.0
+    pipeline: float = 0.0
+    bubble: float = 0.0
+    data: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def binds(self) -> str:
+        """The part that takes longest."""
+        return max((field.name for field in fields(self)), key=lambda name: getattr(self, name))
+
+
+def step_time(
+    shape: ModelShape,
+    layout: Layout,
+    cluster: Cluster,
+    sequence: int,
+    efficiency: float = EFFICIENCY,
+    precision: Precision = MIXED,
+) -> StepTime:
+    """Return the forecast of a step, in which every replica takes `micro_batches` micro-batches.
+
+    Raises ValueError for a mixture of experts, or an efficiency that is not above 0 and at most 1.
+    """
+    refuse_mixture(shape, "step")
+    if not 0 < efficiency <= 1:
+        raise ValueError(f"efficiency must be above 0 and at most 1, not {efficiency!r}")
+    tokens, speed = layout.micro * sequence, cluster.device.flops * efficiency * layout.tp
+    block = tokens * forward_flops_of_block(shape, sequence) / speed
+    head = tokens * forward_flops_of_head(shape) / speed
+    again = {False: 0, "selective": _LITTLE, True: 1}[layout.checkpointing]  # of a forward, in backward
+    sent = _sent_by_block(shape, layout, cluster, tokens)
+    stages = blocks_of_stages(shape.blocks, layout.pp)
+    slowest = max(range(layout.pp), key=lambda s: stages[s] * block + head * (s == layout.pp - 1))
+    heads = head * (slowest == layout.pp - 1)
+    forward = stages[slowest] * (block + sent) + heads
+    resent = 1 + (layout.checkpointing is True)  # messages of backward, in units of forward's
+    backward = stages[slowest] * ((2 + again) * block + resent * sent) + 2 * heads
+    computes = stages[slowest] * (3 + again) * block + 3 * heads
+    m, p, v = layout.micro_batches, layout.pp, layout.chunks
+    tensor = m * stages[slowest] * (1 + resent) * sent
+    if p == 1:
+        return StepTime(m * computes, tensor, data=_data(shape, layout, cluster, forward, backward, precision))
+    hop = hop_wire(layout, cluster).message(_ELEMENT * tokens * shape.width / layout.tp)
+    return StepTime(
+        m * computes,
+        tensor,
+        hops(p, m, hop) if v == 1 else 2 * (p * v - 1) * hop,  # the others are hidden
+        (p - 1) / v * (forward + backward),
+        _after_backward(shape, layout, cluster, stages, forward + backward, precision),
+    )
+
+
+def hop_wire(layout: Layout, cluster: Cluster) -> Wire:
+    """What connects two stages of a pipeline: those of two nodes, if it doesn't fit into one."""
+    return cluster.wire(2, layout.tp if layout.tp * layout.pp <= cluster.per_node else cluster.per_node)
+
+
+def hops(p: int, m: int, hop: float) -> float:
+    """Seconds that messages of `hop` seconds add to 1F1B of m micro-batches on p ranks.
+
+    The first forward passes p − 1 wires, and its gradient passes them back. While the pipeline fills, each rank waits
+    for a gradient once more than it has forwards to do meanwhile. Then p micro-batches share each round trip. (Within
+    4 % of `cost.pipelined`, which goes through every action.)
+    """
+    return hop * (2 * (p - 1) + 2 * max(0, min(m, p) - 2) + max(0, m - p) * 2 * (p - 1) / p)
+
+
+def _sent_by_block(shape: ModelShape, layout: Layout, cluster: Cluster, tokens: int) -> float:
+    """Seconds of a block's messages in forward, and again in backward: attention and MLP gather and scatter tokens."""
+    parts = 2 if shape.heads else 1
+    return 2 * parts * cluster.wire(layout.tp).all_gather(_ELEMENT * tokens * shape.width)
+
+
+def _after_backward(
+    shape: ModelShape, layout: Layout, cluster: Cluster, stages: list[int], computes: float, precision: Precision
+) -> float:
+    """In a pipeline gradients are complete with the last micro-batch: its last chunk's messages come after it.
+
+    ZeRO-2 has reduced those of each micro-batch while the next one computed.
+    """
+    wire = cluster.wire(layout.dp, layout.tp * layout.pp)
+    ends = [shape.embedding, *[0] * (layout.pp - 2), shape.head]
+    parameters = max(blocks * shape.block + end for blocks, end in zip(stages, ends, strict=True)) / layout.tp
+    reduced, last = wire.all_gather(precision.reduced * parameters), 1 / layout.chunks
+    early = (layout.micro_batches - 1) * max(0.0, reduced - computes) if layout.stage == "ZeRO-2" else 0.0
+    if layout.stage == "DDP":
+        return last * wire.all_reduce(precision.reduced * parameters)
+    return early + last * (reduced + wire.all_gather(precision.sent * parameters))
+
+
+def _data(
+    shape: ModelShape, layout: Layout, cluster: Cluster, forward: float, backward: float, precision: Precision
+) -> float:
+    """Without a pipeline: what sticks out of the last backward; of every one's under ZeRO-2, of all passes under 3."""
+    if layout.dp == 1:
+        return 0.0
+    m, blocks, ends = layout.micro_batches, shape.blocks, (shape.outside - shape.last_norm) / layout.tp
+    shards, block = layout.shards or layout.dp, shape.block / layout.tp
+    wire = cluster.wire(shards, layout.tp)
+    if layout.stage == "DDP":
+        last = wire.all_reduce(precision.reduced * ends) if ends else 0.0
+        return _sticks_out(blocks, backward, wire.all_reduce(precision.reduced * block)) + last
+
+    def gather(parameters: float, element: int = precision.sent) -> float:
+        return wire.all_gather(element * parameters) if parameters else 0.0
+
+    def scatter(parameters: float) -> float:
+        return gather(parameters, precision.reduced)
+
+    if layout.stage == "ZeRO-3":
+        took = sharded_pass(blocks, forward, backward, gather(block), scatter(block)) - forward - backward
+        between = cluster.wire(layout.dp // shards, layout.tp * shards)  # HSDP averages shards there meanwhile
+        average = between.all_reduce(precision.reduced * block / shards)
+        return m * (took + gather(ends) + scatter(ends)) + _sticks_out(blocks, backward, average)
+    reduced = _sticks_out(blocks, backward, scatter(block)) + scatter(ends)
+    return reduced * (m if layout.stage == "ZeRO-2" else 1) + gather(blocks * block + ends)
+
+
+def _sticks_out(blocks: int, backward: float, message: float) -> float:
+    """Seconds after the backward in which as many messages queue as there are blocks, each when its block is done."""
+    return max(message, blocks * message - backward * (blocks - 1) / blocks)
+
+
+def sharded_pass(blocks: int, forward: float, backward: float, gather: float, scatter: float | None = None) -> float:
+    """Seconds of forward and backward of equal blocks under ZeRO-3, each gathered while the one before computes.
+
+    `forward`, `backward`: of all blocks; `gather`: seconds to gather a block; `scatter`: its gradient (default: as
+    long). The last block stays whole in between. Messages queue for one wire, and the last one ends the pass.
+    """
+    scatter = gather if scatter is None else scatter
+    clock = wire = 0.0
+
+    def sent(message: float) -> float:
+        nonlocal wire
+        wire = max(wire, clock) + message
+        return wire
+
+    there = [sent(gather)]
+    for i in range(blocks):
+        if i + 1 < blocks:
+            there.append(sent(gather))
+        clock = max(clock, there[i]) + forward / blocks
+    if blocks > 1:
+        there[blocks - 2] = sent(gather)
+    for i in reversed(range(blocks)):
+        if 0 < i < blocks - 1:
+            there[i - 1] = sent(gather)
+        clock = max(clock, there[i]) + backward / blocks
+        scattered = sent(scatter)
+    return scattered
+
+
+def tflops_of_device(
+    shape: ModelShape,
+    layout: Layout,
+    cluster: Cluster,
+    sequence: int,
+    efficiency: float = EFFICIENCY,
+    precision: Precision = MIXED,
+) -> float:
+    """The operations in 10¹² a second that each device does in a step: those of the model, and those done again."""
+    took = step_time(shape, layout, cluster, sequence, efficiency, precision).total
+    flops = flops_per_token(shape, sequence, layout.checkpointing is True) * layout.batch * sequence
+    return flops / took / layout.devices / 1e12

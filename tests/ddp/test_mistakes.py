@@ -1,0 +1,373 @@
+"""What goes wrong is an error on every rank, which names rank and tensor, and no hang; the next step is right."""
+
+import copy
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from scratch_ddp import FSDP, BucketedDDP, FlatDDP, ShardedOptimizer
+from scratch_ddp.ddp import SimpleDistributedDataParallelism
+from scratch_ddp.zero import reduce_gradients
+from tests.ddp.cases import HOOKED, STRATEGIES, gathered, mlp
+from tests.ranks import RankFailed, run_ranks
+
+hooked = pytest.mark.parametrize("strategy", HOOKED.values(), ids=HOOKED)
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
+
+
+def said_by(do: Callable[[], object]) -> str:
+    """What `do` raises."""
+    try:
+        do()
+    except (ValueError, RuntimeError, TypeError, ArithmeticError) as error:
+        return str(error)
+    return "nothing"
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(3)))
+
+
+def backward(model: nn.Module) -> None:
+    model(torch.ones(2, 6) * (1 + dist.get_rank())).square().mean().backward()
+
+
+def a_right_step(wrapped) -> bool:
+    """Whether the next step gives the mean."""
+    expected = FlatDDP(copy.deepcopy(wrapped.module))
+    for each in (wrapped, expected):
+        each.zero_grad()
+        backward(each)
+        each.sync_gradients()
+    return all(torch.allclose(a.grad, b.grad) for a, b in zip(wrapped.parameters(), expected.parameters(), strict=True))
+
+
+# Building a model.
+
+
+def model(kind: str) -> object:
+    torch.manual_seed(0)
+    parts = {"first": nn.Linear(3, 3), "second": nn.Linear(3, 4 if kind == "shape" else 3)}
+    if kind == "order":
+        parts = dict(reversed(parts.items()))
+    elif kind == "fewer":
+        del parts["second"]
+    elif kind == "dtype":
+        parts["second"].half()
+    elif kind == "frozen":
+        parts["second"].weight.requires_grad_(False)
+    elif kind == "tied":
+        parts["second"].weight = parts["first"].weight
+    elif kind == "buffer":
+        parts["second"].register_buffer("scale", torch.ones(1))
+    elif kind == "layout":
+        parts["second"].weight = nn.Parameter(parts["second"].weight.detach().t())
+    elif kind == "meta":
+        parts["second"].to("meta")
+    elif kind == "lazy":
+        parts["second"] = nn.LazyLinear(3)
+    return {} if kind == "no module" else nn.ModuleDict(parts)
+
+
+STRUCTURES = {
+    "order": "entry 1 is parameter 'second.weight': float32 (3, 3), but parameter 'first.weight': float32 (3, 3)",
+    "fewer": "entry 3 is nothing more, but parameter 'second.weight': float32 (3, 3)",
+    "shape": "entry 3 is parameter 'second.weight': float32 (4, 3), but parameter 'second.weight': float32 (3, 3)",
+    "dtype": "entry 3 is parameter 'second.weight': float16 (3, 3), but parameter 'second.weight': float32 (3, 3)",
+    "frozen": "entry 3 is parameter 'second.weight': float32 (3, 3), frozen, but",
+    "tied": "entry 3 is parameter 'second.bias'",
+    "buffer": "entry 5 is buffer 'second.scale': float32 (1,), but nothing more",
+    "layout": "entry 3 is parameter 'second.weight': float32 (3, 3), strides (1, 3), but",
+    "meta": "'second.weight' is on the meta device and has no values",
+    "lazy": "'second.weight' has no shape yet",
+    "no module": "the model must be a torch.nn.Module, not dict",
+}
+
+
+def another_structure_on_one_rank(strategy) -> list[str]:
+    return [
+        said_by(lambda kind=kind: strategy(model(kind if dist.get_rank() == 1 else "plain"))) for kind in STRUCTURES
+    ]
+
+
+@pytest.mark.parametrize("strategy", [FlatDDP, BucketedDDP], ids=lambda strategy: strategy.__name__)
+def test_another_structure_on_one_rank(strategy):
+    first, *others = run_ranks(3, another_structure_on_one_rank, strategy)
+    assert others == [first] * 2
+    for said, expected in zip(first, STRUCTURES.values(), strict=True):
+        assert "rank 1: " + expected in said and "rank 2" not in said
+
+
+def arguments() -> list[str]:
+    guilty = dist.get_rank() == 1
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    return [
+        said_by(lambda: BucketedDDP(FSDP(layers()))),
+        said_by(lambda: FlatDDP(nn.Sequential(FSDP(layers())))),
+        said_by(lambda: BucketedDDP(layers(), dist.group.WORLD)),
+        said_by(lambda: BucketedDDP(layers(), mesh)),
+        said_by(lambda: BucketedDDP(layers(), sync="always" if guilty else "call")),
+        said_by(lambda: BucketedDDP(layers(), sync="backward" if guilty else "call")),
+        said_by(lambda: BucketedDDP(layers(), 10.0) if guilty else FlatDDP(layers())),
+        said_by(lambda: BucketedDDP(layers(), bucket_mb=10.0 if guilty else 25.0)),
+    ]
+
+
+def test_arguments():
+    ways = "the ranks wrap different models, or wrap them differently: do the same everywhere\nrank 1: entry 0 is "
+    expected = [
+        "ranks 0, 1: the model is sharded by FSDP, so that ranks hold different parameters: to replicate shards (HSDP)",
+        "ranks 0, 1: '0' is sharded by FSDP",
+        "ranks 0, 1: the ProcessGroup was taken for bucket_mb: pass it by name, BucketedDDP(model, group=…)",
+        "ranks 0, 1: the DeviceMesh was taken for bucket_mb",
+        "rank 1: sync must be 'call' or 'backward', not 'always'",
+        ways + "BucketedDDP(bucket_mb=25.0, sync='backward'), but BucketedDDP(bucket_mb=25.0, sync='call') on rank 0",
+        ways + "BucketedDDP(bucket_mb=10.0, sync='call'), but FlatDDP() on rank 0",
+        ways + "BucketedDDP(bucket_mb=10.0, sync='call'), but BucketedDDP(bucket_mb=25.0, sync='call') on rank 0",
+    ]
+    for messages in run_ranks(2, arguments):
+        for message, start in zip(messages, expected, strict=True):
+            assert message.startswith(start), message
+
+
+def groups() -> list[str]:
+    FlatDDP(mlp(), DeviceMesh("cpu", [[0, 1, 2, 3]]))  # a dimension of size 1 does not count
+    wide, part = DeviceMesh("cpu", [[0, 1], [2, 3]]), dist.new_group([0, 1])
+    return [said_by(lambda group=group: FlatDDP(mlp(), group)) for group in (wide, part)]
+
+
+def test_groups():
+    with pytest.raises(RuntimeError, match="no process group yet: run under torchrun"):
+        FlatDDP(mlp())
+    for rank, (wide, part) in enumerate(run_ranks(4, groups)):
+        assert wide.startswith("the mesh has 2 dimensions: pass the one")
+        assert part == "nothing" if rank < 2 else part.startswith(f"rank {rank} is not in the group")
+
+
+VALUES = {
+    "value": "rank 1: '0.bias' differs from rank 0's by up to 0.5: set the same seed",
+    "minus zero": "rank 1: '2.weight' differs from rank 0's in bits alone (0.0 against -0.0)",
+    "NaN": "rank 1: '2.weight' differs from rank 0's by up to nan",
+    "buffer": "rank 1: 'count' differs from rank 0's by up to 1",
+    "same NaN": "nothing",
+}
+
+
+def unequal_values() -> list[str]:
+    said = []
+    for what in VALUES:
+        torch.manual_seed(0)
+        parts = mlp()
+        with torch.no_grad():
+            parts[2].weight[0, 0] = float("nan") if what == "same NaN" else 0.0
+            if dist.get_rank() == 1:
+                parts[0].bias[3] += 0.5 * (what == "value")
+                parts[2].weight[0, 0] *= {"minus zero": -1, "NaN": float("nan")}.get(what, 1)
+        if what == "buffer":
+            parts.register_buffer("count", torch.tensor(dist.get_rank()))
+        said.append(said_by(lambda parts=parts: SimpleDistributedDataParallelism(parts)))
+    return said
+
+
+def test_simple_verifies_the_values():
+    for said in run_ranks(2, unequal_values):
+        assert all(text.startswith(start) for text, start in zip(said, VALUES.values(), strict=True)), said
+
+
+# Steps.
+
+
+def spoil(strategy, fault: str, guilty: bool) -> None:
+    torch.manual_seed(0)
+    parts = nn.ModuleDict({"embed": nn.Embedding(4, 3), "head": nn.Linear(3, 3)})
+    wrapped = strategy(parts)
+    parts["embed"].sparse = guilty and fault == "sparse"
+    if guilty and fault == "replaced":
+        parts["head"].weight = nn.Parameter(parts["head"].weight.detach().clone())
+    if guilty and fault == "added":
+        parts["extra"] = nn.Linear(3, 3)
+    loss = parts["head"](parts["embed"](torch.tensor([1, 2]))).pow(2).sum()
+    loss.backward(create_graph=guilty and fault == "graph")
+    wrapped.sync_gradients()
+
+
+FAULTS = {
+    "sparse": "the gradient of 'embed.weight' is sparse",
+    "graph": "the gradient of 'embed.weight' has a graph of its own: no double backward",
+    "replaced": "parameters were added, removed, replaced or tied after the model was wrapped",
+    "added": "parameters were added, removed, replaced or tied after the model was wrapped",
+}
+
+
+@each_strategy
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_what_cannot_be_averaged(strategy):
+    def each_in_turn():
+        return [said_by(lambda fault=fault: spoil(strategy, fault, dist.get_rank() == 1)) for fault in FAULTS]
+
+    for said in run_ranks(2, each_in_turn):
+        assert all(text.startswith("rank 1: " + start) for text, start in zip(said, FAULTS.values(), strict=True)), said
+
+
+def steps_in_hooks(strategy, first: bool) -> str:
+    """The optimizer steps in hooks of gradients, which are this rank's own then."""
+    parts = layers()
+    wrapped = None if first else strategy(parts)
+    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in parts.parameters()}
+    for each in parts.parameters():
+        each.register_post_accumulate_grad_hook(lambda each: optimizers[each].step())
+    wrapped = wrapped or strategy(parts)
+    return said_by(lambda: backward(wrapped))
+
+
+def forgotten(strategy) -> list[str]:
+    said = []
+    for make in (lambda p: torch.optim.SGD(p, lr=0.1), lambda p: ShardedOptimizer(p, torch.optim.SGD, lr=0.1)):
+        wrapped = strategy(layers())
+        optimizer = make(wrapped.parameters())
+        assert a_right_step(wrapped)
+        optimizer.step()
+        optimizer.zero_grad()
+        backward(wrapped)
+        said.append(said_by(optimizer.step))
+    with wrapped.no_sync():  # one rank forgets, the other does not; it had only gradients from inside no_sync
+        backward(wrapped)
+    said.append(said_by(wrapped.sync_gradients if dist.get_rank() else optimizer.step))
+    assert a_right_step(wrapped)
+    return [*said, steps_in_hooks(strategy, first=True), steps_in_hooks(strategy, first=False)]
+
+
+@each_strategy
+def test_a_step_without_sync_gradients(strategy):
+    for said in run_ranks(2, forgotten, strategy):
+        for who, message in zip(("s 0, 1: ", "s 0, 1: ", " 0: ", "s 0, 1: ", "s 0, 1: "), said, strict=True):
+            assert message.startswith("rank" + who + "the optimizer steps with gradients that were not"), said
+
+
+def intended(strategy) -> None:
+    """Steps with gradients of which none waits for the other ranks."""
+    wrapped = strategy(layers())
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    if strategy is FlatDDP:
+        sharded = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1)
+        backward(wrapped)
+        reduce_gradients(sharded)  # in place of sync_gradients
+        sharded.step()
+        sharded.zero_grad()
+    with wrapped.no_sync():
+        backward(wrapped)
+        optimizer.step()  # by itself, as inside torch's DDP.no_sync()
+    optimizer.zero_grad()
+    with wrapped.no_sync():
+        backward(wrapped)
+    torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1).step()  # of another model
+    optimizer.zero_grad()
+    optimizer.step()  # of nothing
+    wrapped.remove_hooks()
+    backward(wrapped.module)
+    optimizer.step()  # of an ordinary module
+
+
+@each_strategy
+def test_steps_that_are_meant_to_be_taken(strategy):
+    run_ranks(2, intended, strategy)
+
+
+def touched(strategy) -> list[str]:
+    """Rank 1 reads, clips or clears gradients before they are synchronised."""
+    said, wrapped = [], strategy(layers())
+    first = next(wrapped.parameters())
+    for touch in (
+        lambda: first.grad.norm(),
+        lambda: nn.utils.clip_grad_norm_(wrapped.parameters(), 1e-3),
+        lambda: wrapped.zero_grad(set_to_none=False),
+        wrapped.zero_grad,
+        lambda: setattr(first, "grad", None),
+        lambda: (wrapped.zero_grad(), backward(wrapped)),
+    ):
+        backward(wrapped)
+        if dist.get_rank() == 1:
+            said.append(said_by(touch))
+        if not (said and said[-1].startswith("rank 1: ")) or dist.get_rank() == 0:
+            said.append(said_by(wrapped.sync_gradients))
+        assert a_right_step(wrapped)
+    return said
+
+
+@hooked
+def test_gradients_that_are_touched_on_their_way(strategy):
+    first, second = run_ranks(2, touched, strategy)
+    cleared = first[-1]
+    assert cleared.startswith("rank 1: gradients were cleared between backward and sync_gradients(), and")
+    assert first == ["nothing"] * 3 + [cleared] * 3
+    read = "gradients are on their way between backward and sync_gradients(): use them after it"
+    assert second == [read, "nothing"] * 3 + ["nothing", cleared] * 2 + [cleared]
+
+
+def raises(_):
+    raise RuntimeError("this hook is broken")
+
+
+def backward_raises(strategy, who) -> list:
+    wrapped, said = strategy(layers()), []
+    for synchronise in (True, False):
+        broken = wrapped.module[1].weight.register_hook(raises) if dist.get_rank() in who else None
+        said.append(said_by(lambda: backward(wrapped)))
+        if broken:
+            broken.remove()
+        if synchronise or dist.get_rank() not in who:
+            said.append(said_by(wrapped.sync_gradients))
+        elif len(who) == 1:  # and goes on without the others: they must hear of it
+            said.append(said_by(lambda: wrapped(torch.ones(1, 6))))
+        assert a_right_step(wrapped)
+    return said
+
+
+@hooked
+def test_a_backward_that_is_interrupted(strategy):
+    broken, told = "this hook is broken", "backward did not reach its end, so not all gradients are complete: repeat "
+    told = [f"rank{who}: {told}the step" for who in (" 1", "s 0, 1")]
+    assert run_ranks(2, backward_raises, strategy, [0, 1]) == [[broken, told[1], broken]] * 2
+    assert run_ranks(2, backward_raises, strategy, [1]) == [["nothing", told[0]] * 2, [broken, told[0]] * 2]
+
+
+def failed_forward(strategy) -> bool:
+    """Rank 1 leaves a batch out that fails in forward: it is one behind then, and its last one still meets."""
+    wrapped = strategy(layers())
+    for batch in range(3):
+        if (batch, dist.get_rank()) == (1, 1):
+            assert "mat1" in said_by(lambda: wrapped(torch.ones(2, 5)))
+            continue
+        backward(wrapped)
+        wrapped.sync_gradients()
+    if dist.get_rank() == 1:
+        backward(wrapped)
+        wrapped.sync_gradients()
+    return len({tuple(each) for each in gathered(wrapped.module[0].weight.grad.flatten().tolist())}) == 1
+
+
+@each_strategy
+def test_a_forward_that_failed_on_one_rank(strategy):
+    assert run_ranks(2, failed_forward, strategy) == [True, True]
+
+
+def fewer_batches(strategy) -> None:
+    wrapped = strategy(layers())
+    for _ in range(2 - dist.get_rank()):
+        backward(wrapped)
+        wrapped.sync_gradients()
+    if dist.get_rank() == 1:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("strategy", [FlatDDP, BucketedDDP, FSDP], ids=lambda strategy: strategy.__name__)
+def test_a_rank_that_runs_out_of_batches(strategy):
+    with pytest.raises(RankFailed) as failed:
+        run_ranks(2, fewer_batches, strategy)
+    assert "Another rank has ended" in failed.value.failures[0] and "drop_last=True" in failed.value.failures[0]

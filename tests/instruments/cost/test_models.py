@@ -1,0 +1,179 @@
+"""Sizes from a config, held against transformers' own models; what forwards save and ranks hold, against real ones."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from scratch_ddp.course.pages import held_by_ranks
+from scratch_ddp.course.pages.held_by_ranks import NAMES, by_formula, fullest, loss_of, new_model, shape_of
+from scratch_ddp.instruments.cost import STAGES, Layout, bytes_per_token, flops_per_token, from_config, model
+from scratch_ddp.instruments.cost.published import MEGATRON, MODELS
+from scratch_ddp.instruments.memory import memory_use
+from tests.ranks import run_ranks
+
+SMALL = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+SMALL |= {"vocab_size": 128, "num_key_value_heads": 2}
+GEMMA = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "num_attention_heads": 8}
+GEMMA |= {"num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
+SIGLIP = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
+LLAVA = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+NEMO = {"hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40, "num_attention_heads": 32}
+NEMO |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072}
+LLAMA_1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+LLAMA_1B |= {"num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True}
+GPT_OSS = {"hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64}
+GPT_OSS |= {"num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4}
+GPT_OSS |= {"vocab_size": 201088, "attention_bias": True}
+QWEN_VL = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+QWEN_VL |= {"num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False}
+PHI = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32}
+IMAGES = ("gemma3", "llava", "qwen2_5_vl")
+CONFIGS = {
+    "Llama, biases": {"model_type": "llama", **SMALL, "attention_bias": True, "mlp_bias": True, "head_dim": 32},
+    "Llama-3.2-1B, tied": {"model_type": "llama", **LLAMA_1B},
+    "Mistral-Nemo, wide heads": {"model_type": "mistral", **NEMO},
+    "GPT-2, n_inner null": {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
+    | {"n_inner": None, "n_positions": 1024},
+    "Qwen 3": {"model_type": "qwen3", **SMALL},
+    "Gemma-3 4B, nested": {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}
+    | {"text_config": {"model_type": "gemma3_text", **GEMMA}}
+    | {"vision_config": {"model_type": "siglip_vision_model", **SIGLIP, "image_size": 896, "patch_size": 14}},
+    "DeepSeek-V3, latent": {"model_type": "deepseek_v3", "num_hidden_layers": 4, "n_routed_experts": 8}
+    | {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 16, "vocab_size": 1000}
+    | {"num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "num_key_value_heads": 16},
+    "gpt-oss 20B, biases of experts": {"model_type": "gpt_oss", **GPT_OSS},
+    "LLaVA, no sizes of its own": {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
+    | {"text_config": {"model_type": "llama", **LLAVA, "vocab_size": 32064}},
+    "Qwen2.5-VL, flat": {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    | {**QWEN_VL, "vision_config": {"depth": 32, "hidden_size": 1280}},
+    "Phi, no model_type": {"architectures": ["PhiForCausalLM"], **PHI, "vocab_size": 51200},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_those_that_transformers_counts(name, tmp_path):
+    config = CONFIGS[name]
+    kind = config.get("model_type", "phi")
+    auto = AutoModelForImageTextToText if kind in IMAGES else AutoModelForCausalLM
+    with torch.device("meta"):
+        whole = auto.from_config(AutoConfig.for_model(kind, **{k: v for k, v in config.items() if k != "model_type"}))
+    shape = from_config(config, name)
+    assert shape.parameters == pytest.approx(sum(each.numel() for each in whole.parameters()), rel=0.01)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert from_config(tmp_path, name) == shape
+    assert (shape.experts > 0) == (shape.active_parameters < 0.8 * shape.parameters)
+
+
+def test_published_counts():
+    assert MODELS["Llama-3-8B"].parameters == 8_030_261_248  # of the model's card on the hub
+    assert MODELS["Llama-3-405B"].parameters == 405_853_388_800
+    assert MODELS["GPT-2"].parameters == 124_439_808
+    found, mixtral = model("deepseek-v3"), model("Mixtral-8x7B")
+    assert (round(found.parameters / 1e9), round(found.active_parameters / 1e9)) == (671, 38)  # its paper: 671, 37
+    assert (mixtral.parameters, mixtral.active_parameters) == (46_702_792_704, 12_879_925_248)
+    for run in MEGATRON[1:]:  # the first is 1.65, printed as 1.7
+        assert f"GPT {run.shape.parameters / 1e9:.1f}B".replace(".0B", "B") == run.shape.name
+
+
+@pytest.mark.parametrize(
+    "config, says",
+    [
+        ({}, "the config has no model_type, and no architectures that transformers knows"),
+        ({"model_type": "gpt2"}, "no hidden_size and no num_hidden_layers"),
+        (SMALL | {"model_type": "llama", "num_hidden_layers": 0}, "num_hidden_layers must be 1 or more, not 0"),
+        (SMALL | {"model_type": "llama", "num_key_value_heads": 3}, "4 heads can't share 3 of keys and values evenly"),
+        (SMALL | {"model_type": "abacus"}, "transformers can't build model_type 'abacus' from this config"),
+        (
+            {"model_type": "llava", "vision_config": {"hidden_size": 1000}},
+            "transformers can't build model_type 'llava'",
+        ),
+        ("nowhere/config.json", "can't be read as JSON"),
+    ],
+)
+def test_a_bad_config_is_refused_in_a_sentence(config, says):
+    with pytest.raises(ValueError, match=says):
+        from_config(config)
+
+
+def test_operations():
+    shape = MODELS["Llama-3-8B"]
+    matrices = shape.parameters - shape.embedding - shape.last_norm - 64 * shape.width
+    attention = 12 * shape.blocks * shape.width * 4096  # heads times their width is the model's width
+    assert flops_per_token(shape, 4096) == 6 * matrices + attention
+    head = 2 * shape.vocabulary * shape.width
+    assert flops_per_token(shape, 4096, recomputes=True) == flops_per_token(shape, 4096) * 4 / 3 - head  # done once
+    mixture = model("Mixtral-8x7B")
+    assert flops_per_token(mixture, 0) == pytest.approx(6 * mixture.active_parameters, rel=0.02)
+    for run in MEGATRON:  # its formula: 96 B s l h² (1 + s/6h + V/16lh), where the head counts as here
+        h, blocks, s = run.shape.width, run.shape.blocks, run.sequence
+        theirs = 96 * blocks * h**2 * (1 + s / (6 * h) + run.shape.vocabulary / (16 * blocks * h))
+        assert flops_per_token(run.shape, s, recomputes=True) == pytest.approx(theirs, rel=1e-3)
+    for name in ("Llama", "GPT-2"):
+        small = new_model(name, 8)
+        small.set_attn_implementation("eager")  # torch does not count the fused one on a CPU
+        with FlopCounterMode(display=False) as counted:
+            loss_of(small, name, 2, 64).backward()
+        assert counted.get_total_flops() == pytest.approx(2 * 64 * flops_per_token(shape_of(name), 64), rel=0.01)
+
+
+def saved_bytes(module, forward):
+    own = {each.untyped_storage().data_ptr() for each in [*module.parameters(), *module.buffers()]}
+    found = {}
+
+    def note(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = forward()
+    del loss
+    return sum(storage.nbytes() for storage in found.values())
+
+
+@pytest.mark.parametrize("kept", ["all", "inputs"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_forwards_save_what_the_formula_says(name, dtype, kept):
+    """A block's bytes are the difference of two models that have one block more or less."""
+    if name == held_by_ranks.TWO_MATRICES.name and kept == "inputs":
+        pytest.skip("it has no switch for checkpointing")
+    totals = []
+    for blocks in (2, 3):
+        module = new_model(name, blocks).to(dtype)
+        module = held_by_ranks.with_checkpointing(module) if kept == "inputs" else module
+        totals.append(saved_bytes(module, partial(loss_of, module, name, 2, 64)) / 128)
+    expected = bytes_per_token(shape_of(name), dtype.itemsize, kept == "inputs")
+    assert totals[1] - totals[0] == pytest.approx(expected, rel=0.05 if kept == "inputs" else 0.01)
+
+
+@pytest.mark.parametrize(("dtype", "each"), [(torch.bfloat16, 14), (torch.float32, 16)], ids=str)
+def test_the_peak_at_the_loss(dtype, each):
+    """A vocabulary beside which nothing counts."""
+    config = {**SMALL, "vocab_size": 32_000, "num_hidden_layers": 1}
+    small = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **config)).to(dtype)
+    ids = torch.randint(32_000, (4, 256))
+    small(input_ids=ids[:, :8], labels=ids[:, :8]).loss.backward()
+    with memory_use() as used:
+        found = small(input_ids=ids, labels=ids)  # it keeps the logits
+        found.loss.backward()
+    logits = 4 * 256 * 32_000
+    assert used.peak_bytes / logits == pytest.approx(each, rel=0.1)
+
+
+SPLITS = {name: [Layout(dp=4, stage=stage) for stage in STAGES] for name in NAMES}
+SPLITS["Llama"] += [Layout(tp=4), Layout(pp=4, micro_batches=8)]
+SPLITS["two matrices"] += [Layout(pp=4, micro_batches=8)]
+
+
+def test_ranks_hold_what_the_formulas_say():
+    def held():
+        return {(name, layout): fullest(name, layout) for name, layouts in SPLITS.items() for layout in layouts}
+
+    for (name, layout), found in run_ranks(4, held)[0].items():
+        assert found == pytest.approx(by_formula(name, layout), rel=0.01), f"{name}: {layout}"

@@ -1,0 +1,283 @@
+"""What crosses the link and when: bytes, begins and ends by the ranks' logs, waits as long, without processor."""
+
+import functools
+import itertools
+import os
+import signal
+import statistics
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scratch_ddp.instruments.network import Link, linked_group, lone_rank
+from scratch_ddp.instruments.network.clock import now, take_time
+from scratch_ddp.instruments.network.nic import Nic
+from tests.ranks import run_ranks
+
+ALPHA, BETA = 0.004, 1e-7
+X = 10_000  # elements of 4 bytes: 4 ms for all of them
+COST = ALPHA + BETA * 4 * X
+
+
+@pytest.fixture
+def pair():
+    """A lone rank of two."""
+    yield lone_rank(2, Link(ALPHA, BETA))
+    dist.destroy_process_group()
+
+
+def spans(group, *calls):
+    return [(each.started, each.ended) for each in group.transfers if not calls or each.call in calls]
+
+
+def same(one, other):
+    """The same moments, to a microsecond: pytest's own tolerance is relative to the time since the machine started."""
+    return all(abs(a - b) < 1e-6 for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def collectives(rank, group):
+    """(call, bytes at this rank's end), worked out by hand: 12 elements of 4 bytes, 4 ranks."""
+    x, four, long = torch.zeros(12), [torch.zeros(12) for _ in range(4)], torch.zeros(48)
+    at_0 = four if rank == 0 else None
+    on_it = functools.partial
+    yield on_it(dist.all_reduce, x, group=group), 72
+    yield on_it(dist.all_reduce_coalesced, [x, x], group=group), 144
+    yield on_it(dist.broadcast, x, 2, group=group), 48
+    yield on_it(dist.reduce, x, 2, group=group), 48
+    yield on_it(dist.all_gather, four, x, group=group), 144
+    yield on_it(dist.all_gather_into_tensor, long, x, group=group), 144
+    yield on_it(dist.gather, x, at_0, 0, group=group), 144 if rank == 0 else 48  # the root receives three
+    yield on_it(dist.scatter, x, at_0, 0, group=group), 144 if rank == 0 else 48
+    yield on_it(dist.reduce_scatter, x, four, group=group), 144
+    yield on_it(dist.reduce_scatter_tensor, x, long, group=group), 144
+    yield on_it(dist.all_to_all, [torch.zeros(12) for _ in range(4)], four, group=group), 144
+    yield on_it(dist.all_to_all_single, long, torch.zeros(48), group=group), 144
+    arriving, received = (torch.zeros(12, 1), [3] * 4) if rank == 0 else (torch.zeros(0, 1), [0] * 4)
+    to_rank_0 = on_it(dist.all_to_all_single, arriving, torch.zeros(3, 1), received, [3, 0, 0, 0], group=group)
+    yield to_rank_0, 36 if rank == 0 else 12  # rank 0 receives from three ranks, and keeps its own rows
+    yield on_it(dist.barrier, group=group), 0
+
+
+def bytes_of_each(group):
+    for call, nbytes in collectives(dist.get_rank(group), group):
+        group.transfers.clear()
+        call()
+        assert [transfer.nbytes for transfer in group.transfers] == [nbytes], call.func.__name__
+        assert group.transfers[0].ended - group.transfers[0].started == pytest.approx(nbytes * 1e-6, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch renames some; the older names are meant to work too
+def test_bytes_of_each_collective():
+    run_ranks(4, lambda: bytes_of_each(linked_group(Link(0, 1e-6))))
+    for rank in (0, 3):
+        try:
+            bytes_of_each(lone_rank(4, Link(0, 1e-6), rank))
+        finally:
+            dist.destroy_process_group()
+
+
+def run_pair(function, size=2):
+    """Run `function(rank, group, x)` on linked ranks and return each rank's spans: {"send": […], "recv": […]}."""
+
+    def ranks():
+        group = linked_group(Link(ALPHA, BETA))
+        dist.barrier(group=group)
+        function(dist.get_rank(), group, torch.ones(X))
+        return {call: spans(group, call) for call in ("send", "recv")}
+
+    return run_ranks(size, ranks)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_message_begins_when_both_ends_are_ready(late):
+    def one_message(rank, group, x):
+        if rank == late:
+            time.sleep(0.05)
+        dist.send(x, 1, group=group) if rank == 0 else dist.recv(x, 0, group=group)
+
+    sender, receiver = run_pair(one_message)
+    assert same(sender["send"], receiver["recv"])
+    ((started, ended),) = sender["send"]
+    assert ended - started == pytest.approx(COST)
+
+
+def test_from_whoever_comes():
+    def anyone(rank, group, x):
+        if rank == 2:
+            time.sleep(0.05)
+            dist.send(x, 0, group=group)
+        elif rank == 0:
+            assert dist.recv(x, group=group) == 2
+
+    receiver, _, sender = run_pair(anyone, size=3)
+    assert same(sender["send"], receiver["recv"])
+
+
+def test_messages_of_one_rank_go_one_after_the_other():
+    """A star: the source's wire is taken by one message after the other, though all receivers wait."""
+
+    def star(rank, group, x):
+        if rank == 0:
+            time.sleep(0.05)
+            for work in [dist.isend(x, peer, group=group) for peer in (1, 2, 3)]:
+                work.wait()
+        else:
+            dist.recv(x, 0, group=group)
+
+    source, *others = run_pair(star, size=4)
+    ends = [0.0, *(ended for _, ended in source["send"])]
+    assert all(later - earlier >= 0.999 * COST for earlier, later in zip(ends, ends[1:], strict=False))
+    assert all(same([mine], other["recv"]) for mine, other in zip(source["send"], others, strict=True))
+
+
+def test_a_message_finds_the_wire_taken_by_any_of_those_before():
+    nic = Nic()
+    transfers = [nic.book("recv", 0, 0.0, 2.0) for _ in range(4)]
+    for transfer, ready in zip(transfers, (10.0, 6.0, 11.0, 5.0), strict=True):
+        nic.delay(transfer, ready)
+    assert [each.started for each in transfers] == [10, 6, 12, 8]
+
+
+def test_a_call_that_fails_takes_no_link():
+    def mistaken():
+        group, x = linked_group(Link(10, 0)), torch.ones(2)
+        with pytest.raises((RuntimeError, ValueError)):
+            dist.all_gather([torch.ones(2)] * 2, torch.ones(3), group=group)
+        assert group.transfers == []
+        group.link = Link(ALPHA, 0)
+        dist.all_reduce(x, group=group)
+        return x.tolist(), [round(each.ended - each.posted, 3) < 1 for each in group.transfers]
+
+    assert run_ranks(2, mistaken) == [([2, 2], [True])] * 2
+
+
+def test_ranks_begin_together_when_the_last_one_is_ready():
+    """Every rank's log has the same moments, whichever comes late, and however many are under way."""
+
+    def late():
+        rank, group = dist.get_rank(), linked_group(Link(ALPHA, BETA))
+        for who in range(3):
+            if rank == who:
+                time.sleep(0.05)
+            dist.all_reduce(torch.ones(X), group=group)
+        if rank == 1:
+            time.sleep(0.05)
+        works = [dist.all_reduce(torch.ones(X), group=group, async_op=True) for _ in range(4)]
+        for work in reversed(works):
+            work.wait()
+        return spans(group), [transfer.posted for transfer in group.transfers]
+
+    (first, posted_0), (second, posted_1), (third, posted_2) = run_ranks(3, late)
+    assert same(first, second) and same(first, third)
+    last = [max(each) for each in zip(posted_0, posted_1, posted_2, strict=True)]
+    begins = [started for started, _ in first]
+    assert begins[:4] == pytest.approx(last[:4], abs=1e-6)
+    assert begins[4:] == pytest.approx([ended for _, ended in first[3:6]], abs=1e-6)  # the others queue
+
+
+@pytest.mark.measures_time
+def test_waits_are_as_long_as_the_transfers(pair):
+    """On the whole: one that ends late because the machine is busy is made up for by the next."""
+    pair.link = Link(0.02, 5e-7)  # 40 ms: a call itself takes a quarter of one
+    medians = []
+    for _ in range(5):
+        took = [time.monotonic()]
+        for _ in range(7):
+            dist.all_reduce(torch.ones(X))
+            took.append(time.monotonic())
+        assert took[-1] - took[0] > 7 * 0.040 - 0.021
+        medians.append(statistics.median(later - earlier for earlier, later in itertools.pairwise(took)))
+    assert min(abs(median / 0.040 - 1) for median in medians) < 0.03
+
+
+def test_transfers_queue(pair):
+    pair.link = Link(0.1, 0)
+    works = [dist.all_reduce(torch.ones(X), async_op=True) for _ in range(3)]
+    assert not works[0].is_completed()
+    works[2].wait()
+    assert time.monotonic() >= pair.transfers[2].ended
+    assert all(work.is_completed() for work in works)
+    (a, b), (c, d), (e, f) = spans(pair)
+    assert a < b == c < d == e < f
+    assert pair.busy_seconds == pytest.approx(0.3)
+
+
+def the_thread_goes():
+    deadline = time.monotonic() + 5
+    while any(thread.name == "transfer-alarm" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "the thread is still there"
+        time.sleep(0.01)
+
+
+def test_a_future_comes_in_time_and_its_thread_goes(pair):
+    x = torch.ones(X)
+    futures = [dist.all_reduce(x, async_op=True).get_future() for _ in range(2)]
+    assert any(thread.name == "transfer-alarm" for thread in threading.enumerate())
+    value = futures[1].wait()
+    assert time.monotonic() >= pair.transfers[1].ended and value[0] is not None and futures[0].done()
+    assert value[0].data_ptr() == x.data_ptr()
+    the_thread_goes()
+
+
+def test_the_thread_goes_with_the_group(pair):
+    pair.link = Link(100, 0)
+    futures = [dist.all_reduce(torch.ones(1), async_op=True).get_future() for _ in range(3)]
+    dist.destroy_process_group(lone_rank(2, None))
+    assert not any(future.done() for future in futures)
+    pair.shutdown()
+    for future in futures:
+        future.wait()
+    the_thread_goes()
+
+
+def all_reduce(group):
+    dist.all_reduce(torch.ones(1), group=group)
+
+
+def messages(group):
+    """To the next rank, and from the one before it."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    sent = dist.isend(torch.ones(1), group=group, group_dst=(rank + 1) % size)
+    dist.recv(torch.ones(1), group=group, group_src=(rank - 1) % size)
+    sent.wait()
+
+
+def interrupted(operation, group):
+    """Seconds in an operation of a minute that is interrupted after 0.3 s, and then in the same on a quick link."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    group.link = Link(60, 0)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        operation(group)
+    ended = time.monotonic()
+    group.link = Link(0.001, 0)
+    operation(group)
+    return ended - began, time.monotonic() - ended
+
+
+@pytest.mark.measures_time
+@pytest.mark.parametrize("operation", [all_reduce, messages])
+def test_an_interrupt_ends_the_wait_and_frees_the_link(operation):
+    """All ranks are interrupted, as by Ctrl-C."""
+    found = run_ranks(2, lambda: interrupted(operation, linked_group(None)))
+    assert all(stopped < 2 and after < 1 for stopped, after in found)
+
+
+def test_a_layer_takes_the_time_that_is_said():
+    torch.manual_seed(0)
+    layer, inputs = nn.Linear(3, 2), torch.randn(4, 3, requires_grad=True)
+    expected = torch.autograd.grad(layer(inputs).square().sum(), [*layer.parameters(), inputs])
+    arrived = []
+    layer.weight.register_post_accumulate_grad_hook(lambda _: arrived.append(now()))
+    began = now()
+    output = take_time(layer(inputs), 0.03, 0.06)
+    assert torch.equal(output, layer(inputs)) and now() - began >= 0.03
+    output.square().sum().backward()
+    mine = [*(each.grad for each in layer.parameters()), inputs.grad]
+    assert all(torch.equal(one, other) for one, other in zip(mine, expected, strict=True))
+    assert arrived[0] - began >= 0.09
