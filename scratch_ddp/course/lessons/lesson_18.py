@@ -10,7 +10,7 @@ from scratch_ddp.course.exercise import At, Exercise, Seen
 
 
 def outer_step(params, agreed, velocity, lr, momentum):
-    """Let the ranks meet: one step of Nesterov along the mean way that they have gone.
+    """Let the ranks meet: a step of Nesterov along the mean way that they have gone.
 
     params: what this rank has now. agreed: what all had when they last met. The gradient
     is the mean over ranks of agreed - params. velocity becomes momentum · velocity +
