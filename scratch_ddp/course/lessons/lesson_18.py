@@ -1,0 +1,109 @@
+"""Lesson 18, seldom: DiLoCo's outer step, error feedback, and how seldom a link needs it."""
+
+from collections.abc import Callable, Iterator
+from math import ceil
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.course.exercise import At, Exercise, Seen
+
+
+def outer_step(params, agreed, velocity, lr, momentum):
+    """Let the ranks meet: a step of Nesterov along the mean way that they have gone.
+
+    params: what this rank has now. agreed: what all had when they last met. The gradient
+    is the mean over ranks of agreed - params. velocity becomes momentum · velocity +
+    gradient; the step is lr · (gradient + momentum · velocity). Leave what is agreed in
+    params and in agreed. Cost: one all-reduce for each parameter.
+    """
+    # In which direction does agreed - params point, and in which a gradient?
+    # answer: begin
+    for mine, last, speed in zip(params, agreed, velocity, strict=True):
+        gradient = (last - mine) / dist.get_world_size()
+        dist.all_reduce(gradient)
+        speed.mul_(momentum).add_(gradient)
+        last.sub_(lr * (gradient + momentum * speed))
+        mine.copy_(last)
+    # answer: end
+
+
+def _rounds(at: At) -> Iterator[tuple[str, tuple]]:
+    for case, lr, momentum in (("the mean of the ranks", 1.0, 0.0), ("with momentum", 0.5, 0.75)):
+        agreed = [torch.full((2, 3), 8.0), torch.full((4,), -8.0)]
+        yield case, (agreed, lr, momentum, at.rank, at.n)
+
+
+def _met(answer: Callable, agreed: list, lr: float, momentum: float, rank: int, n: int) -> Iterator[Seen]:
+    params, velocity = [each.clone() for each in agreed], [torch.zeros_like(each) for each in agreed]
+    for meeting in range(3):
+        for number, each in enumerate(params):
+            each.sub_((rank + 1) * (number + 1) * (meeting + 1) * 12 / n)
+        answer(params, agreed, velocity, lr, momentum)
+        for name, tensors in (("params", params), ("agreed", agreed), ("velocity", velocity)):
+            yield "value", f"meeting {meeting}: {name}[0]", tensors[0]
+            yield "value", f"meeting {meeting}: {name}[1]", tensors[1]
+
+
+def send_largest(gradient, residual, k):
+    """Replace gradient by the mean over ranks of each rank's k largest entries.
+
+    Both tensors have one dimension. residual holds what this rank has not sent so far:
+    add it to gradient first, and leave in it what is not sent now. Largest means by
+    absolute value; no two are equal. Cost: two all-gathers of k numbers.
+    """
+    # What is left of the sum when the k entries have gone?
+    # answer: begin
+    residual += gradient
+    places = residual.abs().topk(k).indices
+    values = residual[places]
+    residual[places] = 0
+
+    n = dist.get_world_size()
+    all_values, all_places = values.new_empty(n * k), places.new_empty(n * k)
+    dist.all_gather(list(all_values.split(k)), values)
+    dist.all_gather(list(all_places.split(k)), places)
+    gradient.zero_().index_add_(0, all_places, all_values / n)
+    # answer: end
+
+
+def _gradients(at: At) -> Iterator[tuple[str, tuple]]:
+    for case, size, k in (("2 of 6", 6, 2), ("1 of 9", 9, 1), ("all of 4", 4, 4)):
+        yield case, ([torch.randn(size, dtype=torch.float64) + at.rank for _ in range(3)], k)
+
+
+def _sent(answer: Callable, gradients: list, k: int) -> Iterator[Seen]:
+    residual = torch.zeros_like(gradients[0])
+    for step, gradient in enumerate(gradients):
+        answer(gradient, residual, k)
+        yield "value", f"step {step}: gradient", gradient
+        yield "value", f"step {step}: residual", residual
+
+
+def steps_between(nbytes, n, bandwidth, latency, compute):
+    """Return the least number of steps between two meetings that hides the meeting.
+
+    Hidden: the ring all-reduce of nbytes over n ranks takes no longer than the steps,
+    of compute seconds each. A link carries bandwidth bytes in a second, and each of the
+    ring's rounds takes latency seconds more.
+    """
+    # How many rounds has a ring, and how many bytes does a rank send in them?
+    # answer: begin
+    rounds = 2 * (n - 1)
+    seconds = rounds * latency + rounds / n * nbytes / bandwidth
+    return max(1, ceil(seconds / compute))
+    # answer: end
+
+
+def _links(at: At) -> Iterator[tuple[str, tuple]]:
+    yield "a quick link", (1e6, 4, 1e11, 0.0, 1.0)
+    yield "two ranks", (4e9, 2, 1.25e7, 0.0, 3.0)
+    yield "eight ranks", (4e9, 8, 1.25e8, 0.0, 0.7)
+    yield "few bytes", (8, 64, 1e12, 0.02, 0.11)
+
+
+EXERCISES = (
+    Exercise(outer_step, _rounds, use=_met, close=1e-6),
+    Exercise(send_largest, _gradients, use=_sent, close=1e-12),
+    Exercise(steps_between, _links, given="from math import ceil"),
+)
