@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.optim import Optimizer
 
 from scratch_ddp.common.agreement import compare, raise_everywhere
-from scratch_ddp.fsdp import FSDP
 from scratch_ddp.training.data import Batch
 from scratch_ddp.training.loop import History, Score
 
@@ -159,7 +158,7 @@ def run_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     that has no state yet gets one of zeros.
     """
     weights, state = get_state_dict(_named(model), optimizer)
-    # A clone, because async_save can't copy every row of FSDP's buffers.
+    # A clone, because async_save can't copy every row of FSDP's flat shards.
     return {"model": {name: weight.clone() for name, weight in weights.items()}, "optimizer": state}
 
 
@@ -171,8 +170,8 @@ def set_run_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any])
 
 
 def _named(model: nn.Module) -> nn.Module:
-    """What gives the tensors their names: the model inside a wrapper. FSDP's own names are those already."""
-    return model if isinstance(model, FSDP) else getattr(model, "module", model)
+    """What gives the tensors their names: the model inside a wrapper."""
+    return getattr(model, "module", model)
 
 
 def _is_first() -> bool:
