@@ -76,6 +76,11 @@ class HookedModule(ReplicatedModule):
         if hasattr(renewable, "wrappers"):  # it calls `start_over` when it is renewed
             renewable.wrappers.add(self)
 
+    def remove_hooks(self) -> None:
+        """Make the model an ordinary module again. A step that has begun is given up: call it on every rank."""
+        super().remove_hooks()
+        self._forget_step()
+
     def make_buckets(self, parameters: list[nn.Parameter]) -> list[Bucket]:
         """Divide parameters, given in the order in which backward reaches them, among buckets."""
         raise NotImplementedError(f"{type(self).__name__} does not implement make_buckets()")

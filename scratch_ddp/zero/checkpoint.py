@@ -79,12 +79,15 @@ def load(folder: str | Path, numbers: Container[int], group: dist.ProcessGroup |
     others = checkpoint.read_others(place, metadata, group)
     if GROUPS not in others:
         raise ValueError(f"{folder} holds a checkpoint, but no state of a sharded optimizer")
-    state: State = {}
+    rooms: dict[str, torch.Tensor | None] = {}
     for name, saved in metadata.state_dict_metadata.items():
-        kind, number, key = [*name.split(".", 2), "", ""][:3]
+        kind, number, _ = [*name.split(".", 2), "", ""][:3]
         if kind == "state" and int(number) in numbers:
             is_tensor = isinstance(saved, TensorStorageMetadata)
-            room = torch.empty(saved.size, dtype=saved.properties.dtype) if is_tensor else None
-            state.setdefault(int(number), {})[key] = room
-    checkpoint.read(place, {"state": state}, group)
+            rooms[name] = torch.empty(saved.size, dtype=saved.properties.dtype) if is_tensor else None
+    checkpoint.read(place, rooms, group)
+    state: State = {}
+    for name, value in rooms.items():
+        _, number, key = name.split(".", 2)
+        state.setdefault(int(number), {})[key] = value
     return {"state": state, GROUPS: others[GROUPS]}

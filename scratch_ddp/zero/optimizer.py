@@ -164,7 +164,8 @@ class ShardedOptimizer(Optimizer):
         An older checkpoint is replaced at the end. Raises OSError on every rank if the folder can't be written.
         """
         mine = self.state_dict()
-        checkpoint.write(folder, {"state": mine["state"]}, {saving.GROUPS: mine[saving.GROUPS]}, self.group)
+        state = {f"state.{i}.{key}": value for i, entry in mine["state"].items() for key, value in entry.items()}
+        checkpoint.write(folder, state, {saving.GROUPS: mine[saving.GROUPS]}, self.group)
 
     def load(self, folder: str | Path) -> None:
         """Read what any number of ranks have saved; each rank reads only what it owns. Every rank calls it.

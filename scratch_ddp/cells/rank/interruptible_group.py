@@ -340,6 +340,13 @@ def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> 
         _align_group_count(_await_announcements(store, world_size, generation, timeout=10.0))
 
 
+def give_up() -> None:
+    """A Stop has ended a cell: groups around these drop what is under way in them alone, as on a simulated wire."""
+    for group in alive(_groups):
+        for wrapper in list(group.wrappers):
+            getattr(wrapper, "give_up", lambda: None)()
+
+
 def renew_groups(timeout: float = 10.0, generation: int | None = None) -> list[str]:
     """Put fresh gloo groups inside all interruptible groups of this process, and abandon what is under way.
 

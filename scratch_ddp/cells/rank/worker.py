@@ -141,6 +141,8 @@ class Rank:
         self.recorder.cell = task["cell"]
         error = self._run(task["code"])
         interrupted = self.interrupts.end_of_learners_code(error)
+        if interrupted:
+            interruptible_group.give_up()
         self.interrupts.cell = None
         if os.getpid() != self.pid:  # the cell has forked, and this is the child: it is no rank
             if error is not None:

@@ -81,11 +81,11 @@ def _sent(answer: Callable, gradients: list, k: int) -> Iterator[Seen]:
 
 
 def steps_between(nbytes, n, bandwidth, latency, compute):
-    """Return the least number of steps between two meetings that hides the meeting.
+    """Return the least number of steps from one meeting to the next that hides it.
 
     Hidden: the ring all-reduce of nbytes over n ranks takes no longer than the steps,
     of compute seconds each. A link carries bandwidth bytes in a second, and each of the
-    ring's rounds takes latency seconds more.
+    ring's rounds takes latency seconds more. The least is 1.
     """
     # How many rounds has a ring, and how many bytes does a rank send in them?
     # answer: begin

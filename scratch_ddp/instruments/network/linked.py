@@ -87,11 +87,15 @@ class LinkedGroup(dist.ProcessGroup):
 
     def start_over(self) -> None:
         """Called when the group that this one follows was rebuilt: drop what was under way, adopt the new backends."""
-        self._nic.clear_queue()
-        self._alarm.ring_now()
+        self.give_up()
         if self._ready_times is not None:
             self._ready_times.reset()
         self.adopt_backends()
+
+    def give_up(self) -> None:
+        """Called when Stop has ended a cell: what is on the wire never arrives, and the wire is free."""
+        self._nic.clear_queue()
+        self._alarm.ring_now()
 
     def adopt_backends(self) -> None:
         """Register the backends of the group below, since some C++ calls use them directly."""
