@@ -38,6 +38,7 @@ def measure(wrap, optimizer_class=torch.optim.SGD) -> tuple[float, float]:
             optimizer.zero_grad()
 
         step(), step()
+        gc.collect()
     with memory_use() as one_step:
         step()
     return until_then.kept_bytes / MODEL, (until_then.kept_bytes + one_step.peak_bytes) / MODEL

@@ -102,7 +102,7 @@ REFUSED = {
     ),
     "shards of FSDP": (
         lambda: ShardedOptimizer(FSDP(small()).named_parameters(), SGD),
-        "the shards of FSDP go to an ordinary optimizer",
+        "'0.weight' is a DTensor, so sharded already: give it to an ordinary optimizer",
     ),
     "a bad option": (made_of(lr=-1), "ValueError: Invalid learning rate: -1"),
     "another dtype": (

@@ -84,7 +84,9 @@ class Interrupts:
             self._held = True
             self._send(self._place())
             self._moved.wait()
-        self._held = False
+        if self._held:
+            self._held = False
+            self._send(self._place())  # or the kernel would take it for held, and not ask whether this call waits
         now = time.monotonic()
         if self._calls:
             self._longest_gap = max(self._longest_gap, now - self._last_call)

@@ -88,7 +88,7 @@ def choose_blocks(saved, seconds, budget):
 
     Block i keeps saved[i] bytes for backward beside its input. If it is recomputed, it
     keeps its input alone and takes seconds[i] longer. What the others keep must be at
-    most budget bytes. Blocks are numbered from 0; their order in the list is free.
+    most budget bytes. Blocks are numbered from 0, twelve at most; any order will do.
     """
     # Which sets of blocks leave no more than the budget?
     # answer: begin

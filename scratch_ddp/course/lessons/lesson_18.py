@@ -12,10 +12,10 @@ from scratch_ddp.course.exercise import At, Exercise, Seen
 def outer_step(params, agreed, velocity, lr, momentum):
     """Let the ranks meet: a step of Nesterov along the mean way that they have gone.
 
-    params: what this rank has now. agreed: what all had when they last met. The gradient
-    is the mean over ranks of agreed - params. velocity becomes momentum · velocity +
-    gradient; the step is lr · (gradient + momentum · velocity). Leave what is agreed in
-    params and in agreed. Cost: one all-reduce for each parameter.
+    params: what this rank has. agreed: what all had when they last met. The gradient is
+    the mean over ranks of agreed - params. velocity becomes momentum · velocity +
+    gradient; then agreed becomes agreed - lr · (gradient + momentum · velocity), and
+    params the same. Cost: one all-reduce for each parameter.
     """
     # In which direction does agreed - params point, and in which a gradient?
     # answer: begin
@@ -46,11 +46,11 @@ def _met(answer: Callable, agreed: list, lr: float, momentum: float, rank: int, 
 
 
 def send_largest(gradient, residual, k):
-    """Replace gradient by the mean over ranks of each rank's k largest entries.
+    """Replace gradient by the mean of what the ranks send: the k largest of each.
 
     Both tensors have one dimension. residual holds what this rank has not sent so far:
     add it to gradient first, and leave in it what is not sent now. Largest means by
-    absolute value; no two are equal. Cost: two all-gathers of k numbers.
+    absolute value; what a rank does not send counts as 0. Cost: two all-gathers of k.
     """
     # What is left of the sum when the k entries have gone?
     # answer: begin
