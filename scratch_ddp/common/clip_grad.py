@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 
 def total_norm(
-    sharded: Iterable[torch.Tensor],
-    replicated: Iterable[torch.Tensor],
+    gradients: Iterable[torch.Tensor],
     norm_type: float,
     device: torch.device,
     group: dist.ProcessGroup | None,
@@ -19,13 +18,13 @@ def total_norm(
     """Return the norm over all elements of all gradients, a float64 scalar on `device`, the same on every rank.
 
     A p-norm is (Σ |g|ᵖ)^(1/p): the ranks' sums of |g|ᵖ add up, but their norms don't. Each rank passes its own
-    `sharded` gradients; the `replicated` ones are counted on the first rank only. One all-reduce of one number. Raises
-    ValueError unless `norm_type` is a positive number or infinity.
+    gradients, which no other rank passes. One all-reduce of one number. Raises ValueError unless `norm_type` is a
+    positive number or infinity.
     """
     if not norm_type > 0:
         raise ValueError(f"norm_type is {norm_type}, should be a positive number or infinity")
-    mine = [*sharded, *(replicated if dist.get_rank(group) == 0 else ())]
-    norms = [torch.linalg.vector_norm(each.detach(), norm_type, dtype=torch.float64) for each in mine if each.numel()]
+    some = [each.detach() for each in gradients if each.numel()]
+    norms = [torch.linalg.vector_norm(each, norm_type, dtype=torch.float64) for each in some]
     norms = torch.stack([torch.zeros((), dtype=torch.float64, device=device), *(each.to(device) for each in norms)])
     largest = norm_type == float("inf")
     total = norms.max() if largest else (norms**norm_type).sum()

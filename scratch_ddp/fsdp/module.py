@@ -138,7 +138,7 @@ class FSDP(SyncSwitch, nn.Module):
         on_their_way = any(unit.on_their_way for unit in self._units)
         self._runtime.meet("calls clip_grad_norm_()", problem=NOT_YET if on_their_way else None)
         gradients = [each.grad.to_local() for each in self._shapes if each.grad is not None]
-        norm = total_norm(gradients, [], norm_type, message_device(self.group), self._row)
+        norm = total_norm(gradients, norm_type, message_device(self.group), self._row)
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(f"the gradients' norm of order {norm_type} is {norm.item()}: they can't be clipped")
         clip_to_norm(gradients, norm, max_norm)

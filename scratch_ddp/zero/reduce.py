@@ -94,6 +94,6 @@ def clip_grad_norm_(optimizer: ShardedOptimizer, max_norm: float) -> torch.Tenso
     """
     present = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     own = [parameter.grad for parameter in present if optimizer.owns(parameter)]
-    norm = total_norm(own, [], 2.0, message_device(optimizer.group), optimizer.group)
+    norm = total_norm(own, 2.0, message_device(optimizer.group), optimizer.group)
     clip_to_norm([parameter.grad for parameter in present], norm, max_norm)
     return norm
