@@ -1,7 +1,8 @@
 """`book`: all lessons with their saved outputs as a site of static pages, to be read without installing anything.
 
-Sphinx makes it of the lessons as they are committed, with each solution folded away, and of the pages. Every file keeps
-its place in the clone, so that the links between them stay as they are. README.md is the first page.
+Sphinx makes it of the lessons as they are committed, with each solution folded away, and of the pages. Some figures
+move there. Every file keeps its place in the clone, so that the links between them stay as they are. README.md is the
+first page.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from scratch_ddp.commands import environment
+from scratch_ddp.commands.book import moving
 from scratch_ddp.commands.notebooks import NOTEBOOKS, ROOT, exercise_cells, lesson_paths
 from scratch_ddp.course.exercise import all_exercises
 
@@ -45,6 +47,7 @@ def main(arguments: list[str]) -> int:
         sphinx = [str(environment.python_of(venv)), "-m", "sphinx", "--fresh-env", "--fail-on-warning", "--quiet"]
         status = subprocess.call([*sphinx, "-c", str(HERE), "-d", f"{folder}/.cache", folder, str(site)])
     if status == 0:
+        (site / moving.LIBRARY).write_text(moving.library(), encoding="utf-8")
         print(f"The book is in {site}: open index.html in a browser.", flush=True)
     return 1 if status else 0
 
@@ -84,11 +87,16 @@ def contents() -> str:
 
 
 def prepare(notebook: NotebookNode, path: Path) -> None:
-    """Make a lesson's notebook a page of the book, in place: its links, and each solution behind its check."""
+    """Make a lesson's notebook a page of the book, in place: links, moving figures, each solution behind its check."""
     notebook.metadata.language_info = {"name": "python", "pygments_lexer": "python"}
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = with_links(cell.source, path)
+    for cell in list(notebook.cells):
+        for tag in cell.metadata.get("tags", []):
+            if tag.startswith(moving.TAG):
+                figure = new_markdown_cell(moving.html(tag.removeprefix(moving.TAG)))
+                notebook.cells.insert(notebook.cells.index(cell) + 1, figure)
     for name, stub in exercise_cells(notebook).items():
         first = notebook.cells.index(stub)
         checks = (at for at, cell in enumerate(notebook.cells) if at > first and f"check({name}" in cell.source)
