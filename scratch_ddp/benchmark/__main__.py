@@ -4,7 +4,7 @@ import argparse
 import subprocess
 import sys
 
-from scratch_ddp.benchmark import cells, collectives, link, pipeline, rings, tensor_parallel, training
+from scratch_ddp.benchmark import cells, collectives, link, pipeline, rings, seldom, tensor_parallel, training
 
 COMMANDS = {
     "training": (training, "steps with DDP, FSDP and ZeRO beside torch's classes; the peak memory of a step"),
@@ -13,6 +13,7 @@ COMMANDS = {
     "rings": (rings, "our collectives beside gloo's own"),
     "collectives": (collectives, "times and bandwidths of collectives"),
     "link": (link, "the simulated link: transfers beside their stated lengths"),
+    "seldom": (seldom, "a small model on ranks that meet once in H steps: losses and bytes"),
     "cells": (cells, "rank cells: the first cell, a round trip, Stop, output, a collective beside plain gloo's"),
 }
 

@@ -1,0 +1,116 @@
+"""Ranks that meet once in H steps (DiLoCo), beside gradients averaged at every step, on equally much text.
+
+Every rank trains a small language model on its own sentences, none of them twice, about one or two of six places.
+Lesson 18 has the losses.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scratch_ddp.benchmark import steps
+from scratch_ddp.course.lessons.lesson_18 import outer_step
+from scratch_ddp.instruments.forked_ranks import run_ranks
+from scratch_ddp.instruments.traffic import traffic
+from scratch_ddp.training.data import sentences
+from scratch_ddp.training.models import build_small
+from scratch_ddp.training.pairs import PLACES, make_pairs
+
+FILE = "seldom.json"
+RANKS, ROWS, LENGTH = 4, 2, 32  # in each step, a rank has so many rows of so many tokens
+SIZES = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 1}
+EVERY = (1, 10, 100, 500)
+OUTER = {"lr": 0.7, "momentum": 0.9}  # as DiLoCo's authors have them
+Hook = Callable[[nn.Module, int], None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__
+    parser.add_argument("--seeds", type=steps.count, default=3, help="runs of each kind (default: 3)")
+    parser.add_argument("--steps", type=steps.count, default=1000, help="of each rank (default: 1000)")
+    parser.add_argument("--save", action="store_true", help=f"save the table in ./{FILE}")
+
+
+def main(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    found = run_ranks(RANKS, measure, options.seeds, options.steps, timeout=3600)[0]
+    for way, runs in found["ways"].items():
+        losses, sent = runs["losses"], runs["bytes"] / 1e6
+        loss = f"{fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
+        print(f"{way:24} loss {loss}, {sent:8.2f} MB sent by a rank")
+    if options.save:
+        Path(FILE).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def measure(seeds: int, count: int) -> dict:
+    """On each rank: every way for every seed. A loss is that of rank 0's weights on sentences about all places."""
+    texts = sentences(make_pairs({"train": 15 * count})["train"])
+    mine = [each for each in texts[400:] if any(place in each for place in PLACES[dist.get_rank() :: RANKS])]
+    _, tokenizer = small_model(texts)
+    test = tokens(tokenizer, texts[:400], 64)
+    batches = tokens(tokenizer, mine, count * ROWS).view(count, ROWS, LENGTH)
+    kinds: dict[str, tuple[Hook, Hook]] = {"gradients at every step": (average_gradients, stay), "never": (stay, stay)}
+    ways: dict[str, dict] = {}
+    for seed in range(seeds):
+        for way in (*kinds, *EVERY):
+            torch.manual_seed(seed)
+            model, _ = small_model(texts)
+            before, after = kinds.get(way) or (stay, diloco(model, way))
+            with traffic() as counted:
+                train(model, batches, before, after)
+            with torch.no_grad():
+                loss = model(input_ids=test, labels=test).loss.item()
+            name = way if way in kinds else f"DiLoCo, once in {way}"
+            runs = ways.setdefault(name, {"losses": [], "bytes": counted.wire_bytes})
+            runs["losses"].append(round(loss, 4))
+    parameters = [each.numel() for each in model.parameters()]
+    return {"parameters": parameters, "ranks": RANKS, "steps": count, "tokens": count * ROWS * LENGTH, "ways": ways}
+
+
+def small_model(texts: list[str]) -> tuple[nn.Module, Any]:
+    return build_small("language model", texts[:1600], **SIZES)
+
+
+def tokens(tokenizer: Any, texts: list[str], rows: int) -> torch.Tensor:
+    return torch.tensor(tokenizer(" ".join(texts))["input_ids"])[: rows * LENGTH].view(rows, LENGTH)
+
+
+def train(model: nn.Module, batches: torch.Tensor, before: Hook, after: Hook) -> None:
+    """AdamW with a learning rate that falls to 0 along a cosine; `before` and `after` are called around its steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
+    for step, ids in enumerate(batches, start=1):
+        model(input_ids=ids, labels=ids).loss.backward()
+        before(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        falling.step()
+        after(model, step)
+
+
+def stay(model: nn.Module, step: int) -> None:
+    """Send nothing."""
+
+
+def average_gradients(model: nn.Module, step: int) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= RANKS
+
+
+def diloco(model: nn.Module, every: int) -> Hook:
+    agreed = [parameter.detach().clone() for parameter in model.parameters()]
+    velocity = [torch.zeros_like(each) for each in agreed]
+
+    def meet(model: nn.Module, step: int) -> None:
+        if step % every == 0:
+            outer_step([parameter.data for parameter in model.parameters()], agreed, velocity, **OUTER)
+
+    return meet
