@@ -69,7 +69,7 @@ def breakdown_chart(panels: Mapping[str, Sequence[Breakdown]]) -> Figure:
     return figure
 
 
-def schedule_chart(panels: Mapping[str, Spans], axis: str, unit: float = 1.0) -> Figure:
+def schedule_chart(panels: Mapping[str, Spans], axis: str = "time, in forwards", unit: float = 1.0) -> Figure:
     """A panel per title, with a row for each rank: its actions over time, with the number of the micro-batch.
 
     Of several stages on a rank, later ones are darker. White is the bubble; its share stands in the title. Each panel
