@@ -9,7 +9,6 @@ from torch.nn.functional import mse_loss
 
 from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import cases
 from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 
 
@@ -35,9 +34,16 @@ def no_sync(model):
     return block()
 
 
-def _two_blocks(answer, before, error):
-    """One block inside another."""
+def _endings(at):
     model = SimpleDistributedDataParallelism(nn.Linear(2, 1))
+    yield "a block", (model, True, None)
+    yield "do_sync was False before, and an exception", (model, False, ValueError)
+    yield "an exception in the block", (model, True, ValueError)
+    yield "Stop in the block", (model, True, KeyboardInterrupt)
+
+
+def _two_blocks(answer, model, before, error):
+    """One block inside another, which then ends with `error`."""
     model.do_sync, raised = before, "nothing"
     try:
         with answer(model):
@@ -77,15 +83,15 @@ def train_epoch(model, optimizer, batches, n):
 
 
 def _epochs(at):
-    for batches, n in ((8, 4), (7, 4), (5, 1), (3, 4)):
+    for count, n in ((8, 4), (7, 4), (5, 1), (3, 4)):
         model = SimpleDistributedDataParallelism(nn.Linear(3, 1).double())
-        data = [each.split([3, 1], 1) for each in torch.randn(at.n, batches, 2, 4).double()[at.rank]]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        yield f"{batches} micro-batches in windows of {n}", (model, optimizer, data, n)
+        batches = [each.split([3, 1], 1) for each in torch.randn(at.n, count, 2, 4).double()[at.rank]]
+        yield f"{count} micro-batches in windows of {n}", (model, batches, n)
 
 
-def _counted(answer, model, optimizer, batches, n):
+def _counted(answer, model, batches, n):
     """The steps' parameters, and how many passes there were."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     weights, passes = [], Counter()
     optimizer.register_step_post_hook(lambda *_: weights.append(model.module.weight.detach().clone()))
     model.register_forward_hook(lambda *_: passes.update(["forward"]))
@@ -100,13 +106,7 @@ def _counted(answer, model, optimizer, batches, n):
 
 
 _GIVEN = "import contextlib\n\nfrom torch.nn.functional import mse_loss"
-_ENDINGS = {  # do_sync before, and what the block ends with
-    "a block": (True, None),
-    "do_sync was False before, and an exception": (False, ValueError),
-    "an exception in the block": (True, ValueError),
-    "Stop in the block": (True, KeyboardInterrupt),
-}
 EXERCISES = (
-    Exercise(no_sync, cases(_ENDINGS), use=_two_blocks, given="import contextlib"),
+    Exercise(no_sync, _endings, use=_two_blocks, given="import contextlib"),
     Exercise(train_epoch, _epochs, use=_counted, close=1e-9, given=_GIVEN),
 )

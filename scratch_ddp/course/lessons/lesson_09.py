@@ -8,7 +8,7 @@ from torch import nn
 
 from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import overlap
+from scratch_ddp.course.lessons import cases, overlap
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
 
 
@@ -50,19 +50,11 @@ def average_in_buckets(buckets):
     return finish
 
 
-def _branches(at):
+def _in_steps(answer, swapped, mixed):
     """A layer, then two side by side. Whichever was used last has its gradients first: another one on odd ranks."""
-    for case, swapped, mixed in (
-        ("the same order on all ranks", False, False),
-        ("another order on odd ranks", at.rank % 2, False),
-        ("buckets of two layers, in another order on odd ranks", at.rank % 2, True),
-    ):
-        model = nn.ModuleDict({name: nn.Linear(4, 4).double() for name in ("below", "left", "right")})
-        order = ("right", "left") if swapped else ("left", "right")
-        yield case, (model, torch.randn(at.n, 3, 5, 4).double()[at.rank], order, mixed)
-
-
-def _in_steps(answer, model, batches, order, mixed):
+    model = nn.ModuleDict({name: nn.Linear(4, 4).double() for name in ("below", "left", "right")})
+    batches = torch.randn(dist.get_world_size(), 3, 5, 4).double()[dist.get_rank()]
+    order = ("right", "left") if swapped and dist.get_rank() % 2 else ("left", "right")
     below, left, right = (list(layer.parameters()) for layer in model.values())
     if mixed:
         left, right = map(list, zip(left, right, strict=True))  # the weights of both, the biases of both
@@ -105,23 +97,16 @@ def average_through_buffer(parameters):
     return average
 
 
-_CLEARED = ("set to None", "set to zeros", "set to zeros again", "not cleared", "set to None again")
-
-
-def _two_parameters(at):
+def _through_buffer(answer):
     parameters = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in ((3, 4), (5,))]
-    gradients = [[torch.randn(at.n, *each.shape).double()[at.rank] for each in parameters] for _ in _CLEARED]
-    yield "five steps", (parameters, gradients)
-
-
-def _through_buffer(answer, parameters, gradients):
     average, first = answer(parameters), []
-    for cleared, step in zip(_CLEARED, gradients, strict=True):
-        for parameter, gradient in zip(parameters, step, strict=True):
+    for cleared in ("set to None", "set to zeros", "set to zeros again", "not cleared", "set to None again"):
+        for parameter in parameters:
             if "None" in cleared:
                 parameter.grad = None
             elif "zeros" in cleared:
                 parameter.grad.zero_()
+            gradient = torch.randn(dist.get_world_size(), *parameter.shape)[dist.get_rank()]
             (parameter * gradient).sum().backward()
         ledger = MemoryLedger(SimpleNamespace(given=[*first, *(parameter.grad for parameter in parameters)]))
         with ledger("before"):
@@ -140,7 +125,12 @@ def _through_buffer(answer, parameters, gradients):
         yield "memory", f"gradients {cleared}: the number of elements held beside them and the tensor", beside
 
 
+_ORDERS = {  # swapped, mixed
+    "the same order on all ranks": (False, False),
+    "another order on odd ranks": (True, False),
+    "buckets of two layers, in another order on odd ranks": (True, True),
+}
 EXERCISES = (
-    Exercise(average_in_buckets, _branches, use=_in_steps, close=1e-9),
-    Exercise(average_through_buffer, _two_parameters, use=_through_buffer, close=1e-9),
+    Exercise(average_in_buckets, cases(_ORDERS), use=_in_steps, close=1e-9),
+    Exercise(average_through_buffer, cases({"five steps": ()}), use=_through_buffer, close=1e-9),
 )

@@ -36,15 +36,13 @@ def sharded_optimizer(params, make):
     # answer: end
 
 
-def _parameters(at):
-    return [nn.Parameter(torch.full((2, i + 1), float(i), dtype=torch.float64)) for i in range(2 * at.n + 1)]
+def _parameters():
+    count = 2 * dist.get_world_size() + 1
+    return [nn.Parameter(torch.full((2, i + 1), float(i), dtype=torch.float64)) for i in range(count)]
 
 
-def _for_adam(at):
-    yield "three steps of Adam", (_parameters(at),)
-
-
-def _stepped(answer, params):
+def _stepped(answer):
+    params = _parameters()
     own, step, zero_grad = answer(params, partial(torch.optim.Adam, lr=0.1))
     for number in range(3):
         for i, parameter in enumerate(params):
@@ -75,14 +73,10 @@ def reduce_to_owners(params):
     # answer: end
 
 
-def _with_gradients(at):
-    params = _parameters(at)
+def _reduced(answer):
+    params = _parameters()
     for i, parameter in enumerate(params):
-        parameter.grad = torch.full_like(parameter, 10.0**i * (at.rank + 1))
-    yield f"{len(params)} parameters", (params,)
-
-
-def _reduced(answer, params):
+        parameter.grad = torch.full_like(parameter, 10.0**i * (dist.get_rank() + 1))
     answer(params)
     for i, parameter in enumerate(params):
         yield "value", f"the gradient of parameter {i}", parameter.grad
@@ -107,7 +101,7 @@ def bytes_held(parameters, n, stage):
 _STAGES = {f"stage {stage}": (1_000, 1, stage) for stage in range(4)}
 _STAGES |= {f"stage {stage}, 8 ranks": (8_000, 8, stage) for stage in range(4)}
 EXERCISES = (
-    Exercise(sharded_optimizer, _for_adam, use=_stepped, close=1e-9),
-    Exercise(reduce_to_owners, _with_gradients, use=_reduced, close=1e-9),
+    Exercise(sharded_optimizer, cases({"three steps of Adam": ()}), use=_stepped, close=1e-9),
+    Exercise(reduce_to_owners, cases({"2n + 1 parameters": ()}), use=_reduced, close=1e-9),
     Exercise(bytes_held, cases(_STAGES)),
 )

@@ -74,13 +74,6 @@ def slice_qkv(weight, heads, kv_heads, rank, n):
     # answer: end
 
 
-def _fused(at):
-    for heads, kv_heads, rank, n in ((4, 4, 1, 2), (8, 2, 0, 2), (8, 4, 2, 4)):
-        rows = 2 * (heads + 2 * kv_heads)
-        case = f"{heads} heads of q, {kv_heads} of k and v, rank {rank} of {n}"
-        yield case, (torch.arange(3.0 * rows).view(rows, 3), heads, kv_heads, rank, n)
-
-
 def sliced_cross_entropy(logits, targets, group=None):
     """Return the mean loss of all tokens, and its gradient for `logits`: a list of two.
 
@@ -117,8 +110,12 @@ def _logits(at):
     yield "logits far apart", (mine - 2000.0 * at.rank, torch.zeros_like(targets))
 
 
+_FUSED = {
+    f"{q} heads of q, {k} of k and v, rank {rank} of {n}": (torch.arange(6.0 * (q + 2 * k)).view(-1, 3), q, k, rank, n)
+    for q, k, rank, n in ((4, 4, 1, 2), (8, 2, 0, 2), (8, 4, 2, 4))
+}
 EXERCISES = (
     Exercise(f_and_g, cases({"a matrix": ()}), use=_passed_through),
-    Exercise(slice_qkv, _fused),
+    Exercise(slice_qkv, cases(_FUSED)),
     Exercise(sliced_cross_entropy, _logits, use=parts("the loss", "the gradient"), close=1e-9),
 )

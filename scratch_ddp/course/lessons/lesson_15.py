@@ -80,11 +80,6 @@ def step_seconds(shape, layout, cluster, sequence):
     # answer: end
 
 
-def _one_step(at):
-    for case, layout in _STEPS.items():
-        yield f"Llama-3-70B, H100, 4096 tokens, {case}", (MODELS["Llama-3-70B"], layout, CLUSTERS["H100"], 4096)
-
-
 def choose_layout(shape, cluster, devices, batch, sequence):
     """Return the Layout of all devices with the least step_seconds; None if none fits.
 
@@ -193,7 +188,7 @@ _WIRES = {  # no latency first, with numbers that are exact in binary; then with
     "alpha = 2⁻¹⁰, n = 8, 16 times the weights": (2.0**40, 2.0**30, 2.0**-10, 2**24, 8),
     "an H100 over the network, n = 1000": (989e12, 50e9, 22.4e-6, 12 * 4096**2, 1000),
 }
-_STEPS = {  # a term at a time: computing, checkpointing, dp, tp, pp; then all of them
+_LAYOUTS = {  # a term at a time: computing, checkpointing, dp, tp, pp; then all of them
     "one GPU, one micro-batch": Layout(),
     "one GPU, two sequences at a time": Layout(micro=2),
     "one GPU, with checkpointing": Layout(checkpointing=True),
@@ -204,6 +199,10 @@ _STEPS = {  # a term at a time: computing, checkpointing, dp, tp, pp; then all o
     "dp 4 × tp 4": Layout(4, 4),
     "all on 64 GPUs": Layout(4, 4, 4, 1, 25, "ZeRO-1", True),
 }
+_STEPS = {
+    f"Llama-3-70B, H100, 4096 tokens, {case}": (MODELS["Llama-3-70B"], layout, CLUSTERS["H100"], 4096)
+    for case, layout in _LAYOUTS.items()
+}
 _GIVEN = """# To search with your own step_seconds, delete the next line.
 from scratch_ddp.course.lessons.lesson_15 import step_seconds
 from scratch_ddp.instruments.cost import Layout, rank_memory"""
@@ -211,6 +210,6 @@ EXERCISES = (
     Exercise(bytes_of_rank, cases({f"{case}: {given[0]}": given for case, given in _SPLITS.items()})),
     Exercise(devices_needed, _GPUS),
     Exercise(smallest_batch, cases(_WIRES), given="from math import ceil"),
-    Exercise(step_seconds, _one_step, close=1e-9),
+    Exercise(step_seconds, cases(_STEPS), close=1e-9),
     Exercise(choose_layout, _problems, _as_layout, given=_GIVEN),
 )

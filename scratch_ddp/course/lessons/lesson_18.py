@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import cases
+from scratch_ddp.course.lessons import cases, named_cases
 
 
 def outer_step(params, agreed, velocity, lr, momentum):
@@ -28,13 +28,8 @@ def outer_step(params, agreed, velocity, lr, momentum):
     # answer: end
 
 
-def _rounds(at):
-    for case, lr, momentum in (("the mean of the ranks", 1.0, 0.0), ("with momentum", 0.5, 0.75)):
-        agreed = [torch.full((2, 3), 8.0), torch.full((4,), -8.0)]
-        yield case, (agreed, lr, momentum, 12 * (at.rank + 1) / at.n)
-
-
-def _met(answer, agreed, lr, momentum, way):
+def _met(answer, lr, momentum):
+    agreed, way = [torch.full((2, 3), 8.0), torch.full((4,), -8.0)], 12 * (dist.get_rank() + 1) / dist.get_world_size()
     params, velocity = [each.clone() for each in agreed], [torch.zeros_like(each) for each in agreed]
     for meeting in range(3):
         for number, each in enumerate(params):
@@ -66,14 +61,10 @@ def send_largest(gradient, residual, k):
     # answer: end
 
 
-def _gradients(at):
-    for case, size, k in (("2 of 6", 6, 2), ("1 of 9", 9, 1), ("all of 4", 4, 4)):
-        yield case, (torch.randn(3, size).double() + at.rank, k)
-
-
-def _sent(answer, gradients, k):
-    residual = torch.zeros_like(gradients[0])
-    for step, gradient in enumerate(gradients):
+def _sent(answer, k, size):
+    residual = torch.zeros(size, dtype=torch.float64)
+    for step in range(3):
+        gradient = torch.randn(size).double() + dist.get_rank()
         answer(gradient, residual, k)
         yield "value", f"step {step}: gradient", gradient
         yield "value", f"step {step}: residual", residual
@@ -100,8 +91,9 @@ _LINKS = {
     "eight ranks": (4e9, 8, 1.25e8, 0.0, 0.7),
     "few bytes": (8, 64, 1e12, 0.02, 0.11),
 }
+_MEETINGS = {"the mean of the ranks": (1.0, 0.0), "with momentum": (0.5, 0.75)}  # lr, momentum
 EXERCISES = (
-    Exercise(outer_step, _rounds, use=_met, close=1e-6),
-    Exercise(send_largest, _gradients, use=_sent, close=1e-12),
+    Exercise(outer_step, cases(_MEETINGS), use=_met, close=1e-6),
+    Exercise(send_largest, named_cases("{} of {}", (2, 6), (1, 9), (4, 4)), use=_sent, close=1e-12),
     Exercise(steps_between, cases(_LINKS), given="from math import ceil"),
 )
