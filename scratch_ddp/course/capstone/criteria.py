@@ -6,6 +6,7 @@ Budgets are those of `notebooks/capstone.md`, which are above the reference's ne
 
 import contextlib
 import math
+from collections import OrderedDict
 
 import torch
 import torch.distributed as dist
@@ -19,17 +20,13 @@ from scratch_ddp.instruments.traffic import ring_bytes, traffic
 MIB, SMALL = 2**20, 1024
 
 
-class Tied(nn.Module):
-    """Two layers with one weight, a norm, and a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6)
-        self.second.weight = self.first.weight
-        self.register_buffer("scale", torch.rand(6) + 0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.norm(torch.tanh(self.first(x)) * self.scale))
+def tied():
+    """Two layers with one weight, a norm between them, and a buffer."""
+    layers = {"first": nn.Linear(6, 6), "tanh": nn.Tanh(), "norm": nn.LayerNorm(6), "second": nn.Linear(6, 6)}
+    model = nn.Sequential(OrderedDict(layers))
+    model.second.weight = model.first.weight
+    model.register_buffer("scale", torch.rand(6))
+    return model
 
 
 class Heads(nn.Module):
@@ -164,7 +161,7 @@ def _exercise(use, case, make):
 
 def _one_ranks(at):
     torch.manual_seed(at.rank)
-    return (Tied(),)
+    return (tied(),)
 
 
 PROMISES = {
@@ -180,10 +177,10 @@ PROMISES = {
 }
 EXERCISES = {
     ("start",): _exercise(start, "each rank has a model of its own", _one_ranks),
-    ("value", "replicas"): _exercise(train, "SGD", lambda at: (Tied().double(), _batches(at, 5))),
+    ("value", "replicas"): _exercise(train, "SGD", lambda at: (tied().double(), _batches(at, 5))),
     ("calls", "bytes"): _exercise(costs, "many layers", lambda at: (tower(), _batches(at, 2, 160))),
     ("memory",): _exercise(memory, "many layers", lambda at: (tower(), tower(), _batches(at, 2, 160))),
-    ("accumulation",): _exercise(accumulation, "micro-batches", lambda at: (Tied().double(), _batches(at, 3))),
+    ("accumulation",): _exercise(accumulation, "micro-batches", lambda at: (tied().double(), _batches(at, 3))),
     ("unused",): _exercise(unused, "heads", lambda at: (Heads().double(), *_batches(at, 1), [at.rank % 2, 0])),
     ("frozen",): _exercise(frozen, "half are frozen", lambda at: (tower(20), _batches(at, 1, 160))),
 }
