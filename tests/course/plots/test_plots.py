@@ -148,7 +148,7 @@ def test_a_schedule_has_a_bar_for_each_action_and_shades_for_laps():
         drawn = [(each.get_x(), each.get_width(), round(each.get_y() + 0.42)) for each in panel.patches]
         assert drawn == [(2 * (s - zero), 2 * (e - s), rank) for rank, row in enumerate(spans) for _, s, e in row]
     assert titles(figure)[0] == "GPipe: bubble 27.3%" and len(faces(figure.axes[1])) == 4  # two kinds, two laps
-    assert plots.schedule_chart(panels).axes[-1].get_xlabel() == "time, in forwards"  # as lesson 13 draws a learner's own
+    assert plots.schedule_chart(panels).axes[-1].get_xlabel() == "time, in forwards"  # as in lesson 13
 
 
 def test_a_saw_marks_steps_with_different_gradients():
