@@ -6,34 +6,27 @@ Budgets are those of `notebooks/capstone.md`, which are above the reference's ne
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.arena import At
 from scratch_ddp.course.capstone.reference_class import MyDDP
-from scratch_ddp.course.exercise import Exercise, Seen
+from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.instruments.memory import memory_use
-from scratch_ddp.instruments.traffic import Counted, ring_bytes, traffic
+from scratch_ddp.instruments.traffic import ring_bytes, traffic
 
 MIB, SMALL = 2**20, 1024
-Wrap = Callable[[nn.Module], nn.Module]
-Batches = list[torch.Tensor]
 
 
-class Tied(nn.Module):
-    """Two layers with one weight, a norm, and a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6)
-        self.second.weight = self.first.weight
-        self.register_buffer("scale", torch.rand(6) + 0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.norm(torch.tanh(self.first(x)) * self.scale))
+def tied():
+    """Two layers with one weight, a norm between them, and a buffer."""
+    layers = {"first": nn.Linear(6, 6), "tanh": nn.Tanh(), "norm": nn.LayerNorm(6), "second": nn.Linear(6, 6)}
+    model = nn.Sequential(OrderedDict(layers))
+    model.second.weight = model.first.weight
+    model.register_buffer("scale", torch.rand(6))
+    return model
 
 
 class Heads(nn.Module):
@@ -47,33 +40,31 @@ class Heads(nn.Module):
         return self.heads[head](torch.tanh(self.body(x)))
 
 
-def tower() -> nn.Module:
+def tower(frozen=0):
     """40 layers, 3.9 MiB of parameters: many small ones."""
-    return nn.Sequential(*(nn.Linear(160, 160) for _ in range(40)))
+    model = nn.Sequential(*(nn.Linear(160, 160) for _ in range(40)))
+    model[:frozen].requires_grad_(False)
+    return model
 
 
-def batches(at: At, count: int, width: int = 6) -> Batches:
-    """This rank's rows for so many steps: in float32 for the wide model, else in float64."""
-    generator, dtype = torch.Generator().manual_seed(at.rank), torch.float64 if width == 6 else torch.float32
-    return [torch.randn(4, width, generator=generator, dtype=dtype) for _ in range(count)]
-
-
-def start(wrap: Wrap, model: nn.Module) -> Iterator[Seen]:
+def start(wrap, model):
     """What the model holds once it is wrapped."""
     wrap(model)
     yield "start", "after MyDDP(model)", model
 
 
-def train(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+def train(wrap, model, steps):
     """The model after each backward of some steps of SGD."""
     model = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step, rows in enumerate(steps, start=1):
         _backward(model, rows)
         yield "value", f"step {step}", model.module
-        _take_step(model)
+        optimizer.step()
+        model.zero_grad()
 
 
-def costs(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+def costs(wrap, model, steps):
     """Calls and bytes of a step, or the budget if they are fewer."""
     model, size = wrap(model), _size(model)
     counted = _second_step(model, steps)
@@ -82,7 +73,7 @@ def costs(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
     yield "bytes", f"the number of bytes sent for {size:,} bytes of gradients", _bytes(counted, size)
 
 
-def memory(wrap: Wrap, alone: nn.Module, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+def memory(wrap, alone, model, steps):
     """How much more is held at the peak than with the plain model, or the budget if that is less."""
     with memory_use() as plain:
         _second_step(alone, steps)
@@ -92,7 +83,7 @@ def memory(wrap: Wrap, alone: nn.Module, model: nn.Module, steps: Batches) -> It
     yield "memory", "the peak, in further copies of the gradients,", max(round(copies, 1), 1.0)
 
 
-def accumulation(wrap: Wrap, model: nn.Module, micro_batches: Batches) -> Iterator[Seen]:
+def accumulation(wrap, model, micro_batches):
     """Calls inside `no_sync()`, nested too, and the gradients afterwards; again after an exception."""
     model = wrap(model)
     for where in ("", " after an exception inside no_sync()"):
@@ -110,17 +101,16 @@ def accumulation(wrap: Wrap, model: nn.Module, micro_batches: Batches) -> Iterat
             raise KeyError
 
 
-def unused(wrap: Wrap, model: nn.Module, rows: torch.Tensor, heads: list[int]) -> Iterator[Seen]:
+def unused(wrap, model, rows, heads):
     """Gradients where a rank, or no rank, has used a parameter."""
     model = wrap(model)
     for step, head in enumerate(heads, start=1):
-        _loss(model(rows, head)).backward()
-        model.sync_gradients()
+        _backward(model, rows, head)
         yield "unused", f"step {step}", model.module
         model.zero_grad()
 
 
-def frozen(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
+def frozen(wrap, model, steps):
     """Which parameters have a gradient, and the bytes sent."""
     model, size = wrap(model), _size(model)
     counted = _second_step(model, steps)
@@ -129,25 +119,13 @@ def frozen(wrap: Wrap, model: nn.Module, steps: Batches) -> Iterator[Seen]:
     yield "frozen", f"the number of bytes sent for {size:,} bytes of gradients", _bytes(counted, size)
 
 
-def _backward(model: nn.Module, rows: torch.Tensor) -> None:
-    _loss(model(rows)).backward()
+def _backward(model, *inputs):
+    output = model(*inputs)
+    ((output - 1).square().mean() + output.sin().mean()).backward()
     getattr(model, "sync_gradients", lambda: None)()  # a plain model has none
 
 
-def _loss(output: torch.Tensor) -> torch.Tensor:
-    return (output - 1).square().mean() + output.sin().mean()
-
-
-def _take_step(model: nn.Module) -> None:
-    """A step of plain SGD, then no gradients. (torch's optimizers would import its compiler: two seconds.)"""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter -= 0.1 * parameter.grad
-    model.zero_grad()
-
-
-def _second_step(model: nn.Module, steps: Batches) -> Counted:
+def _second_step(model, steps):
     """What this rank sends in a second step, which leaves its gradients."""
     for rows in steps:
         model.zero_grad()
@@ -156,34 +134,34 @@ def _second_step(model: nn.Module, steps: Batches) -> Counted:
     return counted
 
 
-def _size(model: nn.Module) -> int:
+def _size(model):
     """Bytes of all gradients."""
     return sum(each.nbytes for each in model.parameters() if each.requires_grad)
 
 
-def _bytes(counted: Counted, size: int) -> int:
+def _bytes(counted, size):
     """Bytes sent, or the budget if they are fewer."""
     return max(counted.wire_bytes, ring_bytes("all_reduce", size + SMALL, dist.get_world_size(), dist.get_rank()))
 
 
-def _case(use: Callable[..., Iterator[Seen]], case: str, make: Callable[[At], tuple]) -> Exercise:
-    """Models and batches for one use. `make` draws the same random numbers on every rank."""
+def _batches(at, count, width=6):
+    """This rank's rows for so many steps: in float32 for the wide model, else in float64."""
+    rows = torch.randn(at.n, count, 4, width)[at.rank]
+    return [*(rows.double() if width == 6 else rows)]
 
-    def inputs(at: At) -> Iterator[tuple[str, tuple]]:
+
+def _exercise(use, case, make):
+    """A use of models and batches, which `make` makes with the same random numbers on every rank."""
+
+    def inputs(at):
         yield case, make(at)
 
     return Exercise(MyDDP, inputs, use, close=1e-9, cost=False)
 
 
-def _one_ranks(at: At) -> tuple[nn.Module]:
+def _one_ranks(at):
     torch.manual_seed(at.rank)
-    return (Tied(),)
-
-
-def _partly_frozen(at: At) -> tuple[nn.Module, Batches]:
-    model = tower()
-    model[:20].requires_grad_(False)
-    return model, batches(at, 1, 160)
+    return (tied(),)
 
 
 PROMISES = {
@@ -198,11 +176,11 @@ PROMISES = {
     "frozen": "frozen parameters have no gradient and are not sent",
 }
 EXERCISES = {
-    ("start",): _case(start, "each rank has a model of its own", _one_ranks),
-    ("value", "replicas"): _case(train, "SGD", lambda at: (Tied().double(), batches(at, 5))),
-    ("calls", "bytes"): _case(costs, "many layers", lambda at: (tower(), batches(at, 2, 160))),
-    ("memory",): _case(memory, "many layers", lambda at: (tower(), tower(), batches(at, 2, 160))),
-    ("accumulation",): _case(accumulation, "micro-batches", lambda at: (Tied().double(), batches(at, 3))),
-    ("unused",): _case(unused, "heads", lambda at: (Heads().double(), *batches(at, 1), [at.rank % 2, 0])),
-    ("frozen",): _case(frozen, "half of the layers are frozen", _partly_frozen),
+    ("start",): _exercise(start, "each rank has a model of its own", _one_ranks),
+    ("value", "replicas"): _exercise(train, "SGD", lambda at: (tied().double(), _batches(at, 5))),
+    ("calls", "bytes"): _exercise(costs, "many layers", lambda at: (tower(), _batches(at, 2, 160))),
+    ("memory",): _exercise(memory, "many layers", lambda at: (tower(), tower(), _batches(at, 2, 160))),
+    ("accumulation",): _exercise(accumulation, "micro-batches", lambda at: (tied().double(), _batches(at, 3))),
+    ("unused",): _exercise(unused, "heads", lambda at: (Heads().double(), *_batches(at, 1), [at.rank % 2, 0])),
+    ("frozen",): _exercise(frozen, "half are frozen", lambda at: (tower(20), _batches(at, 1, 160))),
 }

@@ -1,7 +1,7 @@
 """Runs a learner's script on a rank and writes down what it does: `observe SCRIPT FOLDER`.
 
 Written down are the rows that go through the model, in training and otherwise, and for each optimizer step this rank's
-own gradients, the gradients that it steps with, and the parameters afterwards.
+own gradients and those that it steps with.
 """
 
 import datetime
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from scratch_ddp.course.capstone.torchrun import TIMEOUT, says_where
 
@@ -34,7 +34,6 @@ class Observer:
         self._parameters: dict[str, nn.Parameter] = {}
         register_module_forward_pre_hook(self._forward)
         register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
 
     def _forward(self, module: nn.Module, args: tuple) -> None:
         if type(module).__name__ != MODEL:
@@ -52,9 +51,6 @@ class Observer:
         used = {name: each.grad.clone() for name, each in self._parameters.items() if each.grad is not None}
         self.steps.append({"own": self._own, "used": used})
         self._own = {}
-
-    def _after_step(self, *_: Any) -> None:
-        self.steps[-1]["after"] = {name: each.detach().clone() for name, each in self._parameters.items()}
 
 
 def main(path: Path, folder: Path) -> None:

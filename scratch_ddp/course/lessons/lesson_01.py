@@ -1,13 +1,10 @@
 """Lesson 01, collectives: all-reduce in two steps, and an all-gather of tensors that differ in length."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.compare import Words
-from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.instruments.traffic import traffic
 
 
@@ -23,18 +20,17 @@ def all_reduce_in_two_steps(tensor, root=0):
     # answer: end
 
 
-def _roots(at: At) -> Iterator[tuple[str, tuple]]:
+def _roots(at):
     for root in range(at.n):
         yield f"root={root}", (torch.arange(4.0) + 10**at.rank, root)
-    yield "no root given, integers", (torch.arange(6).view(2, 3) + at.rank,)
 
 
-def _by_way_of(answer: Callable, tensor: torch.Tensor, *root: int) -> Iterator[tuple[str, str, Any]]:
+def _by_way_of(answer, tensor, root):
     with traffic() as counted:
-        answer(tensor, *root)
+        answer(tensor, root)
+    yield "value", "`tensor`", tensor
     calls = [call for event, call in counted.events if event == "start"]
     said = [call.name if call.peer is None else f"{call.name} at rank {call.peer}" for call in calls]
-    yield "value", "`tensor`", tensor
     yield "steps", "what it calls", Words(", then ".join(said))
 
 
@@ -61,7 +57,7 @@ def all_gather_uneven(tensor):
     return pieces
 
 
-def _lengths(at: At) -> Iterator[tuple[str, tuple]]:
+def _lengths(at):
     yield "rank r has r + 1 elements", (torch.arange(1.0, at.rank + 2),)
     yield "the last rank has none", (torch.full((3 * (at.n - 1 - at.rank),), at.rank + 0.5),)
     yield "integers, with zeros at the end", (torch.tensor([1, 0, 0])[: at.rank + 1],)

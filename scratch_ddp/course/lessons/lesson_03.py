@@ -28,6 +28,32 @@ def average_gradients(model):
     # answer: end
 
 
+def _after_backward(at):
+    for case, frozen, with_head in (
+        ("all ranks use everything", False, True),
+        ("the body is frozen, rank 0 leaves the head out", True, at.rank > 0),
+        ("the body is frozen, no rank uses the head", True, False),
+    ):
+        model = _with_gradients(at)
+        if frozen:
+            model["body"].requires_grad_(False).weight.grad = None  # the bias has one from before it was frozen
+        if not with_head:
+            model["head"].zero_grad()
+        yield case, (model,)
+    half = nn.Linear(2, 1, bias=False).half()
+    half.weight.grad = torch.full_like(half.weight, 40_000.0 if at.rank else 30_000.0)
+    yield "half precision, large gradients", (half,)
+
+
+def _with_gradients(at):
+    """Four layers, of which two share a weight, with gradients as after a backward."""
+    model = nn.ModuleDict({name: nn.Linear(3, 3) for name in ("body", "first", "second", "head")})
+    model["second"].weight = model["first"].weight
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(at.n, *parameter.shape)[at.rank]
+    return model
+
+
 def average_unequal(model, items):
     """Replace every gradient by that of the mean loss over all ranks' items.
 
@@ -47,63 +73,20 @@ def average_unequal(model, items):
     # answer: end
 
 
-class Net(nn.Module):
-    """Two layers that share a weight, and a head that a rank may leave out. `body` may be frozen."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.first, self.second, self.head = (nn.Linear(3, 3) for _ in range(4))
-        self.second.weight = self.first.weight
-
-    def forward(self, x, with_head=True):
-        x = self.second(self.first(self.body(x)).tanh())
-        return self.head(x) if with_head else x
-
-
-def backward(model, rank, items, with_head=True):
-    """Leave the gradients of this rank's mean loss over so many items in the model."""
-    x = torch.randn(items, 3, generator=torch.Generator().manual_seed(rank))
-    model(x, with_head).square().mean().backward()
-
-
-def after_backward(at):
-    """All parameters used; then a frozen layer, and a head that not all ranks use, and one that none uses."""
-    skipped = {
-        "all ranks use everything": (),
-        "the body is frozen, rank 0 leaves the head out": (0,),
-        "the body is frozen, no rank uses the head": range(at.n),
-    }
-    for case, without_head in skipped.items():
-        model = Net()
-        model.body.requires_grad_(not without_head)
-        if without_head:
-            model.body.bias.grad = torch.full((3,), at.rank + 1.0)  # from before it was frozen
-        backward(model, at.rank, 4, at.rank not in without_head)
-        yield case, (model,)
-    half = nn.Linear(2, 1, bias=False).half()
-    half.weight.grad = torch.full_like(half.weight, 40_000.0 if at.rank else 30_000.0)
-    yield "half precision, large gradients", (half,)
-
-
-def unequal_batches(at):
-    """As many items on all ranks, then different numbers, then a rank that has none."""
-    sizes = {
+def _unequal_batches(at):
+    for case, items in {
         "4 items on each rank": [4] * at.n,
-        "rank r has 2r + 1 items": [2 * rank + 1 for rank in range(at.n)],
-        "rank 0 has no items, its gradients are NaN": [0, *range(3, at.n + 2)],
-        "rank 0 has no items and no gradients": [0, *range(3, at.n + 2)],
-    }
-    for case, items in sizes.items():
-        model = Net()
-        if items[at.rank]:
-            backward(model, at.rank, items[at.rank])
-        elif "NaN" in case:  # as after the mean of no losses
-            for parameter in model.parameters():
-                parameter.grad = torch.full_like(parameter, torch.nan, requires_grad=False)
+        "rank r has 2r + 1 items": range(1, 2 * at.n, 2),
+        "rank 0 has no items, its gradients are NaN": range(at.n),
+        "rank 0 has no items and no gradients": range(at.n),
+    }.items():
+        model = _with_gradients(at)
+        for parameter in model.parameters() if items[at.rank] == 0 else ():
+            parameter.grad = parameter.grad * torch.nan if "NaN" in case else None
         yield case, (model, items[at.rank])
 
 
 EXERCISES = (
-    Exercise(average_gradients, after_backward, close=1e-5),
-    Exercise(average_unequal, unequal_batches, close=1e-5),
+    Exercise(average_gradients, _after_backward, close=1e-5),
+    Exercise(average_unequal, _unequal_batches, close=1e-5),
 )

@@ -1,13 +1,12 @@
 """Lesson 04, seeding checks: are all replicas equal? Asked with one small message."""
 
 import hashlib
-from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.course.exercise import Exercise
 
 
 def same_on_all_ranks(model):
@@ -30,25 +29,22 @@ def same_on_all_ranks(model):
     # answer: end
 
 
-def _replicas(at: At) -> Iterator[tuple[str, tuple]]:
+def _replicas(at):
+    """With a parameter that numpy does not know, and a buffer that `state_dict()` leaves out."""
     odd = at.rank == at.n - 1  # the rank whose model differs
-    yield "equal models", (_model(),)
-    yield "equal models with a NaN", (_model(weight=[float("nan"), 1.0]),)
-    yield "the last rank has another weight", (_model(weight=[1.0, 2.0 + odd]),)
-    yield "the last rank has two weights in another order", (_model(weight=[2.0, 1.0] if odd else [1.0, 2.0]),)
-    yield "the last rank has -2 for -1", (_model(weight=[1.0, -2.0 if odd else -1.0]),)
-    yield "the last rank has a weight that differs in its last bit", (_model(weight=[1.0, 1.0 + odd * 2.0**-23]),)
-    yield "the last rank has -0.0 for 0.0", (_model(weight=[1.0, -0.0 if odd else 0.0]),)
-    yield "the last rank has another buffer", (_model(buffer=3 + odd),)
-
-
-def _model(weight: tuple | list = (1.0, 2.0), buffer: int = 3) -> nn.Module:
-    """A parameter that numpy knows and one that it does not, and a buffer that `state_dict()` leaves out."""
-    model = nn.Module()
-    model.weight = nn.Parameter(torch.tensor(weight))
-    model.bf16 = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    model.register_buffer("steps", torch.tensor(buffer), persistent=False)
-    return model
+    for case, weight, steps in (
+        ("equal models", [1.0, 2.0], 3),
+        ("the last rank has another weight", [1.0, 2.0 + odd], 3),
+        ("the last rank has two weights in another order", [2.0, 1.0] if odd else [1.0, 2.0], 3),
+        ("the last rank has -2 for -1", [1.0, -1.0 - odd], 3),
+        ("the last rank has a weight that differs in its last bit", [1.0, 1.0 + odd * 2.0**-23], 3),
+        ("the last rank has another buffer", [1.0, 2.0], 3 + odd),
+    ):
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.tensor(weight))
+        model.bf16 = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        model.register_buffer("steps", torch.tensor(steps), persistent=False)
+        yield case, (model,)
 
 
 EXERCISES = (Exercise(same_on_all_ranks, _replicas, given="import hashlib"),)

@@ -1,12 +1,9 @@
 """Lesson 05, sync_gradients: a score that counts every item once, and a loss that counts every token alike."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.course.exercise import Exercise
 
 
 def accuracy_once(hits, items):
@@ -26,13 +23,10 @@ def accuracy_once(hits, items):
     # answer: end
 
 
-def _hits(at: At) -> Iterator[tuple[str, tuple]]:
+def _hits(at):
     for items in (20 * at.n, 20 * at.n - 1, 19 * at.n + 1):
-        generator = torch.Generator().manual_seed(items)
-        hits = torch.rand(items, generator=generator) < 0.6
-        hits[: at.n] = True  # those that are there twice
-        hits[-at.n - 1 : -1] = False
-        hits[-1] = True
+        hits = torch.rand(items, generator=torch.Generator().manual_seed(items)) < 0.6
+        hits[: at.n], hits[-at.n :] = True, False  # the first are there twice
         padded = torch.cat([hits, hits[: -items % at.n]])
         yield f"{items} items", (padded[at.rank :: at.n].clone(), items)
 
@@ -54,18 +48,15 @@ def token_mean(losses, counts):
     # answer: end
 
 
-def _tokens(at: At) -> Iterator[tuple[str, tuple]]:
-    rows, length = 2 + at.rank, 6
-    generator = torch.Generator().manual_seed(at.rank)
-    losses = torch.rand(rows, length, generator=generator)
-    padding = torch.arange(length) >= torch.randint(1, length + 1, (rows, 1), generator=generator)
-    yield "rows of different lengths", (losses, ~padding)
-    yield "padding on the left", (losses, padding.logical_not().flip(1))
-    yield "rank 0 has padding only", (losses, ~padding & (at.rank > 0))
-    yield "rank 0 has no rows", (losses[: rows * (at.rank > 0)], ~padding[: rows * (at.rank > 0)])
+def _tokens(at):
+    rows = 2 + at.rank
+    losses, counts = torch.rand(rows, 6), torch.arange(6) < 5 - torch.arange(rows)[:, None]
+    yield "rows of different lengths", (losses, counts)
+    yield "rank 0 has padding only", (losses, counts & (at.rank > 0))
+    yield "rank 0 has no rows", (losses[: rows * at.rank], counts[: rows * at.rank])
 
 
-def _backward(answer: Callable, losses: torch.Tensor, counts: torch.Tensor) -> Iterator[tuple[str, str, Any]]:
+def _backward(answer, losses, counts):
     leaf = losses.clone().requires_grad_()
     part = answer(leaf * 1, counts)
     yield "value", "the part", part

@@ -1,15 +1,14 @@
 """Lesson 06, when ranks must talk: `no_sync` as a context manager, and an epoch whose last window is shorter."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import Counter
 
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
 from scratch_ddp.course.compare import Words
-from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 
 
@@ -35,33 +34,27 @@ def no_sync(model):
     return block()
 
 
-def _endings(at: At) -> Iterator[tuple[str, tuple]]:
+def _endings(at):
     model = SimpleDistributedDataParallelism(nn.Linear(2, 1))
     yield "a block", (model, True, None)
-    yield "do_sync was False before", (model, False, None)
     yield "do_sync was False before, and an exception", (model, False, ValueError)
     yield "an exception in the block", (model, True, ValueError)
     yield "Stop in the block", (model, True, KeyboardInterrupt)
 
 
-def _two_blocks(
-    answer: Callable, model: nn.Module, before: bool, error: type[BaseException] | None
-) -> Iterator[tuple[str, str, Any]]:
+def _two_blocks(answer, model, before, error):
     """One block inside another, which then ends with `error`."""
-    model.do_sync = before
-    raised = "nothing"
+    model.do_sync, raised = before, "nothing"
     try:
         with answer(model):
-            inside = model.do_sync
+            yield "value", "do_sync in the block", model.do_sync
             with answer(model):
                 pass
-            between = model.do_sync
+            yield "restored", "do_sync after a block inside another", model.do_sync
             if error:
                 raise error
     except (ValueError, KeyboardInterrupt) as reached:
         raised = type(reached).__name__
-    yield "value", "do_sync in the block", inside
-    yield "restored", "do_sync after a block inside another", between
     yield "restored", "do_sync after the block", model.do_sync
     yield "exception", "what reaches the caller", Words(raised)
 
@@ -89,44 +82,31 @@ def train_epoch(model, optimizer, batches, n):
     # answer: end
 
 
-def _epochs(at: At) -> Iterator[tuple[str, tuple]]:
-    for batches, n in ((8, 4), (7, 4), (5, 1), (3, 4)):
-        torch.manual_seed(0)
+def _epochs(at):
+    for count, n in ((8, 4), (7, 4), (5, 1), (3, 4)):
         model = SimpleDistributedDataParallelism(nn.Linear(3, 1).double())
-        generator = torch.Generator().manual_seed(at.rank)
-        data = [torch.randn(2, 4, generator=generator, dtype=torch.float64).split([3, 1], 1) for _ in range(batches)]
-        case = f"{batches} micro-batches in windows of {n}"
-        yield case, (model, torch.optim.SGD(model.parameters(), lr=0.1), data, n)
+        batches = [each.split([3, 1], 1) for each in torch.randn(at.n, count, 2, 4).double()[at.rank]]
+        yield f"{count} micro-batches in windows of {n}", (model, batches, n)
 
 
-def _counted(
-    answer: Callable, model: nn.Module, optimizer: torch.optim.Optimizer, batches: list, n: int
-) -> Iterator[tuple[str, str, Any]]:
+def _counted(answer, model, batches, n):
     """The steps' parameters, and how many passes there were."""
-    weights, passes = [], {"forward": 0, "backward": 0}
-
-    def count(way: str) -> None:
-        passes[way] += 1
-
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weights, passes = [], Counter()
     optimizer.register_step_post_hook(lambda *_: weights.append(model.module.weight.detach().clone()))
-    model.register_forward_hook(lambda *_: count("forward"))
-    model.module.weight.register_hook(lambda _: count("backward"))
+    model.register_forward_hook(lambda *_: passes.update(["forward"]))
+    model.module.weight.register_hook(lambda _: passes.update(["backward"]))
     answer(model, optimizer, batches, n)
     yield "value", "the number of steps", len(weights)
     for number, weight in enumerate(weights):
         yield "value", f"the weight after step {number}", weight
-    for way, number in passes.items():
-        yield "passes", f"the number of {way} passes", number
+    for way in ("forward", "backward"):
+        yield "passes", f"the number of {way} passes", passes[way]
     yield "restored", "do_sync after the epoch", model.do_sync
 
 
+_GIVEN = "import contextlib\n\nfrom torch.nn.functional import mse_loss"
 EXERCISES = (
     Exercise(no_sync, _endings, use=_two_blocks, given="import contextlib"),
-    Exercise(
-        train_epoch,
-        _epochs,
-        use=_counted,
-        close=1e-9,
-        given="import contextlib\n\nfrom torch.nn.functional import mse_loss",
-    ),
+    Exercise(train_epoch, _epochs, use=_counted, close=1e-9, given=_GIVEN),
 )

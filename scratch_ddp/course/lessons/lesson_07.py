@@ -1,13 +1,12 @@
 """Lesson 07, what a message costs: a timer for collectives, and the forecast of a training step."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.lessons import cases
 
 
 def time_calls(operation, repeats, clock, device):
@@ -32,40 +31,28 @@ def time_calls(operation, repeats, clock, device):
     return times
 
 
-class _Simulated:
-    """A rank whose clock only moves with what it does: calls, the first of them of 50 s, and barriers of 100 s."""
-
-    def __init__(self, at: At, seconds: list[float]):
-        self.now, self._seconds = 1000.0 * at.rank, iter([50.0, *seconds])
-        self.barriers = 0
-
-    def clock(self) -> float:
-        return self.now
-
-    def operation(self) -> None:
-        self.now += next(self._seconds, 0.0)
-
-    def barrier(self, *_: Any, **__: Any) -> None:
-        self.barriers += 1
-        self.now += 100.0
+def _slow_ranks(at):
+    yield "the last rank is slow", ([1.0 + at.rank] * 3,)
+    yield "each rank is slow once", ([1.0 + 4.0 * (call == at.rank) for call in range(at.n)],)
 
 
-def _slow_ranks(at: At) -> Iterator[tuple[str, tuple]]:
-    yield "the last rank is slow", (_Simulated(at, [1.0 + at.rank] * 3), 3)
-    yield "each rank is slow once", (_Simulated(at, [1.0 + 4.0 * (call == at.rank) for call in range(at.n)]), at.n)
+def _timed(answer, seconds):
+    """The clock only moves with what the rank does: calls, the first of them of 50 s, and barriers of 100 s."""
+    left, now, barriers, barrier = iter([50.0, *seconds]), 1000.0 * dist.get_rank(), 0, dist.barrier
 
+    def operation():
+        nonlocal now
+        now += next(left, 0.0)
 
-def _timed(answer: Callable, simulated: _Simulated, repeats: int) -> Iterator[tuple[str, str, Any]]:
-    barrier = dist.barrier
-
-    def both(*args: Any, **options: Any) -> dist.Work | None:
-        simulated.barrier()
+    def counted(*args, **options):
+        nonlocal now, barriers
+        now, barriers = now + 100.0, barriers + 1
         return barrier(*args, **options)
 
-    with mock.patch.object(dist, "barrier", both):
-        times = answer(simulated.operation, repeats, simulated.clock, torch.device("cpu"))
+    with mock.patch.object(dist, "barrier", counted):
+        times = answer(operation, len(seconds), lambda: now, torch.device("cpu"))
     yield "value", "the list", times
-    yield "together", "the number of barriers", min(simulated.barriers, repeats)
+    yield "together", "the number of barriers", min(barriers, len(seconds))
 
 
 def forecast_step(gradients, timed, n):
@@ -86,13 +73,11 @@ def forecast_step(gradients, timed, n):
     return seconds
 
 
-def _links(at: At) -> Iterator[tuple[str, tuple]]:
-    both = {4_000: 1.04e-4, 400_000: 5e-4}  # α = 100 µs, β = 1 ns
-    yield "one gradient, 2 ranks", ([1_000_000], both, 2)
-    yield "one gradient, 4 ranks, no latency", ([1_000_000], {1_000: 1e-6, 1_000_000: 1e-3}, 4)
-    yield "ten gradients, 8 ranks, only latency", ([1_000] * 10, {1_000: 1e-4, 1_000_000: 1e-4}, 8)
-    yield "three gradients, 8 ranks", ([8_000, 4_000_000, 0], dict(reversed(both.items())), 8)
-    yield "no gradients, 8 ranks", ([], both, 8)
-
-
-EXERCISES = (Exercise(time_calls, _slow_ranks, use=_timed), Exercise(forecast_step, _links, close=1e-9))
+_TIMED = {4_000: 1.04e-4, 400_000: 5e-4}  # α = 100 µs, β = 1 ns
+_FORECASTS = {
+    "one gradient, 2 ranks": ([1_000_000], _TIMED, 2),
+    "one gradient, 4 ranks, no latency": ([1_000_000], {1_000: 1e-6, 1_000_000: 1e-3}, 4),
+    "ten gradients, 8 ranks, only latency": ([1_000] * 10, {1_000: 1e-4, 1_000_000: 1e-4}, 8),
+    "three gradients, 8 ranks": ([8_000, 4_000_000, 0], dict(reversed(_TIMED.items())), 8),
+}
+EXERCISES = (Exercise(time_calls, _slow_ranks, use=_timed), Exercise(forecast_step, cases(_FORECASTS), close=1e-9))

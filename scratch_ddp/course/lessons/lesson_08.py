@@ -2,18 +2,15 @@
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.exercise import At, Exercise
-from scratch_ddp.course.run import started_and_waited_for
-from scratch_ddp.instruments.traffic import Counted, traffic
+from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.lessons import cases, overlap
 
 
 def average_when_ready(model):
@@ -45,54 +42,33 @@ def average_when_ready(model):
     return finish
 
 
-class Layers(nn.Module):
-    """Two layers, a frozen one, and one that only some steps use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second, self.frozen, self.seldom = (nn.Linear(4, 4).double() for _ in range(4))
-        self.frozen.requires_grad_(False)
-        self.started_before_first = 0
-
-    def forward(self, x: torch.Tensor, seldom: bool, counted: Counted) -> torch.Tensor:
-        x = self.first(self.frozen(x))
-
-        def note(_: torch.Tensor) -> None:
-            self.started_before_first = sum(counted.calls.values())
-
-        x.register_hook(note)
-        x = self.second(x.tanh())
-        return self.seldom(x) if seldom else x
-
-
-def _layers(at: At) -> Iterator[tuple[str, tuple]]:
-    generator = torch.Generator().manual_seed(at.rank)
-    yield "two steps", (Layers(), torch.randn(2, 3, 4, generator=generator, dtype=torch.float64))
-
-
-def _steps(answer: Callable, model: Layers, batches: torch.Tensor) -> Iterator[tuple[str, str, Any]]:
+def _steps(answer):
+    """Of two layers, with a frozen one below, and one on top that only the first step uses."""
+    model = nn.ModuleDict({name: nn.Linear(4, 4).double() for name in ("first", "second", "frozen", "seldom")})
+    model["frozen"].requires_grad_(False)
+    batches = torch.randn(dist.get_world_size(), 2, 3, 4).double()[dist.get_rank()]
     finish, handles, all_reduce = answer(model), [], dist.all_reduce
 
-    def noted(*args: Any, **options: Any) -> dist.Work | None:
+    def noted(*args, **options):
         work = all_reduce(*args, **options)
         handles.extend([weakref.ref(work)] if work else [])
         return work
 
+    def loss(x, layers):
+        for name in ("frozen", "first", "second", "seldom")[:layers]:
+            x = model[name](x).tanh()
+        return x.square().mean()
+
     for number, batch in enumerate(batches):
-        with traffic() as counted, mock.patch.object(dist, "all_reduce", noted):
-            model(batch, number == 0, counted).square().mean().backward()
-        before = f"step {number}: the number of messages started before the first layer's backward"
-        yield "overlap", before, model.started_before_first
-        for what, times in started_and_waited_for(counted).items():
-            yield "overlap", f"step {number}: the number of messages {what} when backward returned", times
+        with mock.patch.object(dist, "all_reduce", noted):
+            yield from overlap(f"step {number}", model["first"], loss, batch, 4 - number)
         finish()
         yield "value", f"step {number}", model
         yield "memory", f"step {number}: the number of handles kept after finish()", _kept(handles)
         model.zero_grad()
 
 
-def _kept(handles: list[weakref.ref]) -> int:
+def _kept(handles):
     """How many handles are still there. A thread of the backend may hold one for a moment after its message."""
     deadline = time.monotonic() + 0.1
     while (kept := sum(handle() is not None for handle in handles)) and time.monotonic() < deadline:
@@ -119,21 +95,18 @@ def exposed_time(compute, communication):
     # answer: end
 
 
-def _timelines(at: At) -> Iterator[tuple[str, tuple]]:
-    yield "a message after backward", ([(0.0, 4.0)], [(4.0, 7.0)])
-    yield "a message beside backward", ([(0.0, 4.0)], [(1.0, 3.0)])
-    yield "a tail", ([(0.0, 4.0)], [(1.0, 3.0), (3.0, 4.5)])
-    yield "more computing than messages", ([(0.0, 10.0)], [(9.0, 12.0)])
-    yield "a gap in computing", ([(5.0, 6.0), (0.0, 2.0)], [(1.0, 5.5)])
-    yield "a pause before the message", ([(0.0, 1.0)], [(2.0, 3.0)])
-    yield "two messages at once", ([(0.0, 1.0)], [(0.5, 3.0), (2.0, 4.0)])
-    yield "computing in two threads", ([(0.0, 3.0), (2.0, 5.0)], [(1.0, 6.0)])
-    yield "a message inside another", ([(4.0, 5.0)], [(0.0, 4.0), (1.0, 2.0)])
-    yield "nothing computed", ([], [(1.0, 2.0)])
-    yield "nothing on the wire", ([(0.0, 4.0)], [])
-
-
+_TIMELINES = {  # computing, communication
+    "a message after backward": ([(0.0, 4.0)], [(4.0, 7.0)]),
+    "a tail": ([(0.0, 4.0)], [(1.0, 3.0), (3.0, 4.5)]),
+    "a gap in computing": ([(5.0, 6.0), (0.0, 2.0)], [(1.0, 5.5)]),
+    "a pause before the message": ([(0.0, 1.0)], [(2.0, 3.0)]),
+    "two messages at once": ([(0.0, 1.0)], [(0.5, 3.0), (2.0, 4.0)]),
+    "computing in two threads": ([(0.0, 3.0), (2.0, 5.0)], [(1.0, 6.0)]),
+    "a message inside another": ([(4.0, 5.0)], [(0.0, 4.0), (1.0, 2.0)]),
+    "nothing computed": ([], [(1.0, 2.0)]),
+    "nothing on the wire": ([(0.0, 4.0)], []),
+}
 EXERCISES = (
-    Exercise(average_when_ready, _layers, use=_steps, close=1e-9),
-    Exercise(exposed_time, _timelines, close=1e-9, given="from itertools import pairwise"),
+    Exercise(average_when_ready, cases({"two steps": ()}), use=_steps, close=1e-9),
+    Exercise(exposed_time, cases(_TIMELINES), close=1e-9, given="from itertools import pairwise"),
 )

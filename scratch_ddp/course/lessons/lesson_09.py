@@ -1,18 +1,15 @@
 """Lesson 09, how large a message: gradients that travel in buckets, and through a buffer that is allocated once."""
 
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.compare import Words
-from scratch_ddp.course.exercise import At, Exercise
-from scratch_ddp.course.run import started_and_waited_for
+from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.lessons import cases, overlap
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
-from scratch_ddp.instruments.traffic import Counted, traffic
 
 
 def average_in_buckets(buckets):
@@ -53,50 +50,22 @@ def average_in_buckets(buckets):
     return finish
 
 
-class Branches(nn.Module):
+def _in_steps(answer, swapped, mixed):
     """A layer, then two side by side. Whichever was used last has its gradients first: another one on odd ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.below, self.left, self.right = (nn.Linear(4, 4).double() for _ in range(3))
-        self.started_before_below = 0
-
-    def forward(self, x: torch.Tensor, swapped: bool, counted: Counted) -> torch.Tensor:
-        middle = self.below(x)
-
-        def note(_: torch.Tensor) -> None:
-            self.started_before_below = sum(counted.calls.values())
-
-        middle.register_hook(note)
-        branches = (self.right, self.left) if swapped else (self.left, self.right)
-        return sum(branch(middle).square().mean() for branch in branches)
-
-
-def _branches(at: At) -> Iterator[tuple[str, tuple]]:
-    generator = torch.Generator().manual_seed(at.rank)
-    batches = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
-    odd = at.rank % 2 == 1
-    yield "the same order on all ranks", (Branches(), batches, False, False)
-    yield "another order on odd ranks", (Branches(), batches, odd, False)
-    yield "buckets of two layers, in another order on odd ranks", (Branches(), batches, odd, True)
-
-
-def _in_steps(answer: Callable, model: Branches, batches: torch.Tensor, swapped: bool, mixed: bool) -> Iterator[tuple]:
-    buckets = [list(layer.parameters()) for layer in (model.right, model.left, model.below)]
+    model = nn.ModuleDict({name: nn.Linear(4, 4).double() for name in ("below", "left", "right")})
+    batches = torch.randn(dist.get_world_size(), 3, 5, 4).double()[dist.get_rank()]
+    order = ("right", "left") if swapped and dist.get_rank() % 2 else ("left", "right")
+    below, left, right = (list(layer.parameters()) for layer in model.values())
     if mixed:
-        buckets[:2] = map(list, zip(*buckets[:2], strict=True))  # the weights of both, the biases of both
-    finish = answer(buckets)
+        left, right = map(list, zip(left, right, strict=True))  # the weights of both, the biases of both
+    finish = answer([right, left, below])
+
+    def loss(x):
+        x = model["below"](x)
+        return sum(model[name](x).square().mean() for name in order)
+
     for number, batch in enumerate(batches):
-        with traffic() as counted:
-            model(batch, swapped, counted).backward()
-        yield (
-            "overlap",
-            f"step {number}: the number of messages started before the first layer's backward",
-            model.started_before_below,
-        )
-        for what, times in started_and_waited_for(counted).items():
-            yield "overlap", f"step {number}: the number of messages {what} when backward returned", times
+        yield from overlap(f"step {number}", model["below"], loss, batch)
         finish()
         yield "value", f"step {number}", model
         model.zero_grad(set_to_none=number % 2 == 0)
@@ -128,42 +97,40 @@ def average_through_buffer(parameters):
     return average
 
 
-_CLEARED = ("set to None", "set to zeros", "set to zeros again", "not cleared", "set to None again")
-
-
-def _two_parameters(at: At) -> Iterator[tuple[str, tuple]]:
+def _through_buffer(answer):
     parameters = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in ((3, 4), (5,))]
-    generator = torch.Generator().manual_seed(at.rank)
-    gradients = [[torch.randn(each.shape, generator=generator).double() for each in parameters] for _ in _CLEARED]
-    yield "five steps", (parameters, gradients)
-
-
-def _through_buffer(answer: Callable, parameters: list, gradients: list) -> Iterator[tuple[str, str, Any]]:
-    average = answer(parameters)
-    first = []
-    for cleared, step in zip(_CLEARED, gradients, strict=True):
-        for parameter, gradient in zip(parameters, step, strict=True):
+    average, first = answer(parameters), []
+    for cleared in ("set to None", "set to zeros", "set to zeros again", "not cleared", "set to None again"):
+        for parameter in parameters:
             if "None" in cleared:
                 parameter.grad = None
             elif "zeros" in cleared:
                 parameter.grad.zero_()
+            gradient = torch.randn(dist.get_world_size(), *parameter.shape)[dist.get_rank()]
             (parameter * gradient).sum().backward()
         ledger = MemoryLedger(SimpleNamespace(given=[*first, *(parameter.grad for parameter in parameters)]))
-        for moment, does in (("before", lambda: None), ("call", average)):
-            with ledger(moment):
-                does()
+        with ledger("before"):
+            pass
+        with ledger("call"):
+            average()
         beside = ledger.peak() - ledger.moments[0].elements() if first else 0  # the first call may make the buffer
-        for number, parameter in enumerate(parameters):
-            yield "value", f"gradients {cleared}: the gradient of parameter {number}", parameter.grad
-        first = first or [parameter.grad for parameter in parameters]  # kept, so that its memory is not given away
-        places = {parameter.grad.untyped_storage().data_ptr() for parameter in parameters}
-        yield "memory", f"gradients {cleared}: the number of tensors that they are views of", len(places)
-        same = "the first step's" if places == {first[0].untyped_storage().data_ptr()} else "a new one"
-        yield "memory", f"gradients {cleared}: the tensor that they are views of", Words(same)
+        means = [parameter.grad for parameter in parameters]
+        first = first or means  # kept, so that its memory is not given away
+        for number, mean in enumerate(means):
+            yield "value", f"gradients {cleared}: the gradient of parameter {number}", mean
+        now, before = ({each.untyped_storage().data_ptr() for each in some} for some in (means, first))
+        yield "memory", f"gradients {cleared}: the number of tensors that they are views of", len(now)
+        same = Words("the first step's" if now == before else "a new one")
+        yield "memory", f"gradients {cleared}: the tensor that they are views of", same
         yield "memory", f"gradients {cleared}: the number of elements held beside them and the tensor", beside
 
 
+_ORDERS = {  # swapped, mixed
+    "the same order on all ranks": (False, False),
+    "another order on odd ranks": (True, False),
+    "buckets of two layers, in another order on odd ranks": (True, True),
+}
 EXERCISES = (
-    Exercise(average_in_buckets, _branches, use=_in_steps, close=1e-9),
-    Exercise(average_through_buffer, _two_parameters, use=_through_buffer, close=1e-9),
+    Exercise(average_in_buckets, cases(_ORDERS), use=_in_steps, close=1e-9),
+    Exercise(average_through_buffer, cases({"five steps": ()}), use=_through_buffer, close=1e-9),
 )

@@ -1,14 +1,12 @@
 """Lesson 10, FSDP by hand: a step with one whole matrix at a time, uneven rows, and a unit with four hooks."""
 
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.exercise import At, Exercise, Wrong
+from scratch_ddp.course.exercise import Exercise, Wrong
 
 
 def sharded_step(shards, inputs, targets, lr):
@@ -46,18 +44,15 @@ def sharded_step(shards, inputs, targets, lr):
     # answer: end
 
 
-_ITEMS = 2
-
-
-def _layers(at: At) -> Iterator[tuple[str, tuple]]:
-    rows, generator = 32, torch.Generator().manual_seed(at.rank)
+def _layers(at):
+    rows = 32
     for layers in (1, 3):
-        shards = list(torch.randn(layers, rows, rows * at.n, generator=generator, dtype=torch.float64) / rows)
-        inputs, targets = torch.randn(2, _ITEMS, rows * at.n, generator=generator, dtype=torch.float64)
-        yield f"{layers} layer{'s' * (layers > 1)}", (shards, inputs, targets, 0.1)
+        shards = torch.randn(at.n, layers, rows, rows * at.n).double()[at.rank] / rows
+        inputs, targets = torch.randn(at.n, 2, 2, rows * at.n).double()[at.rank]
+        yield f"{layers} layer{'s' * (layers > 1)}", ([*shards], inputs, targets, 0.1)
 
 
-def _one_matrix(shards: list[torch.Tensor], inputs: torch.Tensor, *_: Any) -> int:
+def _one_matrix(shards, inputs, *_):
     """One whole matrix, two shards, and what goes through the layers, several times."""
     return shards[0].shape[1] ** 2 + 2 * shards[0].numel() + 4 * (len(shards) + 1) * inputs.numel()
 
@@ -81,7 +76,7 @@ def gather_uneven(shard, rows):
     # answer: end
 
 
-def _rows(at: At) -> Iterator[tuple[str, tuple]]:
+def _rows(at):
     for rows in (3 * at.n, 2 * at.n - 1, 2 * at.n + 1, 1):
         weight, k = torch.arange(5.0 * rows).view(rows, 5), -(-rows // at.n)
         yield f"{rows} row{'s' * (rows > 1)}", (weight[at.rank * k : (at.rank + 1) * k].clone(), rows)
@@ -135,58 +130,46 @@ def shard_unit(module):
     # answer: end
 
 
-class Unit(nn.Module):
+class _Unit(nn.Module):
     """Two layers that look whether their parameters are there before they compute: reading freed memory is a crash."""
 
-    def __init__(self, hidden: int):
+    def __init__(self, hidden):
         super().__init__()
-        torch.manual_seed(hidden)
         self.up, self.down = nn.Linear(4, hidden).double(), nn.Linear(hidden, 4).double()
-        self.seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # the parameters' memory in forward
+        self.seen = weakref.WeakSet()  # the parameters' memory in forward
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         self.must_be_there("forward")
         self.seen.update(parameter.untyped_storage() for parameter in self.parameters())
-        return _Looking.apply(self.down(self.up(x).tanh()), self)
+        output = self.down(self.up(x).tanh())
+        if output.requires_grad:
+            output.register_hook(lambda _: self.must_be_there("backward"))
+        return output
 
-    def must_be_there(self, when: str) -> None:
+    def must_be_there(self, when):
         for name, parameter in self.named_parameters():
             if parameter.untyped_storage().nbytes() < parameter.nbytes:
                 raise RuntimeError(f"in {when} '{name}' has no memory: gather the unit before")
 
-    def held(self) -> int:
+    def held(self):
         """Bytes of the parameters, and of the memory that they had in forward."""
         storages = {*self.seen, *(parameter.untyped_storage() for parameter in self.parameters())}
         return sum(storage.nbytes() for storage in storages)
 
 
-class _Looking(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, unit: Unit) -> torch.Tensor:
-        ctx.unit = unit
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.unit.must_be_there("backward")
-        return gradient, None
-
-
-def _units(at: At) -> Iterator[tuple[str, tuple]]:
+def _units(at):
     for hidden in (at.n, at.n + 1):
-        unit, generator = Unit(hidden), torch.Generator().manual_seed(at.rank)
+        unit = _Unit(hidden)
         elements = sum(parameter.numel() for parameter in unit.parameters())
-        batches = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
-        yield f"a unit of {elements} elements", (unit, batches)
+        yield f"a unit of {elements} elements", (unit, torch.randn(at.n, 2, 3, 4).double()[at.rank])
 
 
-def _steps(answer: Callable, unit: Unit, batches: torch.Tensor) -> Iterator[tuple[str, str, Any]]:
+def _steps(answer, unit, batches):
     shard = answer(unit)
     if shard.untyped_storage().nbytes() < shard.nbytes:
         raise Wrong("memory", "the shard has no memory of its own: it was freed with the unit's")
     yield "value", "the shard", shard
     yield "memory", "the parameters' memory in bytes after the call", unit.held()
-    optimizer = torch.optim.SGD([shard], lr=0.1)
     for number, batch in enumerate(batches):
         with torch.no_grad():
             yield "value", f"step {number}: the output under no_grad", unit(batch)
@@ -198,8 +181,8 @@ def _steps(answer: Callable, unit: Unit, batches: torch.Tensor) -> Iterator[tupl
         yield "value", f"step {number}: shard.grad", shard.grad
         whole = [name for name, parameter in unit.named_parameters() if parameter.grad is not None]
         yield "memory", f"step {number}: the list of parameters that have a .grad", whole
-        optimizer.step()
-        optimizer.zero_grad()
+        shard.data -= 0.1 * shard.grad
+        shard.grad = None
 
 
 EXERCISES = (

@@ -1,13 +1,13 @@
 """Lesson 11, ZeRO and FSDP: ZeRO-1 as a function, the reduction of ZeRO-2, and the bytes of each stage."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.lessons import cases
 
 
 def sharded_optimizer(params, make):
@@ -36,26 +36,20 @@ def sharded_optimizer(params, make):
     # answer: end
 
 
-def _adam(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(params, lr=0.1)
+def _parameters():
+    count = 2 * dist.get_world_size() + 1
+    return [nn.Parameter(torch.full((2, i + 1), float(i), dtype=torch.float64)) for i in range(count)]
 
 
-def _parameters(at: At) -> list[nn.Parameter]:
-    return [nn.Parameter(torch.full((2, i + 1), float(i), dtype=torch.float64)) for i in range(2 * at.n + 1)]
-
-
-def _for_adam(at: At) -> Iterator[tuple[str, tuple]]:
-    yield "three steps of Adam", (_parameters(at), _adam)
-
-
-def _stepped(answer: Callable, params: list[nn.Parameter], make: Callable) -> Iterator[tuple[str, str, Any]]:
-    own, step, zero_grad = answer(params, make)
+def _stepped(answer):
+    params = _parameters()
+    own, step, zero_grad = answer(params, partial(torch.optim.Adam, lr=0.1))
     for number in range(3):
         for i, parameter in enumerate(params):
             parameter.grad = torch.full_like(parameter, (-1.0) ** i * (number + 1))
         step()
         for i, parameter in enumerate(params):
-            yield "value", f"step {number}: parameter {i}", parameter.data
+            yield "value", f"step {number}: parameter {i}", parameter
         yield "memory", f"step {number}: the number of parameters that have state", len(own.state)
         zero_grad()
         left = [i for i, parameter in enumerate(params) if parameter.grad is not None]
@@ -79,14 +73,10 @@ def reduce_to_owners(params):
     # answer: end
 
 
-def _with_gradients(at: At) -> Iterator[tuple[str, tuple]]:
-    params = _parameters(at)
+def _reduced(answer):
+    params = _parameters()
     for i, parameter in enumerate(params):
-        parameter.grad = torch.full_like(parameter, 10.0**i * (at.rank + 1))
-    yield f"{len(params)} parameters", (params,)
-
-
-def _reduced(answer: Callable, params: list[nn.Parameter]) -> Iterator[tuple[str, str, Any]]:
+        parameter.grad = torch.full_like(parameter, 10.0**i * (dist.get_rank() + 1))
     answer(params)
     for i, parameter in enumerate(params):
         yield "value", f"the gradient of parameter {i}", parameter.grad
@@ -108,14 +98,10 @@ def bytes_held(parameters, n, stage):
     # answer: end
 
 
-def _stages(at: At) -> Iterator[tuple[str, tuple]]:
-    for stage in range(4):
-        yield f"stage {stage}", (1_000, 1, stage)
-        yield f"stage {stage}, 8 ranks", (8_000, 8, stage)
-
-
+_STAGES = {f"stage {stage}": (1_000, 1, stage) for stage in range(4)}
+_STAGES |= {f"stage {stage}, 8 ranks": (8_000, 8, stage) for stage in range(4)}
 EXERCISES = (
-    Exercise(sharded_optimizer, _for_adam, use=_stepped, close=1e-9),
-    Exercise(reduce_to_owners, _with_gradients, use=_reduced, close=1e-9),
-    Exercise(bytes_held, _stages),
+    Exercise(sharded_optimizer, cases({"three steps of Adam": ()}), use=_stepped, close=1e-9),
+    Exercise(reduce_to_owners, cases({"2n + 1 parameters": ()}), use=_reduced, close=1e-9),
+    Exercise(bytes_held, cases(_STAGES)),
 )

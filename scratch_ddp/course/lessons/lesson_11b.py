@@ -1,13 +1,13 @@
 """Lesson 11b, recomputation: a checkpoint by hand, and which blocks to recompute under a budget."""
 
-from collections.abc import Callable, Iterator
 from itertools import combinations
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from scratch_ddp.course.exercise import At, Exercise, Seen, Wrong
+from scratch_ddp.course.exercise import Exercise, Wrong
+from scratch_ddp.course.lessons import cases
 
 
 def checkpointed(function, x):
@@ -41,45 +41,34 @@ def checkpointed(function, x):
     # answer: end
 
 
-def _blocks(at: At) -> Iterator[tuple[str, tuple]]:
-    layers = [nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 6)]
-    yield "one block", ([nn.Sequential(*layers).double()], _rows())
-    blocks = [nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Dropout(0.5), nn.Linear(24, 6)) for _ in range(2)]
-    yield "two blocks with dropout", ([block.double() for block in blocks], _rows())
+def _blocks(at):
+    block = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 6)).double()
+    yield "one block", ([block],)
+    two = [nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Dropout(0.5), nn.Linear(24, 6)) for _ in range(2)]
+    yield "two blocks with dropout", ([block.double() for block in two],)
 
 
-def _rows() -> torch.Tensor:
-    return torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+def _trained(answer, blocks):
+    x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    called, kept, y = [], [], x
 
-
-def _trained(answer: Callable, blocks: list[nn.Module], x: torch.Tensor) -> Iterator[Seen]:
-    calls, kept = [0] * len(blocks), []
-
-    def counted(number: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        def run(x: torch.Tensor) -> torch.Tensor:
-            calls[number] += 1
-            return blocks[number](x)
-
-        return run
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor):
         kept.append(tensor.numel() * tensor.is_floating_point())  # the random numbers' state may be kept, too
         return tensor
 
-    y = x
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        for number in range(len(blocks)):
-            y = answer(counted(number), y)
+        for number, block in enumerate(blocks):
+            block.register_forward_hook(lambda *_, number=number: called.append(number))
+            y = answer(block, y)
     yield "value", "the output", y.detach()
     yield "memory", "the number of elements kept for backward", max(sum(kept), len(blocks) * x.numel())
-    forward = list(calls)
+    yield "calls", "the list of blocks called in forward", called
     (y * torch.arange(1.0, 7.0, dtype=y.dtype)).sum().backward()
     yield "value", "the gradient of x", x.grad
     for number, block in enumerate(blocks):
         for name, parameter in block.named_parameters():
             yield "value", f"block {number}: the gradient of {name}", parameter.grad
-    yield "calls", "the list of calls in forward, one entry a block", forward
-    yield "calls", "the list of calls in forward and backward, one entry a block", calls
+    yield "calls", "the list of blocks called in forward and backward", called
     yield "next", "the number drawn afterwards", torch.rand(1).item()
 
 
@@ -104,22 +93,9 @@ def choose_blocks(saved, seconds, budget):
     # answer: end
 
 
-def _budgets(at: At) -> Iterator[tuple[str, tuple]]:
-    yield "equal blocks", ([16] * 6, [3] * 6, 40)
-    yield "everything fits, exactly", ([16, 8, 8], [1, 1, 1], 32)
-    yield "no budget", ([16, 8, 8], [1, 2, 1], 0)
-    yield "the block that frees most a second is too small", ([60, 50, 50], [11, 10, 10], 60)
-    yield "one large block in place of two", ([30, 20, 20], [10, 4, 4], 40)
-    yield "ten blocks", ([7, 3, 9, 4, 8, 6, 5, 10, 2, 11], [6, 3, 7, 5, 9, 4, 6, 8, 1, 9], 31)
-
-
-def _least(answer: Callable, saved: list[int], seconds: list[int], budget: int) -> Iterator[Seen]:
+def _least(answer, saved, seconds, budget):
     chosen = answer(saved, seconds, budget)
-    if (
-        not isinstance(chosen, list)
-        or sorted(set(chosen)) != sorted(chosen)
-        or not set(chosen) <= set(range(len(saved)))
-    ):
+    if not isinstance(chosen, list) or len({*chosen} & {*range(len(saved))}) != len(chosen):
         raise Wrong("valid", f"the result is {chosen!r}, should be a list of block numbers, each once")
     kept = sum(saved) - sum(saved[i] for i in chosen)
     if kept > budget:
@@ -127,7 +103,15 @@ def _least(answer: Callable, saved: list[int], seconds: list[int], budget: int) 
     yield "time", "the time of the recomputed blocks", sum(seconds[i] for i in chosen)
 
 
+_BUDGETS = {
+    "equal blocks": ([16] * 6, [3] * 6, 40),
+    "everything fits, exactly": ([16, 8, 8], [1, 1, 1], 32),
+    "no budget": ([16, 8, 8], [1, 2, 1], 0),
+    "the block that frees most a second is too small": ([60, 50, 50], [11, 10, 10], 60),
+    "one large block in place of two": ([30, 20, 20], [10, 4, 4], 40),
+    "ten blocks": ([7, 3, 9, 4, 8, 6, 5, 10, 2, 11], [6, 3, 7, 5, 9, 4, 6, 8, 1, 9], 31),
+}
 EXERCISES = (
     Exercise(checkpointed, _blocks, use=_trained, close=1e-9),
-    Exercise(choose_blocks, _budgets, use=_least, given="from itertools import combinations"),
+    Exercise(choose_blocks, cases(_BUDGETS), use=_least, given="from itertools import combinations"),
 )

@@ -4,15 +4,14 @@ The reference of the optional `sync_batch_norm` is the package's own function.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.lessons import cases, parts
 from scratch_ddp.ddp.batch_norm import sync_batch_norm
 
 
@@ -45,32 +44,6 @@ def split_step(rank, step, computing, calls):
     # answer: end
 
 
-_STEPS = {  # case: (step, computing, calls of rank 0 and of rank 1), as rank 0's step
-    "nothing recorded": ((0, 8), [], ([], [])),
-    "a rank that waits": ((0, 8), [(0, 3)], ([(3, 8)], [(6, 8)])),
-    "the rank that is waited for": ((0, 8), [(0, 6)], ([(6, 8)], [(3, 8)])),
-    "a message during backward": ((0, 8), [(0, 6)], ([(2, 7)], [(3, 7)])),
-    "a gap in computing": ((0, 9), [(5, 6), (0, 2)], ([(1, 8)], [(4, 8)])),
-    "two collectives, the second not ready": ((0, 9), [(0, 1)], ([(1, 5), (2, 9)], [(1, 5), (7, 9)])),
-    "two collectives under way at once": ((0, 9), [], ([(1, 7), (2, 8)], [(4, 7), (3, 8)])),
-    "called before the step, ended after it": ((2, 6), [], ([(0, 9)], [(4, 9)])),
-    "rank 1 ends later": ((0, 9), [(0, 2)], ([(2, 5)], [(3, 7)])),
-    "computing before and after the step": ((2, 6), [(0, 3), (5, 9)], ([], [])),
-    "computing inside other computing": ((0, 6), [(0, 4), (1, 2)], ([(4, 5)], [(4, 5)])),
-}
-
-
-def _steps(at: At) -> Iterator[tuple[str, tuple]]:
-    for case, (step, computing, calls) in _STEPS.items():
-        yield case, (0, step, list(computing), [list(each) for each in calls])
-    step, computing, calls = _STEPS["a rank that waits"]
-    yield "rank 1's step", (1, step, list(computing), [list(each) for each in reversed(calls)])
-
-
-def _parts(answer: Callable, *args: Any) -> Iterator[tuple[str, str, Any]]:
-    yield from zip(["value"] * 4, ("computing", "waiting", "transfer", "idle"), answer(*args), strict=True)
-
-
 def find_straggler(called, group=None):
     """Return the number in `group` of the rank the others waited for longest, or None.
 
@@ -91,25 +64,20 @@ def find_straggler(called, group=None):
     # answer: end
 
 
-def _times(at: At) -> Iterator[tuple[str, tuple]]:
+def _times(at):
     """Times of the day in nanoseconds: float32 can't hold them."""
-    day, first, last = 10**15, at.rank == 0, at.rank == at.n - 1
-
-    def called(*after: int) -> tuple:
-        return (torch.tensor([day + 1000 * k + each for k, each in enumerate(after)]),)
-
-    yield "the last rank is late", called(5 * last, 7 * last, 6 * last)
-    yield "rank 0 is late often, the last rank once and for long", called(3 * first, 4 * first, 90 * last, 2 * first)
-    later = 60 if first else 0 if at.rank == 1 else 59
-    yield "the last rank is late for all, rank 0 later for one", called(40 * last, later)
-    yield "two cost the others as much", called(30 * last, 30 * first)
-    yield "rank 0 and the last rank call last together", called(50 * (first or last))
-    third = 60 if at.rank == 1 else 0
-    yield (
-        "rank 0 calls late each time, and each time another later still",
-        called(50 * first or third, 50 * first or 60 * last),
-    )
-    yield "nobody waits", called(0, 0)
+    first, second, last = (at.rank == rank for rank in (0, 1, at.n - 1))
+    for case, after in {
+        "the last rank is late": (5 * last, 7 * last, 6 * last),
+        "rank 0 is late often, the last rank once and for long": (3 * first, 4 * first, 90 * last, 2 * first),
+        "two cost the others as much": (30 * last, 30 * first),
+        "rank 0 calls late each time, and each time another later still": (
+            50 * first or 60 * second,
+            50 * first or 60 * last,
+        ),
+        "nobody waits": (0, 0),
+    }.items():
+        yield case, (torch.tensor([10**15 + 1000 * k + late for k, late in enumerate(after)]),)
 
 
 def culprit(steps, messages):
@@ -142,57 +110,37 @@ def culprit(steps, messages):
     # answer: end
 
 
-def _profiles(at: At) -> Iterator[tuple[str, tuple]]:
-    """Six steps of four ranks, as the game records them, with noise, a stall, and a small message in each step."""
-    for fault, rank in (
-        ("loader", 1),
-        ("straggler", 3),
-        ("uneven batches", None),
-        (".item()", None),
-        ("last bucket", None),
-    ):
-        generator = torch.Generator().manual_seed(len(fault))
-        gradients = [(4, 4e-3)] + [(67_416, 12e-3)] * 4
-        messages = 6 * [*gradients, *[(6, 4e-3)] * 10] if fault == ".item()" else 6 * gradients
-        if fault == "last bucket":
-            messages = 6 * [*gradients[:-1], (337_080, 44e-3)]
-        steps = [_step(fault, rank, step, generator) for step in range(6)]
-        for part, stalled in ("data", 0), ("backward", 2):
-            steps[0][stalled][part] += 0.6
-        yield f"{fault} planted", (steps, messages)
-
-
-def _step(fault: str, at: int | None, number: int, generator: torch.Generator) -> list[dict[str, float]]:
-    late = number % 4 if fault == "uneven batches" else at
-    step = []
-    for rank in range(4):
-        noise = (1 + 0.03 * torch.rand(3, generator=generator)).tolist()
-        slower = 1.8 if rank == late and fault in ("straggler", "uneven batches") else 1.0
-        data = 64e-3 if rank == late and fault == "loader" else 4e-3
-        parts = {"data": data * noise[0], "forward": slower * 32e-3 * noise[1], "backward": slower * 64e-3 * noise[2]}
-        waiting = 0.0 if late is None or rank == late else 85e-3
+def _profiles(at):
+    """Six steps of four ranks, as the game records them, with noise, two stalls, and a small message in each step."""
+    for fault in ("loader", "straggler", "uneven batches", ".item()", "last bucket"):
+        busy = torch.tensor([4e-3, 32e-3, 64e-3]) * (1 + 0.03 * torch.rand(6, 4, 3))  # data, forward, backward
+        late = {"straggler": [3] * 6, "uneven batches": [0, 1, 2, 3, 0, 1]}.get(fault, ())
+        for step, rank in enumerate(late):
+            busy[step, rank, 1:] *= 1.8
+        if fault == "loader":
+            busy[:, 1, 0] += 60e-3
+        busy[0, 0, 0] += 0.6
+        busy[0, 2, 2] += 0.6
+        messages = [(4, 4e-3), *[(67_416, 12e-3)] * 3, (337_080, 44e-3) if fault == "last bucket" else (67_416, 12e-3)]
+        messages += [(6, 4e-3)] * 10 * (fault == ".item()")
         transfer = {".item()": 52e-3, "last bucket": 44e-3}.get(fault, 12e-3)
-        step.append(parts | {"waiting": waiting, "transfer": transfer})
-    return step
+        waiting = busy.sum(2).amax(1, keepdim=True) - busy.sum(2)
+        everything = torch.cat([busy, waiting[..., None], torch.full((6, 4, 1), transfer)], dim=2).tolist()
+        names = ("data", "forward", "backward", "waiting", "transfer")
+        steps = [[dict(zip(names, rank, strict=True)) for rank in step] for step in everything]
+        yield f"{fault} planted", (steps, 6 * messages)
 
 
-def _named(answer: Callable, *args: Any) -> Iterator[tuple[str, str, Any]]:
-    fault, rank = answer(*args)
-    yield "value", "the fault", fault
-    yield "value", "the rank", rank
-
-
-def _rows(at: At) -> Iterator[tuple[str, tuple]]:
-    generator = torch.Generator().manual_seed(at.rank)
+def _rows(at):
     for case, rows in {"rank r has 2 + r rows": 2 + at.rank, "rank 0 has no rows": 3 * at.rank}.items():
-        x = 5 + (1 + at.rank) * torch.randn(rows, 3, generator=generator, dtype=torch.float64)
         norm = nn.BatchNorm1d(3).double()
-        nn.init.uniform_(norm.weight, generator=torch.Generator().manual_seed(0))
+        nn.init.uniform_(norm.weight)
+        x = 5 + (1 + at.rank) * torch.randn(at.n, rows, 3).double()[at.rank]
         yield case, (x, norm)
     yield "in eval mode", (x, norm.eval())
 
 
-def _normalized(answer: Callable, x: torch.Tensor, norm: nn.Module) -> Iterator[tuple[str, str, Any]]:
+def _normalized(answer, x, norm):
     x = x.clone().requires_grad_()
     output = answer(x, norm)
     yield "value", "the output", output
@@ -201,9 +149,22 @@ def _normalized(answer: Callable, x: torch.Tensor, norm: nn.Module) -> Iterator[
     yield "value", "norm", norm
 
 
+_STEPS = {  # rank, step, computing, calls of rank 0 and of rank 1
+    "a rank that waits": (0, (0, 8), [(0, 3)], [[(3, 8)], [(6, 8)]]),
+    "the rank that is waited for": (1, (0, 8), [(0, 6)], [[(3, 8)], [(6, 8)]]),
+    "a message during backward": (0, (0, 8), [(0, 6)], [[(2, 7)], [(3, 7)]]),
+    "a gap in computing": (0, (0, 9), [(5, 6), (0, 2)], [[(1, 8)], [(4, 8)]]),
+    "two collectives, the second not ready": (0, (0, 9), [(0, 1)], [[(1, 5), (2, 9)], [(1, 5), (7, 9)]]),
+    "two collectives under way at once": (0, (0, 9), [], [[(1, 7), (2, 8)], [(4, 7), (3, 8)]]),
+    "called before the step, ended after it": (0, (2, 6), [], [[(0, 9)], [(4, 9)]]),
+    "rank 1 ends later": (0, (0, 9), [(0, 2)], [[(2, 5)], [(3, 7)]]),
+    "computing before and after the step": (0, (2, 6), [(0, 3), (5, 9)], [[], []]),
+    "computing inside other computing": (0, (0, 6), [(0, 4), (1, 2)], [[(4, 5)], [(4, 5)]]),
+}
+_PARTS = parts("computing", "waiting", "transfer", "idle")
 EXERCISES = (
-    Exercise(split_step, _steps, use=_parts, close=1e-9, given="from itertools import pairwise"),
+    Exercise(split_step, cases(_STEPS), use=_PARTS, close=1e-9, given="from itertools import pairwise"),
     Exercise(find_straggler, _times),
-    Exercise(culprit, _profiles, use=_named, given="import statistics"),
+    Exercise(culprit, _profiles, use=parts("the fault", "the rank"), given="import statistics"),
     Exercise(sync_batch_norm, _rows, use=_normalized, close=1e-6),
 )

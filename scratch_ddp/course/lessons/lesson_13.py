@@ -1,15 +1,11 @@
 """Lesson 13, pipelines: 1F1B, a backward in two halves, schedules that deadlock, forwards ahead on a slow wire."""
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from math import ceil
-from typing import Any
 
-from scratch_ddp.course.arena import At
-from scratch_ddp.course.exercise import Exercise, Seen, Wrong
+from scratch_ddp.course.exercise import Exercise, Wrong
+from scratch_ddp.course.lessons import cases, named_cases
 from scratch_ddp.pipeline import Action, gpipe, held, interleaved, schedules, simulate, validate
-
-GIVEN = "from scratch_ddp.pipeline import Action"
 
 
 def one_f_one_b(p, m):
@@ -52,6 +48,24 @@ def zero_bubble(p, m):
     # answer: end
 
 
+def _as_schedule(kinds, answer, p, m):
+    """Many schedules are right: those that are valid, as short as the reference, and hold no more activations."""
+    rows = [[Action(*each) for each in row] for row in answer(p, m)]
+    for r, row in enumerate(rows):
+        for each in row:
+            if each.kind not in tuple(kinds) or each.stage != r:
+                raise Wrong("value", f"row {r} has {each}, should have {', '.join(kinds)} of stage {r} alone")
+    try:
+        validate(rows, m)
+    except ValueError as error:
+        raise Wrong("value", str(error)) from None
+    yield "value", "the number of rows", len(rows)
+    yield "time", "its length in units", max(row[-1][2] for row in simulate(rows))
+    for r, row in enumerate(rows):
+        most = p if "W" in kinds else p - r
+        yield "memory", f"the most activations that rank {r} holds", max(held(row), most)
+
+
 def who_is_stuck(rows):
     """Return the ranks that can't finish their row of F and B, ascending, as a list.
 
@@ -81,6 +95,11 @@ def who_is_stuck(rows):
     # answer: end
 
 
+def _row(actions, micro=0):
+    """From kinds and stages, as in "F0 B0"."""
+    return [Action(each[0], int(each[1:]), micro) for each in actions.split()]
+
+
 def forwards_ahead(forward, backward, hop):
     """Return by how many forwards a rank must be ahead of the next one; 1F1B has 1.
 
@@ -91,69 +110,6 @@ def forwards_ahead(forward, backward, hop):
     # answer: begin
     return 1 + ceil(2 * hop / (forward + backward))
     # answer: end
-
-
-def grids(*sizes: tuple[int, int]) -> Callable[[At], Iterator[tuple[str, tuple]]]:
-    """Inputs: numbers of ranks and micro-batches."""
-    return lambda at: ((f"p = {p}, m = {m}", (p, m)) for p, m in sizes)
-
-
-def as_schedule(kinds: str, answer: Callable, p: int, m: int) -> Iterator[Seen]:
-    """Many schedules are right: those that are valid, as short as the reference, and hold no more activations."""
-    rows = _schedule(answer(p, m), p, m, kinds)
-    yield "value", "the schedule", "valid"
-    yield "time", "its length in units", max(row[-1][2] for row in simulate(rows))
-    for r, row in enumerate(rows):
-        most = p if "W" in kinds else p - r
-        yield "memory", f"the most activations that rank {r} holds", max(held(row), most)
-
-
-def _schedule(result: Any, p: int, m: int, kinds: str) -> list[list[Action]]:
-    if not isinstance(result, list) or len(result) != p:
-        raise Wrong("value", f"the result should be a list of {p} rows, one for each rank")
-    for r, row in enumerate(result):
-        for each in row:
-            if not isinstance(each, tuple) or len(each) != 3:
-                raise Wrong("value", f"row {r} has {each!r}, should have Action(kind, stage, micro-batch) alone")
-            if each[0] not in tuple(kinds) or each[1] != r:
-                raise Wrong("value", f"row {r} has {Action(*each)}, should have {', '.join(kinds)} of stage {r} alone")
-    rows = [[Action(*each) for each in row] for row in result]
-    try:
-        validate(rows, m)
-    except ValueError as error:
-        raise Wrong("value", str(error)) from None
-    return rows
-
-
-def rows_to_finish(at: At) -> Iterator[tuple[str, tuple]]:
-    """Grids that run; grids that hang, each for one reason; ranks with several stages, of which some finish."""
-    in_turn = [Action(kind, 0, i) for i in range(2) for kind in "FB"]
-    yield "GPipe, 4 ranks", (gpipe(4, 4),)
-    yield "1F1B, 4 ranks", (schedules.one_f_one_b(4, 8),)
-    yield "two stages a rank", (interleaved(2, 4, 2),)
-    yield "the first stage on the last rank", (gpipe(4, 4)[::-1],)
-    yield "each waits for the other", ([in_turn, gpipe(2, 2)[1]],)
-    yield "a backward before its own forward", ([gpipe(2, 2)[0], [*_row("F1 B1"), *_row("B1 F1", micro=1)]],)
-    yield "the last rank begins with a backward", ([*gpipe(4, 1)[:3], _row("B3 F3")],)
-    yield "some finish, some don't", ([_row("F0 F2 B2 B0"), _row("F1 F3 B1 B3"), _row("F4 B4")],)
-
-
-def _row(actions: str, micro: int = 0) -> list[Action]:
-    """From kinds and stages, as in "F0 B0"."""
-    return [Action(each[0], int(each[1:]), micro) for each in actions.split()]
-
-
-def wires(at: At) -> Iterator[tuple[str, tuple]]:
-    """Seconds that are exact in binary: nothing is rounded."""
-    for case, times in {
-        "messages take no time": (1.0, 2.0, 0.0),
-        "a message takes half as long as a micro-batch": (1.0, 2.0, 1.5),
-        "a message takes a little longer than that": (1.0, 2.0, 1.625),
-        "a fast wire": (1.0, 2.0, 0.125),
-        "a slow wire": (2.0, 2.0, 8.0),
-        "milliseconds": (1 / 1024, 2 / 1024, 6 / 1024),
-    }.items():
-        yield f"{case}: {times[0]:g}, {times[1]:g} and {times[2]:g} s", times
 
 
 def with_forwards_ahead(p: int, m: int, k: int) -> list[list[Action]]:
@@ -167,14 +123,28 @@ def with_forwards_ahead(p: int, m: int, k: int) -> list[list[Action]]:
     return rows
 
 
+_ROWS = {  # grids that run; grids that hang, each for one reason; the last has ranks with several stages
+    "GPipe, 4 ranks": (gpipe(4, 4),),
+    "1F1B, 4 ranks": (schedules.one_f_one_b(4, 8),),
+    "two stages a rank": (interleaved(2, 4, 2),),
+    "the first stage on the last rank": (gpipe(4, 4)[::-1],),
+    "each waits for the other": ([[*_row("F0 B0"), *_row("F0 B0", micro=1)], gpipe(2, 2)[1]],),
+    "a backward before its own forward": ([gpipe(2, 2)[0], [*_row("F1 B1"), *_row("B1 F1", micro=1)]],),
+    "the last rank begins with a backward": ([*gpipe(4, 1)[:3], _row("B3 F3")],),
+    "some finish, some don't": ([_row("F0 F2 B2 B0"), _row("F1 F3 B1 B3"), _row("F4 B4")],),
+}
+_WIRES = {  # seconds that are exact in binary: nothing is rounded
+    "messages take no time: 1, 2 and 0 s": (1.0, 2.0, 0.0),
+    "a message takes half as long as a micro-batch: 1, 2 and 1.5 s": (1.0, 2.0, 1.5),
+    "a message takes a little longer than that: 1, 2 and 1.625 s": (1.0, 2.0, 1.625),
+    "a slow wire: 2, 2 and 8 s": (2.0, 2.0, 8.0),
+}
+_GIVEN = "from scratch_ddp.pipeline import Action"
+_GRIDS = named_cases("p = {}, m = {}", (4, 8), (2, 4), (4, 2), (1, 3), (5, 5))
+_LONG_GRIDS = named_cases("p = {}, m = {}", (4, 8), (2, 4), (3, 3), (1, 2), (5, 9))
 EXERCISES = (
-    Exercise(one_f_one_b, grids((4, 8), (2, 4), (4, 2), (1, 3), (5, 5)), partial(as_schedule, "FB"), given=GIVEN),
-    Exercise(
-        zero_bubble,
-        grids((4, 8), (2, 4), (3, 3), (1, 2), (5, 9)),
-        partial(as_schedule, "FIW"),
-        given=f"{GIVEN}, schedules",
-    ),
-    Exercise(who_is_stuck, rows_to_finish, given=GIVEN),
-    Exercise(forwards_ahead, wires, given="from math import ceil"),
+    Exercise(one_f_one_b, _GRIDS, partial(_as_schedule, "FB"), given=_GIVEN),
+    Exercise(zero_bubble, _LONG_GRIDS, partial(_as_schedule, "FIW"), given=f"{_GIVEN}, schedules"),
+    Exercise(who_is_stuck, cases(_ROWS), given=_GIVEN),
+    Exercise(forwards_ahead, cases(_WIRES), given="from math import ceil"),
 )

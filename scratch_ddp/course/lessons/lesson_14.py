@@ -1,12 +1,10 @@
 """Lesson 14, tensor parallelism: what stands around sliced layers, a fused weight, a loss of sliced logits."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.lessons import cases, parts
 
 
 def f_and_g(group=None):
@@ -48,13 +46,9 @@ def f_and_g(group=None):
     # answer: end
 
 
-def _groups(at: At) -> Iterator[tuple[str, tuple]]:
-    yield "a matrix", ()
-
-
-def _passed_through(answer: Callable) -> Iterator[tuple[str, str, Any]]:
-    rank, (f, g) = dist.get_rank(), answer()
-    for name, function in {"f": f, "g": g}.items():
+def _passed_through(answer):
+    rank, functions = dist.get_rank(), answer()
+    for name, function in zip("fg", functions, strict=True):
         leaf = (torch.arange(6.0).view(2, 3) + 10**rank).requires_grad_()
         x = leaf * 1
         y = function(x)
@@ -64,8 +58,6 @@ def _passed_through(answer: Callable) -> Iterator[tuple[str, str, Any]]:
         y.backward(gradient)
         yield "value", f"x's gradient through {name}", leaf.grad
         yield "untouched", f"the gradient that {name}'s backward was given", gradient
-    with torch.no_grad():
-        yield "value", "g of a tensor that needs no gradient", g(torch.ones(2) * rank)
 
 
 def slice_qkv(weight, heads, kv_heads, rank, n):
@@ -80,13 +72,6 @@ def slice_qkv(weight, heads, kv_heads, rank, n):
     parts = weight.split([heads * rows, kv_heads * rows, kv_heads * rows])
     return torch.cat([part.chunk(n)[rank] for part in parts])
     # answer: end
-
-
-def _fused(at: At) -> Iterator[tuple[str, tuple]]:
-    for heads, kv_heads, rank, n in ((4, 4, 1, 2), (8, 2, 0, 2), (8, 4, 2, 4)):
-        rows = 2 * (heads + 2 * kv_heads)
-        case = f"{heads} heads of q, {kv_heads} of k and v, rank {rank} of {n}"
-        yield case, (torch.arange(3.0 * rows).view(rows, 3), heads, kv_heads, rank, n)
 
 
 def sliced_cross_entropy(logits, targets, group=None):
@@ -115,27 +100,22 @@ def sliced_cross_entropy(logits, targets, group=None):
     # answer: end
 
 
-def _logits(at: At) -> Iterator[tuple[str, tuple]]:
-    columns, tokens = 3, 7
-    everyones = torch.Generator().manual_seed(0)
-    logits = torch.randn(tokens, columns * at.n, generator=everyones, dtype=torch.float64)
-    targets = torch.randint(columns * at.n, (tokens,), generator=everyones)
+def _logits(at):
+    columns = 3
+    logits, targets = torch.randn(7, columns * at.n, dtype=torch.float64), torch.randint(columns * at.n, (7,))
     targets[:3] = torch.tensor([0, columns, columns * at.n - 1])
-    mine = slice(columns * at.rank, columns * (at.rank + 1))
-    yield "small logits", (logits[:, mine].clone(), targets.clone())
-    yield "logits of about 1,000", (1000 + logits[:, mine], targets.clone())
-    yield "logits far apart", (logits[:, mine] - 2000.0 * at.rank, torch.zeros_like(targets))
+    mine = logits.split(columns, dim=1)[at.rank]
+    yield "small logits", (mine.clone(), targets.clone())
+    yield "logits of about 1,000", (1000 + mine, targets.clone())
+    yield "logits far apart", (mine - 2000.0 * at.rank, torch.zeros_like(targets))
 
 
-def _loss_and_gradient(answer: Callable, logits: torch.Tensor, *targets: Any) -> Iterator[tuple[str, str, Any]]:
-    loss, gradient = answer(logits, *targets)
-    yield "value", "the loss", loss
-    yield "value", "the gradient", gradient
-    yield "untouched", "`logits`", logits
-
-
+_FUSED = {
+    f"{q} heads of q, {k} of k and v, rank {rank} of {n}": (torch.arange(6.0 * (q + 2 * k)).view(-1, 3), q, k, rank, n)
+    for q, k, rank, n in ((4, 4, 1, 2), (8, 2, 0, 2), (8, 4, 2, 4))
+}
 EXERCISES = (
-    Exercise(f_and_g, _groups, use=_passed_through),
-    Exercise(slice_qkv, _fused),
-    Exercise(sliced_cross_entropy, _logits, use=_loss_and_gradient, close=1e-9),
+    Exercise(f_and_g, cases({"a matrix": ()}), use=_passed_through),
+    Exercise(slice_qkv, cases(_FUSED)),
+    Exercise(sliced_cross_entropy, _logits, use=parts("the loss", "the gradient"), close=1e-9),
 )

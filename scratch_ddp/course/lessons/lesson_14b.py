@@ -1,13 +1,10 @@
 """Lesson 14b, context and experts: a shift that gradients travel back through, and rows that go to chosen ranks."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.compare import Words
-from scratch_ddp.course.exercise import At, Exercise
+from scratch_ddp.course.exercise import Exercise
 
 
 def shift(tensor, group=None):
@@ -41,18 +38,18 @@ def shift(tensor, group=None):
     # answer: end
 
 
-def _tensors(at: At) -> Iterator[tuple[str, tuple]]:
+def _tensors(at):
     yield "a vector", (torch.arange(4.0) + 10 * at.rank,)
     yield "a transposed matrix", ((torch.arange(6.0).view(2, 3) + 10 * at.rank).T,)
 
 
-def _there_and_back(answer: Callable, tensor: torch.Tensor) -> Iterator[tuple[str, str, Any]]:
+def _there_and_back(answer, tensor):
     leaf = tensor.clone().requires_grad_()
     shifted = answer(leaf)
     yield "value", "the result", shifted
     yield "untouched", "`tensor`", leaf
-    ranks = range(dist.get_world_size())
     shifted.backward(torch.full_like(leaf, dist.get_rank() + 1.0))
+    ranks = range(dist.get_world_size())
     whose = [f"that of rank {rank}'s result" for rank in ranks if leaf.grad.eq(rank + 1).all()]
     yield "value", "the gradient of `tensor`", Words(*whose) if whose else leaf.grad
 
@@ -75,7 +72,7 @@ def send_rows(rows, counts, group=None):
     # answer: end
 
 
-def _rows(at: At) -> Iterator[tuple[str, tuple]]:
+def _rows(at):
     for case, counts in {
         "one row to each rank": [1] * at.n,
         "rank r sends r + j rows to rank j": [at.rank + j for j in range(at.n)],

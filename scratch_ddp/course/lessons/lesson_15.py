@@ -1,12 +1,11 @@
 """Lesson 15, what training will take: bytes of a rank, GPUs, the least batch for FSDP, seconds of a step, a layout."""
 
-from collections.abc import Callable, Iterator
 from math import ceil
 
-from scratch_ddp.course.arena import At
 from scratch_ddp.course.compare import Words
-from scratch_ddp.course.exercise import Exercise, Seen, Wrong
-from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Cluster, Layout, ModelShape, rank_memory
+from scratch_ddp.course.exercise import Exercise, Wrong
+from scratch_ddp.course.lessons import cases, named_cases
+from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Layout, rank_memory
 
 XXL = {"blocks": 126, "parameters": 2 * 16_384 * 53_248, "activations": 2 * (16_384 + 53_248)}
 
@@ -111,80 +110,7 @@ def choose_layout(shape, cluster, devices, batch, sequence):
     return best
 
 
-def splits(at: At) -> Iterator[tuple[str, tuple]]:
-    """Each way to split alone, without activations and with them alone; then all together."""
-    block = {"blocks": 12, "parameters": 11_000, "activations": 1_000}
-    only_states = {f"dp 4, stage {stage}, no tokens": (4, 1, 1, stage, 0) for stage in range(4)}
-    for case, split in {
-        "one GPU, no tokens": (1, 1, 1, 0, 0),
-        **only_states,
-        "tp 4, no tokens": (1, 4, 1, 0, 0),
-        "pp 4, no tokens": (1, 1, 4, 0, 0),
-        "one GPU, 8 tokens": (1, 1, 1, 0, 8),
-        "dp 4, stage 3, 8 tokens": (4, 1, 1, 3, 8),
-        "tp 4, 8 tokens": (1, 4, 1, 0, 8),
-        "pp 4, 8 tokens": (1, 1, 4, 0, 8),
-        "dp 5, tp 2, pp 3, stage 2, 8 tokens": (5, 2, 3, 2, 8),
-    }.items():
-        yield f"{case}: {block}", (dict(block), *split)
-    yield "XXL, dp 8, tp 8, pp 6, stage 1, 2048 tokens", (dict(XXL), 8, 8, 6, 1, 2048)
-
-
-def gpus(at: At) -> Iterator[tuple[str, tuple]]:
-    """What fits on one, on no number, to the last byte; then XXL, with activations too."""
-    xxl, gpu = XXL["blocks"] * XXL["parameters"], 80 * 10**9
-    for parameters, memory, stage, activations in (
-        (1000, 16_000, 0, 0),
-        (1000, 15_999, 0, 0),
-        (1000, 16_000, 3, 0),
-        (1000, 5_000, 3, 0),
-        (1000, 5_000, 2, 0),
-        (1000, 5_000, 1, 0),
-        (1000, 4_000, 1, 0),  # the rest would have no room on any number
-        (1000, 5_000, 2, 1_000),
-        (1000, 5_000, 3, 5_000),
-        *((xxl, gpu, stage, 0) for stage in range(4)),
-        (xxl, gpu, 3, 30 * 10**9),
-    ):
-        case = f"{parameters:,} parameters, {memory:,} bytes, stage {stage}, {activations:,} bytes of activations"
-        yield case, (parameters, memory, stage, activations)
-
-
-def wires(at: At) -> Iterator[tuple[str, tuple]]:
-    """No latency first, with numbers that are exact in binary; then with it; then an H100."""
-    yield from {
-        "alpha = 0, n = 2": (2.0**40, 2.0**30, 0.0, 2**20, 2),
-        "alpha = 0, n = 8": (2.0**40, 2.0**30, 0.0, 2**20, 8),
-        "alpha = 0, n = 8, a quarter of the bandwidth": (2.0**40, 2.0**28, 0.0, 2**20, 8),
-        "alpha = 0, n = 3": (2.0**40, 2.0**30, 0.0, 2**20, 3),
-        "alpha = 2⁻¹⁰, n = 8": (2.0**40, 2.0**30, 2.0**-10, 2**20, 8),
-        "alpha = 2⁻¹⁰, n = 8, 16 times the weights": (2.0**40, 2.0**30, 2.0**-10, 2**24, 8),
-        "an H100 over NVLink, n = 7": (989e12, 450e9, 11.8e-6, 12 * 4096**2, 7),
-        "an H100 over the network, n = 1000": (989e12, 50e9, 22.4e-6, 12 * 4096**2, 1000),
-    }.items()
-
-
-def steps(at: At) -> Iterator[tuple[str, tuple]]:
-    """A term at a time: computing, checkpointing, dp, tp, pp; then all of them on 64 GPUs."""
-    shape, cluster = MODELS["Llama-3-70B"], CLUSTERS["H100"]
-    for case, layout in {
-        "one GPU, one micro-batch": Layout(),
-        "one GPU, two sequences at a time": Layout(micro=2),
-        "one GPU, 3 micro-batches": Layout(micro_batches=3),
-        "one GPU, with checkpointing": Layout(checkpointing=True),
-        "dp 4": Layout(4, micro_batches=3),
-        "tp 4": Layout(1, 4, micro_batches=3),
-        "tp 4 with checkpointing": Layout(1, 4, checkpointing=True),
-        "pp 4": Layout(1, 1, 4, micro_batches=3),
-        "dp 4 × tp 4": Layout(4, 4),
-        "dp 4 × pp 4": Layout(4, 1, 4),
-        "tp 2 × pp 4": Layout(1, 2, 4),
-        "all on 64 GPUs": Layout(4, 4, 4, 1, 25, "ZeRO-1", True),
-    }.items():
-        yield f"{case}: {_problem(shape, cluster, layout.devices, layout.batch, 4096)}", (shape, layout, cluster, 4096)
-
-
-def problems(at: At) -> Iterator[tuple[str, tuple]]:
+def _problems(at):
     """Little room; a batch that few dp divide; room with checkpointing alone; none; tp that is against the rules."""
     for model, name, devices, batch, sequence in (
         ("Llama-3-8B", "H100", 8, 48, 4096),
@@ -198,61 +124,92 @@ def problems(at: At) -> Iterator[tuple[str, tuple]]:
         ("GPT-2", "H100", 12, 1, 1024),
     ):
         shape, cluster = MODELS[model], CLUSTERS[name]
-        yield _problem(shape, cluster, devices, batch, sequence), (shape, cluster, devices, batch, sequence)
+        sizes = f"{shape.blocks} blocks of {shape.block / 1e6:.0f} · 10⁶, width {shape.width}, {shape.heads} heads"
+        links = " and ".join(f"{1e-9 / wire.beta:g}" for wire in (cluster.inside, cluster.between))
+        gpus = f"{devices} × {name}, {cluster.per_node} a node, {links} GB/s"
+        case = f"{model} ({sizes}), {gpus}, batch {batch} × {sequence} tokens"
+        yield case, (shape, cluster, devices, batch, sequence)
 
 
-def _problem(shape: ModelShape, cluster: Cluster, devices: int, batch: int, sequence: int) -> str:
-    sizes = f"{shape.blocks} blocks of {shape.block / 1e6:.0f} · 10⁶, width {shape.width}, {shape.heads} heads"
-    links = " and ".join(f"{1e-9 / wire.beta:g}" for wire in (cluster.inside, cluster.between))
-    gpus = f"{devices} × {cluster.device.name}, {cluster.per_node} a node, {links} GB/s"
-    return f"{shape.name} ({sizes}), {gpus}, batch {batch} × {sequence} tokens"
-
-
-def as_layout(
-    answer: Callable, shape: ModelShape, cluster: Cluster, devices: int, batch: int, sequence: int
-) -> Iterator[Seen]:
+def _as_layout(answer, shape, cluster, devices, batch, sequence):
     """Any layout that keeps the rules, fits, and is as quick as the reference's."""
     layout = answer(shape, cluster, devices, batch, sequence)
     best = choose_layout(shape, cluster, devices, batch, sequence)
-    if layout and (words := _against_the_rules(layout, shape, cluster, devices, batch, sequence)):
-        raise Wrong("value", f"{layout}: {words}")
     if layout:
+        needed, room = rank_memory(shape, layout, sequence).total / 1e9, cluster.device.memory / 1e9
+        rules = {
+            f"these are {layout.devices} GPUs, and there are {devices}": layout.devices == devices,
+            f"dp = {layout.dp} does not divide the batch of {batch}": batch % layout.dp == 0,
+            f"a step should have {batch} sequences, one at a time": layout.micro == 1 and layout.batch == batch,
+            f"a node has {cluster.per_node} GPUs, and tp is {layout.tp}": cluster.per_node % layout.tp == 0,
+            f"tp should divide {shape.kv_heads} heads of keys and values": shape.kv_heads % layout.tp == 0,
+            f"pp should divide {shape.blocks} blocks": shape.blocks % layout.pp == 0,
+            "the stage should be ZeRO-1": layout.stage == "ZeRO-1",
+            f"does not fit: a rank needs {needed:.1f} of {room:.0f} GB, a tenth is kept": needed <= 0.9 * room,
+        }
+        for words in (words for words, kept in rules.items() if not kept):
+            raise Wrong("value", f"{layout}: {words}")
         seconds, least = (step_seconds(shape, each, cluster, sequence) for each in (layout, best))
         if seconds > 1.000001 * least:
             raise Wrong("value", f"{layout} takes {seconds:.4g} s, and {best} takes {least:.4g} s")
     yield "value", "the result", layout and Words("a layout than which none is quicker")
 
 
-def _against_the_rules(
-    layout: Layout, shape: ModelShape, cluster: Cluster, devices: int, batch: int, sequence: int
-) -> str:
-    needed = rank_memory(shape, layout, sequence).total / 1e9
-    rules = {
-        f"these are {layout.devices} GPUs, and there are {devices}": layout.devices == devices,
-        f"dp = {layout.dp} does not divide the batch of {batch}": batch % layout.dp == 0,
-        f"a step should have {batch} sequences, one at a time": layout.micro == 1 and layout.batch == batch,
-        f"a node has {cluster.per_node} GPUs, and tp is {layout.tp}": cluster.per_node % layout.tp == 0,
-        f"tp should divide {shape.kv_heads} heads of keys and values": shape.kv_heads % layout.tp == 0,
-        f"pp should divide {shape.blocks} blocks": shape.blocks % layout.pp == 0,
-        "the stage should be ZeRO-1, in one chunk": (layout.stage, layout.chunks) == ("ZeRO-1", 1),
-        f"does not fit: a rank needs {needed:.1f} of {cluster.device.memory / 1e9:.0f} GB, a tenth is kept": (
-            needed <= 0.9 * cluster.device.memory / 1e9
-        ),
-    }
-    return next((words for words, kept in rules.items() if not kept), "")
-
-
+_SMALL = {"blocks": 12, "parameters": 11_000, "activations": 1_000}
+_SPLITS = {  # each way alone, without activations and with them alone; then all together
+    "one GPU, no tokens": (_SMALL, 1, 1, 1, 0, 0),
+    "dp 4, stage 1, no tokens": (_SMALL, 4, 1, 1, 1, 0),
+    "dp 4, stage 2, no tokens": (_SMALL, 4, 1, 1, 2, 0),
+    "dp 4, stage 3, no tokens": (_SMALL, 4, 1, 1, 3, 0),
+    "tp 4, no tokens": (_SMALL, 1, 4, 1, 0, 0),
+    "pp 4, no tokens": (_SMALL, 1, 1, 4, 0, 0),
+    "dp 4, stage 3, 8 tokens": (_SMALL, 4, 1, 1, 3, 8),
+    "tp 4, 8 tokens": (_SMALL, 1, 4, 1, 0, 8),
+    "pp 4, 8 tokens": (_SMALL, 1, 1, 4, 0, 8),
+    "dp 5, tp 2, pp 3, stage 2, 8 tokens": (_SMALL, 5, 2, 3, 2, 8),
+    "dp 8, tp 8, pp 6, stage 1, 2048 tokens": (XXL, 8, 8, 6, 1, 2048),
+}
+_GPUS = named_cases(
+    "{:,} parameters, {:,} bytes, stage {}, {:,} bytes of activations",
+    (1000, 16_000, 0, 0),
+    (1000, 15_999, 0, 0),
+    (1000, 5_000, 3, 0),
+    (1000, 5_000, 2, 0),
+    (1000, 5_000, 1, 0),
+    (1000, 4_000, 1, 0),  # the rest would have no room on any number
+    (1000, 5_000, 2, 1_000),
+    (1000, 5_000, 3, 5_000),
+    (XXL["blocks"] * XXL["parameters"], 80 * 10**9, 3, 30 * 10**9),
+)
+_WIRES = {  # no latency first, with numbers that are exact in binary; then with it; then an H100
+    "alpha = 0, n = 2": (2.0**40, 2.0**30, 0.0, 2**20, 2),
+    "alpha = 0, n = 3": (2.0**40, 2.0**30, 0.0, 2**20, 3),
+    "alpha = 2⁻¹⁰, n = 8": (2.0**40, 2.0**30, 2.0**-10, 2**20, 8),
+    "alpha = 2⁻¹⁰, n = 8, 16 times the weights": (2.0**40, 2.0**30, 2.0**-10, 2**24, 8),
+    "an H100 over the network, n = 1000": (989e12, 50e9, 22.4e-6, 12 * 4096**2, 1000),
+}
+_LAYOUTS = {  # a term at a time: computing, checkpointing, dp, tp, pp; then all of them
+    "one GPU, one micro-batch": Layout(),
+    "one GPU, two sequences at a time": Layout(micro=2),
+    "one GPU, with checkpointing": Layout(checkpointing=True),
+    "dp 4": Layout(4, micro_batches=3),
+    "tp 4": Layout(1, 4, micro_batches=3),
+    "tp 4 with checkpointing": Layout(1, 4, checkpointing=True),
+    "pp 4": Layout(1, 1, 4, micro_batches=3),
+    "dp 4 × tp 4": Layout(4, 4),
+    "all on 64 GPUs": Layout(4, 4, 4, 1, 25, "ZeRO-1", True),
+}
+_STEPS = {
+    f"Llama-3-70B, H100, 4096 tokens, {case}": (MODELS["Llama-3-70B"], layout, CLUSTERS["H100"], 4096)
+    for case, layout in _LAYOUTS.items()
+}
+_GIVEN = """# To search with your own step_seconds, delete the next line.
+from scratch_ddp.course.lessons.lesson_15 import step_seconds
+from scratch_ddp.instruments.cost import Layout, rank_memory"""
 EXERCISES = (
-    Exercise(bytes_of_rank, splits),
-    Exercise(devices_needed, gpus),
-    Exercise(smallest_batch, wires, given="from math import ceil"),
-    Exercise(step_seconds, steps, close=1e-9),
-    Exercise(
-        choose_layout,
-        problems,
-        as_layout,
-        given="# To search with your own step_seconds, delete the next line.\n"
-        "from scratch_ddp.course.lessons.lesson_15 import step_seconds\n"
-        "from scratch_ddp.instruments.cost import Layout, rank_memory",
-    ),
+    Exercise(bytes_of_rank, cases({f"{case}: {given[0]}": given for case, given in _SPLITS.items()})),
+    Exercise(devices_needed, _GPUS),
+    Exercise(smallest_batch, cases(_WIRES), given="from math import ceil"),
+    Exercise(step_seconds, cases(_STEPS), close=1e-9),
+    Exercise(choose_layout, _problems, _as_layout, given=_GIVEN),
 )

@@ -3,19 +3,17 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
 from math import prod, sqrt
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scratch_ddp.course.arena import At
-from scratch_ddp.course.compare import Words, shown
-from scratch_ddp.course.exercise import Exercise, Seen, Wrong
+from scratch_ddp.course.compare import Words
+from scratch_ddp.course.exercise import Exercise, Wrong
 from scratch_ddp.course.inputs.host_logs import read_logs, recordings
+from scratch_ddp.course.lessons import cases, named_cases
 from scratch_ddp.instruments.traffic import traffic
 
 
@@ -38,6 +36,27 @@ def hierarchical_all_reduce(tensor, mesh):
     dist.all_gather(list(parts), mine, group=local)
     tensor.copy_(parts.view(-1)[:size].view(tensor.shape))
     # answer: end
+
+
+def _on_hosts(at):
+    """Every split of the ranks into hosts, with parts that are equal, padded, and empty. float32 would round."""
+    for hosts in (each for each in (2, at.n, 1) if at.n % each == 0):
+        local = at.n // hosts
+        mesh = DeviceMesh("cpu", torch.arange(at.n).view(hosts, local), mesh_dim_names=("host", "local"))
+        for shape in ((2, 4 * local), (3, 5), (1,)):
+            tensor = torch.arange(prod(shape), dtype=torch.float64).view(shape) + 100 * at.rank + 2**-30
+            yield f"{hosts} × {local} ranks, shape {shape}", (tensor, mesh)
+
+
+def _over_hosts(answer, tensor, mesh):
+    """The sum, and which ranks each collective goes through."""
+    with traffic() as counted:
+        answer(tensor, mesh)
+    yield "value", "`tensor`", tensor
+    names = {tuple(dist.get_process_group_ranks(mesh[dim].get_group())): f'mesh["{dim}"]' for dim in ("local", "host")}
+    groups = [call.members for event, call in counted.events if event == "start" and len(call.members) > 1]
+    order = ", ".join(names.get(each, "all ranks") for each in groups)
+    yield "group", "the group of each collective", Words(order or "none")
 
 
 def bytes_out_of_hosts(ring, host_of, size):
@@ -85,6 +104,40 @@ def save_and_load(path):
     # answer: end
 
 
+def _as_training(answer):
+    """Nothing saved yet; a save; a save that is interrupted."""
+    with tempfile.TemporaryDirectory() as folder:
+        save, load = answer(f"{folder}/run.pt")
+        yield "value", "what load returns before the first save", load(*_new())
+        model, optimizer = _new()
+        _train(model, optimizer)
+        save(model, optimizer, 3)
+        resumed = _new()
+        yield "value", "what load returns after save(…, 3)", load(*resumed)
+        _train(*resumed)
+        yield "value", "the loaded model after a step with the loaded optimizer", resumed[0]
+        optimizer.param_groups[0]["note"] = (each for each in ())  # can't be pickled: whoever writes it is interrupted
+        with contextlib.suppress(TypeError):
+            save(model, optimizer, 4)
+        try:
+            found = load(*_new())
+        except Exception as error:
+            words = f"after a save that was interrupted, load raises {type(error).__name__}"
+            raise Wrong("value", f"{words}: there should still be the save before it") from error
+        yield "value", "what load returns after save(…, 3) and a save that was interrupted", found
+
+
+def _new():
+    model = nn.Linear(2, 2)
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def _train(model, optimizer):
+    model(torch.tensor([1.0, 2.0])).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def resume(saved, rank, n, steps):
     """Return this rank's items in the next `steps` steps, a list for each step.
 
@@ -109,6 +162,31 @@ def resume(saved, rank, n, steps):
         mine.append(items[rank::n])
     return mine
     # answer: end
+
+
+def _runs(at):
+    """As many ranks as before, then others; over the end of an epoch, with and without a smaller step."""
+    for items, done, n, steps in ((48, 1, 4, 2), (48, 1, 2, 3), (48, 3, 4, 3), (50, 3, 4, 3), (50, 14, 3, 8)):
+        saved = {"seed": 7, "items": items, "ranks": 4, "per_rank": 3, "done": done}
+        yield f"{n} ranks, {steps} steps, saved={saved}", (saved, n, steps)
+
+
+def _on_n_ranks(answer, saved, n, steps):
+    """Which step's items all ranks get together; then how they share them."""
+    before = dict(saved)
+    everyone = [answer(saved, rank, n, steps) for rank in range(n)]
+    yield "untouched", "`saved`", saved
+    run = resume(before | {"done": 0}, 0, 1, before["done"] + steps + 5)
+    known = {tuple(sorted(items)): f"the run's step {number}" for number, items in enumerate(run)}
+    larger = sorted(resume(before | {"ranks": n}, 0, 1, 1)[0])
+    for step, lists in enumerate(zip(*everyone, strict=True)):
+        items = sorted(sum(lists, []))
+        if items == larger and tuple(items) not in known:
+            raise Wrong("value", f"your step has n × per_rank = {len(items)} items, should have ranks × per_rank")
+        name = known.get(tuple(items), f"{len(items)} items that no step of the run has")
+        yield "value", f"your step {before['done'] + step}", Words(name)
+    for rank, lists in enumerate(everyone):
+        yield "value", f"the part of rank {rank} of {n}", Words(lists)
 
 
 def saving_interval(save, restart, days, hosts):
@@ -144,144 +222,7 @@ def faulty_host(logs):
     # answer: end
 
 
-def on_hosts(at: At) -> Iterator[tuple[str, tuple]]:
-    """Every split of the ranks into hosts, with parts that are equal, padded, and empty. float32 would round."""
-    for hosts in [*(hosts for hosts in range(2, at.n) if at.n % hosts == 0), at.n, 1]:
-        local = at.n // hosts
-        mesh = DeviceMesh("cpu", torch.arange(at.n).view(hosts, local), mesh_dim_names=("host", "local"))
-        for shape in ((2, 4 * local), (3, 5), (1,)):
-            tensor = torch.arange(prod(shape), dtype=torch.float64).view(shape) + 100 * at.rank + 2**-30
-            yield f"{hosts} × {local} ranks, shape {shape}", (tensor, mesh)
-
-
-def over_hosts(answer: Callable, tensor: torch.Tensor, mesh: DeviceMesh) -> Iterator[Seen]:
-    """The sum, and which ranks each collective goes through."""
-    with traffic() as counted:
-        answer(tensor, mesh)
-    yield "value", "`tensor`", tensor
-    names = {tuple(dist.get_process_group_ranks(mesh[dim].get_group())): dim for dim in ("local", "host")}
-    groups = [call.members for event, call in counted.events if event == "start"]
-    order = ", ".join(f'mesh["{names[each]}"]' if each in names else "all ranks" for each in groups if len(each) > 1)
-    yield "group", "the group of each collective", Words(order or "none")
-
-
-def rings(at: At) -> Iterator[tuple[str, tuple]]:
-    """Two hosts in blocks and in turn; then hosts of unequal size, ranks that take no part, a single rank."""
-    two = {rank: "ab"[rank // 2] for rank in range(4)}
-    uneven = {rank: "aaaabbc"[rank] for rank in range(7)}
-    for case, (ring, host_of, size) in {
-        "4 ranks in blocks": ([0, 1, 2, 3], two, 40),
-        "4 ranks, hosts in turn": ([0, 2, 1, 3], two, 40),
-        "4 ranks, the first and the last on one host": ([1, 2, 3, 0], two, 40),
-        "2 ranks of 4, on two hosts": ([0, 2], two, 6),
-        "2 ranks of 4, on one host": ([3, 2], two, 6),
-        "a single rank": ([1], two, 12),
-        "7 ranks on hosts of 4, 2 and 1": ([6, 0, 4, 1, 2, 5, 3], uneven, 7 * (10**17 + 1)),
-    }.items():
-        yield f"{case}: ring {ring}", (ring, dict(host_of), size)
-
-
-def one_run(at: At) -> Iterator[tuple[str, tuple]]:
-    yield "a run that saves three times", ()
-
-
-def as_training(answer: Callable) -> Iterator[Seen]:
-    """Nothing saved yet; a save; a save that is interrupted; one more."""
-    with tempfile.TemporaryDirectory() as folder:
-        save, load = answer(str(Path(folder) / "run.pt"))
-        yield "value", "what load returns before the first save", load(*_new(seed=1))
-        run = _new(seed=0)
-        for _ in range(3):
-            _train(*run)
-        save(*run, 3)
-        resumed = _new(seed=1)
-        yield "value", "what load returns after save(…, 3)", load(*resumed)
-        yield "value", "the loaded model", resumed[0]
-        _train(*resumed)
-        yield "value", "the loaded model after a step with the loaded optimizer", resumed[0]
-        run[1].param_groups[0]["note"] = _Ends()
-        with contextlib.suppress(InterruptedError):
-            save(*run, 4)
-        del run[1].param_groups[0]["note"]
-        resumed = _new(seed=1)
-        try:
-            yield "value", "what load returns after save(…, 3) and a save that was interrupted", load(*resumed)
-        except Exception as error:
-            words = f"after a save that was interrupted, load raises {type(error).__name__}"
-            raise Wrong("value", f"{words}: there should still be the save before it") from error
-        yield "value", "the model that is loaded then", resumed[0]
-        save(*run, 5)
-        yield "value", "what load returns after save(…, 5)", load(*resumed)
-
-
-class _Ends:
-    """Whoever writes it into a file is interrupted."""
-
-    def __reduce__(self) -> str:
-        raise InterruptedError
-
-
-def _new(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(seed)
-    model = nn.Linear(2, 2)
-    return model, torch.optim.Adam(model.parameters(), lr=0.1)
-
-
-def _train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    model(torch.tensor([1.0, 2.0])).square().sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def runs(at: At) -> Iterator[tuple[str, tuple]]:
-    """As many ranks as before, then others; then over the end of an epoch, with and without a smaller step."""
-    for items, ranks, per_rank, done, n, steps in (
-        (48, 4, 3, 1, 4, 2),
-        (48, 4, 3, 1, 2, 3),
-        (48, 4, 3, 1, 6, 3),
-        (48, 4, 3, 3, 4, 3),
-        (50, 4, 3, 3, 4, 3),
-        (50, 4, 3, 14, 3, 8),
-        (9, 2, 2, 1, 4, 3),
-    ):
-        saved = {"seed": 7, "items": items, "ranks": ranks, "per_rank": per_rank, "done": done}
-        yield f"{n} ranks, {steps} steps, saved={saved}", (saved, n, steps)
-
-
-def on_n_ranks(answer: Callable, saved: dict[str, int], n: int, steps: int) -> Iterator[Seen]:
-    """Which step's items all ranks get together; then how they share them."""
-    given = dict(saved)
-    everyone = [answer(given if rank == n - 1 else dict(saved), rank, n, steps) for rank in range(n)]
-    for rank, lists in enumerate(everyone):
-        if not isinstance(lists, list) or len(lists) != steps or not all(isinstance(each, list) for each in lists):
-            raise Wrong("value", f"rank {rank} gets {shown(lists)}, should get {steps} lists")
-    run = resume(saved | {"done": 0}, 0, 1, saved["done"] + steps + 5)
-    known = {tuple(sorted(items)): f"the run's step {number}" for number, items in enumerate(run)}
-    larger = sorted(resume(saved | {"ranks": n}, 0, 1, 1)[0])
-    for step in range(steps):
-        items = sorted(item for lists in everyone for item in lists[step])
-        if items == larger and tuple(items) not in known:
-            raise Wrong("value", f"your step has n × per_rank = {len(items)} items, should have ranks × per_rank")
-        name = known.get(tuple(items), f"{len(items)} items that no step of the run has")
-        yield "value", f"your step {saved['done'] + step}", Words(name)
-    for rank, lists in enumerate(everyone):
-        yield "value", f"the part of rank {rank} of {n}", Words(lists)
-    yield "untouched", "`saved`", given
-
-
-def jobs(at: At) -> Iterator[tuple[str, tuple]]:
-    """One host, then many; restarts that take no time, or long."""
-    for save, restart, days, hosts in (
-        (2, 0, 1, 1),
-        (60, 0, 1, 1),
-        (60, 0, 1, 24),
-        (60, 1800, 1, 24),
-        (30, 600, 1000, 16_384),
-    ):
-        yield f"save={save}, restart={restart}, days={days}, hosts={hosts:,}", (save, restart, days, hosts)
-
-
-def logs_of_jobs(at: At) -> Iterator[tuple[str, tuple]]:
+def _logs(at):
     """Every recording, with other names for hosts and cards, and with either host first."""
     for number, recording in enumerate(recordings()):
         logs = read_logs(recording, names=(f"gpu{number}", f"node{number}"))
@@ -290,11 +231,27 @@ def logs_of_jobs(at: At) -> Iterator[tuple[str, tuple]]:
             yield f"recording {recording}, hosts {' and '.join(order)}", (given,)
 
 
+_TWO, _UNEVEN = dict(enumerate("aabb")), dict(enumerate("aaaabbc"))  # the hosts of ranks
+_RINGS = {
+    "4 ranks in blocks": ([0, 1, 2, 3], _TWO, 40),
+    "4 ranks, hosts in turn": ([0, 2, 1, 3], _TWO, 40),
+    "4 ranks, the first and the last on one host": ([1, 2, 3, 0], _TWO, 40),
+    "2 ranks of 4, on two hosts": ([0, 2], _TWO, 6),
+    "2 ranks of 4, on one host": ([3, 2], _TWO, 6),
+    "7 ranks on hosts of 4, 2 and 1": ([6, 0, 4, 1, 2, 5, 3], _UNEVEN, 7 * (10**17 + 1)),
+}
+_JOBS = named_cases(  # one host, then many; restarts that take no time, or long
+    "save={}, restart={}, days={}, hosts={:,}",
+    (60, 0, 1, 1),
+    (60, 0, 1, 24),
+    (60, 1800, 1, 24),
+    (30, 600, 1000, 16_384),
+)
 EXERCISES = (
-    Exercise(hierarchical_all_reduce, on_hosts, over_hosts),
-    Exercise(bytes_out_of_hosts, rings),
-    Exercise(save_and_load, one_run, as_training, given="import os"),
-    Exercise(resume, runs, on_n_ranks),
-    Exercise(saving_interval, jobs, close=0.1, given="from math import sqrt"),
-    Exercise(faulty_host, logs_of_jobs),
+    Exercise(hierarchical_all_reduce, _on_hosts, _over_hosts),
+    Exercise(bytes_out_of_hosts, cases({f"{case}: ring {given[0]}": given for case, given in _RINGS.items()})),
+    Exercise(save_and_load, cases({"a run that is saved twice": ()}), _as_training, given="import os"),
+    Exercise(resume, _runs, _on_n_ranks),
+    Exercise(saving_interval, _JOBS, close=0.1, given="from math import sqrt"),
+    Exercise(faulty_host, _logs),
 )

@@ -1,12 +1,12 @@
 """Lesson 18, seldom: DiLoCo's outer step, error feedback, and how seldom a link needs it."""
 
-from collections.abc import Callable, Iterator
 from math import ceil
 
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.exercise import At, Exercise, Seen
+from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.lessons import cases, named_cases
 
 
 def outer_step(params, agreed, velocity, lr, momentum):
@@ -28,21 +28,15 @@ def outer_step(params, agreed, velocity, lr, momentum):
     # answer: end
 
 
-def _rounds(at: At) -> Iterator[tuple[str, tuple]]:
-    for case, lr, momentum in (("the mean of the ranks", 1.0, 0.0), ("with momentum", 0.5, 0.75)):
-        agreed = [torch.full((2, 3), 8.0), torch.full((4,), -8.0)]
-        yield case, (agreed, lr, momentum, at.rank, at.n)
-
-
-def _met(answer: Callable, agreed: list, lr: float, momentum: float, rank: int, n: int) -> Iterator[Seen]:
+def _met(answer, lr, momentum):
+    agreed, way = [torch.full((2, 3), 8.0), torch.full((4,), -8.0)], 12 * (dist.get_rank() + 1) / dist.get_world_size()
     params, velocity = [each.clone() for each in agreed], [torch.zeros_like(each) for each in agreed]
     for meeting in range(3):
         for number, each in enumerate(params):
-            each.sub_((rank + 1) * (number + 1) * (meeting + 1) * 12 / n)
+            each -= way * (number + 1) * (meeting + 1)
         answer(params, agreed, velocity, lr, momentum)
         for name, tensors in (("params", params), ("agreed", agreed), ("velocity", velocity)):
-            yield "value", f"meeting {meeting}: {name}[0]", tensors[0]
-            yield "value", f"meeting {meeting}: {name}[1]", tensors[1]
+            yield "value", f"meeting {meeting}: {name}", tensors
 
 
 def send_largest(gradient, residual, k):
@@ -67,14 +61,10 @@ def send_largest(gradient, residual, k):
     # answer: end
 
 
-def _gradients(at: At) -> Iterator[tuple[str, tuple]]:
-    for case, size, k in (("2 of 6", 6, 2), ("1 of 9", 9, 1), ("all of 4", 4, 4)):
-        yield case, ([torch.randn(size, dtype=torch.float64) + at.rank for _ in range(3)], k)
-
-
-def _sent(answer: Callable, gradients: list, k: int) -> Iterator[Seen]:
-    residual = torch.zeros_like(gradients[0])
-    for step, gradient in enumerate(gradients):
+def _sent(answer, k, size):
+    residual = torch.zeros(size, dtype=torch.float64)
+    for step in range(3):
+        gradient = torch.randn(size).double() + dist.get_rank()
         answer(gradient, residual, k)
         yield "value", f"step {step}: gradient", gradient
         yield "value", f"step {step}: residual", residual
@@ -95,15 +85,15 @@ def steps_between(nbytes, n, bandwidth, latency, compute):
     # answer: end
 
 
-def _links(at: At) -> Iterator[tuple[str, tuple]]:
-    yield "a quick link", (1e6, 4, 1e11, 0.0, 1.0)
-    yield "two ranks", (4e9, 2, 1.25e7, 0.0, 3.0)
-    yield "eight ranks", (4e9, 8, 1.25e8, 0.0, 0.7)
-    yield "few bytes", (8, 64, 1e12, 0.02, 0.11)
-
-
+_LINKS = {
+    "a quick link": (1e6, 4, 1e11, 0.0, 1.0),
+    "two ranks": (4e9, 2, 1.25e7, 0.0, 3.0),
+    "eight ranks": (4e9, 8, 1.25e8, 0.0, 0.7),
+    "few bytes": (8, 64, 1e12, 0.02, 0.11),
+}
+_MEETINGS = {"the mean of the ranks": (1.0, 0.0), "with momentum": (0.5, 0.75)}  # lr, momentum
 EXERCISES = (
-    Exercise(outer_step, _rounds, use=_met, close=1e-6),
-    Exercise(send_largest, _gradients, use=_sent, close=1e-12),
-    Exercise(steps_between, _links, given="from math import ceil"),
+    Exercise(outer_step, cases(_MEETINGS), use=_met, close=1e-6),
+    Exercise(send_largest, named_cases("{} of {}", (2, 6), (1, 9), (4, 4)), use=_sent, close=1e-12),
+    Exercise(steps_between, cases(_LINKS), given="from math import ceil"),
 )

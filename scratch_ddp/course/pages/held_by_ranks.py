@@ -1,7 +1,6 @@
 """What ranks really hold of small models under a layout, for comparison with the formulas of `instruments.cost`."""
 
 import copy
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -87,41 +86,30 @@ def by_formula(name: str, layout: Layout) -> float:
 
 def _held(name: str, layout: Layout) -> float:
     """Train two steps on all ranks; return the bytes that this one holds between backward and step."""
-    model = new_model(name)
+    model, optimizer = new_model(name), None
     if layout.tp > 1:
         parallelize(model, LLAMA)
-    backward = partial(_backward, model, name)
-    if layout.pp > 1:
-        pipeline = _pipeline(model, name, layout)
-        x = _batch(name, 2 * layout.micro_batches)
-        model, backward = pipeline.local_module, partial(pipeline.step, x, x)
-    optimizer, sync = None, lambda: None
+    if layout.pp > 1:  # cut where the formulas cut; a decoder's layer 0 is its embedding
+        ends = accumulate(blocks_of_stages(shape_of(name).blocks, layout.pp)[:-1])
+        cuts = [end + (name in CONFIGS) for end in ends]
+        pipeline = Pipeline(model, layout.micro_batches, loss=_loss, cuts=cuts)
+        model, x = pipeline.local_module, _batch(name, 2 * layout.micro_batches)
     if layout.dp > 1 and layout.stage in ("ZeRO-1", "ZeRO-2"):
         optimizer = ShardedOptimizer(model.parameters(), AdamW)
-    if layout.dp > 1 and layout.stage == "ZeRO-2":
-        sync = partial(reduce_gradients, optimizer)
-    elif layout.dp > 1:
+    if layout.dp > 1 and layout.stage != "ZeRO-2":
         model = FSDP(model) if layout.stage == "ZeRO-3" else FlatDDP(model)
-        backward, sync = partial(_backward, model, name), model.sync_gradients
     optimizer = optimizer or AdamW(model.parameters())
     for _ in range(2):
-        backward()
-        sync()
+        if layout.pp > 1:
+            pipeline.step(x, x)
+        else:
+            loss_of(model, name).backward()
+        if layout.dp > 1:
+            reduce_gradients(optimizer) if layout.stage == "ZeRO-2" else model.sync_gradients()
         held = measured_states(model, optimizer)
         optimizer.step()
         optimizer.zero_grad()
     return held.total
-
-
-def _backward(model: nn.Module, name: str) -> None:
-    loss_of(model, name).backward()
-
-
-def _pipeline(model: nn.Module, name: str, layout: Layout) -> Pipeline:
-    """Cut where the formulas cut; a decoder's layer 0 is its embedding."""
-    ends = accumulate(blocks_of_stages(shape_of(name).blocks, layout.pp)[:-1])
-    cuts = [end + (name in CONFIGS) for end in ends]
-    return Pipeline(model, layout.micro_batches, loss=_loss, cuts=cuts)
 
 
 def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ the same on any machine.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -131,13 +131,13 @@ def train(job: Job) -> None:
     job.optimizer.zero_grad()
 
 
-def profile(job: Job, steps: int, step: Callable[[Job], None] = train) -> tuple[list[Timeline], list[list[Breakdown]]]:
+def profile(job: Job, steps: int) -> tuple[list[Timeline], list[list[Breakdown]]]:
     """The timelines of all ranks and the breakdown of each step, after a step that is not recorded. Collective."""
-    step(job)
+    train(job)
     with timeline(job.group, call_sites=True) as recorded:
         for _ in range(steps):
             with recorded.step():
-                step(job)
+                train(job)
     timelines = recorded.over_ranks(job.group)
     return timelines, breakdown_of_steps(timelines)
 

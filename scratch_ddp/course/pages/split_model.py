@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from scratch_ddp.course.lessons.lesson_13 import with_forwards_ahead
 from scratch_ddp.course.pages.sleeping import SleepingBlock
 from scratch_ddp.ddp import FlatDDP, OverlappedDDP
 from scratch_ddp.fsdp import FSDP
@@ -56,7 +57,8 @@ ALONE = 3 * LAYERS * FORWARD  # seconds of a step on one GPU
 GRADIENTS = PARAMETERS * ELEMENT  # bytes of a layer's
 ACTIVATIONS = TOKENS * WIDTH * ELEMENT  # bytes between two layers
 WAYS = {"DP": Layout(2), "TP": Layout(1, 2), "PP": Layout(1, 1, 2, micro_batches=MICRO_BATCHES)}
-WAYS["PP, 2 more"] = WAYS["PP"]
+WAYS["PP, 2 more"] = WAYS["PP"]  # forwards under way on rank 0: a reserve for messages that take long
+SCHEDULES = {"PP": one_f_one_b(2, MICRO_BATCHES), "PP, 2 more": with_forwards_ahead(2, MICRO_BATCHES, 3)}
 
 # A cluster.
 SHAPE = ModelShape(
@@ -66,17 +68,6 @@ SEQUENCE, BATCH = 512, 64  # tokens, sequences
 DEVICE = Accelerator("a GPU", FLOPS, 16e9, 0.0, "as above")
 NEAR, FAR = Link(8.4e-6, 1e-9 / 64, per_round=3.4e-6), Link(8.4e-6, 1e-9 / 6.25, per_round=14e-6)
 CLUSTER = Cluster("nodes of two", DEVICE, 2, NEAR, FAR, "PCIe 5.0 x16 in a node, one card of 100 Gb/s for both")
-
-
-def more_under_way(extra: int) -> Schedule:
-    """1F1B on two ranks with `extra` more forwards under way on rank 0: a reserve for messages that take long."""
-    first, last = one_f_one_b(2, MICRO_BATCHES)
-    forwards, backwards = ([action for action in first if action.kind == kind] for kind in "FB")
-    pairs = [action for pair in zip(forwards[1 + extra :], backwards, strict=False) for action in pair]
-    return [[*forwards[: 1 + extra], *pairs, *backwards[-1 - extra :]], last]
-
-
-SCHEDULES = {"PP": one_f_one_b(2, MICRO_BATCHES), "PP, 2 more": more_under_way(2)}
 
 
 def forecasts(link: Link) -> dict[str, float]:
@@ -91,15 +82,15 @@ def forecasts(link: Link) -> dict[str, float]:
     return found | {way: pipelined(rows, stage, 2 * stage, message, wire) for way, rows in SCHEDULES.items()}
 
 
-def measure_ways(link: Link | str, group: LinkedGroup, rounds: int, seconds: float) -> dict[str, list[float]]:
+def measure_ways(link: str, group: LinkedGroup, rounds: int, seconds: float) -> dict[str, list[float]]:
     """Steps of two GPUs on this link: for each way the seconds of `rounds` steps of the slower rank, not stretched.
 
     `group`: two ranks, whose link is changed; every rank calls it alike. `seconds`: how long a step takes here.
     """
-    link, taken = preset(link) if isinstance(link, str) else link, {}
-    for way, forecast in forecasts(link).items():
+    taken = {}
+    for way, forecast in forecasts(preset(link)).items():
         slower = seconds / forecast
-        group.link = _stretched(link, slower)
+        group.link = _stretched(preset(link), slower)
         taken[way] = _measure(step_of_way(way, group, slower), rounds, slower)
     group.link = None
     return taken
@@ -126,14 +117,10 @@ def measure_layout(layout: Layout, rounds: int, least: float, each: float) -> li
     """
     slower = max(least, each * _calls(layout)) / forecast(layout)
     mesh = init_device_mesh("cpu", (layout.dp, layout.pp, layout.tp), mesh_dim_names=("dp", "pp", "tp"))
-    wires = {  # tp's ranks are next to each other, dp's far apart
-        "dp": CLUSTER.wire(layout.dp, layout.tp * layout.pp),
-        "tp": CLUSTER.wire(layout.tp),
-        "pp": hop_wire(layout, CLUSTER),
-    }
-    groups = {
-        name: linked_group(_stretched(_as_link(wire), slower), mesh[name].get_group()) for name, wire in wires.items()
-    }
+    wires = {"dp": CLUSTER.wire(layout.dp, layout.tp * layout.pp), "tp": CLUSTER.wire(layout.tp)}  # dp's far apart
+    wires["pp"] = hop_wire(layout, CLUSTER)
+    links = {name: _stretched(_as_link(wire), slower) for name, wire in wires.items()}
+    groups = {name: linked_group(link, mesh[name].get_group()) for name, link in links.items()}
     tokens = layout.micro * SEQUENCE
     forward = slower * tokens * forward_flops_of_block(SHAPE, SEQUENCE) / FLOPS
     taken = _measure(_step(layout, tokens, forward, groups, ("gather", "reduce_scatter")), rounds, slower)

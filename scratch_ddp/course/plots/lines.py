@@ -122,17 +122,6 @@ def memory_curves(
     return figure
 
 
-def resumed_losses(lines: Sequence[Mapping], plain: Sequence[float]) -> Figure:
-    """The losses of `lines`, a step log with repeated steps, on those of the run without interruption."""
-    figure, (panel,) = style.quiet_panels(7.2, 2.7)
-    panel.plot(range(1, len(plain) + 1), plain, lw=7, color=QUIET, label="without interruption", solid_capstyle="butt")
-    kept = {line["step"]: line["loss"] for line in lines}
-    panel.plot(list(kept), list(kept.values()), lw=1.6, color=rank_color(0), label="on two hosts, interrupted twice")
-    panel.set(xlabel="step", ylabel="loss")
-    style.add_legend(panel)
-    return figure
-
-
 def steps_over_time(lines: Sequence[Mapping], killed: Mapping[str, float]) -> Figure:
     """Which step a run was at, over the seconds since its first: a colour per attempt, a line where it lost something.
 

@@ -1,7 +1,7 @@
 """Who sends what to whom: round by round, in and out of hosts, to the experts of a model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -55,18 +55,11 @@ def _informed(log: Sequence[Message], source: int | None) -> dict[int, int]:
     return since
 
 
-@dataclass(frozen=True)
-class HostTraffic:
+class HostTraffic(NamedTuple):
     """`places`: for each of two hosts its two ranks, from top to bottom. `sent`: {(source, destination): how much}."""
 
     places: Sequence[Sequence[int]]
     sent: Mapping[tuple[int, int], float]
-
-    @property
-    def out_of_a_host(self) -> float:
-        """The most that leaves one host."""
-        edges = self.sent.items()
-        return max(sum(n for (a, b), n in edges if a in ranks and b not in ranks) for ranks in self.places)
 
 
 def host_traffic(panels: Mapping[str, HostTraffic], unit: str) -> Figure:
@@ -75,20 +68,21 @@ def host_traffic(panels: Mapping[str, HostTraffic], unit: str) -> Figure:
     Red arrows leave a host. What leaves one in all stands below each panel.
     """
     figure, drawn = style.titled_panels(panels, 3.1 * len(panels), 2.9)
-    for panel, traffic in drawn:
+    for panel, (places, sent) in drawn:
         at = {}
-        for x, name, ranks in zip((0, 2), "AB", traffic.places, strict=True):
+        for x, name, ranks in zip((0, 2), "AB", places, strict=True):
             look = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": QUIET}
             panel.add_patch(FancyBboxPatch((x - 0.3, -1.3), 0.6, 1.6, **look))
             write(panel, x, 0.7, f"host {name}")
             at |= {rank: (x, -row) for row, rank in enumerate(ranks)}
-        for (source, destination), amount in traffic.sent.items():
-            both_ways = (destination, source) in traffic.sent
+        for (source, destination), amount in sent.items():
+            both_ways = (destination, source) in sent
             _draw_arrow(panel, at[source], at[destination], f"{amount:.2f}", both_ways)
         for rank, place in at.items():
             panel.plot(*place, "o", ms=20, color=rank_color(rank), zorder=3)
             write(panel, *place, str(rank), "white", zorder=4)
-        write(panel, 1, -1.7, f"{traffic.out_of_a_host:.2f} {unit} out of a host", SENT_COLOR)
+        out = max(sum(n for (a, b), n in sent.items() if a in ranks and b not in ranks) for ranks in places)
+        write(panel, 1, -1.7, f"{out:.2f} {unit} out of a host", SENT_COLOR)
         panel.set(xlim=(-0.75, 2.75), ylim=(-1.95, 0.85), aspect="equal")
         panel.axis("off")
     return figure

@@ -14,10 +14,8 @@ from scratch_ddp.course.plots import style
 from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, draw_box, rank_color, write
 from scratch_ddp.instruments.memory import Held, Moment
 
-Slots = Sequence[float | str | None]
 
-
-def holdings_atlas(seen: Mapping[str, Sequence[tuple[Slots, Slots]]]) -> Figure:
+def holdings_atlas(seen: Mapping[str, Sequence[tuple[Sequence, Sequence]]]) -> Figure:
     """A panel per collective: what every rank held before and after.
 
     `seen[name][rank]` is (before, after), each with at most n entries for n ranks. A number from 10·r to 10·r+9 has the
@@ -25,7 +23,7 @@ def holdings_atlas(seen: Mapping[str, Sequence[tuple[Slots, Slots]]]) -> Figure:
     """
     n = len(next(iter(seen.values())))
     rows = -(-len(seen) // 4)
-    figure, axes = plt.subplots(rows, 4, figsize=(12.4, (0.42 * n + 0.5) * rows))
+    figure, axes = plt.subplots(rows, 4, figsize=(12.4, (0.42 * n + 0.5) * rows), layout="tight")
     for panel in axes.flat:
         panel.axis("off")
     for panel, (name, ranks) in zip(axes.flat, seen.items(), strict=False):
@@ -38,7 +36,6 @@ def holdings_atlas(seen: Mapping[str, Sequence[tuple[Slots, Slots]]]) -> Figure:
             for left, slots in ((0, before), (n + 1.6, after)):
                 for place, value in enumerate([*slots, *[None] * (n - len(slots))]):
                     _draw_slot(panel, left + place, y, value, n)
-    figure.tight_layout()
     return figure
 
 
@@ -62,15 +59,14 @@ class Frame(NamedTuple):
     sent: int = 0
 
 
-Walk = Sequence[Sequence[Frame]]  # [rank][step]
-
-
-def ring_frames(walks: Mapping[str, Walk], first: int = 0, tensor_bytes: int | None = None) -> Figure:
+def ring_frames(
+    walks: Mapping[str, Sequence[Sequence[Frame]]], first: int = 0, tensor_bytes: int | None = None
+) -> Figure:
     """A row of panels per walk and a panel per step, which has a row per rank and a column per chunk.
 
-    A stripe in a rank's colour means that this rank has contributed to the chunk. A complete chunk is dark, and chunks
-    received in the step have a red frame. `first` is the number of the first step shown. With `tensor_bytes` (S), a red
-    bar under each panel shows how many S the rank that sent the most has sent so far.
+    `walks[name][rank][step]`. A stripe in a rank's colour means that this rank has contributed to the chunk. A complete
+    chunk is dark, and chunks received in the step have a red frame. `first` is the number of the first step shown. With
+    `tensor_bytes` (S), a red bar under each panel shows how many S the rank that sent the most has sent so far.
     """
     steps = max(len(walk[0]) for walk in walks.values())
     most = max(frames[-1].sent for walk in walks.values() for frames in walk)
@@ -146,13 +142,10 @@ def cut_products(
     return figure
 
 
-Colors = Sequence[Sequence[str]]  # [row][column]
-
-
 def _draw_matrix(
-    panel: Axes, left: float, matrix: torch.Tensor, colors: Colors, name: str, sign: str, framed: bool = False
+    panel: Axes, left: float, matrix: torch.Tensor, colors: Sequence, name: str, sign: str, framed: bool = False
 ) -> float:
-    """Draw a matrix of numbers from `left` on, and a sign behind it; return where the next one begins."""
+    """Draw a matrix of numbers from `left` on, colors[row][column]; return where the next one begins."""
     rows, columns = matrix.shape
     for y in range(rows):
         for column, color in enumerate(colors[y]):
@@ -235,7 +228,10 @@ def memory_strips(
         panel.set(xlim=(0, width), ylim=(-2.2, height + 2.4))
         panel.axis("off")
         write(panel, 0, height + 1.2, title, "black", 11, weight="bold", ha="left")
-        write(panel, right, height + 1.2, _summary(moments, kinds), size=10, ha="right")
+        weights, everything = (max(moment.elements(*those) for moment in moments) for those in (WEIGHTS, kinds))
+        summary = f"sends {sum(moment.sent for moment in moments)}, holds at most {weights} weights"
+        summary += f", {everything} numbers in all" if kinds != WEIGHTS else ""
+        write(panel, right, height + 1.2, summary, size=10, ha="right")
         if line:
             panel.plot([0, right], [line[0] / SIDE] * 2, "--", color=SUM_COLOR, lw=1)
     begin = 0.0
@@ -286,12 +282,6 @@ def _draw_tensor(panel: Axes, left: float, floor: float, held: Held, rank: int) 
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2}
         write(panel, left + SIDE / 2, (floor + top) / 2, held.name, "black", 8.5, weight="bold", bbox=box)
     return top
-
-
-def _summary(moments: Sequence[Moment], kinds: Sequence[str]) -> str:
-    weights, everything = (max(moment.elements(*those) for moment in moments) for those in (WEIGHTS, kinds))
-    text = f"sends {sum(moment.sent for moment in moments)}, holds at most {weights} weights"
-    return text if kinds == WEIGHTS else f"{text}, {everything} numbers in all"
 
 
 def attention_map(computed: Mapping[str, Sequence[torch.Tensor]]) -> Figure:

@@ -69,13 +69,17 @@ def breakdown_chart(panels: Mapping[str, Sequence[Breakdown]]) -> Figure:
     return figure
 
 
-def schedule_chart(panels: Mapping[str, Spans], axis: str, unit: float = 1.0) -> Figure:
+def schedule_chart(panels: Mapping[str, Spans], axis: str = "time, in forwards", unit: float = 1.0) -> Figure:
     """A panel per title, with a row for each rank: its actions over time, with the number of the micro-batch.
 
     Of several stages on a rank, later ones are darker. White is the bubble; its share stands in the title. Each panel
     begins with its first action; all have the same axis, in units of `unit` seconds, which `axis` names.
     """
-    titled = {f"{title}: bubble {bubble(spans):.1%}": _from_zero(spans, unit) for title, spans in panels.items()}
+    titled = {}
+    for title, spans in panels.items():
+        zero = min(start for row in spans for _, start, _ in row)
+        moved = [[(action, (start - zero) / unit, (end - zero) / unit) for action, start, end in row] for row in spans]
+        titled[f"{title}: bubble {bubble(spans):.1%}"] = moved
     figure, drawn = style.panels_with_lanes(titled, inches=0.27, axis=axis)
     longest = max(end for spans in titled.values() for row in spans for *_, end in row)
     for panel, spans in drawn:
@@ -101,11 +105,6 @@ def _add_legend(figure: Figure, colors: Mapping[str, str]) -> None:
     edge = {"edgecolor": GREY, "lw": 0.3}
     patches = [Patch(facecolor=color, hatch=_HATCHES.get(name), label=name, **edge) for name, color in colors.items()]
     style.add_legend(figure, handles=patches, loc="outside upper right", ncols=len(patches))
-
-
-def _from_zero(spans: Spans, unit: float) -> Spans:
-    zero = min(start for row in spans for _, start, _ in row)
-    return [[(action, (start - zero) / unit, (end - zero) / unit) for action, start, end in row] for row in spans]
 
 
 def _shade(color: str, lap: int) -> tuple[float, float, float]:

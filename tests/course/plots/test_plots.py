@@ -148,6 +148,7 @@ def test_a_schedule_has_a_bar_for_each_action_and_shades_for_laps():
         drawn = [(each.get_x(), each.get_width(), round(each.get_y() + 0.42)) for each in panel.patches]
         assert drawn == [(2 * (s - zero), 2 * (e - s), rank) for rank, row in enumerate(spans) for _, s, e in row]
     assert titles(figure)[0] == "GPipe: bubble 27.3%" and len(faces(figure.axes[1])) == 4  # two kinds, two laps
+    assert plots.schedule_chart(panels).axes[-1].get_xlabel() == "time, in forwards"  # as in lesson 13
 
 
 def test_a_saw_marks_steps_with_different_gradients():
@@ -224,7 +225,6 @@ SWEEP = plots.Sweep({1: 1.7, 10: 1.5}, per_parameter=1.8, flat=2.0, compute=0.9,
     [
         (lambda: plots.step_curves({"a": {"x": [1, 2], "y": [3, 4]}}, "loss"), [[(0, 1), (1, 2)], [(0, 3), (1, 4)]]),
         (lambda: plots.losses_and_residuals({"x": [2, 1]}, {"y": [0, 1e-8]}), [[(0, 2), (1, 1)], [(0, 0), (1, 1e-8)]]),
-        (lambda: plots.resumed_losses(LOG, [1, 0.5]), [[(1, 1), (2, 0.5)], [(1, 1), (2, 0.5), (4, 0.25)]]),
         (lambda: plots.steps_over_time(LOG, {}), [[(0, 1), (1, 2)], [(11, 2), (13, 4)]]),
         (lambda: plots.saving_curve({5: 0.5, 50: 0.1}, young=49), [[(5, 50), (50, 10)], [(49, 0), (49, 1)]]),
         (lambda: plots.bucket_sweep({"a": SWEEP}, {"a": {1: 1.75}}), [[(1, 1.7), (10, 1.5)], [(10, 1.5)], [(1, 1.75)]]),
