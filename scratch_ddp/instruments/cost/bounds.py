@@ -7,9 +7,14 @@ travels. The backward does twice of both. Source: J. Austin et al., "How to Scal
 
 import math
 
-from scratch_ddp.instruments.cost.layouts import Cluster, Layout, rank_memory
-from scratch_ddp.instruments.cost.models import ModelShape, forward_flops_of_block
+from scratch_ddp.instruments.cost.clusters import Cluster
+from scratch_ddp.instruments.cost.layouts import Layout, rank_memory
+from scratch_ddp.instruments.cost.models import ModelShape
+from scratch_ddp.instruments.cost.plan import USABLE
+from scratch_ddp.instruments.cost.times import step_time
 from scratch_ddp.instruments.cost.wire import Wire
+
+BOUNDS = ("compute", "FSDP's messages", "tensor parallel's messages", "memory", "too few sequences")
 
 
 def tokens_to_be_compute_bound(flops: float, wire: Wire, weights: float, tp: int = 1, element: int = 2) -> int:
@@ -21,9 +26,6 @@ def tokens_to_be_compute_bound(flops: float, wire: Wire, weights: float, tp: int
     return math.ceil(wire.all_gather(element * weights / tp) * flops * tp / (2 * weights))
 
 
-BOUNDS = ("compute", "FSDP's messages", "tensor parallel's messages", "memory", "too few sequences")
-
-
 def what_binds(
     shape: ModelShape,
     cluster: Cluster,
@@ -32,31 +34,26 @@ def what_binds(
     sequence: int,
     tp: int = 1,
     checkpointing: bool = False,
-    usable: float = 0.9,
 ) -> str:
     """Return which of BOUNDS sets the pace under ZeRO-3 over devices / tp replicas, each of tp devices.
 
     `batch`: sequences in a step. A replica takes as many at once as the memory holds: each micro-batch gathers every
-    block twice and scatters its gradient once. Devices compute at their peak. Raises ValueError as `Layout` and
-    `rank_memory` do, and unless tp divides the devices.
+    block twice and scatters its gradient once. Devices compute at their peak.
     """
-    if devices < 1 or devices % tp:
-        raise ValueError(f"{devices} devices can't be shared by replicas of {tp}")
     replicas = devices // tp
     if batch < replicas:
         return "too few sequences"
-    stage = "ZeRO-3" if replicas > 1 else "DDP"
-    one, two = (rank_memory(shape, Layout(replicas, tp, 1, m, 1, stage, checkpointing), sequence).total for m in (1, 2))
-    room = usable * cluster.device.memory
+
+    def layout(micro: int) -> Layout:
+        return Layout(replicas, tp, 1, micro, 1, "ZeRO-3" if replicas > 1 else "DDP", checkpointing)
+
+    one, two = (rank_memory(shape, layout(micro), sequence).total for micro in (1, 2))
+    room = USABLE * cluster.device.memory
     if one > room:
         return "memory"
     micro = min(batch // replicas, 1 + int((room - one) / (two - one)))
-    tokens = micro * sequence
-    passes = 4 if checkpointing else 3
-    compute = passes * tokens * forward_flops_of_block(shape, sequence) / (tp * cluster.device.flops)
-    messages = 3 * cluster.wire(replicas, tp).all_gather(2 * shape.block / tp)
-    parts = 2 if shape.heads else 1
-    tensor = (passes - 1) * 2 * parts * cluster.wire(tp).all_gather(2 * tokens * shape.width)
-    if messages > compute + tensor:
+    step = step_time(shape, layout(micro), cluster, sequence, efficiency=1.0)
+    messages = 3 * shape.blocks * cluster.wire(replicas, tp).all_gather(2 * shape.block / tp)
+    if messages > step.compute + step.tensor:
         return "FSDP's messages"
-    return "tensor parallel's messages" if tensor > compute else "compute"
+    return "tensor parallel's messages" if step.tensor > step.compute else "compute"

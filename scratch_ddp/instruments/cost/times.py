@@ -5,16 +5,11 @@ except as far as `efficiency` stands for them. In backward nothing hides tensor 
 hides half of them behind the gradients of weights.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 
-from scratch_ddp.instruments.cost.layouts import Cluster, Layout, blocks_of_stages
-from scratch_ddp.instruments.cost.models import (
-    ModelShape,
-    flops_per_token,
-    forward_flops_of_block,
-    forward_flops_of_head,
-    refuse_mixture,
-)
+from scratch_ddp.instruments.cost.clusters import Cluster
+from scratch_ddp.instruments.cost.layouts import Layout, blocks_of_stages, parameters_of_rank
+from scratch_ddp.instruments.cost.models import ModelShape, forward_flops_of_block, refuse_mixture
 from scratch_ddp.instruments.cost.states import MIXED, Precision
 from scratch_ddp.instruments.cost.wire import Wire
 
@@ -40,12 +35,12 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(astuple(self))
 
     @property
     def binds(self) -> str:
         """The part that takes longest."""
-        return max((field.name for field in fields(self)), key=lambda name: getattr(self, name))
+        return max(vars(self), key=vars(self).get)
 
 
 def step_time(
@@ -58,34 +53,34 @@ def step_time(
 ) -> StepTime:
     """Return the forecast of a step, in which every replica takes `micro_batches` micro-batches.
 
-    Raises ValueError for a mixture of experts, or an efficiency that is not above 0 and at most 1.
+    `efficiency`: the share of its peak that a device reaches while it computes. Raises ValueError for a mixture of
+    experts.
     """
-    refuse_mixture(shape, "step")
-    if not 0 < efficiency <= 1:
-        raise ValueError(f"efficiency must be above 0 and at most 1, not {efficiency!r}")
+    refuse_mixture(shape)
+    m, p, v = layout.micro_batches, layout.pp, layout.chunks
     tokens, speed = layout.micro * sequence, cluster.device.flops * efficiency * layout.tp
     block = tokens * forward_flops_of_block(shape, sequence) / speed
-    head = tokens * forward_flops_of_head(shape) / speed
+    head = tokens * 2 * shape.head / speed
+    # Before attention and MLP tokens are gathered over tp, and behind them scattered.
+    sent = (4 if shape.heads else 2) * cluster.wire(layout.tp).all_gather(_ELEMENT * tokens * shape.width)
     again = {False: 0, "selective": _LITTLE, True: 1}[layout.checkpointing]  # of a forward, in backward
-    sent = _sent_by_block(shape, layout, cluster, tokens)
-    stages = blocks_of_stages(shape.blocks, layout.pp)
-    slowest = max(range(layout.pp), key=lambda s: stages[s] * block + head * (s == layout.pp - 1))
-    heads = head * (slowest == layout.pp - 1)
-    forward = stages[slowest] * (block + sent) + heads
     resent = 1 + (layout.checkpointing is True)  # messages of backward, in units of forward's
-    backward = stages[slowest] * ((2 + again) * block + resent * sent) + 2 * heads
-    computes = stages[slowest] * (3 + again) * block + 3 * heads
-    m, p, v = layout.micro_batches, layout.pp, layout.chunks
-    tensor = m * stages[slowest] * (1 + resent) * sent
+
+    stages = blocks_of_stages(shape.blocks, p)
+    heads = [0.0] * (p - 1) + [head]
+    blocks, head = max(zip(stages, heads, strict=True), key=lambda stage: stage[0] * block + stage[1])  # the slowest
+    forward = blocks * (block + sent) + head
+    backward = blocks * ((2 + again) * block + resent * sent) + 2 * head
+    computes, tensor = m * (blocks * (3 + again) * block + 3 * head), m * blocks * (1 + resent) * sent
     if p == 1:
-        return StepTime(m * computes, tensor, data=_data(shape, layout, cluster, forward, backward, precision))
+        return StepTime(computes, tensor, data=_during_backward(shape, layout, cluster, forward, backward, precision))
     hop = hop_wire(layout, cluster).message(_ELEMENT * tokens * shape.width / layout.tp)
     return StepTime(
-        m * computes,
+        computes,
         tensor,
         hops(p, m, hop) if v == 1 else 2 * (p * v - 1) * hop,  # the others are hidden
         (p - 1) / v * (forward + backward),
-        _after_backward(shape, layout, cluster, stages, forward + backward, precision),
+        _after_backward(shape, layout, cluster, forward + backward, precision),
     )
 
 
@@ -104,41 +99,32 @@ def hops(p: int, m: int, hop: float) -> float:
     return hop * (2 * (p - 1) + 2 * max(0, min(m, p) - 2) + max(0, m - p) * 2 * (p - 1) / p)
 
 
-def _sent_by_block(shape: ModelShape, layout: Layout, cluster: Cluster, tokens: int) -> float:
-    """Seconds of a block's messages in forward, and again in backward: attention and MLP gather and scatter tokens."""
-    parts = 2 if shape.heads else 1
-    return 2 * parts * cluster.wire(layout.tp).all_gather(_ELEMENT * tokens * shape.width)
-
-
 def _after_backward(
-    shape: ModelShape, layout: Layout, cluster: Cluster, stages: list[int], computes: float, precision: Precision
+    shape: ModelShape, layout: Layout, cluster: Cluster, computes: float, precision: Precision
 ) -> float:
     """In a pipeline gradients are complete with the last micro-batch: its last chunk's messages come after it.
 
     ZeRO-2 has reduced those of each micro-batch while the next one computed.
     """
     wire = cluster.wire(layout.dp, layout.tp * layout.pp)
-    ends = [shape.embedding, *[0] * (layout.pp - 2), shape.head]
-    parameters = max(blocks * shape.block + end for blocks, end in zip(stages, ends, strict=True)) / layout.tp
-    reduced, last = wire.all_gather(precision.reduced * parameters), 1 / layout.chunks
-    early = (layout.micro_batches - 1) * max(0.0, reduced - computes) if layout.stage == "ZeRO-2" else 0.0
+    parameters = max(parameters_of_rank(shape, layout, stage) for stage in range(layout.pp))
     if layout.stage == "DDP":
-        return last * wire.all_reduce(precision.reduced * parameters)
-    return early + last * (reduced + wire.all_gather(precision.sent * parameters))
+        return wire.all_reduce(precision.reduced * parameters) / layout.chunks
+    reduced = wire.all_gather(precision.reduced * parameters)
+    early = (layout.micro_batches - 1) * max(0.0, reduced - computes) if layout.stage == "ZeRO-2" else 0.0
+    return early + (reduced + wire.all_gather(precision.sent * parameters)) / layout.chunks
 
 
-def _data(
+def _during_backward(
     shape: ModelShape, layout: Layout, cluster: Cluster, forward: float, backward: float, precision: Precision
 ) -> float:
     """Without a pipeline: what sticks out of the last backward; of every one's under ZeRO-2, of all passes under 3."""
     if layout.dp == 1:
         return 0.0
-    m, blocks, ends = layout.micro_batches, shape.blocks, (shape.outside - shape.last_norm) / layout.tp
-    shards, block = layout.shards or layout.dp, shape.block / layout.tp
+    m, blocks, block = layout.micro_batches, shape.blocks, shape.block / layout.tp
+    ends = (shape.embedding + shape.head * (not shape.tied)) / layout.tp
+    shards = layout.shards or layout.dp
     wire = cluster.wire(shards, layout.tp)
-    if layout.stage == "DDP":
-        last = wire.all_reduce(precision.reduced * ends) if ends else 0.0
-        return _sticks_out(blocks, backward, wire.all_reduce(precision.reduced * block)) + last
 
     def gather(parameters: float, element: int = precision.sent) -> float:
         return wire.all_gather(element * parameters) if parameters else 0.0
@@ -146,6 +132,9 @@ def _data(
     def scatter(parameters: float) -> float:
         return gather(parameters, precision.reduced)
 
+    if layout.stage == "DDP":
+        last = wire.all_reduce(precision.reduced * ends) if ends else 0.0
+        return _sticks_out(blocks, backward, wire.all_reduce(precision.reduced * block)) + last
     if layout.stage == "ZeRO-3":
         took = sharded_pass(blocks, forward, backward, gather(block), scatter(block)) - forward - backward
         between = cluster.wire(layout.dp // shards, layout.tp * shards)  # HSDP averages shards there meanwhile
@@ -187,17 +176,3 @@ def sharded_pass(blocks: int, forward: float, backward: float, gather: float, sc
         clock = max(clock, there[i]) + backward / blocks
         scattered = sent(scatter)
     return scattered
-
-
-def tflops_of_device(
-    shape: ModelShape,
-    layout: Layout,
-    cluster: Cluster,
-    sequence: int,
-    efficiency: float = EFFICIENCY,
-    precision: Precision = MIXED,
-) -> float:
-    """The operations in 10¹² a second that each device does in a step: those of the model, and those done again."""
-    took = step_time(shape, layout, cluster, sequence, efficiency, precision).total
-    flops = flops_per_token(shape, sequence, layout.checkpointing is True) * layout.batch * sequence
-    return flops / took / layout.devices / 1e12

@@ -8,7 +8,6 @@ latencies, and for how a collective over several hosts adds them up.
 
 import math
 from dataclasses import dataclass, field, replace
-from numbers import Real
 
 # Seconds with which NCCL itself forecasts a ring: of a call, and of a round, by what the round passes. `Simple` is its
 # protocol for large messages; LL, for small ones, sends a flag with every four bytes, and no more than so many bytes a
@@ -64,8 +63,7 @@ class Link:
     `alpha`: seconds per call; `beta`: seconds per byte that a rank sends (or receives, if that is more); `per_round`:
     seconds per round of the algorithm, which is 2(n−1) rounds for an all-reduce on a ring of n ranks and one for a
     message; `source`: where the figures come from; `small`: alpha, per_round and least beta of a protocol for small
-    messages that sends twice the bytes, if there is one: the quicker counts. Raises ValueError if a figure is negative,
-    infinite or NaN.
+    messages that sends twice the bytes, if there is one: the quicker counts. Raises ValueError if a figure is negative.
     """
 
     alpha: float
@@ -76,7 +74,8 @@ class Link:
     small: tuple[float, float, float] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        refuse_unless_finite(alpha=self.alpha, beta=self.beta, per_round=self.per_round)
+        if not all(each >= 0 for each in (self.alpha, self.beta, self.per_round)):
+            raise ValueError(f"a link's seconds are 0 or more: {self}")
 
     def seconds(self, nbytes: float, rounds: int = 0) -> float:
         """Seconds for which one collective or message takes the wire."""
@@ -121,10 +120,6 @@ class Wire:
     per_host: int = 1
     trees: bool = False
 
-    def __post_init__(self) -> None:
-        if self.world_size < 1 or self.per_host < 1:
-            raise ValueError(f"there must be 1 rank or more, not {self.world_size} with {self.per_host} a host")
-
     @property
     def hosts(self) -> int:
         """How many hosts the ranks are on."""
@@ -141,10 +136,15 @@ class Wire:
         slow = -(-rounds // self.per_host) if self.hosts > 1 else 0
         return collective_seconds(self.inside, self.between, rounds - slow, slow, nbytes, self.beta * nbytes)
 
+    @property
+    def _large(self) -> "Wire":
+        """The same with the protocol for large messages alone."""
+        return replace(self, inside=replace(self.inside, small=None), between=replace(self.between, small=None))
+
     def _of_tree(self, nbytes: float) -> float:
         """2·((ranks/host − 1)·inside + log2(hosts)·between): up to the root and down again."""
         up, ranks = math.floor(math.log2(self.hosts)), min(self.per_host, self.world_size)
-        links = replace(self.inside, small=None), replace(self.between, small=None)
+        links = self._large.inside, self._large.between
         return collective_seconds(*links, 2 * (ranks - 1), 2 * up, nbytes, self.beta_of_all_reduce * nbytes)
 
     def all_reduce(self, nbytes: float) -> float:
@@ -172,23 +172,12 @@ class Wire:
     @property
     def alpha_of_all_reduce(self) -> float:
         """Seconds that an all-reduce takes regardless of its size, with the protocol for large messages."""
-        large = replace(self, inside=replace(self.inside, small=None), between=replace(self.between, small=None))
-        return large.all_reduce(0)
+        return self._large.all_reduce(0)
 
     @property
     def beta_of_all_reduce(self) -> float:
         """Seconds per byte of the tensor: β·2(n−1)/n, since a ring sends almost twice what it sums."""
         return self.beta * 2 * (self.world_size - 1) / self.world_size
-
-
-def refuse_unless_finite(**values: float) -> None:
-    """Raise ValueError, naming the value, unless all are finite numbers that are 0 or more."""
-    for name, value in values.items():
-        if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
-            raise ValueError(f"{name} must be a finite number, 0 or more, not {value!r}")
-
-
-_NCCL = "latencies: NVIDIA/nccl, src/graph/tuning.cc, a call and a round of a ring (protocols Simple and LL)"
 
 
 def by_bandwidth(name: str, gigabytes: float, rounds: tuple[float, float, float], source: str) -> Link:
@@ -197,20 +186,14 @@ def by_bandwidth(name: str, gigabytes: float, rounds: tuple[float, float, float]
     `rounds`: NVLINK, PCIE or NETWORK. Vendors and standards state the bandwidths; real transfers are slower.
     """
     per_round, small, most = rounds
-    source = f"bandwidth: {source}; {_NCCL}"
     return Link(CALL, 1e-9 / gigabytes, name, source, per_round, small=(_SMALL_CALL, small, 1 / most))
 
 
+# Two T4 under NCCL: an all-reduce of 1 GiB takes 269 ms; a step takes 1406.7 ms with an all-reduce for each of 219
+# parameters, and 1365.2 ms with one for all (see course.pages.published_step).
+_T4 = "fitted to published figures: its seconds per call have the software of a step in them, other links' don't"
 _LINKS = [
-    Link(
-        190e-6,
-        0.269 / 2**30,
-        "T4 over PCIe",
-        "fitted to published figures of two T4 under NCCL. Its bandwidth: an all-reduce of 1 GiB takes 269 ms. Its "
-        "seconds per call have the software of a training step in them, other links' don't: a step takes 1406.7 ms "
-        "with an all-reduce for each of 219 parameters, and 1365.2 ms with one for all (see "
-        "scratch_ddp.course.pages.published_step)",
-    ),
+    Link(190e-6, 0.269 / 2**30, "T4 over PCIe", _T4),
     by_bandwidth("NVLink 3", 300, NVLINK, "NVIDIA A100 data sheet, 600 GB/s in both directions together"),
     by_bandwidth("NVLink 4", 450, NVLINK, "NVIDIA H100 data sheet, 900 GB/s in both directions together"),
     by_bandwidth("NVLink 5", 900, NVLINK, "NVIDIA Blackwell architecture, 1.8 TB/s in both directions together"),
@@ -224,13 +207,13 @@ _LINKS = [
     by_bandwidth("Ethernet 25 Gb", 25 / 8, NETWORK, "IEEE 802.3by"),
     by_bandwidth("Ethernet 100 Gb", 100 / 8, NETWORK, "IEEE 802.3ba"),
 ]
-
 PRESETS: dict[str, Link] = {link.name: link for link in _LINKS}
 
 
-def preset(name: str) -> Link:
-    """Return the preset of that name. Raises ValueError, listing all presets, if there is none."""
-    try:
-        return PRESETS[name]
-    except KeyError:
-        raise ValueError(f"there is no link {name!r}; there are {', '.join(map(repr, PRESETS))}") from None
+def preset(link: Link | str) -> Link:
+    """Return the preset of that name, or the link itself. Raises ValueError, listing all presets, if there is none."""
+    if not isinstance(link, str):
+        return link
+    if link not in PRESETS:
+        raise ValueError(f"there is no link {link!r}; there are {', '.join(map(repr, PRESETS))}")
+    return PRESETS[link]

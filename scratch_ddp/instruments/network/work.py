@@ -4,7 +4,7 @@ import datetime
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,10 @@ from torch._C._distributed_c10d import FakeWork
 
 from scratch_ddp.instruments.network.clock import now, sleep_until
 from scratch_ddp.instruments.network.nic import Transfer
+from scratch_ddp.instruments.traffic.calls import Call
+
+if TYPE_CHECKING:
+    from scratch_ddp.instruments.network.linked import LinkedGroup
 
 _CLOSE = 2e-3  # seconds before a call: from then on its thread no longer listens for an earlier one
 
@@ -42,48 +46,25 @@ class Alarm:
 class LinkedWork(dist.Work):
     """The work of one transfer. `wait` sleeps; a thread is needed only for a future, as torch's DDP asks for one.
 
-    `below`: the work of the group below; `outputs`: its tensors, the future's value; `settle`: called once that has
-    ended, to learn from the peers when the transfer really began; `give_up`: called if an exception such as an
-    interrupt ends the sleep; `free`: gets the future, to end waits for it in C++ on Stop.
+    `below`: the work of the group below; `outputs`: its tensors, the future's value.
     """
 
-    def __init__(
-        self,
-        below: dist.Work,
-        outputs: Any,
-        transfer: Transfer,
-        settle: Callable[[dist.Work], None],
-        give_up: Callable[[], None],
-        alarm: Alarm,
-        free: Callable[[torch.futures.Future], None] | None,
-    ):
+    def __init__(self, group: "LinkedGroup", below: dist.Work, outputs: Any, call: Call, transfer: Transfer):
         super().__init__()
-        self._below, self._outputs, self._transfer = below, outputs, transfer
-        self._settle, self._give_up, self._alarm, self._free = settle, give_up, alarm, free
-        self._lock = threading.Lock()
+        self._group, self._below, self._outputs, self._call, self._transfer = group, below, outputs, call, transfer
+        self._lock, self._settled = threading.Lock(), False
         self._future: torch.futures.Future | None = None
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Return when the transfer has ended. Raises what the group below raises, or RuntimeError after `timeout`."""
+        """Return when the transfer has ended. Raises what the group below raises, also after `timeout`."""
         __tracebackhide__ = True  # in a rank cell learners see their own line, not this one
-        if not timeout:  # torch passes 0 for "no limit of its own"
-            self._below.wait()
-            self._sleep_until(self._end())
-            return True
-        limit = now() + timeout.total_seconds()
-        self._below.wait(timeout)
-        self._sleep_until(min(self._end(), limit))
-        if self._end() > limit:
-            raise RuntimeError(f"{self._transfer.call}: not finished after {timeout.total_seconds():g} s")
-        return True
-
-    def _sleep_until(self, moment: float) -> None:
-        __tracebackhide__ = True
+        self._below.wait(timeout) if timeout else self._below.wait()  # torch passes 0 for "no limit of its own"
         try:
-            sleep_until(moment)
-        except BaseException:
-            self._give_up()
+            sleep_until(self._end())
+        except BaseException:  # such as an interrupt
+            self._group.nic.clear_queue()
             raise
+        return True
 
     def is_completed(self) -> bool:
         below_is = isinstance(self._below, FakeWork) or self._below.is_completed()  # a fake work never says that it is
@@ -98,8 +79,7 @@ class LinkedWork(dist.Work):
             if self._future is not None:
                 return self._future
             self._future = torch.futures.Future()
-        if self._free is not None:
-            self._free(self._future)
+        self._group.free(self._future)
         self._below.get_future().add_done_callback(self._below_done)
         return self._future
 
@@ -109,7 +89,7 @@ class LinkedWork(dist.Work):
         except Exception as error:
             self._finish(error)
         else:
-            self._alarm.at(self._end(), self._finish)
+            self._group.alarm.at(self._end(), self._finish)
 
     def _finish(self, error: Exception | None = None) -> None:
         try:
@@ -125,7 +105,9 @@ class LinkedWork(dist.Work):
     def _end(self) -> float:
         """When the transfer ends. Called only once the group below is done."""
         with self._lock:
-            if self._settle is not None:
-                self._settle(self._below)
-                self._settle = None
+            if not self._settled:
+                if self._call.name == "recv" and self._call.peer is None:
+                    self._call.peer = self._below._source_rank()
+                self._group.nic.settle(self._call, self._transfer)
+                self._settled = True
         return self._transfer.ended
