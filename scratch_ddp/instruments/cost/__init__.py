@@ -37,10 +37,10 @@ from scratch_ddp.instruments.cost.steps import (
     tensor_parallel,
 )
 from scratch_ddp.instruments.cost.times import step_time
-from scratch_ddp.instruments.cost.wire import Link, Wire, ring_bytes, transfer_seconds
+from scratch_ddp.instruments.cost.wire import Link, Wire, ring_bytes
 
 __all__ = ["BOUNDS", "CLUSTERS", "FP32", "MIXED", "MODELS", "STAGES", "WIDE_GRADIENTS", "Accelerator", "Backward"]
 __all__ += ["Cluster", "Layout", "Link", "ModelShape", "RankMemory", "Wire", "best_bucket", "best_bucket_bytes"]
 __all__ += ["bucketed", "bytes_per_token", "bytes_sent", "flat", "flops_per_token", "from_config", "measured_states"]
 __all__ += ["model", "model_states", "naive", "per_parameter", "pipelined", "plan", "rank_memory", "ring_bytes"]
-__all__ += ["step_time", "tensor_parallel", "tokens_to_be_compute_bound", "transfer_seconds", "what_binds"]
+__all__ += ["step_time", "tensor_parallel", "tokens_to_be_compute_bound", "what_binds"]

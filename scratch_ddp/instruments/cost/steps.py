@@ -57,15 +57,13 @@ class Backward:
             for parameter in model.parameters()
             if parameter.requires_grad
         ]
-        try:
-            began = time.perf_counter()
-            value = loss()
-            backward_began = time.perf_counter()
-            value.backward()
-            ended = time.perf_counter()
-        finally:
-            for hook in hooks:
-                hook.remove()
+        began = time.perf_counter()
+        value = loss()
+        backward_began = time.perf_counter()
+        value.backward()
+        ended = time.perf_counter()
+        for hook in hooks:
+            hook.remove()
         times, nbytes = zip(*arrived, strict=True)
         ready = tuple(at - backward_began for at in times)
         return cls(ready, nbytes, ended - backward_began, backward_began - began)

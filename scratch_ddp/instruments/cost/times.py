@@ -73,7 +73,7 @@ def step_time(
     backward = blocks * ((2 + again) * block + resent * sent) + 2 * head
     computes, tensor = m * (blocks * (3 + again) * block + 3 * head), m * blocks * (1 + resent) * sent
     if p == 1:
-        return StepTime(computes, tensor, data=_during_backward(shape, layout, cluster, forward, backward, precision))
+        return StepTime(computes, tensor, data=_beside_passes(shape, layout, cluster, forward, backward, precision))
     hop = hop_wire(layout, cluster).message(_ELEMENT * tokens * shape.width / layout.tp)
     return StepTime(
         computes,
@@ -107,7 +107,7 @@ def _after_backward(
     ZeRO-2 has reduced those of each micro-batch while the next one computed.
     """
     wire = cluster.wire(layout.dp, layout.tp * layout.pp)
-    parameters = max(parameters_of_rank(shape, layout, stage) for stage in range(layout.pp))
+    parameters = max(parameters_of_rank(shape, layout, stage) for stage in (0, 1, layout.pp - 1))
     if layout.stage == "DDP":
         return wire.all_reduce(precision.reduced * parameters) / layout.chunks
     reduced = wire.all_gather(precision.reduced * parameters)
@@ -115,64 +115,55 @@ def _after_backward(
     return early + (reduced + wire.all_gather(precision.sent * parameters)) / layout.chunks
 
 
-def _during_backward(
+def _beside_passes(
     shape: ModelShape, layout: Layout, cluster: Cluster, forward: float, backward: float, precision: Precision
 ) -> float:
     """Without a pipeline: what sticks out of the last backward; of every one's under ZeRO-2, of all passes under 3."""
     if layout.dp == 1:
         return 0.0
-    m, blocks, block = layout.micro_batches, shape.blocks, shape.block / layout.tp
+    blocks, block = shape.blocks, shape.block / layout.tp
     ends = (shape.embedding + shape.head * (not shape.tied)) / layout.tp
     shards = layout.shards or layout.dp
     wire = cluster.wire(shards, layout.tp)
-
-    def gather(parameters: float, element: int = precision.sent) -> float:
-        return wire.all_gather(element * parameters) if parameters else 0.0
-
-    def scatter(parameters: float) -> float:
-        return gather(parameters, precision.reduced)
-
+    reduce = wire.all_reduce if layout.stage == "DDP" else wire.all_gather
+    gather = wire.all_gather(precision.sent * block) if layout.stage == "ZeRO-3" else 0.0
+    took = sharded_pass(blocks, forward, backward, gather, reduce(precision.reduced * block)) - forward - backward
+    if ends:
+        took += reduce(precision.reduced * ends)
     if layout.stage == "DDP":
-        last = wire.all_reduce(precision.reduced * ends) if ends else 0.0
-        return _sticks_out(blocks, backward, wire.all_reduce(precision.reduced * block)) + last
-    if layout.stage == "ZeRO-3":
-        took = sharded_pass(blocks, forward, backward, gather(block), scatter(block)) - forward - backward
-        between = cluster.wire(layout.dp // shards, layout.tp * shards)  # HSDP averages shards there meanwhile
-        average = between.all_reduce(precision.reduced * block / shards)
-        return m * (took + gather(ends) + scatter(ends)) + _sticks_out(blocks, backward, average)
-    reduced = _sticks_out(blocks, backward, scatter(block)) + scatter(ends)
-    return reduced * (m if layout.stage == "ZeRO-2" else 1) + gather(blocks * block + ends)
+        return took
+    if layout.stage != "ZeRO-3":
+        passes = layout.micro_batches if layout.stage == "ZeRO-2" else 1
+        return passes * took + wire.all_gather(precision.sent * (blocks * block + ends))
+    if ends:
+        took += wire.all_gather(precision.sent * ends)
+    between = cluster.wire(layout.dp // shards, layout.tp * shards)  # HSDP averages shards there meanwhile
+    average = sharded_pass(blocks, 0.0, backward, 0.0, between.all_reduce(precision.reduced * block / shards))
+    return layout.micro_batches * took + average - backward
 
 
-def _sticks_out(blocks: int, backward: float, message: float) -> float:
-    """Seconds after the backward in which as many messages queue as there are blocks, each when its block is done."""
-    return max(message, blocks * message - backward * (blocks - 1) / blocks)
-
-
-def sharded_pass(blocks: int, forward: float, backward: float, gather: float, scatter: float | None = None) -> float:
+def sharded_pass(blocks: int, forward: float, backward: float, gather: float, scatter: float) -> float:
     """Seconds of forward and backward of equal blocks under ZeRO-3, each gathered while the one before computes.
 
-    `forward`, `backward`: of all blocks; `gather`: seconds to gather a block; `scatter`: its gradient (default: as
-    long). The last block stays whole in between. Messages queue for one wire, and the last one ends the pass.
+    `forward`, `backward`: of all blocks; `gather`: seconds to gather a block, 0 where weights are whole; `scatter`: its
+    gradient. The last block stays whole in between. Messages queue for one wire, and the last one ends the pass.
     """
-    scatter = gather if scatter is None else scatter
     clock = wire = 0.0
+    there = [0.0] * blocks  # when each block is whole
 
-    def sent(message: float) -> float:
+    def fetch(i: int) -> None:
         nonlocal wire
-        wire = max(wire, clock) + message
-        return wire
+        if gather and 0 <= i < blocks:
+            there[i] = wire = max(wire, clock) + gather
 
-    there = [sent(gather)]
+    fetch(0)
     for i in range(blocks):
-        if i + 1 < blocks:
-            there.append(sent(gather))
+        fetch(i + 1)
         clock = max(clock, there[i]) + forward / blocks
-    if blocks > 1:
-        there[blocks - 2] = sent(gather)
+    fetch(blocks - 2)
     for i in reversed(range(blocks)):
-        if 0 < i < blocks - 1:
-            there[i - 1] = sent(gather)
+        if i < blocks - 1:
+            fetch(i - 1)
         clock = max(clock, there[i]) + backward / blocks
-        scattered = sent(scatter)
-    return scattered
+        wire = max(wire, clock) + scatter
+    return wire

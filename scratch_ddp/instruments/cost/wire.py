@@ -22,38 +22,25 @@ def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = No
 
     `payload`: bytes of this rank's input: S for all_reduce and broadcast, the rank's own chunk for all_gather and
     gather, all n chunks together for reduce_scatter, all_to_all and the source of a scatter. `root`: the group rank of
-    the source or destination, if the collective has one. Raises ValueError for an unknown collective.
+    the source or destination, if the collective has one.
     """
-    if n == 1:
-        return 0
-    if call == "all_reduce":
-        return round(2 * (n - 1) * payload / n)  # a reduce-scatter, then an all-gather of n parts
-    if call == "all_gather":
-        return (n - 1) * payload
-    if call in ("reduce_scatter", "all_to_all"):
-        return round((n - 1) * payload / n)
-    if call == "broadcast":
-        return 0 if (rank + 1) % n == root else payload  # the last rank on the ring passes nothing on
-    if call in ("reduce", "gather"):
-        return 0 if rank == root else payload
-    if call == "scatter":
-        return round((n - 1) * payload / n) if rank == root else 0
-    if call == "barrier":
-        return 0
-    raise ValueError(f"no formula for {call!r}")
+    parts = {  # of the n parts of a payload, how many are sent
+        "all_reduce": 2 * (n - 1),  # a reduce-scatter, then an all-gather
+        "all_gather": n * (n - 1),
+        "reduce_scatter": n - 1,
+        "all_to_all": n - 1,
+        "broadcast": n * ((rank + 1) % n != root),  # the last rank on the ring passes nothing on
+        "reduce": n * (rank != root),
+        "gather": n * (rank != root),
+        "scatter": (n - 1) * (rank == root),
+        "barrier": 0,
+    }
+    return round(parts[call] * payload / n) if n > 1 else 0
 
 
 def ring_rounds(call: str, n: int) -> int:
     """Messages that follow one another when the collective `call` runs on a ring of `n` ranks."""
     return (2 if call in ("all_reduce", "barrier") else 1) * (n - 1)
-
-
-def transfer_seconds(alpha: float, beta: float, calls: int, nbytes: float) -> float:
-    """Seconds for `calls` messages, one after the other, with `nbytes` bytes in total: α·P + β·n.
-
-    `alpha`: seconds per message; `beta`: seconds per byte.
-    """
-    return alpha * calls + beta * nbytes
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from scratch_ddp.instruments.cost import (
     plan,
     rank_memory,
     step_time,
-    tokens_to_be_compute_bound,
     what_binds,
 )
 from scratch_ddp.instruments.cost.__main__ import main
@@ -42,13 +41,6 @@ def test_the_figures_of_the_write_up_on_xxl():
     assert held.activations == 4096 * 17_547_264  # FSDP shards none of them; it divides all by n
     assert held.activations / 8 == rank_memory(XXL, Layout(8, 8, stage="ZeRO-3"), 4096).activations
     assert held.weights == 2 * XXL.parameters / 64  # the copies in bfloat16 that it leaves out
-
-
-def test_the_batch_from_which_fsdp_is_compute_bound():
-    tpu = CLUSTERS["TPU v5p"]
-    assert tpu.device.flops * tpu.wire(64).beta == pytest.approx(2550)  # "How to Scale Your Model", part 5
-    bandwidth = Link(0, 1 / 450e9).wire(8)
-    assert tokens_to_be_compute_bound(989e12, bandwidth, 10**9) == pytest.approx(7 / 8 * 989e12 / 450e9, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +98,11 @@ def test_messages_of_pipelines_are_those_of_the_simulated_schedule():
 
 
 def test_a_sharded_pass():
-    assert sharded_pass(4, 4, 8, 0) == 12
-    assert sharded_pass(4, 4, 8, 0.5) == 12 + 0.5 + 0.5  # the first gather, the last scatter
-    assert sharded_pass(4, 0, 0, 1) == 4 + 3 + 4  # all gathers, again without the last block's, all scatters
-    assert sharded_pass(4, 0, 0, 1, 2) == 4 + 3 + 8 and sharded_pass(1, 1, 2, 1) == 5
+    assert sharded_pass(4, 4, 8, 0, 0) == 12
+    assert sharded_pass(4, 4, 8, 0.5, 0.5) == 12 + 0.5 + 0.5  # the first gather, the last scatter
+    assert sharded_pass(4, 0, 0, 1, 1) == 4 + 3 + 4  # all gathers, again without the last block's, all scatters
+    assert sharded_pass(4, 4, 8, 0, 3) == 4 + 2 + 4 * 3  # of whole weights: messages queue from the first gradient on
+    assert sharded_pass(4, 0, 0, 1, 2) == 4 + 3 + 8 and sharded_pass(1, 1, 2, 1, 1) == 5
 
 
 def test_stages():
@@ -177,14 +170,9 @@ def test_a_plan_is_the_best_of_what_fits():
 def test_of_layouts_that_are_as_quick_the_one_that_holds_least_is_taken():
     """8 µs are no reason to take 57 GB in place of 19."""
     found = plan(LLAMA, H100, 64, 64, 4096).best[0]
-    as_quick = [
-        rank_memory(LLAMA, other, 4096).total
-        for other in possible(LLAMA, H100, 64, 64)
-        if (other.dp, other.tp, other.pp) == (found.layout.dp, found.layout.tp, 1)
-        if step_time(LLAMA, other, H100, 4096, 0.62).total < 1.002 * found.time.total
-        if step_time(LLAMA, other, H100, 4096, 0.38).total < 1.002 * found.slow.total
-    ]
-    assert found.memory.total == min(as_quick) and max(as_quick) > 1.5 * min(as_quick)
+    quicker = Layout(64, stage="DDP")
+    assert found.layout.stage != "DDP" and found.memory.total < 0.7 * rank_memory(LLAMA, quicker, 4096).total
+    assert step_time(LLAMA, quicker, H100, 4096).total > 0.99 * step_time(LLAMA, found.layout, H100, 4096).total
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Link, tokens_to_be_compute_bound, transfer_seconds
+from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Link, tokens_to_be_compute_bound
 from scratch_ddp.instruments.cost.wire import PRESETS, Wire, preset
 
 XXL, H100 = MODELS["XXL"], CLUSTERS["H100"]
@@ -16,7 +16,6 @@ def test_alpha_and_beta():
     assert Link(0.5, 0.001).wire(4).all_reduce(1000) == 2.0  # four: 2·3/4
     assert link.wire(4).all_reduce(1000) == link.seconds(1500, rounds=6) == 0.5 + 1.5 + 1.5
     assert link.wire(1).all_reduce(1000) == 0 and link.wire(2).message(1000) == 1.75
-    assert transfer_seconds(0.5, 0.001, 3, 2000) == 3.5
     both = Link(0.5, 0.001, per_round=0.1, small=(0.2, 0.01, 0))  # a protocol for small messages
     assert both.seconds(100, rounds=3) == pytest.approx(0.2 + 0.03 + 0.2) and both.seconds(2000) == 2.5
     with pytest.raises(ValueError, match="a link's seconds are 0 or more: link: 0 µs per call, nan GB/s"):
