@@ -5,15 +5,14 @@ each strategy of data parallelism and of a model that is split, and the best siz
 model's states under DDP and ZeRO.
 
 Before there is a model: `models` has its sizes, from a config without weights, and what a token takes; `layouts` and
-`times` say what each rank holds and how long a step takes on one of the `clusters`, `bounds` what sets the pace,
+`times` say what each rank holds and how long a step takes on one of the `clusters`, `plan` which layouts are best, and
 `published` what others have reached. `python -m scratch_ddp.instruments.cost` prints the best layouts.
 """
 
-from scratch_ddp.instruments.cost.bounds import BOUNDS, tokens_to_be_compute_bound, what_binds
 from scratch_ddp.instruments.cost.clusters import CLUSTERS, Accelerator, Cluster
 from scratch_ddp.instruments.cost.layouts import Layout, rank_memory
 from scratch_ddp.instruments.cost.models import ModelShape, bytes_per_token, flops_per_token, from_config
-from scratch_ddp.instruments.cost.plan import plan
+from scratch_ddp.instruments.cost.plan import BOUNDS, plan, tokens_to_be_compute_bound, what_binds
 from scratch_ddp.instruments.cost.published import MODELS, model
 from scratch_ddp.instruments.cost.states import (
     FP32,

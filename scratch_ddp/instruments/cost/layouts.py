@@ -3,8 +3,10 @@
 import math
 from dataclasses import dataclass, replace
 
-from scratch_ddp.instruments.cost.models import ModelShape, bytes_per_token, logits_bytes
+from scratch_ddp.instruments.cost.models import ModelShape, bytes_per_token
 from scratch_ddp.instruments.cost.states import MIXED, Precision, RankMemory, model_states
+
+_LOGIT = 2 + 3 * 4  # bytes at the loss, at its peak: in bfloat16, and in float32 it, its logarithm and its gradient
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _stage_memory(shape: ModelShape, layout: Layout, stage: int, sequence: int, 
     kept *= bytes_per_token(shape, checkpointing=layout.checkpointing, tp=layout.tp)
     if layout.checkpointing:  # and the block whose forward is done again
         kept += bytes_per_token(shape, tp=layout.tp)
-    logits = logits_bytes(shape, tokens, tp=layout.tp) if stage == p - 1 else 0.0
+    logits = _LOGIT * shape.vocabulary * tokens / layout.tp if stage == p - 1 else 0.0
     # Two blocks are whole at once under ZeRO-3.
     gathered = 2 * math.ceil(shape.block / layout.tp) if layout.stage == "ZeRO-3" and layout.dp > 1 else 0
     parameters, shards = parameters_of_rank(shape, layout, stage), layout.shards or layout.dp

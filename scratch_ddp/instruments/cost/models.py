@@ -191,11 +191,6 @@ def bytes_per_token(shape: ModelShape, element: int = 2, checkpointing: bool | s
     return (norms + attention + element * shape.saved_in_mlp * inner) / tp
 
 
-def logits_bytes(shape: ModelShape, tokens: int, element: int = 2, tp: int = 1) -> float:
-    """Bytes at the loss, at its peak: the logits, and in float32 these, their logarithms and the gradient."""
-    return (element + 3 * _FLOAT32) * shape.vocabulary * tokens / tp
-
-
 def refuse_mixture(shape: ModelShape) -> None:
     """Raise ValueError for a mixture of experts."""
     if shape.idle:

@@ -1,5 +1,12 @@
-"""`plan`: the quickest layouts of a model on a cluster, and why the others fail. It tries all of them."""
+"""`plan`: the quickest layouts of a model on a cluster, and why the others fail; `what_binds`: what sets the pace.
 
+A device that has t tokens does 2 P t operations in forward with a block of P weights, most of which it has to gather
+under ZeRO-3: about 2 P bytes in bfloat16. So the weights cancel, and what counts is how many operations a device does
+while one byte travels. The backward does twice of both. Source: J. Austin et al., "How to Scale Your Model", 2025, part
+5.
+"""
+
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,8 +16,10 @@ from scratch_ddp.instruments.cost.layouts import Layout, rank_memory
 from scratch_ddp.instruments.cost.models import ModelShape
 from scratch_ddp.instruments.cost.states import MIXED, STAGES, Precision, RankMemory
 from scratch_ddp.instruments.cost.times import EFFICIENCIES, StepTime, step_time
+from scratch_ddp.instruments.cost.wire import Wire
 
-USABLE = 0.9  # of the memory: the rest is for what the formulas leave out
+_USABLE = 0.9  # of the memory: the rest is for what the formulas leave out
+BOUNDS = ("compute", "FSDP's messages", "tensor parallel's messages", "memory", "too few sequences")
 _CHUNKS = (1, 2, 4, 8)
 _TIED = 1.01  # a step that is longer by no more than that is as good: then less memory is better
 
@@ -131,7 +140,7 @@ def plan(
     worst, best = sorted(efficiencies)
     if not 0 < worst <= best <= 1:
         raise ValueError(f"an efficiency is above 0 and at most 1, not {worst} or {best}")
-    found = Plan(shape, f"{devices} {cluster.device.name}", cluster.device.memory * USABLE)
+    found = Plan(shape, f"{devices} {cluster.device.name}", cluster.device.memory * _USABLE)
     fitting: dict[tuple[int, int, int], list[Candidate]] = {}
     for layout in layouts(shape, cluster, devices, batch):
         if isinstance(layout, str):
@@ -161,3 +170,45 @@ def _in_order(candidates: list[Candidate]) -> list[Candidate]:
 
 def _divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def tokens_to_be_compute_bound(flops: float, wire: Wire, weights: float, tp: int = 1, element: int = 2) -> int:
+    """The least tokens of a replica (of `tp` devices) with which a block computes as long as the next one is gathered.
+
+    `weights`: of a block, of which each of the tp devices gathers its part from wire.world_size ranks; `flops`: of a
+    device.
+    """
+    return math.ceil(wire.all_gather(element * weights / tp) * flops * tp / (2 * weights))
+
+
+def what_binds(
+    shape: ModelShape,
+    cluster: Cluster,
+    devices: int,
+    batch: int,
+    sequence: int,
+    tp: int = 1,
+    checkpointing: bool = False,
+) -> str:
+    """Return which of BOUNDS sets the pace under ZeRO-3 over devices / tp replicas, each of tp devices.
+
+    `batch`: sequences in a step. A replica takes as many at once as the memory holds: each micro-batch gathers every
+    block twice and scatters its gradient once. Devices compute at their peak.
+    """
+    replicas = devices // tp
+    if batch < replicas:
+        return "too few sequences"
+
+    def layout(micro: int) -> Layout:
+        return Layout(replicas, tp, 1, micro, 1, "ZeRO-3" if replicas > 1 else "DDP", checkpointing)
+
+    one, two = (rank_memory(shape, layout(micro), sequence).total for micro in (1, 2))
+    room = _USABLE * cluster.device.memory
+    if one > room:
+        return "memory"
+    micro = min(batch // replicas, 1 + int((room - one) / (two - one)))
+    step = step_time(shape, layout(micro), cluster, sequence, efficiency=1.0)
+    messages = 3 * shape.blocks * cluster.wire(replicas, tp).all_gather(2 * shape.block / tp)
+    if messages > step.compute + step.tensor:
+        return "FSDP's messages"
+    return "tensor parallel's messages" if step.tensor > step.compute else "compute"

@@ -72,16 +72,12 @@ def step_time(
     forward = blocks * (block + sent) + head
     backward = blocks * ((2 + again) * block + resent * sent) + 2 * head
     computes, tensor = m * (blocks * (3 + again) * block + 3 * head), m * blocks * (1 + resent) * sent
+    data = _data(shape, layout, cluster, forward, backward, precision)
     if p == 1:
-        return StepTime(computes, tensor, data=_beside_passes(shape, layout, cluster, forward, backward, precision))
+        return StepTime(computes, tensor, data=data)
     hop = hop_wire(layout, cluster).message(_ELEMENT * tokens * shape.width / layout.tp)
-    return StepTime(
-        computes,
-        tensor,
-        hops(p, m, hop) if v == 1 else 2 * (p * v - 1) * hop,  # the others are hidden
-        (p - 1) / v * (forward + backward),
-        _after_backward(shape, layout, cluster, forward + backward, precision),
-    )
+    messages = hops(p, m, hop) if v == 1 else 2 * (p * v - 1) * hop  # the others are hidden
+    return StepTime(computes, tensor, messages, (p - 1) / v * (forward + backward), data)
 
 
 def hop_wire(layout: Layout, cluster: Cluster) -> Wire:
@@ -99,47 +95,37 @@ def hops(p: int, m: int, hop: float) -> float:
     return hop * (2 * (p - 1) + 2 * max(0, min(m, p) - 2) + max(0, m - p) * 2 * (p - 1) / p)
 
 
-def _after_backward(
-    shape: ModelShape, layout: Layout, cluster: Cluster, computes: float, precision: Precision
-) -> float:
-    """In a pipeline gradients are complete with the last micro-batch: its last chunk's messages come after it.
-
-    ZeRO-2 has reduced those of each micro-batch while the next one computed.
-    """
-    wire = cluster.wire(layout.dp, layout.tp * layout.pp)
-    parameters = max(parameters_of_rank(shape, layout, stage) for stage in (0, 1, layout.pp - 1))
-    if layout.stage == "DDP":
-        return wire.all_reduce(precision.reduced * parameters) / layout.chunks
-    reduced = wire.all_gather(precision.reduced * parameters)
-    early = (layout.micro_batches - 1) * max(0.0, reduced - computes) if layout.stage == "ZeRO-2" else 0.0
-    return early + (reduced + wire.all_gather(precision.sent * parameters)) / layout.chunks
-
-
-def _beside_passes(
+def _data(
     shape: ModelShape, layout: Layout, cluster: Cluster, forward: float, backward: float, precision: Precision
 ) -> float:
-    """Without a pipeline: what sticks out of the last backward; of every one's under ZeRO-2, of all passes under 3."""
+    """Seconds that messages of data parallelism stick out of a step; `forward`, `backward`: of a micro-batch."""
     if layout.dp == 1:
         return 0.0
+    m, shards = layout.micro_batches, layout.shards or layout.dp
+    wire = cluster.wire(shards, layout.tp * layout.pp)
+    reduce = wire.all_reduce if layout.stage == "DDP" else wire.all_gather
+    if layout.pp > 1:  # gradients are complete with the last micro-batch: its last chunk's messages come after it
+        parameters = max(parameters_of_rank(shape, layout, stage) for stage in (0, 1, layout.pp - 1))
+        reduced = reduce(precision.reduced * parameters)
+        if layout.stage == "DDP":
+            return reduced / layout.chunks
+        # ZeRO-2 has reduced those of each micro-batch while the next one computed
+        early = (m - 1) * max(0.0, reduced - forward - backward) if layout.stage == "ZeRO-2" else 0.0
+        return early + (reduced + wire.all_gather(precision.sent * parameters)) / layout.chunks
+
     blocks, block = shape.blocks, shape.block / layout.tp
     ends = (shape.embedding + shape.head * (not shape.tied)) / layout.tp
-    shards = layout.shards or layout.dp
-    wire = cluster.wire(shards, layout.tp)
-    reduce = wire.all_reduce if layout.stage == "DDP" else wire.all_gather
     gather = wire.all_gather(precision.sent * block) if layout.stage == "ZeRO-3" else 0.0
     took = sharded_pass(blocks, forward, backward, gather, reduce(precision.reduced * block)) - forward - backward
-    if ends:
-        took += reduce(precision.reduced * ends)
+    took += reduce(precision.reduced * ends) if ends else 0.0
     if layout.stage == "DDP":
         return took
     if layout.stage != "ZeRO-3":
-        passes = layout.micro_batches if layout.stage == "ZeRO-2" else 1
-        return passes * took + wire.all_gather(precision.sent * (blocks * block + ends))
-    if ends:
-        took += wire.all_gather(precision.sent * ends)
+        return took * (m if layout.stage == "ZeRO-2" else 1) + wire.all_gather(precision.sent * (blocks * block + ends))
+    took += wire.all_gather(precision.sent * ends) if ends else 0.0
     between = cluster.wire(layout.dp // shards, layout.tp * shards)  # HSDP averages shards there meanwhile
     average = sharded_pass(blocks, 0.0, backward, 0.0, between.all_reduce(precision.reduced * block / shards))
-    return layout.micro_batches * took + average - backward
+    return m * took + average - backward
 
 
 def sharded_pass(blocks: int, forward: float, backward: float, gather: float, scatter: float) -> float:

@@ -161,26 +161,24 @@ def linked_group(
     """Return a process group of the same ranks as `group` (default: all), whose operations take time on `link`.
 
     `link` is a Link, a preset's name, or None for no link at first. The data moves over a new group with the backend
-    that `group` uses for tensors in main memory: gloo, or that of rank cells. For a group of NCCL it is gloo too, which
-    copies a GPU's tensors to main memory and back: NCCL lets a rank continue before the data is there, so nobody could
-    tell when a transfer has ended. Pass the new group wherever torch takes one:
+    that `group` uses for tensors in main memory: gloo, or that of rank cells. For a group of NCCL it is gloo too: NCCL
+    lets a rank continue before the data is there, so nobody could tell when a transfer has ended. Pass the new group
+    wherever torch takes one:
 
         slow = linked_group("Ethernet 10 Gb")
-        dist.all_reduce(tensor, group=slow)
         model = DistributedDataParallel(model, process_group=slow)
         model = fully_shard(model, mesh=DeviceMesh.from_group(slow, "cpu"))
         slow.link = "NVLink 4"                       # another link; None: no link
-        dist.destroy_process_group(slow)
 
-    By default each rank has a network card of its own. `hosts` makes a network of two levels: what leaves or enters a
-    host passes its one card, and `inside` connects the ranks of a host (None: in no time). `hosts` is a number of
-    hosts, which have the group's ranks in equal blocks; the host of each of the group's ranks, such as (0, 1, 0, 1); or
-    another linked group's `hosts`, with which this group's bytes are then counted. `hosts.bytes_out` counts what has
-    left each host. Each group is taken to have the cards for itself.
+    By default each rank has a network card of its own. With `hosts`, what leaves or enters a host passes its one card,
+    and `inside` connects the ranks of a host (None: in no time). `hosts` is a number of hosts, which have the group's
+    ranks in equal blocks; the host of each of the group's ranks, such as (0, 1, 0, 1); or another linked group's
+    `hosts`, with which this group's bytes are then counted: `hosts.bytes_out` is what has left each. A group is taken
+    to have the cards for itself.
 
-    Collective: every rank of `group` calls it with the same arguments. Raises ValueError if a preset is unknown, if the
-    hosts don't fit the ranks, if not all ranks are on this machine, or if there is no process group. Costs a new group
-    and two small collectives; with new hosts, two more.
+    Every rank of `group` calls it with the same arguments. Raises ValueError if a preset is unknown, if the hosts don't
+    fit the ranks, if not all ranks are on this machine, or if there is no process group. Costs a new group and two
+    small collectives; with new hosts, two more.
     """
     if dist.get_rank(group) < 0:  # of what new_group returns outside
         raise ValueError(f"rank {dist.get_rank()} is not in the group: link it on the group's ranks only")

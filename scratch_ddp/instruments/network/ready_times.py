@@ -17,18 +17,16 @@ import torch.distributed as dist
 
 from scratch_ddp.instruments.traffic.calls import Call
 
-_COLLECTIVES, _MESSAGES = 2**16, 2**11  # times kept per rank, and per pair; far more than can be under way
-
+_KEPT = 2**13  # times kept in a row: far more than can be under way
 Places = list[int]  # of the times that a transfer depends on
 
 
 class ReadyTimes:
-    """The times of one group. Each rank has a row for collectives, and each pair of ranks a row for either end."""
+    """The times of one group. Each pair of ranks has a row for either end; that of a rank with itself: collectives."""
 
     def __init__(self, group: dist.ProcessGroup):
         self._rank, self._size = group.rank(), group.size()
-        count = self._size * _COLLECTIVES + 2 * self._size**2 * _MESSAGES
-        self._times = share_memory(count, group)
+        self._times = share_memory(2 * self._size**2 * _KEPT, group)
         self._counts: Counter = Counter()
 
     def reset(self) -> None:
@@ -36,32 +34,29 @@ class ReadyTimes:
         self._counts.clear()
 
     def write(self, call: Call, time: float) -> Places:
-        """Write when this rank is ready for its next transfer."""
-        row = _row(call)
-        number = self._counts[row]
-        self._counts[row] += 1
-        self._times[self._place(row, number, self._rank)] = time
-        return [self._place(row, number, rank) for rank in _awaited(call)]
+        """Write when this rank is ready for its next transfer. Return where all times are that it depends on."""
+        number = self._counts[_pair(call, self._rank)]
+        self._counts[_pair(call, self._rank)] += 1
+        self._times[self._place(call, self._rank, number)] = time
+        return [self._place(call, rank, number) for rank in _awaited(call)]
 
     def undo(self, call: Call) -> None:
         """Undo `write` for a call that failed to start."""
-        self._counts[_row(call)] -= 1
+        self._counts[_pair(call, self._rank)] -= 1
 
     def latest(self, places: Places) -> float:
         """Return the latest of the times that the transfer depends on, as far as they are written."""
         return max(self._times[place] for place in places)
 
-    def _place(self, row: tuple[int, int] | None, number: int, rank: int) -> int:
-        if row is None:
-            return rank * _COLLECTIVES + number % _COLLECTIVES
-        source, destination = row
-        end = 2 * (source * self._size + destination) + (rank == destination)
-        return self._size * _COLLECTIVES + end * _MESSAGES + number % _MESSAGES
+    def _place(self, call: Call, rank: int, number: int) -> int:
+        source, destination = _pair(call, rank)
+        row = 2 * (source * self._size + destination) + (rank == destination)
+        return row * _KEPT + number % _KEPT
 
 
-def _row(call: Call) -> tuple[int, int] | None:
-    """Messages are numbered per (source, destination), all collectives together (None)."""
-    return {"send": (call.rank, call.peer), "recv": (call.peer, call.rank)}.get(call.name)
+def _pair(call: Call, rank: int) -> tuple[int, int]:
+    """The ranks whose messages are numbered one after the other; all collectives of a rank are, too."""
+    return {"send": (call.rank, call.peer), "recv": (call.peer, call.rank)}.get(call.name, (rank, rank))
 
 
 def _awaited(call: Call) -> Iterable[int]:
