@@ -1,5 +1,6 @@
 """`linked_group`: put the ranks of a process group on a simulated link."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from scratch_ddp.instruments.network.clock import now
 from scratch_ddp.instruments.network.hosts import Hosts, rounds_of, share_hosts
 from scratch_ddp.instruments.network.nic import Nic
 from scratch_ddp.instruments.network.ready_times import ReadyTimes
-from scratch_ddp.instruments.network.work import Alarm, LinkedWork
+from scratch_ddp.instruments.network.work import LinkedWork
 from scratch_ddp.instruments.traffic.calls import METHODS, Call, read_method
 
 _FIRST_TYPE = 200  # number of our first backend type; torch's own have lower numbers
@@ -39,7 +40,7 @@ class LinkedGroup(dist.ProcessGroup):
     ):
         super().__init__(below.rank(), below.size())
         self.below, self.hosts, self.link, self.inside = below, hosts, link, preset(inside or Link(0, 0))
-        self.nic, self.alarm = Nic(ready_times), Alarm()
+        self.nic, self.over = Nic(ready_times), threading.Event()
         self.transfers = self.nic.transfers
         self.free: Callable[[Any], None] = lambda future: None  # gets futures, to end waits for them in C++ on Stop
         self._generation, self._name = 0, ""
@@ -65,7 +66,7 @@ class LinkedGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Called by `destroy_process_group`: futures under way are done, and the group below is destroyed too."""
-        self.alarm.ring_now()
+        self.give_up()
         _ = self.group_name  # torch removes the group from its tables first, and then asks for its name
         if self.below in dist.distributed_c10d._world.pg_map:  # not of a lone rank, and not when all are destroyed
             dist.destroy_process_group(self.below)
@@ -80,13 +81,14 @@ class LinkedGroup(dist.ProcessGroup):
     def start_over(self) -> None:
         """Called when the group that this one follows was rebuilt: drop what was under way, adopt the new backends."""
         self.give_up()
-        self.nic.start_over()
+        self.nic.count_from_0()
         self.adopt_backends()
 
     def give_up(self) -> None:
-        """Called when Stop has ended a cell: what is on the wire never arrives, and the wire is free."""
+        """Called when Stop has ended a cell: what is on the wire never arrives, and nobody waits for its futures."""
         self.nic.clear_queue()
-        self.alarm.ring_now()
+        self.over.set()
+        self.over = threading.Event()
 
     def adopt_backends(self) -> None:
         """Register the backends of the group below, since some C++ calls use them directly."""

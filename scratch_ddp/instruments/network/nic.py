@@ -45,9 +45,8 @@ class Nic:
         # when the latest sends and receives had the wire, by time
         self._settled: dict[str, list[tuple[float, float]]] = {"send": [], "recv": []}
 
-    def start_over(self) -> None:
-        """Abandon what is under way, and count calls from 0 again. Every rank does so at the same point."""
-        self.clear_queue()
+    def count_from_0(self) -> None:
+        """Number calls from 0 again. Every rank does so at the same point."""
         if self._ready_times is not None:
             self._ready_times.reset()
 

@@ -3,7 +3,6 @@
 import datetime
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,30 +16,7 @@ from scratch_ddp.instruments.traffic.calls import Call
 if TYPE_CHECKING:
     from scratch_ddp.instruments.network.linked import LinkedGroup
 
-_CLOSE = 2e-3  # seconds before a call: from then on its thread no longer listens for an earlier one
-
-
-class Alarm:
-    """Calls functions at given times, for C++ code that waits for a future. Each has a thread until it is called."""
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-
-    def at(self, moment: float, call: Callable[[], None]) -> None:
-        """Have `call()` called at `moment`, in seconds of time.monotonic."""
-        over = self._over
-
-        def ring() -> None:
-            if not over.wait(max(0.0, moment - time.monotonic() - _CLOSE)):
-                sleep_until(moment)
-            call()
-
-        threading.Thread(target=ring, name="transfer-alarm", daemon=True).start()
-
-    def ring_now(self) -> None:
-        """Make all calls at once, so that nobody waits for them any longer."""
-        self._over.set()
-        self._over = threading.Event()
+_CLOSE = 2e-3  # seconds before a transfer's end: from then on its thread no longer listens for an earlier one
 
 
 class LinkedWork(dist.Work):
@@ -89,7 +65,13 @@ class LinkedWork(dist.Work):
         except Exception as error:
             self._finish(error)
         else:
-            self._group.alarm.at(self._end(), self._finish)
+            over = (self._group.over,)
+            threading.Thread(target=self._finish_in_time, args=over, name="transfer-alarm", daemon=True).start()
+
+    def _finish_in_time(self, over: threading.Event) -> None:
+        if not over.wait(max(0.0, self._end() - time.monotonic() - _CLOSE)):
+            sleep_until(self._end())
+        self._finish()
 
     def _finish(self, error: Exception | None = None) -> None:
         try:

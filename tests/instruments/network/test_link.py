@@ -9,7 +9,6 @@ import torch
 import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -130,46 +129,27 @@ def same(one, other):
     return one == other
 
 
-def net():
+def train(group, rank):
+    """Three steps of torch's DDP; the weights, and what was sent in the last one."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6)).double()
-
-
-def torch_ddp(model, group):
-    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.0001)
-
-
-def torch_fsdp(model, group):
-    mesh = DeviceMesh.from_group(group, "cpu") if group else None
-    for layer in (model[0], model[2], model):
-        fully_shard(layer, mesh=mesh)
-    return model
-
-
-def train(wrapped, rows):
-    """Three steps; the weights, and what was sent in the last one."""
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6)).double()
+    wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.0001) if rank is not None else model
+    rows = torch.linspace(-1, 1, 24, dtype=torch.float64).view(4, 6) * ((rank or 0) + 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         with traffic() as counted:
             wrapped(rows).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    weights = [getattr(each, "full_tensor", lambda each=each: each)().detach() for each in wrapped.parameters()]
-    return weights, counted.calls, counted.wire_bytes
-
-
-def rows_of(rank):
-    return torch.linspace(-1, 1, 24, dtype=torch.float64).view(4, 6) * (rank + 1)
+    return [each.detach() for each in model.parameters()], counted.calls, counted.wire_bytes
 
 
 @pytest.mark.parametrize("backend", ["gloo", "interruptible"])
-@pytest.mark.parametrize("strategy", [torch_ddp, torch_fsdp], ids=lambda strategy: strategy.__name__)
-def test_training_with_peers(strategy, backend):
+def test_training_with_peers(backend):
     def both():
-        group = linked_group(QUICK)
-        plain, linked = (train(strategy(net(), each), rows_of(dist.get_rank())) for each in (None, group))
-        assert all(torch.equal(one, other) for one, other in zip(plain[0], linked[0], strict=True))
-        assert plain[1:] == linked[1:]  # counted once, as without a link
+        group, rank = linked_group(QUICK), dist.get_rank()
+        plain, linked = train(None, rank), train(group, rank)
+        assert same(plain[0], linked[0]) and plain[1:] == linked[1:]  # counted once, as without a link
         assert len(group.transfers) >= 3 * sum(linked[1].values())
 
     run_ranks(2, both, backend=backend)
@@ -177,9 +157,7 @@ def test_training_with_peers(strategy, backend):
 
 def test_training_alone(no_group_left):
     """Every peer has the same rows: the mean of the gradients is this rank's own."""
-    expected, *_ = train(net(), rows_of(0))
-    found, *_ = train(torch_ddp(net(), lone_rank(64, QUICK)), rows_of(0))
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert same(train(lone_rank(64, QUICK), 0)[0], train(None, None)[0])
 
 
 def test_a_lone_rank_in_fully_shard(no_group_left):
