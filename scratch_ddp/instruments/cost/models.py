@@ -152,7 +152,7 @@ def forward_flops_of_block(shape: ModelShape, sequence: int) -> float:
 
     The attention's are counted as if each token saw the whole `sequence`. A causal one may leave out half of them.
     """
-    weights = shape.block - shape.norms - shape.idle / shape.blocks
+    weights = shape.block - shape.norms - shape.idle // shape.blocks
     return 2 * weights + 4 * sequence * shape.heads * shape.head_width
 
 

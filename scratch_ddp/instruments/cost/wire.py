@@ -167,12 +167,16 @@ class Wire:
         return self.beta * 2 * (self.world_size - 1) / self.world_size
 
 
+_NCCL = "latencies: NVIDIA/nccl, src/graph/tuning.cc, a call and a round of a ring (protocols Simple and LL)"
+
+
 def by_bandwidth(name: str, gigabytes: float, rounds: tuple[float, float, float], source: str) -> Link:
     """A link by its bandwidth in one direction, in 10⁹ bytes per second, with NCCL's latencies.
 
     `rounds`: NVLINK, PCIE or NETWORK. Vendors and standards state the bandwidths; real transfers are slower.
     """
     per_round, small, most = rounds
+    source = f"bandwidth: {source}; {_NCCL}"
     return Link(CALL, 1e-9 / gigabytes, name, source, per_round, small=(_SMALL_CALL, small, 1 / most))
 
 
