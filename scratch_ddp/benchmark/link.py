@@ -44,8 +44,8 @@ def rows(where: str, ranks: Sequence[Sequence[Sequence[Transfer]]]) -> list[step
         began = [max(each[0] for each in together) for together in zip(*of_ranks, strict=True)]
         ratios = [(ended - at) / stated for at, (_, ended, _) in zip(began, of_ranks[0], strict=True)]
         share = sum(busy for *_, busy in of_ranks[0]) / sum(ended - called for called, ended, _ in of_ranks[0])
-        what = f"a transfer / (α + bytes·β), {1e3 * stated:g} ms, {where}"
-        table.append((what, f"{spread_of(ratios)}; {share:.1%} of a core"))
+        what, found = f"a transfer / (α + bytes·β), {1e3 * stated:g} ms, {where}", spread_of(ratios)
+        table.append((what, f"{found.median:.4f} [{found.low:.4f}–{found.high:.4f}]; {share:.1%} of a core"))
     return table
 
 

@@ -54,7 +54,7 @@ def test_commands(options):
 def test_a_transfer_begins_with_the_last_call_and_ends_on_the_first_rank():
     first, second = (0.0, 2.0, 0.5), (1.0, 3.0, 0.0)  # called, ended, busy
     table = link.rows("here", [[[first]] * 4, [[second]] * 4])
-    assert table[0] == ("a transfer / (α + bytes·β), 1 ms, here", "1e+03 [1e+03–1e+03]; 25.0% of a core")
+    assert table[0] == ("a transfer / (α + bytes·β), 1 ms, here", "1000.0000 [1000.0000–1000.0000]; 25.0% of a core")
 
 
 def test_rank_cells():

@@ -8,6 +8,7 @@ comes along as one file, so that the pages work without a network.
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import product
 from types import SimpleNamespace
@@ -18,10 +19,7 @@ import torch
 
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, rank_color
-from scratch_ddp.instruments.cost import MODELS, Backward, Link, bucketed, what_binds
-from scratch_ddp.instruments.cost.bounds import BOUNDS
-from scratch_ddp.instruments.cost.layouts import CLUSTERS
-from scratch_ddp.instruments.cost.two_levels import card_loads
+from scratch_ddp.instruments.cost import BOUNDS, CLUSTERS, MODELS, Backward, Link, bucketed, ring_bytes, what_binds
 from scratch_ddp.instruments.memory import MemoryLedger
 from scratch_ddp.pipeline import bubble, held, schedules, simulate
 
@@ -254,7 +252,11 @@ UNIT = 840 * 64  # bytes: all numbers of ranks here divide it
 
 def leaves_host(order: list[int], nbytes: int) -> int:
     """The most bytes that leave a host in a ring all-reduce over ranks in this order of their hosts."""
-    return max(load.out for load in card_loads("all_reduce", nbytes, order).values())
+    out = Counter()
+    for rank, host in enumerate(order):
+        if order[(rank + 1) % len(order)] != host:
+            out[host] += round(ring_bytes("all_reduce", nbytes, len(order), rank))
+    return max(out.values())
 
 
 FIGURES: Mapping[str, Callable[[], alt.Chart]] = {

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Pretrain
 
 from scratch_ddp.ddp import FlatDDP
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.instruments.cost import FP32, Layout, ModelShape, from_config, measured_states, rank_memory
+from scratch_ddp.instruments.cost import FP32, Layout, ModelShape, measured_states, rank_memory
 from scratch_ddp.instruments.cost.layouts import blocks_of_stages
+from scratch_ddp.instruments.cost.models import GPT_2
 from scratch_ddp.pipeline import Pipeline
 from scratch_ddp.tensor_parallel import LLAMA, parallelize
 from scratch_ddp.zero import ShardedOptimizer, reduce_gradients
@@ -26,7 +27,12 @@ CONFIGS: dict[str, PretrainedConfig] = {
     ),
 }  # fmt: skip
 TWO_MATRICES = ModelShape("two matrices", 8, 96, 256, mlp_matrices=2, norm_vectors=0, saved_in_mlp=1)
-NAMES = (*CONFIGS, TWO_MATRICES.name)
+SHAPES = {
+    "Llama": ModelShape("Llama", 8, 96, 256, 8, 4, 12, 512),
+    "GPT-2": ModelShape("GPT-2", 8, 96, 384, 6, 6, 16, 512, tied=True, positions=256, **GPT_2),
+    TWO_MATRICES.name: TWO_MATRICES,
+}
+NAMES = tuple(SHAPES)
 
 
 class _Block(nn.Module):
@@ -38,10 +44,6 @@ class _Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self.up(x).relu())
-
-
-def shape_of(name: str) -> ModelShape:
-    return from_config(CONFIGS[name], name) if name in CONFIGS else TWO_MATRICES
 
 
 def new_model(name: str, blocks: int = 8) -> nn.Module:
@@ -80,7 +82,7 @@ def fullest(name: str, layout: Layout) -> float:
 
 def by_formula(name: str, layout: Layout) -> float:
     """The same by `rank_memory`, without activations, all in float32."""
-    found = rank_memory(shape_of(name), layout, 32, FP32)
+    found = rank_memory(SHAPES[name], layout, 32, FP32)
     return found.weights + found.gradients + found.optimizer
 
 
@@ -90,7 +92,7 @@ def _held(name: str, layout: Layout) -> float:
     if layout.tp > 1:
         parallelize(model, LLAMA)
     if layout.pp > 1:  # cut where the formulas cut; a decoder's layer 0 is its embedding
-        ends = accumulate(blocks_of_stages(shape_of(name).blocks, layout.pp)[:-1])
+        ends = accumulate(blocks_of_stages(SHAPES[name].blocks, layout.pp)[:-1])
         cuts = [end + (name in CONFIGS) for end in ends]
         pipeline = Pipeline(model, layout.micro_batches, loss=_loss, cuts=cuts)
         model, x = pipeline.local_module, _batch(name, 2 * layout.micro_batches)

@@ -65,9 +65,9 @@ SHAPE = ModelShape(
     "eight blocks", LAYERS, WIDTH, 4 * WIDTH, heads=16, kv_heads=16, head_width=64, mlp_matrices=2, norm_vectors=0
 )
 SEQUENCE, BATCH = 512, 64  # tokens, sequences
-DEVICE = Accelerator("a GPU", FLOPS, 16e9, 0.0, "as above")
+DEVICE = Accelerator("a GPU", FLOPS, 16e9)
 NEAR, FAR = Link(8.4e-6, 1e-9 / 64, per_round=3.4e-6), Link(8.4e-6, 1e-9 / 6.25, per_round=14e-6)
-CLUSTER = Cluster("nodes of two", DEVICE, 2, NEAR, FAR, "PCIe 5.0 x16 in a node, one card of 100 Gb/s for both")
+CLUSTER = Cluster("nodes of two", DEVICE, 2, NEAR, FAR)  # PCIe 5.0 x16 in a node, one card of 100 Gb/s for both
 
 
 def forecasts(link: Link) -> dict[str, float]:
@@ -87,10 +87,10 @@ def measure_ways(link: str, group: LinkedGroup, rounds: int, seconds: float) -> 
 
     `group`: two ranks, whose link is changed; every rank calls it alike. `seconds`: how long a step takes here.
     """
-    taken = {}
-    for way, forecast in forecasts(preset(link)).items():
+    link, taken = preset(link), {}
+    for way, forecast in forecasts(link).items():
         slower = seconds / forecast
-        group.link = _stretched(preset(link), slower)
+        group.link = _stretched(link, slower)
         taken[way] = _measure(step_of_way(way, group, slower), rounds, slower)
     group.link = None
     return taken

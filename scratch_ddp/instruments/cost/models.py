@@ -6,17 +6,16 @@ code: each once, however many operations need it, with an attention that does no
 that compute in float32.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-_LLAMA_LIKE = ("llama", "mistral")  # and GPT-2: the formulas; transformers' own classes are built for all others
-_GPT2_NAMES = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
-_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+GPT_2 = {"mlp_matrices": 2, "norm_vectors": 2, "biases": True, "saved_in_mlp": 5}  # gelu_new has five steps
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
 _FLOAT32 = 4
 
@@ -29,9 +28,8 @@ class ModelShape:
     grouped-query attention · vocabulary: 0 for a model without embedding and head · tied: these two are one matrix ·
     positions: of a learned position embedding · mlp_matrices: 3 for a gated MLP, else 2 · norm_vectors: of each of a
     block's two norms, 2 with a bias, 0 without norms · saved_in_mlp: tensors of width `inner` that the MLP saves for
-    backward. If the parameters were counted, not computed: in_blocks: of all blocks · active_in_blocks: of these the
-    ones that a token passes, fewer in a mixture of `experts` · beside: of what is no part of the text model. Raises
-    ValueError for a size that can't be.
+    backward. If the parameters were counted, not computed: in_blocks: of all blocks · idle: of these the ones that a
+    token does not pass, in a mixture of experts · beside: of what is no part of the text model.
     """
 
     name: str
@@ -46,28 +44,11 @@ class ModelShape:
     positions: int = 0
     mlp_matrices: int = 3
     norm_vectors: int = 1
-    attention_bias: bool = False
-    mlp_bias: bool = False
+    biases: bool = False
     saved_in_mlp: int = 4
     in_blocks: int = 0
-    active_in_blocks: int = 0
-    experts: int = 0
+    idle: int = 0
     beside: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("blocks", "width", "inner"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{self.name}: {name} must be 1 or more, not {getattr(self, name)}")
-        if self.heads and (self.kv_heads < 1 or self.heads % self.kv_heads):
-            raise ValueError(f"{self.name}: {self.heads} heads can't share {self.kv_heads} of keys and values evenly")
-
-    @property
-    def attention(self) -> int:
-        """Parameters of a block's attention: four matrices, and their biases."""
-        query, key = self.heads * self.head_width, self.kv_heads * self.head_width
-        return 2 * self.width * (query + key) + (query + 2 * key + self.width) * bool(
-            self.heads and self.attention_bias
-        )
 
     @property
     def norms(self) -> int:
@@ -76,11 +57,13 @@ class ModelShape:
 
     @property
     def block(self) -> int:
-        """Parameters of a block; the average, if they were counted."""
+        """Parameters of a block: four matrices of the attention, the MLP's, biases, norms. The average, if counted."""
         if self.in_blocks:
             return round(self.in_blocks / self.blocks)
-        biases = ((self.mlp_matrices - 1) * self.inner + self.width) * self.mlp_bias
-        return self.attention + self.norms + self.mlp_matrices * self.width * self.inner + biases
+        query, key = self.heads * self.head_width, self.kv_heads * self.head_width
+        attention, mlp = 2 * self.width * (query + key), self.mlp_matrices * self.width * self.inner
+        biases = query + 2 * key + self.width + (self.mlp_matrices - 1) * self.inner + self.width
+        return attention + mlp + biases * self.biases + self.norms
 
     @property
     def embedding(self) -> int:
@@ -98,132 +81,70 @@ class ModelShape:
         return self.norm_vectors * self.width if self.vocabulary else 0
 
     @property
-    def outside(self) -> int:
-        """Parameters of embedding, last norm and head, a shared matrix counted once."""
-        return self.embedding + self.last_norm + self.head * (not self.tied)
-
-    @property
     def parameters(self) -> int:
         """All parameters, each counted once."""
-        return (self.in_blocks or self.blocks * self.block) + self.outside + self.beside
+        ends = self.embedding + self.last_norm + self.head * (not self.tied)
+        return (self.in_blocks or self.blocks * self.block) + ends + self.beside
 
     @property
     def active_parameters(self) -> int:
         """Parameters of the text model that a token passes: without the experts that are not for it."""
-        return (self.active_in_blocks or self.blocks * self.block) + self.outside
+        return self.parameters - self.beside - self.idle
 
 
-def from_config(config: Any, name: str = "") -> ModelShape:
-    """Return the shape that a transformers config describes: a dict, an object, or the path of a config.json.
+def from_config(config: "PretrainedConfig | str | Path", name: str = "") -> ModelShape:
+    """Return the shape that a transformers config describes: an object, or the path of a config.json or its folder.
 
-    The path may be that of the folder that has it. Models like Llama and GPT-2 are computed; of all others the class in
-    transformers is built without memory (on the meta device), and its parameters are counted; the blocks' activations
-    are taken for a Llama's. Raises ValueError, saying what is missing or wrong, if that can't be done: a wrong count
-    would be worse than none.
+    The model's class in transformers is built without memory (on the meta device), and its parameters are counted. The
+    blocks' activations are taken for a Llama's, but for GPT-2. Raises ValueError with what transformers says if that
+    can't be done: a wrong count would be worse than none.
     """
-    if isinstance(config, str | Path):
-        name, config = name or Path(config).parent.name, _read(Path(config))
-    sizes = dict(config if isinstance(config, Mapping) else config.to_dict())
-    kind = sizes.get("model_type") or _kind_of_class(sizes)
-    name = name or str(sizes.get("_name_or_path") or kind)
-    if kind not in (*_LLAMA_LIKE, "gpt2"):
-        return _counted(sizes, kind, name)
-    if kind == "gpt2":
-        sizes |= {ours: sizes[theirs] for theirs, ours in _GPT2_NAMES.items() if theirs in sizes}
-        sizes["intermediate_size"] = sizes.get("n_inner") or 4 * sizes.get("hidden_size", 0)
-    if missing := [size for size in _SIZES if not isinstance(sizes.get(size), int)]:
-        raise ValueError(f"the config has no {' and no '.join(missing)}: these sizes are needed")
-    if wrong := [size for size in _SIZES if sizes[size] < 1]:
-        raise ValueError(f"{wrong[0]} must be 1 or more, not {sizes[wrong[0]]}")
-    common = _common(sizes, name)
-    if kind == "gpt2":
-        tied, positions = sizes.get("tie_word_embeddings", True), sizes.get("n_positions", 1024)
-        more = {"mlp_matrices": 2, "norm_vectors": 2, "attention_bias": True, "mlp_bias": True}
-        return ModelShape(**common, **more, tied=tied, positions=positions, saved_in_mlp=5)  # gelu_new has five steps
-    biases = {each: bool(sizes.get(each, False)) for each in ("attention_bias", "mlp_bias")}
-    return ModelShape(**common, **biases, tied=bool(sizes.get("tie_word_embeddings", False)))
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} can't be read as JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no config, but a {type(found).__name__}")
-    return found
-
-
-def _class_of(sizes: Mapping[str, Any]) -> Any:
-    import transformers  # a second and more, which the formulas do without
-
-    return getattr(transformers, (sizes.get("architectures") or [""])[0], None)
-
-
-def _kind_of_class(sizes: Mapping[str, Any]) -> str:
-    """The model_type of the class in `architectures`."""
-    if found := _class_of(sizes):
-        return found.config_class.model_type
-    raise ValueError("the config has no model_type, and no architectures that transformers knows: add one of them")
-
-
-def _counted(sizes: Mapping[str, Any], kind: str, name: str) -> ModelShape:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers  # a second and more, which forecasts for known models do without
 
     try:
-        config = AutoConfig.for_model(kind, **{key: value for key, value in sizes.items() if key != "model_type"})
+        if isinstance(config, str | Path):
+            config = transformers.AutoConfig.from_pretrained(config, local_files_only=True)
+        found = getattr(transformers, (config.architectures or [""])[0], None)
         with torch.device("meta"):
-            found = _class_of(sizes)
-            model = found._from_config(config) if found else AutoModelForCausalLM.from_config(config)
+            model = found._from_config(config) if found else transformers.AutoModelForCausalLM.from_config(config)
     except Exception as error:  # whatever their classes say of sizes that are missing or don't fit
-        raise ValueError(f"transformers can't build model_type {kind!r} from this config: {error}") from error
-    text = config.get_text_config()
-    common = _common(text.to_dict(), name)
-    lists = [
-        each for each in model.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == common["blocks"]
-    ]
+        raise ValueError(f"transformers can't build a model from this config: {error}") from error
+    return _counted(model, config.get_text_config(), name or config.model_type)
+
+
+def _counted(model: torch.nn.Module, text: "PretrainedConfig", name: str) -> ModelShape:
+    """The shape of a model; `text`: the config of its text model, if it has another one beside."""
+
+    def size(*names: str) -> Any:
+        return next((value for each in names if (value := getattr(text, each, None))), None)
+
+    blocks, width, heads = text.num_hidden_layers, text.hidden_size, text.num_attention_heads
+    head_width = size("head_dim") or width // heads
+    if value := size("v_head_dim"):  # in DeepSeek's attention queries and values differ: the average
+        head_width = (text.qk_nope_head_dim + text.qk_rope_head_dim + value) // 2
+    lists = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == blocks]
     layers = max(lists, key=_parameters)  # a vision tower may have as many
-    sizes = text.to_dict()
-    experts = next((sizes[each] for each in _EXPERTS if sizes.get(each)), 0)
-    idle = 0
-    if experts:
-        of_experts = sum(p.numel() for path, p in layers.named_parameters() if ".experts." in path)
-        idle = of_experts - of_experts * sizes["num_experts_per_tok"] // experts
+    of_experts = sum(each.numel() for path, each in layers.named_parameters() if ".experts." in path)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     shape = ModelShape(
-        **common,
+        name,
+        blocks,
+        width,
+        size("intermediate_size", "n_inner") or 4 * width,
+        heads,
+        size("num_key_value_heads") or heads,
+        head_width,
+        text.vocab_size,
         tied=head is None or head.weight is embedding.weight,
         in_blocks=_parameters(layers),
-        active_in_blocks=_parameters(layers) - idle,
-        experts=experts,
+        idle=of_experts and of_experts - of_experts * text.num_experts_per_tok // size(*_EXPERTS),
+        **({"positions": text.n_positions} | GPT_2 if text.model_type == "gpt2" else {}),
     )
-    return ModelShape(**{**vars(shape), "beside": _parameters(model) - shape.parameters})
+    return replace(shape, beside=_parameters(model) - shape.parameters)
 
 
 def _parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _common(sizes: Mapping[str, Any], name: str) -> dict[str, Any]:
-    heads = sizes["num_attention_heads"]
-    return {
-        "name": name,
-        "blocks": sizes["num_hidden_layers"],
-        "width": sizes["hidden_size"],
-        "inner": sizes["intermediate_size"],
-        "heads": heads,
-        "kv_heads": sizes.get("num_key_value_heads") or heads,
-        "head_width": _head_width(sizes),
-        "vocabulary": sizes["vocab_size"],
-    }
-
-
-def _head_width(sizes: Mapping[str, Any]) -> int:
-    """Of a query and a value, on average: in DeepSeek's attention they differ."""
-    if value := sizes.get("v_head_dim"):
-        return (sizes["qk_nope_head_dim"] + sizes["qk_rope_head_dim"] + value) // 2
-    return sizes.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
 
 
 def forward_flops_of_block(shape: ModelShape, sequence: int) -> float:
@@ -231,23 +152,19 @@ def forward_flops_of_block(shape: ModelShape, sequence: int) -> float:
 
     The attention's are counted as if each token saw the whole `sequence`. A causal one may leave out half of them.
     """
-    weights = (shape.active_in_blocks / shape.blocks if shape.active_in_blocks else shape.block) - shape.norms
+    weights = shape.block - shape.norms - shape.idle // shape.blocks
     return 2 * weights + 4 * sequence * shape.heads * shape.head_width
-
-
-def forward_flops_of_head(shape: ModelShape) -> float:
-    """Operations of the head's forward for a token. The embedding only looks up."""
-    return 2 * shape.head
 
 
 def flops_per_token(shape: ModelShape, sequence: int, recomputes: bool = False) -> float:
     """Operations of forward and backward for a token of a sequence: the backward takes two forwards.
 
-    About 6 N for N parameters, and 12 · blocks · width · sequence. Of a mixture only the active experts count.
-    `recomputes`: with checkpointing each block's forward is done twice, which is work but no progress.
+    About 6 N for N parameters, and 12 · blocks · width · sequence. Of a mixture only the active experts count, and the
+    embedding only looks up. `recomputes`: with checkpointing each block's forward is done twice, which is work but no
+    progress.
     """
     blocks = shape.blocks * forward_flops_of_block(shape, sequence)
-    return (4 if recomputes else 3) * blocks + 3 * forward_flops_of_head(shape)
+    return (4 if recomputes else 3) * blocks + 6 * shape.head
 
 
 def bytes_per_token(shape: ModelShape, element: int = 2, checkpointing: bool | str = False, tp: int = 1) -> float:
@@ -257,35 +174,24 @@ def bytes_per_token(shape: ModelShape, element: int = 2, checkpointing: bool | s
     and the attention put out is kept, and norms and the MLP's activation are done again. Raises ValueError for a
     mixture of experts: its bytes hang on which experts the tokens choose.
     """
-    refuse_mixture(shape, "activations")
+    refuse_mixture(shape)
+    width, inner = shape.width, shape.inner
     if checkpointing is True:
-        return element * shape.width / tp
-    query, key = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
-    attention = (
-        element * (2 * query + 2 * key) + _FLOAT32 * shape.heads
-    )  # q, k, v, output; a sum of exponentials a head
+        return element * width / tp
+    # The attention's q, k, v and output, and a sum of exponentials for each head
+    attention = 2 * element * (shape.heads + shape.kv_heads) * shape.head_width + _FLOAT32 * shape.heads
     if checkpointing == "selective":
-        return (element * (2 * shape.width + (shape.mlp_matrices - 1) * shape.inner) + attention) / tp
-    mlp = element * shape.saved_in_mlp * shape.inner
+        return (element * (2 * width + (shape.mlp_matrices - 1) * inner) + attention) / tp
     if not shape.heads:
-        return (element * shape.width + mlp) / tp
-    return (_of_norms(shape, element) + attention + mlp) / tp
+        norms = element * width  # none: the MLP's input
+    elif shape.norm_vectors == 2:  # two LayerNorms: their input and output, mean and deviation
+        norms = 2 * (2 * element * width + 2 * element)
+    else:  # two RMSNorms: x in float32, what normalises it, x normalised, and that times the weight
+        norms = 2 * (_FLOAT32 * width + _FLOAT32 + 2 * element * width)
+    return (norms + attention + element * shape.saved_in_mlp * inner) / tp
 
 
-def _of_norms(shape: ModelShape, element: int) -> float:
-    """Of two norms: their inputs, what normalises them, and the inputs of the matrices behind them."""
-    if shape.norm_vectors == 2:  # LayerNorm: mean and deviation
-        return 2 * (2 * element * shape.width + 2 * element)
-    # RMSNorm: x in float32, x normalised, and that times the weight, which is the input of the matrices
-    return 2 * (_FLOAT32 * shape.width + _FLOAT32 + 2 * element * shape.width)
-
-
-def logits_bytes(shape: ModelShape, tokens: int, element: int = 2, tp: int = 1) -> float:
-    """Bytes at the loss, at its peak: the logits, and in float32 these, their logarithms and the gradient."""
-    return (element + 3 * _FLOAT32) * shape.vocabulary * tokens / tp
-
-
-def refuse_mixture(shape: ModelShape, what: str) -> None:
-    """Raise ValueError if the shape has a mixture of experts."""
-    if shape.experts:
-        raise ValueError(f"{shape.name} is a mixture of experts: its {what} can't be forecast here, its parameters can")
+def refuse_mixture(shape: ModelShape) -> None:
+    """Raise ValueError for a mixture of experts."""
+    if shape.idle:
+        raise ValueError(f"{shape.name} is a mixture of experts: only its parameters and operations are forecast here")

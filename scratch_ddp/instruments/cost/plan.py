@@ -1,15 +1,25 @@
-"""`plan`: the quickest layouts of a model on a cluster, and why the others fail. It tries all of them."""
+"""`plan`: the quickest layouts of a model on a cluster, and why the others fail; `what_binds`: what sets the pace.
 
+A device that has t tokens does 2 P t operations in forward with a block of P weights, most of which it has to gather
+under ZeRO-3: about 2 P bytes in bfloat16. So the weights cancel, and what counts is how many operations a device does
+while one byte travels. The backward does twice of both. Source: J. Austin et al., "How to Scale Your Model", 2025, part
+5.
+"""
+
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from scratch_ddp.instruments.cost.layouts import Cluster, Layout, RankMemory, rank_memory
-from scratch_ddp.instruments.cost.models import ModelShape, refuse_mixture
-from scratch_ddp.instruments.cost.states import MIXED, STAGES, Precision
+from scratch_ddp.instruments.cost.clusters import Cluster
+from scratch_ddp.instruments.cost.layouts import Layout, rank_memory
+from scratch_ddp.instruments.cost.models import ModelShape
+from scratch_ddp.instruments.cost.states import MIXED, STAGES, Precision, RankMemory
 from scratch_ddp.instruments.cost.times import EFFICIENCIES, StepTime, step_time
+from scratch_ddp.instruments.cost.wire import Wire
 
-USABLE = 0.9  # of the memory: the rest is for what the formulas leave out
+_USABLE = 0.9  # of the memory: the rest is for what the formulas leave out
+BOUNDS = ("compute", "FSDP's messages", "tensor parallel's messages", "memory", "too few sequences")
 _CHUNKS = (1, 2, 4, 8)
 _TIED = 1.01  # a step that is longer by no more than that is as good: then less memory is better
 
@@ -33,23 +43,16 @@ class Candidate:
 class Plan:
     """The best layout of each (dp, tp, pp) that fits, the quickest first, and what became of the others.
 
-    refused: how many layouts were not possible, by the reason · closest: the layout with least bytes of those too large
+    devices: such as "16 H100" · room: bytes of a device that may be used · refused: how many layouts were not possible,
+    by the reason · closest: the layout with least bytes of those too large
     """
 
     shape: ModelShape
-    cluster: Cluster
-    devices: int
-    batch: int
-    sequence: int
-    usable: float
+    devices: str
+    room: float
     best: list[Candidate] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     closest: tuple[Layout, RankMemory] | None = None
-
-    @property
-    def room(self) -> float:
-        """Bytes of a device that may be used."""
-        return self.cluster.device.memory * self.usable
 
     def table(self, most: int = 5) -> str:
         """The first `most` layouts with milliseconds, gigabytes and what binds; then why others are not there."""
@@ -64,19 +67,18 @@ class Plan:
             took = f"{1e3 * found.time.total:,.0f}–{1e3 * found.slow.total:,.0f}"
             split = f"{each.dp:5}{each.tp:4}{each.pp:4}  {each.sharding:9}{cut:14}{keeps:10}"
             lines.append(f"{split}{found.memory.total / 1e9:5.1f}{took:>15}  {time.binds} ({share:.0f} %)")
-        if not self.best:
-            lines = [self.why_none()]
+        lines = lines if self.best else [self._why_none()]
         return "\n".join(lines + [f"{number:6,} layouts: {reason}" for reason, number in self.refused.most_common()])
 
-    def why_none(self) -> str:
+    def _why_none(self) -> str:
         """A sentence on why no layout fits, and by how much."""
         if self.closest is None:
-            return f"No layout of {self.devices} devices divides {self.batch} sequences and {self.shape.blocks} blocks."
+            return f"No layout of {self.devices} divides the batch and {self.shape.blocks} blocks."
         layout, memory = self.closest
+        more = (memory.total - self.room) / 1e9
         return (
-            f"{self.shape.name} fits into no layout of {self.devices} {self.cluster.device.name}: the least is "
-            f"{memory.total / 1e9:.1f} GB on a device ({layout}), {(memory.total - self.room) / 1e9:.1f} GB more than "
-            f"the {self.room / 1e9:.1f} GB that may be used."
+            f"{self.shape.name} fits into no layout of {self.devices}: the least is {memory.total / 1e9:.1f} GB on a "
+            f"device ({layout}), {more:.1f} GB more than the {self.room / 1e9:.1f} GB that may be used."
         )
 
 
@@ -125,23 +127,20 @@ def plan(
     batch: int,
     sequence: int,
     efficiencies: tuple[float, float] = EFFICIENCIES,
-    usable: float = USABLE,
     precision: Precision = MIXED,
 ) -> Plan:
     """Try every layout of `devices` devices for steps of `batch` sequences of `sequence` tokens.
 
     `efficiencies`: the least and the greatest share of the peak that a device may reach while it computes. Raises
-    ValueError, in a sentence, for a mixture of experts, no devices, a batch or a sequence below 1, and shares that are
-    not above 0 and at most 1. A model that fits nowhere gives a plan without layouts, which says by how much it is too
-    large.
+    ValueError, in a sentence, for a mixture of experts, numbers below 1, and shares that are not above 0 and at most 1.
+    A model that fits nowhere gives a plan without layouts, which says by how much it is too large.
     """
-    refuse_mixture(shape, "layouts")
-    for name, value in (("devices", devices), ("batch", batch), ("sequence", sequence)):
-        if value < 1:
-            raise ValueError(f"{name} must be a whole number, 1 or more, not {value!r}")
-    if not 0 < usable <= 1:
-        raise ValueError(f"usable must be above 0 and at most 1, not {usable!r}")
-    found = Plan(shape, cluster, devices, batch, sequence, usable)
+    if min(devices, batch, sequence) < 1:
+        raise ValueError(f"a plan needs 1 or more of devices, sequences and tokens, not {devices}, {batch}, {sequence}")
+    worst, best = sorted(efficiencies)
+    if not 0 < worst <= best <= 1:
+        raise ValueError(f"an efficiency is above 0 and at most 1, not {worst} or {best}")
+    found = Plan(shape, f"{devices} {cluster.device.name}", cluster.device.memory * _USABLE)
     fitting: dict[tuple[int, int, int], list[Candidate]] = {}
     for layout in layouts(shape, cluster, devices, batch):
         if isinstance(layout, str):
@@ -153,7 +152,7 @@ def plan(
             if found.closest is None or memory.total < found.closest[1].total:
                 found.closest = layout, memory
             continue
-        slow, quick = (step_time(shape, layout, cluster, sequence, each, precision) for each in sorted(efficiencies))
+        slow, quick = (step_time(shape, layout, cluster, sequence, each, precision) for each in (worst, best))
         fitting.setdefault((layout.dp, layout.tp, layout.pp), []).append(Candidate(layout, memory, quick, slow))
     found.best = _in_order([_in_order(each)[0] for each in fitting.values()])
     return found
@@ -171,3 +170,45 @@ def _in_order(candidates: list[Candidate]) -> list[Candidate]:
 
 def _divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def tokens_to_be_compute_bound(flops: float, wire: Wire, weights: float, tp: int = 1, element: int = 2) -> int:
+    """The least tokens of a replica (of `tp` devices) with which a block computes as long as the next one is gathered.
+
+    `weights`: of a block, of which each of the tp devices gathers its part from wire.world_size ranks; `flops`: of a
+    device.
+    """
+    return math.ceil(wire.all_gather(element * weights / tp) * flops * tp / (2 * weights))
+
+
+def what_binds(
+    shape: ModelShape,
+    cluster: Cluster,
+    devices: int,
+    batch: int,
+    sequence: int,
+    tp: int = 1,
+    checkpointing: bool = False,
+) -> str:
+    """Return which of BOUNDS sets the pace under ZeRO-3 over devices / tp replicas, each of tp devices.
+
+    `batch`: sequences in a step. A replica takes as many at once as the memory holds: each micro-batch gathers every
+    block twice and scatters its gradient once. Devices compute at their peak.
+    """
+    replicas = devices // tp
+    if batch < replicas:
+        return "too few sequences"
+
+    def layout(micro: int) -> Layout:
+        return Layout(replicas, tp, 1, micro, 1, "ZeRO-3" if replicas > 1 else "DDP", checkpointing)
+
+    one, two = (rank_memory(shape, layout(micro), sequence).total for micro in (1, 2))
+    room = _USABLE * cluster.device.memory
+    if one > room:
+        return "memory"
+    micro = min(batch // replicas, 1 + int((room - one) / (two - one)))
+    step = step_time(shape, layout(micro), cluster, sequence, efficiency=1.0)
+    messages = 3 * shape.blocks * cluster.wire(replicas, tp).all_gather(2 * shape.block / tp)
+    if messages > step.compute + step.tensor:
+        return "FSDP's messages"
+    return "tensor parallel's messages" if step.tensor > step.compute else "compute"

@@ -3,41 +3,36 @@
 from dataclasses import dataclass
 from functools import cache
 
+from scratch_ddp.instruments.cost.clusters import CLUSTERS, Cluster
 from scratch_ddp.instruments.cost.layouts import Layout
-from scratch_ddp.instruments.cost.models import ModelShape, flops_per_token, from_config
+from scratch_ddp.instruments.cost.models import GPT_2, ModelShape, flops_per_token, from_config
 from scratch_ddp.instruments.cost.states import MIXED, WIDE_GRADIENTS, Precision
+from scratch_ddp.instruments.cost.times import EFFICIENCY, step_time
 
-_LLAMA_3 = {"vocab_size": 128256, "num_key_value_heads": 8, "model_type": "llama"}
-
-
-def _llama(name: str, blocks: int, width: int, inner: int, heads: int, **more: object) -> ModelShape:
-    sizes = {"num_hidden_layers": blocks, "hidden_size": width, "intermediate_size": inner}
-    return from_config({**_LLAMA_3, **sizes, "num_attention_heads": heads, **more}, name)
+_A100, _H100 = CLUSTERS["A100 HDR"], CLUSTERS["H100"]
 
 
 def _gpt(name: str, blocks: int, width: int, heads: int, vocabulary: int = 51200, positions: int = 2048) -> ModelShape:
-    sizes = {"n_layer": blocks, "n_embd": width, "n_head": heads, "n_positions": positions, "vocab_size": vocabulary}
-    return from_config({"model_type": "gpt2", **sizes}, name)
+    sizes = {"heads": heads, "kv_heads": heads, "head_width": width // heads, "vocabulary": vocabulary}
+    return ModelShape(name, blocks, width, 4 * width, **sizes, tied=True, positions=positions, **GPT_2)
 
 
-XXL = ModelShape(  # of the course's write-up on accounting: two matrices and a relu in a block, and nothing else
-    "XXL", blocks=126, width=16_384, inner=53_248, mlp_matrices=2, norm_vectors=0, saved_in_mlp=1
-)
+# Of the course's write-up on accounting: two matrices and a relu in a block, and nothing else.
+_XXL = ModelShape("XXL", 126, 16_384, 53_248, mlp_matrices=2, norm_vectors=0, saved_in_mlp=1)
+_LLAMA_8B = ModelShape("Llama-3-8B", 32, 4096, 14336, 32, 8, 128, 128256)
+_LLAMA_405B = ModelShape("Llama-3-405B", 126, 16384, 53248, 128, 8, 128, 128256)
 _SHAPES = [
-    XXL,
+    _XXL,
     _gpt("GPT-2", 12, 768, 12, 50257, 1024),
     _gpt("GPT-2 XL", 48, 1600, 25, 50257, 1024),
-    _llama("SmolLM2-360M", 32, 960, 2560, 15, vocab_size=49152, num_key_value_heads=5, tie_word_embeddings=True),
-    _llama("Llama-2-13B", 40, 5120, 13824, 40, vocab_size=32000, num_key_value_heads=40),
-    _llama("Llama-3-8B", 32, 4096, 14336, 32),
-    _llama("Llama-3-70B", 80, 8192, 28672, 64),
-    _llama("Llama-3-405B", 126, 16384, 53248, 128),
+    ModelShape("SmolLM2-360M", 32, 960, 2560, 15, 5, 64, 49152, tied=True),
+    ModelShape("Llama-2-13B", 40, 5120, 13824, 40, 40, 128, 32000),
+    _LLAMA_8B,
+    ModelShape("Llama-3-70B", 80, 8192, 28672, 64, 8, 128, 128256),
+    _LLAMA_405B,
 ]
 MODELS: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
-_MIXTURES = {  # transformers' default sizes are theirs
-    "DeepSeek-V3": {"model_type": "deepseek_v3"},
-    "Mixtral-8x7B": {"model_type": "mixtral"},
-}
+_MIXTURES = {"DeepSeek-V3": "deepseek_v3", "Mixtral-8x7B": "mixtral"}  # transformers' default sizes are theirs
 
 
 @cache
@@ -50,7 +45,11 @@ def model(name: str) -> ModelShape:
     if name.lower() not in known:
         raise ValueError(f"there is no model {name!r}, and no such file; there are {', '.join(known.values())}")
     name = known[name.lower()]
-    return MODELS.get(name) or from_config(_MIXTURES[name], name)
+    if name in MODELS:
+        return MODELS[name]
+    from transformers import AutoConfig
+
+    return from_config(AutoConfig.for_model(_MIXTURES[name]), name)
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,21 @@ class PublishedRun:
     """
 
     shape: ModelShape
-    cluster: str
+    cluster: Cluster
     layout: Layout
     sequence: int
     tflops: float
     precision: Precision = MIXED
 
+    def forecast(self, efficiency: float = EFFICIENCY) -> float:
+        """The TFLOP/s by `step_time`, for devices that reach this share of their peak while they compute."""
+        took = step_time(self.shape, self.layout, self.cluster, self.sequence, efficiency, self.precision).total
+        flops = flops_per_token(self.shape, self.sequence, self.layout.checkpointing is True)
+        return flops * self.layout.batch * self.sequence / took / self.layout.devices / 1e12
 
-_NARAYANAN = """D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
-SC 2021, table 1, interleaved where there is a pipeline (section 5.1), here in two chunks a rank; table 2 for ZeRO-3."""
+
+# D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021, table
+# 1, interleaved where there is a pipeline (section 5.1), here in two chunks a rank; table 2 for ZeRO-3.
 _TABLE = (  # parameters in 10⁹, heads, width, blocks, tp, pp, GPUs, batch, TFLOP/s of a GPU
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137),
     (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
@@ -88,35 +93,33 @@ def _megatron(size: float, heads: int, width: int, blocks: int, tp: int, pp: int
     dp = gpus // tp // pp
     chunks = 2 if pp > 1 and batch // dp % pp == 0 else 1
     layout = Layout(dp, tp, pp, 1, batch // dp, checkpointing=True, chunks=chunks)
-    return PublishedRun(_gpt(f"GPT {size:g}B", blocks, width, heads), "A100 HDR", layout, 2048, tflops)
+    return PublishedRun(_gpt(f"GPT {size:g}B", blocks, width, heads), _A100, layout, 2048, tflops)
 
 
 MEGATRON = tuple(_megatron(*row) for row in _TABLE)
 _GPT_3 = _gpt("GPT-3 175B", 96, 12288, 96)
 GPT_3 = (
-    PublishedRun(_GPT_3, "A100 HDR", Layout(4, 8, 12, 1, 384, checkpointing=True, chunks=2), 2048, 153),
+    PublishedRun(_GPT_3, _A100, Layout(4, 8, 12, 1, 384, checkpointing=True, chunks=2), 2048, 153),
     *(
-        PublishedRun(_GPT_3, "A100 HDR", Layout(n, micro=1536 // n, stage="ZeRO-3", checkpointing=True), 2048, tflops)
+        PublishedRun(_GPT_3, _A100, Layout(n, micro=1536 // n, stage="ZeRO-3", checkpointing=True), 2048, tflops)
         for n, tflops in ((384, 144), (768, 88), (1536, 44))
     ),
 )
 # Llama team, "The Llama 3 Herd of Models", 2024, table 4: no activations are computed twice, gradients are float32, and
 # the pipeline has a block a chunk, if embedding and head count as one each.
 LLAMA_3 = tuple(
-    PublishedRun(
-        MODELS["Llama-3-405B"], "H100", Layout(dp, 8, 16, 1, m, "ZeRO-1", chunks=8), 8192, tflops, WIDE_GRADIENTS
-    )
+    PublishedRun(_LLAMA_405B, _H100, Layout(dp, 8, 16, 1, m, "ZeRO-1", chunks=8), 8192, tflops, WIDE_GRADIENTS)
     for dp, m, tflops in ((64, 32, 430), (128, 16, 400))
 )
 # pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3: FSDP with selective recomputation, on
 # H100 of 500 instead of 700 W; tokens a second of a GPU, without and with torch.compile.
 TORCHTITAN = tuple(
     PublishedRun(
-        MODELS["Llama-3-8B"],
-        "H100",
+        _LLAMA_8B,
+        _H100,
         Layout(n, micro=2, stage="ZeRO-3", checkpointing="selective"),
         8192,
-        flops_per_token(MODELS["Llama-3-8B"], 8192) * tokens / 1e12,
+        flops_per_token(_LLAMA_8B, 8192) * tokens / 1e12,
         WIDE_GRADIENTS,
     )
     for n, tokens in ((8, 5762), (8, 6667), (128, 5605), (128, 6514))

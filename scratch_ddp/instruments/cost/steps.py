@@ -6,10 +6,11 @@ small message of each step in which the ranks compare which gradients they have 
 Nothing hides that message, so it adds about α.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -26,24 +27,13 @@ class Backward:
     """The timeline of a backward pass: when each gradient is ready to be sent, in the order of arrival.
 
     `ready`: seconds after the backward's start; `nbytes`: bytes of each gradient; `seconds`: of the whole backward;
-    `forward`: seconds of the forward before it. Raises ValueError if times are not in order or exceed `seconds`, or if
-    the numbers of sizes and times differ.
+    `forward`: seconds of the forward before it.
     """
 
     ready: tuple[float, ...]
     nbytes: tuple[int, ...]
     seconds: float
     forward: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ready", tuple(self.ready))
-        object.__setattr__(self, "nbytes", tuple(self.nbytes))
-        if len(self.ready) != len(self.nbytes):
-            raise ValueError(f"{len(self.ready)} gradients are ready, but {len(self.nbytes)} sizes are given")
-        if any(later < earlier for earlier, later in pairwise(self.ready)):
-            raise ValueError("gradients must be given in the order in which they are ready")
-        if self.ready and self.ready[-1] > self.seconds:
-            raise ValueError(f"a gradient is ready after {self.ready[-1]:g} s of a backward of {self.seconds:g} s")
 
     @classmethod
     def in_proportion(cls, nbytes: Sequence[int], seconds: float, forward: float = 0.0) -> "Backward":
@@ -67,17 +57,15 @@ class Backward:
             for parameter in model.parameters()
             if parameter.requires_grad
         ]
-        try:
-            began = time.perf_counter()
-            value = loss()
-            backward_began = time.perf_counter()
-            value.backward()
-            ended = time.perf_counter()
-        finally:
-            for hook in hooks:
-                hook.remove()
-        ready = tuple(at - backward_began for at, _ in arrived)
-        nbytes = tuple(size for _, size in arrived)
+        began = time.perf_counter()
+        value = loss()
+        backward_began = time.perf_counter()
+        value.backward()
+        ended = time.perf_counter()
+        for hook in hooks:
+            hook.remove()
+        times, nbytes = zip(*arrived, strict=True)
+        ready = tuple(at - backward_began for at in times)
         return cls(ready, nbytes, ended - backward_began, backward_began - began)
 
     @property
@@ -108,16 +96,6 @@ class Forecast:
     def calls(self) -> int:
         """How many all-reduces there are."""
         return len(self.all_reduces)
-
-    @property
-    def communication(self) -> float:
-        """Seconds for which the wire is busy, hidden or not."""
-        return sum(each.ended - each.started for each in self.all_reduces)
-
-    @property
-    def hidden(self) -> float:
-        """Seconds of communication during the backward."""
-        return self.communication - self.exposed
 
 
 def naive(backward: Backward, wire: Wire) -> Forecast:
@@ -154,6 +132,42 @@ def _queue(backward: Backward, wire: Wire, posted: Iterable[tuple[float, int]]) 
         all_reduces.append(AllReduce(at, started, free, nbytes))
     exposed = max(0.0, free - backward.seconds)
     return Forecast(backward.forward + backward.seconds + exposed, exposed, tuple(all_reduces))
+
+
+def best_bucket_bytes(wire: Wire, nbytes: float, seconds: float) -> float:
+    """The best bucket size in bytes by formula, for `nbytes` of gradients in a backward of `seconds`.
+
+    Assumes that gradients arrive evenly and can be cut anywhere, and that the first bucket is as large as the others.
+    If the wire keeps up, all but the last bucket is hidden, and small ones are best. If not, it is busy from the first
+    full bucket on: what sticks out is seconds·b/n + α·n/b and what hangs on no b, least at b = n·√(α/seconds). Beyond
+    the size at which the wire just keeps up, larger buckets only lengthen the tail: so the smaller of the two is best.
+    """
+    alpha, beta = wire.alpha_of_all_reduce, wire.beta_of_all_reduce
+    if alpha == 0 or nbytes == 0:
+        return 0.0
+    if seconds == 0:
+        return float(nbytes)
+    least_overhead = nbytes * math.sqrt(alpha / seconds)
+    spare = seconds / nbytes - beta  # seconds of compute per byte, minus its seconds on the wire
+    just_keeps_up = alpha / spare if spare > 0 else math.inf
+    return min(least_overhead, just_keeps_up, float(nbytes))
+
+
+def best_bucket(backward: Backward, wire: Wire, first_mb: float = FIRST_BUCKET_MB) -> tuple[float, Forecast]:
+    """Find the best bucket size in MB (of 2²⁰ bytes) on this timeline by trying sizes; return it with its forecast.
+
+    Sizes from the smallest gradient to all gradients are tried, four per doubling. Of the sizes whose steps are within
+    a thousandth of the best, the largest is taken: each message costs the processor something that the forecast leaves
+    out. Raises ValueError for a backward without gradients.
+    """
+    sizes = [size for size in backward.nbytes if size]
+    if not sizes:
+        raise ValueError("there is no gradient to put into buckets")
+    doublings = math.log2(backward.total_bytes / min(sizes))
+    tried = [min(sizes) * 2 ** (i / 4) for i in range(int(4 * doublings) + 1)]
+    candidates = [(size / MB, bucketed(backward, wire, size / MB, first_mb)) for size in [*tried, backward.total_bytes]]
+    least = min(forecast.step for _, forecast in candidates)
+    return next((size, forecast) for size, forecast in reversed(candidates) if forecast.step <= 1.001 * least)
 
 
 def tensor_parallel(compute: float, all_reduces: int, nbytes: float, wire: Wire) -> float:

@@ -5,16 +5,11 @@ except as far as `efficiency` stands for them. In backward nothing hides tensor 
 hides half of them behind the gradients of weights.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 
-from scratch_ddp.instruments.cost.layouts import Cluster, Layout, blocks_of_stages
-from scratch_ddp.instruments.cost.models import (
-    ModelShape,
-    flops_per_token,
-    forward_flops_of_block,
-    forward_flops_of_head,
-    refuse_mixture,
-)
+from scratch_ddp.instruments.cost.clusters import Cluster
+from scratch_ddp.instruments.cost.layouts import Layout, blocks_of_stages, parameters_of_rank
+from scratch_ddp.instruments.cost.models import ModelShape, forward_flops_of_block, refuse_mixture
 from scratch_ddp.instruments.cost.states import MIXED, Precision
 from scratch_ddp.instruments.cost.wire import Wire
 
@@ -40,12 +35,12 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(astuple(self))
 
     @property
     def binds(self) -> str:
         """The part that takes longest."""
-        return max((field.name for field in fields(self)), key=lambda name: getattr(self, name))
+        return max(vars(self), key=vars(self).get)
 
 
 def step_time(
@@ -58,35 +53,31 @@ def step_time(
 ) -> StepTime:
     """Return the forecast of a step, in which every replica takes `micro_batches` micro-batches.
 
-    Raises ValueError for a mixture of experts, or an efficiency that is not above 0 and at most 1.
+    `efficiency`: the share of its peak that a device reaches while it computes. Raises ValueError for a mixture of
+    experts.
     """
-    refuse_mixture(shape, "step")
-    if not 0 < efficiency <= 1:
-        raise ValueError(f"efficiency must be above 0 and at most 1, not {efficiency!r}")
+    refuse_mixture(shape)
+    m, p, v = layout.micro_batches, layout.pp, layout.chunks
     tokens, speed = layout.micro * sequence, cluster.device.flops * efficiency * layout.tp
     block = tokens * forward_flops_of_block(shape, sequence) / speed
-    head = tokens * forward_flops_of_head(shape) / speed
+    head = tokens * 2 * shape.head / speed
+    # Before attention and MLP tokens are gathered over tp, and behind them scattered.
+    sent = (4 if shape.heads else 2) * cluster.wire(layout.tp).all_gather(_ELEMENT * tokens * shape.width)
     again = {False: 0, "selective": _LITTLE, True: 1}[layout.checkpointing]  # of a forward, in backward
-    sent = _sent_by_block(shape, layout, cluster, tokens)
-    stages = blocks_of_stages(shape.blocks, layout.pp)
-    slowest = max(range(layout.pp), key=lambda s: stages[s] * block + head * (s == layout.pp - 1))
-    heads = head * (slowest == layout.pp - 1)
-    forward = stages[slowest] * (block + sent) + heads
     resent = 1 + (layout.checkpointing is True)  # messages of backward, in units of forward's
-    backward = stages[slowest] * ((2 + again) * block + resent * sent) + 2 * heads
-    computes = stages[slowest] * (3 + again) * block + 3 * heads
-    m, p, v = layout.micro_batches, layout.pp, layout.chunks
-    tensor = m * stages[slowest] * (1 + resent) * sent
+
+    stages = blocks_of_stages(shape.blocks, p)
+    heads = [0.0] * (p - 1) + [head]
+    blocks, head = max(zip(stages, heads, strict=True), key=lambda stage: stage[0] * block + stage[1])  # the slowest
+    forward = blocks * (block + sent) + head
+    backward = blocks * ((2 + again) * block + resent * sent) + 2 * head
+    computes, tensor = m * (blocks * (3 + again) * block + 3 * head), m * blocks * (1 + resent) * sent
+    data = _data(shape, layout, cluster, forward, backward, precision)
     if p == 1:
-        return StepTime(m * computes, tensor, data=_data(shape, layout, cluster, forward, backward, precision))
+        return StepTime(computes, tensor, data=data)
     hop = hop_wire(layout, cluster).message(_ELEMENT * tokens * shape.width / layout.tp)
-    return StepTime(
-        m * computes,
-        tensor,
-        hops(p, m, hop) if v == 1 else 2 * (p * v - 1) * hop,  # the others are hidden
-        (p - 1) / v * (forward + backward),
-        _after_backward(shape, layout, cluster, stages, forward + backward, precision),
-    )
+    messages = hops(p, m, hop) if v == 1 else 2 * (p * v - 1) * hop  # the others are hidden
+    return StepTime(computes, tensor, messages, (p - 1) / v * (forward + backward), data)
 
 
 def hop_wire(layout: Layout, cluster: Cluster) -> Wire:
@@ -104,100 +95,61 @@ def hops(p: int, m: int, hop: float) -> float:
     return hop * (2 * (p - 1) + 2 * max(0, min(m, p) - 2) + max(0, m - p) * 2 * (p - 1) / p)
 
 
-def _sent_by_block(shape: ModelShape, layout: Layout, cluster: Cluster, tokens: int) -> float:
-    """Seconds of a block's messages in forward, and again in backward: attention and MLP gather and scatter tokens."""
-    parts = 2 if shape.heads else 1
-    return 2 * parts * cluster.wire(layout.tp).all_gather(_ELEMENT * tokens * shape.width)
-
-
-def _after_backward(
-    shape: ModelShape, layout: Layout, cluster: Cluster, stages: list[int], computes: float, precision: Precision
-) -> float:
-    """In a pipeline gradients are complete with the last micro-batch: its last chunk's messages come after it.
-
-    ZeRO-2 has reduced those of each micro-batch while the next one computed.
-    """
-    wire = cluster.wire(layout.dp, layout.tp * layout.pp)
-    ends = [shape.embedding, *[0] * (layout.pp - 2), shape.head]
-    parameters = max(blocks * shape.block + end for blocks, end in zip(stages, ends, strict=True)) / layout.tp
-    reduced, last = wire.all_gather(precision.reduced * parameters), 1 / layout.chunks
-    early = (layout.micro_batches - 1) * max(0.0, reduced - computes) if layout.stage == "ZeRO-2" else 0.0
-    if layout.stage == "DDP":
-        return last * wire.all_reduce(precision.reduced * parameters)
-    return early + last * (reduced + wire.all_gather(precision.sent * parameters))
-
-
 def _data(
     shape: ModelShape, layout: Layout, cluster: Cluster, forward: float, backward: float, precision: Precision
 ) -> float:
-    """Without a pipeline: what sticks out of the last backward; of every one's under ZeRO-2, of all passes under 3."""
+    """Seconds that messages of data parallelism stick out of a step; `forward`, `backward`: of a micro-batch."""
     if layout.dp == 1:
         return 0.0
-    m, blocks, ends = layout.micro_batches, shape.blocks, (shape.outside - shape.last_norm) / layout.tp
-    shards, block = layout.shards or layout.dp, shape.block / layout.tp
-    wire = cluster.wire(shards, layout.tp)
+    m, shards = layout.micro_batches, layout.shards or layout.dp
+    wire = cluster.wire(shards, layout.tp * layout.pp)
+    reduce = wire.all_reduce if layout.stage == "DDP" else wire.all_gather
+    if layout.pp > 1:  # gradients are complete with the last micro-batch: its last chunk's messages come after it
+        parameters = max(parameters_of_rank(shape, layout, stage) for stage in (0, 1, layout.pp - 1))
+        reduced = reduce(precision.reduced * parameters)
+        if layout.stage == "DDP":
+            return reduced / layout.chunks
+        # ZeRO-2 has reduced those of each micro-batch while the next one computed
+        early = (m - 1) * max(0.0, reduced - forward - backward) if layout.stage == "ZeRO-2" else 0.0
+        return early + (reduced + wire.all_gather(precision.sent * parameters)) / layout.chunks
+
+    blocks, block = shape.blocks, shape.block / layout.tp
+    ends = (shape.embedding + shape.head * (not shape.tied)) / layout.tp
+    gather = wire.all_gather(precision.sent * block) if layout.stage == "ZeRO-3" else 0.0
+    took = sharded_pass(blocks, forward, backward, gather, reduce(precision.reduced * block)) - forward - backward
+    took += reduce(precision.reduced * ends) if ends else 0.0
     if layout.stage == "DDP":
-        last = wire.all_reduce(precision.reduced * ends) if ends else 0.0
-        return _sticks_out(blocks, backward, wire.all_reduce(precision.reduced * block)) + last
-
-    def gather(parameters: float, element: int = precision.sent) -> float:
-        return wire.all_gather(element * parameters) if parameters else 0.0
-
-    def scatter(parameters: float) -> float:
-        return gather(parameters, precision.reduced)
-
-    if layout.stage == "ZeRO-3":
-        took = sharded_pass(blocks, forward, backward, gather(block), scatter(block)) - forward - backward
-        between = cluster.wire(layout.dp // shards, layout.tp * shards)  # HSDP averages shards there meanwhile
-        average = between.all_reduce(precision.reduced * block / shards)
-        return m * (took + gather(ends) + scatter(ends)) + _sticks_out(blocks, backward, average)
-    reduced = _sticks_out(blocks, backward, scatter(block)) + scatter(ends)
-    return reduced * (m if layout.stage == "ZeRO-2" else 1) + gather(blocks * block + ends)
+        return took
+    if layout.stage != "ZeRO-3":
+        return took * (m if layout.stage == "ZeRO-2" else 1) + wire.all_gather(precision.sent * (blocks * block + ends))
+    took += wire.all_gather(precision.sent * ends) if ends else 0.0
+    between = cluster.wire(layout.dp // shards, layout.tp * shards)  # HSDP averages shards there meanwhile
+    average = sharded_pass(blocks, 0.0, backward, 0.0, between.all_reduce(precision.reduced * block / shards))
+    return m * took + average - backward
 
 
-def _sticks_out(blocks: int, backward: float, message: float) -> float:
-    """Seconds after the backward in which as many messages queue as there are blocks, each when its block is done."""
-    return max(message, blocks * message - backward * (blocks - 1) / blocks)
-
-
-def sharded_pass(blocks: int, forward: float, backward: float, gather: float, scatter: float | None = None) -> float:
+def sharded_pass(blocks: int, forward: float, backward: float, gather: float, scatter: float) -> float:
     """Seconds of forward and backward of equal blocks under ZeRO-3, each gathered while the one before computes.
 
-    `forward`, `backward`: of all blocks; `gather`: seconds to gather a block; `scatter`: its gradient (default: as
-    long). The last block stays whole in between. Messages queue for one wire, and the last one ends the pass.
+    `forward`, `backward`: of all blocks; `gather`: seconds to gather a block, 0 where weights are whole; `scatter`: its
+    gradient. The last block stays whole in between. Messages queue for one wire, and the last one ends the pass.
     """
-    scatter = gather if scatter is None else scatter
     clock = wire = 0.0
+    there = [0.0] * blocks  # when each block is whole
 
-    def sent(message: float) -> float:
+    def fetch(i: int) -> None:
         nonlocal wire
-        wire = max(wire, clock) + message
-        return wire
+        if gather and 0 <= i < blocks:
+            there[i] = wire = max(wire, clock) + gather
 
-    there = [sent(gather)]
+    fetch(0)
     for i in range(blocks):
-        if i + 1 < blocks:
-            there.append(sent(gather))
+        fetch(i + 1)
         clock = max(clock, there[i]) + forward / blocks
-    if blocks > 1:
-        there[blocks - 2] = sent(gather)
+    fetch(blocks - 2)
     for i in reversed(range(blocks)):
-        if 0 < i < blocks - 1:
-            there[i - 1] = sent(gather)
+        if i < blocks - 1:
+            fetch(i - 1)
         clock = max(clock, there[i]) + backward / blocks
-        scattered = sent(scatter)
-    return scattered
-
-
-def tflops_of_device(
-    shape: ModelShape,
-    layout: Layout,
-    cluster: Cluster,
-    sequence: int,
-    efficiency: float = EFFICIENCY,
-    precision: Precision = MIXED,
-) -> float:
-    """The operations in 10¹² a second that each device does in a step: those of the model, and those done again."""
-    took = step_time(shape, layout, cluster, sequence, efficiency, precision).total
-    flops = flops_per_token(shape, sequence, layout.checkpointing is True) * layout.batch * sequence
-    return flops / took / layout.devices / 1e12
+        wire = max(wire, clock) + scatter
+    return wire

@@ -8,7 +8,6 @@ latencies, and for how a collective over several hosts adds them up.
 
 import math
 from dataclasses import dataclass, field, replace
-from numbers import Real
 
 # Seconds with which NCCL itself forecasts a ring: of a call, and of a round, by what the round passes. `Simple` is its
 # protocol for large messages; LL, for small ones, sends a flag with every four bytes, and no more than so many bytes a
@@ -23,38 +22,25 @@ def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = No
 
     `payload`: bytes of this rank's input: S for all_reduce and broadcast, the rank's own chunk for all_gather and
     gather, all n chunks together for reduce_scatter, all_to_all and the source of a scatter. `root`: the group rank of
-    the source or destination, if the collective has one. Raises ValueError for an unknown collective.
+    the source or destination, if the collective has one.
     """
-    if n == 1:
-        return 0
-    if call == "all_reduce":
-        return round(2 * (n - 1) * payload / n)  # a reduce-scatter, then an all-gather of n parts
-    if call == "all_gather":
-        return (n - 1) * payload
-    if call in ("reduce_scatter", "all_to_all"):
-        return round((n - 1) * payload / n)
-    if call == "broadcast":
-        return 0 if (rank + 1) % n == root else payload  # the last rank on the ring passes nothing on
-    if call in ("reduce", "gather"):
-        return 0 if rank == root else payload
-    if call == "scatter":
-        return round((n - 1) * payload / n) if rank == root else 0
-    if call == "barrier":
-        return 0
-    raise ValueError(f"no formula for {call!r}")
+    parts = {  # of the n parts of a payload, how many are sent
+        "all_reduce": 2 * (n - 1),  # a reduce-scatter, then an all-gather
+        "all_gather": n * (n - 1),
+        "reduce_scatter": n - 1,
+        "all_to_all": n - 1,
+        "broadcast": n * ((rank + 1) % n != root),  # the last rank on the ring passes nothing on
+        "reduce": n * (rank != root),
+        "gather": n * (rank != root),
+        "scatter": (n - 1) * (rank == root),
+        "barrier": 0,
+    }
+    return round(parts[call] * payload / n) if n > 1 else 0
 
 
 def ring_rounds(call: str, n: int) -> int:
     """Messages that follow one another when the collective `call` runs on a ring of `n` ranks."""
     return (2 if call in ("all_reduce", "barrier") else 1) * (n - 1)
-
-
-def transfer_seconds(alpha: float, beta: float, calls: int, nbytes: float) -> float:
-    """Seconds for `calls` messages, one after the other, with `nbytes` bytes in total: α·P + β·n.
-
-    `alpha`: seconds per message; `beta`: seconds per byte.
-    """
-    return alpha * calls + beta * nbytes
 
 
 @dataclass(frozen=True)
@@ -64,8 +50,7 @@ class Link:
     `alpha`: seconds per call; `beta`: seconds per byte that a rank sends (or receives, if that is more); `per_round`:
     seconds per round of the algorithm, which is 2(n−1) rounds for an all-reduce on a ring of n ranks and one for a
     message; `source`: where the figures come from; `small`: alpha, per_round and least beta of a protocol for small
-    messages that sends twice the bytes, if there is one: the quicker counts. Raises ValueError if a figure is negative,
-    infinite or NaN.
+    messages that sends twice the bytes, if there is one: the quicker counts. Raises ValueError if a figure is negative.
     """
 
     alpha: float
@@ -76,7 +61,8 @@ class Link:
     small: tuple[float, float, float] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        refuse_unless_finite(alpha=self.alpha, beta=self.beta, per_round=self.per_round)
+        if not all(each >= 0 for each in (self.alpha, self.beta, self.per_round)):
+            raise ValueError(f"a link's seconds are 0 or more: {self}")
 
     def seconds(self, nbytes: float, rounds: int = 0) -> float:
         """Seconds for which one collective or message takes the wire."""
@@ -121,10 +107,6 @@ class Wire:
     per_host: int = 1
     trees: bool = False
 
-    def __post_init__(self) -> None:
-        if self.world_size < 1 or self.per_host < 1:
-            raise ValueError(f"there must be 1 rank or more, not {self.world_size} with {self.per_host} a host")
-
     @property
     def hosts(self) -> int:
         """How many hosts the ranks are on."""
@@ -141,10 +123,15 @@ class Wire:
         slow = -(-rounds // self.per_host) if self.hosts > 1 else 0
         return collective_seconds(self.inside, self.between, rounds - slow, slow, nbytes, self.beta * nbytes)
 
+    @property
+    def _large(self) -> "Wire":
+        """The same with the protocol for large messages alone."""
+        return replace(self, inside=replace(self.inside, small=None), between=replace(self.between, small=None))
+
     def _of_tree(self, nbytes: float) -> float:
         """2·((ranks/host − 1)·inside + log2(hosts)·between): up to the root and down again."""
         up, ranks = math.floor(math.log2(self.hosts)), min(self.per_host, self.world_size)
-        links = replace(self.inside, small=None), replace(self.between, small=None)
+        links = self._large.inside, self._large.between
         return collective_seconds(*links, 2 * (ranks - 1), 2 * up, nbytes, self.beta_of_all_reduce * nbytes)
 
     def all_reduce(self, nbytes: float) -> float:
@@ -172,20 +159,12 @@ class Wire:
     @property
     def alpha_of_all_reduce(self) -> float:
         """Seconds that an all-reduce takes regardless of its size, with the protocol for large messages."""
-        large = replace(self, inside=replace(self.inside, small=None), between=replace(self.between, small=None))
-        return large.all_reduce(0)
+        return self._large.all_reduce(0)
 
     @property
     def beta_of_all_reduce(self) -> float:
         """Seconds per byte of the tensor: β·2(n−1)/n, since a ring sends almost twice what it sums."""
         return self.beta * 2 * (self.world_size - 1) / self.world_size
-
-
-def refuse_unless_finite(**values: float) -> None:
-    """Raise ValueError, naming the value, unless all are finite numbers that are 0 or more."""
-    for name, value in values.items():
-        if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
-            raise ValueError(f"{name} must be a finite number, 0 or more, not {value!r}")
 
 
 _NCCL = "latencies: NVIDIA/nccl, src/graph/tuning.cc, a call and a round of a ring (protocols Simple and LL)"
@@ -201,16 +180,11 @@ def by_bandwidth(name: str, gigabytes: float, rounds: tuple[float, float, float]
     return Link(CALL, 1e-9 / gigabytes, name, source, per_round, small=(_SMALL_CALL, small, 1 / most))
 
 
+# Two T4 under NCCL: an all-reduce of 1 GiB takes 269 ms; a step takes 1406.7 ms with an all-reduce for each of 219
+# parameters, and 1365.2 ms with one for all (see course.pages.published_step).
+_T4 = "fitted to published figures: its seconds per call have the software of a step in them, other links' don't"
 _LINKS = [
-    Link(
-        190e-6,
-        0.269 / 2**30,
-        "T4 over PCIe",
-        "fitted to published figures of two T4 under NCCL. Its bandwidth: an all-reduce of 1 GiB takes 269 ms. Its "
-        "seconds per call have the software of a training step in them, other links' don't: a step takes 1406.7 ms "
-        "with an all-reduce for each of 219 parameters, and 1365.2 ms with one for all (see "
-        "scratch_ddp.course.pages.published_step)",
-    ),
+    Link(190e-6, 0.269 / 2**30, "T4 over PCIe", _T4),
     by_bandwidth("NVLink 3", 300, NVLINK, "NVIDIA A100 data sheet, 600 GB/s in both directions together"),
     by_bandwidth("NVLink 4", 450, NVLINK, "NVIDIA H100 data sheet, 900 GB/s in both directions together"),
     by_bandwidth("NVLink 5", 900, NVLINK, "NVIDIA Blackwell architecture, 1.8 TB/s in both directions together"),
@@ -224,13 +198,13 @@ _LINKS = [
     by_bandwidth("Ethernet 25 Gb", 25 / 8, NETWORK, "IEEE 802.3by"),
     by_bandwidth("Ethernet 100 Gb", 100 / 8, NETWORK, "IEEE 802.3ba"),
 ]
-
 PRESETS: dict[str, Link] = {link.name: link for link in _LINKS}
 
 
-def preset(name: str) -> Link:
-    """Return the preset of that name. Raises ValueError, listing all presets, if there is none."""
-    try:
-        return PRESETS[name]
-    except KeyError:
-        raise ValueError(f"there is no link {name!r}; there are {', '.join(map(repr, PRESETS))}") from None
+def preset(link: Link | str) -> Link:
+    """Return the preset of that name, or the link itself. Raises ValueError, listing all presets, if there is none."""
+    if not isinstance(link, str):
+        return link
+    if link not in PRESETS:
+        raise ValueError(f"there is no link {link!r}; there are {', '.join(map(repr, PRESETS))}")
+    return PRESETS[link]

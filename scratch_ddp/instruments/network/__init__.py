@@ -6,7 +6,7 @@ uses no processor time. `PRESETS` are links with names and sources, such as "NVL
 share a network card; `linked_mesh()` has a group for each level.
 """
 
-from scratch_ddp.instruments.network.link import PRESETS, Link, preset
+from scratch_ddp.instruments.cost.wire import PRESETS, Link, preset
 from scratch_ddp.instruments.network.linked import LinkedGroup, linked_group, linked_mesh
 from scratch_ddp.instruments.network.lone import lone_rank
 from scratch_ddp.instruments.network.nic import Transfer

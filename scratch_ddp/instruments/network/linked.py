@@ -1,7 +1,8 @@
 """`linked_group`: put the ranks of a process group on a simulated link."""
 
-import functools
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -9,13 +10,12 @@ from torch._C._distributed_c10d import _register_process_group
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from scratch_ddp.common.wrapper import local_group
-from scratch_ddp.instruments.cost.two_levels import CardLoad, seconds_over_hosts
-from scratch_ddp.instruments.cost.wire import ring_rounds
+from scratch_ddp.instruments.cost.wire import Link, preset
 from scratch_ddp.instruments.network.clock import now
-from scratch_ddp.instruments.network.link import Link, as_link
-from scratch_ddp.instruments.network.nic import Nic, Transfer
-from scratch_ddp.instruments.network.shared import Hosts, Places, ReadyTimes, share_hosts, share_ready_times
-from scratch_ddp.instruments.network.work import Alarm, LinkedWork
+from scratch_ddp.instruments.network.hosts import Hosts, rounds_of, share_hosts
+from scratch_ddp.instruments.network.nic import Nic
+from scratch_ddp.instruments.network.ready_times import ReadyTimes
+from scratch_ddp.instruments.network.work import LinkedWork
 from scratch_ddp.instruments.traffic.calls import METHODS, Call, read_method
 
 _FIRST_TYPE = 200  # number of our first backend type; torch's own have lower numbers
@@ -26,25 +26,23 @@ class LinkedGroup(dist.ProcessGroup):
 
     Made by `linked_group` and `lone_rank`. Set `link` to another Link, a preset's name or None (no link: operations go
     straight to the group below); transfers under way are not affected. Ranks may set different links, each for its own
-    end. `transfers` lists what this rank's end carried, and `busy_seconds` tells for how long. With `hosts`, `link` is
-    that between hosts, and `inside` that in each of them.
+    end. `transfers` lists what this rank's end carried, in the order in which it was posted; you may clear the list.
+    With `hosts`, `link` is that between hosts, and `inside` that in each of them.
     """
 
     def __init__(
         self,
         below: dist.ProcessGroup,
-        link: Link | None,
+        link: Link | str | None,
         ready_times: ReadyTimes | None = None,
         hosts: Hosts | None = None,
-        inside: Link | None = None,
-        at_once: int = 1,
+        inside: Link | str | None = None,
     ):
         super().__init__(below.rank(), below.size())
-        self.below, self._link, self._ready_times = below, link, ready_times
-        self.hosts, self.inside, self._at_once = hosts, inside, at_once
-        self._nic, self._alarm = Nic(), Alarm()
-        self.transfers = self._nic.transfers  # in the order in which they were posted; you may clear the list
-        self._free: Callable[[Any], None] | None = None
+        self.below, self.hosts, self.link, self.inside = below, hosts, link, preset(inside or Link(0, 0))
+        self.nic, self.over = Nic(ready_times), threading.Event()
+        self.transfers = self.nic.transfers
+        self.free: Callable[[Any], None] = lambda future: None  # gets futures, to end waits for them in C++ on Stop
         self._generation, self._name = 0, ""
         self.adopt_backends()
 
@@ -55,12 +53,7 @@ class LinkedGroup(dist.ProcessGroup):
 
     @link.setter
     def link(self, link: Link | str | None) -> None:
-        self._link = as_link(link)
-
-    @property
-    def busy_seconds(self) -> float:
-        """Seconds for which this rank's end of the link was busy with the transfers in the list."""
-        return self._nic.busy_seconds
+        self._link = link and preset(link)
 
     def getBackendName(self) -> str:  # torch's name
         return "linked"
@@ -73,7 +66,7 @@ class LinkedGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Called by `destroy_process_group`: futures under way are done, and the group below is destroyed too."""
-        self._alarm.ring_now()
+        self.give_up()
         _ = self.group_name  # torch removes the group from its tables first, and then asks for its name
         if self.below in dist.distributed_c10d._world.pg_map:  # not of a lone rank, and not when all are destroyed
             dist.destroy_process_group(self.below)
@@ -83,19 +76,19 @@ class LinkedGroup(dist.ProcessGroup):
         if hasattr(group, "wrappers"):
             group.wrappers.add(self)
             self.wrappers = group.wrappers  # whatever works in this group starts over with it, too
-            self._free = group.free_when_interrupted
+            self.free = group.free_when_interrupted
 
     def start_over(self) -> None:
         """Called when the group that this one follows was rebuilt: drop what was under way, adopt the new backends."""
         self.give_up()
-        if self._ready_times is not None:
-            self._ready_times.reset()
+        self.nic.count_from_0()
         self.adopt_backends()
 
     def give_up(self) -> None:
-        """Called when Stop has ended a cell: what is on the wire never arrives, and the wire is free."""
-        self._nic.clear_queue()
-        self._alarm.ring_now()
+        """Called when Stop has ended a cell: what is on the wire never arrives, and nobody waits for its futures."""
+        self.nic.clear_queue()
+        self.over.set()
+        self.over = threading.Event()
 
     def adopt_backends(self) -> None:
         """Register the backends of the group below, since some C++ calls use them directly."""
@@ -113,57 +106,21 @@ class LinkedGroup(dist.ProcessGroup):
         operate = getattr(self.below, method)
         if self.size() == 1:
             return operate(*args, **kwargs)  # no data leaves the rank
-        call = read_method(method, self, [*args, *kwargs.values()])
-        link, transfer = self._link, None
-        if link is not None:
-            nbytes = link_bytes(call, args)
-            transfer = self._nic.book(call.name, nbytes, posted, self._seconds(call, nbytes, link))
-        places = self._write_ready_time(call, transfer)
+        call, link = read_method(method, self, [*args, *kwargs.values()]), self._link or Link(0, 0)
+        nbytes = link_bytes(call, args)
+        if self.hosts is None:
+            seconds = link.seconds(nbytes, rounds_of(call))
+        else:
+            seconds = self.hosts.seconds(call, nbytes, link, self.inside)
+        transfer = self.nic.book(call, nbytes, posted, seconds)  # the peers must know before the call can end anywhere
         try:
             below = operate(*args, **kwargs)
         except BaseException:
-            self._cancel(call, transfer, places)
+            self.nic.cancel(call, transfer)
             raise
-        if self.hosts is not None and link is not None:
+        if self.hosts is not None:
             self.hosts.count(call)
-        if transfer is None or below is None:
-            return below
-        settle = functools.partial(self._settle, call, transfer, places, link)
-        outputs = args[0] if args else []
-        return LinkedWork(below, outputs, transfer, settle, self._nic.clear_queue, self._alarm, self._free)
-
-    def _seconds(self, call: Call, nbytes: int, link: Link) -> float:
-        """Seconds for which a call takes this rank's end, with its share of the hosts' cards."""
-        if self.hosts is None:
-            return link.seconds(nbytes, _rounds(call))
-        inside, found = self.inside or Link(0, 0), self.hosts.loads(call)
-        loads = {host: CardLoad(*(self._at_once * way for way in load)) for host, load in found.items()}
-        if call.name in ("send", "recv"):
-            return (link if loads else inside).seconds(nbytes, 1)
-        hosts = [self.hosts.of_rank[rank] for rank in call.members]
-        return seconds_over_hosts(inside, link, call.name, nbytes, hosts, loads)
-
-    def _write_ready_time(self, call: Call, transfer: Transfer | None) -> Places | None:
-        """Tell the peers when this rank's wire becomes free for the call, before the call can end anywhere."""
-        if self._ready_times is None or (call.peer is None and call.name == "recv"):  # the sender is not known yet
-            return None
-        return self._ready_times.write(call, transfer.started if transfer else now())
-
-    def _cancel(self, call: Call, transfer: Transfer | None, places: Places | None) -> None:
-        if transfer is not None:
-            self._nic.cancel(transfer)
-        if places is not None:
-            self._ready_times.undo(call)
-
-    def _settle(self, call: Call, transfer: Transfer, places: Places | None, link: Link, below: dist.Work) -> None:
-        """The data has arrived, so all ranks that matter have written their times: find out when the transfer began."""
-        if self._ready_times is None:
-            return
-        if places is None:
-            call.peer = below._source_rank()
-            places = self._ready_times.write(call, transfer.started)
-            transfer.ended = transfer.started + self._seconds(call, transfer.nbytes, link)
-        self._nic.delay(transfer, self._ready_times.latest(places))
+        return below and LinkedWork(self, below, args[0] if args else [], call, transfer)
 
 
 def _operation(method: str) -> Callable[..., dist.Work]:
@@ -197,10 +154,6 @@ def link_bytes(call: Call, args: tuple) -> int:
     return call.sent
 
 
-def _rounds(call: Call) -> int:
-    return 1 if call.name in ("send", "recv") else ring_rounds(call.name, len(call.members))
-
-
 def linked_group(
     link: Link | str | None,
     group: dist.ProcessGroup | None = None,
@@ -210,52 +163,34 @@ def linked_group(
     """Return a process group of the same ranks as `group` (default: all), whose operations take time on `link`.
 
     `link` is a Link, a preset's name, or None for no link at first. The data moves over a new group with the backend
-    that `group` uses for tensors in main memory: gloo, or that of rank cells. For a group of NCCL it is gloo too, which
-    copies a GPU's tensors to main memory and back: NCCL lets a rank continue before the data is there, so nobody could
-    tell when a transfer has ended. Pass the new group wherever torch takes one:
+    that `group` uses for tensors in main memory: gloo, or that of rank cells. For a group of NCCL it is gloo too: NCCL
+    lets a rank continue before the data is there, so nobody could tell when a transfer has ended. Pass the new group
+    wherever torch takes one:
 
         slow = linked_group("Ethernet 10 Gb")
-        dist.all_reduce(tensor, group=slow)
         model = DistributedDataParallel(model, process_group=slow)
         model = fully_shard(model, mesh=DeviceMesh.from_group(slow, "cpu"))
         slow.link = "NVLink 4"                       # another link; None: no link
-        dist.destroy_process_group(slow)
 
-    By default each rank has a network card of its own. `hosts` makes a network of two levels: what leaves or enters a
-    host passes its one card, and `inside` connects the ranks of a host (None: in no time). `hosts` is a number of
-    hosts, which have the group's ranks in equal blocks; the host of each of the group's ranks, such as (0, 1, 0, 1); or
-    another linked group's `hosts`, with which this group's bytes are then counted. `hosts.bytes_out` counts what has
-    left each host. Where several groups use a card at the same time, see `Hosts`.
+    By default each rank has a network card of its own. With `hosts`, what leaves or enters a host passes its one card,
+    and `inside` connects the ranks of a host (None: in no time). `hosts` is a number of hosts, which have the group's
+    ranks in equal blocks; the host of each of the group's ranks, such as (0, 1, 0, 1); or another linked group's
+    `hosts`, with which this group's bytes are then counted: `hosts.bytes_out` is what has left each. A group is taken
+    to have the cards for itself.
 
-    Collective: every rank of `group` calls it with the same arguments. Raises ValueError if a preset is unknown, if the
-    hosts don't fit the ranks, or if there are hosts but not all ranks are on this machine; RuntimeError if there is no
-    process group. Costs a new group and two small collectives; with new hosts, two more.
+    Every rank of `group` calls it with the same arguments. Raises ValueError if a preset is unknown, if the hosts don't
+    fit the ranks, if not all ranks are on this machine, or if there is no process group. Costs a new group and two
+    small collectives; with new hosts, two more.
     """
-    return _linked(link, group, hosts, inside, at_once=1)
-
-
-def _linked(
-    link: Link | str | None,
-    group: dist.ProcessGroup | None,
-    hosts: int | Sequence[int] | Hosts | None,
-    inside: Link | str | None,
-    at_once: int,
-) -> LinkedGroup:
-    if not dist.is_initialized():
-        raise RuntimeError(
-            "there is no process group whose ranks could be linked: %dist_init makes one in a notebook, torchrun and "
-            "dist.init_process_group() in a script; lone_rank() needs none"
-        )
-    if group == dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(group) < 0:  # what new_group returns outside
+    if dist.get_rank(group) < 0:  # of what new_group returns outside
         raise ValueError(f"rank {dist.get_rank()} is not in the group: link it on the group's ranks only")
     if isinstance(group or dist.group.WORLD, LinkedGroup):
         raise ValueError("this group is on a link already: set its .link")
-    found, found_inside, ranks = as_link(link), as_link(inside), dist.get_process_group_ranks(group)
-    below = _twin(group, ranks)
+    link, ranks = link and preset(link), dist.get_process_group_ranks(group)
+    below = local_group(group, _backend_on_cpu(group))
     if hosts is not None and not isinstance(hosts, Hosts):
         hosts = share_hosts(hosts, below)
-    ready_times = share_ready_times(below)
-    linked = LinkedGroup(below, found, ready_times, hosts, found_inside, at_once)
+    linked = LinkedGroup(below, link, ReadyTimes(below), hosts, inside)
     world = dist.distributed_c10d._world
     backend, store = world.pg_map[below]
     register(linked, f"{below.group_name} on a link", ranks, backend, world.pg_backend_config[below], store)
@@ -263,11 +198,11 @@ def _linked(
     return linked
 
 
-def linked_mesh(link: Link | str | None, hosts: int, inside: Link | str | None = None) -> DeviceMesh:
+def linked_mesh(link: Link | str, hosts: int, inside: Link | str | None = None) -> DeviceMesh:
     """Return a mesh ("host", "local") of all ranks on a network of two levels, as `linked_group` makes it.
 
     `mesh["local"]` are the ranks of this rank's host, connected by `inside`; `mesh["host"]` those with the same place
-    in each host, connected by `link`, whose groups share the hosts' cards:
+    in each host, connected by `link`, each with its share of the host's card:
 
         mesh = linked_mesh("Ethernet 10 Gb", hosts=2, inside="NVLink 4")
         dist.all_reduce(tensor, group=mesh["host"].get_group())
@@ -277,17 +212,10 @@ def linked_mesh(link: Link | str | None, hosts: int, inside: Link | str | None =
     Every rank calls it. Raises and costs what `linked_group` does, for two groups of each rank.
     """
     shared, local = share_hosts(hosts, None), dist.get_world_size() // hosts
-    plain = init_device_mesh("cpu", (hosts, local), mesh_dim_names=("host", "local"))
-    at_once = {"host": local, "local": 1}
-    groups = [_linked(link, plain.get_group(name), shared, inside, at_once[name]) for name in plain.mesh_dim_names]
+    plain, link = init_device_mesh("cpu", (hosts, local), mesh_dim_names=("host", "local")), preset(link)
+    share = replace(link, beta=local * link.beta)
+    groups = [linked_group(share, plain.get_group(name), shared, inside) for name in plain.mesh_dim_names]
     return DeviceMesh.from_group(groups, "cpu", mesh=plain.mesh, mesh_dim_names=plain.mesh_dim_names)
-
-
-def _twin(group: dist.ProcessGroup | None, ranks: list[int]) -> dist.ProcessGroup:
-    """A group of the same ranks, for tensors in main memory."""
-    if len(ranks) == dist.get_world_size():
-        return dist.new_group(ranks, backend=_backend_on_cpu(group))
-    return local_group(group, _backend_on_cpu(group))
 
 
 def _backend_on_cpu(group: dist.ProcessGroup | None) -> str:

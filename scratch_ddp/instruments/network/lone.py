@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.utils._pytree import tree_leaves
 
-from scratch_ddp.instruments.network.link import Link, as_link
+from scratch_ddp.instruments.cost.wire import Link
 from scratch_ddp.instruments.network.linked import LinkedGroup, register
 
 _BACKEND = "lone"
@@ -25,7 +25,7 @@ class LoneGroup(LinkedGroup):
     scatter from another root) stay unchanged.
     """
 
-    def __init__(self, rank: int, size: int, link: Link | None):
+    def __init__(self, rank: int, size: int, link: Link | str | None):
         below = dist.ProcessGroup(rank, size)
         fake = FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
@@ -54,10 +54,9 @@ def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> Linked
 
     No communication. Raises ValueError for a rank outside the world size, or an unknown preset.
     """
-    found = as_link(link)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be one of 0 to {world_size - 1}, not {rank!r}")
-    group = LoneGroup(rank, world_size, found)
+    group = LoneGroup(rank, world_size, link)
     is_first = not dist.is_initialized()
     own_number = rank if is_first else dist.get_rank()
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]

@@ -1,11 +1,11 @@
 """One rank's end of the link, where transfers queue as they do at a network card."""
 
 import bisect
-import contextlib
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from scratch_ddp.instruments.intervals import total_seconds
+from scratch_ddp.instruments.network.ready_times import Places, ReadyTimes
+from scratch_ddp.instruments.traffic.calls import Call
 
 _SETTLED = 32  # settled sends, and settled receives, among which a delayed one is placed
 
@@ -24,27 +24,48 @@ class Transfer:
     posted: float
     started: float
     ended: float
+    places: Places = field(default_factory=list, repr=False)  # where the times that it depends on are written
 
 
 class Nic:
-    """Carries one transfer at a time in each direction. A collective takes both directions, a message one."""
+    """Carries one transfer at a time in each direction. A collective takes both directions, a message one.
 
-    def __init__(self) -> None:
+    `ready_times`: where ranks tell each other when their wires are free; None without peers.
+    """
+
+    def __init__(self, ready_times: ReadyTimes | None):
         self.transfers: list[Transfer] = []  # in the order in which they were posted
+        self._ready_times = ready_times
+        self._lock = threading.Lock()
+        self.clear_queue()
+
+    def clear_queue(self) -> None:
+        """Free the wire now: transfers under way were abandoned."""
         self._free = {"out": 0.0, "in": 0.0}
         # when the latest sends and receives had the wire, by time
         self._settled: dict[str, list[tuple[float, float]]] = {"send": [], "recv": []}
-        self._lock = threading.Lock()
 
-    def book(self, call: str, nbytes: int, posted: float, seconds: float) -> Transfer:
-        """Queue a transfer that was called at `posted` and takes the wire for `seconds`."""
+    def count_from_0(self) -> None:
+        """Number calls from 0 again. Every rank does so at the same point."""
+        if self._ready_times is not None:
+            self._ready_times.reset()
+
+    def book(self, call: Call, nbytes: int, posted: float, seconds: float) -> Transfer:
+        """Queue a transfer that was called at `posted` and takes the wire for `seconds`, and tell the peers when."""
         with self._lock:
-            directions = _directions(call)
-            started = max(posted, *(self._free[direction] for direction in directions))
-            transfer = Transfer(call, nbytes, posted, started, started + seconds)
-            self._keep_taken(directions, transfer.ended)
+            started = max(posted, *(self._free[direction] for direction in _directions(call.name)))
+            transfer = Transfer(call.name, nbytes, posted, started, started + seconds)
+            self._keep_taken(transfer)
             self.transfers.append(transfer)
+        if self._ready_times is not None and (call.peer is not None or call.name != "recv"):
+            transfer.places = self._ready_times.write(call, started)
         return transfer
+
+    def settle(self, call: Call, transfer: Transfer) -> None:
+        """Find out when a transfer began: its data has arrived, so all ranks that matter have written their times."""
+        if self._ready_times is not None:
+            places = transfer.places or self._ready_times.write(call, transfer.started)  # the source is known by now
+            self.delay(transfer, self._ready_times.latest(places))
 
     def delay(self, transfer: Transfer, ready: float) -> None:
         """Start a transfer no earlier than `ready`, the time at which the last of its ranks was ready."""
@@ -58,33 +79,18 @@ class Nic:
                 bisect.insort(settled, (started, started + seconds))
                 del settled[:-_SETTLED]
             transfer.started, transfer.ended = started, started + seconds
-            self._keep_taken(_directions(transfer.call), transfer.ended)
+            self._keep_taken(transfer)
 
-    def cancel(self, transfer: Transfer) -> None:
-        """Remove a transfer that failed to start."""
-        with self._lock:
-            with contextlib.suppress(ValueError):  # users may have cleared the list
-                self.transfers.remove(transfer)
-            for direction in _directions(transfer.call):
-                if self._free[direction] == transfer.ended:
-                    self._free[direction] = transfer.started
+    def cancel(self, call: Call, transfer: Transfer) -> None:
+        """Forget the latest transfer, whose call has failed."""
+        self.transfers.remove(transfer)
+        self.clear_queue()
+        if transfer.places:
+            self._ready_times.undo(call)
 
-    def clear_queue(self) -> None:
-        """Free the wire now: transfers under way were abandoned."""
-        with self._lock:
-            self._free = dict.fromkeys(self._free, 0.0)
-            for settled in self._settled.values():
-                settled.clear()
-
-    @property
-    def busy_seconds(self) -> float:
-        """Seconds for which the wire was taken, in either direction, by the transfers in the log."""
-        with self._lock:
-            return total_seconds((transfer.started, transfer.ended) for transfer in self.transfers)
-
-    def _keep_taken(self, directions: tuple[str, ...], until: float) -> None:
-        for direction in directions:
-            self._free[direction] = max(self._free[direction], until)
+    def _keep_taken(self, transfer: Transfer) -> None:
+        for direction in _directions(transfer.call):
+            self._free[direction] = max(self._free[direction], transfer.ended)
 
 
 def _directions(call: str) -> tuple[str, ...]:

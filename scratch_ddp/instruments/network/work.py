@@ -3,8 +3,7 @@
 import datetime
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -12,78 +11,36 @@ from torch._C._distributed_c10d import FakeWork
 
 from scratch_ddp.instruments.network.clock import now, sleep_until
 from scratch_ddp.instruments.network.nic import Transfer
+from scratch_ddp.instruments.traffic.calls import Call
 
-_CLOSE = 2e-3  # seconds before a call: from then on its thread no longer listens for an earlier one
+if TYPE_CHECKING:
+    from scratch_ddp.instruments.network.linked import LinkedGroup
 
-
-class Alarm:
-    """Calls functions at given times, for C++ code that waits for a future. Each has a thread until it is called."""
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-
-    def at(self, moment: float, call: Callable[[], None]) -> None:
-        """Have `call()` called at `moment`, in seconds of time.monotonic."""
-        over = self._over
-
-        def ring() -> None:
-            if not over.wait(max(0.0, moment - time.monotonic() - _CLOSE)):
-                sleep_until(moment)
-            call()
-
-        threading.Thread(target=ring, name="transfer-alarm", daemon=True).start()
-
-    def ring_now(self) -> None:
-        """Make all calls at once, so that nobody waits for them any longer."""
-        self._over.set()
-        self._over = threading.Event()
+_CLOSE = 2e-3  # seconds before a transfer's end: from then on its thread no longer listens for an earlier one
 
 
 class LinkedWork(dist.Work):
     """The work of one transfer. `wait` sleeps; a thread is needed only for a future, as torch's DDP asks for one.
 
-    `below`: the work of the group below; `outputs`: its tensors, the future's value; `settle`: called once that has
-    ended, to learn from the peers when the transfer really began; `give_up`: called if an exception such as an
-    interrupt ends the sleep; `free`: gets the future, to end waits for it in C++ on Stop.
+    `below`: the work of the group below; `outputs`: its tensors, the future's value.
     """
 
-    def __init__(
-        self,
-        below: dist.Work,
-        outputs: Any,
-        transfer: Transfer,
-        settle: Callable[[dist.Work], None],
-        give_up: Callable[[], None],
-        alarm: Alarm,
-        free: Callable[[torch.futures.Future], None] | None,
-    ):
+    def __init__(self, group: "LinkedGroup", below: dist.Work, outputs: Any, call: Call, transfer: Transfer):
         super().__init__()
-        self._below, self._outputs, self._transfer = below, outputs, transfer
-        self._settle, self._give_up, self._alarm, self._free = settle, give_up, alarm, free
-        self._lock = threading.Lock()
+        self._group, self._below, self._outputs, self._call, self._transfer = group, below, outputs, call, transfer
+        self._lock, self._settled = threading.Lock(), False
         self._future: torch.futures.Future | None = None
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Return when the transfer has ended. Raises what the group below raises, or RuntimeError after `timeout`."""
+        """Return when the transfer has ended. Raises what the group below raises, also after `timeout`."""
         __tracebackhide__ = True  # in a rank cell learners see their own line, not this one
-        if not timeout:  # torch passes 0 for "no limit of its own"
-            self._below.wait()
-            self._sleep_until(self._end())
-            return True
-        limit = now() + timeout.total_seconds()
-        self._below.wait(timeout)
-        self._sleep_until(min(self._end(), limit))
-        if self._end() > limit:
-            raise RuntimeError(f"{self._transfer.call}: not finished after {timeout.total_seconds():g} s")
-        return True
-
-    def _sleep_until(self, moment: float) -> None:
-        __tracebackhide__ = True
+        self._below.wait(timeout) if timeout else self._below.wait()  # torch passes 0 for "no limit of its own"
         try:
-            sleep_until(moment)
-        except BaseException:
-            self._give_up()
+            sleep_until(self._end())
+        except BaseException:  # such as an interrupt
+            self._group.nic.clear_queue()
             raise
+        return True
 
     def is_completed(self) -> bool:
         below_is = isinstance(self._below, FakeWork) or self._below.is_completed()  # a fake work never says that it is
@@ -98,8 +55,7 @@ class LinkedWork(dist.Work):
             if self._future is not None:
                 return self._future
             self._future = torch.futures.Future()
-        if self._free is not None:
-            self._free(self._future)
+        self._group.free(self._future)
         self._below.get_future().add_done_callback(self._below_done)
         return self._future
 
@@ -109,7 +65,13 @@ class LinkedWork(dist.Work):
         except Exception as error:
             self._finish(error)
         else:
-            self._alarm.at(self._end(), self._finish)
+            over = (self._group.over,)
+            threading.Thread(target=self._finish_in_time, args=over, name="transfer-alarm", daemon=True).start()
+
+    def _finish_in_time(self, over: threading.Event) -> None:
+        if not over.wait(max(0.0, self._end() - time.monotonic() - _CLOSE)):
+            sleep_until(self._end())
+        self._finish()
 
     def _finish(self, error: Exception | None = None) -> None:
         try:
@@ -125,7 +87,9 @@ class LinkedWork(dist.Work):
     def _end(self) -> float:
         """When the transfer ends. Called only once the group below is done."""
         with self._lock:
-            if self._settle is not None:
-                self._settle(self._below)
-                self._settle = None
+            if not self._settled:
+                if self._call.name == "recv" and self._call.peer is None:
+                    self._call.peer = self._below._source_rank()
+                self._group.nic.settle(self._call, self._transfer)
+                self._settled = True
         return self._transfer.ended

@@ -13,21 +13,19 @@ from scratch_ddp.instruments.cost import (
     Layout,
     Link,
     bytes_per_token,
-    cluster,
     flops_per_token,
     model,
     pipelined,
     plan,
     rank_memory,
     step_time,
-    tokens_to_be_compute_bound,
     what_binds,
 )
 from scratch_ddp.instruments.cost.__main__ import main
 from scratch_ddp.instruments.cost.layouts import blocks_of_stages, parameters_of_rank
 from scratch_ddp.instruments.cost.plan import layouts
 from scratch_ddp.instruments.cost.published import GPT_3, LLAMA_3, MEGATRON, TORCHTITAN
-from scratch_ddp.instruments.cost.times import EFFICIENCIES, hops, sharded_pass, tflops_of_device
+from scratch_ddp.instruments.cost.times import EFFICIENCIES, hops, sharded_pass
 from scratch_ddp.pipeline import interleaved, one_f_one_b
 
 XXL, LLAMA, H100 = MODELS["XXL"], MODELS["Llama-3-8B"], CLUSTERS["H100"]
@@ -36,7 +34,6 @@ XXL, LLAMA, H100 = MODELS["XXL"], MODELS["Llama-3-8B"], CLUSTERS["H100"]
 def test_the_figures_of_the_write_up_on_xxl():
     each = 4 * XXL.parameters  # master weights, or accumulated gradients, in float32
     assert round(each / 2**30) == 819 and round(each / 1e8) == 8794  # "~818 GB" are GiB
-    assert -(-each // (80 * 10**9)) == 11  # of one of the two
     assert -(-2 * each // (80 * 10**9)) == 22  # of both; it says 11
     assert devices_needed(XXL.parameters, 80 * 10**9, 3, 0) == 44  # with Adam
     assert XXL.blocks * bytes_per_token(XXL) == 17_547_264  # it says 17,543,808
@@ -46,13 +43,6 @@ def test_the_figures_of_the_write_up_on_xxl():
     assert held.weights == 2 * XXL.parameters / 64  # the copies in bfloat16 that it leaves out
 
 
-def test_the_batch_from_which_fsdp_is_compute_bound():
-    tpu = CLUSTERS["TPU v5p"]
-    assert tpu.device.flops * tpu.wire(64).beta == pytest.approx(2550)  # "How to Scale Your Model", part 5
-    bandwidth = Link(0, 1 / 450e9).wire(8)
-    assert tokens_to_be_compute_bound(989e12, bandwidth, 10**9) == pytest.approx(7 / 8 * 989e12 / 450e9, abs=1)
-
-
 @pytest.mark.parametrize(
     "devices, batch, options, binds",
     [
@@ -60,7 +50,6 @@ def test_the_batch_from_which_fsdp_is_compute_bound():
         (8, 4, {}, "too few sequences"),
         (1024, 1024, {"checkpointing": True}, "FSDP's messages"),
         (1024, 4096, {"checkpointing": True}, "compute"),
-        (1024, 4096, {"tp": 8, "checkpointing": True}, "compute"),
         (1024, 4096, {"tp": 64, "checkpointing": True}, "tensor parallel's messages"),
     ],
 )
@@ -68,22 +57,15 @@ def test_what_binds(devices, batch, options, binds):
     assert what_binds(XXL, H100, devices, batch, 2048, **options) == binds
 
 
-def tflops(run, **options):
-    return tflops_of_device(
-        run.shape, run.layout, CLUSTERS[run.cluster], run.sequence, precision=run.precision, **options
-    )
-
-
 def test_published_trainings():
     """Large models within 11 %; small ones and slower GPUs within the range; ZeRO-3 of 2021 by how much it is off."""
     for run in (*MEGATRON[2:], GPT_3[0], *LLAMA_3):
-        assert tflops(run) == pytest.approx(run.tflops, rel=0.11), run.shape.name
-    least, most = EFFICIENCIES
+        assert run.forecast() == pytest.approx(run.tflops, rel=0.11), run.shape.name
     for run in (*MEGATRON, *GPT_3[:2], *LLAMA_3, *TORCHTITAN):
-        slow, quick = tflops(run, efficiency=least), tflops(run, efficiency=most)
+        slow, quick = map(run.forecast, EFFICIENCIES)
         assert slow * 0.87 <= run.tflops <= quick, (run.shape.name, run.layout, slow, run.tflops, quick)
-    assert tflops(GPT_3[3]) / GPT_3[3].tflops == pytest.approx(3.9, rel=0.05)
-    eight, many = (tflops(run) for run in TORCHTITAN[::2])
+    assert GPT_3[3].forecast() / GPT_3[3].tflops == pytest.approx(3.9, rel=0.05)
+    eight, many = (run.forecast() for run in TORCHTITAN[::2])
     assert 0.95 < many / eight < 1  # theirs: 0.973
     flops = flops_per_token(model("DeepSeek-V3"), 4096) * 1e12
     assert flops / 989e12 / 3600 / 180_000 == pytest.approx(0.44, abs=0.01)
@@ -103,14 +85,11 @@ def test_a_pipeline_has_no_more_micro_batches_under_way_than_there_are():
     assert held[16] == pytest.approx(8 * 16) and held[32] == pytest.approx(8 * 19.25)
 
 
-def test_hops_are_those_of_the_simulated_schedule():
+def test_messages_of_pipelines_are_those_of_the_simulated_schedule():
     for p, m in ((2, 1), (2, 8), (3, 10), (4, 2), (4, 4), (4, 16), (8, 8), (8, 32)):
         for hop in (0.1, 1.0, 10.0):
             whole = pipelined(one_f_one_b(p, m), 1, 2, 0, Link(hop, 0).wire(2))
             assert 3 * (m + p - 1) + hops(p, m, hop) == pytest.approx(whole, rel=0.04), (p, m, hop)
-
-
-def test_messages_of_an_interleaved_pipeline():
     time = step_time(LLAMA, Layout(tp=8, pp=4, micro_batches=16, chunks=2), H100, 4096)
     pair = (time.compute + time.tensor) / 16  # forward and backward of a micro-batch on a rank
     hop = H100.wire(2, 8).message(2 * 4096 * 4096 / 8)
@@ -119,10 +98,11 @@ def test_messages_of_an_interleaved_pipeline():
 
 
 def test_a_sharded_pass():
-    assert sharded_pass(4, 4, 8, 0) == 12
-    assert sharded_pass(4, 4, 8, 0.5) == 12 + 0.5 + 0.5  # the first gather, the last scatter
-    assert sharded_pass(4, 0, 0, 1) == 4 + 3 + 4  # all gathers, again without the last block's, all scatters
-    assert sharded_pass(4, 0, 0, 1, 2) == 4 + 3 + 8 and sharded_pass(1, 1, 2, 1) == 5
+    assert sharded_pass(4, 4, 8, 0, 0) == 12
+    assert sharded_pass(4, 4, 8, 0.5, 0.5) == 12 + 0.5 + 0.5  # the first gather, the last scatter
+    assert sharded_pass(4, 0, 0, 1, 1) == 4 + 3 + 4  # all gathers, again without the last block's, all scatters
+    assert sharded_pass(4, 4, 8, 0, 3) == 4 + 2 + 4 * 3  # of whole weights: messages queue from the first gradient on
+    assert sharded_pass(4, 0, 0, 1, 2) == 4 + 3 + 8 and sharded_pass(1, 1, 2, 1, 1) == 5
 
 
 def test_stages():
@@ -134,10 +114,8 @@ def test_stages():
 
 
 def test_parts_of_a_step():
-    where = {"cluster": H100, "sequence": 4096}
-
     def step(*args, **layout):
-        return step_time(LLAMA, Layout(*args, **layout), **where)
+        return step_time(LLAMA, Layout(*args, **layout), H100, 4096)
 
     alone = step(micro_batches=8)
     assert alone.total == alone.compute == pytest.approx(flops_per_token(LLAMA, 4096) * 8 * 4096 / 0.55 / 989e12, 1e-3)
@@ -153,36 +131,36 @@ def test_parts_of_a_step():
 
 
 def test_hsdp_and_wide_gradients():
-    few = {"micro": 1, "stage": "ZeRO-3"}
-    whole, hybrid = Layout(1024, **few), Layout(1024, shards=8, **few)
+    whole, hybrid = Layout(1024, stage="ZeRO-3"), Layout(1024, shards=8, stage="ZeRO-3")
     assert hybrid.sharding == "HSDP 8" and whole.sharding == "ZeRO-3"
     assert step_time(LLAMA, hybrid, H100, 1024).data < step_time(LLAMA, whole, H100, 1024).data
     assert rank_memory(LLAMA, hybrid, 1024).optimizer == 128 * rank_memory(LLAMA, whole, 1024).optimizer
-    wide = rank_memory(MODELS["Llama-3-70B"], Layout(2, 8, stage="ZeRO-1"), 4096, WIDE_GRADIENTS)
-    assert wide.gradients == 2 * rank_memory(MODELS["Llama-3-70B"], Layout(2, 8, stage="ZeRO-1"), 4096).gradients
+    wide, narrow = (rank_memory(LLAMA, Layout(2), 4096, each).gradients for each in (WIDE_GRADIENTS, MIXED))
+    assert wide == 2 * narrow
     quick, slow = (step_time(LLAMA, whole, H100, 1024, precision=each).data for each in (MIXED, WIDE_GRADIENTS))
     assert slow > quick > 0
+
+
+def possible(*task):
+    return [each for each in layouts(*task) if isinstance(each, Layout)]
 
 
 def test_what_a_plan_tries():
     """tp divides a node and the heads of keys and values: 6 of 8 GPUs would leave them, and 16 heads' parts cross."""
     for shape, devices in ((LLAMA, 48), (replace(LLAMA, kv_heads=4), 16), (XXL, 64)):
-        tried = [each for each in layouts(shape, H100, devices, 96) if isinstance(each, Layout)]
+        tried = possible(shape, H100, devices, 96)
         assert all(8 % each.tp == 0 and (shape.kv_heads or shape.inner) % each.tp == 0 for each in tried)
         assert {each.devices for each in tried} == {devices} and {each.batch for each in tried} == {96}
-        assert {each.chunks for each in tried} >= {1, 2, 4, 8} and {each.checkpointing for each in tried} == {
-            False, True, "selective"
-        }  # fmt: skip
-    assert any(each.shards == 8 for each in layouts(LLAMA, H100, 64, 64) if isinstance(each, Layout))
-    llama_3 = layouts(MODELS["Llama-3-405B"], H100, 8192, 2048)
-    assert LLAMA_3[0].layout in [each for each in llama_3 if isinstance(each, Layout)]
+        assert {1, 2, 4, 8} <= {each.chunks for each in tried}
+        assert {False, True, "selective"} == {each.checkpointing for each in tried}
+    assert any(each.shards == 8 for each in possible(LLAMA, H100, 64, 64))
+    assert LLAMA_3[0].layout in possible(MODELS["Llama-3-405B"], H100, 8192, 2048)
 
 
 def test_a_plan_is_the_best_of_what_fits():
     found = plan(LLAMA, H100, 16, 64, 4096)
     assert found.best and all(each.memory.total <= found.room for each in found.best)
     seconds = [each.seconds for each in found.best]
-    assert all(later > earlier / 1.01 for earlier, later in zip(seconds, seconds[1:], strict=False))
     assert min(seconds) > seconds[0] / 1.01 and found.best[0].time.total < found.best[0].slow.total
     splits = [(each.layout.dp, each.layout.tp, each.layout.pp) for each in found.best]
     assert len(set(splits)) == len(splits)
@@ -191,31 +169,26 @@ def test_a_plan_is_the_best_of_what_fits():
 
 def test_of_layouts_that_are_as_quick_the_one_that_holds_least_is_taken():
     """8 µs are no reason to take 57 GB in place of 19."""
-    shape, found = MODELS["Llama-3-8B"], plan(LLAMA, H100, 64, 64, 4096).best[0]
-    as_quick = [
-        rank_memory(shape, other, 4096).total
-        for other in layouts(shape, H100, 64, 64)
-        if isinstance(other, Layout) and (other.dp, other.tp, other.pp) == (found.layout.dp, found.layout.tp, 1)
-        if step_time(shape, other, H100, 4096, 0.62).total < 1.002 * found.time.total
-        if step_time(shape, other, H100, 4096, 0.38).total < 1.002 * found.slow.total
-    ]
-    assert found.memory.total == min(as_quick) and max(as_quick) > 1.5 * min(as_quick)
+    found = plan(LLAMA, H100, 64, 64, 4096).best[0]
+    quicker = Layout(64, stage="DDP")
+    assert found.layout.stage != "DDP" and found.memory.total < 0.7 * rank_memory(LLAMA, quicker, 4096).total
+    assert step_time(LLAMA, quicker, H100, 4096).total > 0.99 * step_time(LLAMA, found.layout, H100, 4096).total
 
 
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        (lambda: plan(XXL, H100, 8, -8, 128), "batch must be a whole number, 1 or more, not -8"),
-        (lambda: plan(model("Mixtral-8x7B"), H100, 8, 8, 128), "is a mixture of experts: its layouts can't"),
-        (lambda: step_time(XXL, Layout(), H100, 128, 0), "efficiency must be above 0 and at most 1, not 0"),
+        (
+            lambda: plan(XXL, H100, 8, -8, 128),
+            "a plan needs 1 or more of devices, sequences and tokens, not 8, -8, 128",
+        ),
+        (lambda: plan(XXL, H100, 8, 8, 128, (38, 62)), "an efficiency is above 0 and at most 1, not 38 or 62"),
+        (lambda: step_time(model("Mixtral-8x7B"), Layout(), H100, 128), "is a mixture of experts: only its parameters"),
         (lambda: rank_memory(XXL, Layout(pp=127), 128), "126 blocks can't be cut into 127 stages"),
-        (lambda: Layout(dp=0), "dp must be a whole number, 1 or more, not 0"),
-        (lambda: Layout(stage="zero"), "stage: 'zero'; allowed are DDP, ZeRO-1"),
+        (lambda: Layout(dp=0), "a layout's numbers are 1 or more, not as in dp 0"),
         (lambda: Layout(pp=2, stage="ZeRO-3"), "ZeRO-3 with a pipeline"),
         (lambda: Layout(pp=4, micro_batches=6, chunks=2), "an interleaved pipeline needs two stages or more"),
         (lambda: Layout(8, shards=3, stage="ZeRO-3"), "3 shards don't fit dp 8"),
-        (lambda: what_binds(XXL, H100, 10, 8, 128, tp=8), "10 devices can't be shared by replicas of 8"),
-        (lambda: cluster("Cray-1"), "there is no cluster of 'Cray-1'; there are A100 HDR"),
         (lambda: model("llama"), "there is no model 'llama', and no such file; there are XXL"),
     ],
 )
@@ -231,9 +204,7 @@ def test_bad_input_is_refused_in_a_sentence(wrong, says):
         ("--model XXL --gpus 8 --batch 8", 1, "GB more than the 72.0 GB that may be used"),
         ("--model Mixtral-8x7B --gpus 8", 0, "46,702,792,704 parameters, 12,879,925,248 active"),
         ("--model nothing --gpus 8", 2, "there is no model 'nothing', and no such file"),
-        ("--model XXL --gpus 0", 2, "there must be at least 1 rank"),
-        ("--model XXL --gpus 8 --batch -8", 2, "batch must be a whole number, 1 or more, not -8"),
-        ("--model XXL --gpus 8 --gpu abacus", 2, "there is no cluster of 'abacus'"),
+        ("--model XXL --gpus 0", 2, "on 0 ranks"),
     ],
 )
 def test_the_command_line(options, status, says, capsys):

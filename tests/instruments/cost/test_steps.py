@@ -23,25 +23,12 @@ def spans(forecast):
     return [(each.started, each.ended) for each in forecast.all_reduces]
 
 
-@pytest.mark.parametrize(
-    ("figures", "message"),
-    [
-        (((1, 2), (4,), 3), "2 gradients are ready, but 1 sizes"),
-        (((2, 1), (4, 4), 3), "in the order in which they are ready"),
-        (((1, 4), (4, 4), 3), "ready after 4 s of a backward of 3 s"),
-    ],
-)
-def test_a_backward_that_can_not_be(figures, message):
-    with pytest.raises(ValueError, match=message):
-        Backward(*figures)
-
-
 def test_steps_after_the_backward():
     wire = Link(0.5, 0.01).wire(2)
     naive, flat = cost.naive(EVEN, wire), cost.flat(EVEN, wire)
     assert naive.exposed == pytest.approx(4 * 0.5 + 0.01 * 40) and naive.calls == 4
     assert flat.exposed == pytest.approx(0.5 + 0.01 * 40) and flat.calls == 1
-    assert naive.step == 7 + naive.exposed and naive.hidden == pytest.approx(0)
+    assert naive.step == 7 + naive.exposed
 
 
 def test_messages_queue_for_the_wire():
@@ -49,9 +36,7 @@ def test_messages_queue_for_the_wire():
     assert spans(cost.per_parameter(EVEN, quick)) == [(1, 1.5), (2, 2.5), (3, 3.5), (4, 4.5)]
     assert cost.per_parameter(EVEN, quick).exposed == 0
     late = cost.per_parameter(EVEN, slow)
-    assert spans(late) == [(1, 2.5), (2.5, 4), (4, 5.5), (5.5, 7)]
-    assert (late.exposed, late.hidden, late.step) == (2, 4, 9)
-    assert [each.posted for each in late.all_reduces] == [1, 2, 3, 4]
+    assert spans(late) == [(1, 2.5), (2.5, 4), (4, 5.5), (5.5, 7)] and (late.exposed, late.step) == (2, 9)
 
 
 def test_buckets_close_when_they_are_full():
@@ -64,14 +49,6 @@ def test_buckets_close_when_they_are_full():
     assert [each.nbytes // MB for each in bucketed(tens, wire, math.inf).all_reduces] == [1, 3]
 
 
-def test_a_model_without_parameters():
-    nothing, wire = Backward((), (), 3, 1), Link(1, 1).wire(2)
-    for strategy in (cost.naive, cost.flat, cost.per_parameter, bucketed):
-        assert strategy(nothing, wire).step == 4 and strategy(nothing, wire).calls == 0
-    with pytest.raises(ValueError, match="no gradient"):
-        best_bucket(nothing, wire)
-
-
 def test_buckets_are_those_of_torchs_ddp():
     chance = random.Random(0)
     for _ in range(50):
@@ -82,21 +59,17 @@ def test_buckets_are_those_of_torchs_ddp():
 
 
 def test_a_measured_backward():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 3))
     model[0].bias.requires_grad_(False)
-    x = torch.randn(8, 64)
-    backward = Backward.measured(model, lambda: model(x).sum())
+    backward = Backward.measured(model, lambda: model(torch.randn(8, 64)).sum())
     weights = {model[0].weight.nbytes, model[1].weight.nbytes, model[1].bias.nbytes}
     assert set(backward.nbytes) == weights and backward.nbytes[-1] == model[0].weight.nbytes
     assert 0 < backward.ready[0] <= backward.ready[-1] <= backward.seconds and backward.forward > 0
-    model(x).sum().backward()
-    assert len(backward.ready) == 3  # nothing listens any more
 
 
 @pytest.mark.parametrize(
     ("alpha", "all_bytes"),
-    [(0.001, 2.0), (0.001, 1.0), (0.001, 0.5), (0.01, 0.5), (1e-4, 0.999)],  # of a backward of one second
+    [(0.001, 2.0), (0.001, 1.0), (0.01, 0.5), (1e-4, 0.999)],  # of a backward of one second
 )
 def test_the_formula_is_the_best_size_of_the_queue(alpha, all_bytes):
     """8000 gradients that arrive evenly: no bucket size ends sooner than the formula's, and the search finds it."""
@@ -104,8 +77,7 @@ def test_the_formula_is_the_best_size_of_the_queue(alpha, all_bytes):
     wire = Link(alpha, all_bytes / backward.total_bytes).wire(2)
     best = best_bucket_bytes(wire, backward.total_bytes, 1.0) / MB
     step = bucketed(backward, wire, best, first_mb=best).step
-    for factor in (0.25, 0.5, 0.8, 1.25, 2, 4):
-        size = best * factor
+    for size in (best * factor for factor in (0.25, 0.5, 0.8, 1.25, 2, 4)):
         assert size > 1000 or bucketed(backward, wire, size, first_mb=size).step > 0.9999 * step
     size, forecast = best_bucket(backward, wire, first_mb=1000)
     assert forecast.step <= 1.003 * step and 0.8 < size / best < 2.1  # the largest of those that are as good
@@ -123,17 +95,13 @@ def test_ends_of_the_scale():
 def test_trees_keep_buckets_small():
     """1.69 GB in 606 ms, Ethernet of 25 Gb/s: on a ring the size grows with the root of the ranks, on trees hardly."""
     ethernet = preset("Ethernet 25 Gb")
-    best = {n: best_bucket_bytes(ethernet.wire(n, trees=True), 1.69e9, 0.606) / MB for n in (64, 1024)}
-    assert {n: round(size) for n, size in best.items()} == {64: 27, 1024: 35}
+    best = [best_bucket_bytes(ethernet.wire(n, trees=True), 1.69e9, 0.606) / MB for n in (64, 1024)]
+    assert [round(size) for size in best] == [27, 35]
     assert best_bucket_bytes(ethernet.wire(1024), 1.69e9, 0.606) / MB > 300
 
 
-def test_tensor_parallel():
-    assert cost.tensor_parallel(3.0, 4, 1000, FAST) == 3.0
+def test_models_that_are_split():
     assert cost.tensor_parallel(3.0, 4, 1000, SLOW) == 3.0 + 4 * (0.5 + 2 * 0.25 + 1.0)  # two rounds
-
-
-def test_pipelined():
     for schedule in (gpipe(4, 8), one_f_one_b(4, 8)):
         assert cost.pipelined(schedule, 1, 2, 1000, FAST) == 3 * (8 + 4 - 1)
     assert cost.pipelined(zb_h1(4, 8), 1, 2, 1000, FAST) == 3 * 8 + 4 - 1

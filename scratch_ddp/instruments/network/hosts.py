@@ -1,0 +1,109 @@
+"""Hosts whose ranks share one network card: what passes the cards, and how long it takes.
+
+A ring over all ranks passes the cards on some of its edges. How often depends on the order of the ranks: in blocks,
+each host is left once, as `cost.Wire` has it; where hosts alternate, each edge leaves one.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from scratch_ddp.instruments.cost.wire import Link, collective_seconds, ring_bytes, ring_rounds
+from scratch_ddp.instruments.network.ready_times import share_memory
+from scratch_ddp.instruments.traffic.calls import Call
+
+_DIRECT = ("all_to_all", "gather", "scatter", "send", "recv")  # not on a ring: from the source to the destination
+
+
+class Hosts:
+    """Which rank is on which host, and what has left each. Made by `linked_group` and `linked_mesh`.
+
+    `of_rank`: the host's number of each global rank; `sent`: bytes, by the rank that counts them.
+    """
+
+    def __init__(self, of_rank: dict[int, int], sent: memoryview):
+        self.of_rank, self._sent = of_rank, sent
+
+    @property
+    def bytes_out(self) -> list[int]:
+        """Bytes that have left each host so far."""
+        out = Counter(dict.fromkeys(self.of_rank.values(), 0))
+        for rank, host in self.of_rank.items():
+            out[host] += int(self._sent[rank])
+        return [out[host] for host in sorted(out)]
+
+    def count(self, call: Call) -> None:
+        """Count what leaves this rank's host: the sender of a message does, and of a collective the host's first."""
+        me, hosts = call.members[call.rank], self._of(call)
+        if call.name == "send" or (call.name != "recv" and hosts.index(self.of_rank[me]) == call.rank):
+            out, _ = card_loads(call, hosts)
+            self._sent[me] += round(out[self.of_rank[me]])
+
+    def seconds(self, call: Call, own: int, between: Link, inside: Link) -> float:
+        """Seconds of a call in which this rank sends `own` bytes.
+
+        All edges of a ring are busy at once, so the slower level decides for the bytes.
+        """
+        hosts = self._of(call)
+        rounds, slow = rounds_of(call), rounds_between(call, hosts)
+        cards = max((load for way in card_loads(call, hosts) for load in way.values()), default=0)
+        busy = max(inside.beta * own, between.beta * cards)
+        return collective_seconds(inside, between, rounds - slow, slow, own, busy)
+
+    def _of(self, call: Call) -> list[int]:
+        return [self.of_rank[rank] for rank in call.members]
+
+
+def rounds_of(call: Call) -> int:
+    """Messages that follow one another in a call."""
+    return 1 if call.name in ("send", "recv") else ring_rounds(call.name, len(call.members))
+
+
+def rounds_between(call: Call, hosts: Sequence[int]) -> int:
+    """How many of a call's rounds pass from host to host on the way of the chunk that passes most of them.
+
+    `hosts`: of each rank, in the order of the ring.
+    """
+    n, rounds = len(hosts), rounds_of(call)
+    if call.name in _DIRECT:
+        out, _ = card_loads(call, hosts)
+        return rounds * bool(out)
+    leaves = [hosts[rank] != hosts[(rank + 1) % n] for rank in range(n)]
+    whole, rest = divmod(rounds, n)
+    return whole * sum(leaves) + max(sum((leaves + leaves)[at : at + rest]) for at in range(n))
+
+
+def card_loads(call: Call, hosts: Sequence[int]) -> tuple[Counter[int], Counter[int]]:
+    """Bytes that a call sends out of each host's card, and into it, for the hosts that it leaves or enters."""
+    out, into = Counter(), Counter()
+    for source, destination, nbytes in _messages(call):
+        if hosts[source] != hosts[destination]:
+            out[hosts[source]] += nbytes
+            into[hosts[destination]] += nbytes
+    return out, into
+
+
+def _messages(call: Call) -> list[tuple[int, int, float]]:
+    """(source, destination, bytes) of all that is sent in a call; nothing if a receive does not know its source yet."""
+    name, payload, n, me, peer = call.name, call.payload, len(call.members), call.rank, call.peer
+    if name in ("send", "recv"):
+        return [] if peer is None else [(me, peer, payload) if name == "send" else (peer, me, payload)]
+    if name == "all_to_all":
+        return [(a, b, payload / n) for a in range(n) for b in range(n) if a != b]
+    if name in _DIRECT:
+        others = [rank for rank in range(n) if rank != peer]
+        return [(a, peer, payload) if name == "gather" else (peer, a, payload / n) for a in others]
+    return [(rank, (rank + 1) % n, ring_bytes(name, payload, n, rank, peer)) for rank in range(n)]
+
+
+def share_hosts(hosts: int | Sequence[int], group: dist.ProcessGroup | None) -> Hosts:
+    """Return the hosts of the group's ranks: in equal blocks, or as listed. Collective.
+
+    Raises ValueError if they don't fit the ranks, or if not all ranks are on this machine.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    numbers = [place * hosts // len(ranks) for place in range(len(ranks))] if isinstance(hosts, int) else hosts
+    if len(numbers) != len(ranks) or (isinstance(hosts, int) and len(ranks) % hosts):
+        raise ValueError(f"{len(ranks)} ranks need the number of a host each, or hosts that share them: not {hosts}")
+    return Hosts(dict(zip(ranks, numbers, strict=True)), share_memory(dist.get_world_size(), group))
