@@ -1,17 +1,72 @@
 """Calls, messages, bytes and rounds of what runs inside a block."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch.distributed import all_reduce as imported_earlier
 from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
 
+from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.instruments.traffic import Counts, Message, traffic
 from scratch_ddp.instruments.traffic.calls import Call
 from scratch_ddp.instruments.traffic.depth import depth
-from tests.instruments.traffic_cases import count, every_collective, wire
 from tests.ranks import run_ranks
+
+
+def count(function):
+    with warnings.catch_warnings(), traffic() as counted:
+        warnings.simplefilter("ignore")  # torch renames its functions; the older names are meant to be seen too
+        function()
+    return counted
+
+
+def wire(function):
+    """(calls, payload bytes, wire bytes) of this rank."""
+    counted = count(function)
+    return counted.calls, counted.payload_bytes, counted.wire_bytes
+
+
+def uneven_all_to_alls(rank):
+    """Rank 0 gets all three rows of each rank, and sends none: rows of 8 bytes. (name, call, payload, wire bytes)"""
+    rows, sent = torch.zeros(3, 2), [3, 0, 0, 0]
+    arriving = torch.zeros(12 if rank == 0 else 0, 2)
+    received = [3] * 4 if rank == 0 else [0] * 4
+    wire = 0 if rank == 0 else 24
+    yield "all_to_all", lambda: dist.all_to_all_single(arriving, rows, received, sent), 24, wire
+    yield "all_to_all", lambda: functional.all_to_all_single(rows, received, sent, dist.group.WORLD) + 0, 24, wire
+
+
+def every_collective(rank, n):
+    """(name, call, payload, wire bytes) with the bytes worked out by hand: 12 elements of 4 bytes, 4 ranks."""
+    x, four = torch.zeros(12), [torch.zeros(12) for _ in range(4)]
+    long = torch.zeros(48)
+    at_0 = four if rank == 0 else None
+    yield "all_reduce", lambda: dist.all_reduce(x), 48, 72
+    yield "all_reduce", lambda: imported_earlier(x), 48, 72
+    yield "all_reduce", lambda: dist.all_reduce(x, async_op=True).wait(), 48, 72
+    yield "all_reduce", lambda: dist.all_reduce_coalesced([x, x]), 96, 144
+    yield "broadcast", lambda: dist.broadcast(x, 2), 48, 0 if rank == 1 else 48
+    yield "reduce", lambda: dist.reduce(x, 2), 48, 0 if rank == 2 else 48
+    yield "all_gather", lambda: dist.all_gather(four, x), 48, 144
+    yield "all_gather", lambda: dist.all_gather_into_tensor(long, x), 48, 144
+    yield "gather", lambda: dist.gather(x, at_0, 0), 48, 0 if rank == 0 else 48
+    yield "scatter", lambda: dist.scatter(x, at_0, 0), 192 if rank == 0 else 0, 144 if rank == 0 else 0
+    yield "reduce_scatter", lambda: dist.reduce_scatter(x, four), 192, 144
+    yield "reduce_scatter", lambda: dist.reduce_scatter_tensor(x, long), 192, 144
+    yield "all_to_all", lambda: dist.all_to_all([torch.zeros(12) for _ in range(4)], four), 192, 144
+    yield "all_to_all", lambda: dist.all_to_all_single(long, torch.zeros(48)), 192, 144
+    yield from uneven_all_to_alls(rank)
+    yield "barrier", lambda: dist.barrier(), 0, 0
+    world = dist.group.WORLD
+    yield "all_reduce", lambda: functional.all_reduce(x, "sum", world) + 0, 48, 72
+    yield "all_gather", lambda: functional.all_gather_tensor(x, 0, world) + 0, 48, 144
+    yield "reduce_scatter", lambda: functional.reduce_scatter_tensor(long, "sum", 0, world) + 0, 192, 144
+    yield "all_to_all", lambda: functional.all_to_all_single(long, None, None, world) + 0, 192, 144
+    yield "broadcast", lambda: functional.broadcast(x, 0, world) + 0, 48, 0 if rank == 3 else 48
 
 
 def test_torchs_collectives_by_the_rings_formula():
@@ -74,21 +129,25 @@ def test_messages_of_every_form():
     assert run_ranks(2, ranks) == [[sender, both, both, sender], [receiver, both, both, receiver]]
 
 
-def test_totals():
+def test_totals_and_who_sent_to_whom_in_which_round():
     def ranks():
-        rank = dist.get_rank()
+        rank, x = dist.get_rank(), torch.zeros(3)
         with traffic() as counted:
-            for _ in range(rank):
-                dist.send(torch.zeros(3), 0)
             if rank == 0:
-                for sender in (1, 2, 2):
-                    dist.recv(torch.zeros(3), sender)
-            dist.all_reduce(torch.zeros(3))
+                dist.send(x, 1)
+                dist.send(x, 2)
+            elif rank == 1:
+                dist.recv(x, 0)
+                dist.send(x, 3)
+            else:
+                dist.recv(x)  # from whoever comes
+            dist.all_reduce(x)
         return counted.over_ranks()
 
-    for whole in run_ranks(3, ranks):
-        assert (whole.messages, whole.bytes_sent, whole.max_bytes_sent, whole.max_wire_bytes) == (3, 36, 24, 24 + 16)
-        assert whole.depth == 3 + 4  # three receives one after the other, then an all-reduce on a ring of three
+    for whole in run_ranks(4, ranks):
+        assert (whole.messages, whole.bytes_sent, whole.max_bytes_sent, whole.max_wire_bytes) == (3, 36, 24, 24 + 18)
+        assert whole.log == [Message(1, 0, 1), Message(2, 0, 2), Message(2, 1, 3)]
+        assert whole.depth == 2 + 6  # then an all-reduce on a ring of four
 
 
 def test_set_up_is_counted_apart():
@@ -111,7 +170,9 @@ def test_set_up_is_counted_apart():
 def test_nested_blocks_and_exceptions():
     def ranks():
         x = torch.zeros(1)
+        early = dist.all_reduce(x, async_op=True)
         with traffic() as outer:
+            early.wait()
             with traffic() as empty:  # counts the same as outer so far, and must not be taken for it
                 pass
             dist.all_reduce(x)
@@ -138,7 +199,7 @@ def ddp_step(group=None):
     return counted
 
 
-@pytest.mark.parametrize("backend", ["gloo", "python_group"])
+@pytest.mark.parametrize("backend", ["gloo", interruptible_group.BACKEND])
 def test_groups_of_both_kinds_under_torchs_own_classes(backend):
     def ranks():
         step = ddp_step()
@@ -232,35 +293,3 @@ def test_depth_where_waits_come_in_another_order_or_for_a_rank_without_a_log():
     assert depth([sender]) == depth([sender, []]) == 2
     assert depth([[("start", first), ("start", second)], [("start", taken), ("start", then)]]) == 1
     assert depth([]) == depth([[], []]) == 0
-
-
-def test_log_says_who_sent_to_whom_in_which_round():
-    def ranks():
-        rank, x = dist.get_rank(), torch.zeros(1)
-
-        def tree_then_sum():
-            if rank == 0:
-                dist.send(x, 1)
-                dist.send(x, 2)
-            elif rank == 1:
-                dist.recv(x, 0)
-                dist.send(x, 3)
-            else:
-                dist.recv(x)  # from whoever comes
-            dist.all_reduce(x)
-
-        return count(tree_then_sum).over_ranks().log
-
-    assert run_ranks(4, ranks) == [[Message(1, 0, 1), Message(2, 0, 2), Message(2, 1, 3)]] * 4
-
-
-def test_a_wait_outside_the_block_and_a_block_in_the_middle():
-    def ranks():
-        early = dist.all_reduce(torch.zeros(2), async_op=True)
-        with traffic() as counted:
-            early.wait()
-            late = dist.all_reduce(torch.zeros(2), async_op=True)
-        late.wait()
-        return counted.calls, counted.over_ranks().depth
-
-    assert run_ranks(2, ranks) == [({"all_reduce": 1}, 2)] * 2
