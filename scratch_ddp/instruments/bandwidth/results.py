@@ -57,13 +57,6 @@ class Results:
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def of(self, operation: str = "all_reduce", ranks: int | None = None) -> "Results":
-        """The rows of one operation, and of one number of ranks if that is given."""
-        return Results(tuple(row for row in self.rows if row.operation == operation and ranks in (None, row.ranks)))
-
     def series(self) -> dict[str, "Results"]:
         """The rows of each operation, backend and number of ranks, by their `key`, smallest size first."""
         found: dict[str, list[Row]] = {}
