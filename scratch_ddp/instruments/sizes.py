@@ -1,8 +1,16 @@
-"""Sizes and other figures as text. A unit means one thing: 1 MB is 10**6 bytes, 1 MiB is 2**20."""
+"""Sizes and other figures as text, and read from it. A unit means one thing: 1 MB is 10**6 bytes, 1 MiB is 2**20."""
 
+import argparse
 import re
 
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "KB": 10**3}
+
+
+def count(text: str) -> int:
+    """`type=` of an option: a whole number, 1 or more. argparse refuses others with status 2, before anything runs."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number, 1 or more, is needed, not {text!r}")
+    return int(text)
 
 
 def parse_size(text: str | int) -> int:

@@ -17,7 +17,7 @@ from torch.autograd import DeviceType
 from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.ddp import FlatDDP, OverlappedDDP
 from scratch_ddp.instruments.intervals import total_seconds, union, without
-from scratch_ddp.instruments.network import Link, linked_group, lone_rank
+from scratch_ddp.instruments.network import Link, linked_group
 from scratch_ddp.instruments.network.clock import take_time
 from scratch_ddp.instruments.timeline import PARTS, Span, Timeline, as_table, breakdown, breakdown_of_steps, timeline
 from scratch_ddp.instruments.timeline.call_sites import by_call_site
@@ -30,10 +30,9 @@ LAYERS = 4
 BYTES = 4 * (300 * 300 + 300)  # of a layer's gradients
 
 
-def _step(strategy, group, link=None):
+def _step(strategy, link=None, trace=None):
     """One recorded step; [the timelines of all ranks, this rank's]."""
-    if link is not None:
-        group = linked_group(link, group)
+    group = linked_group(link) if link else None
     torch.manual_seed(0)
     model = strategy(nn.Sequential(*[nn.Linear(300, 300) for _ in range(LAYERS)]), group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -41,7 +40,14 @@ def _step(strategy, group, link=None):
     _train(model, inputs, optimizer)
     with timeline(group) as mine:
         _train(model, inputs, optimizer)
+    if trace:
+        mine.save(trace)
     return mine.over_ranks(), mine
+
+
+def _read(path):
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
 
 
 def _train(model, inputs, optimizer):
@@ -52,8 +58,8 @@ def _train(model, inputs, optimizer):
 
 
 @pytest.mark.parametrize("backend", ["gloo", interruptible_group.BACKEND])
-def test_phases_follow_one_another_on_every_rank(backend):
-    results = run_ranks(2, lambda: _step(FlatDDP, None), backend=backend)
+def test_phases_follow_one_another_on_every_rank(backend, tmp_path):
+    results = run_ranks(2, lambda: _step(FlatDDP, trace=tmp_path / "trace.json"), backend=backend)
     for seen_by_all, mine in results:
         assert [each.rank for each in seen_by_all] == [0, 1]
         assert mine == seen_by_all[mine.rank] == results[1 - mine.rank][0][mine.rank]
@@ -65,10 +71,12 @@ def test_phases_follow_one_another_on_every_rank(backend):
         assert {span.name for span in mine.communication} == {"all_reduce"}
         assert mine.communication[-1].start > max(span.end for span in mine.compute if span.name == "backward")
         assert mine.exposed_seconds() == pytest.approx(mine.communication_seconds())
+    reduced = [each["pid"] for each in _read(tmp_path / "trace.json") if each["name"] == "all_reduce"]
+    assert sorted(set(reduced)) == [0, 1]  # one trace of both
 
 
 def test_on_a_link_communication_is_what_the_link_carried():
-    for seen_by_all, _ in run_ranks(2, lambda: _step(OverlappedDDP, None, LINK)):
+    for seen_by_all, _ in run_ranks(2, lambda: _step(OverlappedDDP, LINK)):
         assert any(mine.exposed_seconds() < mine.communication_seconds() for mine in seen_by_all)
         for mine in seen_by_all:
             messages = mine.communication[: 2 * LAYERS]
@@ -78,49 +86,6 @@ def test_on_a_link_communication_is_what_the_link_carried():
             assert all(backward[0].start <= span.posted + 0.03 and span.posted <= span.start for span in messages)
             for span in messages:
                 assert span.end - span.start == pytest.approx(LINK.seconds(span.nbytes, 2))
-
-
-class Sleeps(torch.autograd.Function):
-    """A layer that takes the same time on any machine."""
-
-    @staticmethod
-    def forward(ctx, x):
-        time.sleep(0.02)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(0.1)
-        return gradient
-
-
-@pytest.mark.parametrize(("seconds", "in_backward"), [(0.06, True), (0.15, True), (0.06, False)])
-def test_exposed_seconds_of_a_lone_rank(seconds, in_backward):
-    group = lone_rank(2, Link(seconds, 0))
-    works = []
-
-    def send(_=None):
-        works.append(dist.all_reduce(torch.ones(1), group=group, async_op=True))
-
-    with timeline(group) as mine:
-        loss = Sleeps.apply(torch.ones(1, requires_grad=True)) * 1.0
-        if in_backward:
-            loss.register_hook(send)
-        loss.sum().backward()
-        if not in_backward:
-            send()
-        works[0].wait()
-    (message,) = mine.over_ranks()[0].communication
-    dist.destroy_process_group()  # a lone rank in a process without a default group becomes it
-    assert message.end - message.start == pytest.approx(seconds)
-    assert mine.seconds("forward") >= 0.02 and mine.seconds("backward") >= 0.1
-    backward_ends = max(span.end for span in mine.compute if span.name == "backward")
-    sticks_out = max(0.0, message.end - max(backward_ends, message.start))
-    assert mine.exposed_seconds() == pytest.approx(sticks_out, abs=0.02)
-    if not in_backward:
-        assert sticks_out == pytest.approx(seconds, abs=0.021)  # the link's clock may be 20 ms behind
-    elif seconds < 0.1:  # the hook is called before the layer sleeps
-        assert sticks_out == 0
 
 
 def test_a_range_named_by_hand_and_an_exception():
@@ -173,6 +138,7 @@ def test_waiting_is_until_the_last_rank_has_called():
     assert _seconds(fast) == {"data": 1, "backward": 2, "waiting": 3, "transfer": 2, "idle": 2}
     assert _seconds(late) == {"data": 1, "backward": 5, "transfer": 2, "idle": 2}
     assert fast.seconds() == fast.step == late.seconds() == 10
+    assert (FAST.exposed_seconds(), FAST.communication_seconds(), FAST.seconds("backward")) == (2, 2, 2)
     figures = ["2000.0", "1000.0", "3000.0", "2000.0", "2000.0", "10000.0"]
     assert as_table([fast, late]).splitlines()[1].split() == ["0", *figures]
 
@@ -244,11 +210,6 @@ def test_on_real_ranks_the_parts_are_the_step():
         assert "all_reduce" in next(iter(lines))
 
 
-def _read(path):
-    data = path.read_bytes()
-    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
-
-
 def test_a_trace_has_a_process_per_rank_and_a_slice_per_span(tmp_path):
     sent = [Span("all_reduce", 4.0, 6.0, 4000, 3.5), Span("all_reduce", 5.5, 6.5, 8, 5.0)]  # on two tracks
     more = {"operations": [Span("aten::mm", 1.0, 1.5)], "sites": [Span("train, line 4", 1.0, 6.0)]}
@@ -266,17 +227,6 @@ def test_a_trace_has_a_process_per_rank_and_a_slice_per_span(tmp_path):
         told = [(each["name"], each["ts"], each["dur"]) for each in slices]
         assert told == [(span.name, span.start * 1e6, (span.end - span.start) * 1e6) for span in spans]
         assert slices[4]["args"] == {"bytes": 4000, "queued for (ms)": 500}
-
-
-def test_a_trace_is_written_once(tmp_path):
-    def save():
-        with timeline() as mine:
-            dist.all_reduce(torch.ones(1000))
-        mine.save(tmp_path / "trace.json")
-
-    run_ranks(2, save)
-    reduced = [each["pid"] for each in _read(tmp_path / "trace.json") if each["name"] == "all_reduce"]
-    assert sorted(reduced) == [0, 1]
 
 
 def _event(name, start, duration, number=0, cause=0, device=DeviceType.CUDA):

@@ -8,12 +8,6 @@ from scratch_ddp.instruments.bandwidth.operations import OPERATIONS
 from scratch_ddp.instruments.sizes import format_size, three_digits
 from scratch_ddp.instruments.timing import Spread
 
-LEGEND = (
-    "Sizes: 1 MiB = 2^20 bytes, 1 MB = 10^6. Times: median [quartiles] over the samples, of the slowest rank. "
-    "1 GB/s = 10^9 bytes per second, 1 GiB/s = 2^30. algbw = S/t, busbw = factor·S/t as in nccl-tests; "
-    "2·S/t is what the article published, in GiB/s, though it says GB/s."
-)
-
 
 @dataclass(frozen=True)
 class Row:
