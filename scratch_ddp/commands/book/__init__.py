@@ -80,8 +80,9 @@ def page_of(text: str, path: Path) -> str:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = with_links(cell.source, path)
-    for name in exercise_cells(notebook):
-        check = next(at for at, cell in enumerate(notebook.cells) if f"check({name})" in cell.source)
+    for name, stub in exercise_cells(notebook).items():
+        below = range(notebook.cells.index(stub) + 1, len(notebook.cells))
+        check = next(at for at in below if f"check({name}" in notebook.cells[at].source)
         solution = SOLUTION.format(all_exercises()[name].answer_cell())
         notebook.cells.insert(check + 1, new_markdown_cell(solution))
     return nbformat.writes(notebook)

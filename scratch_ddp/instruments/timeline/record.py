@@ -5,6 +5,7 @@ The profiler does not record when the main thread waits for a collective or a me
 """
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -56,6 +57,7 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
         with torch.profiler.record_function(_MARK):
             pass  # marks which thread is ours
         sites = stack.enter_context(call_sites_recorded()) if call_sites else []
+        before = next(reversed(getattr(group, "transfers", [])), None)
         recorded.start = time.monotonic()
         try:
             yield recorded
@@ -66,10 +68,11 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
             time.sleep(_GLOO_DELAY)
             stack.close()
             recorded.sites = list(sites)
-            _fill(recorded, profile.profiler.kineto_results.events(), waits, group)
+            _fill(recorded, profile.profiler.kineto_results.events(), waits, group, before)
 
 
-def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: Any) -> None:
+def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: Any, before: Any) -> None:
+    """`before`: the last transfer on the link before the block."""
     # The profiler counts from 1970. The smallest of some differences is the one that nothing came between.
     later = min(-time.monotonic() + time.time() for _ in range(20))
     thread = next(event for event in events if event.name() == _MARK).start_thread_id()
@@ -81,11 +84,9 @@ def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: A
     recorded.operations = [span_of(event, later) for event in own]
     recorded.kernels = [span_of(event, later) for event in events if is_kernel(event)]
     if getattr(group, "link", None) is not None:
-        recorded.communication = [  # where nobody has waited, the end is a forecast
-            Span(each.call, each.started, each.ended, each.nbytes, each.posted)
-            for each in group.transfers
-            if each.posted >= recorded.start
-        ]
+        carried = itertools.takewhile(lambda each: each is not before, reversed(group.transfers))
+        spans = [Span(each.call, each.started, each.ended, each.nbytes, each.posted) for each in carried]
+        recorded.communication = spans[::-1]  # where nobody has waited, the end is a forecast
         return
     recorded.communication = [span_of(event, later) for event in events if event.name().startswith("gloo:")]
     computing, communication = gpu_spans(events, recorded.compute, later)
