@@ -31,7 +31,7 @@ from tests.notebooks.files import save, stream
         ([f"/tmp/ipykernel_12/34.py:1: UserWarning\n{Path.home()}/data\n"], "<cell>:1: UserWarning\n~/data\n"),
     ],
 )
-def test_text_is_saved_as_a_terminal_shows_it_without_what_an_edit_elsewhere_would_change(written, saved):
+def test_text_is_saved_as_a_terminal_shows_it_without_paths_and_line_numbers(written, saved):
     (output,) = outputs.clean_outputs([stream(text) for text in written])
     assert output.text == (saved or 'scratch_ddp/mesh.py: Warn\n  File "scratch_ddp/zero/o.py", in f')
 

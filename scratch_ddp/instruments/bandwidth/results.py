@@ -51,6 +51,10 @@ class Results:
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
+    def of(self, operation: str, ranks: int) -> "Results":
+        """The rows of one operation on so many ranks."""
+        return Results(tuple(row for row in self.rows if (row.operation, row.ranks) == (operation, ranks)))
+
     def series(self) -> dict[str, "Results"]:
         """The rows of each operation, backend and number of ranks, by their `key`, smallest size first."""
         found: dict[str, list[Row]] = {}
