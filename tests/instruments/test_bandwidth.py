@@ -52,7 +52,10 @@ def test_the_slowest_rank_counts_and_short_calls_are_timed_several_at_once(monke
 
 
 def test_more_ranks_than_there_are_and_a_text_that_is_no_size_are_refused():
-    for arguments, says in (((["1KiB"], ["all_reduce"], [3]), "rank"), ((["1 MX"],), "'1 MX' is no size")):
+    for arguments, says in (
+        ((["1KiB"], ["all_reduce"], [3]), "the new group's world size"),
+        ((["1 MX"],), "'1 MX' is no size"),
+    ):
         with pytest.raises(RankFailed, match=f"ValueError: .*{says}"):
             run_ranks(2, measure, *arguments)
 
