@@ -38,10 +38,13 @@ def main(arguments) -> int:
         return 2
     try:
         environment.enter(arguments)
+        return importlib.import_module("scratch_ddp.commands." + COMMANDS[command][0]).main(rest)
     except environment.SetupFailed as failure:
         print(f"\n{failure}", file=sys.stderr)
         return 1
-    return importlib.import_module("scratch_ddp.commands." + COMMANDS[command][0]).main(rest)
+    except environment.UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def measure(rounds: int, size: int) -> dict[str, list[Sample]]:
     """On each rank: all operations at one size in bytes, in turns. Collective."""
     space = Workspace(size, dist.group.WORLD, torch.device("cpu"))
     names = dict.fromkeys(name for pair in PAIRS for name in pair)
-    return interleaved({name: partial(OPERATIONS[name].run, space, 0) for name in names}, rounds)
+    return interleaved({name: partial(OPERATIONS[name].run, space) for name in names}, rounds)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from scratch_ddp.instruments.forked_ranks import run_ranks
+from scratch_ddp.instruments.sizes import count
 from scratch_ddp.instruments.timing import Sample, machine, ratio
 
 VOCABULARY = 8192
@@ -23,13 +24,6 @@ LLAMA = {  # 15.7 M parameters in 57 tensors
 }
 
 Row = tuple[str, str]  # what was measured, and the figure
-
-
-def count(text: str) -> int:
-    """`type=` of an option: a whole number, 1 or more. argparse refuses others with status 2, before anything runs."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number, 1 or more, is needed, not {text!r}")
-    return int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from scratch_ddp.benchmark import steps
-from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
+from scratch_ddp.ddp import BucketedDDP
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.memory import memory_use
 from scratch_ddp.instruments.timing import Sample, interleaved
@@ -39,9 +39,6 @@ def sharded_by_torch(model: nn.Module, **settings: object) -> nn.Module:
 DDP: dict[str, Wrap] = {
     "torch's DDP": DistributedDataParallel,
     "torch's DDP at its best": partial(DistributedDataParallel, gradient_as_bucket_view=True, static_graph=True),
-    "SimpleDistributedDataParallelism": SimpleDistributedDataParallelism,
-    "FlatDDP": FlatDDP,
-    "OverlappedDDP": OverlappedDDP,
     "BucketedDDP": BucketedDDP,
 }
 SHARDED: dict[str, Wrap] = {"fully_shard": sharded_by_torch, "FSDP": sharded}
@@ -102,10 +99,9 @@ def rows(options: argparse.Namespace, sizes: dict[str, int], larger: dict[str, i
     device = "cuda" if options.backend == "nccl" else "cpu"
     run = partial(steps.on_ranks, backend=options.backend)
     found = run(options.ranks, measure, options.rounds, DDP, sizes, device)
-    pairs = [(each, theirs) for theirs in list(DDP)[:2] for each in list(DDP)[2:]]
-    table = steps.beside(found, [*pairs, *((ours + ADAMW, theirs + ADAMW) for ours, theirs in pairs)])
+    table = steps.beside(found, [("BucketedDDP" + end, each + end) for end in ("", ADAMW) for each in list(DDP)[:2]])
     found = run(options.ranks, measure, options.rounds, SHARDED, sizes, device)
-    both = [("FSDP", "fully_shard"), ("FSDP" + ADAMW, "fully_shard" + ADAMW)]
+    both = [("FSDP" + end, "fully_shard" + end) for end in ("", ADAMW)]
     table += steps.beside(found, both)
     if options.backend == "gloo" or torch.cuda.device_count() >= 4:
         found = run(4, measure_on_mesh, max(1, options.rounds // 2), sizes, device)

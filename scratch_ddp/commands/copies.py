@@ -10,15 +10,7 @@ from pathlib import Path
 import nbformat
 from ipykernel.ipkernel import IPythonKernel
 
-from scratch_ddp.commands.notebooks import (
-    COPIES,
-    KERNEL_NAME,
-    NOTEBOOKS,
-    UsageError,
-    complain,
-    find_lesson,
-    lesson_paths,
-)
+from scratch_ddp.commands.notebooks import COPIES, KERNEL_NAME, NOTEBOOKS, UsageError, find_lesson, lesson_paths
 from scratch_ddp.commands.outputs import KERNELSPEC, clear_outputs, replace, to_text
 
 INSTEAD_OF_SOLUTIONS = "solutions.md"  # scratch_ddp.course.check looks for it
@@ -40,13 +32,9 @@ def make_copies(notebooks: Path = NOTEBOOKS, copies: Path = COPIES) -> None:
 
 def copy_fresh(source: Path, target: Path) -> Path | None:
     """Put a fresh copy in place; an older one is kept under a dated name, which is returned."""
-    kept, number = None, 1
+    kept = None
     if target.exists():
-        kept = dated = target.with_stem(f"{target.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}")
-        while kept.exists():
-            number += 1
-            kept = dated.with_stem(f"{dated.stem}-{number}")
-        target.rename(kept)
+        kept = target.rename(target.with_stem(f"{target.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"))
     copy(source, target)
     return kept
 
@@ -57,7 +45,7 @@ def copy(source: Path, target: Path) -> None:
     if source.suffix == ".ipynb":
         notebook = nbformat.reads(text, as_version=4)
         clear_outputs(notebook)
-        # As JupyterLab would set them, and mark the copy unsaved.
+        # As JupyterLab would set them: it would mark the copy unsaved.
         notebook.metadata["language_info"] = IPythonKernel.language_info
         notebook.metadata["kernelspec"] = KERNELSPEC | {"display_name": KERNEL_NAME}
         text = to_text(notebook)
@@ -76,10 +64,7 @@ def main(arguments: list[str]) -> int:
     if options.for_students:
         return hand_out(options.for_students)
     named = (source for source in sources(NOTEBOOKS) if options.lesson in (source.stem, source.name))
-    try:
-        source = next(named, None) or find_lesson(options.lesson)
-    except UsageError as error:
-        return complain(error)
+    source = next(named, None) or find_lesson(options.lesson)
     target = COPIES / source.relative_to(NOTEBOOKS)
     if target.exists() and not options.fresh:
         command = f"python3 -m scratch_ddp copy {source.stem} --fresh"
@@ -94,7 +79,7 @@ def main(arguments: list[str]) -> int:
 def hand_out(folder: Path, notebooks: Path = NOTEBOOKS) -> int:
     """Make a new folder with copies of everything, and the file that `solution` prints there instead."""
     if folder.exists():
-        return complain(UsageError(f"{folder} already exists: name a new folder."))
+        raise UsageError(f"{folder} already exists: name a new folder.")
     make_copies(notebooks, folder)
     note = folder / INSTEAD_OF_SOLUTIONS
     replace(note, WHERE_SOLUTIONS_ARE)

@@ -1,7 +1,7 @@
 """The virtual environment that every command runs in: made on first use, kept in step with requirements.txt.
 
 Only the standard library, and only syntax that Python 3.7 can read: an old one must get as far as the sentence that
-says what is needed. A stamp in the environment tells what was installed, for which folder and by which Python.
+says what is needed. A stamp in the environment tells what was installed, and for which folder.
 """
 
 from __future__ import annotations
@@ -17,10 +17,15 @@ OLDEST = (3, 11)
 ROOT = Path(__file__).resolve().parent.parent.parent  # the clone
 REQUIREMENTS = ROOT / "requirements.txt"
 STAMP = "scratch_ddp.json"
+USABLE = f"import pip, sys; sys.exit(sys.version_info < {OLDEST})"
 
 
 class SetupFailed(Exception):
     """The environment could not be made; the message says what to do."""
+
+
+class UsageError(Exception):
+    """Something that does not exist was asked for; the message says what does."""
 
 
 def folder() -> Path:
@@ -43,7 +48,6 @@ def enter(arguments: list[str]) -> None:
         os.environ.update(variables(venv))
         return
     sys.stdout.flush()
-    sys.stderr.flush()
     python = str(python_of(venv))
     os.execv(python, [python, "-m", "scratch_ddp"] + list(arguments))
 
@@ -69,32 +73,34 @@ def variables(venv: Path) -> dict[str, str]:
 
 
 def update(venv: Path, requirements: Path = REQUIREMENTS) -> None:
-    """Bring the environment up to date with the requirements; does nothing if it already is."""
-    stamp, digest = read_stamp(venv), hashlib.sha256(requirements.read_bytes()).hexdigest()
-    wanted = {"requirements": digest, "clone": str(ROOT), "folder": str(venv), "python": _version(python_of(venv))}
-    if stamp == wanted:
+    """Bring the environment up to date with the requirements; does nothing if it already is.
+
+    It is made anew where its Python does not run (its base was removed, say), is too old or lacks pip, and where the
+    folder was moved, since its scripts name it. One without a stamp was cut short, or made by hand: it may do.
+    """
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    wanted = {"requirements": digest, "clone": str(ROOT), "folder": str(venv)}
+    try:
+        stamp = json.loads((venv / STAMP).read_text())
+    except (OSError, ValueError):
+        stamp = {}
+    python = str(python_of(venv))
+    usable = Path(python).exists() and stamp.get("folder", str(venv)) == str(venv)
+    usable = usable and subprocess.call([python, "-c", USABLE], stderr=subprocess.DEVNULL) == 0
+    if usable and stamp == wanted:
         return
-    if is_unusable(stamp, wanted):
+    if not usable:
         print(f"Making a virtual environment in {venv} …", flush=True)
         create(venv)
     print(f"Installing {requirements.relative_to(ROOT)} (the first time this takes some minutes) …", flush=True)
-    install(venv, requirements)
-    (venv / STAMP).write_text(json.dumps({**wanted, "python": _version(python_of(venv))}))
-
-
-def read_stamp(venv: Path) -> dict | None:
-    """The stamp that the last finished set-up left, or None."""
-    try:
-        return json.loads((venv / STAMP).read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def is_unusable(stamp: dict | None, wanted: dict) -> bool:
-    """Whether the environment must be made anew. One without a stamp was cut short, or made by hand: it may do."""
-    if wanted["python"] is None or tuple(wanted["python"]) < OLDEST:
-        return True
-    return stamp is not None and any(stamp[key] != wanted[key] for key in ("folder", "python"))  # scripts name both
+    command = [python, "-m", "pip", "install", "--disable-pip-version-check", "-r", str(requirements)]
+    if subprocess.call(command, cwd=str(ROOT)) != 0:  # in ROOT, for the line `-e .`
+        raise SetupFailed(
+            f"pip could not install {requirements.relative_to(ROOT)} (the reason is above). Check the network and the "
+            "proxy first (pip reads HTTPS_PROXY and PIP_INDEX_URL), and that about 3 GB of disk is free. Then run the "
+            "same command again: it continues where it stopped."
+        )
+    (venv / STAMP).write_text(json.dumps(wanted))
 
 
 def create(venv: Path) -> None:
@@ -106,24 +112,3 @@ def create(venv: Path) -> None:
             "No virtual environment could be made (the reason is above). On Debian and Ubuntu the package is called "
             "python3-venv: sudo apt install python3-venv. Then run the same command again."
         )
-
-
-def install(venv: Path, requirements: Path) -> None:
-    """Install the requirements; what is there already stays."""
-    command = [str(python_of(venv)), "-m", "pip", "install", "--disable-pip-version-check", "-r", str(requirements)]
-    if subprocess.call(command, cwd=str(ROOT)) != 0:  # in ROOT, for the line `-e .`
-        raise SetupFailed(
-            f"pip could not install {requirements.relative_to(ROOT)} (the reason is above). Check the network and the "
-            "proxy first (pip reads HTTPS_PROXY and PIP_INDEX_URL), and that about 3 GB of disk is free. Then run the "
-            "same command again: it continues where it stopped."
-        )
-
-
-def _version(python: Path) -> list[int] | None:
-    """[major, minor] of an interpreter, or None if it does not run (its base was removed, say) or lacks pip."""
-    command = [str(python), "-c", "import sys, pip; print(*sys.version_info[:2])"]
-    try:
-        answer = subprocess.check_output(command, stderr=subprocess.DEVNULL)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return [int(part) for part in answer.split()]

@@ -17,7 +17,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from scratch_ddp.commands.notebooks import ANSI_COLOUR, NOTEBOOKS, CellFailed, UsageError, complain, lesson_paths, run
+from scratch_ddp.commands.notebooks import ANSI_COLOUR, NOTEBOOKS, CellFailed, UsageError, lesson_paths, run
 from scratch_ddp.commands.outputs import clean_outputs, clear_outputs
 
 CAPSTONE = ("my_ddp", "misbehaving")  # what the names of its files begin with
@@ -156,12 +156,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON, a list of notebooks, instead of tables")
     parser.add_argument("--cell-timeout", type=float, default=300.0, metavar="SECONDS", help="interrupt longer cells")
     options = parser.parse_args(arguments)
+    for path in options.notebooks:
+        refuse_others(path)  # before anything runs
     reports = []
-    try:
-        for path in options.notebooks:
-            refuse_others(path)  # before anything runs
-    except UsageError as error:
-        return complain(error)
     for path in options.notebooks:
         reports.append(grade_capstone(path) if is_capstone(path) else grade(path, options.cell_timeout))
         if not options.json:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from scratch_ddp.commands.copies import make_copies
-from scratch_ddp.commands.notebooks import COPIES, KERNEL_NAME, UsageError, complain, lesson_paths
+from scratch_ddp.commands.notebooks import COPIES, KERNEL_NAME, UsageError, lesson_paths
 
 SETTINGS = {  # JupyterLab's own names
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -22,10 +22,7 @@ NO_IP = (
 def main(arguments: list[str]) -> int:
     """Make the copies that are missing, then become the JupyterLab server."""
     first_time = not COPIES.exists()
-    try:
-        command = lab_command(arguments, start_at=lesson_paths()[0].name if first_time else "")
-    except UsageError as error:
-        return complain(error)
+    command = lab_command(arguments, start_at=lesson_paths()[0].name if first_time else "")
     make_copies()
     write_settings()
     for name, value in variables(COPIES).items():
@@ -39,8 +36,8 @@ def variables(copies: Path) -> dict[str, str]:
 
     Its settings, data and history are beside the copies; kernels show progress bars, and figures for fine screens.
     """
-    folders = {"JUPYTER_CONFIG_DIR": "", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime"}
-    folders |= {"IPYTHONDIR": "ipython"}
+    jupyter = {"CONFIG": "", "DATA": "data", "RUNTIME": "runtime"}
+    folders = {f"JUPYTER_{name}_DIR": folder for name, folder in jupyter.items()} | {"IPYTHONDIR": "ipython"}
     settings = {name: str(copies / ".jupyter" / folder) for name, folder in folders.items()}
     return settings | {"SCRATCH_DDP_PROGRESS": "1", "SCRATCH_DDP_RETINA": "1"}
 
@@ -55,14 +52,9 @@ def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES)
             raise UsageError(NO_IP.format(argument))
     # The root is the clone, not the copies' folder: a server shows nothing above its root, and the pictures are there.
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={copies.parent}"]
-    command += [
-        f"--FileContentsManager.preferred_dir={copies}",
-        f"--LabApp.default_url=/lab/tree/{copies.name}/{start_at}",
-    ]
-    command += [f"--LabApp.workspaces_dir={copies / '.workspaces'}"]  # not mixed with the user's other projects
-    if os.geteuid() == 0:
-        command.append("--allow-root")
-    return command + list(arguments)
+    command += [f"--FileContentsManager.preferred_dir={copies}", f"--LabApp.workspaces_dir={copies / '.workspaces'}"]
+    command += [f"--LabApp.default_url=/lab/tree/{copies.name}/{start_at}"]
+    return command + ["--allow-root"] * (os.geteuid() == 0) + arguments
 
 
 def write_settings() -> None:

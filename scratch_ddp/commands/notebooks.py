@@ -2,9 +2,7 @@
 
 import re
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
 
-from scratch_ddp.commands.environment import ROOT
+from scratch_ddp.commands.environment import ROOT, UsageError
 
 NOTEBOOKS = ROOT / "notebooks"
 COPIES = ROOT / "my_lessons"  # beside the originals, so that ../assets/… is the same folder for both
@@ -22,18 +20,8 @@ EXERCISE = "exercise:"  # a cell tagged `exercise:NAME` holds the stub of exerci
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class UsageError(Exception):
-    """Something that does not exist was asked for; the message says what does."""
-
-
 class CellFailed(Exception):
     """A cell raised, or the kernel died in it; the message names the cell."""
-
-
-def complain(error: Exception) -> int:
-    """Print what was wrong on stderr; returns the exit status of a command that was asked for something wrong."""
-    print(error, file=sys.stderr)
-    return 2
 
 
 def lesson_paths(folder: Path = NOTEBOOKS) -> list[Path]:
@@ -44,10 +32,8 @@ def lesson_paths(folder: Path = NOTEBOOKS) -> list[Path]:
 def find_lesson(name: str, folder: Path = NOTEBOOKS) -> Path:
     """The lesson that `2`, `02`, `02_inside_all_reduce`, its file name or its path means; `14b` is not `14`."""
     stem = Path(name).name.removesuffix(".ipynb")
-    short = re.fullmatch(r"(\d+)([a-z]?)", stem, re.ASCII)
-    number = f"{int(short[1]):02d}{short[2]}_" if short else None
     for path in lesson_paths(folder):
-        if path.stem == stem or (number and path.stem.startswith(number)):
+        if stem == path.stem or stem.zfill(2) == path.stem.partition("_")[0]:
             return path
     raise UsageError(f"There is no lesson {name!r}. The lessons: {', '.join(p.stem for p in lesson_paths(folder))}.")
 
@@ -120,22 +106,16 @@ def exercise_cells(notebook: NotebookNode, folder: Path = Path()) -> dict[str, N
     return cells
 
 
-def write_stubs(notebook: NotebookNode, folder: Path = Path()) -> list[str]:
-    """Make every tagged cell the stub of its exercise, in place; returns the names of those that changed."""
-    return _write(notebook, folder, lambda exercise: exercise.stub_cell())
-
-
-def write_answers(notebook: NotebookNode, folder: Path = Path()) -> list[str]:
-    """Put the reference answer into every tagged cell, in place; returns the names of those that changed."""
-    return _write(notebook, folder, lambda exercise: exercise.answer_cell())
-
-
-def _write(notebook: NotebookNode, folder: Path, source_of: Callable[[Any], str]) -> list[str]:
-    changed = []
+def write_stubs(notebook: NotebookNode, folder: Path = Path()) -> None:
+    """Make every tagged cell the stub of its exercise, in place."""
     for name, cell in exercise_cells(notebook, folder).items():
-        before, cell.source = cell.source, source_of(_exercises(folder)[name])
-        changed += [name] if cell.source != before else []
-    return changed
+        cell.source = _exercises(folder)[name].stub_cell()
+
+
+def write_answers(notebook: NotebookNode, folder: Path = Path()) -> None:
+    """Put the reference answer into every tagged cell, in place."""
+    for name, cell in exercise_cells(notebook, folder).items():
+        cell.source = _exercises(folder)[name].answer_cell()
 
 
 def _exercises(folder: Path) -> dict[str, Any]:

@@ -23,9 +23,6 @@ SCRIPT = "application/javascript"
 PICTURE = "image/png"
 PICTURE_COLOURS = 128  # a chart has far fewer, and smooth edges
 WIDGET = "application/vnd.jupyter.widget-view+json"
-COLOURS = r"(?:\x1b\[[\d;]*m)*"
-FILE_FRAME = re.compile(rf"^({COLOURS}File {COLOURS}[^:]+?)(?::\d+)?(?={COLOURS}(?:, in |$))")
-LINE_NUMBER = re.compile(rf"^({COLOURS}) *(-*>)? *{COLOURS}\d+(?={COLOURS}(?: |$))")
 
 
 def clean_notebook(notebook: NotebookNode) -> None:
@@ -72,13 +69,11 @@ def replace(path: Path, text: str) -> None:
 def clean_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:
     """Outputs without what differs from run to run or with an edit elsewhere.
 
-    That is: pieces of one stream, overwritten text, paths, line numbers of files, scripts, widgets.
+    That is: pieces of one stream, overwritten text, paths, line numbers of the package's files, scripts, widgets.
     """
     cleaned: list[NotebookNode] = []
     for output in outputs:
         output, last = nbformat.from_dict(_without_paths(output)), cleaned[-1] if cleaned else {}
-        if output.output_type == "error":
-            output.traceback = _without_line_numbers(output.traceback)
         if output.output_type == "stream" and output.name == last.get("name"):
             last.text += output.text
         elif SCRIPT not in output.get("data", {}):
@@ -128,24 +123,6 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: item if str(key).startswith("image/") else _without_paths(item) for key, item in value.items()}
     return [_without_paths(item) for item in value] if isinstance(value, list) else value
-
-
-def _without_line_numbers(traceback: list[str]) -> list[str]:
-    """IPython's traceback, in which a frame of a file looks as it does wherever its code stands in the file.
-
-    A frame is a line that names its place, then numbered lines with gaps. An item holds a whole frame or one line.
-    """
-    in_file = False
-
-    def cleaned(line: str) -> str:
-        nonlocal in_file
-        if FILE_FRAME.match(line):
-            in_file = True
-            return FILE_FRAME.sub(r"\1", line)
-        in_file = in_file and bool(LINE_NUMBER.match(line) or "(...)" in line)
-        return LINE_NUMBER.sub(lambda at: at[1] + ("-----> " if at[2] else " " * 7), line) if in_file else line
-
-    return ["\n".join(map(cleaned, item.split("\n"))) for item in traceback]
 
 
 _START = r"(?:(?<![\w/.~-])|(?<=\dm))"  # not inside of a longer path; \dm ends a colour code

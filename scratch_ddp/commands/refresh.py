@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 
 from scratch_ddp.commands import notebooks
-from scratch_ddp.commands.notebooks import CellFailed, UsageError, complain, find_lesson, lesson_paths
+from scratch_ddp.commands.notebooks import CellFailed, find_lesson, lesson_paths
 from scratch_ddp.commands.outputs import clean_notebook, clear_outputs, replace, to_text
 
 
@@ -41,10 +41,7 @@ def _notebook(name: str) -> Path:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp refresh", description=__doc__)
     parser.add_argument("lessons", nargs="*", metavar="LESSON", help="02, or a notebook's path; without one: all")
-    try:
-        paths = [_notebook(name) for name in parser.parse_args(arguments).lessons] or lesson_paths()
-    except UsageError as error:
-        return complain(error)
+    paths = [_notebook(name) for name in parser.parse_args(arguments).lessons] or lesson_paths()
     failed = 0
     for path in paths:
         started = time.monotonic()

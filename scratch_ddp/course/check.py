@@ -196,7 +196,7 @@ class _Case:
     @property
     def sends(self) -> bool:
         """Whether the reference does."""
-        return any(ran.report[0].calls for ran in self.right.values())
+        return any(ran.report.calls for ran in self.right.values())
 
     def _exceeded(self) -> str:
         """What is more than the reference needs, as a phrase; "" if nothing is."""
@@ -232,7 +232,7 @@ def _endings(runs: dict[int, Ran]) -> str:
 
 
 def _late(ran: Ran) -> str:
-    names = [*ran.report[0].calls]
+    names = [*ran.report.calls]
     return f"{names[0] if len(names) == 1 else 'a call'} was started and never waited for, {times(ran.late)}"
 
 
@@ -242,12 +242,12 @@ def _agreed(runs: dict[int, Ran], what: str) -> bool:
 
 
 def _collectives(ran: Ran) -> dict[str, int]:
-    return {name: number for name, number in ran.report[0].calls.items() if name not in ("send", "recv")}
+    return {name: number for name, number in ran.report.calls.items() if name not in ("send", "recv")}
 
 
 def _figures(runs: dict[int, Ran]) -> dict[str, int]:
     """What a call costs on all ranks together; the last two only if there are messages."""
-    totals = Totals.of([ran.report for ran in runs.values()])
+    totals = Totals([ran.report for ran in runs.values()])
     figures = {"messages": totals.messages, "bytes from one rank": totals.max_wire_bytes}
     if totals.messages:
         largest = max(ran.largest for ran in runs.values())

@@ -21,7 +21,6 @@ from scratch_ddp.course.compare import copied, times
 from scratch_ddp.course.exercise import Exercise, Seen, Wrong
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Counted, traffic
-from scratch_ddp.instruments.traffic.counts import Report
 
 _LOOK = 0.2  # seconds between two looks at whether a call has to end
 _WIDTH = 240  # characters of a line or an error that are shown
@@ -40,7 +39,7 @@ class Ran:
     words: str = "had returned"
     criterion: str = "runs"
     seen: list[Seen] = field(default_factory=list)
-    report: Report | None = None
+    report: Counted | None = None
     late: int = 0
     counts: Counter = field(default_factory=Counter)
     largest: int = 0
@@ -85,7 +84,7 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
     if ran.how in ("raised", "wrong"):
         arena.fail(place)
     begun = started_and_waited_for(counted)
-    ran.report, ran.late = counted.report(), begun["started"] - begun["waited for"]
+    ran.report, ran.late = counted, begun["started"] - begun["waited for"]
     ran.counts, ran.largest = calls.counts, calls.largest
     ran.held = ledger.peak() - ledger.moments[0].elements() if ledger.moments else 0
     return ran

@@ -18,15 +18,13 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
     """Return what is left of `intervals` outside `removed`, in ascending order."""
-    holes = union(removed)
-    left = []
+    left, holes = [], union(removed)
     for start, end in union(intervals):
         for hole_start, hole_end in holes:
-            if hole_start >= end:
-                break
-            if hole_start > start:
+            if start < hole_start < end:
                 left.append((start, hole_start))
-            start = max(start, hole_end)
+            if hole_start < end:
+                start = max(start, hole_end)
         if start < end:
             left.append((start, end))
     return left
@@ -35,8 +33,3 @@ def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[
 def total_seconds(intervals: Iterable[Interval]) -> float:
     """How long the intervals are together. Time in which they overlap counts once."""
     return sum(end - start for start, end in union(intervals))
-
-
-def exposed_seconds(compute: Iterable[Interval], communication: Iterable[Interval]) -> float:
-    """Seconds of communication during which this rank does not compute: nothing hides them."""
-    return total_seconds(without(communication, compute))

@@ -1,8 +1,16 @@
-"""Sizes and other figures as text. A unit means one thing: 1 MB is 10**6 bytes, 1 MiB is 2**20."""
+"""Sizes and other figures as text, and read from it. A unit means one thing: 1 MB is 10**6 bytes, 1 MiB is 2**20."""
 
+import argparse
 import re
 
-UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "KB": 10**3}
+
+
+def count(text: str) -> int:
+    """`type=` of an option: a whole number, 1 or more. argparse refuses others with status 2, before anything runs."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number, 1 or more, is needed, not {text!r}")
+    return int(text)
 
 
 def parse_size(text: str | int) -> int:
@@ -10,18 +18,18 @@ def parse_size(text: str | int) -> int:
 
     Raises ValueError, naming the units, for any other text.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", str(text).strip())
-    factors = {unit.lower(): factor for unit, factor in UNITS.items()}
-    if not found or (found[2] or "B").lower() not in factors:
+    factors = {unit.lower(): factor for unit, factor in UNITS.items()} | {"": 1, "b": 1}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(text).strip().lower())
+    if not found or found[2] not in factors:
         raise ValueError(f"{text!r} is no size: write a number and one of {', '.join(UNITS)}, such as 10MiB")
-    return int(float(found[1]) * factors[(found[2] or "B").lower()])
+    return int(float(found[1]) * factors[found[2]])
 
 
 def format_size(size: int) -> str:
     """The shortest exact text: 1048576 is "1 MiB", 1000000 is "1 MB", 1500 is "1,500 B"."""
-    for unit in ("GiB", "MiB", "KiB", "GB", "MB", "KB"):
-        if size and size % UNITS[unit] == 0 and size // UNITS[unit] < 10_000:
-            return f"{size // UNITS[unit]} {unit}"
+    for unit, factor in UNITS.items():
+        if size and size % factor == 0 and size // factor < 10_000:
+            return f"{size // factor} {unit}"
     return f"{size:,} B"
 
 

@@ -9,7 +9,6 @@ where it was saved last, also on another number of ranks; SIGTERM makes it save 
 
 import argparse
 import datetime
-import functools
 import json
 import os
 import time
@@ -24,6 +23,7 @@ import torch.distributed as dist
 from scratch_ddp.common.agreement import gather_texts, raise_everywhere
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.fsdp import FSDP
+from scratch_ddp.instruments.sizes import count
 from scratch_ddp.training import Batches, evaluate, load_model, load_pairs, sentences, tokenise, train
 from scratch_ddp.training.checkpoints import Checkpoints
 from scratch_ddp.training.data import Batch
@@ -68,13 +68,6 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.timeout = options.timeout and datetime.timedelta(seconds=options.timeout)
     return options
-
-
-def count(text: str) -> int:
-    """`type=` of an option: a whole number from 1 on. argparse refuses others before anything is loaded."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number, 1 or more, is needed, not {text!r}")
-    return int(text)
 
 
 def main() -> None:
@@ -134,28 +127,24 @@ def run(options: argparse.Namespace, device: torch.device, rank: int, world_size
         items = tokenise(pairs[split], tokenizer, options.max_length)
         return Batches(items, options.batch_size, tokenizer.pad_token_id, rank, world_size, seed=seed)
 
-    after_step, history, checkpoints = [], History(), None
-    if options.step_log:
-        after_step.append(functools.partial(log_step, options.step_log))
+    history, checkpoints = History(), None
     if options.checkpoints:
         settings = {name: getattr(options, name) for name in DECISIVE}
         checkpoints = Checkpoints(options.checkpoints, options.every, model, optimizer, settings, options.timeout)
         history = checkpoints.resume()
         if report and history.losses:
             report(f"resumed after step {len(history.losses)} ({options.checkpoints})")
-        after_step.append(checkpoints.after_step)
+
+    def after_step(window: list[Batch], history: History) -> None:
+        if options.step_log:
+            log_step(options.step_log, window, history)
+        if checkpoints:
+            checkpoints.after_step(history)
+
     began, resumed_at = time.perf_counter(), len(history.losses)
-    train(
-        model,
-        share("train", options.seed),
-        epochs=options.epochs,
-        optimizer=optimizer,
-        accumulation=options.accumulation,
-        validation=share("validation"),
-        report=report,
-        history=history,
-        after_step=lambda *step: [call(*step) for call in after_step],
-    )
+    parts = {"optimizer": optimizer, "validation": share("validation"), "report": report, "history": history}
+    steps = {"epochs": options.epochs, "accumulation": options.accumulation, "after_step": after_step}
+    train(model, share("train", options.seed), **parts, **steps)
     if checkpoints:
         checkpoints.save(history)
     took = time.perf_counter() - began

@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.optim import Optimizer
 
 from scratch_ddp.common.agreement import compare, raise_everywhere
-from scratch_ddp.training.data import Batch
 from scratch_ddp.training.loop import History, Score
 
 KEPT = 2  # checkpoints; the older one is for the case that the newer one is damaged
@@ -49,7 +48,8 @@ class Checkpoints:
         settings: Mapping[str, Any],
         timeout: datetime.timedelta | None = None,
     ):
-        self.folder, self.every, self.model, self.optimizer, self.settings = folder, every, model, optimizer, settings
+        self.folder, self.every, self.optimizer, self.settings = folder, every, optimizer, settings
+        self._named = getattr(model, "module", model)  # what gives the tensors their names: the model in a wrapper
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])  # a schedule that goes on needs it; it is saved with the rest
         self._writing: Future | None = None
@@ -72,20 +72,20 @@ class Checkpoints:
         if self._group is not None:  # another host may see them later than the first rank
             dist.broadcast_object_list(names, group=self._group)
         for name in names[0]:
-            state = run_state(self.model, self.optimizer) | {"extra": ""}
+            state = self._state("")
             try:
                 dcp.load(state, checkpoint_id=self.folder / name, process_group=self._group)
             except (Exception, CheckpointException) as error:
                 problem = problem or f"{self.folder / name} can't be loaded: {_cause(error)}"
-                continue
-            if problem:
-                raise ValueError(f"{problem}; {name} is whole: move the newer away, and the same command goes on there")
-            return self._restore(name, state)
+            else:
+                if problem:
+                    raise ValueError(f"{problem}; {name} is whole: move the newer away, and the same command goes on")
+                return self._restore(name, state)
         if problem:
             raise ValueError(f"{problem}; no older one is whole: move {self.folder} away to start anew")
         return History()
 
-    def after_step(self, window: list[Batch], history: History) -> None:
+    def after_step(self, history: History) -> None:
         """Save if it is time to. If SIGTERM came to any rank, all of them end the process, after saving."""
         asked = [self._asked]
         if self._group is not None:
@@ -113,10 +113,19 @@ class Checkpoints:
             "epoch_losses": history.epoch_losses,
             "scores": [dataclasses.astuple(score) for score in history.scores],
         }
-        state = run_state(self.model, self.optimizer) | {"extra": json.dumps(extra)}
         self._last = len(history.losses)
         place = self.folder / f"step_{self._last:08}"
+        state = self._state(json.dumps(extra))
         self._writing = dcp.async_save(state, checkpoint_id=place, process_group=self._threads)
+
+    def _state(self, extra: str) -> dict[str, Any]:
+        """What is saved: of an FSDP model DTensors, else whole on every rank; of a sharded optimizer this rank's share.
+
+        An optimizer that has no state yet gets one of zeros.
+        """
+        weights, state = get_state_dict(self._named, self.optimizer)
+        # A clone, because async_save can't copy every row of FSDP's flat shards.
+        return {"model": {name: each.clone() for name, each in weights.items()}, "optimizer": state, "extra": extra}
 
     def _finish(self) -> None:
         """Wait for the thread, and remove what is older. Raises OSError on every rank if it could not write."""
@@ -139,7 +148,9 @@ class Checkpoints:
             there, here = extra["settings"].get(key), self.settings.get(key)
             if there != here:
                 raise ValueError(f"{self.folder / name} is of a run with {key} {there}, but this one has {key} {here}")
-        set_run_state(self.model, self.optimizer, state)
+        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        share = StateDictOptions(strict=False)  # of a sharded optimizer it is a part
+        set_state_dict(self._named, self.optimizer, **parts, options=share)
         self._last = len(extra["losses"])
         return History(extra["losses"], extra["epoch_losses"], [Score(*values) for values in extra["scores"]])
 
@@ -149,29 +160,6 @@ class Checkpoints:
 
     def _ask(self, *_: object) -> None:
         self._asked = True
-
-
-def run_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Return the state of a run for dcp.save and dcp.load: of an FSDP model as DTensors, else whole on every rank.
-
-    A sharded optimizer's state is this rank's share. The names are those of the model without its wrapper. An optimizer
-    that has no state yet gets one of zeros.
-    """
-    weights, state = get_state_dict(_named(model), optimizer)
-    # A clone, because async_save can't copy every row of FSDP's flat shards.
-    return {"model": {name: weight.clone() for name, weight in weights.items()}, "optimizer": state}
-
-
-def set_run_state(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Give the run a state that was made by `run_state` and filled by dcp.load. Every rank calls it."""
-    share = StateDictOptions(strict=False)  # of a sharded optimizer it is a part
-    parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-    set_state_dict(_named(model), optimizer, **parts, options=share)
-
-
-def _named(model: nn.Module) -> nn.Module:
-    """What gives the tensors their names: the model inside a wrapper."""
-    return getattr(model, "module", model)
 
 
 def _is_first() -> bool:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils.rnn import pad_sequence
 
 from scratch_ddp.common.extras import extra
 from scratch_ddp.training.pairs import make_pairs
 
 COLUMNS = ("sentence1", "sentence2", "label")
-KINDS = ("interleaved", "contiguous")  # of shards
 
 
 def load_pairs(source: str | None = None):
@@ -82,7 +82,7 @@ def tokenise(rows: Any, tokenizer: Any, max_length: int = 256) -> list[Item]:
 class Batch:
     """A rank's share of a global batch. Tensors have at least one row; the first `count` rows are the rank's own."""
 
-    inputs: dict[str, torch.Tensor]  # input_ids and attention_mask: int64 (rows, longest)
+    inputs: dict[str, torch.Tensor]  # input_ids and attention_mask: int64 (rows, longest), padded on the right
     labels: torch.Tensor  # int64 (rows,)
     count: int  # 0 if there were fewer items than ranks: then a row fills in, to keep all ranks in step
     global_count: int  # over all ranks
@@ -94,26 +94,14 @@ class Batch:
         return replace(self, inputs=inputs, labels=self.labels.to(device))
 
 
-def collate(items: Sequence[Item], pad: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Pad on the right to the longest item: ({"input_ids", "attention_mask"} of (rows, longest), labels of (rows,))."""
-    longest = max(len(item.tokens) for item in items)
-    ids = torch.tensor([item.tokens + [pad] * (longest - len(item.tokens)) for item in items])
-    mask = torch.tensor([[1] * len(item.tokens) + [0] * (longest - len(item.tokens)) for item in items])
-    return {"input_ids": ids, "attention_mask": mask}, torch.tensor([item.label for item in items])
-
-
 def shard(order: Sequence[int], rank: int, world_size: int, kind: str = "interleaved") -> list[int]:
     """Return this rank's part of `order`. Every element goes to exactly one rank; sizes differ by one at most.
 
-    Interleaved: elements rank, rank + n, rank + 2n, … With b elements at a time, n ranks then work on the same n·b
-    elements as one process would. Contiguous: one block per rank, so that their batches are different ones. Raises
-    ValueError for another `kind`.
+    "interleaved": elements rank, rank + n, rank + 2n, … With b elements at a time, n ranks then work on the same n·b
+    elements as one process would. "contiguous": one block per rank, so that their batches are different ones.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind of shard: {kind!r}; allowed are {', '.join(KINDS)}")
-    if kind == "interleaved":
-        return list(order[rank::world_size])
-    return list(order[rank * len(order) // world_size : (rank + 1) * len(order) // world_size])
+    first, end = rank * len(order) // world_size, (rank + 1) * len(order) // world_size
+    return list({"interleaved": order[rank::world_size], "contiguous": order[first:end]}[kind])
 
 
 @dataclass
@@ -130,7 +118,7 @@ class Batches:
     pad: int
     rank: int = 0
     world_size: int = 1
-    kind: str = KINDS[0]
+    kind: str = "interleaved"
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -150,7 +138,12 @@ class Batches:
         for start in range(first * share, len(self) * share, share):
             everyones = [part[start : start + share] for part in shards]
             mine = everyones[self.rank]
-            inputs, labels = collate([self.items[i] for i in mine or shards[self.rank][:1]], self.pad)
+            items = [self.items[i] for i in mine or shards[self.rank][:1]]
+            tokens = [torch.tensor(item.tokens) for item in items]
+            ids = pad_sequence(tokens, batch_first=True, padding_value=self.pad)
+            mask = pad_sequence([torch.ones_like(each) for each in tokens], batch_first=True)
+            labels = torch.tensor([item.label for item in items])
+            inputs = {"input_ids": ids, "attention_mask": mask}
             yield Batch(inputs, labels, len(mine), sum(map(len, everyones)), tuple(mine))
 
     def _order(self, epoch: int) -> list[int]:

@@ -72,7 +72,7 @@ def build_small(
     return getattr(transformers, f"LlamaFor{HEADS[head]}")(config).to(dtype), tokenizer
 
 
-def build_tokenizer(texts: Iterable[str] | None = None, vocabulary: int = 2048) -> Any:
+def build_tokenizer(texts: Iterable[str] | None = None) -> Any:
     """Return a byte-level BPE tokenizer built from `texts`. It is deterministic, and can encode any text."""
     with extra("text"):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -83,13 +83,8 @@ def build_tokenizer(texts: Iterable[str] | None = None, vocabulary: int = 2048) 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=["<pad>", "<end>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
+    letters = {"initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet()), "special_tokens": ["<pad>", "<end>"]}
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=2048, show_progress=False, **letters))
     return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<end>", sep_token="<end>")
 
 

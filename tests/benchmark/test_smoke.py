@@ -24,7 +24,7 @@ def _prepared():
 
 def test_training_steps():
     sizes = TINY | {"vocab_size": steps.VOCABULARY}
-    holds(training.rows(OPTIONS, sizes, sizes), 16 + 2 + 2 + 2 + 3)
+    holds(training.rows(OPTIONS, sizes, sizes), 4 + 2 + 2 + 2 + 3)
 
 
 def test_slices_beside_dtensor():

@@ -9,6 +9,7 @@ from nbformat.v4 import new_code_cell, new_output
 from scratch_ddp.commands import grade as grading
 from scratch_ddp.commands import outputs
 from scratch_ddp.commands.grade import FAILS, HOLDS, MISSING, NOT_REACHED, NOT_WRITTEN
+from scratch_ddp.commands.notebooks import UsageError
 from tests.notebooks.files import save, stream
 
 NAME_ERROR = new_output("error", ename="NameError", evalue="f", traceback=[])
@@ -74,9 +75,10 @@ def test_several_notebooks_end_in_a_table_and_the_status_says_whether_all_hold(t
 
 
 @pytest.mark.parametrize("content", [None, "not json", '{"nbformat": 3}'])
-def test_a_file_that_is_no_notebook_is_refused_before_anything_runs(tmp_path, content, capsys):
+def test_a_file_that_is_no_notebook_is_refused_before_anything_runs(tmp_path, content):
     path, good = tmp_path / "x.ipynb", save(tmp_path / "good.ipynb", "open('ran', 'w')")
     if content is not None:
         path.write_text(content)
-    assert grading.main([str(good), str(path)]) == 2
-    assert str(path) in capsys.readouterr().err and not (tmp_path / "ran").exists()
+    with pytest.raises(UsageError, match=str(path)):
+        grading.main([str(good), str(path)])
+    assert not (tmp_path / "ran").exists()

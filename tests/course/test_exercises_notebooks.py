@@ -22,10 +22,9 @@ def notebook_with(*tags: str):
 
 def test_stubs_and_answers_go_into_the_tagged_cells_and_nowhere_else():
     notebook = notebook_with("exercise:reduce", "exercise:get")
-    assert notebooks.write_stubs(notebook) == ["reduce", "get"]
+    notebooks.write_stubs(notebook)
     assert notebook.cells[1].source == all_exercises()["reduce"].stub_cell()
-    assert notebooks.write_stubs(notebook) == []
-    assert notebooks.write_answers(notebook) == ["reduce", "get"]
+    notebooks.write_answers(notebook)
     assert notebook.cells[1].source == all_exercises()["reduce"].answer_cell()
     assert [notebook.cells[0].source, notebook.cells[3].source] == ["text", "'untagged'"]
 

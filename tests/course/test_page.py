@@ -38,7 +38,7 @@ def test_a_lesson_outside_the_package_is_refreshed_and_graded(lesson):
     assert "raise NotImplementedError" in notebook.cells[3].source
     assert "not written yet" in notebook.cells[4].outputs[0].text
     assert "sending.wait()" in notebook.cells[5].outputs[0].text
-    assert write_answers(notebook, lesson.parent) == ["rotate"]
+    write_answers(notebook, lesson.parent)
     lesson.write_text(to_text(notebook))
     (exercise,) = grade(lesson, cell_timeout=60).exercises
     assert exercise.status == HOLDS and "✓ cost" in exercise.lines[0], exercise

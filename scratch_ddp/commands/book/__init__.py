@@ -10,12 +10,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import nbformat
-from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from scratch_ddp.commands import environment
@@ -37,11 +35,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "book", help="of the site (default: book)")
     site = parser.parse_args(arguments).folder.absolute()
     venv = Path(f"{environment.folder()}-book")  # Sphinx has an environment of its own
-    try:
-        environment.update(venv, HERE / "requirements.txt")
-    except environment.SetupFailed as failure:
-        print(f"\n{failure}", file=sys.stderr)
-        return 1
+    environment.update(venv, HERE / "requirements.txt")
     with tempfile.TemporaryDirectory() as folder:
         write_sources(Path(folder))
         sphinx = [str(environment.python_of(venv)), "-m", "sphinx", "--fresh-env", "--fail-on-warning", "--quiet"]
@@ -56,15 +50,11 @@ def write_sources(folder: Path) -> None:
     """Write what Sphinx reads into the folder."""
     shutil.copytree(PICTURES, folder / PICTURES.relative_to(ROOT))
     for path in [*lesson_paths(), *pages()]:
-        if path.suffix == ".ipynb":
-            notebook = nbformat.read(path, as_version=4)
-            prepare(notebook, path)
-            text = nbformat.writes(notebook)
-        else:
-            text = with_links(path.read_text(encoding="utf-8"), path) + (contents() if path == HOME else "")
+        text = path.read_text(encoding="utf-8")
+        text = page_of(text, path) if path.suffix == ".ipynb" else with_links(text, path)
         target = folder / place(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        target.write_text(text + contents() if path == HOME else text, encoding="utf-8")
 
 
 def pages() -> list[Path]:
@@ -86,8 +76,9 @@ def contents() -> str:
     return "".join(CONTENTS.format(caption, some) for caption, some in names.items())
 
 
-def prepare(notebook: NotebookNode, path: Path) -> None:
-    """Make a lesson's notebook a page of the book, in place: links, moving figures, each solution behind its check."""
+def page_of(text: str, path: Path) -> str:
+    """A lesson's notebook as a page of the book: its links, its moving figures, each solution behind its check."""
+    notebook = nbformat.reads(text, as_version=4)
     notebook.metadata.language_info = {"name": "python", "pygments_lexer": "python"}
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -98,10 +89,11 @@ def prepare(notebook: NotebookNode, path: Path) -> None:
                 figure = new_markdown_cell(moving.html(tag.removeprefix(moving.TAG)))
                 notebook.cells.insert(notebook.cells.index(cell) + 1, figure)
     for name, stub in exercise_cells(notebook).items():
-        first = notebook.cells.index(stub)
-        checks = (at for at, cell in enumerate(notebook.cells) if at > first and f"check({name}" in cell.source)
-        solution = new_markdown_cell(SOLUTION.format(all_exercises()[name].answer_cell()))
-        notebook.cells.insert(next(checks, first) + 1, solution)
+        below = range(notebook.cells.index(stub) + 1, len(notebook.cells))
+        check = next(at for at in below if f"check({name}" in notebook.cells[at].source)
+        solution = SOLUTION.format(all_exercises()[name].answer_cell())
+        notebook.cells.insert(check + 1, new_markdown_cell(solution))
+    return nbformat.writes(notebook)
 
 
 def with_links(text: str, page: Path) -> str:

@@ -150,4 +150,4 @@ def in_seconds(
     Parts are a dict of seconds; messages are (bytes, seconds on the wire).
     """
     told = [[{part: rank.seconds(part) for part in PARTS} for rank in step] for step in steps]
-    return told, [(call.nbytes, call.ended - call.ready) for call in collectives(timelines)[0]]
+    return told, [(span.nbytes, span.end - ready) for span, ready in collectives(timelines)[0]]

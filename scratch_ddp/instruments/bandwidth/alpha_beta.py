@@ -1,7 +1,6 @@
 """T = α + β·S: what a message costs on this machine, fitted to measured times and kept for later lessons."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,24 +14,18 @@ FILE = "this_machine.json"
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """T(S) = alpha + beta·S, in seconds and seconds per byte, and how well it describes the times it was fitted to.
+    """T(S) = alpha + beta·S, in seconds and seconds per byte.
 
-    `residuals`: (measured - fitted) / measured, one for each of `sizes`.
+    `worst`: how far it is off the times that it was fitted to, at most: 0.2 is a time that the line misses by 20 %.
     """
 
     alpha: float
     beta: float
-    sizes: tuple[int, ...] = ()
-    residuals: tuple[float, ...] = ()
+    worst: float = 0.0
 
     def seconds(self, size: float) -> float:
         """Seconds for a message of `size` bytes, by the line."""
         return self.alpha + self.beta * size
-
-    @property
-    def worst(self) -> float:
-        """The largest residual without its sign: 0.2 is a time that the line misses by 20 %."""
-        return max(map(abs, self.residuals), default=0.0)
 
     @property
     def half_way(self) -> float:
@@ -62,27 +55,24 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
             f"the line has a {what} of {min(alpha, beta):.2g}, and a message can't cost less than nothing: "
             f"measure {hint} sizes too, and for longer"
         )
-    residuals = 1 - (alpha + beta * size) / time
-    return AlphaBeta(alpha, beta, tuple(sizes), tuple(residuals.tolist()))
+    return AlphaBeta(alpha, beta, float(np.abs(1 - (alpha + beta * size) / time).max()))
 
 
 def save_machine(fits: dict[str, AlphaBeta], folder: Path | str = ".") -> Path:
     """Add fits, by their `key`, to `this_machine.json`, and return its path. Call it on one rank."""
     path = Path(folder) / FILE
     kept = {name: asdict(found) for name, found in (_read(path) | fits).items()}
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    partial.replace(path)  # atomic: a rank that reads meanwhile sees the old file or the new one
+    path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     return path
 
 
-def load_machine(operation: str = "all_reduce", ranks: int = 2, folder: Path | str = ".") -> AlphaBeta | None:
-    """Return the fit kept for this machine, of gloo before others, or None if there is none.
+def load_machine(ranks: int = 2, folder: Path | str = ".") -> AlphaBeta | None:
+    """Return the all-reduce's fit kept for this machine, of gloo before others, or None if there is none.
 
     Raises ValueError if the file exists and can't be read.
     """
     found = _read(Path(folder) / FILE)
-    names = [key(operation, backend, ranks) for backend in ("gloo", "interruptible", "nccl")]
+    names = [key("all_reduce", backend, ranks) for backend in ("gloo", "interruptible", "nccl")]
     return next((found[name] for name in names if name in found), None)
 
 

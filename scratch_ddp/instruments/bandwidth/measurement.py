@@ -41,19 +41,13 @@ def measure(
     they take. The tensors are on a GPU where the backend requires one, else in main memory.
 
     Operations of one size take turns after a warm-up. The ranks start each sample together, and its time is that of the
-    slowest rank. The root of a broadcast and the like changes from call to call, so that no rank runs ahead.
+    slowest rank.
 
-    Raises ValueError for an unknown operation, a text that is no size, and more ranks than there are.
+    Raises ValueError for a text that is no size, and for more ranks than there are.
     """
     __tracebackhide__ = True
     group = member_group(group)
     sizes, counts = [parse_size(size) for size in sizes], ranks or [group.size()]
-    if unknown := set(operations) - OPERATIONS.keys():
-        raise ValueError(f"no operation is called {unknown.pop()!r}; there are {', '.join(OPERATIONS)}")
-    if min(counts) < 2 or max(counts) > group.size():
-        raise ValueError(f"ranks={list(counts)}: a collective is between 2 ranks or more, and there are {group.size()}")
-    if min(sizes) < (least := 4 * max(counts)):
-        raise ValueError(f"{min(sizes)} bytes are too few: {max(counts)} ranks need {least}, a float32 each")
     chosen = {name: OPERATIONS[name] for name in operations}
     rows: list[Row] = []
     with _progress(len(counts) * len(sizes), group) as progress:
@@ -94,28 +88,24 @@ def _first_ranks(n: int, group: dist.ProcessGroup) -> Iterator[dist.ProcessGroup
 
 
 def _timed(space: Workspace, size: int, operations: Mapping[str, Operation], seconds: float) -> list[Row]:
-    def several(run: Callable[[Workspace, int], object], calls: int) -> None:
-        for turn in range(calls):
-            run(space, turn % space.n)
+    def several(run: Callable[[Workspace], object], calls: int) -> None:
+        for _ in range(calls):
+            run(space)
 
     def take(calls: Mapping[str, int], **how: int) -> dict[str, list[float]]:
         variants = {name: partial(several, each.run, calls[name]) for name, each in operations.items()}
         samples = interleaved(variants, group=space.group, **how)
         return {name: [each.wall for each in samples[name]] for name in samples}
 
-    probe = take(dict.fromkeys(operations, 1), rounds=1, warm_up=1)
-    if sum(walls[0] for walls in probe.values()) < seconds / 4:
-        probe = take(dict.fromkeys(operations, 1), rounds=3, warm_up=0)
+    probe = take(dict.fromkeys(operations, 1), rounds=3, warm_up=1)
     # The shortest probe decides how many calls make a sample, the median one how many samples there is time for.
     calls = {name: math.ceil(min(SAMPLE / min(walls), 1000)) for name, walls in probe.items()}
     turn = sum(calls[name] * spread_of(walls).median for name, walls in probe.items())
     rounds = min(max(int(seconds * len(calls) / turn), LEAST), MOST)
-    samples = take(calls, rounds=rounds, warm_up=int(turn < seconds / 5))
-    backends = dict(entry.split(":") for entry in dist.get_backend_config(space.group).split(","))
-    backend = backends[space.whole.device.type]
+    samples = take(calls, rounds=rounds, warm_up=0)
     rows = []
     for name, each in operations.items():
         spread = spread_of([wall / calls[name] for wall in samples[name]])
         nbytes = each.nbytes(size, space.n)
-        rows.append(Row(name, backend, space.n, size, nbytes, spread, samples=rounds, calls=calls[name]))
+        rows.append(Row(name, dist.get_backend(space.group), space.n, size, nbytes, spread, rounds, calls[name]))
     return rows

@@ -8,12 +8,6 @@ from scratch_ddp.instruments.bandwidth.operations import OPERATIONS
 from scratch_ddp.instruments.sizes import format_size, three_digits
 from scratch_ddp.instruments.timing import Spread
 
-LEGEND = (
-    "Sizes: 1 MiB = 2^20 bytes, 1 MB = 10^6. Times: median [quartiles] over the samples, of the slowest rank. "
-    "1 GB/s = 10^9 bytes per second, 1 GiB/s = 2^30. algbw = S/t, busbw = factor·S/t as in nccl-tests; "
-    "2·S/t is what the article published, in GiB/s, though it says GB/s."
-)
-
 
 @dataclass(frozen=True)
 class Row:
@@ -57,12 +51,9 @@ class Results:
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def of(self, operation: str = "all_reduce", ranks: int | None = None) -> "Results":
-        """The rows of one operation, and of one number of ranks if that is given."""
-        return Results(tuple(row for row in self.rows if row.operation == operation and ranks in (None, row.ranks)))
+    def of(self, operation: str, ranks: int) -> "Results":
+        """The rows of one operation on so many ranks."""
+        return Results(tuple(row for row in self.rows if (row.operation, row.ranks) == (operation, ranks)))
 
     def series(self) -> dict[str, "Results"]:
         """The rows of each operation, backend and number of ranks, by their `key`, smallest size first."""

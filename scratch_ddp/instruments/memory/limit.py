@@ -33,10 +33,9 @@ def process_limit(nbytes: int) -> Iterator[None]:
         raise NotImplementedError(f"process_limit needs Linux; {sys.platform} does not limit a process's memory")
     torch.ones(2**20).add_(1)  # starts the compute threads now: each reserves memory, which must not be refused
     gc.collect()
-    library = ctypes.CDLL(None)
-    if glibc := hasattr(library, "malloc_trim"):  # other libraries, such as musl, keep little
-        library.mallopt(_M_MMAP_THRESHOLD, 64 * 1024)  # tensors from 64 KiB on get pages of their own
-        library.malloc_trim(0)
+    library = ctypes.CDLL(None)  # glibc, which torch is built for
+    library.mallopt(_M_MMAP_THRESHOLD, 64 * 1024)  # tensors from 64 KiB on get pages of their own
+    library.malloc_trim(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_reserved_bytes() + nbytes, hard))
     try:
@@ -47,8 +46,7 @@ def process_limit(nbytes: int) -> Iterator[None]:
         raise
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-        if glibc:  # 32 MiB: the highest that glibc sets it to by itself
-            library.mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)
+        library.mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)  # the highest that glibc sets it to by itself
 
 
 def _refusal(error: Exception, nbytes: int) -> str:

@@ -40,24 +40,12 @@ class Breakdown:
         return sum(total_seconds(self.parts[name]) for name in names or PARTS)
 
 
-@dataclass(frozen=True)
-class Call:
-    """The k-th collective on one rank. `ready`: when the last of all ranks called it."""
-
-    name: str
-    nbytes: int
-    called: float
-    ready: float
-    ended: float
-
-
 def breakdown(timelines: Sequence[Timeline]) -> list[Breakdown]:
     """Divide what each rank recorded in one block of `timeline()`; by rank, as `over_ranks()` returns it.
 
     Costs nothing: no communication. Raises ValueError if the ranks did not make the same collectives.
     """
-    calls = collectives(timelines)
-    return [_divided(each, mine, (each.start, each.end)) for each, mine in zip(timelines, calls, strict=True)]
+    return _divided(timelines, [(each.start, each.end) for each in timelines])
 
 
 def breakdown_of_steps(timelines: Sequence[Timeline]) -> list[list[Breakdown]]:
@@ -65,20 +53,14 @@ def breakdown_of_steps(timelines: Sequence[Timeline]) -> list[list[Breakdown]]:
 
     Raises ValueError as `breakdown`, and if no step is marked or the ranks marked different numbers of steps.
     """
-    counts = {len(each.steps) for each in timelines}
-    if counts == {0}:
-        raise ValueError("no steps were recorded: put each one into a block `with recorded.step():`")
-    if len(counts) > 1:
-        raise ValueError(f"the ranks recorded different numbers of steps: {[len(each.steps) for each in timelines]}")
-    calls = collectives(timelines)
-    return [
-        [_divided(each, mine, step) for each, mine, step in zip(timelines, calls, steps, strict=True)]
-        for steps in zip(*(each.steps for each in timelines), strict=True)
-    ]
+    counts = [len(each.steps) for each in timelines]
+    if not all(counts) or len(set(counts)) > 1:
+        raise ValueError(f"put each step into a block `with recorded.step():`; steps that the ranks recorded: {counts}")
+    return [_divided(timelines, steps) for steps in zip(*(each.steps for each in timelines), strict=True)]
 
 
-def collectives(timelines: Sequence[Timeline]) -> list[list[Call]]:
-    """Each rank's collectives, in order, with the time at which the last rank called the same one.
+def collectives(timelines: Sequence[Timeline]) -> list[list[tuple[Span, float]]]:
+    """Each rank's collectives, in order, with the time at which the last of all ranks called the same one.
 
     Raises ValueError if the ranks recorded different collectives. Messages between two ranks are left out.
     """
@@ -88,11 +70,8 @@ def collectives(timelines: Sequence[Timeline]) -> list[list[Call]]:
             f"the ranks recorded different collectives (in number {[len(mine) for mine in spans]}), so they can't be "
             f"compared: record calls of one group, which all of its ranks make"
         )
-    ready = [max(_called(span) for span in same) for same in zip(*spans, strict=True)]
-    return [
-        [Call(span.name, span.nbytes, _called(span), last, span.end) for span, last in zip(mine, ready, strict=True)]
-        for mine in spans
-    ]
+    ready = [max(span.called for span in same) for same in zip(*spans, strict=True)]
+    return [list(zip(mine, ready, strict=True)) for mine in spans]
 
 
 def as_table(parts: Sequence[Breakdown]) -> str:
@@ -109,28 +88,21 @@ def _is_message(span: Span) -> bool:
     return any(name in span.name for name in _MESSAGES)
 
 
-def _called(span: Span) -> float:
-    return span.start if span.posted is None else span.posted
-
-
-def _divided(timeline: Timeline, calls: Sequence[Call], step: Interval) -> Breakdown:
-    """One part after the other gets what is left of the step."""
-    left = [step]
-    parts: dict[str, list[Interval]] = {}
-    messages = [(_called(span), span.start, span.end) for span in timeline.communication if _is_message(span)]
-    pending = [(call.called, call.ready, call.ended) for call in calls] + messages
-    on_the_wire = [(max(called, ready), ended) for called, ready, ended in pending if ended > ready]
-    not_ready = [(called, ready) for called, ready, _ in pending if ready > called]
-    blocked = [span.interval for span in timeline.waits]  # beyond the end of a transfer: until the rank woke up
-    candidates = [
-        *((name, [span.interval for span in timeline.compute if span.name == name]) for name in COMPUTING),
-        (TRANSFER, on_the_wire),
-        (WAITING, not_ready),
-        (TRANSFER, blocked),
-    ]
-    for name, intervals in candidates:
-        remaining = without(left, intervals)
-        parts[name] = union([*parts.get(name, []), *without(left, remaining)])
-        left = remaining
-    parts[IDLE] = left
-    return Breakdown(timeline.rank, *step, {name: parts[name] for name in PARTS})
+def _divided(timelines: Sequence[Timeline], steps: Sequence[Interval]) -> list[Breakdown]:
+    """The step of each rank: one part after the other gets what is left of it."""
+    found = []
+    for timeline, calls, step in zip(timelines, collectives(timelines), steps, strict=True):
+        pending = calls + [(span, span.start) for span in timeline.communication if _is_message(span)]
+        candidates = [
+            *((name, [span.interval for span in timeline.compute if span.name == name]) for name in COMPUTING),
+            (TRANSFER, [(max(span.called, ready), span.end) for span, ready in pending if span.end > ready]),
+            (WAITING, [(span.called, ready) for span, ready in pending if ready > span.called]),
+            (TRANSFER, [span.interval for span in timeline.waits]),  # beyond a transfer's end: until the rank woke up
+        ]
+        left, parts = [step], {name: [] for name in PARTS}
+        for name, intervals in candidates:
+            remaining = without(left, intervals)
+            parts[name] = union([*parts[name], *without(left, remaining)])
+            left = remaining
+        found.append(Breakdown(timeline.rank, *step, parts | {IDLE: left}))
+    return found

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby, pairwise
 from pathlib import Path
 from types import FrameType
 
@@ -41,31 +40,28 @@ def by_call_site(timeline: Timeline, within: Breakdown, *parts: str) -> dict[str
 
 @contextlib.contextmanager
 def call_sites_recorded() -> Iterator[list[Span]]:
-    """Look every two milliseconds which line this thread is at. The list is filled when the block ends.
+    """Look every two milliseconds which line this thread is at, and list how long it was seen at each.
 
     A library's lines count for the line of your own that called it: those of torch, of Python and of this package.
     """
     spans: list[Span] = []
-    seen: list[tuple[float, str]] = []
-    over, watched = threading.Event(), threading.get_ident()
+    over, watched, began = threading.Event(), threading.get_ident(), time.monotonic()
 
     def look() -> None:
         while not over.wait(_EVERY):
-            seen.append((time.monotonic(), _site(sys._current_frames().get(watched))))
+            site, until = _site(sys._current_frames().get(watched)), time.monotonic() + _EVERY / 2
+            if spans and spans[-1].name == site:
+                spans[-1] = Span(site, spans[-1].start, until)
+            else:
+                spans.append(Span(site, spans[-1].end if spans else began, until))
 
     watcher = threading.Thread(target=look, name="call-sites", daemon=True)
-    began = time.monotonic()
     watcher.start()
     try:
         yield spans
     finally:
         over.set()
         watcher.join()
-        middles = [(one + other) / 2 for (one, _), (other, _) in pairwise(seen)]
-        stretches = pairwise([began, *middles, time.monotonic()])
-        for site, same in groupby(zip(seen, stretches, strict=False), key=lambda each: each[0][1]):
-            starts, ends = zip(*(stretch for _, stretch in same), strict=True)
-            spans.append(Span(site, starts[0], ends[-1]))
 
 
 def _site(frame: FrameType | None) -> str:

@@ -5,7 +5,7 @@ have events of their own. An operation outside both is forward if a backward com
 as the copies and divisions of a strategy after backward.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch.autograd import DeviceType
@@ -30,8 +30,20 @@ def compute_spans(events: Sequence[Any], waits: Sequence[Interval], later: float
 
     A range named by `torch.profiler.record_function("forward")`, or by another name from COMPUTING, is that phase.
     """
-    spans = _decided(_outermost(events, later))
-    return _joined([Span(span.name, *left) for span in spans for left in without([span.interval], waits)], waits)
+    outermost: list[Span] = []
+    for event in sorted(events, key=lambda each: (each.start_ns(), -each.duration_ns())):
+        span, phase = span_of(event, later), _phase(event)
+        if phase is not None and (not outermost or span.start >= outermost[-1].end):
+            outermost.append(Span(phase, *span.interval))
+    following, decided = "other", []
+    for span in reversed([span for span in outermost if span.name != _CALL]):
+        if span.name == _UNDECIDED:
+            span = Span("forward" if following == "backward" else "other", *span.interval)
+        else:
+            following = span.name
+        decided.append(span)
+    spans = [Span(span.name, *left) for span in reversed(decided) for left in without([span.interval], waits)]
+    return _joined(spans, waits)
 
 
 def gpu_spans(events: Sequence[Any], compute: Sequence[Span], later: float) -> tuple[list[Span], list[Span]]:
@@ -42,27 +54,16 @@ def gpu_spans(events: Sequence[Any], compute: Sequence[Span], later: float) -> t
         kernel = span_of(event, later)
         if "nccl" in kernel.name.lower():
             communication.append(kernel)
-            continue
-        launch = launched_by.get(event.linked_correlation_id(), event)
-        at = span_of(launch, later).start
-        phase = next((span.name for span in compute if span.start <= at <= span.end), "other")
-        computing.append(Span(phase, *kernel.interval))
+        else:
+            at = span_of(launched_by.get(event.linked_correlation_id(), event), later).start
+            phase = next((span.name for span in compute if span.start <= at <= span.end), "other")
+            computing.append(Span(phase, *kernel.interval))
     return _joined(sorted(computing, key=lambda span: span.start), []), communication
 
 
 def is_kernel(event: Any) -> bool:
     """Whether it is a kernel or a copy of a GPU."""
     return event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
-
-
-def _outermost(events: Iterable[Any], later: float) -> Iterator[Span]:
-    """The events that lie in no other event, in order, by phase. Ranges with unknown names are passed over."""
-    inside_until = float("-inf")
-    for event in sorted(events, key=lambda each: (each.start_ns(), -each.duration_ns())):
-        span, phase = span_of(event, later), _phase(event)
-        if span.start >= inside_until and phase is not None:
-            inside_until = span.end
-            yield Span(phase, *span.interval)
 
 
 def _phase(event: Any) -> str | None:
@@ -81,20 +82,8 @@ def _phase(event: Any) -> str | None:
     return _UNDECIDED
 
 
-def _decided(spans: Iterable[Span]) -> list[Span]:
-    """Make each undecided span "forward" or "other", by the phase that comes next; drop calls of collectives."""
-    following, decided = "other", []
-    for span in reversed([span for span in spans if span.name != _CALL]):
-        if span.name == _UNDECIDED:
-            span = Span("forward" if following == "backward" else "other", *span.interval)
-        else:
-            following = span.name
-        decided.append(span)
-    return decided[::-1]
-
-
 def _joined(spans: Iterable[Span], waits: Sequence[Interval]) -> list[Span]:
-    """Join spans of one phase that are separated by a short pause alone."""
+    """Join spans of one phase that are separated by a short pause alone, without a wait in it."""
     joined: list[Span] = []
     for span in spans:
         last = joined[-1] if joined else span

@@ -1,16 +1,13 @@
 """`timeline`: record what this rank computes and communicates, by torch's profiler and the simulated link.
 
-The profiler does not record when the main thread waits for a collective or a message. So `Work.wait()` of every process
-group is replaced while a timeline is recorded: each synchronous call ends there too. Waits of torch's
-DistributedDataParallel inside C++ are not seen.
+The profiler does not record when the main thread waits for a collective or a message: `traffic` notes it, in
+`Work.wait()`, where each synchronous call ends too. Waits of torch's DistributedDataParallel inside C++ are not seen.
 """
 
 import contextlib
-import functools
 import itertools
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,7 +19,7 @@ from scratch_ddp.instruments.profiler import recording
 from scratch_ddp.instruments.timeline.call_sites import call_sites_recorded
 from scratch_ddp.instruments.timeline.phases import compute_spans, gpu_spans, is_kernel, span_of
 from scratch_ddp.instruments.timeline.spans import Span, Timeline
-from scratch_ddp.instruments.traffic.watch import with_subclasses
+from scratch_ddp.instruments.traffic.watch import waits_recorded
 
 _MARK = "scratch_ddp.instruments.timeline"
 _GLOO_DELAY = 0.02  # seconds: a gloo thread records the end of its work shortly after the waiting thread continues
@@ -56,11 +53,11 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
         profile = stack.enter_context(recording())
         if group is not None:
             dist.barrier(group=group)
-        waits = stack.enter_context(_waits_recorded())
+        waits = stack.enter_context(waits_recorded())
         with torch.profiler.record_function(_MARK):
             pass  # marks which thread is ours
         sites = stack.enter_context(call_sites_recorded()) if call_sites else []
-        last_before = next(reversed(getattr(group, "transfers", [])), None)
+        before = next(reversed(getattr(group, "transfers", [])), None)
         recorded.start = time.monotonic()
         try:
             yield recorded
@@ -71,40 +68,13 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
             time.sleep(_GLOO_DELAY)
             stack.close()
             recorded.sites = list(sites)
-            _fill(recorded, profile.profiler.kineto_results.events(), waits, group, last_before)
+            _fill(recorded, profile.profiler.kineto_results.events(), waits, group, before)
 
 
-@contextlib.contextmanager
-def _waits_recorded() -> Iterator[list[Interval]]:
-    """Record each wait of the thread that opens the block, in seconds of time.monotonic."""
-    waits: list[Interval] = []
-    thread = threading.get_ident()
-    originals = [(cls, vars(cls)["wait"]) for cls in with_subclasses(dist.Work) if "wait" in vars(cls)]
-    for cls, original in originals:
-        cls.wait = _recorded_wait(original, waits, thread)
-    try:
-        yield waits
-    finally:
-        for cls, original in originals:
-            cls.wait = original
-
-
-def _recorded_wait(original: Any, waits: list[Interval], thread: int) -> Callable[..., bool]:
-    @functools.wraps(original)
-    def wait(work: dist.Work, *args: Any, **kwargs: Any) -> bool:
-        __tracebackhide__ = True
-        began = time.monotonic()
-        try:
-            return original.__get__(work, type(work))(*args, **kwargs)
-        finally:
-            if threading.get_ident() == thread:
-                waits.append((began, time.monotonic()))
-
-    return wait
-
-
-def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: Any, last_before: Any) -> None:
-    later = _since_1970() / 1e9  # the profiler counts from 1970
+def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: Any, before: Any) -> None:
+    """`before`: the last transfer on the link before the block."""
+    # The profiler counts from 1970. The smallest of some differences is the one that nothing came between.
+    later = min(-time.monotonic() + time.time() for _ in range(20))
     thread = next(event for event in events if event.name() == _MARK).start_thread_id()
     events = [event for event in events if event.start_ns() / 1e9 - later >= recorded.start]  # not our own barrier's
     own = [event for event in events if event.device_type() == DeviceType.CPU and _is_ours(event, thread)]
@@ -114,7 +84,9 @@ def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: A
     recorded.operations = [span_of(event, later) for event in own]
     recorded.kernels = [span_of(event, later) for event in events if is_kernel(event)]
     if getattr(group, "link", None) is not None:
-        recorded.communication = _transfers(group, last_before)
+        carried = itertools.takewhile(lambda each: each is not before, reversed(group.transfers))
+        spans = [Span(each.call, each.started, each.ended, each.nbytes, each.posted) for each in carried]
+        recorded.communication = spans[::-1]  # where nobody has waited, the end is a forecast
         return
     recorded.communication = [span_of(event, later) for event in events if event.name().startswith("gloo:")]
     computing, communication = gpu_spans(events, recorded.compute, later)
@@ -122,21 +94,8 @@ def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: A
         recorded.compute, recorded.communication = computing, communication
 
 
-def _since_1970() -> float:
-    """Nanoseconds by which time.time is ahead of time.monotonic, from the least disturbed of 20 readings."""
-    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(20)]
-    before, since_1970, after = min(readings, key=lambda reading: reading[2] - reading[0])
-    return since_1970 - (before + after) / 2
-
-
 def _is_ours(event: Any, thread: int) -> bool:
     """Whether it is of the block's thread, or of a backward that autograd runs in a thread for a GPU."""
     if event.name().startswith("gloo:") or event.is_async():
         return False
     return event.start_thread_id() == thread or event.name().startswith("autograd::engine::evaluate_function")
-
-
-def _transfers(group: Any, after: Any) -> list[Span]:
-    """What the simulated link carried after the transfer `after`. Where nobody has waited, the end is a forecast."""
-    latest_first = itertools.takewhile(lambda each: each is not after, reversed(group.transfers))
-    return [Span(each.call, each.started, each.ended, each.nbytes, each.posted) for each in latest_first][::-1]

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.instruments.intervals import Interval, exposed_seconds, total_seconds
+from scratch_ddp.instruments.intervals import Interval, total_seconds, without
 
 COMPUTING = ("forward", "backward", "optimizer", "other", "data")  # what a rank is busy with; "data": loading it
 
@@ -32,6 +32,10 @@ class Span:
     @property
     def interval(self) -> Interval:
         return self.start, self.end
+
+    @property
+    def called(self) -> float:
+        return self.start if self.posted is None else self.posted
 
 
 @dataclass
@@ -68,7 +72,8 @@ class Timeline:
 
     def exposed_seconds(self) -> float:
         """Seconds in which something was on the wire while this rank did not compute."""
-        return exposed_seconds([span.interval for span in self.compute], [span.interval for span in self.communication])
+        sent, busy = ([span.interval for span in spans] for spans in (self.communication, self.compute))
+        return total_seconds(without(sent, busy))
 
     def over_ranks(self, group: dist.ProcessGroup | None = None) -> list["Timeline"]:
         """Return the timelines of all ranks, by rank. A collective: every rank of `group` (default: all) calls it.
@@ -123,22 +128,30 @@ def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
 
 
 def _events_of(timeline: Timeline, zero: float) -> Iterator[dict[str, Any]]:
-    rank = timeline.rank
-    yield _label(rank, 0, "process_name", name=f"rank {rank}")
-    yield _label(rank, 0, "process_sort_index", sort_index=rank)
-    tracks = [("compute", timeline.compute), ("operations", timeline.operations), ("waiting", timeline.waits)]
-    for number, lane in enumerate(lanes(timeline.communication), 1):
-        tracks.append((f"communication {number}" if number > 1 else "communication", lane))
+    of_rank = {"pid": timeline.rank, "tid": 0}
+    yield {"ph": "M", "name": "process_name", "args": {"name": f"rank {timeline.rank}"}} | of_rank
+    for thread, (track, spans) in enumerate(_tracks(timeline), 1):
+        of_rank["tid"] = thread
+        yield {"ph": "M", "name": "thread_name", "args": {"name": track}} | of_rank
+        for span in spans:
+            told = {"bytes": span.nbytes} if span.nbytes else {}
+            if span.posted is not None:
+                told["queued for (ms)"] = round((span.start - span.posted) * 1e3, 3)
+            start, duration = round((span.start - zero) * 1e6, 3), round((span.end - span.start) * 1e6, 3)
+            yield {"ph": "X", "name": span.name, "ts": start, "dur": duration, "args": told} | of_rank
+
+
+def _tracks(timeline: Timeline) -> Iterator[tuple[str, list[Span]]]:
+    yield from {"compute": timeline.compute, "operations": timeline.operations, "waiting": timeline.waits}.items()
+    for number, lane in enumerate(_lanes(timeline.communication), 1):
+        yield f"communication {number}" if number > 1 else "communication", lane
     if timeline.sites:
-        tracks.append(("your lines", timeline.sites))
+        yield "your lines", timeline.sites
     for stream in sorted({span.stream for span in timeline.kernels}):
-        tracks.append((f"stream {stream}", [span for span in timeline.kernels if span.stream == stream]))
-    for thread, (name, spans) in enumerate(tracks, 1):
-        yield _label(rank, thread, "thread_name", name=name)
-        yield from (_slice(rank, thread, name, span, zero) for span in spans)
+        yield f"stream {stream}", [span for span in timeline.kernels if span.stream == stream]
 
 
-def lanes(spans: Iterable[Span]) -> list[list[Span]]:
+def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
     """Divide spans among as few rows as possible so that none overlap in a row. There is at least one row."""
     rows: list[list[Span]] = [[]]
     for span in sorted(spans, key=lambda each: each.start):
@@ -147,15 +160,3 @@ def lanes(spans: Iterable[Span]) -> list[list[Span]]:
             rows.append(free := [])
         free.append(span)
     return rows
-
-
-def _label(rank: int, thread: int, what: str, **content: Any) -> dict[str, Any]:
-    return {"ph": "M", "pid": rank, "tid": thread, "name": what, "args": content}
-
-
-def _slice(rank: int, thread: int, track: str, span: Span, zero: float) -> dict[str, Any]:
-    content: dict[str, Any] = {"bytes": span.nbytes} if track.startswith("communication") else {}
-    if span.posted is not None:
-        content["queued for (ms)"] = round((span.start - span.posted) * 1e3, 3)
-    start, duration = round((span.start - zero) * 1e6, 3), round((span.end - span.start) * 1e6, 3)
-    return {"ph": "X", "pid": rank, "tid": thread, "name": span.name, "ts": start, "dur": duration, "args": content}

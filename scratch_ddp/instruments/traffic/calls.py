@@ -11,24 +11,18 @@ from torch.utils._pytree import tree_leaves
 
 from scratch_ddp.instruments.cost.wire import ring_bytes
 
-_METHODS_OF = {  # a call's name -> the group's methods for it; the operators are c10d::<method> and c10d::<method>_
-    "send": "send",
-    "recv": "recv recv_anysource",
-    "all_reduce": "allreduce allreduce_coalesced",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "all_gather": "allgather allgather_coalesced allgather_into_tensor_coalesced _allgather_base all_gather_single "
-    "all_gather_single_coalesced",
-    "gather": "gather",
-    "scatter": "scatter",
-    "reduce_scatter": "reduce_scatter reduce_scatter_tensor_coalesced _reduce_scatter_base reduce_scatter_single "
-    "reduce_scatter_single_coalesced",
-    "all_to_all": "alltoall alltoall_base all_to_all_single",
-    "barrier": "barrier",
-}
-METHODS = {method: name for name, methods in _METHODS_OF.items() for method in methods.split()}
+_NAMES = ("send", "recv", "all_reduce", "broadcast", "reduce_scatter", "reduce", "all_gather", "gather", "scatter")
+_NAMES += ("all_to_all", "barrier")
 _OUTPUT_FIRST = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")  # then come this rank's tensors
-_FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+def _name_of(method: str) -> str | None:
+    """The call that a group's method or an operator makes: `_allgather_base` and `all_gather_single` are all_gather."""
+    letters = method.replace("_", "")
+    return next((name for name in _NAMES if letters.startswith(name.replace("_", ""))), None)
+
+
+METHODS = {method: name for method in dir(dist.ProcessGroup) if (name := _name_of(method))}  # of a process group
 
 
 @dataclass(eq=False)
@@ -81,9 +75,7 @@ def read_operator(func: Any, args: tuple, kwargs: dict) -> Call | None:
 @functools.cache
 def _operators_name(func: Any) -> str | None:
     space, _, operator = func._schema.name.partition("::")
-    if space == "_c10d_functional":
-        return next((name for name in _FUNCTIONAL if operator.startswith(name)), None)
-    return METHODS.get(operator.removesuffix("_")) if space == "c10d" else None
+    return _name_of(operator) if space in ("c10d", "_c10d_functional") else None
 
 
 def _call(

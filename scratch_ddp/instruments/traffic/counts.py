@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -38,30 +38,21 @@ class Counts:
             self.collective_bytes += call.sent
 
 
-Report = tuple[Counts, Log]
-
-
 @dataclass
 class Totals:
     """The counts of all ranks of a group, the same on each of them. `per_rank` is in the order of its ranks."""
 
-    per_rank: list[Counts]
-    logs: list[Log] = field(repr=False)
-
-    @classmethod
-    def of(cls, reports: Iterable[Report]) -> "Totals":
-        """reports: every rank's `Counted.report()`, in the order of the ranks."""
-        return cls(*map(list, zip(*reports, strict=True)))
+    per_rank: list["Counted"]
 
     @functools.cached_property
     def log(self) -> list[Message]:
         """The point-to-point messages, round by round."""
-        return messages(self.logs)
+        return messages([counted.events for counted in self.per_rank])
 
     @functools.cached_property
     def depth(self) -> int:
         """Longest chain of messages in which each waited for the one before (see the module `depth`)."""
-        return depth(self.logs)
+        return depth([counted.events for counted in self.per_rank])
 
     @property
     def messages(self) -> int:
@@ -101,14 +92,10 @@ class Counted(Counts):
 
         Costs one all_gather_object, which counts as set-up.
         """
-        reports = [None] * dist.get_world_size(group)
+        counts: list[Counted] = [self] * dist.get_world_size(group)
         with set_up():
-            dist.all_gather_object(reports, self.report(), group=group)
-        return Totals.of(reports)
-
-    def report(self) -> Report:
-        """What `Totals.of` needs of this rank; it can be pickled."""
-        return Counts(**{name: getattr(self, name) for name in Counts.__dataclass_fields__}), self.events
+            dist.all_gather_object(counts, self, group=group)
+        return Totals(counts)
 
     def started(self, call: Call) -> None:
         if is_set_up():

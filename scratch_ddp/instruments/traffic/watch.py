@@ -8,11 +8,11 @@ counts: what a call does on its way down, to another group or as an operator, is
 """
 
 import contextlib
-import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,20 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scratch_ddp.common import accounting
 from scratch_ddp.instruments.traffic.calls import METHODS, Call, read_method, read_operator
 
-
-class Listener(Protocol):
-    def started(self, call: Call) -> None: ...
-    def waited(self, call: Call) -> None: ...
-
-
-_listeners: dict[int, Listener] = {}  # by id, since listeners may be equal
+_listeners: dict[int, Any] = {}  # with the methods `started` and `waited`; by id, since listeners may be equal
 _watched: set[type] = set()
 _open: weakref.WeakKeyDictionary[dist.Work, Call] = weakref.WeakKeyDictionary()  # calls not yet waited for
 _thread = threading.local()
 
 
 @contextlib.contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def listening(listener: Any) -> Iterator[None]:
     """Report every call that any thread makes inside the block to `listener`; calls from C++, of this thread only."""
     _watch(dist.ProcessGroup, METHODS, _reported_call)
     _watch(dist.Work, ("wait",), _reported_wait)
@@ -46,23 +40,30 @@ def listening(listener: Listener) -> Iterator[None]:
         del _listeners[id(listener)]
 
 
+@contextlib.contextmanager
+def waits_recorded() -> Iterator[list[tuple[float, float]]]:
+    """List each `Work.wait()` of this thread inside the block as (start, end) in seconds of time.monotonic."""
+    _watch(dist.Work, ("wait",), _reported_wait)
+    _thread.waits = []
+    try:
+        yield _thread.waits
+    finally:
+        del _thread.waits
+
+
 def in_a_call() -> bool:
     """Whether this thread is inside a call that is reported as a whole: calls from there are the library's own."""
     return getattr(_thread, "inside", False) or accounting.is_counted_as_another()
 
 
-def with_subclasses(cls: type) -> Iterator[type]:
-    """The class, and all that inherit from it."""
-    yield cls
-    for subclass in cls.__subclasses__():
-        yield from with_subclasses(subclass)
-
-
 def _watch(base: type, names: Any, wrap: Callable) -> None:
-    for cls in set(with_subclasses(base)) - _watched:
-        _watched.add(cls)
-        for name in set(names) & vars(cls).keys():
-            setattr(cls, name, wrap(name, vars(cls)[name]))
+    """Wrap these methods of a class, and of all that inherit from it."""
+    for subclass in base.__subclasses__():
+        _watch(subclass, names, wrap)
+    if base not in _watched:
+        _watched.add(base)
+        for name in set(names) & vars(base).keys():
+            setattr(base, name, wrap(name, vars(base)[name]))
 
 
 def _reported_call(method: str, original: Any) -> Callable:
@@ -74,7 +75,7 @@ def _reported_call(method: str, original: Any) -> Callable:
         with _inside():
             work = run(*args, **kwargs)
         call = read_method(method, group, [*args, *kwargs.values()])
-        _report(call, *(["started", "waited"] if work is None else ["started"]))
+        _report(call, at_once=work is None)
         if work is not None:
             _open[work] = call
         return work
@@ -85,11 +86,16 @@ def _reported_call(method: str, original: Any) -> Callable:
 def _reported_wait(_: str, original: Any) -> Callable:
     def wait_and_report(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        result = original.__get__(work, type(work))(*args, **kwargs)
+        began = time.monotonic()
+        try:
+            result = original.__get__(work, type(work))(*args, **kwargs)
+        finally:
+            getattr(_thread, "waits", []).append((began, time.monotonic()))
         if call := _open.pop(work, None):
             if call.name == "recv" and call.peer is None:
                 call.peer = work._source_rank()
-            _report(call, "waited")
+            for listener in list(_listeners.values()):
+                listener.waited(call)
         return result
 
     return wait_and_report
@@ -112,7 +118,7 @@ class _Operators(LightMode):
             return func(*args, **(kwargs or {}))
         with _inside():
             result = func(*args, **(kwargs or {}))
-        _report(call, "started", "waited")
+        _report(call, at_once=True)
         return result
 
 
@@ -125,14 +131,17 @@ def _inside() -> Iterator[None]:
         _thread.inside = False
 
 
-def _report(call: Call, *events: str) -> None:
-    for event, listener in itertools.product(events, list(_listeners.values())):
-        getattr(listener, event)(call)
+def _report(call: Call, at_once: bool) -> None:
+    """Tell the listeners that a call has started; `at_once`: and that it was waited for."""
+    for listener in list(_listeners.values()):
+        listener.started(call)
+        if at_once:
+            listener.waited(call)
 
 
 def _report_counted_as(name: str, payload: int, group: dist.ProcessGroup | None) -> None:
     """A call that stands for others (`accounting.counted_as`)."""
-    _report(Call(name, payload, tuple(dist.get_process_group_ranks(group)), dist.get_rank(group)), "started", "waited")
+    _report(Call(name, payload, tuple(dist.get_process_group_ranks(group)), dist.get_rank(group)), at_once=True)
 
 
 accounting.counters.append(_report_counted_as)

@@ -185,7 +185,7 @@ def test_times_and_bandwidths_of_collectives():
     assert titles(figure) == ["algbw: S/t", "busbw: 2(n−1)/n · S/t", "as published: 2 · S/t"]
     algorithm, bus, published = (points(panel.lines)[0][-1][1] for panel in figure.axes)
     assert (bus, published) == pytest.approx((1.5 * algorithm, 2 * algorithm))
-    assert titles(plots.bandwidth_chart(results("broadcast"))) == ["algbw: S/t", "busbw: factor · S/t"]
+    assert titles(plots.bandwidth_chart(results("all_gather"))) == ["algbw: S/t", "busbw: factor · S/t"]
 
 
 def test_memory_bars_end_at_the_total_and_say_it():
