@@ -2,14 +2,13 @@
 
 import functools
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.fsdp import FSDP
 from tests.ddp.cases import CASES, batches, build, shard
-from tests.fsdp.cases import Chain, assert_equal, message_of
+from tests.fsdp.cases import Case, Chain, assert_equal, message_of
 from tests.ranks import run_ranks
 
 MLP = CASES["mlp"]
@@ -30,52 +29,34 @@ class ByRank(nn.Module):
         return x
 
 
-def own_ways(orders: dict[int, list[int]]) -> None:
+def compare(orders: dict[int, list[int]], absent: dict[int, int]) -> None:
+    """`absent`: in which step which rank has no backward pass."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
-    sharded = FSDP(ByRank(orders).double())
-    torch.manual_seed(0)
-    alone = ByRank(orders).double()
+    alone, sharded = (build(Case(lambda: ByRank(orders))) for _ in range(2))
+    sharded = FSDP(sharded)
     for step, (x, y) in enumerate(batches(3, world_size)):
         for alone.rank in range(world_size):
-            (MLP.loss(alone, shard(x, alone.rank), shard(y, alone.rank)) / world_size).backward()
-        MLP.loss(sharded, shard(x, rank), shard(y, rank)).backward()
+            loss = MLP.loss(alone, shard(x, alone.rank), shard(y, alone.rank)) / world_size
+            loss.backward() if absent.get(step) != alone.rank else None
+        loss = MLP.loss(sharded, shard(x, rank), shard(y, rank))
+        loss.backward() if absent.get(step) != rank else None
         sharded.sync_gradients()
         for model in (alone, sharded):
             torch.optim.SGD(model.parameters(), lr=0.1).step()
-        assert_equal(sharded, alone, step)
+        assert_equal(sharded, alone, (orders, absent, step))
         alone.zero_grad(), sharded.zero_grad()
 
 
-@pytest.mark.parametrize(
-    "orders",
-    [{0: [0, 1, 2, 3], 1: [3, 1]}, {0: [2, 0, 3, 1], 1: [1, 3, 0, 2]}, {0: [], 1: [0, 1, 2, 3]}, {0: [1], 1: [2]}],
-    ids=str,
-)
-def test_units_used_on_some_ranks_or_in_another_order(orders):
-    orders = orders if orders[0] else orders | {0: [0]}
-    run_ranks(2, own_ways, orders)
+IN_ORDER = [0, 1, 2, 3]
+ORDERS = [{0: IN_ORDER, 1: [3, 1]}, {0: [2, 0, 3, 1], 1: [1, 3, 0, 2]}, {0: [0], 1: IN_ORDER}, {0: [1], 1: [2]}]
 
 
-def without_backward(when: int) -> None:
-    """A rank's loss does not depend on the model in one step, or has no backward pass."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    alone, sharded = build(MLP), FSDP(build(MLP))
-    for step, (x, y) in enumerate(batches(3, world_size)):
-        absent = 1 if step == when else None
-        for other in range(world_size):
-            loss = MLP.loss(alone, shard(x, other), shard(y, other)) / world_size
-            loss.backward() if other != absent else None
-        loss = MLP.loss(sharded, shard(x, rank), shard(y, rank))
-        loss.backward() if rank != absent else None
-        sharded.sync_gradients()
-        assert_equal(sharded, alone, step)
-        alone.zero_grad(), sharded.zero_grad()
+def test_units_used_on_some_ranks_or_in_another_order():
+    run_ranks(2, lambda: [compare(orders, {}) for orders in ORDERS])
 
 
-@pytest.mark.parametrize("when", [0, 1])
-def test_a_rank_without_backward(when):
-    run_ranks(3, without_backward, when)
+def test_a_rank_without_backward():
+    run_ranks(3, lambda: [compare(dict.fromkeys(range(3), IN_ORDER), {when: 1}) for when in (0, 1)])
 
 
 def two_ways(pairs: list[tuple]) -> list[str]:
@@ -109,10 +90,6 @@ def gather(sharded: FSDP) -> None:
     sharded.gather_full_params()
 
 
-def save(sharded: FSDP) -> None:
-    sharded.full_state_dict()
-
-
 def step(sharded: FSDP) -> None:
     sharded(X).sum().backward()
 
@@ -138,12 +115,11 @@ def one_more_optimizer_step(sharded: FSDP) -> None:
 
 
 OUT_OF_STEP = [
-    (forward, synchronise, "rank 0 begins a forward pass, rank 1 calls sync_gradients()"),
-    (forward, evaluate, "rank 0 begins a forward pass, rank 1 begins a forward pass under no_grad"),
-    (forward, gather, "rank 0 begins a forward pass, rank 1 calls gather_full_params()"),
-    (gather, save, "rank 0 calls gather_full_params(), rank 1 calls full_state_dict()"),
+    (forward, synchronise, "is begins a backward pass, or calls sync_gradients(), but begins a forward pass on rank 0"),
+    (forward, evaluate, "rank 1: entry 0 is begins a forward pass under no_grad, but begins a forward pass on rank 0"),
+    (forward, gather, "rank 1: entry 0 is calls gather_full_params(), but begins a forward pass on rank 0"),
     (lambda model: model.module[0](X), forward, "rank 0: a unit is called by itself"),
-    (step_under_no_sync, two_forwards, "rank 0 begins a backward pass, rank 1 begins a forward pass"),
+    (step_under_no_sync, two_forwards, "is begins a forward pass, but begins a backward pass"),
     (step_under_no_sync, step, "gradients are synchronised, but gradients are not synchronised"),
     (freeze_and_step, step, "is frozen: nothing, but frozen: 2.weight, 2.bias"),
     (one_more_optimizer_step, step, "steps of the optimizer: 1 (where ranks differ, one was interrupted"),
@@ -164,4 +140,4 @@ def again_on_one_rank() -> str:
 
 def test_a_unit_called_again_on_one_rank_only():
     for said in run_ranks(2, again_on_one_rank, timeout=20):
-        assert "rank 0 begins a backward pass, rank 1 calls a unit again in the same forward pass" in said
+        assert "is calls 'blocks.0' again in the same forward pass, but begins a backward pass" in said
