@@ -23,16 +23,16 @@ Group = dist.ProcessGroup | None
 
 def save(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | None, extra: Any, group: Group) -> None:
     """Write the model, the optimizer's state and `extra`. See `FSDP.save`."""
-    names, groups, problem = _names(model), None, None
     state = {MODEL + name: value for name, value in model.state_dict().items()}
+    groups, problem, names = None, None, _names(model)
     if optimizer is not None:
         groups = _groups(optimizer, names)
         if any(None in each["params"] for each in groups):
             problem = "the optimizer holds a parameter that is none of the parameters() here"
-        for parameter, entries in optimizer.state.items() if problem is None else ():
-            state |= {f"{OPTIMIZER}{names[parameter]}.{key}": value for key, value in entries.items()}
-        if wrong := next((key for key in state if isinstance(state[key], (list, dict)) and OPTIMIZER in key), None):
-            problem = f"the optimizer's state has a list or dict, which can't be saved: {wrong}"
+        for parameter, entries in optimizer.state.items():
+            state |= {f"{OPTIMIZER}{names.get(parameter)}.{key}": value for key, value in entries.items()}
+            if lists := [key for key, value in entries.items() if isinstance(value, (list, dict))]:
+                problem = f"the optimizer's state has a list or dict, which can't be saved: {lists[0]}"
     raise_everywhere(problem, group)
     tensors = {key: value.detach() for key, value in state.items() if isinstance(value, torch.Tensor)}
     values = {key: value for key, value in state.items() if key not in tensors}

@@ -35,8 +35,8 @@ class FSDP(SyncSwitch, nn.Module):
     `prefetch`: how many units ahead of their turn are gathered, while others compute.
     `sync`: "backward" calls `sync_gradients()` at the end of each backward outside `no_sync`, as under fully_shard. All
     ranks then run equally many backward passes, and micro-batches accumulate under `no_sync` only.
-    `init(module)`: gives values to what is on the meta device, `reset_parameters()` by default; it then is on `device`.
-    No rank ever holds more of such a model than its shards and one unit.
+    `init(module)`: gives values to what is on the meta device, module by module, `reset_parameters()` by default; it
+    then is on `device`. No rank ever holds more of such a model than its shards and one unit.
 
     Between passes the model's parameters are its shards, DTensors under their own names: of a parameter of shape
     (d, …), ⌈d/n⌉ rows on each of n ranks, the last ranks fewer or none. So torch's state dicts, checkpoints,

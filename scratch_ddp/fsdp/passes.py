@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from scratch_ddp.common.agreement import Compared, check_same_lines, compare, digest, raise_everywhere, said_by_ranks
 from scratch_ddp.common.optimizer_steps import SYNC_FORGOTTEN
-from scratch_ddp.common.replicas import broadcast_from_first, modules_of
+from scratch_ddp.common.replicas import broadcast_from_first
 from scratch_ddp.fsdp.schedule import Schedule, Turn
 from scratch_ddp.fsdp.unit import ROOT, Unit
 
@@ -28,6 +28,7 @@ BACKWARD_OR_SYNC = f"{BACKWARD}, or {SYNC}"  # a rank whose loss does not depend
 SECOND_DERIVATIVES = (
     "second derivatives (create_graph=True) need parameters that are freed by then: an FSDP has first derivatives only"
 )
+OUT_OF_STEP = "the ranks are out of step: every rank must do the same in the same order"
 CALLED_ALONE = "a unit is called by itself: call the whole model, or make that module the FSDP"
 DROPPED = "all gradients since the last step are dropped"
 
@@ -63,6 +64,9 @@ class Runtime:
         self._used: list[Turn] = []  # in the last forward pass, in the order of their first turn
         self._needed: set[Unit] = set()  # those whose backward the last forward pass has made ready
         self._renewals = 0  # of the group, after a Stop in a rank cell
+        self._pieces = [each for unit in units for each in unit.pieces]
+        named = ((module, name) for module in model.modules() for name in module._buffers)
+        self._buffers = [(module, name) for module, name in named if name not in module._non_persistent_buffers_set]
         turns: dict[str, Turn] = {ROOT: []}  # by the name of the module
         for unit in units:
             turns.setdefault(unit.module_name, []).append(unit)
@@ -248,15 +252,14 @@ class Runtime:
                 step(unit)
         for unit in self.units:
             unit.hand_out(itertools.islice(flags, len(unit.pieces)))
-        buffers = self._persistent_buffers()
         if "buffers" in agreed.different:
-            check_same_lines([*buffers], "the ranks' buffers differ, so that they can't take the first's", self.group)
-        broadcast_from_first(buffers.values(), self.group)
+            raise ValueError("buffers have other shapes than on the first rank, so that they can't become that rank's")
+        broadcast_from_first(self._persistent_buffers(), self.group)
         self.running = None
 
     def before_step(self, parameters: set[torch.Tensor]) -> None:
         """Raise ValueError on every rank if an optimizer would step before their gradients are synchronised."""
-        if any(each.is_on_its_way and each.shard in parameters for unit in self.units for each in unit.pieces):
+        if any(each.shard.grad is each.on_its_way and each.shard in parameters for each in self._pieces):
             self.meet("begins a step of the optimizer", problem=SYNC_FORGOTTEN)
 
     def count_step(self) -> None:
@@ -290,7 +293,8 @@ class Runtime:
         self._renewals = renewals
         lines = [BACKWARD_OR_SYNC if action in (BACKWARD, SYNC) else action, *self._lines(action)]
         same = {"lines": digest(lines), "order": digest([turn[0].module_name for turn in self._used])}
-        same["buffers"] = digest([*self._persistent_buffers()]) if action == SYNC else 0
+        buffers = [f"{each.dtype} {tuple(each.shape)}" for each in self._persistent_buffers()]
+        same["buffers"] = digest(buffers if action == SYNC else ())
         if problem is None and action not in (BACKWARD, SYNC):
             problem = next(filter(None, map(Unit.problem, self.units)), None)
         told = {"problem": problem is not None, "interruption": interruption is not None}
@@ -299,10 +303,15 @@ class Runtime:
             if agreed.largest["problem"]:
                 raise_everywhere(problem, self.group)
             if agreed.largest["interruption"]:
-                self._restart_together(interruption, "lines" in agreed.different or action in (BACKWARD, SYNC))
+                interruption = "\n".join(said_by_ranks(interruption or "", self.group))
+                if "lines" in agreed.different or action in (BACKWARD, SYNC):  # of gradients that are gone
+                    raise RuntimeError(interruption)
+                self.restart()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("always")  # each time, not only the first
+                    warnings.warn(interruption, stacklevel=3)
             if "lines" in agreed.different:
-                said = "the ranks are out of step: every rank must do the same in the same order"
-                check_same_lines(lines, said, self.group)
+                check_same_lines(lines, OUT_OF_STEP, self.group)
         except (RuntimeError, ValueError):
             self.restart()
             raise
@@ -321,15 +330,6 @@ class Runtime:
             for unit in self.units:
                 unit.free()
 
-    def _restart_together(self, interruption: str | None, needs_gradients: bool) -> None:
-        said = "\n".join(said_by_ranks(interruption or "", self.group))
-        if needs_gradients:  # which are gone
-            raise RuntimeError(said)
-        self.restart()
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")  # each time, not only the first
-            warnings.warn(said, stacklevel=4)
-
     def _is_in(self, *kinds: str) -> bool:
         """Whether such a pass is running. A backward pass that was left by an error is not."""
         if self.running is None or self.running.kind not in kinds:
@@ -338,14 +338,13 @@ class Runtime:
 
     def _lines(self, action: str) -> list[str]:
         """What has to be the same on every rank before this action."""
-        pieces = [each for unit in self.units for each in unit.pieces]
-        frozen = ", ".join(each.name for each in pieces if not each.shard.requires_grad)
+        frozen = ", ".join(each.name for each in self._pieces if not each.shard.requires_grad)
         lines = [f"gradients are {'' if self.do_sync() else 'not '}synchronised", f"frozen: {frozen or 'nothing'}"]
         if action in (FORWARD, EVALUATION, BACKWARD, SYNC):
             lost = "where ranks differ, one was interrupted, and a checkpoint must be loaded"
             lines.append(f"steps of the optimizer: {self.steps} ({lost})")
         if action in (BACKWARD, SYNC):
-            cleared = ", ".join(each.name for each in pieces if each.is_cleared)
+            cleared = ", ".join(each.name for each in self._pieces if each.is_cleared)
             lines.append(f"gradients cleared since backward: {cleared or 'none'}")
         return lines
 
@@ -357,18 +356,14 @@ class Runtime:
         """
         return [
             *(any(each.gradient is not None for each in unit.pieces) for unit in self.units),
-            *(each.has_gradient for unit in self.units for each in unit.pieces),
+            *(each.has_gradient for each in self._pieces),
             *(unit in self._needed and not unit.is_available for unit in self.units),
         ]
 
-    def _persistent_buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers that a state dict holds, each by a line that says where it is and what it is like."""
-        return {
-            f"{number}.{name} {buffer.dtype} {tuple(buffer.shape)}": buffer
-            for number, module in enumerate(modules_of(self.model))
-            for name, buffer in module._buffers.items()
-            if buffer is not None and name not in module._non_persistent_buffers_set
-        }
+    def _persistent_buffers(self) -> list[torch.Tensor]:
+        """The buffers that a state dict holds."""
+        held = (module._buffers.get(name) for module, name in self._buffers)
+        return [each for each in held if each is not None]
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_everywhere, raise_everywhere
+from scratch_ddp.common.agreement import check_everywhere
 from scratch_ddp.common.replicas import broadcast_from_first, describe, model_problem
 from scratch_ddp.common.tensors import group_alike
 from scratch_ddp.common.wrapper import sync_problem
@@ -127,11 +127,10 @@ def make_units(
 ) -> list[Unit]:
     """Leave each rank its rows of the first rank's values, one unit after the other. The root's come first in the list.
 
-    What is on the meta device is put on `device`. Where the first rank has no values, `init` gives them, module by
-    module, `reset_parameters()` by default. One broadcast per unit. Raises ValueError on every rank if a module can't
-    be initialised or leaves values unset.
+    What is on the meta device is put on `device`, and `init` gives it values, module by module: `reset_parameters()` by
+    default. Raises on every rank what `init` raises, and ValueError if it leaves values unset. One broadcast per unit.
     """
-    units, problem = [], None
+    units: list[Unit] = []
     unset = [each for each in model.modules() if any(tensor.is_meta for tensor in _own(each))]
     _allocate(_holding(plan[ROOT], unset), plan[ROOT], device)  # units' modules may hold some of it
     for name in reversed(plan):  # the root last, and with it the modules that have buffers alone
@@ -139,10 +138,12 @@ def make_units(
         _allocate(modules, plan[name], device)
         for module in modules:
             unset.remove(module)
-            if dist.get_rank(ranks.everyone) == 0:
-                problem = problem or _initialise(module, init)
+            with torch.no_grad():
+                init(module) if init else module.reset_parameters()
+            if any(each.is_floating_point() and each.isnan().any() for each in _own(module)):
+                kind = type(module).__name__
+                raise ValueError(f"init of a {kind} left some of its parameters or buffers without values, or NaN")
         units = [*_cut(name, plan[name], ranks, compute_dtype), *units]
-    raise_everywhere(problem, ranks.everyone)
     broadcast_from_first(model.buffers(), ranks.everyone)
     return units
 
@@ -175,18 +176,6 @@ def _allocate(modules: list[nn.Module], places: Places, device: torch.device) ->
     for each in places.values() if modules else ():  # what was tied is tied again
         module, name = each[0]
         hold(each, module._parameters[name])
-
-
-def _initialise(module: nn.Module, init: Init | None) -> str | None:
-    """Give what the module holds values; say what went wrong, or return None."""
-    kind = type(module).__name__
-    try:
-        with torch.no_grad():
-            init(module) if init else module.reset_parameters()
-    except Exception as error:
-        return f"init of a {kind} failed: {type(error).__name__}: {error}; pass init, which gives a module its values"
-    unset = any(each.is_floating_point() and each.isnan().any() for each in _own(module))
-    return f"init of a {kind} left some of its parameters or buffers without values, or NaN" if unset else None
 
 
 def _own(module: nn.Module) -> list[torch.Tensor]:

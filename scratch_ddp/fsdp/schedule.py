@@ -15,9 +15,9 @@ class Schedule:
     Collectives are matched by their order alone. If each rank gathered what it happens to need, a rank that skips a
     unit would receive the message of another one in its place. So the steps are fixed before the pass begins, and a
     rank goes through all of them, also those of units that it does not use.
-    `kind`: of the pass. `order`: the modules' units as they are expected to compute; `gathered` and `reduced`: those
-    that the pass has to gather and reduce. Before units compute, their all-gathers and those of the next `prefetch`
-    modules have been started, so that messages travel while units compute.
+    `order`: the modules' units as they are expected to compute; `gathered`, `reduced`: those that the pass has to do
+    this with. Before units compute, their all-gathers and those of the next `prefetch` modules have been started, so
+    that messages travel while units compute.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Piece:
         self.size = self.chunk * self.shape[1:].numel()  # elements in each rank's part of a message, gaps included
         self.gradient: torch.Tensor | None = None  # of backward passes here, whole, not averaged yet
         self.has_gradient = False  # had one since the last `hand_out`
-        self.is_marked = False  # `.grad` of the shard was set to `on_its_way`
+        self.is_marked = False  # the shard's `.grad` was set to `on_its_way`
         self.earlier: torch.Tensor | None = None  # what was there before
 
     def rows_of(self, part: torch.Tensor, rank: int) -> torch.Tensor:
@@ -73,11 +73,6 @@ class Piece:
             rest = whole.reshape(-1)[full * self.size :] if whole is not None else ()
             if len(rest):
                 torch.mul(rest, scale, out=place[full, : len(rest)])
-
-    @property
-    def is_on_its_way(self) -> bool:
-        """Whether its gradient waits for `sync_gradients()`."""
-        return self.is_marked and self.shard.grad is self.on_its_way
 
     @property
     def is_cleared(self) -> bool:
@@ -184,10 +179,9 @@ class Unit:
         memory = self.flat.untyped_storage().data_ptr()
         for each in self.pieces:
             held, name = each.whole if self.is_gathered else each.shard, repr(each.name)
-            if any(module._parameters.get(attribute) is not held for module, attribute in each.places):
-                return f"parameter {name} was replaced or removed after the model was wrapped: wrap the model again"
-            if each.shard._local_tensor.untyped_storage().data_ptr() != memory or each.shard.dtype != self.dtype:
-                return f"the values of {name} were replaced after the model was wrapped: move or convert it before"
+            moved = each.shard._local_tensor.untyped_storage().data_ptr() != memory or each.shard.dtype != self.dtype
+            if moved or any(module._parameters.get(attribute) is not held for module, attribute in each.places):
+                return f"{name} was replaced, moved or converted after the model was wrapped: do that before"
             if each.whole._version:
                 return f"the model writes to its parameter {name}, but what it writes is gone when it is freed"
             if each.shard._backward_hooks or each.shard._post_accumulate_grad_hooks:
@@ -239,7 +233,7 @@ class Unit:
     def mark(self) -> None:
         """At the end of backward: let gradients be on their way, also where only other ranks may have one."""
         for each in self.pieces:
-            if each.whole.requires_grad and not each.is_on_its_way:
+            if each.whole.requires_grad and each.shard.grad is not each.on_its_way:
                 each.earlier, each.is_marked, each.shard.grad = each.shard.grad, True, each.on_its_way
 
     def hand_out(self, present: Iterable[int]) -> None:

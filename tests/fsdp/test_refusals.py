@@ -87,8 +87,11 @@ REFUSED = [
     ("second derivatives (create_graph=True) need parameters that are freed", second_derivative),
     ("'0.weight' is sparse", lambda: sharded(nn.Sequential(nn.Embedding(4, 2, sparse=True)), torch.tensor([1]))),
     ("the model writes to its parameter '0.weight'", lambda: sharded(nn.Sequential(Writes(2, 2)))(X)),
-    ("values of '0.weight' were replaced", lambda: after(lambda model: model.to(torch.float64))),
-    ("'0.weight' was replaced or removed", lambda: after(lambda m: setattr(m.module[0], "weight", m.module[1].weight))),
+    ("'0.weight' was replaced, moved or converted", lambda: after(lambda model: model.to(torch.float64))),
+    (
+        "'0.weight' was replaced, moved or converted",
+        lambda: after(lambda m: setattr(m.module[0], "weight", m.module[1].weight)),
+    ),
     ("a hook on '0.weight' is never called", lambda: after(lambda m: m.module[0].weight.register_hook(print))),
 ]
 
