@@ -25,18 +25,13 @@ from tests.fsdp.cases import CASES, Case, Tiny, message_of
 from tests.ranks import RankFailed, run_ranks
 
 
-class Scaled(Tiny):
-    """Parameters with fewer rows than ranks, a buffer, and a state of the module's own."""
+class Counter(nn.Module):
+    """A buffer, and a state of the module's own."""
 
     def __init__(self):
         super().__init__()
         self.seen = 0
         self.register_buffer("steps", torch.zeros(1))
-
-    def forward(self, x):
-        self.seen += 1
-        self.steps += 1
-        return super().forward(x)
 
     def get_extra_state(self):
         return {"seen": self.seen}
@@ -45,7 +40,20 @@ class Scaled(Tiny):
         self.seen = state["seen"]
 
 
-CASE = Case(Scaled)
+class Counted(Tiny):
+    """Parameters with fewer rows than ranks, and a counter."""
+
+    def __init__(self):
+        super().__init__()
+        self.counter = Counter()
+
+    def forward(self, x):
+        self.counter.seen += 1
+        self.counter.steps += 1
+        return super().forward(x)
+
+
+CASE = Case(Counted)
 FULL = StateDictOptions(full_state_dict=True)
 BROADCAST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
@@ -81,7 +89,7 @@ def expect(sharded: FSDP, steps: int) -> None:
     plain, _ = one_process(steps)
     for name, tensor in sharded.gather_full_params().items():
         torch.testing.assert_close(tensor, plain.get_parameter(name).detach(), rtol=0, atol=1e-12, msg=name)
-    assert sharded.module.seen == plain.seen and sharded.module.steps == plain.steps
+    assert sharded.counter.seen == plain.counter.seen and sharded.counter.steps == plain.counter.steps
 
 
 def save(folder: Path, shape=None) -> None:
@@ -93,12 +101,12 @@ def save(folder: Path, shape=None) -> None:
     optimizer.param_groups[0]["lr"] = 0.01
     model_state, optimizer_state = get_state_dict(sharded, optimizer)
     dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder / "torch's")
-    whole, gathered = sharded.full_state_dict(), get_model_state_dict(sharded, options=FULL)
+    whole, (gathered, its_state) = sharded.full_state_dict(), get_state_dict(sharded, optimizer, options=FULL)
     plain, _ = one_process(3)
     assert bool(whole) == (dist.get_rank() == 0)
     if whole:
         assert list(whole) == list(gathered) == list(plain.state_dict())
-        torch.save(whole, folder / "whole.pt")
+        torch.save({"model_state_dict": whole, "optim_state_dict": its_state}, folder / "whole.pt")
         plain.load_state_dict(whole)
     train(sharded, optimizer, range(3, 5))
     expect(sharded, 5)
@@ -129,15 +137,19 @@ def load_outside(folder: Path, sharded: FSDP, optimizer) -> None:
 
 
 def load_whole(folder: Path, sharded: FSDP, optimizer) -> None:
-    state = torch.load(folder / "whole.pt") if dist.get_rank() == 0 else {}
+    set_state_dict(sharded, optimizer, **torch.load(folder / "whole.pt"), options=FULL)
+
+
+def load_from_first(folder: Path, sharded: FSDP, optimizer) -> None:
+    state = torch.load(folder / "whole.pt")["model_state_dict"] if dist.get_rank() == 0 else {}
     set_model_state_dict(sharded, state, options=BROADCAST)
 
 
-WITH_OPTIMIZER = [load_ours, load_torchs]
+WITH_OPTIMIZER = [load_ours, load_torchs, load_whole]
 
 
 def load(folder: Path, shape=None) -> None:
-    for way in (*WITH_OPTIMIZER, load_outside, load_whole):
+    for way in (*WITH_OPTIMIZER, load_outside, load_from_first):
         sharded, optimizer = make(1, shape)
         way(folder, sharded, optimizer)
         expect(sharded, 3)
@@ -155,28 +167,6 @@ def test_saved_by_some_ranks_and_loaded_by_others(tmp_path, there, shape, here, 
     run_ranks(there, save, tmp_path, shape)
     assert sorted(os.listdir(tmp_path / "ours"))[:2] == [".metadata", "__0_0.distcp"]
     run_ranks(here, load, tmp_path, its_shape)
-
-
-def whole_by_torch() -> None:
-    """The states of torch's functions are the plain model's, and load on every rank."""
-    sharded, optimizer = make()
-    train(sharded, optimizer, range(3))
-    model_state, optimizer_state = get_state_dict(sharded, optimizer, options=FULL)
-    theirs = get_state_dict(*one_process(3))[1]["state"]
-    assert list(optimizer_state["state"]) == list(theirs)
-    for name, state in theirs.items():
-        for key, value in state.items():
-            mine = optimizer_state["state"][name][key]
-            torch.testing.assert_close(mine.view_as(value), value, rtol=0, atol=1e-12, msg=f"{name} {key}")
-    other, its_optimizer = make(1)
-    states = {"model_state_dict": model_state, "optim_state_dict": optimizer_state}
-    set_state_dict(other, its_optimizer, **states, options=FULL)
-    train(other, its_optimizer, range(3, 5))
-    expect(other, 5)
-
-
-def test_whole_states_of_torchs_functions():
-    run_ranks(2, whole_by_torch)
 
 
 def damage(folder: Path) -> dict[str, str]:

@@ -39,8 +39,14 @@ class Lamb(OPTIM.Optimizer):
 
 
 def compare_with_one_process(
-    case_name: str, optimizer: str = "SGD", mesh: tuple[int, int] | None = None, micro_batches: int = 1, **settings
+    case_name: str,
+    optimizer: str = "SGD",
+    mesh: tuple[int, int] | None = None,
+    micro_batches: int = 1,
+    frozen_from: int = STEPS,
+    **settings,
 ) -> None:
+    """Train both for a few steps, from the step `frozen_from` on without the first layer."""
     case, rank, world_size = CASES[case_name], dist.get_rank(), dist.get_world_size()
     alone = build(case)
     group = None if mesh is None else init_device_mesh("cpu", mesh, mesh_dim_names=("replicate", "shard"))
@@ -48,6 +54,8 @@ def compare_with_one_process(
     optimizers = [OPTIMIZERS[optimizer](model.parameters()) for model in (alone, sharded)]
     data = iter(batches(STEPS * micro_batches, world_size))
     for step in range(STEPS):
+        for layer in (next(alone.children()), next(sharded.children())) if step == frozen_from else ():
+            layer.requires_grad_(False)
         for last in [False] * (micro_batches - 1) + [True]:
             x, y = next(data)
             one_process_step(case, alone, x, y, world_size)
@@ -62,50 +70,38 @@ def compare_with_one_process(
         sharded.zero_grad()  # gradients that are zero are no longer None
 
 
-def each_case(cases, **settings) -> None:
-    """All cases on the same ranks: starting ranks takes longer than a case does."""
-    for case in cases:
-        try:
-            compare_with_one_process(case, **settings)
-        except Exception as error:
-            error.add_note(f"the case is {case!r}")
-            raise
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_equals_one_process(world_size):
-    run_ranks(world_size, lambda: each_case(CASES), timeout=120)
-
-
 HARDEST = ["mlp", "unused", "two forwards", "a unit twice", "another order", "segments", "reentrant segments"]
 HARDEST += ["adapters", "penalty", "all recomputed", "several dtypes"]
 
 
-SETTINGS = [{"free_after_forward": False}, {"prefetch": 0}, {"prefetch": 2}, {"micro_batches": 2}]
+def pairs(cases, **settings) -> list[tuple[str, dict]]:
+    return [(case, settings) for case in cases]
 
 
-@pytest.mark.parametrize("settings", [*SETTINGS, {"units": [torch.nn.Linear]}], ids=str)
-def test_equals_one_process_with_other_settings(settings):
-    run_ranks(2, lambda: each_case(HARDEST, **settings), timeout=120)
+RUNS = [  # on how many ranks, which cases with which settings
+    *((ranks, pairs(CASES)) for ranks in (1, 2, 3)),
+    (2, pairs(HARDEST, free_after_forward=False) + pairs(HARDEST, prefetch=0)),
+    (2, pairs(HARDEST, micro_batches=2) + pairs(HARDEST, prefetch=2) + pairs(["mlp"], frozen_from=1)),
+    (2, pairs(HARDEST, units=[torch.nn.Linear])),
+    # Each row of ranks holds a sharded model, and the rows are replicas of each other.
+    (4, pairs(["mlp", "unused", "several dtypes", "BatchNorm", "a unit twice"], mesh=(2, 2), micro_batches=2)),
+    (6, pairs(["tied", "tiny parameters"], mesh=(2, 3), micro_batches=2)),
+    (2, [pair for name in OPTIMIZERS for pair in pairs(["mlp"], optimizer=name)]),
+    (3, [pair for name in list(OPTIMIZERS)[:3] for pair in pairs(["mlp", "tiny parameters"], optimizer=name)]),
+]
 
 
-@pytest.mark.parametrize(("ranks", "mesh"), [(4, (2, 2)), (6, (2, 3))], ids=str)
-def test_equals_one_process_on_a_mesh(ranks, mesh):
-    """Each row of ranks holds a sharded model, and the rows are replicas of each other."""
-    cases = (
-        ["tied", "tiny parameters"] if ranks > 4 else ["mlp", "unused", "several dtypes", "BatchNorm", "a unit twice"]
-    )
-    run_ranks(ranks, lambda: each_case(cases, mesh=mesh, micro_batches=2), timeout=120)
+@pytest.mark.parametrize(("ranks", "what"), RUNS)
+def test_equals_one_process(ranks, what):
+    def all_on_the_same_ranks():  # starting ranks takes longer than a case does
+        for case, settings in what:
+            try:
+                compare_with_one_process(case, **settings)
+            except Exception as error:
+                error.add_note(f"the case is {case!r}, {settings}")
+                raise
 
-
-def all_optimizers() -> None:
-    for optimizer in OPTIMIZERS:
-        each_case(["mlp"] if optimizer in ("Lamb", "Muon") else ["mlp", "tiny parameters"], optimizer=optimizer)
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_any_optimizer(world_size):
-    run_ranks(world_size, all_optimizers)
+    run_ranks(ranks, all_on_the_same_ranks, timeout=120)
 
 
 def lbfgs() -> None:

@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -105,26 +104,3 @@ def without_synchronisation() -> tuple[float, float]:
 def test_no_sync_keeps_whole_gradients_until_the_next_synchronisation():
     for accumulated, afterwards in run_ranks(2, without_synchronisation):
         assert accumulated == pytest.approx(1, abs=0.05) and afterwards == pytest.approx(-0.5, abs=0.05)
-
-
-def freed_in_turn() -> list[int]:
-    """How many blocks have memory when each of them computes."""
-    seen: list[int] = []
-    model = FSDP(build())
-    wholes = [unit.pieces[0].whole for unit in model._runtime.units]
-
-    def look(*_) -> None:
-        seen.append(sum(whole.untyped_storage().nbytes() > 0 for whole in wholes))
-
-    for block in model.module:
-        block.register_forward_hook(look)
-    with torch.no_grad():
-        model(torch.randn(2, WIDTH))
-    dist.barrier()
-    look()
-    return seen
-
-
-def test_one_unit_is_there_and_the_next_one_on_its_way():
-    for seen in run_ranks(2, freed_in_turn):
-        assert max(seen[:-1]) <= 2 and seen[-1] == 0

@@ -186,22 +186,6 @@ def test_the_norm_of_gradients_in_shards(world_size):
     run_ranks(world_size, clip)
 
 
-def freeze_later() -> None:
-    alone, sharded = pair()
-    for step, (x, y) in enumerate(batches(4, 2)):
-        for model in (alone[0], sharded.module[0]):
-            model.requires_grad_(step < 2)  # frozen from the third step on
-        alone.zero_grad(), sharded.zero_grad()
-        one_process_step(MLP, alone, x, y, 2)
-        loss_of(sharded, x, y).backward()
-        sharded.sync_gradients()
-        assert_equal(sharded, alone, step)
-
-
-def test_a_layer_may_be_frozen_while_training():
-    run_ranks(2, freeze_later)
-
-
 def frozen_backbone() -> list[dict[str, int]]:
     """What travels in backward with a trained head on frozen blocks, and with one trained block of three."""
     found = []

@@ -108,7 +108,7 @@ def test_what_is_refused():
 def on_one_rank() -> list[str]:
     """The same on the second rank alone, and arguments that differ."""
     rank = dist.get_rank()
-    refused = [message_of(do if rank else lambda: FSDP(model())) for _, do in REFUSED[4:10]]
+    refused = [message_of(do if rank else lambda: FSDP(model())) for _, do in REFUSED[5:10]]
     return refused, [
         message_of(lambda: FSDP(nn.Sequential(nn.Linear(2, 2 + rank)))),
         message_of(lambda: FSDP(model(), units=[nn.Sequential] if rank else [nn.ReLU])),
@@ -119,7 +119,7 @@ def on_one_rank() -> list[str]:
 
 def test_what_one_rank_does_otherwise():
     for refused, (size, units, prefetch, dtype) in run_ranks(2, on_one_rank):
-        for message, (expected, _) in zip(refused, REFUSED[4:10], strict=True):
+        for message, (expected, _) in zip(refused, REFUSED[5:10], strict=True):
             assert message.startswith("rank 1: ") and expected in message, message
         assert "rank 1: entry 0 is parameter '0.weight': float32 (3, 2), but" in size and "(2, 2) on rank 0" in size
         assert "is the root with 0.weight, 0.bias, 2.weight, 2.bias, but the root with 0.weight, 0.bias, 1.0" in units
