@@ -69,8 +69,8 @@ class FSDP(SyncSwitch, nn.Module):
         super().__init__()
         ranks = Ranks(group)
         self.group = ranks.everyone
-        settings = {"sync": sync, "compute_dtype": compute_dtype, "free_after_forward": free_after_forward}
-        settings["prefetch"] = prefetch
+        settings = {"sync": sync, "compute_dtype": compute_dtype, "prefetch": prefetch}
+        settings["free_after_forward"] = free_after_forward
         plan = agree_on_plan(model, self.group, units, settings)
         device = torch.device(device) if device is not None else message_device(self.group)
         with set_up():

@@ -65,14 +65,13 @@ class Piece:
     def write(self, message: torch.Tensor, whole: torch.Tensor | None, scale: float = 1) -> None:
         """Put a whole tensor's rows, times `scale`, into a message of shape (n, part), and zeros into the gaps."""
         place = message[:, self.offset : self.offset + self.size]
-        full = whole.numel() // self.size if whole is not None and self.size else 0  # ranks that have all their rows
-        if full:
-            torch.mul(whole.reshape(-1)[: full * self.size].view(full, self.size), scale, out=place[:full])
+        flat = message.new_empty(0) if whole is None else whole.reshape(-1)
+        full = len(flat) // max(1, self.size)  # ranks that have all their rows
+        torch.mul(flat[: full * self.size].view(full, self.size), scale, out=place[:full])
         if full < len(place):
             place[full:].zero_()
-            rest = whole.reshape(-1)[full * self.size :] if whole is not None else ()
-            if len(rest):
-                torch.mul(rest, scale, out=place[full, : len(rest)])
+            rest = flat[full * self.size :]
+            torch.mul(rest, scale, out=place[full, : len(rest)])
 
     @property
     def is_cleared(self) -> bool:
@@ -108,21 +107,20 @@ class Unit:
             size += self.pieces[-1].size
         self._sizes = [each.size for each in self.pieces]
         message = first.detach().new_empty(ranks.count, size)
-        for each, parameter in zip(self.pieces, named.values(), strict=True):
-            each.write(message, parameter.detach())
+        for each in self.pieces:
+            each.write(message, named[each.name].detach())
         dist.broadcast(message, group=ranks.everyone, group_src=0)
         self.flat = message[ranks.rank].clone()
         del message  # its memory is as large as that of the wholes
         memory = self.flat.new_empty(ranks.count * size, dtype=self.compute_dtype)
-        self._storage, self._nbytes = memory.untyped_storage(), memory.nbytes
-        padded = memory.split([ranks.count * each for each in self._sizes])  # gaps after the last rank's rows
-        self._columns = [each.view(ranks.count, -1) for each in padded]
-        for each, parameter, column in zip(self.pieces, named.values(), padded, strict=True):
+        self._storage, self._nbytes, self._columns = memory.untyped_storage(), memory.nbytes, []
+        for each, padded in zip(self.pieces, memory.split([ranks.count * size for size in self._sizes]), strict=True):
             rows = ranks.dtensor(each.rows_of(self.flat, ranks.rank), each.shape or (1,))
-            each.shard = nn.Parameter(rows, parameter.requires_grad)
+            each.shard = nn.Parameter(rows, named[each.name].requires_grad)
             each.on_its_way = self.flat.new_zeros(()).expand(rows.shape).as_subclass(OnItsWay)
-            each.whole = nn.Parameter(column.new_empty(0), requires_grad=False)
-            each.whole.data = column[: each.shape.numel()].view(each.shape)  # its own version: filling is no change
+            each.whole = nn.Parameter(padded.new_empty(0), requires_grad=False)
+            each.whole.data = padded[: each.shape.numel()].view(each.shape)  # its own version: filling is no change
+            self._columns.append(padded.view(ranks.count, each.size))  # of rows, with gaps after the last rank's
         self._gathering: Started | None = None
         self._reducing: Started | None = None
         self._mean: torch.Tensor | None = None  # this rank's rows of the mean, flat

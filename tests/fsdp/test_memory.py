@@ -6,7 +6,6 @@ import time
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.memory import memory_use
@@ -51,22 +50,6 @@ def test_between_steps_a_rank_holds_its_share(world_size):
         assert 2 / world_size < peak < 2 / world_size + 8 / BLOCKS
     for kept, _ in run_ranks(world_size, measure, FSDP, torch.optim.Adam):
         assert kept == pytest.approx(3 / world_size, abs=0.02)
-
-
-def other_ways() -> dict[str, float]:
-    ways = {
-        "only the root": lambda model: FSDP(model, units=[model]),
-        "nothing freed": lambda model: FSDP(model, free_after_forward=False),
-        "replicas": DistributedDataParallel,
-        "no prefetch": lambda model: FSDP(model, prefetch=0),
-    }
-    return {name: measure(wrap)[1] for name, wrap in ways.items()}
-
-
-def test_what_saves_nothing():
-    for peaks in run_ranks(2, other_ways):
-        assert 1.5 < peaks["nothing freed"] < peaks["only the root"] and peaks["replicas"] > 1.9, peaks
-        assert peaks["no prefetch"] < 1 + 6 / BLOCKS
 
 
 def wrapping(on_meta: bool) -> tuple[float, float]:

@@ -59,76 +59,61 @@ def test_a_rank_without_backward():
     run_ranks(3, lambda: [compare(dict.fromkeys(range(3), IN_ORDER), {when: 1}) for when in (0, 1)])
 
 
-def two_ways(pairs: list[tuple]) -> list[str]:
-    """What is said when rank 0 does one thing and rank 1 the other, and whether all goes on after that."""
-    said = []
-    for first, second, _ in pairs:
-        sharded = FSDP(build(MLP))
-        step(sharded)
-        sharded.sync_gradients()
-        said.append(message_of(functools.partial((first, second)[dist.get_rank()], sharded)))
-        if "frozen" not in said[-1] and "interrupted" not in said[-1]:  # the ranks still differ
-            step(sharded)
-            sharded.sync_gradients()
-    return said
+def step(model: FSDP) -> None:
+    model(X).sum().backward()
 
 
-def forward(sharded: FSDP) -> None:
-    sharded(X).sum()
+def forward(model: FSDP) -> None:
+    model(X)
 
 
-def evaluate(sharded: FSDP) -> None:
+def evaluate(model: FSDP) -> None:
     with torch.no_grad():
-        sharded(X)
+        model(X)
 
 
-def synchronise(sharded: FSDP) -> None:
-    sharded.sync_gradients()
+def under_no_sync(model: FSDP, *todo) -> None:
+    with model.no_sync():
+        for do in todo:
+            do(model)
 
 
-def gather(sharded: FSDP) -> None:
-    sharded.gather_full_params()
+def optimizer_step(model: FSDP) -> None:
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
-def step(sharded: FSDP) -> None:
-    sharded(X).sum().backward()
-
-
-def two_forwards(sharded: FSDP) -> None:
-    with sharded.no_sync():
-        sharded(X), sharded(X)
-
-
-def step_under_no_sync(sharded: FSDP) -> None:
-    with sharded.no_sync():
-        sharded(X).sum().backward()
-
-
-def freeze_and_step(sharded: FSDP) -> None:
-    sharded.module[2].requires_grad_(False)
-    step(sharded)
-
-
-def one_more_optimizer_step(sharded: FSDP) -> None:
-    torch.optim.SGD(sharded.parameters(), lr=0.1).step()
-    step(sharded)
-
-
-OUT_OF_STEP = [
-    (forward, synchronise, "is begins a backward pass, or calls sync_gradients(), but begins a forward pass on rank 0"),
-    (forward, evaluate, "rank 1: entry 0 is begins a forward pass under no_grad, but begins a forward pass on rank 0"),
-    (forward, gather, "rank 1: entry 0 is calls gather_full_params(), but begins a forward pass on rank 0"),
+IN_FORWARD, IN_BACKWARD = "begins a forward pass", "begins a backward pass, or calls sync_gradients()"
+OUT_OF_STEP = [  # what the ranks do, and what is said
+    (forward, FSDP.sync_gradients, f"rank 1: entry 0 is {IN_BACKWARD}, but {IN_FORWARD} on rank 0"),
+    (forward, evaluate, f"rank 1: entry 0 is {IN_FORWARD} under no_grad, but {IN_FORWARD} on rank 0"),
+    (forward, FSDP.gather_full_params, f"is calls gather_full_params(), but {IN_FORWARD} on rank 0"),
     (lambda model: model.module[0](X), forward, "rank 0: a unit is called by itself"),
-    (step_under_no_sync, two_forwards, "is begins a forward pass, but begins a backward pass"),
-    (step_under_no_sync, step, "gradients are synchronised, but gradients are not synchronised"),
-    (freeze_and_step, step, "is frozen: nothing, but frozen: 2.weight, 2.bias"),
-    (one_more_optimizer_step, step, "steps of the optimizer: 1 (where ranks differ, one was interrupted"),
+    (lambda m: under_no_sync(m, step), lambda m: under_no_sync(m, forward, forward), f"but {IN_BACKWARD}"),
+    (lambda m: under_no_sync(m, step), step, "gradients are synchronised, but gradients are not synchronised"),
+    (lambda m: (m.module[2].requires_grad_(False), step(m)), step, "is frozen: nothing, but frozen: 2.weight, 2.bias"),
+    (
+        lambda m: (optimizer_step(m), step(m)),
+        step,
+        "steps of the optimizer: 1 (where ranks differ, one was interrupted",
+    ),
 ]
 
 
+def two_ways() -> list[str]:
+    """What is said when rank 0 does one thing and rank 1 the other, and whether all goes on after that."""
+    said = []
+    for *ways, _ in OUT_OF_STEP:
+        sharded = FSDP(build(MLP))
+        step(sharded), sharded.sync_gradients()
+        said.append(message_of(functools.partial(ways[dist.get_rank()], sharded)))
+        if "frozen" not in said[-1] and "interrupted" not in said[-1]:  # the ranks still differ
+            step(sharded), sharded.sync_gradients()
+    return said
+
+
 def test_ranks_out_of_step_are_told_so():
-    for messages in run_ranks(2, two_ways, OUT_OF_STEP, timeout=60):
-        for said, (_, _, expected) in zip(messages, OUT_OF_STEP, strict=True):
+    for messages in run_ranks(2, two_ways):
+        for said, (*_, expected) in zip(messages, OUT_OF_STEP, strict=True):
             assert expected in said
 
 
