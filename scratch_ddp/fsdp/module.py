@@ -13,12 +13,13 @@ from torch.distributed.tensor import DTensor
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import message_device
-from scratch_ddp.common.optimizer_steps import parameters_of, watch_steps
+from scratch_ddp.common.optimizer_steps import SYNC_FORGOTTEN, parameters_of, watch_steps
 from scratch_ddp.common.wrapper import Group, SyncSwitch
 from scratch_ddp.fsdp import checkpoint
 from scratch_ddp.fsdp.comm import Ranks
 from scratch_ddp.fsdp.passes import Runtime
 from scratch_ddp.fsdp.plan import REPLACED, Init, Spec, agree_on_plan, make_units
+from scratch_ddp.fsdp.unit import OnItsWay
 
 
 class FSDP(SyncSwitch, nn.Module):
@@ -124,7 +125,8 @@ class FSDP(SyncSwitch, nn.Module):
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
             optimizer.register_step_post_hook(lambda *_: self._runtime.count_step())
-        self._runtime.before_step(mine)
+        if any(isinstance(each.grad, OnItsWay) for each in self._shapes.keys() & mine):
+            self._runtime.meet("begins a step of the optimizer", problem=SYNC_FORGOTTEN)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False

@@ -17,7 +17,6 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from scratch_ddp.common.agreement import Compared, check_same_lines, compare, digest, raise_everywhere, said_by_ranks
-from scratch_ddp.common.optimizer_steps import SYNC_FORGOTTEN
 from scratch_ddp.common.replicas import broadcast_from_first
 from scratch_ddp.fsdp.schedule import Schedule, Turn
 from scratch_ddp.fsdp.unit import ROOT, Unit
@@ -187,8 +186,15 @@ class Runtime:
             forward = self.running  # the model computes a gradient in its forward pass
             if forward is not None:
                 forward.finish()
+
+            def end() -> None:  # when autograd has computed all gradients
+                self._end_backward()
+                self.running = forward
+                if forward is None and self.sync == "backward" and self.do_sync():
+                    self.sync_gradients()
+
             agreed = self.meet(BACKWARD, problem=SECOND_DERIVATIVES if torch.is_grad_enabled() else None)
-            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._end_backward, forward))
+            torch.autograd.Variable._execution_engine.queue_callback(end)
             self._begin_backward(agreed)
         if turn is not self.roots:
             self._take_turn(turn)
@@ -213,14 +219,7 @@ class Runtime:
         for root in self.roots:
             root.wait()
 
-    def _end_backward(self, forward: Schedule | None) -> None:
-        """End the last pass, when autograd has computed all gradients."""
-        self._end_backward_pass()
-        self.running = forward
-        if forward is None and self.sync == "backward" and self.do_sync():
-            self.sync_gradients()
-
-    def _end_backward_pass(self) -> None:
+    def _end_backward(self) -> None:
         self._free_after_backward(self.roots)
         self.running.finish()
         self._free_after_backward(self.units)
@@ -239,7 +238,7 @@ class Runtime:
         """Leave in every rank's shards the mean of all gradients that any rank has. See `FSDP.sync_gradients`."""
         while (agreed := self.meet(SYNC)).largest["backward"]:  # of other ranks, which this one takes part in
             self._begin_backward(agreed)
-            self._end_backward_pass()
+            self._end_backward()
         self.running = Schedule(SYNC)  # no steps; a Stop in here is noticed
         flags = iter(agreed.flags)
         unreduced = list(itertools.compress(self.units, flags))  # takes as many flags as there are units
@@ -256,11 +255,6 @@ class Runtime:
             raise ValueError("buffers have other shapes than on the first rank, so that they can't become that rank's")
         broadcast_from_first(self._persistent_buffers(), self.group)
         self.running = None
-
-    def before_step(self, parameters: set[torch.Tensor]) -> None:
-        """Raise ValueError on every rank if an optimizer would step before their gradients are synchronised."""
-        if any(each.shard.grad is each.on_its_way and each.shard in parameters for each in self._pieces):
-            self.meet("begins a step of the optimizer", problem=SYNC_FORGOTTEN)
 
     def count_step(self) -> None:
         """An optimizer's step has come to its end."""
