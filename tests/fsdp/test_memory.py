@@ -74,6 +74,7 @@ def test_wrapping_frees_the_model_unit_by_unit_and_on_the_meta_device_it_is_neve
 
 def without_synchronisation() -> tuple[float, float]:
     model, x = FSDP(build()), torch.randn(2, WIDTH)
+    time.sleep(0.2)
     with memory_use() as used, model.no_sync():
         model(x).sum().backward()
         time.sleep(0.2)

@@ -156,7 +156,7 @@ def test_a_synchronisation_that_was_left_out():
         assert "or a step of the optimizer: run the forward pass again" in said["stale loss"]
         assert "on its way between backward and sync_gradients(): use it after that" in said["read"]
         assert "is calls clip_grad_norm_(), but begins a forward pass" in said["clip on one rank"]
-        assert "gradients cleared since backward: 0.bias" in said["cleared on one rank"]
+        assert "gradients cleared since backward: 0.weight" in said["cleared on one rank"]
 
 
 def clip() -> None:

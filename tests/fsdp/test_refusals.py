@@ -123,7 +123,7 @@ def test_what_one_rank_does_otherwise():
             assert message.startswith("rank 1: ") and expected in message, message
         assert "rank 1: entry 0 is parameter '0.weight': float32 (3, 2), but" in size and "(2, 2) on rank 0" in size
         assert "is the root with 0.weight, 0.bias, 2.weight, 2.bias, but the root with 0.weight, 0.bias, 1.0" in units
-        assert "prefetch 1, but" in prefetch and "compute_dtype torch.bfloat16" in dtype
+        assert "prefetch 1, free" in prefetch and "compute_dtype torch.bfloat16" in dtype
 
 
 def test_a_parameter_that_is_read_outside_of_its_unit():
