@@ -191,6 +191,7 @@ class FSDP(SyncSwitch, nn.Module):
     # As a module under `fully_shard`: between passes it holds its shards, also units that were kept for backward
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """This module, and those inside of the wrapped one under their own names: so are all parameters."""
         self._runtime.rest()
         return super().named_modules(*args, **kwargs)
 
@@ -210,6 +211,7 @@ class FSDP(SyncSwitch, nn.Module):
         self._runtime.mark_loaded()
 
     def train(self, mode: bool = True) -> "FSDP":
+        """Put the wrapped model into training mode, or with False into evaluation mode."""
         self.module.train(mode)
         return super().train(mode)
 

@@ -30,7 +30,7 @@ def agree_on_plan(model: nn.Module, group: dist.ProcessGroup | None, units: Spec
     problem = model_problem(model, group, with_values=False) or sync_problem(settings["sync"])
     plan, lines = {}, []
     try:
-        plan = problem or make_plan(model, units)
+        plan = {} if problem else make_plan(model, units)
     except (TypeError, ValueError) as error:
         problem = str(error)
     if problem is None:
