@@ -4,9 +4,9 @@ To learn the idea, read `scratch_ddp/minimal/fsdp.py`: the same in 150 lines, fo
 for real models. Between passes the model holds its shards, DTensors under its own names; a unit's modules hold whole
 parameters only while they compute. One step:
 
-    model(x)            the ranks meet; a Pass over root and units fixes the order; the root and the first units gather
+    model(x)            the ranks meet; a schedule fixes the order of units; the root and the first units gather
       each unit         reached: the next units' gathers start, its own is waited for; left: freed, the last one stays
-    loss.backward()     at the first gradient of an output the ranks meet; a Pass over the units in reverse order
+    loss.backward()     at the first gradient of an output the ranks meet; a schedule of the units in reverse order
       each unit         reached at its outputs' gradients: gathered; left at its inputs' gradients: freed, reduced
       its end           the root is freed and reduced
     sync_gradients()    the ranks meet; what is not reduced yet is reduced; the means become the shards' `.grad`
@@ -15,9 +15,8 @@ parameters only while they compute. One step:
     plan        which parameter belongs to which unit; the plain model becomes units
     unit        how parameters are cut into rows; gathered, freed, reduced
     comm        the ranks, and their collectives, started now and waited for later
-    hooks       where the model calls the runtime
-    passes      what happens then, and in which order a pass gathers (prefetch) and reduces
-    meeting     before each pass the ranks compare what they are about to do
+    passes      hooks in the model: what happens before and after each forward and backward, once the ranks have met
+    schedule    in which order a pass gathers and reduces, and how far ahead it gathers (prefetch)
     checkpoint  what is saved, and loaded on any number of ranks
 """
 

@@ -5,7 +5,7 @@ fills it from the ranks' parts. A reduce-scatter adds up the ranks' messages and
 sum. Where there are several copies of the model, an all-reduce then adds up the sums of the ranks with the same row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,20 @@ from scratch_ddp.common.wrapper import Group, process_group
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the newer names came with 2.13
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Started:
+    """A collective that has been started. `wait` returns its result, once."""
+
+    def __init__(self, work: dist.Work, result: Callable[[], torch.Tensor], *given: torch.Tensor):
+        self._work, self._result = work, result
+        self._given = given  # not every process group keeps it alive until it is sent
+
+    def wait(self) -> torch.Tensor:
+        self._work.wait()
+        result = self._result()
+        del self._work, self._result, self._given
+        return result
 
 
 class Ranks:
@@ -51,67 +65,42 @@ class Ranks:
         whole = {"run_check": False, "shape": torch.Size(shape), "stride": stride}
         return DTensor.from_local(rows, self._mesh, self._placements, **whole)
 
-    def all_gather(self, part: torch.Tensor) -> "Started":
+    def all_gather(self, part: torch.Tensor) -> Started:
         """Start to gather every rank's flat `part`, of the same size everywhere; the result is the message."""
         # gloo's allgather_coalesced could write straight into the parameters. But now and then it ends the process
         # with corrupted memory, where its thread makes views of its arguments (seen with torch 2.13, not understood).
         message = part.new_empty(self.count, part.numel())
-        return Started(_all_gather(message.view(-1), part, group=self.row, async_op=True), message, part)
+        return Started(_all_gather(message.view(-1), part, group=self.row, async_op=True), lambda: message, part)
 
-    def reduce_scatter(self, message: torch.Tensor) -> "Started":
+    def reduce_scatter(self, message: torch.Tensor) -> Started:
         """Start to add up the ranks' messages; the result is this rank's row of the sum.
 
         The message is freed once the caller has dropped it and `wait` has returned.
         """
-        if not message.numel():
-            return Started(None, message[0], message)
         if self._is_gloo and message.device.type == "cpu":
             with counted_as("reduce_scatter", message.nbytes, self.row):
-                return SumOfRows(message, self.rank, self.row)
+                return self._exchange_and_add(message)
         row = message.new_empty(message.shape[1])
-        return Started(_reduce_scatter(row, message.view(-1), group=self.row, async_op=True), row, message)
+        return Started(_reduce_scatter(row, message.view(-1), group=self.row, async_op=True), lambda: row, message)
 
-    def all_reduce_over_copies(self, row: torch.Tensor) -> "Started":
-        """Start to add up, in place, what the ranks with the same shard have; nothing if there is one copy."""
-        work = dist.all_reduce(row, group=self.column, async_op=True) if self.copies > 1 and row.numel() else None
-        return Started(work, row, row)
+    def all_reduce_over_copies(self, row: torch.Tensor) -> Started:
+        """Start to add up, in place, what the ranks with the same shard have. Only where there are several copies."""
+        return Started(dist.all_reduce(row, group=self.column, async_op=True), lambda: row)
 
+    def _exchange_and_add(self, message: torch.Tensor) -> Started:
+        """A reduce-scatter for gloo, whose own is an all-reduce of which each rank keeps a part: twice the bytes.
 
-class Started:
-    """A collective that has been started. `wait` returns its result, once."""
+        Instead, an all-to-all brings this rank its row of every message, and the rank adds them up.
+        """
+        leaving, own = message, None
+        if self.count > 1 and self.rank in (0, self.count - 1):  # its own row need not travel: the others are adjacent
+            leaving, own = (message[1:] if self.rank == 0 else message[:-1]), message[self.rank]
+        sizes = [message.shape[1] * (own is None or other != self.rank) for other in range(self.count)]
+        rows = torch.empty_like(leaving)
+        given = (rows.view(-1), leaving.view(-1), sizes, sizes)
 
-    def __init__(self, work: dist.Work | None, result: torch.Tensor, given: torch.Tensor):
-        self._work, self._result = work, result
-        self._given: torch.Tensor | None = given  # not every process group keeps it alive until it is sent
+        def total() -> torch.Tensor:
+            added = rows[0] if len(rows) == 1 else rows.sum(dim=0)
+            return added if own is None else added.add_(own)
 
-    def wait(self) -> torch.Tensor:
-        if self._work is not None:
-            self._work.wait()
-        self._given = None
-        return self._result
-
-
-class SumOfRows(Started):
-    """A reduce-scatter over gloo. gloo's own is an all-reduce of which each rank keeps a part: twice the bytes.
-
-    Instead, an all-to-all brings this rank its row of every message, and the rank adds them up.
-    """
-
-    def __init__(self, message: torch.Tensor, rank: int, group: dist.ProcessGroup | None):
-        count, size = message.shape
-        # A rank's own row need not travel, if the others are adjacent in memory.
-        leaving, self._own = message, None
-        if count > 1 and rank in (0, count - 1):
-            leaving, self._own = (message[1:] if rank == 0 else message[:-1]), message[rank]
-        sizes = [size * (self._own is None or other != rank) for other in range(count)]
-        self.rows = torch.empty_like(leaving)
-        given = (self.rows.view(-1), leaving.view(-1), sizes, sizes)
-        self._work = dist.all_to_all_single(*given, group=group, async_op=True)
-
-    def wait(self) -> torch.Tensor:
-        self._work.wait()
-        total = self.rows.sum(dim=0)
-        if self._own is not None:
-            total += self._own
-        self._work = self._own = self.rows = None  # they keep the message alive
-        return total
+        return Started(dist.all_to_all_single(*given, group=self.row, async_op=True), total, leaving)

@@ -2,25 +2,24 @@
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import message_device
-from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
-from scratch_ddp.common.optimizer_steps import parameters_of, watch_steps
+from scratch_ddp.common.optimizer_steps import SYNC_FORGOTTEN, parameters_of, watch_steps
 from scratch_ddp.common.wrapper import Group, SyncSwitch
 from scratch_ddp.fsdp import checkpoint
 from scratch_ddp.fsdp.comm import Ranks
-from scratch_ddp.fsdp.hooks import install_hooks
 from scratch_ddp.fsdp.passes import Runtime
 from scratch_ddp.fsdp.plan import REPLACED, Init, Spec, agree_on_plan, make_units
-
-NOT_YET = "gradients wait for sync_gradients(): call it before they are clipped"
+from scratch_ddp.fsdp.unit import OnItsWay
 
 
 class FSDP(SyncSwitch, nn.Module):
@@ -28,7 +27,7 @@ class FSDP(SyncSwitch, nn.Module):
 
     `group`: a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. On a mesh of two
     dimensions each row of ranks holds the whole model in shards, and the rows are replicas of each other (HSDP).
-    `units`: the modules to be gathered one at a time, or their names or types; by default the elements of the model's
+    `units`: the modules to be gathered one at a time, or their types; by default the elements of the model's
     outermost `nn.ModuleList`s and `nn.Sequential`s. All other parameters belong to the root: gathered first, freed at
     the end of backward.
     `compute_dtype`: units are gathered and computed, and gradients averaged, in this dtype (torch.bfloat16); shards,
@@ -37,8 +36,8 @@ class FSDP(SyncSwitch, nn.Module):
     `prefetch`: how many units ahead of their turn are gathered, while others compute.
     `sync`: "backward" calls `sync_gradients()` at the end of each backward outside `no_sync`, as under fully_shard. All
     ranks then run equally many backward passes, and micro-batches accumulate under `no_sync` only.
-    `init(module)`: gives values to what is on the meta device, `reset_parameters()` by default; it then is on `device`.
-    No rank ever holds more of such a model than its shards and one unit.
+    `init(module)`: gives values to what is on the meta device, module by module, `reset_parameters()` by default; it
+    then is on `device`. No rank ever holds more of such a model than its shards and one unit.
 
     Between passes the model's parameters are its shards, DTensors under their own names: of a parameter of shape
     (d, …), ⌈d/n⌉ rows on each of n ranks, the last ranks fewer or none. So torch's state dicts, checkpoints,
@@ -71,17 +70,18 @@ class FSDP(SyncSwitch, nn.Module):
         super().__init__()
         ranks = Ranks(group)
         self.group = ranks.everyone
-        settings = {"sync": sync, "compute_dtype": compute_dtype, "free_after_forward": free_after_forward}
-        settings["prefetch"] = prefetch
+        settings = {"sync": sync, "compute_dtype": compute_dtype, "prefetch": prefetch}
+        settings["free_after_forward"] = free_after_forward
         plan = agree_on_plan(model, self.group, units, settings)
         device = torch.device(device) if device is not None else message_device(self.group)
         with set_up():
-            made = make_units(plan, ranks, compute_dtype, init, device)
-        self._runtime = Runtime(model, made, self.group, prefetch, free_after_forward, sync, lambda: self.do_sync)
-        install_hooks(self._runtime, plan.modules, compute_dtype)
-        self.module, self._units, self._row = model, made, ranks.row
-        self._shapes = {each: rows.shape for unit in made for each, rows in zip(unit.shards, unit.rows, strict=True)}
+            units = make_units(model, plan, ranks, compute_dtype, init, device)
+        self._runtime = Runtime(model, units, self.group, lambda: self.do_sync, **settings)
+        self._shapes = {each.shard: each.shape for unit in units for each in unit.pieces}
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # that have stepped
+        # It holds what the model holds, not the model: so all names are the model's own.
+        tables = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+        self.__dict__ |= {"module": model, **{name: getattr(model, name) for name in tables}}
         watch_steps(self)
 
     @property
@@ -105,9 +105,9 @@ class FSDP(SyncSwitch, nn.Module):
         """Leave in the shards' `.grad` this rank's rows of the gradients' mean over the ranks. Call it after backward.
 
         Does nothing under `no_sync()`. Most of the work has been done during backward. Parameters that have no gradient
-        on any rank keep theirs, None at first. If a persistent buffer has changed on any rank, all become the first
-        rank's. Costs one small all-reduce, and what could not be done in backward: a reduce-scatter for each unit that
-        had several forward passes.
+        on any rank keep theirs, None at first. Persistent buffers become the first rank's. Costs one small all-reduce,
+        one broadcast per dtype of such buffers, and what could not be done in backward: a reduce-scatter for each unit
+        that had several forward passes.
         """
         if self.do_sync:
             self._runtime.sync_gradients()
@@ -115,73 +115,56 @@ class FSDP(SyncSwitch, nn.Module):
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise ValueError on every rank if the optimizer steps too early, or was made before the model was wrapped."""
         mine = parameters_of(optimizer)
+        if stale := [getattr(each, REPLACED) for each in mine if hasattr(each, REPLACED)]:
+            raise ValueError(
+                f"the optimizer was made from the parameter {min(stale)!r} that the model had before "
+                "it was wrapped: make it from the parameters() of the FSDP"
+            )
+        if self._shapes.keys().isdisjoint(mine):
+            return  # another model's, which may step when this model's group is gone
         if optimizer not in self._optimizers:
-            if stale := [getattr(each, REPLACED) for each in mine if hasattr(each, REPLACED)]:
-                raise ValueError(
-                    f"the optimizer was made from the parameter {min(stale)!r} that the model had before "
-                    "it was wrapped: make it from the parameters() of the FSDP"
-                )
-            if self._shapes.keys().isdisjoint(mine):
-                return  # another model's, which may step when this model's group is gone
             self._optimizers.add(optimizer)
-            optimizer.register_step_post_hook(lambda *_: self._runtime.after_step())
-        self._runtime.before_step(mine)
+            optimizer.register_step_post_hook(lambda *_: self._runtime.count_step())
+        if any(isinstance(each.grad, OnItsWay) for each in self._shapes.keys() & mine):
+            self._runtime.meet("begins a step of the optimizer", problem=SYNC_FORGOTTEN)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """Scale all gradients so that their norm is at most `max_norm`; return the norm before, a float64 scalar.
+        """Scale all gradients so that their norm is at most `max_norm`; return the norm before, a scalar.
 
         As torch.nn.utils.clip_grad_norm_, which is right on the shards too, but raises on every rank if it is called on
-        one alone, or before `sync_gradients`. Two small all-reduces.
+        one alone. Two small all-reduces.
         """
-        on_their_way = any(unit.on_their_way for unit in self._units)
-        self._runtime.meet("calls clip_grad_norm_()", problem=NOT_YET if on_their_way else None)
-        gradients = [each.grad.to_local() for each in self._shapes if each.grad is not None]
-        norm = total_norm(gradients, norm_type, message_device(self.group), self._row)
-        if error_if_nonfinite and not norm.isfinite():
-            raise RuntimeError(f"the gradients' norm of order {norm_type} is {norm.item()}: they can't be clipped")
-        clip_to_norm(gradients, norm, max_norm)
-        return norm
+        self._runtime.meet("calls clip_grad_norm_()")
+        norm = nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm  # of no gradients
 
     def gather_full_params(self) -> dict[str, torch.Tensor]:
         """Return all parameters whole, on every rank, in the model's own dtype; tied ones under each of their names.
 
         Costs one all-gather per parameter, and memory for the whole model.
         """
-        self._meet("gather_full_params()")
+        self._runtime.meet("calls gather_full_params()")
         named = self.named_parameters(remove_duplicate=False)
         return {name: each.detach().full_tensor().view(self._shapes[each]) for name, each in named}
 
     def gather_full_grads(self) -> dict[str, torch.Tensor | None]:
         """Return the shards' gradients whole, on every rank, after `sync_gradients`; None where there is none."""
-        named = dict(self.named_parameters(remove_duplicate=False))
-        self._meet("gather_full_grads()", f"without {[name for name, each in named.items() if each.grad is None]}")
-        return {
-            name: None if each.grad is None else each.grad.full_tensor().view(self._shapes[each])
-            for name, each in named.items()
-        }
+        self._runtime.meet("calls gather_full_grads()")
+        whole: dict[str, torch.Tensor | None] = {}
+        for name, each in self.named_parameters(remove_duplicate=False):
+            whole[name] = None if each.grad is None else each.grad.full_tensor().view(self._shapes[each])
+        return whole
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state dict of the whole model, in main memory, on the first rank; an empty one elsewhere.
 
         It is what the plain model's `state_dict()` would be, buffers and tied names included. Every rank calls it. One
-        all-gather per parameter.
+        all-gather per parameter. torch's `set_model_state_dict` with `broadcast_from_rank0=True` loads it.
         """
-        self._meet("full_state_dict()")
-        return checkpoint.full_state(self.module)
-
-    def load_full_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
-        """Load the state dict of a whole model that the first rank of all passes; others may pass None.
-
-        Every rank calls it. Raises ValueError on a group of some ranks, whose first rank may be another one: there,
-        each rank passes the whole state dict to `load_state_dict()`. One broadcast per parameter.
-        """
-        if self.world_size < dist.get_world_size():
-            raise ValueError("this FSDP is held by some of the ranks: pass the state dict to load_state_dict() on each")
-        self._meet("load_full_state_dict()")
-        checkpoint.load_full_state(self, state)
-        self._runtime.mark_loaded()
+        self._runtime.meet("calls full_state_dict()")
+        return get_model_state_dict(self, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
     def save(
         self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None, extra: Any = None
@@ -193,8 +176,8 @@ class FSDP(SyncSwitch, nn.Module):
         when the new one is complete: however a save ends, one of them is there. Raises OSError or ValueError on every
         rank where it can't be done.
         """
-        self._meet("save()")
-        checkpoint.save(self.module, folder, optimizer, extra, self.group)
+        self._runtime.meet("calls save()")
+        checkpoint.save(self, folder, optimizer, extra, self.group)
 
     def load(self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Load what `save` has written, on any number of ranks; return the `extra` of it. Every rank calls it.
@@ -202,26 +185,18 @@ class FSDP(SyncSwitch, nn.Module):
         Raises ValueError on every rank if the checkpoint is of another model or optimizer, or was cut short;
         model and optimizer are then as before, unless the message says otherwise.
         """
-        self._meet("load()")
-        extra = checkpoint.load(self.module, folder, optimizer, self.group)
-        self._runtime.mark_loaded()
-        return extra
+        self._runtime.meet("calls load()")
+        return checkpoint.load(self, folder, optimizer, self.group)
 
-    # As a module under `fully_shard`: the wrapped model's own names
+    # As a module under `fully_shard`: between passes it holds its shards, also units that were kept for backward
 
-    def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """This module, and the wrapped model's under their own names (no "module."): so are all parameters."""
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """This module, and those inside of the wrapped one under their own names: so are all parameters."""
         self._runtime.rest()
-        memo = set() if memo is None else memo
-        if self not in memo:
-            memo.update([self] if remove_duplicate else [])
-            yield prefix, self
-            yield from self.module.named_modules(memo, prefix, remove_duplicate)
+        return super().named_modules(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the wrapped model's state dict: this rank's shards as DTensors, all other tensors whole.
+        """Return the model's state dict: this rank's shards as DTensors, all other tensors whole.
 
         For torch.distributed.checkpoint, as of a model under `fully_shard`. The tensors share the model's memory. No
         communication.
@@ -229,35 +204,19 @@ class FSDP(SyncSwitch, nn.Module):
         self._runtime.rest()
         return self.module.state_dict(*args, **kwargs)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Called by `load_state_dict()`, also of a module that holds this one: names get "module." before they go on.
-
-        Every rank calls that with the DTensors of `state_dict()`, or with whole tensors, which are cut.
-        """
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Called by `load_state_dict()`, also of a module that holds this one. Every rank calls that."""
         self._runtime.rest()
-        mine = {key.removeprefix(prefix): state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
-        rows = checkpoint.as_rows(mine, self.module)
-        state_dict |= {f"{prefix}module.{key}": value for key, value in rows.items()}
+        self.module._load_from_state_dict(*args)
         self._runtime.mark_loaded()
 
-    def _fqn_modifiers(self) -> dict[str, str]:
-        """Where to find what has the model's own names: torch.distributed.checkpoint.state_dict asks for it."""
-        model = self.module
-        return dict.fromkeys([*model._modules, *model._parameters, *model._buffers], "module")
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError as error:
-            raise AttributeError(f"{error}: the wrapped model is .module") from None
+    def train(self, mode: bool = True) -> "FSDP":
+        """Put the wrapped model into training mode, or with False into evaluation mode."""
+        self.module.train(mode)
+        return super().train(mode)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(
             "an FSDP can't be pickled or copied, since each rank holds shards that belong to a group of ranks: save it "
             "with save(), full_state_dict() or state_dict(), and load that into a new FSDP of the same model"
         )
-
-    def _meet(self, method: str, *details: str) -> None:
-        """Before a method that needs every rank: it is called on all of them, and all units hold their shards."""
-        self._runtime.meet(f"calls {method}", *details)
-        self._runtime.rest()

@@ -1,93 +1,35 @@
 """What happens before and after each module's forward and backward, in step with the other ranks.
 
-    forward         gather the root; for each module of units: gather, compute, free
-    backward        gather the root; for each, in reverse order: gather, compute, free, reduce; reduce the root
-    sync_gradients  reduce what backward could not, and hand the means out
-
-A pass begins where the ranks meet, and its `Pass` then says in which order it gathers and reduces. Hooks in the model
-call the methods of `Runtime`: see `hooks`.
+Hooks in the model call the methods of `Runtime`. A pass begins where the ranks meet; its `Schedule` then says in which
+order it gathers and reduces.
 """
 
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from scratch_ddp.common.optimizer_steps import SYNC_FORGOTTEN
-from scratch_ddp.common.replicas import broadcast_from_first, modules_of
-from scratch_ddp.fsdp.meeting import AGAIN, ALONE, BACKWARD, EVALUATION, FORWARD, STEP, SYNC, Agreed, meet
+from scratch_ddp.common.agreement import Compared, check_same_lines, compare, digest, raise_everywhere, said_by_ranks
+from scratch_ddp.common.replicas import broadcast_from_first
+from scratch_ddp.fsdp.schedule import Schedule, Turn
 from scratch_ddp.fsdp.unit import ROOT, Unit
 
+FORWARD, EVALUATION = "begins a forward pass", "begins a forward pass under no_grad"
+BACKWARD, SYNC = "begins a backward pass", "calls sync_gradients()"
+BACKWARD_OR_SYNC = f"{BACKWARD}, or {SYNC}"  # a rank whose loss does not depend on the model has no backward pass
 SECOND_DERIVATIVES = (
     "second derivatives (create_graph=True) need parameters that are freed by then: an FSDP has first derivatives only"
 )
+OUT_OF_STEP = "the ranks are out of step: every rank must do the same in the same order"
 CALLED_ALONE = "a unit is called by itself: call the whole model, or make that module the FSDP"
 DROPPED = "all gradients since the last step are dropped"
-Turn = list[Unit]  # the units of one module, which compute together
-
-
-class Pass:
-    """In which order a forward or backward pass gathers and reduces: the same on every rank, whatever it computes.
-
-    Collectives are matched by their order alone. If each rank gathered what it happens to need, a rank that skips a
-    unit would receive the message of another one in its place. So the steps are fixed before the pass begins, and a
-    rank goes through all of them, also those of units that it does not use.
-    `order`: the modules' units as they are expected to compute; `gathered` and `reduced`: those that the pass has to
-    gather and reduce. Before units compute, their all-gathers and those of the next `prefetch` modules have been
-    started, so that messages travel while units compute.
-    """
-
-    def __init__(
-        self,
-        kind: str,  # FORWARD, EVALUATION, BACKWARD or SYNC
-        order: Sequence[Turn],
-        gathered: Collection[Unit],
-        reduced: Collection[Unit] = (),
-        prefetch: int = 1,
-    ):
-        self.kind = kind
-        self._steps: list[tuple[str, Unit]] = []
-        self._done = 0  # steps
-        self._reached: dict[str, int] = {}  # by the module's name, how many steps are done before it computes
-        self._left: dict[str, int] = {}  # and how many once it has computed
-        self._reducing: Unit | None = None  # the last unit to be reduced
-        ahead = [each for turn in order if (each := [("gather", unit) for unit in turn if unit in gathered])]
-        begun, needed = 0, prefetch
-        for turn in filter(None, order):
-            name, needed = turn[0].module_name, needed + any(unit in gathered for unit in turn)
-            self._steps += itertools.chain.from_iterable(ahead[begun:needed])
-            begun = max(begun, needed)
-            self._reached[name] = len(self._steps)
-            self._steps += [("reduce", unit) for unit in turn if unit in reduced]
-            self._left[name] = len(self._steps)
-
-    def reach(self, turn: Turn) -> None:
-        """Do what comes before the units compute: start to gather them, and the next ones ahead of their turn."""
-        self._advance(self._reached.get(turn[0].module_name, 0) if turn else 0)
-
-    def leave(self, turn: Turn) -> None:
-        """Do what comes once the units have computed."""
-        self._advance(self._left.get(turn[0].module_name, 0))
-
-    def finish(self) -> None:
-        """Do the remaining steps, for which other ranks may wait."""
-        self._advance(len(self._steps))
-
-    def _advance(self, to: int) -> None:
-        while self._done < to:
-            what, unit = self._steps[self._done]
-            self._done += 1
-            if what == "gather":
-                unit.gather()
-                continue
-            if self._reducing is not None:
-                self._reducing.finish_reduce()  # one message at a time: each is as large as its unit
-            unit.reduce()
-            self._reducing = unit
 
 
 class Runtime:
@@ -107,65 +49,103 @@ class Runtime:
         model: nn.Module,
         units: list[Unit],
         group: dist.ProcessGroup | None,
-        prefetch: int,
-        free_after_forward: bool,
-        sync: str,
         do_sync: Callable[[], bool],
+        sync: str,
+        compute_dtype: torch.dtype | None,
+        free_after_forward: bool,
+        prefetch: int,
     ):
-        self.model, self.units, self.group = model, units, group
-        turns: dict[str, Turn] = {ROOT: []}
-        for unit in units:
-            turns.setdefault(unit.module_name, []).append(unit)
-        self.turns = turns  # by the name of the module
-        self.roots, *self.others = turns.values()  # the others in the order of their use, as far as it is known
+        self.model, self.units, self.group, self.compute_dtype = model, units, group, compute_dtype
         self.prefetch, self.free_after_forward, self.sync, self.do_sync = prefetch, free_after_forward, sync, do_sync
-        self.running: Pass | None = None
-        self.restarts = 0  # after errors; backward through a graph from before one is refused
+        self.running: Schedule | None = None
+        self.restarts = 0  # after errors, and when parameters are loaded
+        self.steps = 0  # of optimizers, that have come to their end since parameters were loaded
         self._used: list[Turn] = []  # in the last forward pass, in the order of their first turn
         self._needed: set[Unit] = set()  # those whose backward the last forward pass has made ready
-        self._changes = 0  # of the parameters, before the last forward pass
-        self._steps = 0  # of optimizers, that have come to their end since parameters were loaded
-        self._buffers = self._persistent_buffers()
-        self._renewals = self._renewals_of_group()
+        self._renewals = 0  # of the group, after a Stop in a rank cell
+        self._pieces = [each for unit in units for each in unit.pieces]
+        named = ((module, name) for module in model.modules() for name in module._buffers)
+        self._buffers = [(module, name) for module, name in named if name not in module._non_persistent_buffers_set]
+        turns: dict[str, Turn] = {ROOT: []}  # by the name of the module
+        for unit in units:
+            turns.setdefault(unit.module_name, []).append(unit)
+        self.roots, *self.others = turns.values()  # the others in the order of their use, as far as it is known
+        for name, turn in turns.items():
+            before, after = functools.partial(self._before, turn), functools.partial(self._after, turn)
+            module = model.get_submodule(name)
+            module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+            # After an exception in the model, its forward is ended as well: other ranks may have had none.
+            module.register_forward_hook(after, always_call=name == ROOT)
+
+    # Hooks: of a module of units or the whole model, and on the gradients of its outputs and inputs.
+    # torch.compile leaves them out of its graphs.
+
+    @torch.compiler.disable(reason="FSDP gathers parameters here")
+    def _before(self, turn: Turn, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        self._begin_forward() if turn is self.roots else self._before_forward(turn)
+        watched: list[torch.Tensor] = []
+
+        def prepare(tensor: torch.Tensor) -> torch.Tensor:
+            if self.compute_dtype is not None and tensor.is_floating_point():
+                tensor = tensor.to(self.compute_dtype)
+            if turn is self.roots or not (tensor.requires_grad and torch.is_grad_enabled()):
+                return tensor
+            # A view: of a tensor that other modules use too, only this one's part of the gradient is waited for.
+            watched.append(tensor.view_as(tensor))
+            return watched[-1]
+
+        # Other objects remain the same: a cache that the model writes to must stay the caller's own.
+        nest = {"is_leaf": lambda each: type(each) not in (tuple, list, dict)}
+        args, kwargs = tree_map_only(torch.Tensor, prepare, (args, kwargs), **nest)
+        if watched:  # a module none of whose inputs needs a gradient is done only when the whole backward pass is over
+            register_multi_grad_hook(watched, lambda _: self._after_backward(turn))
+        return args, kwargs
+
+    @torch.compiler.disable(reason="FSDP frees parameters here")
+    def _after(self, turn: Turn, module: nn.Module, args: tuple, output: Any) -> None:
+        made, has_backward = (self.restarts, self.steps), False
+        for tensor in _tensors(output, set()):
+            if tensor.requires_grad:
+                has_backward = True
+                tensor.register_hook(lambda _: self._before_backward(turn, made))
+        self._end_forward() if turn is self.roots else self._after_forward(turn, has_backward)
 
     # Forward
 
-    def begin_forward(self) -> None:
+    def _begin_forward(self) -> None:
         """Gather the root, and begin to gather the first units: all anew, since parameters may have changed."""
         if self._is_in(BACKWARD):  # the whole model is recomputed, for activation checkpointing
             return
         kind = FORWARD if torch.is_grad_enabled() else EVALUATION
-        for unit in self.units:
-            unit.adopt_trained()
         agreed = self.meet(kind)
         for unit in self.units:
             unit.free()
-        if agreed.same_order:
+        if "order" not in agreed.different:
             self.others = [*self._used, *(turn for turn in self.others if turn not in self._used)]
         self._used = []
         if kind == FORWARD:
-            self._needed, self._changes = set(self.roots), self.changes()
-        self.running = Pass(kind, [self.roots, *self.others], self.units, prefetch=self.prefetch)
+            self._needed = set(self.roots)
+        self.running = Schedule(kind, [self.roots, *self.others], self.units, prefetch=self.prefetch)
         self._take_turn(self.roots)
 
-    def before_forward(self, turn: Turn) -> None:
+    def _before_forward(self, turn: Turn) -> None:
         """Gather the units of a module, and begin to gather the next ones."""
         if not self._is_in(FORWARD, EVALUATION, BACKWARD):
-            self.meet(ALONE, problem=CALLED_ALONE)
+            self.meet("calls a unit outside of the model's forward", problem=CALLED_ALONE)
         if not self._is_in(BACKWARD) and turn not in self._used:
             self._used.append(turn)
         self._take_turn(turn)
 
-    def after_forward(self, turn: Turn, has_backward: bool) -> None:
+    def _after_forward(self, turn: Turn, has_backward: bool) -> None:
         """Free the units. Where they were recomputed in backward, their backward follows at once."""
         if self._is_in(FORWARD):
             if not has_backward and not torch.is_grad_enabled():  # reentrant checkpointing will compute it again
-                has_backward = any(shard.requires_grad for unit in turn for shard in unit.shards)
+                has_backward = any(unit.is_trained for unit in turn)
             self._needed.update(turn if has_backward else ())
         if not self._is_in(BACKWARD):
             self._free_after_forward(turn)
 
-    def end_forward(self) -> None:
+    def _end_forward(self) -> None:
         """Gather what only other ranks have used, and free all that is not kept for backward."""
         if self._is_in(FORWARD, EVALUATION):
             self.running.finish()
@@ -189,55 +169,57 @@ class Runtime:
                 self._needed.update(turn)
                 self._begin_backward(self.meet(BACKWARD, again=True))
             else:
-                self.meet(AGAIN, turn[0].module_name)
-                self.running = Pass(self.running.kind, [turn], turn)
+                self.meet(f"calls {turn[0].module_name!r} again in the same forward pass", again=True)
+                self.running = Schedule(self.running.kind, [turn], turn)
             self.running.reach(turn)
         for unit in turn:
             unit.wait()
 
     # Backward
 
-    def before_backward(self, turn: Turn, restarts: int) -> None:
-        """Gather units again; the first call begins a backward pass. `restarts`: at the time of the forward pass."""
-        if restarts != self.restarts:
-            raise RuntimeError(f"this loss is from before an error ({DROPPED}): run the forward pass again")
+    def _before_backward(self, turn: Turn, made: tuple[int, int]) -> None:
+        """Gather units again; the first call begins a backward pass. `made`: when the forward pass was."""
+        if made != (self.restarts, self.steps):
+            said = f"an error or a load ({DROPPED}), or a step of the optimizer"
+            raise RuntimeError(f"this loss is from before {said}: run the forward pass again")
         if not self._is_in(BACKWARD):
             forward = self.running  # the model computes a gradient in its forward pass
             if forward is not None:
                 forward.finish()
+
+            def end() -> None:  # when autograd has computed all gradients
+                self._end_backward()
+                self.running = forward
+                if forward is None and self.sync == "backward" and self.do_sync():
+                    self.sync_gradients()
+
             agreed = self.meet(BACKWARD, problem=SECOND_DERIVATIVES if torch.is_grad_enabled() else None)
-            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._end_backward, forward))
+            torch.autograd.Variable._execution_engine.queue_callback(end)
             self._begin_backward(agreed)
         if turn is not self.roots:
             self._take_turn(turn)
 
-    def after_backward(self, turn: Turn) -> None:
+    def _after_backward(self, turn: Turn) -> None:
         """Free units, and begin to reduce their gradients."""
         if self._is_in(BACKWARD):
             self._free_after_backward(turn)
             self.running.leave(turn)
 
-    def _begin_backward(self, agreed: Agreed) -> None:
+    def _begin_backward(self, agreed: Compared) -> None:
         for unit in self.units:
             unit.drop_cleared()
         wanted = set(itertools.compress(self.units, agreed.flags[-len(self.units) :]))
         for root in self.roots:
             if root in wanted:
                 root.gather()
-        reduced = [unit for unit in self.units if unit.is_trained] if self.do_sync() and not agreed.again else ()
+        reduced = [unit for unit in self.units if unit.is_trained] if self.do_sync() else ()
         order = [*reversed(self.others), self.roots]
-        self.running = Pass(BACKWARD, order, wanted.difference(self.roots), reduced, self.prefetch)
+        gathered = wanted.difference(self.roots)
+        self.running = Schedule(BACKWARD, order, gathered, () if agreed.largest["again"] else reduced, self.prefetch)
         for root in self.roots:
             root.wait()
 
-    def _end_backward(self, forward: Pass | None) -> None:
-        """End the last pass, when autograd has computed all gradients."""
-        self._end_backward_pass()
-        self.running = forward
-        if forward is None and self.sync == "backward" and self.do_sync():
-            self.sync_gradients()
-
-    def _end_backward_pass(self) -> None:
+    def _end_backward(self) -> None:
         self._free_after_backward(self.roots)
         self.running.finish()
         self._free_after_backward(self.units)
@@ -248,17 +230,16 @@ class Runtime:
     def _free_after_backward(self, units: list[Unit]) -> None:
         for unit in units:
             unit.free()
-            if not self.do_sync():
-                unit.keep()
+            unit.take_gradients()
 
     # Synchronisation
 
     def sync_gradients(self) -> None:
         """Leave in every rank's shards the mean of all gradients that any rank has. See `FSDP.sync_gradients`."""
-        while (agreed := self.meet(SYNC)).begins_backward:  # of other ranks, which this one takes part in
+        while (agreed := self.meet(SYNC)).largest["backward"]:  # of other ranks, which this one takes part in
             self._begin_backward(agreed)
-            self._end_backward_pass()
-        self.running = Pass(SYNC, (), ())  # no steps; a Stop in here is noticed
+            self._end_backward()
+        self.running = Schedule(SYNC)  # no steps; a Stop in here is noticed
         flags = iter(agreed.flags)
         unreduced = list(itertools.compress(self.units, flags))  # takes as many flags as there are units
         for unit in self.units:
@@ -269,52 +250,65 @@ class Runtime:
             for unit in self.units:  # all of them before the first waits for the model's other copies
                 step(unit)
         for unit in self.units:
-            unit.hand_out(itertools.islice(flags, len(unit.names)))
-        if next(flags):
-            broadcast_from_first(self._persistent_buffers().values(), self.group)
-        self._buffers = self._persistent_buffers()
+            unit.hand_out(itertools.islice(flags, len(unit.pieces)))
+        if "buffers" in agreed.different:
+            raise ValueError("buffers have other shapes than on the first rank, so that they can't become that rank's")
+        broadcast_from_first(self._persistent_buffers(), self.group)
         self.running = None
 
-    def before_step(self, parameters: set[torch.Tensor]) -> None:
-        """Raise ValueError on every rank if an optimizer would step before their gradients are synchronised."""
-        if any(not parameters.isdisjoint(unit.on_their_way) for unit in self.units):
-            self.meet(STEP, problem=SYNC_FORGOTTEN)
-
-    def after_step(self) -> None:
-        """Note that an optimizer's step has come to its end."""
-        self._steps += 1
+    def count_step(self) -> None:
+        """An optimizer's step has come to its end."""
+        self.steps += 1
 
     def mark_loaded(self) -> None:
-        """Note that all ranks have loaded their parameters, whatever happened to them before."""
-        self._steps, self._buffers = 0, self._persistent_buffers()
+        """All ranks have loaded their parameters, whatever happened to them before."""
+        self.steps, self.restarts = 0, self.restarts + 1
 
     # In step with the other ranks
 
-    def meet(self, action: str, *details: str, problem: str | None = None, again: bool = False) -> Agreed:
-        """Compare with the other ranks what they are about to do. `details`: what of it has to be the same.
+    def meet(self, action: str, problem: str | None = None, again: bool = False) -> Compared:
+        """Compare with the other ranks what they are about to do. `problem`: why this rank can't do it.
 
+        Without that, a rank that begins a forward pass while another one saves the model would wait for ever, or take
+        the other's message for its own parameters. A backward pass goes together with `sync_gradients()`: a rank whose
+        loss does not depend on the model takes part in the others' pass when it synchronises.
         Raises ValueError or RuntimeError on every rank if any rank can't do it, or if they do not go together. If a
         pass was interrupted on any rank, all of them restart, with a warning where no gradients are asked for.
+        Costs one all-reduce of 80 bytes, 8 per parameter and 16 per unit.
         """
-        interruption = None
-        if self.running is not None and action not in (BACKWARD, AGAIN):
-            what = self.running.kind.split(maxsplit=1)[1]
-            interruption = f"{what} did not reach its end; {DROPPED}"
-            self._end_interrupted_pass()
-        order = "\n".join(turn[0].module_name for turn in self._used)
-        said = [action, *details, *self._lines(action)], self._flags(action), order, again
+        interruption, renewals = None, getattr(self.group or dist.group.WORLD, "renewals", 0)
+        if self.running is not None and action != BACKWARD and not again:
+            interruption = f"{self.running.kind.split(maxsplit=1)[1]} did not reach its end; {DROPPED}"
+            if renewals == self._renewals:  # no Stop has cut off the messages: other ranks may wait for the rest
+                self.running.finish()
+                for unit in self.units:
+                    unit.free()
+                    unit.finish_reduce()
+        self._renewals = renewals
+        lines = [BACKWARD_OR_SYNC if action in (BACKWARD, SYNC) else action, *self._lines(action)]
+        same = {"lines": digest(lines), "order": digest([turn[0].module_name for turn in self._used])}
+        buffers = [f"{each.dtype} {tuple(each.shape)}" for each in self._persistent_buffers()]
+        same["buffers"] = digest(buffers if action == SYNC else ())
+        if problem is None and action not in (BACKWARD, SYNC):
+            problem = next(filter(None, map(Unit.problem, self.units)), None)
+        told = {"problem": problem is not None, "interruption": interruption is not None}
+        agreed = compare(self.group, same, told | {"backward": action == BACKWARD, "again": again}, self._flags())
         try:
-            agreed = meet(self.group, *said, problem or self._problem(action), interruption)
+            if agreed.largest["problem"]:
+                raise_everywhere(problem, self.group)
+            if agreed.largest["interruption"]:
+                interruption = "\n".join(said_by_ranks(interruption or "", self.group))
+                if "lines" in agreed.different or action in (BACKWARD, SYNC):  # of gradients that are gone
+                    raise RuntimeError(interruption)
+                self.restart()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("always")  # each time, not only the first
+                    warnings.warn(interruption, stacklevel=3)
+            if "lines" in agreed.different:
+                check_same_lines(lines, OUT_OF_STEP, self.group)
         except (RuntimeError, ValueError):
             self.restart()
             raise
-        if agreed.interruptions:
-            self.restart()
-            if action in (BACKWARD, SYNC):  # of gradients that are gone
-                raise RuntimeError(agreed.interruptions)
-            with warnings.catch_warnings():
-                warnings.simplefilter("always")  # each time, not only the first
-                warnings.warn(agreed.interruptions, stacklevel=3)
         return agreed
 
     def restart(self) -> None:
@@ -330,70 +324,47 @@ class Runtime:
             for unit in self.units:
                 unit.free()
 
-    def changes(self) -> int:
-        """How many times parameters were changed in place."""
-        return self._steps + sum(shard._version for unit in self.units for shard in unit.shards)
-
     def _is_in(self, *kinds: str) -> bool:
         """Whether such a pass is running. A backward pass that was left by an error is not."""
         if self.running is None or self.running.kind not in kinds:
             return False
         return self.running.kind != BACKWARD or torch._C._current_graph_task_id() != -1
 
-    def _end_interrupted_pass(self) -> None:
-        """Do the rest of the pass, for which other ranks may wait, unless a Stop has renewed the group since."""
-        if self._renewals == self._renewals_of_group():
-            self.running.finish()
-            for unit in self.units:
-                unit.free()
-                unit.finish_reduce()
-        self._renewals = self._renewals_of_group()
-
-    def _renewals_of_group(self) -> int:
-        return getattr(self.group or dist.group.WORLD, "renewals", 0)
-
-    def _problem(self, action: str) -> str | None:
-        """Say what keeps this rank from the action, or return None."""
-        if action == BACKWARD and self._changes != self.changes():
-            return "the parameters were changed between this forward pass and its backward pass"
-        check = Unit.gradient_problem if action in (BACKWARD, SYNC) else Unit.problem
-        return next(filter(None, map(check, self.units)), None)
-
     def _lines(self, action: str) -> list[str]:
         """What has to be the same on every rank before this action."""
-        frozen = [name for unit in self.units for name in unit.frozen]
-        lines = [
-            "gradients are synchronised" if self.do_sync() else "gradients are not synchronised",
-            f"frozen: {', '.join(frozen) or 'nothing'}",
-        ]
+        frozen = ", ".join(each.name for each in self._pieces if not each.shard.requires_grad)
+        lines = [f"gradients are {'' if self.do_sync() else 'not '}synchronised", f"frozen: {frozen or 'nothing'}"]
         if action in (FORWARD, EVALUATION, BACKWARD, SYNC):
             lost = "where ranks differ, one was interrupted, and a checkpoint must be loaded"
-            lines.append(f"steps of the optimizer: {self._steps} ({lost})")
+            lines.append(f"steps of the optimizer: {self.steps} ({lost})")
         if action in (BACKWARD, SYNC):
-            cleared = [name for unit in self.units for name in unit.cleared()]
-            lines.append(f"gradients cleared since backward: {', '.join(sorted(cleared)) or 'none'}")
-        if action == SYNC:
-            lines += [f"a buffer of shape {tuple(buffer.shape)}" for buffer in self._persistent_buffers().values()]
+            cleared = ", ".join(each.name for each in self._pieces if each.is_cleared)
+            lines.append(f"gradients cleared since backward: {cleared or 'none'}")
         return lines
 
-    def _flags(self, action: str) -> list[bool]:
+    def _flags(self) -> list[bool]:
         """What the ranks tell each other, equally many flags at every call, of which all learn the largest.
 
-        For each unit: it has whole gradients. For each parameter: it had a gradient. One: buffers have changed. For
-        each unit: it has to be gathered for backward.
+        For each unit: it has whole gradients. For each parameter: it had a gradient. For each unit: it has to be
+        gathered for backward.
         """
         return [
-            *(unit.is_unreduced for unit in self.units),
-            *(is_present for unit in self.units for is_present in unit.present()),
-            action == SYNC and self._buffers.keys() != self._persistent_buffers().keys(),
+            *(any(each.gradient is not None for each in unit.pieces) for unit in self.units),
+            *(each.has_gradient for each in self._pieces),
             *(unit in self._needed and not unit.is_available for unit in self.units),
         ]
 
-    def _persistent_buffers(self) -> dict[tuple[int, int], torch.Tensor]:
-        """The model's persistent buffers by identity and version, which tell whether they have changed."""
-        found = {}
-        for module in modules_of(self.model):
-            for name, buffer in module._buffers.items():
-                if buffer is not None and name not in module._non_persistent_buffers_set:
-                    found[id(buffer), 0 if buffer.is_inference() else buffer._version] = buffer
-        return found
+    def _persistent_buffers(self) -> list[torch.Tensor]:
+        """The buffers that a state dict holds."""
+        held = (module._buffers.get(name) for module, name in self._buffers)
+        return [each for each in held if each is not None]
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """All tensors in an output, however nested: also in the attributes of objects that torch's pytree does not know."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif id(leaf) not in seen and not isinstance(leaf, (nn.Module, type)):
+            seen.add(id(leaf))
+            yield from _tensors(object.__getstate__(leaf), seen)

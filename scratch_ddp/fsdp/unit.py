@@ -1,71 +1,18 @@
-"""A unit: parameters that are gathered, freed and reduced with one message each, and what a rank holds of them.
-
-gather         start the all-gather of every rank's rows
-wait           wait for it: the modules now hold the whole parameters
-free           give their memory back: the modules hold this rank's rows again, DTensors under the same names
-reduce         start to average the whole gradients that backward has left, and drop them
-finish_reduce  wait for it: this rank's rows of the mean are kept
-keep           under `no_sync`: keep the whole gradients in the parameters' own dtype instead
-hand_out       the mean becomes the `.grad` of the shards
-"""
+"""A unit: parameters that are gathered, freed and reduced with one message each, and what a rank holds of them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from scratch_ddp.common.replicas import gradient_problem
 from scratch_ddp.fsdp.comm import Ranks, Started
 
 ROOT = ""  # the name of the whole model, as in named_modules()
 Place = tuple[nn.Module, str]  # a module, and the name under which it holds a parameter
-
-
-@dataclass(frozen=True)
-class Rows:
-    """One parameter, cut on dim 0: rank r has rows r·chunk to (r+1)·chunk, the last ranks fewer or none.
-
-    torch.chunk, fully_shard and DTensor's Shard(0) cut in the same way. A scalar counts as one row of one element.
-    Ranks may hold different numbers of rows, but their parts of a message have one size: gaps fill them up.
-    """
-
-    shape: torch.Size  # of the whole parameter
-    offset: int  # where the parameter begins in each rank's part of a message, in elements
-    chunk: int  # rows per rank: ⌈rows / n⌉
-
-    @property
-    def size(self) -> int:
-        """Elements that the parameter takes in each rank's part of a message, gaps included."""
-        return self.chunk * self.shape[1:].numel()
-
-    def of_part(self, part: torch.Tensor, rank: int) -> torch.Tensor:
-        """The rank's rows, a view of its part of a message: shape (rows, …), other dimensions as the parameter's."""
-        count = max(0, min(self.chunk, (self.shape or (1,))[0] - rank * self.chunk))
-        return part[self.offset : self.offset + self.size].view(self.chunk, *self.shape[1:])[:count]
-
-    def write(self, message: torch.Tensor, whole: torch.Tensor | None, scale: float = 1) -> None:
-        """Put a whole tensor's rows, times `scale`, into a message of shape (n, part), and zeros into the gaps."""
-        place = message[:, self.offset : self.offset + self.size]
-        full = whole.numel() // self.size if whole is not None and self.size else 0  # ranks that have all their rows
-        if full:
-            torch.mul(whole.reshape(-1)[: full * self.size].view(full, self.size), scale, out=place[:full])
-        if full < len(place):
-            place[full:].zero_()
-            rest = whole.reshape(-1)[full * self.size :] if whole is not None else ()
-            if len(rest):
-                torch.mul(rest, scale, out=place[full, : len(rest)])
-
-
-def lay_out(shapes: Iterable[torch.Size], count: int) -> list[Rows]:
-    """Return where each parameter's rows lie in the parts of a message between `count` ranks."""
-    laid_out, offset = [], 0
-    for shape in shapes:
-        laid_out.append(Rows(shape, offset, -(-(shape[0] if shape else 1) // count)))
-        offset += laid_out[-1].size
-    return laid_out
 
 
 class OnItsWay(torch.Tensor):
@@ -79,80 +26,122 @@ class OnItsWay(torch.Tensor):
         raise ValueError("a gradient is on its way between backward and sync_gradients(): use it after that")
 
 
+def hold(places: list[Place], parameter: nn.Parameter) -> None:
+    """Let modules hold the parameter in these places."""
+    for module, name in places:
+        if type(module).__setattr__ is nn.Module.__setattr__:
+            module._parameters[name] = parameter
+        else:  # nn.LSTM keeps a list of its parameters up to date
+            setattr(module, name, parameter)
+
+
+class Piece:
+    """One parameter of a unit, cut on dim 0: rank r has rows r·chunk to (r+1)·chunk, the last ranks fewer or none.
+
+    torch.chunk, fully_shard and DTensor's Shard(0) cut in the same way. A scalar counts as one row of one element.
+    Ranks may hold different numbers of rows, but their parts of a message have one size: gaps fill them up.
+    `places`: which modules hold it. `shard`: what they hold between passes, a DTensor. `whole`: what they hold while it
+    is gathered; a view of memory that is there only then.
+    """
+
+    shard: nn.Parameter
+    whole: nn.Parameter
+    on_its_way: OnItsWay  # of the shard's shape
+
+    def __init__(self, name: str, parameter: nn.Parameter, places: list[Place], offset: int, count: int):
+        self.name, self.places, self.shape, self.offset = name, places, parameter.shape, offset
+        self.chunk = max(1, -(-(self.shape or (1,))[0] // count))  # rows per rank
+        self.size = self.chunk * self.shape[1:].numel()  # elements in each rank's part of a message, gaps included
+        self.gradient: torch.Tensor | None = None  # of backward passes here, whole, not averaged yet
+        self.has_gradient = False  # had one since the last `hand_out`
+        self.is_marked = False  # the shard's `.grad` was set to `on_its_way`
+        self.earlier: torch.Tensor | None = None  # what was there before
+
+    def rows_of(self, part: torch.Tensor, rank: int) -> torch.Tensor:
+        """The rank's rows, a view of its part of a message: shape (rows, …), other dimensions as the parameter's."""
+        count = max(0, min(self.chunk, (self.shape or (1,))[0] - rank * self.chunk))
+        return part[self.offset : self.offset + self.size].view(self.chunk, *self.shape[1:])[:count]
+
+    def write(self, message: torch.Tensor, whole: torch.Tensor | None, scale: float = 1) -> None:
+        """Put a whole tensor's rows, times `scale`, into a message of shape (n, part), and zeros into the gaps."""
+        place = message[:, self.offset : self.offset + self.size]
+        flat = message.new_empty(0) if whole is None else whole.reshape(-1)
+        full = len(flat) // max(1, self.size)  # ranks that have all their rows
+        torch.mul(flat[: full * self.size].view(full, self.size), scale, out=place[:full])
+        if full < len(place):
+            place[full:].zero_()
+            rest = flat[full * self.size :]
+            torch.mul(rest, scale, out=place[full, : len(rest)])
+
+    @property
+    def is_cleared(self) -> bool:
+        """Whether `zero_grad` has thrown its gradient away since backward."""
+        return self.is_marked and self.shard.grad is not self.on_its_way
+
+
 class Unit:
     """Parameters that belong to one module alone, or of the root, that belong to no other module.
 
-    They have one dtype, and all of them are trained or frozen at first. `names`: theirs in the model. `places`: which
-    modules hold each of them.
-    `flat` is what this rank keeps: its rows of all of them, in their own dtype. `shards`, the parameters between
-    passes, are DTensors on its memory. `wholes`, the parameters while they are gathered, are views of one storage,
-    which has memory only then: as it is always the same one, what autograd has saved of them has its values back in
-    backward. Wholes and messages have `compute_dtype`. Starts freed, with rows of zeros.
+    They have one dtype, and all of them are trained or frozen at first. `named`: by their names in the model.
+    `flat` is what this rank keeps: its rows of all of them, in their own dtype. The shards are DTensors on its memory.
+    The whole parameters are views of one storage, which has memory only while they are gathered: as it is always the
+    same one, what autograd has saved of them has its values back in backward. Wholes and messages have `compute_dtype`.
+    Starts freed, with the rows of the first rank's values: one broadcast.
     """
 
     def __init__(
         self,
         module_name: str,
         named: Mapping[str, nn.Parameter],
-        places: list[list[Place]],
+        places: Mapping[str, list[Place]],
         ranks: Ranks,
         compute_dtype: torch.dtype | None,
     ):
         first = next(iter(named.values()))
-        self.module_name, self.names, self.places, self.ranks = module_name, list(named), places, ranks
-        self.dtype = self.compute_dtype = first.dtype
-        if compute_dtype is not None and first.is_floating_point():
-            self.compute_dtype = compute_dtype
-        self.rows = lay_out([each.shape for each in named.values()], ranks.count)
-        self._sizes = [rows.size for rows in self.rows]
-        self.flat = torch.zeros(sum(self._sizes), dtype=self.dtype, device=first.device)
-        trained = [each.requires_grad for each in named.values()]
-        rows = [self._as_dtensor(each, each.of_part(self.flat, ranks.rank)) for each in self.rows]
-        self.shards = [nn.Parameter(each, requires_grad) for each, requires_grad in zip(rows, trained, strict=True)]
-        memory = self.flat.new_empty(ranks.count * len(self.flat), dtype=self.compute_dtype)
-        self._storage, self._nbytes = memory.untyped_storage(), memory.nbytes
-        padded = memory.split([ranks.count * size for size in self._sizes])  # gaps after the last rank's rows
-        self._columns = [each.view(ranks.count, size) for each, size in zip(padded, self._sizes, strict=True)]
-        self.wholes = [nn.Parameter(each.new_empty(0), requires_grad=False) for each in padded]
-        for whole, rows, each in zip(self.wholes, self.rows, padded, strict=True):
-            whole.data = each[: rows.shape.numel()].view(rows.shape)  # with a version of its own: filling is no change
+        self.module_name, self.ranks, self.dtype = module_name, ranks, first.dtype
+        self.compute_dtype = compute_dtype if compute_dtype and first.is_floating_point() else first.dtype
+        self.pieces: list[Piece] = []
+        size = 0  # of a part
+        for name, parameter in named.items():
+            self.pieces.append(Piece(name, parameter, places[name], size, ranks.count))
+            size += self.pieces[-1].size
+        self._sizes = [each.size for each in self.pieces]
+        message = first.detach().new_empty(ranks.count, size)
+        for each in self.pieces:
+            each.write(message, named[each.name].detach())
+        dist.broadcast(message, group=ranks.everyone, group_src=0)
+        self.flat = message[ranks.rank].clone()
+        del message  # its memory is as large as that of the wholes
+        memory = self.flat.new_empty(ranks.count * size, dtype=self.compute_dtype)
+        self._storage, self._nbytes, self._columns = memory.untyped_storage(), memory.nbytes, []
+        for each, padded in zip(self.pieces, memory.split([ranks.count * size for size in self._sizes]), strict=True):
+            rows = ranks.dtensor(each.rows_of(self.flat, ranks.rank), each.shape or (1,))
+            each.shard = nn.Parameter(rows, named[each.name].requires_grad)
+            each.on_its_way = self.flat.new_zeros(()).expand(rows.shape).as_subclass(OnItsWay)
+            each.whole = nn.Parameter(padded.new_empty(0), requires_grad=False)
+            each.whole.data = padded[: each.shape.numel()].view(each.shape)  # its own version: filling is no change
+            self._columns.append(padded.view(ranks.count, each.size))  # of rows, with gaps after the last rank's
         self._gathering: Started | None = None
-        self._kept: dict[int, torch.Tensor] = {}  # whole gradients of micro-batches that were not synchronised
-        self._earlier: dict[int, torch.Tensor | None] = {}  # what was in `.grad` before a gradient was on its way
         self._reducing: Started | None = None
         self._mean: torch.Tensor | None = None  # this rank's rows of the mean, flat
-        self._seen: set[int] = set()  # the parameters that have had a gradient here since the last `hand_out`
-        self._refused: str | None = None  # which gradient can't be averaged, and why
         self.is_gathered = True
         self.free()
-        self.adopt_trained()
-
-    def adopt_trained(self) -> None:
-        """Train from now on what the caller wants trained: `requires_grad` of the shards."""
-        for shard, whole in zip(self.shards, self.wholes, strict=True):
-            whole.requires_grad = shard.requires_grad
-
-    @property
-    def is_trained(self) -> bool:
-        return any(whole.requires_grad for whole in self.wholes)
-
-    @property
-    def frozen(self) -> list[str]:
-        """The parameters that are not trained."""
-        return [name for name, whole in zip(self.names, self.wholes, strict=True) if not whole.requires_grad]
 
     # Parameters
 
     @property
+    def is_trained(self) -> bool:
+        return any(each.shard.requires_grad for each in self.pieces)
+
+    @property
     def is_available(self) -> bool:
         """Whether the parameters are gathered, or on their way."""
-        return self.is_gathered or self._gathering is not None or not len(self.flat)
+        return self.is_gathered or self._gathering is not None
 
     def gather(self) -> None:
         """Start the all-gather. Every rank does, also one that has them: it takes part."""
         self._drop_message()
-        if len(self.flat):
-            self._gathering = self.ranks.all_gather(self.flat.to(self.compute_dtype))
+        self._gathering = self.ranks.all_gather(self.flat.to(self.compute_dtype))
 
     def wait(self) -> None:
         """Wait until the parameters have their values, and hand them to the modules."""
@@ -161,74 +150,70 @@ class Unit:
             self._storage.resize_(self._nbytes)
             torch.split_with_sizes_copy(message, self._sizes, dim=1, out=self._columns)
         if not self.is_gathered:
-            self._hold(self.wholes)
+            self.is_gathered = True
+            for each in self.pieces:
+                each.whole.requires_grad = each.shard.requires_grad  # as the caller wants it now
+                hold(each.places, each.whole)
 
     def free(self) -> None:
         """Give the memory of the whole parameters back, and that of a message that nobody has used."""
         self._drop_message()
         if self.is_gathered:
+            self.is_gathered = False
             self._storage.resize_(0)
-            self._hold(self.shards)
+            for each in self.pieces:
+                hold(each.places, each.shard)
 
     def abandon(self) -> None:
         """Free, and forget all gradients, without waiting for a message that may never come."""
-        self._gathering = self._reducing = self._mean = self._refused = None
-        for memory in (self._kept, self._earlier, self._seen):
-            memory.clear()
-        for parameter in (*self.wholes, *self.shards):
-            parameter.grad = None
+        self._gathering = self._reducing = self._mean = None
+        for each in self.pieces:
+            each.whole.grad = each.shard.grad = each.gradient = each.earlier = None
+            each.has_gradient = each.is_marked = False
         self.free()
-
-    def set_rows(self, wholes: Mapping[str, torch.Tensor] | None) -> None:
-        """Take this rank's rows of the first rank's whole tensors, by name; others may pass None. One broadcast."""
-        if len(self.flat):
-            message = self.flat.new_empty(self.ranks.count, len(self.flat))
-            for name, rows in zip(self.names, self.rows, strict=True):
-                rows.write(message, None if wholes is None else wholes[name].detach())
-            dist.broadcast(message, group=self.ranks.everyone, group_src=0)
-            self.flat.copy_(message[self.ranks.rank])
 
     def problem(self) -> str | None:
         """Say what keeps the parameters from being gathered, or return None."""
         memory = self.flat.untyped_storage().data_ptr()
-        for name, places, shard, whole in zip(self.names, self.places, self.shards, self.wholes, strict=True):
-            held = whole if self.is_gathered else shard
-            if any(module._parameters.get(attribute) is not held for module, attribute in places):
-                return f"parameter {name!r} was replaced or removed after the model was wrapped: wrap the model again"
-            if shard._local_tensor.untyped_storage().data_ptr() != memory or shard.dtype != self.dtype:
-                return f"the values of {name!r} were replaced after the model was wrapped: move or convert it before"
-            if whole._version:
-                return f"the model writes to its parameter {name!r}, but what it writes is gone when it is freed"
-            if shard._backward_hooks or shard._post_accumulate_grad_hooks:
-                return f"a hook on {name!r} is never called, since a shard gets its gradient from sync_gradients()"
+        for each in self.pieces:
+            held, name = each.whole if self.is_gathered else each.shard, repr(each.name)
+            moved = each.shard._local_tensor.untyped_storage().data_ptr() != memory or each.shard.dtype != self.dtype
+            if moved or any(module._parameters.get(attribute) is not held for module, attribute in each.places):
+                return f"{name} was replaced, moved or converted after the model was wrapped: do that before"
+            if each.whole._version:
+                return f"the model writes to its parameter {name}, but what it writes is gone when it is freed"
+            if each.shard._backward_hooks or each.shard._post_accumulate_grad_hooks:
+                return f"a hook on {name} is never called, since a shard gets its gradient from sync_gradients()"
         return None
-
-    def _hold(self, parameters: list[nn.Parameter]) -> None:
-        """Let the modules hold these parameters."""
-        self.is_gathered = parameters is self.wholes
-        for places, parameter in zip(self.places, parameters, strict=True):
-            for module, name in places:
-                if type(module).__setattr__ is nn.Module.__setattr__:
-                    module._parameters[name] = parameter
-                else:  # nn.LSTM keeps a list of its parameters up to date
-                    setattr(module, name, parameter)
 
     def _drop_message(self) -> None:
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
 
-    def _as_dtensor(self, rows: Rows, mine: torch.Tensor) -> torch.Tensor:
-        return self.ranks.dtensor(mine, rows.shape or (1,))
-
     # Gradients
+
+    def take_gradients(self) -> None:
+        """Take the whole gradients over from autograd. Raises ValueError if one can't be averaged.
+
+        They add up in the parameters' own dtype: a sum in half precision would lose too much.
+        """
+        for each in self.pieces:
+            gradient, each.whole.grad = each.whole.grad, None
+            if gradient is not None:
+                if problem := gradient_problem(repr(each.name), gradient):
+                    raise ValueError(problem)
+                kept, each.has_gradient = each.gradient, True
+                each.gradient = gradient if kept is None else kept.to(self.dtype).add_(gradient)
 
     def reduce(self) -> None:
         """Start to average the whole gradients over all ranks, and drop them; zeros where there is none."""
         self.finish_reduce()
+        self.take_gradients()
         message = self.flat.new_empty(self.ranks.count, len(self.flat), dtype=self.compute_dtype)
-        for index, rows in enumerate(self.rows):  # divided before the sum, which could overflow in half precision
-            rows.write(message, self._take(index), 1 / (self.ranks.count * self.ranks.copies))
+        for each in self.pieces:  # divided before the sum, which could overflow in half precision
+            each.write(message, each.gradient, 1 / (self.ranks.count * self.ranks.copies))
+            each.gradient = None
         self._reducing = self.ranks.reduce_scatter(message)
 
     def finish_reduce(self) -> None:
@@ -245,86 +230,27 @@ class Unit:
 
     def mark(self) -> None:
         """At the end of backward: let gradients be on their way, also where only other ranks may have one."""
-        for index, (shard, whole) in enumerate(zip(self.shards, self.wholes, strict=True)):
-            if whole.requires_grad and not isinstance(shard.grad, OnItsWay):
-                self._earlier[index] = shard.grad
-                nothing = torch.zeros((), dtype=shard.dtype, device=shard.device)
-                shard.grad = nothing.expand(shard.shape).as_subclass(OnItsWay)
+        for each in self.pieces:
+            if each.whole.requires_grad and each.shard.grad is not each.on_its_way:
+                each.earlier, each.is_marked, each.shard.grad = each.shard.grad, True, each.on_its_way
 
-    def hand_out(self, present: Iterable[bool]) -> None:
+    def hand_out(self, present: Iterable[int]) -> None:
         """Add the mean to the `.grad` of each shard whose parameter is `present`: had a gradient on any rank."""
-        for index, is_present in enumerate(present):
-            shard, rows = self.shards[index], self.rows[index]
-            if index in self._earlier:
-                shard.grad = self._earlier.pop(index)
-            if is_present and self._mean is not None:
-                mean = self._as_dtensor(rows, rows.of_part(self._mean, self.ranks.rank))
-                shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+        for each, is_present in zip(self.pieces, present, strict=True):
+            if each.is_marked:
+                each.shard.grad, each.earlier, each.is_marked = each.earlier, None, False
+            if is_present:
+                mean = DTensor(each.rows_of(self._mean, self.ranks.rank), each.shard._spec, requires_grad=False)
+                each.shard.grad = mean if each.shard.grad is None else each.shard.grad.add_(mean)
+            each.has_gradient = False
         self._mean = None
-        self._seen.clear()
-
-    def keep(self) -> None:
-        """Keep whole gradients for later in the parameters' own dtype: a sum in half precision would lose too much."""
-        for index in range(len(self.wholes)):
-            gradient = self._take_gradient(index)
-            if gradient is not None:
-                kept = self._kept.get(index)
-                self._kept[index] = gradient.to(self.dtype) if kept is None else kept.add_(gradient)
-
-    def cleared(self) -> list[str]:
-        """The parameters whose gradients `zero_grad` has thrown away since backward."""
-        return [self.names[index] for index in self._earlier if not isinstance(self.shards[index].grad, OnItsWay)]
 
     def drop_cleared(self) -> None:
-        """Forget them."""
-        cleared = self.cleared()
-        if cleared:
-            self.finish_reduce()
-        for index in map(self.names.index, cleared):
-            self._take(index)
-            self._seen.discard(index)
-            del self._earlier[index]
-            if self._mean is not None:
-                self.rows[index].of_part(self._mean, self.ranks.rank).zero_()
-
-    def gradient_problem(self) -> str | None:
-        """Say which gradient can't be averaged, or return None."""
-        for index, whole in enumerate(self.wholes):
-            if whole.grad is not None:
-                self._refuses(index, whole.grad)
-        return self._refused
-
-    @property
-    def on_their_way(self) -> list[nn.Parameter]:
-        """The shards whose gradients wait for `sync_gradients()`."""
-        return [self.shards[index] for index in self._earlier if isinstance(self.shards[index].grad, OnItsWay)]
-
-    @property
-    def is_unreduced(self) -> bool:
-        """Whether there are whole gradients."""
-        return bool(self._kept) or any(whole.grad is not None for whole in self.wholes)
-
-    def present(self) -> list[bool]:
-        """For each parameter: whether it has had a gradient here since the last `hand_out`."""
-        return [
-            index in self._seen or index in self._kept or whole.grad is not None
-            for index, whole in enumerate(self.wholes)
-        ]
-
-    def _take(self, index: int) -> torch.Tensor | None:
-        """This rank's whole gradient of a parameter, which is then no longer held; None if there is none."""
-        gradient, kept = self._take_gradient(index), self._kept.pop(index, None)
-        if kept is not None:
-            gradient = kept if gradient is None else kept.add_(gradient)
-        if gradient is not None:
-            self._seen.add(index)
-        return gradient
-
-    def _take_gradient(self, index: int) -> torch.Tensor | None:
-        """What backward has left, unless it can't be averaged."""
-        gradient, self.wholes[index].grad = self.wholes[index].grad, None
-        return None if gradient is None or self._refuses(index, gradient) else gradient
-
-    def _refuses(self, index: int, gradient: torch.Tensor) -> bool:
-        self._refused = self._refused or gradient_problem(repr(self.names[index]), gradient)
-        return self._refused is not None
+        """Forget the gradients that `zero_grad` has thrown away since backward."""
+        for each in self.pieces:
+            if each.is_cleared:
+                self.finish_reduce()
+                each.gradient = each.earlier = None
+                each.has_gradient = each.is_marked = False
+                if self._mean is not None:
+                    each.rows_of(self._mean, self.ranks.rank).zero_()

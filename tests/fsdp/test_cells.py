@@ -27,6 +27,7 @@ def step():
     return loss.item()
 
 losses = [step() for _ in range(5)]
+assert losses[-1] < losses[0]
 before = model.gather_full_params()
 model.module[2].register_forward_pre_hook(lambda *_: wait("forward"))
 model.module[1].register_full_backward_hook(lambda *_: wait("backward"))
@@ -36,13 +37,12 @@ optimizer.register_step_pre_hook(lambda *_: wait("optimizer"))
 
 @pytest.fixture
 def training(four_ranks):
-    result = four_ranks.run(TRAIN, timeout=120)
-    assert not result.error, result.traceback
+    ran(four_ranks, TRAIN, timeout=120)
     return four_ranks
 
 
-def ran(kernel, code: str):
-    result = kernel.run(code)
+def ran(kernel, code: str, **settings):
+    result = kernel.run(code, **settings)
     assert not result.error, result.traceback
     return result
 
@@ -58,38 +58,21 @@ def stopped(kernel, where: str) -> None:
     ran(kernel, "slow = ''")
 
 
-def test_training_saving_and_loading(training, tmp_path):
-    result = ran(
-        training,
-        f"""
-assert losses[-1] < losses[0]
-model.save({str(tmp_path / "saved")!r}, optimizer, len(losses))
-step()
-assert model.load({str(tmp_path / "saved")!r}, optimizer) == 5
+AS_BEFORE = """
 after = model.gather_full_params()
-assert all(torch.equal(before[name], after[name]) for name in before)
-from scratch_ddp.instruments.traffic import traffic
-with traffic() as counted:
-    step()
-print(counted.calls)
-""",
-    )
-    assert "{'all_gather': 7, 'reduce_scatter': 4}   ← ranks 0–3" in result.text()
+assert all(torch.equal(before[name], after[name]) for name in before), "as before the step"
+"""
+GOES_ON = """
+losses = [step() for _ in range(5)]
+assert losses[-1] < losses[0]
+"""
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_stop_in_the_middle_of_a_step_leaves_the_model_usable(training, where):
     stopped(training, where)
-    result = ran(
-        training,
-        """
-after = model.gather_full_params()
-assert all(torch.equal(before[name], after[name]) for name in before), "as before the step"
-assert all(parameter.grad is None for parameter in model.parameters())
-losses = [step() for _ in range(5)]
-assert losses[-1] < losses[0]
-""",
-    )
+    no_gradients = "assert all(parameter.grad is None for parameter in model.parameters())"
+    result = ran(training, AS_BEFORE + no_gradients + GOES_ON)
     assert "did not reach its end; all gradients since the last step are dropped" in result.text("stderr")
 
 
@@ -98,14 +81,5 @@ def test_a_stop_in_the_optimizer_says_what_is_lost(training, tmp_path):
     stopped(training, "optimizer")
     refused = training.run("step()").message
     assert "one was interrupted, and a checkpoint must be loaded" in refused
-    ran(
-        training,
-        f"""
-model.load({str(tmp_path / "saved")!r}, optimizer)
-optimizer.zero_grad()
-after = model.gather_full_params()
-assert all(torch.equal(before[name], after[name]) for name in before), "as saved"
-losses = [step() for _ in range(5)]
-assert losses[-1] < losses[0]
-""",
-    )
+    load = f"model.load({str(tmp_path / 'saved')!r}, optimizer); optimizer.zero_grad()"
+    ran(training, load + AS_BEFORE + GOES_ON)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from scratch_ddp.fsdp import FSDP
-from tests.ddp.cases import batches, build, one_process_step, shard
+from tests.ddp.cases import batches, build, gathered, one_process_step, shard
 from tests.fsdp.cases import CASES, assert_equal, message_of
 from tests.ranks import run_ranks
 
@@ -18,7 +18,6 @@ OPTIMIZERS = {
     "SGD": lambda parameters: OPTIM.SGD(parameters, lr=0.1, momentum=0.9),
     "AdamW": lambda parameters: OPTIM.AdamW(parameters, lr=0.01),
     "AdamW, fused": lambda parameters: OPTIM.AdamW(parameters, lr=0.01, fused=True),
-    "RMSprop": lambda parameters: OPTIM.RMSprop(parameters, lr=0.01),
     # Whose update of an element depends on others, some of which are on other ranks.
     "Muon": lambda parameters: OPTIM.Muon([each for each in parameters if each.dim() == 2], lr=0.01),
     "Lamb": lambda parameters: Lamb(parameters, lr=0.1),
@@ -40,8 +39,14 @@ class Lamb(OPTIM.Optimizer):
 
 
 def compare_with_one_process(
-    case_name: str, optimizer: str = "SGD", mesh: tuple[int, int] | None = None, micro_batches: int = 1, **settings
+    case_name: str,
+    optimizer: str = "SGD",
+    mesh: tuple[int, int] | None = None,
+    micro_batches: int = 1,
+    frozen_from: int = STEPS,
+    **settings,
 ) -> None:
+    """Train both for a few steps, from the step `frozen_from` on without the first layer."""
     case, rank, world_size = CASES[case_name], dist.get_rank(), dist.get_world_size()
     alone = build(case)
     group = None if mesh is None else init_device_mesh("cpu", mesh, mesh_dim_names=("replicate", "shard"))
@@ -49,6 +54,8 @@ def compare_with_one_process(
     optimizers = [OPTIMIZERS[optimizer](model.parameters()) for model in (alone, sharded)]
     data = iter(batches(STEPS * micro_batches, world_size))
     for step in range(STEPS):
+        for layer in (next(alone.children()), next(sharded.children())) if step == frozen_from else ():
+            layer.requires_grad_(False)
         for last in [False] * (micro_batches - 1) + [True]:
             x, y = next(data)
             one_process_step(case, alone, x, y, world_size)
@@ -58,69 +65,43 @@ def compare_with_one_process(
         for each in optimizers:
             each.step()
         assert_equal(sharded, alone, step, atol=1e-12 if optimizer != "Muon" else 1e-2)  # which computes in bfloat16
-        for each in optimizers:
-            each.zero_grad(set_to_none=step % 2 == 0)
-        if step % 2:  # gradients that are zero are no longer None
-            for parameter in alone.parameters():
-                parameter.grad = None
-            sharded.zero_grad()
-
-
-def each_case(cases, **settings) -> None:
-    """All cases on the same ranks: starting ranks takes longer than a case does."""
-    for case in cases:
-        try:
-            compare_with_one_process(case, **settings)
-        except Exception as error:
-            error.add_note(f"the case is {case!r}")
-            raise
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_equals_one_process(world_size):
-    run_ranks(world_size, lambda: each_case(CASES))
+        for each in (*optimizers, alone):
+            each.zero_grad(set_to_none=step % 2 == 0 or each is alone)
+        sharded.zero_grad()  # gradients that are zero are no longer None
 
 
 HARDEST = ["mlp", "unused", "two forwards", "a unit twice", "another order", "segments", "reentrant segments"]
 HARDEST += ["adapters", "penalty", "all recomputed", "several dtypes"]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"free_after_forward": False},
-        {"prefetch": 0},
-        {"prefetch": 2},
-        {"micro_batches": 2},
-        {"units": [torch.nn.Linear]},
-    ],
-    ids=str,
-)
-def test_equals_one_process_with_other_settings(settings):
-    run_ranks(2, lambda: each_case(HARDEST, **settings))
+def pairs(cases, **settings) -> list[tuple[str, dict]]:
+    return [(case, settings) for case in cases]
 
 
-@pytest.mark.parametrize(("ranks", "mesh"), [(4, (2, 2)), (6, (2, 3)), (6, (3, 2))], ids=str)
-def test_equals_one_process_on_a_mesh(ranks, mesh):
-    """Each row of ranks holds a sharded model, and the rows are replicas of each other."""
-    cases = (
-        ["tied", "tiny parameters"] if ranks > 4 else ["mlp", "unused", "several dtypes", "BatchNorm", "a unit twice"]
-    )
-    run_ranks(ranks, lambda: each_case(cases, mesh=mesh, micro_batches=2), timeout=120)
+RUNS = [  # on how many ranks, which cases with which settings
+    *((ranks, pairs(CASES)) for ranks in (1, 2, 3)),
+    (2, pairs(HARDEST, free_after_forward=False) + pairs(HARDEST, prefetch=0)),
+    (2, pairs(HARDEST, micro_batches=2) + pairs(HARDEST, prefetch=2) + pairs(["mlp"], frozen_from=1)),
+    (2, pairs(HARDEST, units=[torch.nn.Linear])),
+    # Each row of ranks holds a sharded model, and the rows are replicas of each other.
+    (4, pairs(["mlp", "unused", "several dtypes", "BatchNorm", "a unit twice"], mesh=(2, 2), micro_batches=2)),
+    (6, pairs(["tied", "tiny parameters"], mesh=(2, 3), micro_batches=2)),
+    (2, [pair for name in OPTIMIZERS for pair in pairs(["mlp"], optimizer=name)]),
+    (3, [pair for name in list(OPTIMIZERS)[:3] for pair in pairs(["mlp", "tiny parameters"], optimizer=name)]),
+]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_any_optimizer(world_size):
-    def all_optimizers():
-        for optimizer in OPTIMIZERS:
-            for case in ("mlp", "tiny parameters") if optimizer not in ("Lamb", "Muon") else ("mlp",):
-                try:
-                    compare_with_one_process(case, optimizer)
-                except Exception as error:
-                    error.add_note(f"the optimizer is {optimizer}, the case {case!r}")
-                    raise
+@pytest.mark.parametrize(("ranks", "what"), RUNS)
+def test_equals_one_process(ranks, what):
+    def all_on_the_same_ranks():  # starting ranks takes longer than a case does
+        for case, settings in what:
+            try:
+                compare_with_one_process(case, **settings)
+            except Exception as error:
+                error.add_note(f"the case is {case!r}, {settings}")
+                raise
 
-    run_ranks(world_size, all_optimizers)
+    run_ranks(ranks, all_on_the_same_ranks, timeout=120)
 
 
 def lbfgs() -> None:
@@ -158,22 +139,6 @@ def test_what_torch_can_not_do_with_shards_raises_on_every_rank():
     assert all("in-place operations that require placement changes" in said for said in run_ranks(2, adafactor))
 
 
-def first_ranks_values() -> list:
-    torch.manual_seed(dist.get_rank())
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
-    model[1].running_mean += dist.get_rank()
-    mine = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    sharded = FSDP(model)
-    everyones = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine)
-    whole = sharded.gather_full_params() | dict(model.named_buffers())
-    return [name for name in mine if not torch.equal(whole[name], everyones[0][name])]
-
-
-def test_training_starts_from_the_first_ranks_values():
-    assert run_ranks(3, first_ranks_values) == [[]] * 3
-
-
 class Buffers(torch.nn.Module):
     """A cache that grows to another size on each rank, a mask that is made in forward, a counter that is replaced."""
 
@@ -192,13 +157,19 @@ class Buffers(torch.nn.Module):
         return self.layer(x) * self.cache[: len(x)] * self.mask
 
 
-def with_buffers() -> list[float]:
-    model = FSDP(Buffers())
-    for _ in range(2):
-        model(torch.ones(3, 6)).sum().backward()
+def first_ranks_values() -> list[float]:
+    torch.manual_seed(dist.get_rank())
+    plain = Buffers()
+    plain.seen += dist.get_rank()
+    weights = gathered(plain.layer.weight.detach().clone())
+    model = FSDP(plain)
+    assert torch.equal(model.gather_full_params()["layer.weight"], weights[0])
+    for step in range(2):
+        loss = model(torch.ones(3, 6)).sum()
+        loss.backward() if step or dist.get_rank() == 0 else None  # a rank without backward takes part
         model.sync_gradients()
     return [model.module.seen.item(), len(model.module.cache)]
 
 
-def test_persistent_buffers_are_the_first_ranks():
-    assert run_ranks(2, with_buffers) == [[2.0, 3], [2.0, 4]]
+def test_parameters_start_as_the_first_ranks_and_persistent_buffers_stay_so():
+    assert run_ranks(2, first_ranks_values) == [[2.0, 3], [2.0, 4]]

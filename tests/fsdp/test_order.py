@@ -2,14 +2,13 @@
 
 import functools
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.fsdp import FSDP
 from tests.ddp.cases import CASES, batches, build, shard
-from tests.fsdp.cases import Chain, assert_equal, message_of
+from tests.fsdp.cases import Case, Chain, assert_equal, message_of
 from tests.ranks import run_ranks
 
 MLP = CASES["mlp"]
@@ -30,129 +29,91 @@ class ByRank(nn.Module):
         return x
 
 
-def own_ways(orders: dict[int, list[int]]) -> None:
+def compare(orders: dict[int, list[int]], absent: dict[int, int]) -> None:
+    """`absent`: in which step which rank has no backward pass."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
-    sharded = FSDP(ByRank(orders).double())
-    torch.manual_seed(0)
-    alone = ByRank(orders).double()
+    alone, sharded = (build(Case(lambda: ByRank(orders))) for _ in range(2))
+    sharded = FSDP(sharded)
     for step, (x, y) in enumerate(batches(3, world_size)):
         for alone.rank in range(world_size):
-            (MLP.loss(alone, shard(x, alone.rank), shard(y, alone.rank)) / world_size).backward()
-        MLP.loss(sharded, shard(x, rank), shard(y, rank)).backward()
+            loss = MLP.loss(alone, shard(x, alone.rank), shard(y, alone.rank)) / world_size
+            loss.backward() if absent.get(step) != alone.rank else None
+        loss = MLP.loss(sharded, shard(x, rank), shard(y, rank))
+        loss.backward() if absent.get(step) != rank else None
         sharded.sync_gradients()
         for model in (alone, sharded):
             torch.optim.SGD(model.parameters(), lr=0.1).step()
-        assert_equal(sharded, alone, step)
+        assert_equal(sharded, alone, (orders, absent, step))
         alone.zero_grad(), sharded.zero_grad()
 
 
-@pytest.mark.parametrize(
-    "orders",
-    [{0: [0, 1, 2, 3], 1: [3, 1]}, {0: [2, 0, 3, 1], 1: [1, 3, 0, 2]}, {0: [], 1: [0, 1, 2, 3]}, {0: [1], 1: [2]}],
-    ids=str,
-)
-def test_units_used_on_some_ranks_or_in_another_order(orders):
-    orders = orders if orders[0] else orders | {0: [0]}
-    run_ranks(2, own_ways, orders)
+IN_ORDER = [0, 1, 2, 3]
+ORDERS = [{0: IN_ORDER, 1: [3, 1]}, {0: [2, 0, 3, 1], 1: [1, 3, 0, 2]}, {0: [0], 1: IN_ORDER}, {0: [1], 1: [2]}]
 
 
-def without_backward(when: int) -> None:
-    """A rank's loss does not depend on the model in one step, or has no backward pass."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    alone, sharded = build(MLP), FSDP(build(MLP))
-    for step, (x, y) in enumerate(batches(3, world_size)):
-        absent = 1 if step == when else None
-        for other in range(world_size):
-            loss = MLP.loss(alone, shard(x, other), shard(y, other)) / world_size
-            loss.backward() if other != absent else None
-        loss = MLP.loss(sharded, shard(x, rank), shard(y, rank))
-        loss.backward() if rank != absent else None
-        sharded.sync_gradients()
-        assert_equal(sharded, alone, step)
-        alone.zero_grad(), sharded.zero_grad()
+def test_units_used_on_some_ranks_or_in_another_order():
+    run_ranks(2, lambda: [compare(orders, {}) for orders in ORDERS])
 
 
-@pytest.mark.parametrize("when", [0, 1])
-def test_a_rank_without_backward(when):
-    run_ranks(3, without_backward, when)
+def test_a_rank_without_backward():
+    run_ranks(3, lambda: [compare(dict.fromkeys(range(3), IN_ORDER), {when: 1}) for when in (0, 1)])
 
 
-def two_ways(pairs: list[tuple]) -> list[str]:
-    """What is said when rank 0 does one thing and rank 1 the other, and whether all goes on after that."""
-    said = []
-    for first, second, _ in pairs:
-        sharded = FSDP(build(MLP))
-        step(sharded)
-        sharded.sync_gradients()
-        said.append(message_of(functools.partial((first, second)[dist.get_rank()], sharded)))
-        if "frozen" not in said[-1] and "interrupted" not in said[-1]:  # the ranks still differ
-            step(sharded)
-            sharded.sync_gradients()
-    return said
+def step(model: FSDP) -> None:
+    model(X).sum().backward()
 
 
-def forward(sharded: FSDP) -> None:
-    sharded(X).sum()
+def forward(model: FSDP) -> None:
+    model(X)
 
 
-def evaluate(sharded: FSDP) -> None:
+def evaluate(model: FSDP) -> None:
     with torch.no_grad():
-        sharded(X)
+        model(X)
 
 
-def synchronise(sharded: FSDP) -> None:
-    sharded.sync_gradients()
+def under_no_sync(model: FSDP, *todo) -> None:
+    with model.no_sync():
+        for do in todo:
+            do(model)
 
 
-def gather(sharded: FSDP) -> None:
-    sharded.gather_full_params()
+def optimizer_step(model: FSDP) -> None:
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
-def save(sharded: FSDP) -> None:
-    sharded.full_state_dict()
-
-
-def step(sharded: FSDP) -> None:
-    sharded(X).sum().backward()
-
-
-def two_forwards(sharded: FSDP) -> None:
-    with sharded.no_sync():
-        sharded(X), sharded(X)
-
-
-def step_under_no_sync(sharded: FSDP) -> None:
-    with sharded.no_sync():
-        sharded(X).sum().backward()
-
-
-def freeze_and_step(sharded: FSDP) -> None:
-    sharded.module[2].requires_grad_(False)
-    step(sharded)
-
-
-def one_more_optimizer_step(sharded: FSDP) -> None:
-    torch.optim.SGD(sharded.parameters(), lr=0.1).step()
-    step(sharded)
-
-
-OUT_OF_STEP = [
-    (forward, synchronise, "rank 0 begins a forward pass, rank 1 calls sync_gradients()"),
-    (forward, evaluate, "rank 0 begins a forward pass, rank 1 begins a forward pass under no_grad"),
-    (forward, gather, "rank 0 begins a forward pass, rank 1 calls gather_full_params()"),
-    (gather, save, "rank 0 calls gather_full_params(), rank 1 calls full_state_dict()"),
+IN_FORWARD, IN_BACKWARD = "begins a forward pass", "begins a backward pass, or calls sync_gradients()"
+OUT_OF_STEP = [  # what the ranks do, and what is said
+    (forward, FSDP.sync_gradients, f"rank 1: entry 0 is {IN_BACKWARD}, but {IN_FORWARD} on rank 0"),
+    (forward, evaluate, f"rank 1: entry 0 is {IN_FORWARD} under no_grad, but {IN_FORWARD} on rank 0"),
+    (forward, FSDP.gather_full_params, f"is calls gather_full_params(), but {IN_FORWARD} on rank 0"),
     (lambda model: model.module[0](X), forward, "rank 0: a unit is called by itself"),
-    (step_under_no_sync, two_forwards, "rank 0 begins a backward pass, rank 1 begins a forward pass"),
-    (step_under_no_sync, step, "gradients are synchronised, but gradients are not synchronised"),
-    (freeze_and_step, step, "is frozen: nothing, but frozen: 2.weight, 2.bias"),
-    (one_more_optimizer_step, step, "steps of the optimizer: 1 (where ranks differ, one was interrupted"),
+    (lambda m: under_no_sync(m, step), lambda m: under_no_sync(m, forward, forward), f"but {IN_BACKWARD}"),
+    (lambda m: under_no_sync(m, step), step, "gradients are synchronised, but gradients are not synchronised"),
+    (lambda m: (m.module[2].requires_grad_(False), step(m)), step, "is frozen: nothing, but frozen: 2.weight, 2.bias"),
+    (
+        lambda m: (optimizer_step(m), step(m)),
+        step,
+        "steps of the optimizer: 1 (where ranks differ, one was interrupted",
+    ),
 ]
 
 
+def two_ways() -> list[str]:
+    """What is said when rank 0 does one thing and rank 1 the other, and whether all goes on after that."""
+    said = []
+    for *ways, _ in OUT_OF_STEP:
+        sharded = FSDP(build(MLP))
+        step(sharded), sharded.sync_gradients()
+        said.append(message_of(functools.partial(ways[dist.get_rank()], sharded)))
+        if "frozen" not in said[-1] and "interrupted" not in said[-1]:  # the ranks still differ
+            step(sharded), sharded.sync_gradients()
+    return said
+
+
 def test_ranks_out_of_step_are_told_so():
-    for messages in run_ranks(2, two_ways, OUT_OF_STEP, timeout=60):
-        for said, (_, _, expected) in zip(messages, OUT_OF_STEP, strict=True):
+    for messages in run_ranks(2, two_ways):
+        for said, (*_, expected) in zip(messages, OUT_OF_STEP, strict=True):
             assert expected in said
 
 
@@ -164,4 +125,4 @@ def again_on_one_rank() -> str:
 
 def test_a_unit_called_again_on_one_rank_only():
     for said in run_ranks(2, again_on_one_rank, timeout=20):
-        assert "rank 0 begins a backward pass, rank 1 calls a unit again in the same forward pass" in said
+        assert "is calls 'blocks.0' again in the same forward pass, but begins a backward pass" in said

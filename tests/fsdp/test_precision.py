@@ -46,32 +46,22 @@ def test_computed_in_half_precision_and_kept_in_full(dtype):
     run_ranks(2, halves, dtype)
 
 
-def accumulated() -> float:
-    """256 gradients of 1 + 2⁻⁷, whose sum in bfloat16 would stop growing at 256."""
+def accumulated() -> tuple[float, float]:
+    """256 gradients of 1 + 2⁻⁷, whose sum in bfloat16 would stop growing at 256; and a sum that float16 can't hold."""
     sharded = FSDP(nn.Sequential(nn.Linear(1, 1, bias=False)), compute_dtype=torch.bfloat16)
     x = torch.tensor([[1 + 2**-7]])
     with sharded.no_sync():
         for _ in range(511):
             sharded(x).sum().backward()
     sharded(x).sum().backward()
-    sharded.sync_gradients()
-    (gradient,) = sharded.gather_full_grads().values()
-    return gradient.item()
+    large = FSDP(nn.Sequential(nn.Linear(1, 4, bias=False)), compute_dtype=torch.float16)
+    large(torch.full((1, 1), 49152.0)).sum().backward()
+    sharded.sync_gradients(), large.sync_gradients()
+    return tuple(model.gather_full_grads()["0.weight"].max().item() for model in (sharded, large))
 
 
-def test_micro_batches_add_up_in_full_precision():
-    assert run_ranks(2, accumulated) == [pytest.approx(512 * (1 + 2**-7), rel=0.01)] * 2
-
-
-def large_gradients() -> float:
-    sharded = FSDP(nn.Sequential(nn.Linear(1, 4, bias=False)), compute_dtype=torch.float16)
-    sharded(torch.full((1, 1), 49152.0)).sum().backward()
-    sharded.sync_gradients()
-    return sharded.gather_full_grads()["0.weight"].max().item()
-
-
-def test_a_mean_that_fits_does_not_overflow():
-    assert run_ranks(4, large_gradients) == [49152.0] * 4
+def test_micro_batches_add_up_in_full_precision_and_a_mean_that_fits_does_not_overflow():
+    assert run_ranks(4, accumulated) == [(pytest.approx(512 * (1 + 2**-7), rel=0.01), 49152.0)] * 4
 
 
 def scaled() -> tuple[list[bool], float]:

@@ -90,52 +90,45 @@ def whole_parameters(model):
     return [parameter.detach().clone() for parameter in model.module.parameters()]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("case", CASES)
-def test_it_trains_as_one_process(case, world_size):
-    def sharded():
-        model, units = built(case)
-        model = FSDP(model, units=units)
-        train(model, slice(dist.get_rank(), None, world_size))
-        stored = sum(unit.whole.untyped_storage().size() for unit in model.units)
-        return stored, whole_parameters(model)
+def sharded(case):
+    model, units = built(case)
+    model = FSDP(model, units=units)
+    train(model, slice(dist.get_rank(), None, dist.get_world_size()))
+    return sum(unit.whole.untyped_storage().size() for unit in model.units), whole_parameters(model)
 
-    alone, _ = built(case)
-    before = [parameter.detach().clone() for parameter in alone.parameters()]
-    train(alone)
-    after = [parameter.detach() for parameter in alone.parameters()]
-    assert not all(map(torch.equal, before, after))
-    for stored, parameters in run_ranks(world_size, sharded):
-        assert stored == 0  # after backward all is freed
-        torch.testing.assert_close(parameters, after, rtol=1e-9, atol=1e-12)
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_it_trains_as_one_process(world_size):
+    for found in run_ranks(world_size, lambda: {case: sharded(case) for case in CASES}):
+        for case, (stored, parameters) in found.items():
+            alone, _ = built(case)
+            train(alone)
+            assert stored == 0  # after backward all is freed
+            expected = [parameter.detach() for parameter in alone.parameters()]
+            torch.testing.assert_close(parameters, expected, rtol=1e-9, atol=1e-12, msg=case)
+
+
+def late_backward(model):
+    """A forward before a step that has no backward, and a backward that comes late."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    x = torch.ones(3, 4, dtype=torch.float64)
+    first = model(x)
+    second = model(x)  # its backward comes when that of the first has freed everything
+    first.sum().backward()
+    second.sum().backward()
+    model(x)
+    optimizer.step()
+    return model(x).detach()
 
 
 @pytest.mark.parametrize("units", [[], [0, 3]])
 def test_no_forward_computes_with_values_from_before_a_step(units):
-    """Also if the forward before the step had no backward, and then a backward comes late."""
-
     def outputs():
-        torch.manual_seed(0)
-        model = layers().double()
-        sharded = FSDP(model, units=[model[index] for index in units])
-        optimizer = torch.optim.SGD(sharded.parameters(), lr=0.5)
-        x = torch.ones(3, 4, dtype=torch.float64)
-        first = sharded(x)
-        second = sharded(x)  # its backward comes when that of the first has freed everything
-        first.sum().backward()
-        second.sum().backward()
-        sharded(x)
-        optimizer.step()
-        return sharded(x).detach()
+        model = built("only the root")[0]
+        return late_backward(FSDP(model, units=[model[index] for index in units]))
 
-    torch.manual_seed(0)
-    alone = layers().double()
-    x = torch.ones(3, 4, dtype=torch.float64)
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.5)
-    (2 * alone(x)).sum().backward()
-    optimizer.step()
     for mine in run_ranks(2, outputs):
-        torch.testing.assert_close(mine, alone(x).detach())
+        torch.testing.assert_close(mine, late_backward(built("only the root")[0]))
 
 
 def test_what_is_left_out_is_refused():

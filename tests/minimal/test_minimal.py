@@ -1,4 +1,4 @@
-"""The classes to read: they train as one process does, with the gradients of the robust classes, and stay readable."""
+"""The classes to read: they train as one process does, and stay readable."""
 
 import ast
 from pathlib import Path
@@ -9,15 +9,13 @@ import torch.distributed as dist
 from torch import nn
 
 import scratch_ddp
-from scratch_ddp import ddp, fsdp, minimal, zero
 from scratch_ddp.instruments.traffic import traffic
-from scratch_ddp.minimal import ddp as minimal_ddp
-from scratch_ddp.minimal import fsdp as minimal_fsdp
-from scratch_ddp.minimal import zero as minimal_zero
+from scratch_ddp.minimal import ddp, fsdp, zero
 from tests.ranks import RankFailed, run_ranks
 
 STRATEGIES = ["SimpleDistributedDataParallelism", "FlatDDP", "OverlappedDDP", "BucketedDDP"]
-FOLDER = Path(minimal.__file__).parent
+KINDS = [*STRATEGIES, "ZeRO-1", "ZeRO-2", "FSDP"]
+PACKAGE = Path(scratch_ddp.__file__).parent
 
 
 class Block(nn.Module):
@@ -71,82 +69,45 @@ def one_process(steps=5):
     return [parameter.detach() for parameter in model.parameters()]
 
 
-def wrapped(kind, source):
-    """The model, what to call after backward, and its optimizer, from the minimal module or from the robust one."""
+def wrapped(kind):
+    """The model, what to call after backward, and its optimizer."""
     model = build()
-    readable = source == "minimal"
+    if kind == "FSDP":
+        model = fsdp.FSDP(model, units=model.blocks)
+        return model, lambda: None, torch.optim.AdamW(model.parameters(), lr=0.01)
     if kind in STRATEGIES:
-        strategy = getattr(minimal_ddp if readable else ddp, kind)(model)
-        return strategy, strategy.sync_gradients, torch.optim.AdamW(strategy.parameters(), lr=0.01)
-    if kind == "FSDP":
-        sharded = minimal_fsdp.FSDP(model, units=model.blocks) if readable else fsdp.FSDP(model, units=model.blocks)
-        sync = (lambda: None) if readable else sharded.sync_gradients
-        return sharded, sync, torch.optim.AdamW(sharded.parameters(), lr=0.01)
-    module = minimal_zero if readable else zero
-    optimizer = module.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+        model = getattr(ddp, kind)(model)
+        return model, model.sync_gradients, torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = zero.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
     if kind == "ZeRO-2":
-        return model, lambda: module.reduce_gradients(optimizer), optimizer
-    strategy = minimal_ddp.FlatDDP(model) if readable else ddp.FlatDDP(model)
-    return strategy, strategy.sync_gradients, optimizer
+        return model, lambda: zero.reduce_gradients(optimizer), optimizer
+    model = ddp.FlatDDP(model)
+    return model, model.sync_gradients, optimizer
 
 
-def gradients(kind, source, model, optimizer):
-    """The whole mean gradients, wherever the ranks keep them; of ZeRO-2 what is not here is zeros."""
-    if kind == "FSDP" and source == "minimal":
-        found = {}
-        for unit in model.units:
-            parts = [torch.empty_like(unit.shard) for _ in range(unit.n)]
-            dist.all_gather(parts, unit.shard.grad)
-            found |= zip(unit.parameters, torch.cat(parts).split([*unit.sizes, unit.gap]), strict=False)
-        return [found[parameter].view(parameter.shape) for parameter in model.module.parameters()]
-    if kind == "FSDP":
-        return list(model.gather_full_grads().values())
-    grads = [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in model.parameters()]
-    if kind == "ZeRO-2":
-        for gradient in grads:
-            dist.all_reduce(gradient)
-    return grads
-
-
-def whole_parameters(model):
-    for unit in model.units:
-        unit.gather()
-    return [parameter.detach().clone() for parameter in model.module.parameters()]
-
-
-def train(kind, source, steps=5):
-    model, sync, optimizer = wrapped(kind, source)
-    history = []
+def train(kind, steps=5):
+    model, sync, optimizer = wrapped(kind)
     for step in range(steps):
         optimizer.zero_grad()
         loss_of(model, step, my_share()).backward()
         sync()
-        history.append(gradients(kind, source, model, optimizer))
         optimizer.step()
-    if kind != "FSDP":
-        return history, [parameter.detach() for parameter in model.parameters()]
-    if source == "robust":
-        return history, list(model.gather_full_params().values())
-    return history, whole_parameters(model)
+    for unit in model.units if kind == "FSDP" else ():
+        unit.gather()
+    return [parameter.detach().clone() for parameter in getattr(model, "module", model).parameters()]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("kind", [*STRATEGIES, "ZeRO-1", "ZeRO-2", "FSDP"])
-def test_minimal_and_robust_have_the_same_gradients_and_train_as_one_process(kind, world_size):
-    def both():
-        return train(kind, "minimal"), train(kind, "robust")
-
+def test_they_train_as_one_process(world_size):
     alone = one_process()
-    for (readable, after), (robust, _) in run_ranks(world_size, both):
-        for mine, theirs in zip(readable, robust, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-15)
-        torch.testing.assert_close(after, alone, rtol=1e-9, atol=1e-12)
+    for found in run_ranks(world_size, lambda: {kind: train(kind) for kind in KINDS}):
+        for kind, parameters in found.items():
+            torch.testing.assert_close(parameters, alone, rtol=1e-9, atol=1e-12, msg=kind)
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
-def test_accumulation_under_no_sync(kind):
-    def twice():
-        model, sync, _ = wrapped(kind, "minimal")
+def test_accumulation_under_no_sync():
+    def twice(kind):
+        model, sync, _ = wrapped(kind)
         with traffic() as silent, model.no_sync():
             loss_of(model, 0, my_share()).backward()
             sync()
@@ -157,9 +118,11 @@ def test_accumulation_under_no_sync(kind):
     model = build()
     for step in range(2):
         loss_of(model, step).backward()
-    for calls, mine in run_ranks(2, twice):
-        assert calls == 0
-        torch.testing.assert_close(mine, [parameter.grad for parameter in model.parameters()], rtol=1e-9, atol=1e-15)
+    for found in run_ranks(2, lambda: [twice(kind) for kind in STRATEGIES]):
+        for calls, mine in found:
+            assert calls == 0
+            expected = [parameter.grad for parameter in model.parameters()]
+            torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-15)
 
 
 def test_replicas_that_differ_are_refused_on_every_rank():
@@ -167,7 +130,7 @@ def test_replicas_that_differ_are_refused_on_every_rank():
         model = nn.Linear(2, 2)
         torch.nn.init.constant_(model.weight, 1.0)
         torch.nn.init.constant_(model.bias, float(dist.get_rank() == 2))
-        minimal_ddp.SimpleDistributedDataParallelism(model)
+        ddp.SimpleDistributedDataParallelism(model)
 
     with pytest.raises(RankFailed) as failed:
         run_ranks(3, refused)
@@ -178,8 +141,8 @@ def test_replicas_that_differ_are_refused_on_every_rank():
 def test_what_travels():
     def counted():
         found = {}
-        for kind in [*STRATEGIES, "ZeRO-1", "ZeRO-2", "FSDP"]:
-            model, sync, optimizer = wrapped(kind, "minimal")
+        for kind in KINDS:
+            model, sync, optimizer = wrapped(kind)
             with traffic() as step:
                 loss_of(model, 0, my_share()).backward()
                 sync()
@@ -199,7 +162,7 @@ def test_what_travels():
 def test_buckets_start_in_their_order_whichever_is_full_first():
     def started():
         model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)).double()
-        buckets = minimal_ddp.BucketedDDP(model, bucket_mb=1e-6)
+        buckets = ddp.BucketedDDP(model, bucket_mb=1e-6)
         later, sooner = buckets.buckets[1], buckets.buckets[0]
         for bucket, expected in ((later, 0), (sooner, 2)):
             (parameter,) = bucket.views
@@ -214,11 +177,11 @@ def test_buckets_start_in_their_order_whichever_is_full_first():
 
 def test_state_and_parameters_are_shared_out():
     def held():
-        model, _, optimizer = wrapped("ZeRO-1", "minimal")
+        model, _, optimizer = wrapped("ZeRO-1")
         loss_of(model, 0, my_share()).backward()
         optimizer.step()
         states = sum(state["exp_avg"].numel() for state in optimizer.state.values())
-        sharded, _, _ = wrapped("FSDP", "minimal")
+        sharded, _, _ = wrapped("FSDP")
         stored = [unit.whole.untyped_storage().size() for unit in sharded.units]
         return states, sum(each.numel() for each in sharded.parameters()), sum(stored)
 
@@ -237,15 +200,11 @@ def imports_of(path):
             yield node.module
 
 
-@pytest.mark.parametrize("name, most", [("ddp", 200), ("zero", 150), ("fsdp", 150)])
-def test_one_file_is_all_there_is_to_read(name, most):
-    path = FOLDER / f"{name}.py"
-    assert len(path.read_text().splitlines()) <= most
-    own = {"torch", "contextlib", "collections", "typing"}
-    assert {module.split(".")[0] for module in imports_of(path)} <= own
-
-
-def test_the_robust_classes_do_not_import_them():
-    for path in Path(scratch_ddp.__file__).parent.rglob("*.py"):
+def test_one_file_is_all_there_is_to_read_and_the_robust_classes_do_not_import_it():
+    for name, most in {"ddp": 200, "zero": 150, "fsdp": 150}.items():
+        path = PACKAGE / f"minimal/{name}.py"
+        assert len(path.read_text().splitlines()) <= most
+        assert {module.split(".")[0] for module in imports_of(path)} <= {"torch", "contextlib", "collections", "typing"}
+    for path in PACKAGE.rglob("*.py"):
         if path.parent.name in ("ddp", "zero", "fsdp", "common", "collectives"):
             assert not any("minimal" in module for module in imports_of(path)), path
