@@ -12,14 +12,11 @@ from scratch_ddp.pipeline import held, validate
 from tests.ranks import run_ranks
 
 
-def test_two_more_forwards_are_under_way():
+def test_what_a_step_sends():
+    """Eight gradients; four all-reduces a layer; a message for each micro-batch and way. Two more are under way."""
     rows = split_model.SCHEDULES["PP, 2 more"]
     validate(rows, split_model.MICRO_BATCHES)
     assert [held(row) for row in rows] == [4, 1] and [held(row) for row in split_model.SCHEDULES["PP"]] == [2, 1]
-
-
-def test_what_a_step_sends():
-    """Eight gradients; four all-reduces a layer; a message for each micro-batch and way."""
 
     def ranks():
         group, found = linked_group(None), {}
@@ -63,4 +60,3 @@ def test_forecasts_put_layouts_in_order_and_are_hardly_off():
     assert rank_correlation(forecasts, taken) >= 0.95, (forecasts, taken)
     errors = [abs(forecast / seconds - 1) for forecast, seconds in zip(forecasts, taken, strict=True)]
     assert median(errors) <= 0.05, errors
-    assert rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == 0.8 and rank_correlation([1, 2], [2, 1]) == -1
