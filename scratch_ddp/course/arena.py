@@ -100,7 +100,7 @@ class Watch:
     """`with Watch(…):` looks at every call before gloo does, which would end the process where sizes differ.
 
     Raises ValueError for a call that does not fit, on the rank that comes to it second. Costs one operation of the
-    store per collective, two per message. If the answer has a group, nothing may go through all ranks: `stray` is such
+    store per call. If the answer has a group, nothing may go through all ranks: `stray` is such
     a call. `begun`: how many calls this rank has made, as {key: (ranks that count them, number)}, the key "17" for the
     collectives of a group, "17 0>1" for messages.
     """
@@ -141,7 +141,7 @@ class Watch:
 
     def _see_collective(self, call: dict[str, Any], place: str) -> None:
         mine = describe_call(call | {"given": call.get("passed", call["given"])})
-        rank, theirs = json.loads(self._store.compare_set(place, "", json.dumps([self._rank, mine])))
+        rank, theirs = self._first_in(place, mine)
         if theirs != mine:
             called = [f"rank {one} called {what}" for one, what in sorted([(self._rank, mine), (rank, theirs)])]
             raise ValueError(f"{', '.join(called)}. {ALL_THE_SAME}")
@@ -152,10 +152,11 @@ class Watch:
 
     def _see_message(self, place: str, peer: int, given: str, sends: bool) -> None:
         sender, receiver = (self._rank, peer) if sends else (peer, self._rank)
-        ends = [f"{place}/{sender}>{receiver}/{end}" for end in ("out", "in")]
-        mine, other = ends if sends else ends[::-1]
-        self._store.set(mine, given)
-        theirs = self._store.get(other).decode() if self._store.check([other]) else given
+        _, theirs = self._first_in(f"{place}/{sender}>{receiver}", given)
         if theirs != given:
             sent, room = (given, theirs) if sends else (theirs, given)
             raise ValueError(f"rank {sender} sends {sent}, rank {receiver} receives into {room}")
+
+    def _first_in(self, place: str, mine: str) -> list:
+        """Who has come to this place first, and with what words."""
+        return json.loads(self._store.compare_set(place, "", json.dumps([self._rank, mine])))

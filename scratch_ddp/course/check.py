@@ -25,34 +25,21 @@ NOT_WRITTEN = "not written yet"
 LONGEST = 300.0  # seconds for all calls in a group
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The result of an examination, the same on every rank.
-
-    criteria: name -> complaint, "" where the criterion holds.
-    """
-
-    criteria: dict[str, str]
-
-    @property
-    def passed(self) -> bool:
-        return not any(self.criteria.values())
-
-    @property
-    def lines(self) -> list[str]:
-        """`✓ value   ✓ agreement`, then a line for each criterion that does not hold."""
-        held = "   ".join(f"✓ {name}" for name, words in self.criteria.items() if not words)
-        failed = [f"✗ {name:<7} {words}" for name, words in self.criteria.items() if words]
-        return [NOT_WRITTEN] if NOT_WRITTEN in self.criteria.values() else [held] * bool(held) + failed
-
-
 def check(function: Callable, seconds: float = SECONDS) -> None:
     """Print which criteria a learner's function meets: the same lines on every rank. Call it on all ranks.
 
     Prints `not written yet` while it is the stub on every rank. Each call of the function may take `seconds`: then it
     is ended, if it computes or waits for other ranks. Afterwards the process group works, whatever it did.
     """
-    print("\n".join(examine(function, seconds).lines))
+    print("\n".join(lines(examine(function, seconds))))
+
+
+def lines(criteria: dict[str, str]) -> list[str]:
+    """`✓ value   ✓ agreement`, then a line for each criterion that does not hold."""
+    if NOT_WRITTEN in criteria.values():
+        return [NOT_WRITTEN]
+    held = "   ".join(f"✓ {name}" for name, words in criteria.items() if not words)
+    return [held] * bool(held) + [f"✗ {name:<7} {words}" for name, words in criteria.items() if words]
 
 
 def solution(function: Callable) -> None:
@@ -65,8 +52,8 @@ def solution(function: Callable) -> None:
     print(text.rstrip("\n"))
 
 
-def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
-    """As `check`, but return the verdict, the same on every rank, and print nothing.
+def examine(function: Callable, seconds: float = SECONDS) -> dict[str, str]:
+    """As `check`, but print nothing: {criterion: complaint}, "" for those that hold. The same on every rank.
 
     Raises TypeError or ValueError if the function is not an exercise, RuntimeError if there are fewer than two ranks
     or if some ranks do not come.
@@ -83,9 +70,9 @@ def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
         ) from None
     names, takers = zip(*arena.exchange("who", (exercise.name, borrowed(function)), GRACE), strict=True)
     if len(set(names)) > 1:
-        return Verdict({"runs": f"The ranks check different functions: {', '.join(names)}."})
+        return {"runs": f"The ranks check different functions: {', '.join(names)}."}
     if any(takers):
-        return Verdict({"own": f"The answer calls {max(takers)}: write it yourself."})
+        return {"own": f"The answer calls {max(takers)}: write it yourself."}
     try:
         with torch.random.fork_rng(devices=[]), arena:
             criteria = try_cases(exercise, function, arena, seconds, At(arena.rank, arena.n, tuple(range(arena.n))))
@@ -94,8 +81,8 @@ def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
             arena.count_groups_alike()
     except RanksMissing as error:
         words = f"{ranks(error.args[0])} did not come back, though told to stop after {seconds:g} s. Press Stop."
-        return Verdict({"runs": words})
-    return Verdict(criteria)
+        return {"runs": words}
+    return criteria
 
 
 def _tried_in_group(exercise: Exercise, function: Callable, arena: Arena, seconds: float) -> dict[str, str]:
@@ -120,9 +107,8 @@ def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: flo
             case, args = next(inputs, ("", None))
             if args is None:
                 return criteria
-            room = exercise.room(*args) if exercise.room else None
             ran.append(run(each, exercise, args, arena, f"{number}.{len(ran)}{where}", seconds, at))
-        _compare(*ran, exercise, room)
+        _compare(*ran, exercise)
         told = arena.exchange(f"case {number}{where}", ran, seconds + GRACE, at.members)
         right, mine = (dict(zip(at.members, each, strict=True)) for each in zip(*told, strict=True))
         case = _Case(case + where, right, mine)
@@ -132,7 +118,7 @@ def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: flo
             criteria[name] = criteria.get(name) or words
 
 
-def _compare(right: Ran, mine: Ran, exercise: Exercise, room: int | None) -> None:
+def _compare(right: Ran, mine: Ran, exercise: Exercise) -> None:
     """Put into both what was found, and let go of what was seen."""
     seen = {what: value for _, what, value in mine.seen}
     for criterion, what, value in right.seen if mine.how == "returned" else ():
@@ -142,9 +128,6 @@ def _compare(right: Ran, mine: Ran, exercise: Exercise, room: int | None) -> Non
         mine.found[criterion] = mine.found.get(criterion) or text
         if criterion == "value":
             right.digests[what], mine.digests[what] = digest(value), digest(seen.get(what))
-    if room is not None:
-        words = f"holds {mine.held:,} elements beside its arguments, budget {room:,}"
-        mine.found["memory"] = words if mine.held > room else ""
     right.seen = mine.seen = []
 
 
@@ -173,11 +156,7 @@ class _Case:
             return {"runs": f"{self.name}: {_endings(self.mine)} {behind}".rstrip()}
         if behind:
             return {"group": f"{self.name}: {behind} A later cell would take what is left for its own."}
-        late = {
-            rank: f"{' or '.join(ran.report[0].calls)} was started and never waited for, {times(ran.late)}"
-            for rank, ran in self.mine.items()
-            if ran.late
-        }
+        late = {rank: ran.late for rank, ran in self.mine.items() if ran.late}
         return {"waits": self._complaint(late)} if late else {}
 
     def criteria(self, cost: bool) -> dict[str, str]:

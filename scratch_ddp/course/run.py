@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from scratch_ddp.course.arena import Arena, At, Watch
-from scratch_ddp.course.compare import copied, parts
+from scratch_ddp.course.compare import copied, parts, times
 from scratch_ddp.course.exercise import Exercise, Seen, Wrong
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Counted, traffic
@@ -31,8 +31,8 @@ class Ran:
     """How a call ended on a rank: `how` is "returned", "raised", "wrong", "waits", or "unwritten" for a stub.
 
     words, criterion: for a complaint, unless it returned. seen: what the use has yielded. report: of its traffic. late:
-    calls that it did not wait for. begun: as in Watch. held: elements beside its arguments, if that is asked.
-    found: criterion -> the first complaint about what was seen, "" if there is none. digests: of the values seen.
+    what it has not waited for, in words. begun: as in Watch. found: criterion -> the first complaint about what was
+    seen, "" if there is none. digests: of the values seen.
     """
 
     how: str = "returned"
@@ -40,9 +40,8 @@ class Ran:
     criterion: str = "runs"
     seen: list[Seen] = field(default_factory=list)
     report: Report | None = None
-    late: int = 0
+    late: str = ""
     begun: dict[str, tuple[list[int], int]] = field(default_factory=dict)
-    held: int = 0
     found: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
 
@@ -56,9 +55,13 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
 
     It may take `seconds`, and ends sooner where another rank has failed. `place` is a name for this call.
     """
-    ran, ledger = Ran(), MemoryLedger(SimpleNamespace(given=args), _dtype(args))
-    answer = functools.partial(function, group=at.group) if at.group else function
-    answer = _observed(answer, ledger) if exercise.room else answer
+    ran, answer = Ran(), functools.partial(function, group=at.group) if at.group else function
+    if exercise.room:
+        first = next(arg for arg in args if isinstance(arg, torch.Tensor))
+        ledger = MemoryLedger(SimpleNamespace(given=args), first.dtype)
+        with ledger("before"):
+            pass
+        answer = ledger("call")(answer)
     with Watch(arena, place, at.group) as calls, traffic() as counted:
         try:
             with _time_limit(seconds, lambda: arena.failed(place)):
@@ -82,27 +85,14 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
         ran.words = f"{calls.stray} goes through all ranks, should stay in `group`"
     if ran.how not in ("returned", "waits"):
         arena.fail(place)
-    begun = started_and_waited_for(counted)
-    ran.report, ran.late, ran.begun = counted.report(), begun["started"] - begun["waited for"], calls.begun
-    ran.held = ledger.peak() - ledger.moments[0].elements() if ledger.moments else 0
+    ran.report, ran.begun, begun = counted.report(), calls.begun, started_and_waited_for(counted)
+    if late := begun["started"] - begun["waited for"]:
+        ran.late = f"{' or '.join(ran.report[0].calls)} was started and never waited for, {times(late)}"
+    if exercise.room:
+        held, room = ledger.peak() - ledger.moments[0].elements(), exercise.room(*args)
+        words = f"holds {held:,} elements beside its arguments, budget {room:,}"
+        ran.found["memory"] = words if held > room else ""
     return ran
-
-
-def _observed(answer: Callable, ledger: MemoryLedger) -> Callable:
-    """The answer, with what it holds seen by the ledger, whose first moment is what was there before."""
-    with ledger("before"):
-        pass
-
-    @functools.wraps(answer)
-    def observed(*args: Any, **kwargs: Any) -> Any:
-        with ledger("call"):
-            return answer(*args, **kwargs)
-
-    return observed
-
-
-def _dtype(args: tuple) -> torch.dtype:
-    return next((arg.dtype for arg in args if isinstance(arg, torch.Tensor)), torch.float32)
 
 
 def started_and_waited_for(counted: Counted) -> dict[str, int]:

@@ -52,7 +52,7 @@ def test_its_mistakes_are_refused_for_the_reason_given(lesson):
         return [examined(each.cell(exercise), "rotate", seconds=1.5) for each in mistakes]
 
     for wrong, verdict in zip(mistakes, on_ranks(4, all_verdicts), strict=True):
-        assert wrong.says in verdict.criteria[wrong.fails], verdict.lines
+        assert wrong.says in verdict[wrong.fails], verdict
 
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]])

@@ -25,7 +25,7 @@ import torch._dynamo  # noqa: F401  optimizers import it at first use: once here
 import torch.distributed as dist
 
 from scratch_ddp.cells.rank.interruptible_group import BACKEND  # and registers it
-from scratch_ddp.course import Verdict, examine
+from scratch_ddp.course.check import examine
 from scratch_ddp.course.exercise import ANSWER, Exercise, reference_source
 from tests.ranks import run_ranks
 
@@ -87,7 +87,7 @@ def all_answers() -> list[Answer]:
     return [answer for module in modules for answer in read(module.ANSWERS)]
 
 
-def examined(source: str, name: str, seconds: float = 5.0) -> Verdict:
+def examined(source: str, name: str, seconds: float = 5.0) -> dict[str, str]:
     """On a rank: define the function in a cell, with lines that tracebacks and inspect can show, and examine it."""
     file = f"<cell {os.getpid()}-{next(_cells)}>"
     linecache.cache[file] = (len(source), None, [line + "\n" for line in source.splitlines()], file)

@@ -47,8 +47,6 @@ all_gather_uneven
   ✗ pickles the tensors | cost: bytes from one rank, budget
     pieces = [None] * world_size
     dist.all_gather_object(pieces, tensor)
-  ✗ takes zeros for padding | value: zeros at the end: the result[1] has shape (1,), should have (2,)
-    pieces[rank][: int(lengths[rank])] => pieces[rank][pieces[rank] != 0]
   ✗ sends tensors of different lengths | runs: raised ValueError: rank 0 called all_gather of 1 × float32, rank
     pieces = [torch.empty_like(tensor) for _ in range(world_size)]
     dist.all_gather(pieces, tensor)
@@ -123,8 +121,6 @@ ring_all_reduce
     for step in range(n - 1):  # all-gather => for step in range(0):  # all-gather
   ✗ every rank sends first, then receives | runs: Rank 0 sent to rank 1 once, rank 1 received nothing
     send_recv(chunks[(rank - step) % n], right, => dist.send(chunks[(rank - step) % n], right); dist.recv(
-  ✗ works on a copy of the whole tensor | memory: elements beside its arguments, budget
-    chunks = tensor.view(-1) => copy = tensor.clone() ⏎ chunks = tensor.view(-1)
   ✓ each rank collects its own chunk from all, then gives it to all
     chunks = tensor.view(-1).tensor_split(n)
     arriving = torch.empty_like(chunks[rank])
@@ -145,8 +141,6 @@ average_gradients
     dist.all_reduce(parameter.grad) => dist.all_reduce(parameter.grad) ⏎ parameter.grad /= world_size
   ✗ frozen ones too | untouched: is frozen, rank 0 leaves the head out: the gradient of 'body.weight' is [0, 0
     if not parameter.requires_grad: ⏎ continue =>
-  ✓ another tensor for the mean
-    parameter.grad /= world_size => parameter.grad = parameter.grad / dist.get_world_size()
   ✓ one message for all
     trainable = [p for p in model.parameters() if p.requires_grad]
     flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trainable])
@@ -165,8 +159,6 @@ average_unequal
   ✗ asks for the total once per parameter | cost: each rank: rank 0 calls all_reduce 14 times, budget 8.
     total = torch.tensor(items, device=next(model.parameters()).device) ⏎ dist.all_reduce(total) =>
     if items == 0: => dist.all_reduce(total := torch.tensor(items)) ⏎ if items == 0:
-  ✓ another tensor for the share
-    parameter.grad *= items / total.item() => parameter.grad = parameter.grad * (items / total)
 same_on_all_ranks
   ✗ the sum of all bytes | value: the last rank has two weights in another order: the result is True, should be False
     digest = hashlib.sha256() => numbers = []
@@ -186,8 +178,6 @@ same_on_all_ranks
     digest.update(tensor => numbers.append(tensor
     .view(torch.uint8).numpy() => .double()
     digest = hashlib.sha256() => numbers = []
-  ✓ half of the digest
-    list(digest.digest()) => list(digest.digest()[:16])
 accuracy_once
   ✗ counts what the sampler has filled up with | value: items: the result is 0
     hits[places < items].sum() => hits.sum()
@@ -214,6 +204,4 @@ token_mean
     losses[counts].sum() * n / tokens => losses[counts].sum().item() * n / tokens.item()
   ✗ a rank without tokens returns early | runs: Rank 1 called 1 collective, rank 0 none
     tokens = counts.sum() => if not counts.any(): return losses.sum() * 0 ⏎ tokens = counts.sum()
-  ✓ without an index
-    losses[counts].sum() * n / tokens => losses.masked_fill(~counts, 0).sum() * (n / tokens.item())
 """
