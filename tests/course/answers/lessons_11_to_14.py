@@ -169,6 +169,8 @@ slice_qkv
     return weight.chunk(n)[rank]
   ✗ three equal parts, with fewer heads of k and v | value: 8 heads of q, 2 of k and v, rank 0 of 2: the result is
     weight.split([heads * rows, kv_heads * rows, kv_heads * rows]) => weight.chunk(3)
+  ✗ all of k and v | value: 4 heads of q, 4 of k and v, rank 1 of 2: the result has shape (20, 3), should have (12, 3)
+    part.chunk(n)[rank] for part in parts => parts[0].chunk(n)[rank], *parts[1:]
 sliced_cross_entropy
   ✗ each rank subtracts its own largest logit | value: small logits: the loss is 2
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group) =>
