@@ -10,7 +10,7 @@ lessons/   the exercises, one file per lesson: reference, inputs, and how an ans
 plots/     the lessons' figures
 """
 
-from scratch_ddp.course.check import Verdict, check, examine, solution
+from scratch_ddp.course.check import check, solution
 from scratch_ddp.course.reveal import reveal
 
-__all__ = ["Verdict", "check", "examine", "reveal", "solution"]
+__all__ = ["check", "reveal", "solution"]

@@ -6,17 +6,13 @@ learner's group is. Ranks tell each other how a call ended by polling the store:
 deadlock to the kernel.
 """
 
-import base64
-import contextlib
 import json
 import pickle
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from scratch_ddp.cells.flight_recorder import ALL_THE_SAME, describe_call
@@ -51,133 +47,116 @@ class Arena:
 
     def __init__(self) -> None:
         self.rank, self.n = dist.get_rank(), dist.get_world_size()
-        self._store = dist.distributed_c10d._get_default_store()
-        self._name = f"check {self._store.add('checks', 0)}"
+        self.store = dist.distributed_c10d._get_default_store()
+        self.name = f"check {self.store.add('checks', 0)}"
         try:
             self.exchange("start", None, GRACE)
         except BaseException:
-            self._store.set(f"{self._name}/start/{self.rank}", "gone")
+            self.store.set(f"{self.name}/start/{self.rank}", "gone")
             raise
         if self.rank == 0:
-            self._store.add("checks", 1)
+            self.store.add("checks", 1)
 
     def exchange(self, place: str, fact: Any, seconds: float, members: Sequence[int] | None = None) -> list[Any]:
         """Every member's fact, in their order. `place` is where in the check they are. Raises RanksMissing."""
-        keys = [f"{self._name}/{place}/{rank}" for rank in (range(self.n) if members is None else members)]
-        self._store.set(f"{self._name}/{place}/{self.rank}", base64.b64encode(pickle.dumps(fact)).decode())
+        keys = [f"{self.name}/{place}/{rank}" for rank in (range(self.n) if members is None else members)]
+        self.store.set(f"{self.name}/{place}/{self.rank}", pickle.dumps(fact))
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            said = self._store.multi_get(keys) if self._store.check(keys) else [b"gone"]
+            said = self.store.multi_get(keys) if self.store.check(keys) else [b"gone"]
             if b"gone" not in said:
-                return [pickle.loads(base64.b64decode(each)) for each in said]
+                return [pickle.loads(each) for each in said]
             time.sleep(0.001)
-        raise RanksMissing([int(key.split("/")[-1]) for key in keys if not self._store.check([key])])
+        raise RanksMissing([int(key.split("/")[-1]) for key in keys if not self.store.check([key])])
 
     def fail(self, place: str) -> None:
         """Tell the others that this rank's call has failed: they need not wait for it any longer."""
-        self._store.set(f"{self._name}/{place}/failed", "")
+        self.store.set(f"{self.name}/{place}/failed", "")
 
     def failed(self, place: str) -> bool:
         """Whether some rank's call has."""
-        return self._store.check([f"{self._name}/{place}/failed"])
+        return self.store.check([f"{self.name}/{place}/failed"])
 
     def __enter__(self) -> "Arena":
         self._learners, self._known = dist.group.WORLD, set(dist.distributed_c10d._world.pg_names)
         self.group = dist.new_group(backend=interruptible_group.BACKEND)
         dist.distributed_c10d._update_default_pg(self.group)
-        self._destroy, dist.destroy_process_group = dist.destroy_process_group, self._destroy_one
         return self
 
     def __exit__(self, *_: Any) -> None:
-        dist.destroy_process_group = self._destroy
         dist.distributed_c10d._update_default_pg(self._learners)
         for group in set(dist.distributed_c10d._world.pg_names) - self._known:
             if isinstance(group, interruptible_group.InterruptibleGroup):
                 group.retire()
             dist.destroy_process_group(group)
 
-    def _destroy_one(self, group: dist.ProcessGroup | None = None) -> None:
-        if group in (None, self.group):
-            raise RuntimeError("destroy_process_group would end the process group that all cells share")
-        self._destroy(group)
-
     def count_groups_alike(self) -> None:
         """torch names new groups by counting them; ranks that have made groups in parts have counted further."""
         world = dist.distributed_c10d._world
         world.group_count = max(self.exchange("groups", world.group_count, GRACE))
 
-    @contextlib.contextmanager
-    def watched(self, place: str, group: dist.ProcessGroup | None) -> Iterator["Calls"]:
-        """Look at every call before gloo does, which would end the process where sizes differ.
 
-        group: nothing may go through all ranks then. Costs one operation of the store per collective, two per message.
-        """
-        calls = Calls(self._store, f"{self._name}/{place}", self.rank, self.group.group_name if group else "")
-        interruptible_group.observers.append(calls.see)
-        try:
-            yield calls
-        finally:
-            interruptible_group.observers.remove(calls.see)
+class Watch:
+    """`with Watch(…):` looks at every call before gloo does, which would end the process where sizes differ.
 
-
-class Calls:
-    """The calls of this rank. Raises ValueError for one that does not fit, on the rank that comes to it second.
-
-    counts: how often it has come to each channel: (group, ranks) of collectives, (group, sender, receiver) of messages.
-    largest: bytes of the largest message that it has sent. stray: a call on all ranks where the answer has a group.
+    Raises ValueError for a call that does not fit, on the rank that comes to it second. Costs one operation of the
+    store per call. If the answer has a group, nothing may go through all ranks: `stray` is such
+    a call. `begun`: how many calls this rank has made, as {key: (ranks that count them, number)}, the key "17" for the
+    collectives of a group, "17 0>1" for messages.
     """
 
-    def __init__(self, store: dist.Store, place: str, rank: int, forbidden: str):
-        self._store, self._place, self._rank, self._forbidden = store, place, rank, forbidden
-        self.counts: Counter[tuple] = Counter()
-        self.largest, self.stray = 0, ""
+    def __init__(self, arena: Arena, place: str, group: dist.ProcessGroup | None):
+        self._store, self._place, self._rank = arena.store, f"{arena.name}/{place}", arena.rank
+        self._forbidden = arena.group.group_name if group else ""
+        self.stray = ""
+        self.begun: dict[str, tuple[list[int], int]] = {}
 
-    def see(self, call: dict[str, Any]) -> None:
+    def __enter__(self) -> "Watch":
+        self._before = interruptible_group.place()["begun"]
+        interruptible_group.observers.append(self._see)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        interruptible_group.observers.remove(self._see)
+        now = interruptible_group.place()
+        for key, number in now["begun"].items():
+            self.begun[key] = now["members"][key], number - self._before.get(key, 0)
+
+    def _see(self, call: dict[str, Any]) -> None:
         if call["operation"] == "new_group":
             return
         if call["group"] == self._forbidden:
             self.stray = call["operation"]
             raise ValueError(f"{self.stray} goes through all ranks")
+        place = f"{self._place}/{call['key']}/{call['position']}"
         way, _, peer = call["peer"].rpartition(" rank ")
         if not call["peer"]:
-            self._see_collective(call)
+            self._see_collective(call, place)
         elif not peer.isdigit():
             raise ValueError("recv names no sender: a message of another call can be taken for this one")
         elif int(peer) == self._rank:
             raise ValueError(f"rank {peer} sends to itself")
         else:
-            self.largest = max(self.largest, _nbytes(call["given"]) if way == " to" else 0)
-            self._see_message(call["group"], int(peer), call["given"], way == " to")
+            self._see_message(place, int(peer), call["given"], way == " to")
 
-    def _see_collective(self, call: dict[str, Any]) -> None:
-        members = tuple(interruptible_group.ranks_of(call))
+    def _see_collective(self, call: dict[str, Any], place: str) -> None:
         mine = describe_call(call | {"given": call.get("passed", call["given"])})
-        place = self._next(call["group"], members)
-        rank, theirs = json.loads(self._store.compare_set(place, "", json.dumps([self._rank, mine])))
+        rank, theirs = self._first_in(place, mine)
         if theirs != mine:
             called = [f"rank {one} called {what}" for one, what in sorted([(self._rank, mine), (rank, theirs)])]
             raise ValueError(f"{', '.join(called)}. {ALL_THE_SAME}")
         if "pieces" in call:  # of an all-to-all: rows to each rank, and from each
             for way, rows in zip((True, False), call["pieces"][1:], strict=True):
-                for peer, number in zip(members, rows, strict=True):
-                    self._see_message(call["group"], peer, f"{number} × {call['given']}", way)
+                for peer, number in zip(interruptible_group.ranks_of(call), rows, strict=True):
+                    self._see_message(f"{place}/rows", peer, f"{number} × {call['given']}", way)
 
-    def _see_message(self, group: str, peer: int, given: str, sends: bool) -> None:
+    def _see_message(self, place: str, peer: int, given: str, sends: bool) -> None:
         sender, receiver = (self._rank, peer) if sends else (peer, self._rank)
-        place = self._next(group, sender, receiver, sends)
-        mine, other = (f"{place}/out", f"{place}/in") if sends else (f"{place}/in", f"{place}/out")
-        self._store.set(mine, given)
-        theirs = self._store.get(other).decode() if self._store.check([other]) else given
+        _, theirs = self._first_in(f"{place}/{sender}>{receiver}", given)
         if theirs != given:
             sent, room = (given, theirs) if sends else (theirs, given)
             raise ValueError(f"rank {sender} sends {sent}, rank {receiver} receives into {room}")
 
-    def _next(self, *channel: Any) -> str:
-        self.counts[channel] += 1
-        return f"{self._place}/{channel[:3]}/{self.counts[channel]}"
-
-
-def _nbytes(given: str) -> int:
-    """Of "4 × float32"."""
-    number, _, dtype = given.partition(" × ")
-    return int(number) * getattr(torch, dtype).itemsize
+    def _first_in(self, place: str, mine: str) -> list:
+        """Who has come to this place first, and with what words."""
+        return json.loads(self._store.compare_set(place, "", json.dumps([self._rank, mine])))

@@ -6,7 +6,7 @@ what it holds in memory is compared with the reference. So an exercise states ne
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,34 +15,14 @@ import torch.distributed as dist
 from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.course.arena import GRACE, Arena, At, RanksMissing
 from scratch_ddp.course.compare import difference, digest, ranks, times
-from scratch_ddp.course.exercise import RESULT, Exercise, answer, borrowed, exercise_of, is_stub
-from scratch_ddp.course.run import Ran, left_over, run
+from scratch_ddp.course.exercise import RESULT, Exercise, answer, borrowed, exercise_of
+from scratch_ddp.course.run import Ran, run
 from scratch_ddp.instruments.traffic import Totals
 
 INSTEAD = Path("solutions.md")  # in the notebook's folder, which is a kernel's current one
 SECONDS = 3.5  # that one call of an answer may take; after 4 a rank cell shows ranks that wait apart from others
+NOT_WRITTEN = "not written yet"
 LONGEST = 300.0  # seconds for all calls in a group
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The result of an examination, the same on every rank.
-
-    criteria: name -> complaint, "" where the criterion holds; no criteria: the answer is not written yet.
-    """
-
-    criteria: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def passed(self) -> bool:
-        return bool(self.criteria) and not any(self.criteria.values())
-
-    @property
-    def lines(self) -> list[str]:
-        """`✓ value   ✓ agreement`, then a line for each criterion that does not hold."""
-        held = "   ".join(f"✓ {name}" for name, words in self.criteria.items() if not words)
-        failed = [f"✗ {name:<7} {words}" for name, words in self.criteria.items() if words]
-        return [held] * bool(held) + failed or ["not written yet"]
 
 
 def check(function: Callable, seconds: float = SECONDS) -> None:
@@ -51,7 +31,15 @@ def check(function: Callable, seconds: float = SECONDS) -> None:
     Prints `not written yet` while it is the stub on every rank. Each call of the function may take `seconds`: then it
     is ended, if it computes or waits for other ranks. Afterwards the process group works, whatever it did.
     """
-    print("\n".join(examine(function, seconds).lines))
+    print("\n".join(lines(examine(function, seconds))))
+
+
+def lines(criteria: dict[str, str]) -> list[str]:
+    """`✓ value   ✓ agreement`, then a line for each criterion that does not hold."""
+    if NOT_WRITTEN in criteria.values():
+        return [NOT_WRITTEN]
+    held = "   ".join(f"✓ {name}" for name, words in criteria.items() if not words)
+    return [held] * bool(held) + [f"✗ {name:<7} {words}" for name, words in criteria.items() if words]
 
 
 def solution(function: Callable) -> None:
@@ -64,8 +52,8 @@ def solution(function: Callable) -> None:
     print(text.rstrip("\n"))
 
 
-def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
-    """As `check`, but return the verdict, the same on every rank, and print nothing.
+def examine(function: Callable, seconds: float = SECONDS) -> dict[str, str]:
+    """As `check`, but print nothing: {criterion: complaint}, "" for those that hold. The same on every rank.
 
     Raises TypeError or ValueError if the function is not an exercise, RuntimeError if there are fewer than two ranks
     or if some ranks do not come.
@@ -80,17 +68,11 @@ def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
             f"check({exercise.name}) runs on every rank: {ranks(error.args[0]).lower()} did not come within "
             f"{GRACE:g} s. Run the cell without %%rank. If it failed there, mend that first."
         ) from None
-    own = exercise.name, is_stub(function, exercise), borrowed(function)
-    names, stubs, takers = zip(*arena.exchange("who", own, GRACE), strict=True)
+    names, takers = zip(*arena.exchange("who", (exercise.name, borrowed(function)), GRACE), strict=True)
     if len(set(names)) > 1:
-        return Verdict({"runs": f"The ranks check different functions: {', '.join(names)}."})
-    if all(stubs):
-        return Verdict()
-    if any(stubs):
-        unwritten = ranks(rank for rank, stub in enumerate(stubs) if stub)
-        return Verdict({"written": f"The stub still stands on {unwritten.lower()}: run your cell on every rank."})
+        return {"runs": f"The ranks check different functions: {', '.join(names)}."}
     if any(takers):
-        return Verdict({"own": f"The answer calls {max(takers)}: write it yourself."})
+        return {"own": f"The answer calls {max(takers)}: write it yourself."}
     try:
         with torch.random.fork_rng(devices=[]), arena:
             criteria = try_cases(exercise, function, arena, seconds, At(arena.rank, arena.n, tuple(range(arena.n))))
@@ -99,8 +81,8 @@ def examine(function: Callable, seconds: float = SECONDS) -> Verdict:
             arena.count_groups_alike()
     except RanksMissing as error:
         words = f"{ranks(error.args[0])} did not come back, though told to stop after {seconds:g} s. Press Stop."
-        return Verdict({"runs": words})
-    return Verdict(criteria)
+        return {"runs": words}
+    return criteria
 
 
 def _tried_in_group(exercise: Exercise, function: Callable, arena: Arena, seconds: float) -> dict[str, str]:
@@ -125,9 +107,8 @@ def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: flo
             case, args = next(inputs, ("", None))
             if args is None:
                 return criteria
-            room = exercise.room(*args) if exercise.room else None
             ran.append(run(each, exercise, args, arena, f"{number}.{len(ran)}{where}", seconds, at))
-        _compare(*ran, exercise, room)
+        _compare(*ran, exercise)
         told = arena.exchange(f"case {number}{where}", ran, seconds + GRACE, at.members)
         right, mine = (dict(zip(at.members, each, strict=True)) for each in zip(*told, strict=True))
         case = _Case(case + where, right, mine)
@@ -137,7 +118,7 @@ def try_cases(exercise: Exercise, function: Callable, arena: Arena, seconds: flo
             criteria[name] = criteria.get(name) or words
 
 
-def _compare(right: Ran, mine: Ran, exercise: Exercise, room: int | None) -> None:
+def _compare(right: Ran, mine: Ran, exercise: Exercise) -> None:
     """Put into both what was found, and let go of what was seen."""
     seen = {what: value for _, what, value in mine.seen}
     for criterion, what, value in right.seen if mine.how == "returned" else ():
@@ -147,9 +128,6 @@ def _compare(right: Ran, mine: Ran, exercise: Exercise, room: int | None) -> Non
         mine.found[criterion] = mine.found.get(criterion) or text
         if criterion == "value":
             right.digests[what], mine.digests[what] = digest(value), digest(seen.get(what))
-    if room is not None:
-        words = f"holds {mine.held:,} elements beside its arguments, budget {room:,}"
-        mine.found["memory"] = words if mine.held > room else ""
     right.seen = mine.seen = []
 
 
@@ -165,17 +143,20 @@ class _Case:
         """Why nothing further can be tried: a criterion and its complaint; empty if both calls have ended well."""
         if any(ran.how != "returned" for ran in self.right.values()):
             return {"runs": f"{self.name}: the check itself failed. {_endings(self.right)}"}
+        if stubs := [rank for rank, ran in self.mine.items() if ran.how == "unwritten"]:
+            some = f"The stub still stands on {ranks(stubs).lower()}: run your cell on every rank."
+            return {"written": some if len(stubs) < len(self.mine) else NOT_WRITTEN}
         if wrong := {rank: ran.words for rank, ran in self.mine.items() if ran.how == "wrong"}:
             return {self.mine[min(wrong)].criterion: self._complaint(wrong)}
         if raised := [rank for rank, ran in self.mine.items() if ran.how == "raised"]:
             too = f" {ranks(raised[1:])} too." if raised[1:] else ""
             return {"runs": f"{self.name}: Rank {raised[0]} {self.mine[raised[0]].words}.{too}"}
-        behind = left_over({rank: ran.counts for rank, ran in self.mine.items()})
+        behind = left_over({rank: ran.begun for rank, ran in self.mine.items()})
         if any(ran.how == "waits" for ran in self.mine.values()):
             return {"runs": f"{self.name}: {_endings(self.mine)} {behind}".rstrip()}
         if behind:
             return {"group": f"{self.name}: {behind} A later cell would take what is left for its own."}
-        late = {rank: _late(ran) for rank, ran in self.mine.items() if ran.late}
+        late = {rank: ran.late for rank, ran in self.mine.items() if ran.late}
         return {"waits": self._complaint(late)} if late else {}
 
     def criteria(self, cost: bool) -> dict[str, str]:
@@ -185,18 +166,13 @@ class _Case:
             said = {rank: ran.found[name] for rank, ran in self.mine.items() if ran.found.get(name)}
             criteria[name] = self._complaint(said) if said else ""
         shared = [what for what in self.right[min(self.right)].digests if _agreed(self.right, what)]
-        if self.sends and len(self.mine) > 1 and shared:
+        if _sends(self.right) and len(self.mine) > 1 and shared:
             apart = next((what for what in shared if not _agreed(self.mine, what)), "")
             criteria["agreement"] = f"{self.name}: {apart} has not the same bits on all ranks." if apart else ""
-        if cost and (self.sends or any(ran.counts for ran in self.mine.values())):
+        if cost and (_sends(self.right) or _sends(self.mine)):
             over = self._exceeded()
             criteria["cost"] = f"{len(self.mine)} ranks, {self.name}: {over}." if over else ""
         return criteria
-
-    @property
-    def sends(self) -> bool:
-        """Whether the reference does."""
-        return any(ran.report.calls for ran in self.right.values())
 
     def _exceeded(self) -> str:
         """What is more than the reference needs, as a phrase; "" if nothing is."""
@@ -218,9 +194,25 @@ class _Case:
         Of a function that sends nothing, which says the same everywhere, no rank is named.
         """
         first, *others = sorted(said)
-        if len(set(said.values())) == 1 and len(said) == len(self.mine) and not self.sends:
+        if len(set(said.values())) == 1 and len(said) == len(self.mine) and not _sends(self.right):
             return f"{self.name}: {said[first]}."
         return f"Rank {first}, {self.name}: {said[first]}.{f' {ranks(others)} too.' if others else ''}"
+
+
+def left_over(begun: dict[int, dict[str, tuple[list[int], int]]]) -> str:
+    """What is still in the process group after a call, in a sentence; "" if nothing is. begun: of Watch, by rank."""
+    for rank, other in itertools.permutations(begun, 2):
+        for key, (members, number) in begun[rank].items():
+            theirs = begun[other].get(key, ((), 0))[1]
+            if other not in members or theirs >= number:
+                continue
+            if ">" not in key:
+                return f"Rank {rank} called {number} collective{'s' * (number > 1)}, rank {other} {theirs or 'none'}."
+            if key.endswith(f" {rank}>{other}"):
+                arrived = times(theirs) if theirs else "nothing"
+                return f"Rank {rank} sent to rank {other} {times(number)}, rank {other} received {arrived}."
+            return f"Rank {rank} waits for a message that rank {other} never sent."
+    return ""
 
 
 def _endings(runs: dict[int, Ran]) -> str:
@@ -231,14 +223,13 @@ def _endings(runs: dict[int, Ran]) -> str:
     return " ".join(f"{ranks(who)} {words}." for words, who in members.items())
 
 
-def _late(ran: Ran) -> str:
-    names = [*ran.report.calls]
-    return f"{names[0] if len(names) == 1 else 'a call'} was started and never waited for, {times(ran.late)}"
-
-
 def _agreed(runs: dict[int, Ran], what: str) -> bool:
     """Whether all ranks have seen it with the same bits."""
     return len({ran.digests.get(what) for ran in runs.values()}) == 1
+
+
+def _sends(runs: dict[int, Ran]) -> bool:
+    return any(ran.report.calls for ran in runs.values())
 
 
 def _collectives(ran: Ran) -> dict[str, int]:
@@ -250,6 +241,7 @@ def _figures(runs: dict[int, Ran]) -> dict[str, int]:
     totals = Totals([ran.report for ran in runs.values()])
     figures = {"messages": totals.messages, "bytes from one rank": totals.max_wire_bytes}
     if totals.messages:
-        largest = max(ran.largest for ran in runs.values())
+        events = (event for ran in runs.values() for event in ran.report.events)
+        largest = max(call.payload for _, call in events if call.name == "send")
         figures |= {"rounds one after another": totals.depth, "bytes in one message": largest}
     return figures

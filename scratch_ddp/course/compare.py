@@ -6,29 +6,30 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 _SHOWN = 8  # elements of a tensor
 _SHORT = 60  # characters of two lists that are shown whole
-
-
-class Tensors(dict):
-    """What a module holds: its parameters, their gradients and its buffers, by their names in a complaint."""
 
 
 class Words(str):
     """Text that a `use` yields in place of a value, shown as it is: "the gradient of rank 2's tensor"."""
 
 
+def parts(value: Any) -> dict[str, Any]:
+    """What is compared one by one: a module's parameters, buffers and gradients by name; else the whole, named ""."""
+    if not isinstance(value, nn.Module):
+        return {"": value}
+    found = {f"'{name}'": each for name, each in [*value.named_parameters(), *value.named_buffers()]}
+    return found | {f"the gradient of '{name}'": each.grad for name, each in value.named_parameters()}
+
+
 def copied(value: Any) -> Any:
-    """A copy on the CPU that later changes don't reach. Modules become Tensors, tuples lists."""
+    """A copy on the CPU that later changes don't reach. Tuples become lists."""
     if isinstance(value, torch.Tensor):
         if value.numel() and not value.untyped_storage().nbytes():  # a clone would end the process
             return Words("without memory")
         return value.detach().cpu().clone()
-    if isinstance(value, nn.Module):
-        found = {f"'{name}'": each for name, each in [*value.named_parameters(), *value.named_buffers()]}
-        found |= {f"the gradient of '{name}'": each.grad for name, each in value.named_parameters()}
-        return Tensors({name: copied(each) for name, each in found.items()})
     if isinstance(value, dict):
         return {key: copied(each) for key, each in value.items()}
     return [copied(each) for each in value] if isinstance(value, (list, tuple)) else value
@@ -36,15 +37,9 @@ def copied(value: Any) -> Any:
 
 def digest(value: Any) -> str:
     """Of a copy: what ranks compare to see whether they hold the same bits. 0.0 and -0.0 pass for the same."""
-
-    def plain(each: Any) -> Any:
-        if isinstance(each, torch.Tensor):
-            return str(each.dtype), (each if each.dtype == torch.bool else each + 0).tolist()
-        if isinstance(each, dict):
-            return [(key, plain(one)) for key, one in each.items()]
-        return [plain(one) for one in each] if isinstance(each, list) else each
-
-    return hashlib.sha256(repr(plain(value)).encode()).hexdigest()
+    leaves = tree_leaves(value)
+    plain = [(each.dtype, (each + 0).tolist()) if isinstance(each, torch.Tensor) else each for each in leaves]
+    return hashlib.sha256(repr(plain).encode()).hexdigest()
 
 
 def difference(what: str, actual: Any, expected: Any, close: float = 0.0) -> str:
@@ -53,29 +48,29 @@ def difference(what: str, actual: Any, expected: Any, close: float = 0.0) -> str
     close: how far numbers may be off, relative to the largest expected one. NaN only equals NaN. An int will do for a
     float. Both are copies made with `copied`.
     """
-    if isinstance(expected, dict) and isinstance(actual, dict) and actual.keys() == expected.keys():
-        of = "{}: {}" if isinstance(expected, Tensors) else "{}[{!r}]"  # `step 0: the gradient of 'w'`
-        found = (difference(of.format(what, key), actual[key], each, close) for key, each in expected.items())
-        return next(filter(None, found), "")
-    if isinstance(expected, list) and isinstance(actual, list):
-        return _difference_of_lists(what, actual, expected, close)
+    kinds = type(actual), type(expected)
     if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
         return _difference_of_tensors(what, actual, expected, close)
-    alike = type(actual) is type(expected)
+    if kinds == (list, list):
+        return _difference_of_lists(what, actual, expected, close)
+    if kinds == (dict, dict) and actual.keys() == expected.keys():
+        found = (difference(f"{what}[{key!r}]", actual[key], each, close) for key, each in expected.items())
+        return next(filter(None, found), "")
+    alike = kinds[0] is kinds[1]
     same = alike and (actual == expected or (actual != actual and expected != expected))  # NaN
-    if isinstance(expected, float) and isinstance(actual, (int, float)) and not isinstance(actual, bool):
+    if isinstance(expected, float) and isinstance(actual, (int, float)) and kinds[0] is not bool:
         alike, same = True, same or actual == expected or abs(actual - expected) <= close * abs(expected)
-    if alike or actual is None or expected is None or isinstance(expected, Words):
-        return "" if same else f"{what} is {shown(actual)}, should be {shown(expected)}"
-    kinds = type(actual).__name__, type(expected).__name__
-    return f"{what} is {shown(actual)} ({kinds[0]}), should be {shown(expected)} ({kinds[1]})"
+    if same:
+        return ""
+    if not alike and None not in (actual, expected) and not isinstance(expected, Words):
+        return f"{what} is {shown(actual)} ({kinds[0].__name__}), should be {shown(expected)} ({kinds[1].__name__})"
+    return f"{what} is {shown(actual)}, should be {shown(expected)}"
 
 
 def _difference_of_lists(what: str, actual: list, expected: list, close: float) -> str:
     """Short ones are shown whole."""
     if len(actual) == len(expected):
-        pairs = enumerate(zip(actual, expected, strict=True))
-        text = next(filter(None, (difference(f"{what}[{i}]", *pair, close) for i, pair in pairs)), "")
+        text = difference(what, dict(enumerate(actual)), dict(enumerate(expected)), close)
     else:
         text = f"{what} has {len(actual)} {'entry' if len(actual) == 1 else 'entries'}, should have {len(expected)}"
     both = f"{what} is {actual}, should be {expected}"
@@ -88,12 +83,8 @@ def _difference_of_tensors(what: str, actual: torch.Tensor, expected: torch.Tens
     if actual.dtype != expected.dtype:
         dtypes = [str(each.dtype).removeprefix("torch.") for each in (actual, expected)]
         return f"{what} has dtype {dtypes[0]}, should have {dtypes[1]}"
-    if torch.equal(actual, expected):
-        return ""
-    near = actual == expected
-    if expected.is_floating_point() or expected.is_complex():
-        largest = max(expected[expected.isfinite()].abs().tolist(), default=0.0)
-        near |= ((actual - expected).abs() <= close * largest) | (actual.isnan() & expected.isnan())
+    largest = max(expected[expected.isfinite()].abs().tolist(), default=0.0) if expected.is_floating_point() else 0.0
+    near = torch.isclose(actual, expected, rtol=0.0, atol=close * largest, equal_nan=True)
     wrong = (~near).flatten().nonzero().flatten().tolist()
     if not wrong:
         return ""

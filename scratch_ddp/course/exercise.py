@@ -18,10 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from scratch_ddp.course.arena import At
-from scratch_ddp.course.compare import copied, difference
+from scratch_ddp.course.compare import copied, difference, parts
 
 YOUR_CODE = "raise NotImplementedError  # your code"
 ANSWER = re.compile(r"^([ ]*)# answer: begin\n(.*?)^[ ]*# answer: end\n", re.MULTILINE | re.DOTALL)
@@ -44,19 +45,14 @@ def call(answer: Callable, *args: Any) -> Iterator[Seen]:
 
     What the reference leaves alone of an argument is a matter of `untouched`, the rest `value`.
     """
-    before = [_held(arg) for arg in args]
+    named = zip(inspect.signature(answer).parameters, args, strict=False)
+    given = {name: arg for name, arg in named if isinstance(arg, (torch.Tensor, nn.Module, list, dict))}
+    before = {name: copied(parts(arg)) for name, arg in given.items()}
     yield "value", RESULT, answer(*args)
-    for name, arg, old in zip(inspect.signature(answer).parameters, args, before, strict=False):
-        for part, now in _held(arg).items():
-            changed = difference("", now, old.get(part))
+    for name, arg in given.items():
+        for part, now in parts(arg).items():
+            changed = difference("", copied(now), before[name].get(part))
             yield ("value" if changed else "untouched"), part or f"`{name}`", now
-
-
-def _held(arg: Any) -> dict[str, Any]:
-    """What a call could change of an argument, by name: a module's tensors, or the argument as a whole, named ""."""
-    if isinstance(arg, nn.Module):
-        return copied(arg)
-    return {} if isinstance(arg, (int, float, str, type(None))) else {"": copied(arg)}
 
 
 @dataclass(frozen=True)
@@ -136,13 +132,11 @@ def exercise_of(function: Any) -> Exercise:
 
 def borrowed(function: Callable) -> str:
     """The package's own function of that name, if the learner's is it or calls it; "" if it is the learner's own."""
-    name, code = function.__name__, getattr(function, "__code__", None)
-    called = [getattr(function, "__globals__", {}).get(each) for each in (code.co_names if code else ())]
-    for thing in [function, *called]:
-        thing = getattr(thing, name, None) if isinstance(thing, ModuleType) and name in code.co_names else thing
-        if str(getattr(thing, "__module__", "")).startswith("scratch_ddp.") and getattr(thing, "__name__", "") == name:
-            return f"{thing.__module__}.{name}"
-    return ""
+    name, names = function.__name__, getattr(getattr(function, "__code__", None), "co_names", ())
+    used = [function, *(function.__globals__.get(each) for each in names)]
+    used += [getattr(each, name, None) for each in used if isinstance(each, ModuleType) and name in names]
+    found = (f"{getattr(each, '__module__', '')}.{getattr(each, '__name__', '')}" for each in used)
+    return next((each for each in found if each.startswith("scratch_ddp.") and each.endswith(f".{name}")), "")
 
 
 def reference_source(reference: Callable) -> str:
@@ -158,17 +152,3 @@ def reference_source(reference: Callable) -> str:
 def answer(reference: Callable) -> str:
     """The reference without the markers."""
     return ANSWER.sub(lambda found: found[2], reference_source(reference))
-
-
-def is_stub(function: Callable, exercise: Exercise) -> bool:
-    """Whether `function` still does exactly what the stub does; its comments and its docstring may differ."""
-    try:
-        return _meaning(inspect.getsource(function)) == _meaning(exercise.stub_cell())
-    except (OSError, TypeError, SyntaxError):  # no source to read: the call will tell
-        return False
-
-
-def _meaning(text: str) -> list[str]:
-    """The statements of the last definition, without its docstring."""
-    definition = ast.parse(textwrap.dedent(text)).body[-1]
-    return [ast.dump(each) for each in definition.body[ast.get_docstring(definition) is not None :]]

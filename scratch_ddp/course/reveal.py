@@ -16,20 +16,20 @@ def reveal(guess: Any, measured: Any, word: str = "measured") -> None:
     number of rows.
     """
     guess, measured = _plain(guess), _plain(measured)
-    if guess is None or not isinstance(measured, list):
+    if isinstance(guess, list) and isinstance(measured, list):
+        if len(guess) != len(measured):
+            raise ValueError(f"your guess has {len(guess)} rows, the measurement {len(measured)}")
+        lines = [_line(*pair, word) for pair in zip(guess, measured, strict=True)]
+        print("\n".join(f"{row}: {line}" for row, line in enumerate(lines)))
+    else:
         print(_line(guess, measured, word))
-        return
-    _check_kind(guess, measured)
-    if len(guess) != len(measured):
-        raise ValueError(f"your guess has {len(guess)} rows, the measurement {len(measured)}")
-    lines = [_line(*pair, word) for pair in zip(guess, measured, strict=True)]
-    print("\n".join(f"{row}: {line}" for row, line in enumerate(lines)))
 
 
 def _line(guess: Any, measured: Any, word: str) -> str:
     if guess is None:
         return f"no guess made · {word} {_shown(measured)}"
-    _check_kind(guess, measured)
+    if _kind(guess) != _kind(measured):
+        raise TypeError(f"your guess {guess!r} is {_kind(guess)}, what was measured is {_kind(measured)}: guess that")
     line = f"guess {_shown(guess)} · {word} {_shown(measured)}"
     if guess == measured:
         return f"{line}: as guessed"
@@ -38,11 +38,6 @@ def _line(guess: Any, measured: Any, word: str) -> str:
     ratio = measured / guess
     near = f"near the guess, {100 * abs(ratio - 1):.2g}% {'more' if ratio > 1 else 'less'}"
     return f"{line}: {near if abs(ratio - 1) < _NEAR else f'{ratio:.3g} times the guess'}"
-
-
-def _check_kind(guess: Any, measured: Any) -> None:
-    if _kind(guess) != _kind(measured):
-        raise TypeError(f"your guess {guess!r} is {_kind(guess)}, what was measured is {_kind(measured)}: guess that")
 
 
 def _kind(value: Any) -> str:

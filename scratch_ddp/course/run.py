@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import linecache
 import os
 import signal
@@ -16,8 +15,8 @@ from typing import Any
 
 import torch
 
-from scratch_ddp.course.arena import Arena, At
-from scratch_ddp.course.compare import copied, times
+from scratch_ddp.course.arena import Arena, At, Watch
+from scratch_ddp.course.compare import copied, parts, times
 from scratch_ddp.course.exercise import Exercise, Seen, Wrong
 from scratch_ddp.instruments.memory.ledger import MemoryLedger
 from scratch_ddp.instruments.traffic import Counted, traffic
@@ -28,11 +27,11 @@ _WIDTH = 240  # characters of a line or an error that are shown
 
 @dataclass
 class Ran:
-    """How a call ended on a rank: `how` is "returned", "raised", "wrong" or "waits"; in `words`, for a complaint.
+    """How a call ended on a rank: `how` is "returned", "raised", "wrong", "waits", or "unwritten" for a stub.
 
-    criterion: the one that fails if it did not return. seen: what the use has yielded. report: of its traffic. late:
-    calls that it did not wait for. counts, largest: as in Calls. held: elements beside its arguments, if that is asked.
-    found: criterion -> the first complaint about what was seen, "" if there is none. digests: of the values seen.
+    words, criterion: for a complaint, unless it returned. seen: what the use has yielded. report: of its traffic. late:
+    what it has not waited for, in words. begun: as in Watch. found: criterion -> the first complaint about what was
+    seen, "" if there is none. digests: of the values seen.
     """
 
     how: str = "returned"
@@ -40,10 +39,8 @@ class Ran:
     criterion: str = "runs"
     seen: list[Seen] = field(default_factory=list)
     report: Counted | None = None
-    late: int = 0
-    counts: Counter = field(default_factory=Counter)
-    largest: int = 0
-    held: int = 0
+    late: str = ""
+    begun: dict[str, tuple[list[int], int]] = field(default_factory=dict)
     found: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
 
@@ -57,20 +54,22 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
 
     It may take `seconds`, and ends sooner where another rank has failed. `place` is a name for this call.
     """
-    ran, ledger = Ran(), MemoryLedger(SimpleNamespace(given=args), _dtype(args))
-    answer = functools.partial(function, group=at.group) if at.group else function
+    ran, answer = Ran(), functools.partial(function, group=at.group) if at.group else function
     if exercise.room:
-        answer = _observed(answer, ledger)
-    with arena.watched(place, at.group) as calls, traffic() as counted:
+        first = next(arg for arg in args if isinstance(arg, torch.Tensor))
+        ledger = MemoryLedger(SimpleNamespace(given=args), first.dtype)
+        with ledger("before"):
+            pass
+        answer = ledger("call")(answer)
+    with Watch(arena, place, at.group) as calls, traffic() as counted:
         try:
             with _time_limit(seconds, lambda: arena.failed(place)):
                 for criterion, what, value in exercise.use(answer, *args):
-                    ran.seen.append((criterion, what, copied(value)))
+                    for name, part in parts(value).items():
+                        ran.seen.append((criterion, f"{what}: {name}" if name else what, copied(part)))
         except TimeIsUp as stop:
-            ran.how = "waits"
-            ran.words = (
-                f"did not come back: after {seconds:g} s still {_place(stop.__traceback__, function) or 'running'}"
-            )
+            line = _place(stop.__traceback__, function) or "running"
+            ran.how, ran.words = "waits", f"did not come back: after {seconds:g} s still {line}"
         except Wrong as wrong:
             ran.how, ran.criterion, ran.words = "wrong", wrong.criterion, wrong.words
         except KeyboardInterrupt:
@@ -78,29 +77,21 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
         except BaseException as error:  # SystemExit as well: an answer must not end the rank
             line = _place(error.__traceback__, function)
             ran.how, ran.words = "raised", f"raised {in_short(error)}{f' ({line})' if line else ''}"
+            if isinstance(error, NotImplementedError) and not str(error):
+                ran.how = "unwritten"
     if calls.stray:
         ran.how, ran.criterion = "wrong", "group"
         ran.words = f"{calls.stray} goes through all ranks, should stay in `group`"
-    if ran.how in ("raised", "wrong"):
+    if ran.how not in ("returned", "waits"):
         arena.fail(place)
-    begun = started_and_waited_for(counted)
-    ran.report, ran.late = counted, begun["started"] - begun["waited for"]
-    ran.counts, ran.largest = calls.counts, calls.largest
-    ran.held = ledger.peak() - ledger.moments[0].elements() if ledger.moments else 0
+    ran.report, ran.begun, begun = counted, calls.begun, started_and_waited_for(counted)
+    if late := begun["started"] - begun["waited for"]:
+        ran.late = f"{' or '.join(ran.report.calls)} was started and never waited for, {times(late)}"
+    if exercise.room:
+        held, room = ledger.peak() - ledger.moments[0].elements(), exercise.room(*args)
+        words = f"holds {held:,} elements beside its arguments, budget {room:,}"
+        ran.found["memory"] = words if held > room else ""
     return ran
-
-
-def _observed(answer: Callable, ledger: MemoryLedger) -> Callable:
-    """The answer, with what it holds seen by the ledger, whose first moment is what was there before."""
-    with ledger("before"):
-        pass
-
-    @functools.wraps(answer)
-    def observed(*args: Any, **kwargs: Any) -> Any:
-        with ledger("call"):
-            return answer(*args, **kwargs)
-
-    return observed
 
 
 def started_and_waited_for(counted: Counted) -> dict[str, int]:
@@ -149,28 +140,3 @@ def _place(where: TracebackType | None, function: Callable) -> str:
         if file == own or (text and not os.path.exists(file)):
             return f"in line {line}, `{text[:_WIDTH]}`"
     return ""
-
-
-def left_over(counts: dict[int, Counter]) -> str:
-    """What is still in the process group after a call, in a sentence; "" if nothing is. counts: of Calls, by rank."""
-    for rank, other in itertools.permutations(counts, 2):
-        for channel, number in counts[rank].items():
-            if len(channel) == 2:  # a collective
-                theirs = counts[other][channel] if other in channel[1] else number
-                if theirs < number:
-                    return (
-                        f"Rank {rank} called {number} collective{'s' * (number > 1)}, rank {other} {theirs or 'none'}."
-                    )
-                continue
-            group, sender, receiver, sends = channel
-            theirs = counts[other][group, sender, receiver, not sends] if other in (sender, receiver) else number
-            if sends and theirs < number:
-                arrived = times(theirs) if theirs else "nothing"
-                return f"Rank {rank} sent to rank {other} {times(number)}, rank {other} received {arrived}."
-            if theirs < number:
-                return f"Rank {rank} waits for a message that rank {other} never sent."
-    return ""
-
-
-def _dtype(args: tuple) -> torch.dtype:
-    return next((arg.dtype for arg in args if isinstance(arg, torch.Tensor)), torch.float32)

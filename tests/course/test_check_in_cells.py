@@ -1,56 +1,42 @@
 """`check` in the cells of real ranks: mistakes that stop ranks are named, and the next cell and the next check work."""
 
 import re
+import textwrap
 
 import pytest
 
 from scratch_ddp.course.exercise import all_exercises
+from tests.course.answers import read
 
 EXERCISE = all_exercises()["average_gradients"]
-HEAD = "def average_gradients(model):\n    first, rank = next(model.parameters()).grad, dist.get_rank()\n"
 CHECK = "from scratch_ddp.course import check\ncheck(average_gradients, seconds=1)"
-WAIT = r"did not come back: after 1 s still in line \d, `dist\.\w+\(.*\)`\."
-CASE = "all ranks use everything: "
-MISTAKES = {
-    "raises on one rank": (
-        "1 / (rank - 2)\ndist.all_reduce(first)",
-        rf"✗ runs    {CASE}Rank 2 raised ZeroDivisionError.*\(in line 3, `1 / \(rank - 2\)`\)",
-    ),
-    "skips a call on one rank": (
-        "if rank != 1:\n    dist.all_reduce(first)",
-        f"Ranks 0, 2 and 3 {WAIT} Rank 1 had returned",
-    ),
-    "all wait for each other": (
-        "dist.recv(first, (rank + 1) % 4)",
-        f"Ranks 0, 1, 2 and 3 {WAIT} Rank 0 waits for a message",
-    ),
-    "computes for ever": (
-        "while True:\n    try:\n        pass\n    except Exception:\n        pass",
-        "did not come back: after 1 s",
-    ),
-    "sends what nobody receives": (
-        "if rank == 0:\n    dist.isend(first, 1).wait() if first.numel() < 5 else dist.isend(first, 1)",
-        f"✗ group   {CASE}Rank 0 sent to rank 1 once, rank 1 received nothing",
-    ),
-    "does not wait for the end": ("dist.all_reduce(first, async_op=True)", "never waited for"),
-    "sends more than fits": (
-        "if rank < 2:\n    (dist.send if rank else dist.recv)(first.flatten()[: 4 + rank], 1 - rank)",
-        r"rank 1 sends 5 × float32, rank 0 receives into 4 × float32",
-    ),
-    "sends another dtype": (
-        "if rank < 2:\n    (dist.send(first, 1) if rank == 0 else dist.recv(first.double(), 0))",
-        r"rank 0 sends 9 × float32, rank 1 receives into 9 × float64",
-    ),
-    "gives another size to a collective": (
-        "dist.all_reduce(first.flatten()[rank:])",
-        "All ranks must make the same call",
-    ),
-    "makes another collective": (
-        "dist.all_reduce(first) if rank else dist.broadcast(first, 0)",
-        "called broadcast of 9 × float32 from rank 0",
-    ),
-    "destroys the process group": ("dist.destroy_process_group()", "would end the process group that all cells share"),
-}
+MISTAKES = read(r"""
+average_gradients
+  ✗ raises on one rank | runs: everything: Rank 2 raised ZeroDivisionError.*\(in line 2, `1 / \(rank - 2\)`\)
+    1 / (rank - 2)
+    dist.barrier()
+  ✗ skips a call on one rank | runs: Ranks 0, 2 and 3 did not come back: .*`\. Rank 1 had returned
+    if rank != 1: dist.barrier()
+  ✗ all wait for each other | runs: after 1 s still in line 2, `dist\.recv.*Rank 0 waits for a message
+    dist.recv(torch.zeros(1), (rank + 1) % 4)
+  ✗ computes for ever | runs: did not come back: after 1 s
+    while True:
+        try: pass
+        except Exception: pass
+  ✗ sends what nobody receives | group: all ranks use everything: Rank 0 sent to rank 1 once, rank 1 received nothing
+    rank or dist.isend(torch.zeros(9), 1)
+  ✗ does not wait for the end | waits: all_reduce was started and never waited for
+    dist.all_reduce(torch.zeros(1), async_op=True)
+  ✗ sends more than fits | runs: rank 1 sends 5 × float32, rank 0 receives into 4 × float32
+    rank < 2 and (dist.send if rank else dist.recv)(torch.zeros(4 + rank), 1 - rank)
+  ✗ sends another dtype | runs: rank 0 sends 9 × float32, rank 1 receives into 9 × float64
+    if rank == 0: dist.send(torch.zeros(9), 1)
+    if rank == 1: dist.recv(torch.zeros(9).double(), 0)
+  ✗ gives another size to a collective | runs: All ranks must make the same call
+    dist.all_reduce(torch.zeros(rank))
+  ✗ makes another collective | runs: called broadcast of 9 × float32 from rank 0
+    dist.all_reduce(torch.zeros(9)) if rank else dist.broadcast(torch.zeros(9), 0)
+""")
 
 
 def judged(kernel, answer: str) -> str:
@@ -62,12 +48,13 @@ def judged(kernel, answer: str) -> str:
 
 
 def then_cells_work(kernel) -> None:
-    """A collective, messages, and another check."""
+    """A collective, messages, and another check, of an answer that would destroy the process group."""
     ring = "sent = dist.isend(x, (rank + 1) % 4)\ndist.recv(y, (rank - 1) % 4)\nsent.wait()"
     ring = f"x, y = torch.ones(1), torch.zeros(1)\n{ring}\ndist.all_reduce(x)\nprint(int(x), int(y))"
     result = kernel.run(ring, timeout=20)
     assert not result.error and "4 1" in result.text(), result.text()
-    assert "✓ value" in (said := judged(kernel, EXERCISE.answer_cell())) and "✗" not in said
+    said = judged(kernel, f"{EXERCISE.answer_cell()}\n    dist.destroy_process_group()")
+    assert "✓ value" in said and "✗" not in said
 
 
 @pytest.fixture(scope="module", params=["", " --backend gloo"], ids=["own group", "gloo"])
@@ -79,11 +66,10 @@ def ranks(request, _shared_kernel):
     _shared_kernel.run("%dist_shutdown")
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.title)
 def test_a_mistake_is_named_and_the_next_cell_and_the_next_check_work(ranks, mistake):
-    body, says = MISTAKES[mistake]
-    said = judged(ranks, HEAD + "    " + body.replace("\n", "\n    "))
-    assert re.search(says, said), said
+    said = judged(ranks, "def average_gradients(model, rank=rank):\n" + textwrap.indent(mistake.text, "    "))
+    assert re.search(f"✗ {mistake.fails:<7} .*{mistake.says}", said), said
     assert said.count("✗") == 1
     then_cells_work(ranks)
 

@@ -7,23 +7,21 @@ import pytest
 from scratch_ddp.course.inputs.host_logs import FOLDER, RECORDED, read_logs, recordings
 from scratch_ddp.course.lessons.lesson_16 import faulty_host
 
+FAULTS = {  # recording: the host at fault and the cause, as its first line says
+    each: (FOLDER / f"{each}.txt").read_text(encoding="utf-8").splitlines()[0].removeprefix("# fault: ").split(", ")
+    for each in recordings()
+}
 
-def fault_in(recording, names=RECORDED):
-    """The host at fault, under its name in `names`, and the cause: the recording's first line says it."""
-    first_line = (FOLDER / f"{recording}.txt").read_text(encoding="utf-8").splitlines()[0]
-    host, cause = first_line.removeprefix("# fault: ").split(", ")
-    return names[RECORDED.index(host)], cause
+
+@pytest.mark.parametrize("recording", FAULTS)
+def test_a_recording_is_read_under_other_names(recording):
+    logs, (host, cause) = read_logs(recording, ("x1", "y2")), FAULTS[recording]
+    assert list(logs) == ["x1", "y2"] and faulty_host(logs) == (list(logs)[RECORDED.index(host)], cause)
+    for name, log in logs.items():
+        assert log.startswith(f"+ hostname\n{name}\n") and not any(each in log for each in RECORDED)
+        assert not re.search(r"/(home|root|tmp|work|usr)/", log)
 
 
 def test_each_cause_is_recorded_on_either_host():
-    faults = {fault_in(recording) for recording in recordings()}
-    assert faults == {(host, cause) for host in RECORDED for cause in ("interface", "name", "version")}
-
-
-@pytest.mark.parametrize("recording", recordings())
-def test_a_recording_is_read_under_other_names(recording):
-    logs = read_logs(recording, ("x1", "y2"))
-    assert list(logs) == ["x1", "y2"] and faulty_host(logs) == fault_in(recording, ("x1", "y2"))
-    for host, log in logs.items():
-        assert log.startswith(f"+ hostname\n{host}\n") and not any(name in log for name in RECORDED)
-        assert not re.search(r"/(home|root|tmp|work|usr)/", log)
+    causes = ("interface", "name", "version")
+    assert {tuple(each) for each in FAULTS.values()} == {(host, cause) for host in RECORDED for cause in causes}

@@ -14,10 +14,10 @@ from scratch_ddp.commands.grade import HOLDS, grade
 from scratch_ddp.commands.notebooks import NOTEBOOKS, write_answers
 from scratch_ddp.commands.outputs import to_text
 from scratch_ddp.course.exercise import all_exercises
-from tests.course.answers import define, examined, on_ranks
+from tests.course.answers import examined, on_ranks, read
 
 PAGE = (NOTEBOOKS / "adding_an_exercise.md").read_text(encoding="utf-8")
-EXERCISE, WRONG_ANSWERS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+EXERCISE, MISTAKES = re.findall(r"^```(?:python|text)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -44,21 +44,18 @@ def test_a_lesson_outside_the_package_is_refreshed_and_graded(lesson):
     assert exercise.status == HOLDS and "✓ cost" in exercise.lines[0], exercise
 
 
-def test_its_wrong_answers_are_refused_for_the_reason_given(lesson):
-    exercise = all_exercises(lesson.parent)["rotate"]
-    wrong_answers = define(WRONG_ANSWERS)["WRONG_ANSWERS"]["rotate"]
+def test_its_mistakes_are_refused_for_the_reason_given(lesson):
+    exercise, mistakes = all_exercises(lesson.parent)["rotate"], read(MISTAKES)
 
     def all_verdicts():
         all_exercises()["rotate"] = exercise
-        return [examined(each.cell(exercise), "rotate", seconds=1.5) for each in wrong_answers]
+        return [examined(each.cell(exercise), "rotate", seconds=1.5) for each in mistakes]
 
-    for wrong, verdict in zip(wrong_answers, on_ranks(4, all_verdicts), strict=True):
-        assert wrong.says in verdict.criteria[wrong.fails], verdict.lines
+    for wrong, verdict in zip(mistakes, on_ranks(4, all_verdicts), strict=True):
+        assert wrong.says in verdict[wrong.fails], verdict
 
 
-def test_it_is_in_the_form_that_ruff_asks_for(lesson):
-    files = [lesson.with_name("lesson_20.py"), lesson.with_name("wrong_answers.py")]
-    files[1].write_text(WRONG_ANSWERS)
-    for command in (["check"], ["format", "--check"]):
-        options = ["--config", str(NOTEBOOKS.parent / "pyproject.toml"), *map(str, files)]
-        subprocess.run([sys.executable, "-m", "ruff", *command, *options], check=True)
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
+def test_it_is_in_the_form_that_ruff_asks_for(lesson, command):
+    options = ["--config", str(NOTEBOOKS.parent / "pyproject.toml"), str(lesson.with_name("lesson_20.py"))]
+    subprocess.run([sys.executable, "-m", "ruff", *command, *options], check=True)

@@ -13,7 +13,7 @@ from scratch_ddp.course.check import try_cases
 from scratch_ddp.course.run import in_short
 from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 
-AS_THE_ENGINE, FAILURES = {"replicas": "agreement"}, ("runs", "group", "waits")  # its names
+AS_THE_ENGINE, FAILURES = {"replicas": "agreement"}, ("runs", "group", "waits", "written")  # its names
 RANKS, LIMIT = 3, 20.0  # seconds for a class to do what a criterion asks
 OWN = "own work"
 PROMISES = {OWN: "written with torch's tensors and collectives"} | criteria.PROMISES | real_loop.PROMISES

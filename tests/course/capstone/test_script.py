@@ -8,50 +8,38 @@ import torch.distributed as dist
 
 from scratch_ddp.commands.notebooks import NOTEBOOKS
 from scratch_ddp.course.capstone import observe, script, torchrun
-from tests.course.capstone.test_class import edited
+from tests.course.answers import edited, read
 from tests.ranks import run_ranks
 
 GIVEN = NOTEBOOKS / "capstone" / "misbehaving.py"
-MENDS = {  # the three faults, mended
-    "            continue\n": "            parameter.grad = torch.zeros_like(parameter)\n",
-    "    model.train()\n": "    order = order[dist.get_rank() :: dist.get_world_size()]\n    model.train()\n",
-    "        if rank == 0:\n": "        accuracy = evaluate(model, *validation_data)\n        if rank == 0:\n",
-    "{evaluate(model, *validation_data):.3f}": "{accuracy:.3f}",
-}
-ZERO, SHARE, EVALUATE, _ = MENDS.values()
-AVERAGE = "        average_gradients(model)\n"
-FAULTS = {  # (edits of the mended script, the one criterion that fails, its words)
-    "nothing": ({}, "", ""),
-    "a gradient that is missing is left out": (
-        {ZERO: "            continue\n"},
-        "replicas",
-        " that rank 0 steps with is not the mean over the ranks (it was not used on rank ",
-    ),
-    "nobody averages": ({AVERAGE: ""}, "replicas", "step 1: the gradient of "),
-    "every rank reads all items": (
-        {SHARE: "    model.train()\n"},
-        "data",
-        "128 of rank 1's first 128 items are items of rank 0 too",
-    ),
-    "rank 0 evaluates alone": (
-        {EVALUATE: "        accuracy = evaluate(model, *validation_data) if rank == 0 else 0\n        if rank == 0:\n"},
-        "ends",
-        "rank 1 waits at misbehaving.py, line ",
-    ),
-    "nobody evaluates": (
-        {EVALUATE: "        accuracy = 0\n        if rank == 0:\n"},
-        "ends",
-        "0 of the 64 validation items are predicted",
-    ),
-}
+MENDS = """
+    continue => parameter.grad = torch.zeros_like(parameter)
+    model.train() => order = order[dist.get_rank() :: dist.get_world_size()] ⏎ model.train()
+    if rank == 0: => accuracy = evaluate(model, *validation_data) ⏎ if rank == 0:
+    {evaluate(model, *validation_data):.3f} => {accuracy:.3f}
+"""
+FAULTS = read("""
+misbehaving.py, mended
+  ✓ nothing
+    parameter.grad = torch.zeros_like(parameter) => parameter.grad = 0 * parameter.detach()
+  ✗ a missing gradient is left out | replicas: is not the mean over the ranks (it was not used on rank
+    parameter.grad = torch.zeros_like(parameter) => continue
+  ✗ nobody averages | replicas: step 1: the gradient of
+    average_gradients(model) ⏎ optimizer => optimizer
+  ✗ every rank reads all items | data: 128 of rank 1's first 128 items are items of rank 0 too
+    order = order[dist.get_rank() :: dist.get_world_size()] =>
+  ✗ rank 0 evaluates alone | ends: rank 1 waits at misbehaving.py, line
+    accuracy = evaluate(model, *validation_data) => accuracy = evaluate(model, *validation_data) if rank == 0 else 0
+  ✗ nobody evaluates | ends: 0 of the 64 validation items are predicted
+    accuracy = evaluate(model, *validation_data) => accuracy = 0
+""")
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_is_found_by_its_criterion(name, tmp_path):
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.title)
+def test_each_fault_is_found_by_its_criterion(fault, tmp_path):
     """On forked ranks, which start sooner than torchrun's."""
-    edits, criterion, says = FAULTS[name]
     path = tmp_path / "misbehaving.py"
-    path.write_text(edited(edited(GIVEN.read_text(), MENDS), edits))
+    path.write_text(edited(edited(GIVEN.read_text(), MENDS.strip()), fault.text))
     importlib.import_module("torch._dynamo")  # which optimizers need: once, instead of on each rank
 
     def observed() -> int:
@@ -66,8 +54,8 @@ def test_each_fault_is_found_by_its_criterion(name, tmp_path):
     ended = torchrun.Ended(results[0][0], [line for _, printed in results for line in printed.splitlines()])
     seen = [torch.load(tmp_path / f"seen.{rank}") for rank in range(2)]
     found = script.complaints(seen, ended.complaint)
-    assert {each for each, complaint in found.items() if complaint} == {criterion} - {""}, found
-    assert not criterion or says in found[criterion]
+    assert {each for each, complaint in found.items() if complaint} == {fault.fails} - {""}, found
+    assert not fault.fails or fault.says in found[fault.fails]
 
 
 def test_the_script_that_learners_get_fails_everywhere_under_torchrun_and_is_ended():

@@ -63,27 +63,6 @@ def test_ring_frames_show_who_contributed_what_arrived_and_what_was_sent():
     assert red == [(1.03, 0.03, 0.94), (0.03, 1.03, 1.94)] and texts(step) == ["1.00·S sent"]
 
 
-def test_both_products_with_their_numbers():
-    x, w = torch.arange(8.0).view(2, 4), torch.arange(8.0).view(4, 2)
-    by_columns = [x @ part for part in w.chunk(2, dim=1)]
-    by_rows = [a @ b for a, b in zip(x.chunk(2, dim=1), w.chunk(2, dim=0), strict=True)]
-    above, below = plots.cut_products(x, w, by_columns, by_rows).axes
-    assert faces(above) == {QUIET: 8, BLUE: 4 + 2 + 2, ORANGE: 4 + 2 + 2}
-    assert faces(below) == {BLUE: 4 + 4, ORANGE: 4 + 4, "#ffffff": 2 * 4, SUM_COLOR: 4}
-    for panel, call in ((above, "all-gather"), (below, "all-reduce")):
-        numbers = [text for text in texts(panel) if text.isdigit()]
-        assert call in texts(panel) and numbers[-4:] == [f"{number:g}" for number in (x @ w).flatten()]  # Y is last
-
-
-def test_the_part_of_an_output_that_a_rank_holds():
-    up = plots.Station("up", (16, 64), (16, 128), ["all_gather"])
-    (panel,) = plots.slice_layouts({"sequence": [plots.Station("norm", (8, 64), (16, 64)), up]}, rank=1).axes
-    whole_norm, norm, whole_up, up = panel.patches[:4]
-    assert norm.get_height() == whole_norm.get_height() / 2 == norm.get_y() and norm.get_x() == whole_norm.get_x()
-    assert up.get_width() == whole_up.get_width() / 2 == up.get_x() - whole_up.get_x() and up.get_y() == 0
-    assert {"sequence", "8 × 64", "all-gather"} <= set(texts(panel))
-
-
 def test_a_memory_strip_has_a_square_for_each_element():
     own, borrowed = Held("w1", "own", 8), Held("W1", "borrowed", 16)
     gradient, outputs = Held("G", "partial", 16), Held("h", "activations", 12)
@@ -125,12 +104,6 @@ def test_a_ladder_has_an_arrow_for_each_message_and_shows_who_knows():
     assert known == {0: 0, 1: 1, 3: 2} and texts(panel) == ["first", "second"]
 
 
-def test_what_leaves_a_host_is_counted_on_the_busier_one():
-    sent = {(0, 1): 5.0, (0, 2): 0.5, (1, 3): 0.75, (3, 1): 2.0}
-    (panel,) = plots.host_traffic({"a ring": plots.HostTraffic([(0, 1), (2, 3)], sent)}, "S").axes
-    assert {"2.00 S out of a host", "5.00", "0.50", "0.75", "2.00"} <= set(texts(panel))
-
-
 def test_a_timeline_shows_what_of_the_communication_is_exposed():
     mine = Timeline(compute=[Span("backward", 5.0, 5.02)], communication=[Span("all_reduce", 5.01, 5.05)])
     figure = plots.timeline_chart({"a step": [mine]})
@@ -161,15 +134,6 @@ def test_a_saw_marks_steps_with_different_gradients():
     assert legend(figure) == ["a step, all ranks with the same gradient", "a step, each rank with its own"]
 
 
-def test_memory_beyond_the_limit_is_red():
-    curves = {"DDP": [(0.0, 0), (0.2, 90_000_000), (0.5, 0)], "FSDP": [(0.0, 0), (2.0, 50_000_000)]}
-    figure = plots.memory_curves(curves, limit=60_000_000, ends={"DDP": [0.1, 0.5]})
-    assert [texts(panel) for panel in figure.axes] == [["90 MB"], ["50 MB", "the limit"]]
-    for panel, top in zip(figure.axes, (90, 60), strict=True):
-        red = [each for each in panel.collections if to_hex(each.get_edgecolor()[0]) == SENT_COLOR]
-        assert max(y for path in red[0].get_paths() for _, y in path.vertices) == top
-
-
 def test_times_and_bandwidths_of_collectives():
     def results(operation):
         seconds = {size: Spread(1e-4 + 1e-9 * size, 1e-5, 1.0) for size in (2**10, 2**16, 2**20)}
@@ -186,14 +150,6 @@ def test_times_and_bandwidths_of_collectives():
     algorithm, bus, published = (points(panel.lines)[0][-1][1] for panel in figure.axes)
     assert (bus, published) == pytest.approx((1.5 * algorithm, 2 * algorithm))
     assert titles(plots.bandwidth_chart(results("all_gather"))) == ["algbw: S/t", "busbw: factor · S/t"]
-
-
-def test_memory_bars_end_at_the_total_and_say_it():
-    memories = {"small": RankMemory(1e9, 1e9, 0, 2e9, 0, 0.5e9, 0), "large": RankMemory(9e9, 0, 0, 0, 0, 0, 0)}
-    figure = plots.memory_bars(memories, 5e9)
-    ends = {round(bar.get_x() + bar.get_width(), 3) for bar in figure.axes[0].patches}
-    assert {4.5, 9.0} <= ends and texts(figure.axes[0]) == ["4.5 GB", "9 GB", "room"]
-    assert legend(figure) == ["weights", "gradients", "optimizer", "activations"]  # no part that nobody holds
 
 
 def test_the_map_asks_for_every_place():
@@ -236,12 +192,6 @@ def test_lines_and_dots_are_where_the_numbers_are(figure, lines):
     assert [line for line in drawn if line in lines] == lines
 
 
-def test_two_bars_for_each_layout_the_quickest_first():
-    panel = plots.forecast_bars({"a": 0.5, "b": 0.2}, {"a": 2, "b": 1}).axes[0]
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["b", "a"]
-    assert [[bar.get_width() for bar in bars] for bars in panel.containers] == [[200, 500], [1000, 2000]]
-
-
 def test_a_column_for_what_each_rank_sent_and_for_each_way():
     table = torch.tensor([[1, 2, 0, 0], [3, 0, 0, 2]])
     load = plots.expert_load({"text": table}).axes[0]
@@ -255,8 +205,37 @@ def test_a_column_for_what_each_rank_sent_and_for_each_way():
     assert [path.vertices[0][1] for each in speed.collections for path in each.get_paths()] == [2, 0.125, 1.6, 0.08]
 
 
-def test_saved_bars_are_grey_where_a_tensor_is_kept_already():
-    rows = [("GeluBackward0", "_saved_self", 4.0, False), ("AddmmBackward0", "_saved_mat1", 4.0, True)]
-    panel = plots.saved_bars([*rows, ("NativeLayerNormBackward0", "_saved_result1", 0.01, False)]).axes[0]
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["Gelu  self", "Addmm  mat1"]
-    assert texts(panel) == ["4", "kept already"] and faces(panel) == {BLUE: 1, QUIET: 1}
+X, W = torch.arange(8.0).view(2, 4), torch.arange(8.0).view(4, 2)
+BY_COLUMNS = [X @ part for part in W.chunk(2, dim=1)]
+BY_ROWS = [a @ b for a, b in zip(X.chunk(2, dim=1), W.chunk(2, dim=0), strict=True)]
+STATIONS = {"sequence": [plots.Station("norm", (8, 64), (16, 64)), plots.Station("up", (16, 64), (16, 128), ["call"])]}
+HOSTS = plots.HostTraffic([(0, 1), (2, 3)], {(0, 1): 5.0, (0, 2): 0.5, (1, 3): 0.75, (3, 1): 2.0})
+CURVES = {"DDP": [(0.0, 0), (0.2, 90_000_000), (0.5, 0)], "FSDP": [(0.0, 0), (2.0, 50_000_000)]}
+MEMORIES = {"small": RankMemory(1e9, 1e9, 0, 2e9, 0, 0.5e9, 0), "large": RankMemory(9e9, 0, 0, 0, 0, 0, 0)}
+SAVED = [("GeluBackward0", "_saved_self", 4.0, False), ("AddmmBackward0", "_saved_mat1", 4.0, True)]
+
+
+@pytest.mark.parametrize(
+    ("figure", "says", "colors"),
+    [
+        (
+            lambda: plots.cut_products(X, W, BY_COLUMNS, BY_ROWS),
+            {"all-gather", "all-reduce", *(f"{number:g}" for number in (X @ W).flatten())},
+            {QUIET: 8, BLUE: 16, ORANGE: 16, "#ffffff": 8, SUM_COLOR: 4},
+        ),
+        (lambda: plots.slice_layouts(STATIONS, rank=1), {"sequence", "8 × 64", "call"}, {}),
+        (lambda: plots.host_traffic({"a ring": HOSTS}, "S"), {"2.00 S out of a host", "5.00", "0.50", "0.75"}, {}),
+        (
+            lambda: plots.memory_curves(CURVES, limit=6e7, ends={"DDP": [0.1]}),
+            {"90 MB", "50 MB", "the limit"},
+            {},
+        ),
+        (lambda: plots.memory_bars(MEMORIES, 5e9), {"4.5 GB", "9 GB", "room"}, {}),
+        (lambda: plots.saved_bars(SAVED), {"4", "kept already"}, {BLUE: 1, QUIET: 1}),
+    ],
+)
+def test_a_picture_says_its_numbers_in_the_right_colors(figure, says, colors):
+    panels = figure().axes
+    assert says <= {text for panel in panels for text in texts(panel)}
+    drawn = sum((faces(panel) for panel in panels), Counter())
+    assert not colors or drawn == colors
