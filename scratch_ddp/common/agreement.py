@@ -8,7 +8,7 @@ sizes differ.
 import hashlib
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -83,12 +83,6 @@ def raise_everywhere(
         raise error("\n".join(said_by_ranks(problem or "", group)))
 
 
-def said_by_ranks(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
-    """Return what the ranks say, as `texts_by_rank` does, without those who say nothing. Every rank calls it."""
-    texts = zip(rank_numbers(group), gather_texts(text, group), strict=True)
-    return texts_by_rank({rank: text for rank, text in texts if text})
-
-
 def check_everywhere(
     problem: str | None, lines: Sequence[str], complaint: str, group: dist.ProcessGroup | None = None
 ) -> None:
@@ -104,7 +98,7 @@ def check_everywhere(
     if not found.different:
         return
     texts = [each.splitlines() for each in gather_texts("\n".join(lines), group)]
-    ranks = rank_numbers(group)
+    ranks = dist.get_process_group_ranks(group)
     differences = [
         f"rank {rank}: {_first_difference(its, texts[0])} on rank {ranks[0]}"
         for rank, its in zip(ranks, texts, strict=True)
@@ -124,25 +118,16 @@ def _first_difference(its: list[str], first_ranks: list[str]) -> str:
     return next(f"entry {place} is {here}, but {there}" for place, (here, there) in pairs if here != there)
 
 
-def texts_by_rank(texts: Mapping[int, Any]) -> list[str]:
-    """["rank 2: this", "ranks 0, 1: that"]: each distinct text once, with the ranks that it belongs to."""
+def said_by_ranks(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
+    """["rank 2: this", "ranks 0, 1: that"]: each distinct text once, with its ranks, as the whole world counts them.
+
+    Those who say nothing are left out. Every rank calls it.
+    """
     ranks: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        ranks.setdefault(str(text), []).append(rank)
-    return [f"rank{'s' if len(some) > 1 else ''} {', '.join(map(str, some))}: {text}" for text, some in ranks.items()]
-
-
-def rank_numbers(group: dist.ProcessGroup | None = None) -> list[int]:
-    """The group's ranks by their numbers in the whole world, which is how messages name them."""
-    return dist.get_process_group_ranks(group)
-
-
-def gather_rows(row: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
-    """Return every rank's `row`, in rank order and in main memory. Same shape and dtype everywhere. One all-gather."""
-    row = row.to(message_device(group))
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(rows, row, group=group)
-    return [each.cpu() for each in rows]
+    for rank, its in zip(dist.get_process_group_ranks(group), gather_texts(text, group), strict=True):
+        ranks.setdefault(its, []).append(rank)
+    some = ((its, ", ".join(map(str, them)), len(them) > 1) for its, them in ranks.items() if its)
+    return [f"rank{'s' if several else ''} {them}: {its}" for its, them, several in some]
 
 
 def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
@@ -151,6 +136,14 @@ def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]
     with set_up():
         dist.all_gather_object(texts, text, group=group)
     return texts
+
+
+def gather_rows(row: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
+    """Return every rank's `row`, in rank order and in main memory. Same shape and dtype everywhere. One all-gather."""
+    row = row.to(message_device(group))
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, row, group=group)
+    return [each.cpu() for each in rows]
 
 
 def message_device(group: dist.ProcessGroup | None = None) -> torch.device:

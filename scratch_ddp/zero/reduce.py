@@ -20,6 +20,8 @@ NORMS = (torch.linalg.vector_norm, torch._foreach_norm)
 class Mean(torch.Tensor):
     """A mean gradient that other ranks lack: an ordinary tensor that torch's clip_grad_norm_ can't take for all."""
 
+    is_reduced = True  # see `REDUCED`
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in NORMS:
@@ -67,7 +69,6 @@ def reduce_gradients(optimizer: ShardedOptimizer) -> None:
     for parameter in present:
         if parameter.grad is not None:
             parameter.grad = parameter.grad.as_subclass(Mean)
-            setattr(parameter.grad, REDUCED, True)
     optimizer.reduced.update(present)
 
 
