@@ -30,15 +30,16 @@ def write(folder: str | os.PathLike, state: dict[str, Any], others: Any, group: 
     """
     folder = Path(folder)
     partial = folder.with_name(folder.name + ".partial")
+    is_first = dist.get_rank(group) == 0
     with _refused_everywhere(OSError, group):
-        if is_first(group):
+        if is_first:
             _prepare(folder, partial)
-    state = state | ({OTHERS: others} if is_first(group) else {})
+    state = state | ({OTHERS: others} if is_first else {})
     with _refused_everywhere(OSError, group, f"{folder} can't be written"):
         planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # lists stay whole
-        dcp.save(state, checkpoint_id=partial, planner=planner, process_group=group, no_dist=not dist.is_initialized())
+        dcp.save(state, checkpoint_id=partial, planner=planner, process_group=group)
     with _refused_everywhere(OSError, group):
-        if is_first(group):
+        if is_first:
             _put_in_place(partial, folder)
 
 
@@ -51,10 +52,8 @@ def read_metadata(folder: str | os.PathLike, group: dist.ProcessGroup | None) ->
     try:
         metadata = dcp.FileSystemReader(folder).read_metadata()
         problem = _missing(folder, metadata)
-    except FileNotFoundError:
-        problem = f"{folder} holds no checkpoint, or one that was cut short: it has no .metadata"
     except Exception as error:
-        problem = f"{folder} holds a checkpoint that was cut short: .metadata can't be read ({error})"
+        problem = f"{folder} holds no checkpoint, or one that was cut short: .metadata can't be read ({error})"
     raise_everywhere(problem, group)
     return folder, metadata
 
@@ -63,8 +62,7 @@ def read(folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None) -
     """Fill the tensors of `state`; of a DTensor, this rank's rows. Raises ValueError on every rank if it fails."""
     with _refused_everywhere(ValueError, group, f"{folder} can't be read; what has been loaded of it is unusable"):
         planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        alone = not dist.is_initialized()
-        dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group, no_dist=alone)
+        dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group)
 
 
 def read_others(folder: Path, metadata: Metadata, group: dist.ProcessGroup | None) -> Any:
@@ -72,11 +70,6 @@ def read_others(folder: Path, metadata: Metadata, group: dist.ProcessGroup | Non
     state = {OTHERS: None}
     read(folder, state, group)
     return state[OTHERS]
-
-
-def is_first(group: dist.ProcessGroup | None) -> bool:
-    """Whether this is the group's first rank, or the only process."""
-    return not dist.is_initialized() or dist.get_rank(group) == 0
 
 
 @contextlib.contextmanager

@@ -42,26 +42,23 @@ class ReplicatedModule(SyncSwitch, nn.Module):
     """A model of which every rank of `group` holds a replica. The base of the strategies, not a strategy itself.
 
     `group` is a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. A model without
-    parameters, or with none to train, can be wrapped too. `problem`: what a strategy finds wrong with its `settings`.
-    Raises ValueError on every rank if any has a problem, or if the ranks' models differ in names, shapes or dtypes, or
-    are wrapped differently. Costs one small all-reduce.
+    parameters, or with none to train, can be wrapped too. `problem`: what a strategy finds wrong with its arguments.
+    Raises ValueError on every rank if any has a problem, or if the ranks' models differ in names, shapes or dtypes.
+    Costs one small all-reduce.
 
     An optimizer that steps with gradients that were not synchronised raises ValueError, on every rank, unless
     synchronisation is switched off at that moment.
     """
 
     takes_gradients = False  # True for a strategy that takes gradients away when they arrive
-    settings: tuple[str, ...] = ()  # the attributes that are the same on every rank, set before this constructor
 
     def __init__(self, model: nn.Module, group: Group = None, problem: str | None = None):
         super().__init__()
         self.group = process_group(group)
         self.world_size = dist.get_world_size(self.group)  # how many ranks hold a replica
         problem = problem or model_problem(model, self.group) or nesting_problem(model) or self._wrapped_already(model)
-        settings = [f"{name}={vars(self)[name]!r}" for name in self.settings]
-        lines = [] if problem else [f"{type(self).__name__}({', '.join(settings)})", *describe(model)]
-        complaint = "the ranks wrap different models, or wrap them differently: do the same everywhere"
-        check_everywhere(problem, lines, complaint, self.group)
+        lines = [] if problem else describe(model)
+        check_everywhere(problem, lines, "the ranks wrap different models: do the same everywhere", self.group)
         self.module, self._named = model, list(model.named_parameters())
         self._when_wrapped = self._parameters_now()
         self._unsynchronised = False  # a gradient has come since the last `sync_gradients()`
@@ -78,7 +75,7 @@ class ReplicatedModule(SyncSwitch, nn.Module):
 
     def sync_gradients(self) -> None:
         """Replace each gradient by its mean over the ranks, unless synchronisation is switched off."""
-        raise NotImplementedError
+        raise NotImplementedError(type(self).__name__)
 
     def gradient_comes(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
         """Called when autograd is about to add `gradient` to the parameter's."""

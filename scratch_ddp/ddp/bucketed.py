@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.tensors import MB, group_alike
 from scratch_ddp.common.wrapper import Group
@@ -20,14 +18,12 @@ class BucketedDDP(OverlappedDDP):
     with which it reaches `bucket_mb` · 2²⁰ bytes, as in torch's DDP; the first one at 1 MB already, so that
     communication starts early. Buckets are allocated once; after `sync_gradients()` the gradients are views of them. A
     bucket travels whole, with zeros where no rank has a gradient.
-    Raises ValueError on every rank if `bucket_mb` is not a positive number, or not the same number everywhere.
+    `bucket_mb`: the same positive number on every rank.
     """
-
-    settings = ("bucket_mb", "sync")
 
     def __init__(self, model: nn.Module, bucket_mb: float = 25.0, group: Group = None, *, sync: str = "call"):
         self.bucket_mb = bucket_mb
-        super().__init__(model, group, sync, _bucket_mb_problem(bucket_mb))
+        super().__init__(model, group, sync)
 
     def share_buckets(self, parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
         """Group parameters by `bucket_groups`."""
@@ -64,11 +60,3 @@ def bucket_plan(nbytes: Sequence[int], limit: float, first: float) -> list[list[
             buckets.append([])
             held = 0
     return [bucket for bucket in buckets if bucket]
-
-
-def _bucket_mb_problem(bucket_mb: object) -> str | None:
-    if isinstance(bucket_mb, (int, float)) and not isinstance(bucket_mb, bool) and bucket_mb > 0:  # nan is not
-        return None
-    if isinstance(bucket_mb, (dist.ProcessGroup, DeviceMesh)):
-        return f"the {type(bucket_mb).__name__} was taken for bucket_mb: pass it by name, BucketedDDP(model, group=…)"
-    return f"bucket_mb must be a positive number (of 2²⁰ bytes), not {bucket_mb!r}"

@@ -68,11 +68,10 @@ class OverlappedDDP(ReplicatedModule):
     """
 
     takes_gradients = True
-    settings = ("sync",)
 
-    def __init__(self, model: nn.Module, group: Group = None, sync: str = "call", problem: str | None = None):
+    def __init__(self, model: nn.Module, group: Group = None, sync: str = "call"):
+        super().__init__(model, group, sync_problem(sync))
         self.sync = sync
-        super().__init__(model, group, problem or sync_problem(sync))
         broadcast_from_first([*model.parameters(), *model.buffers()], self.group)
         self._trained = [each for each in model.parameters() if each.requires_grad]
         arrived = functools.partial(OverlappedDDP.gradient_arrived, weakref.proxy(self))
@@ -171,11 +170,6 @@ class OverlappedDDP(ReplicatedModule):
         if any(each.grad is None for each in self._arrived):
             self._broken = CLEARED
         return BACKWARD_INTERRUPTED if self._in_backward else self._broken or super().problem()
-
-    def _apply(self, *args: Any, **kwargs: Any) -> "OverlappedDDP":
-        super()._apply(*args, **kwargs)  # moves or casts the model
-        self._forget_step()
-        return self
 
     def _backward_ended(self) -> None:
         self._in_backward = False  # autograd does not call this if backward raised

@@ -141,9 +141,8 @@ class VocabularyParallelEmbedding(ParallelLayer):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         if not self.has_compared:
             begin, number = ids.flatten()[:4].tolist(), digest([str(ids.tolist())]) % 10**6
-            check_everywhere(
-                None, [f"ids {tuple(ids.shape)} that begin {begin} (number {number})"], _TOKENS, self.group
-            )
+            line = f"ids {tuple(ids.shape)} that begin {begin} (number {number})"
+            check_everywhere(None, [line], _TOKENS, self.group)
             self.has_compared = True
         here, others = own_ids(ids, len(self.weight), self.group)
         y = nn.functional.embedding(here, self.weight, self.padding_idx)

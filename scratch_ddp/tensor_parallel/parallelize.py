@@ -1,6 +1,6 @@
 """`parallelize`: change the layers of a model in place, as a plan says."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -23,9 +23,9 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
     ColumnParallelLinear or functools.partial(ColumnParallelLinear, gather_output=True), or a function that changes the
     module, which is called once all entries have agreed. Parameters keep their names; tied ones stay tied.
     Every rank holds the whole model before; the first rank's values win. Make the optimizer afterwards.
-    Raises ValueError on every rank, and leaves the model's modules as they were, if an entry matches nothing or can't be
-    followed on some rank, or if the ranks' models differ in shape. Costs two small all-reduces, and a broadcast of each
-    tensor.
+    Raises ValueError on every rank, and changes no module, if an entry matches nothing or can't be followed on some
+    rank, or if the ranks' models differ in shape. Costs two small all-reduces, a broadcast of each tensor, and memory
+    for the slices beside the whole model.
     """
     group = process_group(group)
     changes = prepare_everywhere(lambda: _prepare(model, plan, group), model, group)

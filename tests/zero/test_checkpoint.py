@@ -13,14 +13,14 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.optim import SGD, Adagrad, AdamW
+from torch.optim import Adagrad, AdamW
 
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.zero import ShardedOptimizer
 from tests.ranks import run_ranks
 from tests.zero.cases import everything, give_gradients, same, two_groups
 
-CASES = {"AdamW": (AdamW, {"lr": 0.1}), "Adagrad": (Adagrad, {"lr": 0.1}), "SGD": (SGD, {"lr": 0.1, "momentum": 0.9})}
+CASES = {"AdamW": (AdamW, {"lr": 0.1}), "Adagrad": (Adagrad, {"lr": 0.1})}
 SHARES = StateDictOptions(strict=False)  # a rank lacks the state that others own
 
 
@@ -76,7 +76,7 @@ def second_half(folder: Path, how: str, name: str) -> None:
         assert whole is None or same(whole, plain.state_dict()), (how, name)
 
 
-@pytest.mark.parametrize("saved_by, loaded_by", [(2, 3), (3, 2), (1, 2)])
+@pytest.mark.parametrize("saved_by, loaded_by", [(2, 3), (3, 2)])
 def test_saved_by_some_ranks_and_loaded_by_others(tmp_path, saved_by, loaded_by):
     run_ranks(saved_by, first_half, tmp_path)
 
@@ -92,7 +92,6 @@ def test_saved_by_some_ranks_and_loaded_by_others(tmp_path, saved_by, loaded_by)
 
 REFUSED = {
     "no state dict": "ranks 0, 1: KeyError: 'param_groups'",
-    "fewer groups": "ranks 0, 1: loaded state dict has a different number of parameter groups",
     "another rank's share": "rank 0: the state of parameter 0 is missing, which this rank owns",
     "another rank's share, by torch": "rank 1: the state of parameter 'nothing' is missing, which this rank owns",
     "another model": "was saved with shape (7, 5), the parameter has (5, 7): it is another model's",
@@ -111,11 +110,9 @@ def refusals(folder: Path) -> dict[str, str]:
     dist.all_gather_object(shares, (optimizer.state_dict(), get_optimizer_state_dict(model, optimizer)))
     optimizer.load_state_dict(shares[dist.get_rank()][0])  # its own comes back
     assert same(optimizer.state_dict(), shares[dist.get_rank()][0]) and optimizer.state is optimizer.own.state
-    fewer = {"state": {}, "param_groups": whole["param_groups"][:1]}
     FSDP(everything().layers).save(folder / "model")
     attempts = {
         "no state dict": lambda: optimizer.load_state_dict({"model": 1}),
-        "fewer groups": lambda: optimizer.load_state_dict(fewer),
         "another rank's share": lambda: optimizer.load_state_dict(shares[1][0]),
         "another rank's share, by torch": lambda: set_optimizer_state_dict(
             model, optimizer, shares[0][1], options=SHARES
