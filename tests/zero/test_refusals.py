@@ -143,26 +143,3 @@ def test_what_is_refused_on_every_rank_alike():
     answers = zip(*run_ranks(2, each_in_turn, timeout=60), strict=True)
     for (kind, (_, text)), said in zip(REFUSED.items(), answers, strict=True):
         assert len(set(said)) == 1 and text in said[0], (kind, said)
-
-
-def forgotten_and_mended() -> list[str]:
-    """What everybody forgets once: to average. In the first step, and in a later one."""
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    optimizer = ShardedOptimizer(model.named_parameters(), AdamW)
-    said = []
-    for forgets in (True, False, True, False):
-        model(torch.full((1, 3), 1.0 + dist.get_rank())).sum().backward()
-        if not forgets:
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-        said.append(message_of(optimizer.step))
-        optimizer.zero_grad()
-    return said
-
-
-def test_forgotten_averaging_is_found_at_each_step_and_can_be_mended():
-    for first, mended, later, again in run_ranks(3, forgotten_and_mended):
-        for message in (first, later):
-            assert "'weight': float32 (1, 3), gradient with checksum" in message and "rank 2: entry 2 is" in message
-        assert mended == again == ""
