@@ -101,8 +101,6 @@ class _Computing:
             y = self.stages[stage](x)
             if stage == self.last:
                 y = self.loss_of(micro, y)
-                if not isinstance(y, torch.Tensor) or y.dim():
-                    raise TypeError(f"the loss must be one number in a tensor, not {_in_words(y)}")
                 self.loss += y.detach().cpu()
         if self.trains:
             self.graphs[stage, micro] = x, gradients, y, later

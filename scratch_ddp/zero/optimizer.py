@@ -76,7 +76,7 @@ class ShardedOptimizer(Optimizer):
 
     def owns(self, parameter: torch.Tensor) -> bool:
         """Whether this rank updates the parameter and has its state. No communication."""
-        return self.owners.of(parameter) == dist.get_rank(self.group)
+        return self.owners[parameter] == dist.get_rank(self.group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have a gradient, on every rank; return what the closure, if any, returned."""
@@ -133,10 +133,10 @@ class ShardedOptimizer(Optimizer):
         Every rank calls it. Costs a broadcast of each parameter's state, one at a time.
         """
         mine, whole, me = self.state_dict(), {}, dist.get_rank(self.group)
-        for number, owner in enumerate(map(self.owners.of, self.parameters)):
+        for number, parameter in enumerate(self.parameters):
             entry = mine["state"].get(number, {})
             box = [{key: each.cpu() if torch.is_tensor(each) else each for key, each in entry.items()}]
-            dist.broadcast_object_list(box, group=self.group, group_src=owner)
+            dist.broadcast_object_list(box, group=self.group, group_src=self.owners[parameter])
             whole |= {number: box[0]} if box[0] and me == to else {}
         return {"state": whole, "param_groups": mine["param_groups"]} if me == to else None
 

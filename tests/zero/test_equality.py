@@ -127,7 +127,7 @@ def step_counted() -> tuple:
         assert counted.setup.calls == {"all_reduce": 1} and counted.setup.payload_bytes == 24
     updated = [each for each in model.parameters() if each.requires_grad and each.numel()]
     large = [each for each in updated if each.nbytes >= LARGE]
-    small = {(optimizer.owners.of(each), each.dtype) for each in updated if each.nbytes < LARGE}
+    small = {(optimizer.owners[each], each.dtype) for each in updated if each.nbytes < LARGE}
     assert counted.calls == {"broadcast": len(large) + len(small)}
     state = sum(value.nbytes for entry in optimizer.state.values() for key, value in entry.items() if key != "step")
     return counted.wire_bytes, state, sum(each.nbytes for each in updated), max(each.nbytes for each in updated)
