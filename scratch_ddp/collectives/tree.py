@@ -24,7 +24,11 @@ def star_broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup 
 
 
 @collective(writes="tensor", root="src")
-def tree_broadcast(tensor: torch.Tensor, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
+def tree_broadcast(
+    tensor: torch.Tensor,
+    src: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> None:
     """Leave src's values in `tensor` on every rank. Whoever has them helps to spread.
 
     `tensor` is contiguous. Messages stay in `group`.
@@ -64,7 +68,7 @@ def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None =
         if place % (2 * reach) == reach:
             dist.send(total, group=group, group_dst=(rank - reach) % n)
         elif place + reach < n:
-            arriving = scratch_like(tensor, place=reach)  # the last one holds the sum so far
+            arriving = scratch_like(tensor, place=reach.bit_length() % 2)  # the other one holds the sum so far
             dist.recv(arriving, group=group, group_src=(rank + reach) % n)
             total = arriving.add_(total)  # not into `tensor`: it belongs to the caller
         reach *= 2

@@ -37,19 +37,16 @@ def compare(
     same: Mapping[Hashable, int],
     numbers: Mapping[str, int],
     flags: Sequence[int] = (),
-    dtype: torch.dtype = torch.int64,
 ) -> Compared:
     """Compare numbers over the ranks: which of `same` differ anywhere, and the largest of each other number.
 
     All ranks pass the same names and equally many `flags`, which are numbers without names. A number has at most 62
-    bits (see `digest`), or 8 with the dtype torch.uint8. Costs one all-reduce, counted as set-up, of one element per
-    number and two for each of `same`, in main memory where the group has a backend for it; through NCCL the processor
-    waits for the GPU's work.
+    bits (see `digest`). Costs one all-reduce, counted as set-up, of 8 bytes per number and 16 for each of `same`, in
+    main memory where the group has a backend for it; through NCCL the processor waits for the GPU's work.
     """
-    # The largest of (top - number) is top - (the smallest number).
-    top = 255 if dtype is torch.uint8 else 0
-    row = [*same.values(), *(top - value for value in same.values()), *numbers.values(), *flags]
-    message = torch.tensor(row, dtype=dtype, device=message_device(group))
+    # The largest of the negative numbers is that of the smallest number.
+    row = [*same.values(), *(-value for value in same.values()), *numbers.values(), *flags]
+    message = torch.tensor(row, dtype=torch.int64, device=message_device(group))
     with set_up():
         try:  # straight to the group: dist.all_reduce's checks take as long as the message does
             (group or dist.group.WORLD).allreduce([message], _LARGEST).wait()
@@ -57,8 +54,8 @@ def compare(
             error.add_note(LEFT_ALONE)
             raise
         found = message.tolist()
-    largest, complements, rest = found[: len(same)], found[len(same) : 2 * len(same)], found[2 * len(same) :]
-    different = [name for name, high, low in zip(same, largest, complements, strict=True) if high != top - low]
+    largest, smallest, rest = found[: len(same)], found[len(same) : 2 * len(same)], found[2 * len(same) :]
+    different = [name for name, high, low in zip(same, largest, smallest, strict=True) if high != -low]
     return Compared(dict(zip(numbers, rest, strict=False)), frozenset(different), rest[len(numbers) :])
 
 
@@ -73,13 +70,13 @@ def raise_everywhere(
     """Raise `error` on every rank if any rank has a `problem`; the message lists the ranks, each with its problem.
 
     Every rank of the group calls it, those without a problem with None. Without a process group it concerns this
-    process alone. Costs one all-reduce of 1 byte while no rank has a problem.
+    process alone. Costs one all-reduce of 8 bytes while no rank has a problem.
     """
     __tracebackhide__ = True  # IPython then shows the caller's line
     if not dist.is_initialized():
         if problem is not None:
             raise error(problem)
-    elif compare(group, {}, {"problem": problem is not None}, dtype=torch.uint8).largest["problem"]:
+    elif compare(group, {}, {"problem": problem is not None}).largest["problem"]:
         raise error("\n".join(said_by_ranks(problem or "", group)))
 
 

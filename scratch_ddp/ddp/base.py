@@ -119,17 +119,16 @@ class ReplicatedModule(SyncSwitch, nn.Module):
     def exchange(self, presence: list[int], problem: str | None, abandoned: bool = False) -> list[int]:
         """Exchange which gradients each rank has; return the largest number of any rank for each parameter.
 
-        `presence` has a number from 0 (no gradient) to 255 for each parameter of the model. Raises ValueError on every
+        `presence` has a number for each parameter of the model, 0 where it has no gradient. Raises ValueError on every
         rank if any rank has a `problem`, unless all ranks have `abandoned` the step. Buffers that a state dict holds
         (BatchNorm's statistics) take the first rank's values; caches, and buffers of ranks' own sizes, do not.
 
-        Costs one all-reduce of a byte per parameter, and one broadcast per dtype of such buffers. The answer is read on
-        the processor, which over NCCL waits for all messages under way.
+        Costs one all-reduce of 8 bytes per parameter, and one broadcast per dtype of such buffers. The answer is read
+        on the processor, which over NCCL waits for all messages under way.
         """
         buffers = _persistent_buffers(self.module)
-        layout = dict(enumerate(digest(sorted(buffers)).to_bytes(7)))
         votes = {"refused": problem is not None, "going on": not abandoned}
-        found = compare(self.group, layout, votes, flags=presence, dtype=torch.uint8)
+        found = compare(self.group, {"buffers": digest(sorted(buffers))}, votes, presence)
         if found.largest["refused"] and found.largest["going on"]:
             raise_everywhere(problem, self.group)
         alike = set(buffers)

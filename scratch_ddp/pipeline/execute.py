@@ -40,7 +40,7 @@ def execute(
 
     Raises RuntimeError on every rank if an action fails on any; some gradients have then been added. Cost: a message
     for each output and each gradient that a stage on another rank needs, before each output a header of 80 bytes while
-    `sizes` is empty, and one all-reduce of a byte.
+    `sizes` is empty, and one all-reduce of 8 bytes.
     """
     row, sizes, spans = schedule[dist.get_rank(group)], {} if sizes is None else sizes, []
     messages = Messages(schedule, sizes, group, torch.device(device))

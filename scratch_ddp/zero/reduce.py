@@ -44,7 +44,7 @@ def reduce_gradients(optimizer: ShardedOptimizer) -> None:
 
     Cost: for each owner a reduce of every gradient of 1 MB or more, and one per dtype of all smaller ones. Together
     that is a reduce-scatter whose pieces have any size: on a ring a rank sends (n - 1)/n of the bytes. Besides, two
-    all-reduces of a byte per parameter. Memory while it runs: one message of small gradients.
+    all-reduces of 8 bytes per parameter. Memory while it runs: one message of small gradients.
     """
     group, me = optimizer.group, dist.get_rank(optimizer.group)
     present = _with_gradient_anywhere(optimizer)
@@ -59,7 +59,7 @@ def reduce_gradients(optimizer: ShardedOptimizer) -> None:
             for parameter in parameters:
                 parameter.grad = None
     overflows = [each.grad is not None and not each.grad.isfinite().all() for each in present]
-    found = compare(group, {}, {}, flags=overflows, dtype=torch.uint8)
+    found = compare(group, {}, {}, flags=overflows)
     everywhere = [parameter for parameter, overflow in zip(present, found.flags, strict=True) if overflow]
     if not all(shares) and present:
         everywhere.append(min(present, key=torch.Tensor.numel))
@@ -80,7 +80,7 @@ def _with_gradient_anywhere(optimizer: ShardedOptimizer) -> list[torch.Tensor]:
         if problem is None and hasattr(parameter.grad, REDUCED):
             problem = f"the gradient of {name} is a mean already, with more added to it: step and clear it before"
     here = [parameter.requires_grad and parameter.grad is not None for _, parameter in named]
-    found = compare(optimizer.group, {}, {"refused": problem is not None}, flags=here, dtype=torch.uint8)
+    found = compare(optimizer.group, {}, {"refused": problem is not None}, flags=here)
     if found.largest["refused"]:
         raise_everywhere(problem, optimizer.group)
     return [parameter for (_, parameter), anywhere in zip(named, found.flags, strict=True) if anywhere]
