@@ -5,9 +5,10 @@ found, and then all of them raise. These messages have the same size on every ra
 sizes differ.
 """
 
+import contextlib
 import hashlib
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -78,6 +79,26 @@ def raise_everywhere(
             raise error(problem)
     elif compare(group, {}, {"problem": problem is not None}).largest["problem"]:
         raise error("\n".join(said_by_ranks(problem or "", group)))
+
+
+@contextlib.contextmanager
+def together(group: dist.ProcessGroup | None, error: type[Exception] = ValueError, what: str = "") -> Iterator[None]:
+    """Raise `error` on every rank if the block raises on any. Every rank calls it. Costs what `raise_everywhere` does.
+
+    `what`: what the message begins with.
+    """
+    __tracebackhide__ = True
+    problem = None
+    try:
+        yield
+    except BaseException as raised:
+        failures = list(getattr(raised, "failures", {}).values())  # a CheckpointException, which is no Exception
+        cause = failures[0][0] if failures else raised
+        if not isinstance(cause, Exception):
+            raise
+        kind = "" if isinstance(cause, (ValueError, error)) else type(cause).__name__
+        problem = ": ".join(filter(None, [what, kind, str(cause).partition("\n")[0]]))
+    raise_everywhere(problem, group, error)
 
 
 def check_everywhere(

@@ -137,16 +137,14 @@ class OverlappedDDP(ReplicatedModule):
         Raises ValueError on every rank if a backward was interrupted, or gradients were cleared after it.
         """
         if self.do_sync or self._arrived:
-            problem = self.problem()
-            self._end(problem, empty=problem is not None)
+            self.end_step(self.problem())
 
-    def end_step(self, problem: str, abandoned: bool = False) -> None:
-        """Raise ValueError on every rank, unless all have `abandoned` the step. It is forgotten."""
-        self._end(problem, empty=True, abandoned=abandoned)
+    def end_step(self, problem: str | None, abandoned: bool = False) -> None:
+        """Hand out the means. With a `problem` on any rank raise ValueError on all, unless all `abandoned` the step.
 
-    def _end(self, problem: str | None, empty: bool, abandoned: bool = False) -> None:
-        """Take part in what other ranks have started, or will; then hand out the means, or forget an `empty` step."""
-        finished = False
+        A step with a problem is forgotten, but takes part in what other ranks have started, or will.
+        """
+        empty, finished = problem is not None, False
         try:
             while len(self._works) < len(self.buckets):
                 self._start_next(empty)

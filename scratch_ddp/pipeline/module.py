@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import check_everywhere, compare, digest, message_device, raise_everywhere
+from scratch_ddp.common.agreement import check_same_lines, compare, digest, message_device, raise_everywhere, together
 from scratch_ddp.common.replicas import describe, model_problem
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.pipeline.execute import execute
@@ -50,7 +50,7 @@ class Pipeline(nn.Module):
     `local_module` holds this rank's layers under the whole model's names; an optimizer made from `parameters()` updates
     them. A parameter that stages on several ranks hold (a tied embedding) starts as the first one's, and its gradient
     is the sum of theirs. `spans` tells what this rank did in the last pass: (action, start, end) of time.monotonic.
-    Raises ValueError on every rank if the arguments don't fit on any rank, or differ. Costs one small all-reduce.
+    Raises ValueError on every rank if the arguments don't fit on any rank, or differ. Costs two small all-reduces.
     """
 
     def __init__(
@@ -71,16 +71,14 @@ class Pipeline(nn.Module):
                 "messages between stages go through main memory, for which the process group has no backend: call "
                 "dist.init_process_group('cpu:gloo,cuda:nccl')"
             )
-        problem, parts = None, []
-        try:
+        with together(self.group):
             self.schedule = _rows(schedule, dist.get_world_size(self.group), n_micro)
             parts = _cut(layers_of(layers), 1 + max(homes(self.schedule)), cuts)
-            problem = next(filter(None, (model_problem(_assembled(part), self.group) for part in parts)), None)
-        except (TypeError, ValueError) as error:
-            problem = str(error)
+            for problem in filter(None, (model_problem(_assembled(part), self.group) for part in parts)):
+                raise ValueError(problem)
         lines = [f"stage {n}: {line}" for n, part in enumerate(parts) for line in describe(_assembled(part))]
-        lines += [] if problem else [f"row {rank}: {list(map(str, row))}" for rank, row in enumerate(self.schedule)]
-        check_everywhere(problem, lines, "the ranks build different pipelines; do the same everywhere", self.group)
+        lines += [f"row {rank}: {list(map(str, row))}" for rank, row in enumerate(self.schedule)]
+        check_same_lines(lines, "the ranks build different pipelines; do the same everywhere", self.group)
         self._home, self._rank, self._last = homes(self.schedule), dist.get_rank(self.group), len(parts) - 1
         self._stages = {n: partial(_chain, part) for n, part in enumerate(parts) if self._home[n] == self._rank}
         self.local_module = _assembled(layer for n in sorted(self._stages) for layer in parts[n])

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_everywhere, raise_everywhere
+from scratch_ddp.common.agreement import check_everywhere, together
 from scratch_ddp.common.replicas import broadcast_from_first, describe, model_problem, named_tensors
 
 T = TypeVar("T")
@@ -19,20 +19,15 @@ def prepare_everywhere(prepare: Callable[[], T], model: nn.Module, group: dist.P
     """Give all ranks the first one's values in `model`, then call `prepare`, which changes and sends nothing.
 
     Returns what it returns. Raises ValueError on every rank if the models differ in more than their values, or if
-    `prepare` raises ValueError or TypeError on any. Costs two small all-reduces, and a broadcast of each tensor.
+    `prepare` raises on any. Costs two small all-reduces, and a broadcast of each tensor.
     """
     problem = model_problem(model, group)
     lines = [] if problem else describe(model)
     check_everywhere(problem, lines, "the ranks slice different models; do the same everywhere", group)
     for _, tensor in named_tensors(model):
         broadcast_from_first([tensor], group)
-    prepared = None
-    try:
-        prepared = prepare()
-    except (TypeError, ValueError) as error:
-        problem = str(error)
-    raise_everywhere(problem, group)
-    return prepared
+    with together(group):
+        return prepare()
 
 
 def check_plain(layer: type, plain: nn.Module, group: dist.ProcessGroup | None) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from scratch_ddp.common.agreement import check_everywhere, raise_everywhere
+from scratch_ddp.common.agreement import check_everywhere, raise_everywhere, together
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.zero import checkpoint as saving
 from scratch_ddp.zero import checks
@@ -148,7 +148,8 @@ class ShardedOptimizer(Optimizer):
         """
         numbers = self._numbers()
         present = {number for number, parameter in numbers.items() if self.state.get(parameter)}
-        self._call_together(lambda: self.own.load_state_dict(saving.share_of(state_dict, numbers, present)))
+        with together(self.group):
+            self.own.load_state_dict(saving.share_of(state_dict, numbers, present))
         self.state, self.param_groups = self.own.state, self.own.param_groups
         self._mark_state()
 
@@ -177,17 +178,8 @@ class ShardedOptimizer(Optimizer):
 
     def _read(self, params: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
         """The parameters as groups. Raises on every rank unless they and their values are the same everywhere."""
-        groups = self._call_together(lambda: checks.read_groups(params, self.group))
+        with together(self.group):
+            groups = checks.read_groups(params, self.group)
         lines = [f"options {checks.options_text(options)}", *checks.describe(groups, checks.checksum)]
         check_everywhere(None, lines, OTHER_PARAMETERS, self.group)
         return groups
-
-    def _call_together(self, attempt: Callable[[], Any]) -> Any:
-        """Return what `attempt` returns. If it raises on one rank, all ranks raise."""
-        result, problem = None, None
-        try:
-            result = attempt()
-        except Exception as error:
-            problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise_everywhere(problem, self.group)
-        return result

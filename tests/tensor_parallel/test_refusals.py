@@ -71,7 +71,10 @@ REFUSED = [
     (lambda: VocabularyParallelEmbedding.from_embedding(nn.Embedding(7, 2)), "the 7 rows of the vocabulary can't"),
     (lambda: VocabularyParallelEmbedding.from_embedding(nn.Embedding(4, 2, max_norm=1.0)), "with max_norm=1.0 can't"),
     (column(nn.Linear(2, 2, device="meta")), "'weight' is on the meta device"),
-    (lambda: column(nn.Linear(2, 2), **{"gather": 1} if dist.get_rank() else {})(), "rank 1: ColumnParallelLinear."),
+    (
+        lambda: column(nn.Linear(2, 2), **{"gather": 1} if dist.get_rank() else {})(),
+        "rank 1: TypeError: ColumnParallelLinear.",
+    ),
     (lambda: column(nn.Linear(2, 2 + 2 * dist.get_rank()))(), "the ranks slice different models"),
     (plan(Block, {"q_proj": nn.Linear}), "the plan's 'q_proj' matches no module; their names end in down, first"),
     (plan(lambda: nn.ModuleDict({"a": Block()}), {**UP, "a.up": nn.Linear}), "two entries of the plan match 'a.up'"),
