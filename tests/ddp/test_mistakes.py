@@ -56,53 +56,39 @@ def a_right_step(wrapped) -> bool:
 # Building a model.
 
 
-def model(kind: str) -> object:
-    torch.manual_seed(0)
-    parts = {"first": nn.Linear(3, 3), "second": nn.Linear(3, 4 if kind == "shape" else 3)}
-    if kind == "order":
-        parts = dict(reversed(parts.items()))
-    elif kind == "dtype":
-        parts["second"].half()
-    elif kind == "frozen":
-        parts["second"].weight.requires_grad_(False)
-    elif kind == "tied":
-        parts["second"].weight = parts["first"].weight
-    elif kind == "buffer":
-        parts["second"].register_buffer("scale", torch.ones(1))
-    elif kind == "meta":
-        parts["second"].to("meta")
-    elif kind == "lazy":
-        parts["second"] = nn.LazyLinear(3)
-    elif kind == "wrapped":
-        parts["second"] = FSDP(parts["second"], dist.new_group([1], use_local_synchronization=True))
-    return {} if kind == "no module" else nn.ModuleDict(parts)
+STRUCTURES = [  # what rank 1 makes of two layers, and what is said about it
+    (lambda a, b: {"b": b, "a": a}, "entry 0 is parameter 'b.weight': float32 (3, 3), but parameter 'a.weight'"),
+    (lambda a, b: {"a": a, "b": nn.Linear(3, 4)}, "entry 2 is parameter 'b.weight': float32 (4, 3), but param"),
+    (lambda a, b: {"a": a, "b": b.half()}, "entry 2 is parameter 'b.weight': float16 (3, 3), but parameter 'b"),
+    (lambda a, b: {"a": a, "b": b.requires_grad_(False)}, "entry 2 is parameter 'b.weight': float32 (3, 3), frozen"),
+    (lambda a, b: setattr(b, "weight", a.weight) or {"a": a, "b": b}, "entry 2 is parameter 'b.bias'"),
+    (lambda a, b: b.register_buffer("c", torch.ones(1)) or {"a": a, "b": b}, "entry 4 is buffer 'b.c': float32 (1,)"),
+    (lambda a, b: {"a": a, "b": b.to("meta")}, "'b.weight' is on the meta device and has no values"),
+    (lambda a, b: {"a": a, "b": nn.LazyLinear(3)}, "'b.weight' has no shape yet"),
+    (lambda a, b: None, "the model must be a torch.nn.Module, not NoneType"),
+    (lambda a, b: {"a": a, "b": sharded(b)}, "'b' is sharded by FSDP, so that ranks hold different parameters: to"),
+]
 
 
-STRUCTURES = {
-    "order": "entry 0 is parameter 'second.weight': float32 (3, 3), but parameter 'first.weight': float32 (3, 3)",
-    "shape": "entry 2 is parameter 'second.weight': float32 (4, 3), but parameter 'second.weight': float32 (3, 3)",
-    "dtype": "entry 2 is parameter 'second.weight': float16 (3, 3), but parameter 'second.weight': float32 (3, 3)",
-    "frozen": "entry 2 is parameter 'second.weight': float32 (3, 3), frozen, but",
-    "tied": "entry 2 is parameter 'second.bias'",
-    "buffer": "entry 4 is buffer 'second.scale': float32 (1,), but nothing more",
-    "meta": "'second.weight' is on the meta device and has no values",
-    "lazy": "'second.weight' has no shape yet",
-    "no module": "the model must be a torch.nn.Module, not dict",
-    "wrapped": "'second' is sharded by FSDP, so that ranks hold different parameters: to replicate shards (HSDP)",
-}
+def sharded(layer: nn.Module) -> FSDP:
+    return FSDP(layer, dist.new_group([1], use_local_synchronization=True))
 
 
 def another_structure_on_one_rank(strategy) -> list[str]:
-    return [
-        said_by(lambda kind=kind: strategy(model(kind if dist.get_rank() == 1 else "plain"))) for kind in STRUCTURES
-    ]
+    said = []
+    for change, _ in STRUCTURES:
+        torch.manual_seed(0)
+        parts = {"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)}
+        parts = change(**parts) if dist.get_rank() == 1 else parts
+        said.append(said_by(lambda parts=parts: strategy(parts and nn.ModuleDict(parts))))
+    return said
 
 
 @pytest.mark.parametrize("strategy", [FlatDDP, BucketedDDP], ids=lambda strategy: strategy.__name__)
 def test_another_structure_on_one_rank(strategy):
     first, *others = run_ranks(3, another_structure_on_one_rank, strategy)
     assert others == [first] * 2
-    for said, expected in zip(first, STRUCTURES.values(), strict=True):
+    for said, (_, expected) in zip(first, STRUCTURES, strict=True):
         assert "rank 1: " + expected in said and "rank 2" not in said
 
 
