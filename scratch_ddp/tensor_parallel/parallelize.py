@@ -1,6 +1,7 @@
 """`parallelize`: change the layers of a model in place, as a plan says."""
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -46,7 +47,9 @@ def _prepare(model: nn.Module, plan: Mapping[str, Entry], group: dist.ProcessGro
     for ending in plan:
         if not any(end == ending for end, _ in places):
             ends = sorted({name.rpartition(".")[2] for name in names if name and not name[-1].isdigit()})
-            raise ValueError(f"the plan's {ending!r} matches no module; their names end in {', '.join(ends)}")
+            similar = get_close_matches(ending.rpartition(".")[2], ends, n=1)
+            hint = f"is {similar[0]} meant?" if similar else f"their names end in {', '.join(ends)}"
+            raise ValueError(f"the plan's {ending!r} matches no module; {hint}")
     changes: dict[str, Change] = {}
     for ending, name in places:
         if name in changes:

@@ -134,7 +134,7 @@ ARCHITECTURES = {  # that LLAMA is for, and the word in the refusal of others
     "Gemma": "model.embed_tokens: this GemmaTextScaledWordEmbedding has a forward",
     "Olmo2": "model.layers.0.self_attn: 'q_norm.weight' would be whole among slices",
     "StableLm": "model.layers.0.self_attn: it cuts by its own num_heads",
-    "Phi3": "the plan's 'q_proj' matches no module; their names end in activation_fn, down_proj",
+    "Phi3": "the plan's 'q_proj' matches no module; is qkv_proj meant?",
 }
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
 TOKENS_OF = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
