@@ -30,7 +30,7 @@ def collective(writes: str, reads: str | None = None, root: str | None = None, s
 
     Before the call: every rank raises ValueError, with the same text, if any rank's arguments are wrong or the ranks
     disagree. Around the call: tensors that can't be sent as they are are replaced by copies, and the results
-    copied back; autograd is off; what it takes with `scratch_like` is kept for the next call.
+    copied back; autograd is off.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -43,11 +43,16 @@ def collective(writes: str, reads: str | None = None, root: str | None = None, s
             bound.apply_defaults()
             values = bound.arguments
             values["group"] = member_group(values["group"])
-            check = functools.partial(_facts, values, writes, reads, root, sums)
+            problem, lines, call = None, [], function.__name__
+            try:
+                facts = _facts(values, writes, reads, root, sums)
+                lines = [f"{call}: {name} {value}" for name, value in facts.items()]
+            except Exception as error:  # whatever it is, this rank must not raise it alone
+                problem = f"{call}: {error}"
             if _compared.get():
-                agree(function.__name__, check, values["group"])
-            else:
-                check()
+                check_everywhere(problem, lines, "the ranks disagree", values["group"])
+            elif problem is not None:
+                raise ValueError(problem)
             with torch.no_grad(), _contiguous(values, writes, reads) as arguments, scratch_memory():
                 result = function(**arguments)
             return None if result is None else values[writes]
@@ -77,23 +82,8 @@ def member_group(group: Group) -> dist.ProcessGroup:
     return process_group(group) or dist.group.WORLD
 
 
-def agree(call: str, check: Callable[[], dict[str, Any]], group: dist.ProcessGroup) -> None:
-    """Raise ValueError on every rank alike unless `check()` passes and returns the same facts on all of them.
-
-    `call` is what messages call it; they name the ranks. Costs one all-reduce of 24 bytes, counted as set-up.
-    """
-    __tracebackhide__ = True
-    problem, lines = None, []
-    try:
-        lines = [f"{call}: {name} {value}" for name, value in check().items()]
-    except Exception as error:  # whatever it is, this rank must not raise it alone
-        problem = f"{call}: {error}"
-    check_everywhere(problem, lines, "the ranks disagree", group)
-
-
 def _facts(values: Mapping[str, Any], writes: str, reads: str | None, root: str | None, sums: bool) -> dict[str, Any]:
     """Return what has to be the same on every rank. Raises ValueError if the call can't be made."""
-    facts = {root: values[root]} if root else {}
     members = dist.get_process_group_ranks(values["group"])
     if root and values[root] not in members:
         raise ValueError(f"{root}={values[root]} is not in the group, whose ranks (global ones) are {members}")
@@ -110,19 +100,26 @@ def _facts(values: Mapping[str, Any], writes: str, reads: str | None, root: str 
         else:
             tensors |= {f"{name}[{i}]": tensor for i, tensor in enumerate(value)}
     first_name, first = next(iter(tensors.items()))
+    looks: dict[str, Any] = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_meta:
             raise ValueError(f"{name} must be a dense torch.Tensor with data, not {type(tensor).__name__}")
         if name.startswith(writes) and tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name} requires grad: call under torch.no_grad(), or pass {name}.detach()")
-        for what in ("shape", "dtype", "device"):
-            here, there = getattr(tensor, what), getattr(first, what)
-            if here != there:
-                raise ValueError(f"{name} has {what} {_show(here)}, but {first_name} has {_show(there)}")
+        here, looks = _looks(tensor), looks or _looks(tensor)
+        if here != looks:
+            what = next(each for each in looks if here[each] != looks[each])
+            raise ValueError(f"{name} has {what} {here[what]}, but {first_name} has {looks[what]}")
     if sums and first.dtype is torch.bool:
         raise ValueError("a sum of bool is not a bool: pass .int(), or use torch.distributed with ReduceOp.BOR")
     _sent_from(first.device, values["group"])
-    return facts | {"shape": _show(first.shape), "dtype": _show(first.dtype)}
+    del looks["device"]  # ranks may use different ones
+    return ({root: values[root]} if root else {}) | looks
+
+
+def _looks(tensor: torch.Tensor) -> dict[str, Any]:
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    return {"shape": shape, "dtype": dtype, "device": tensor.device}
 
 
 @contextlib.contextmanager
@@ -156,7 +153,3 @@ def _sent_from(device: torch.device, group: dist.ProcessGroup) -> torch.device:
     if "cpu" in backends:
         return torch.device("cpu")
     raise ValueError(f"the group ({dist.get_backend_config(group)}) can't send tensors on {device}")
-
-
-def _show(value: Any) -> str:
-    return str(tuple(value)) if isinstance(value, torch.Size) else str(value).removeprefix("torch.")

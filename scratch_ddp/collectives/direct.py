@@ -64,7 +64,7 @@ def reduce_scatter(output: torch.Tensor, input_list: Tensors, group: dist.Proces
     Cost: n·(n-1) messages, (n-1)·S bytes sent by each rank. Depth 1. Memory: (n-1)·S beside the arguments.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    arriving = {other: scratch_like(output) for other in _others(rank, n)}
+    arriving = {other: scratch_like(output, place=other) for other in _others(rank, n)}
     exchange({other: input_list[other] for other in arriving}, arriving, group)
     total = input_list[rank]
     for part in arriving.values():

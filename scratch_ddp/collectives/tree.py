@@ -68,7 +68,7 @@ def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None =
         if place % (2 * reach) == reach:
             dist.send(total, group=group, group_dst=(rank - reach) % n)
         elif place + reach < n:
-            arriving = scratch_like(tensor)
+            arriving = scratch_like(tensor, place=reach.bit_length() % 2)  # the other one holds the sum so far
             dist.recv(arriving, group=group, group_src=(rank + reach) % n)
             total = arriving.add_(total)  # not into `tensor`: it belongs to the caller
         reach *= 2

@@ -5,10 +5,11 @@ found, and then all of them raise. These messages have the same size on every ra
 sizes differ.
 """
 
+import contextlib
 import hashlib
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,19 +38,16 @@ def compare(
     same: Mapping[Hashable, int],
     numbers: Mapping[str, int],
     flags: Sequence[int] = (),
-    dtype: torch.dtype = torch.int64,
 ) -> Compared:
     """Compare numbers over the ranks: which of `same` differ anywhere, and the largest of each other number.
 
     All ranks pass the same names and equally many `flags`, which are numbers without names. A number has at most 62
-    bits (see `digest`), or 8 with the dtype torch.uint8. Costs one all-reduce, counted as set-up, of one element per
-    number and two for each of `same`, in main memory where the group has a backend for it; through NCCL the processor
-    waits for the GPU's work.
+    bits (see `digest`). Costs one all-reduce, counted as set-up, of 8 bytes per number and 16 for each of `same`, in
+    main memory where the group has a backend for it; through NCCL the processor waits for the GPU's work.
     """
-    # The largest of (top - number) is top - (the smallest number).
-    top = 255 if dtype is torch.uint8 else 0
-    row = [*same.values(), *(top - value for value in same.values()), *numbers.values(), *flags]
-    message = torch.tensor(row, dtype=dtype, device=message_device(group))
+    # The largest of the negative numbers is that of the smallest number.
+    row = [*same.values(), *(-value for value in same.values()), *numbers.values(), *flags]
+    message = torch.tensor(row, dtype=torch.int64, device=message_device(group))
     with set_up():
         try:  # straight to the group: dist.all_reduce's checks take as long as the message does
             (group or dist.group.WORLD).allreduce([message], _LARGEST).wait()
@@ -57,8 +55,8 @@ def compare(
             error.add_note(LEFT_ALONE)
             raise
         found = message.tolist()
-    largest, complements, rest = found[: len(same)], found[len(same) : 2 * len(same)], found[2 * len(same) :]
-    different = [name for name, high, low in zip(same, largest, complements, strict=True) if high != top - low]
+    largest, smallest, rest = found[: len(same)], found[len(same) : 2 * len(same)], found[2 * len(same) :]
+    different = [name for name, high, low in zip(same, largest, smallest, strict=True) if high != -low]
     return Compared(dict(zip(numbers, rest, strict=False)), frozenset(different), rest[len(numbers) :])
 
 
@@ -73,20 +71,34 @@ def raise_everywhere(
     """Raise `error` on every rank if any rank has a `problem`; the message lists the ranks, each with its problem.
 
     Every rank of the group calls it, those without a problem with None. Without a process group it concerns this
-    process alone. Costs one all-reduce of 1 byte while no rank has a problem.
+    process alone. Costs one all-reduce of 8 bytes while no rank has a problem.
     """
     __tracebackhide__ = True  # IPython then shows the caller's line
     if not dist.is_initialized():
         if problem is not None:
             raise error(problem)
-    elif compare(group, {}, {"problem": problem is not None}, dtype=torch.uint8).largest["problem"]:
+    elif compare(group, {}, {"problem": problem is not None}).largest["problem"]:
         raise error("\n".join(said_by_ranks(problem or "", group)))
 
 
-def said_by_ranks(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
-    """Return what the ranks say, as `texts_by_rank` does, without those who say nothing. Every rank calls it."""
-    texts = zip(rank_numbers(group), gather_texts(text, group), strict=True)
-    return texts_by_rank({rank: text for rank, text in texts if text})
+@contextlib.contextmanager
+def together(group: dist.ProcessGroup | None, error: type[Exception] = ValueError, what: str = "") -> Iterator[None]:
+    """Raise `error` on every rank if the block raises on any. Every rank calls it. Costs what `raise_everywhere` does.
+
+    `what`: what the message begins with.
+    """
+    __tracebackhide__ = True
+    problem = None
+    try:
+        yield
+    except BaseException as raised:
+        failures = list(getattr(raised, "failures", {}).values())  # a CheckpointException, which is no Exception
+        cause = failures[0][0] if failures else raised
+        if not isinstance(cause, Exception):
+            raise
+        kind = "" if isinstance(cause, (ValueError, error)) else type(cause).__name__
+        problem = ": ".join(filter(None, [what, kind, str(cause).partition("\n")[0]]))
+    raise_everywhere(problem, group, error)
 
 
 def check_everywhere(
@@ -104,7 +116,7 @@ def check_everywhere(
     if not found.different:
         return
     texts = [each.splitlines() for each in gather_texts("\n".join(lines), group)]
-    ranks = rank_numbers(group)
+    ranks = dist.get_process_group_ranks(group)
     differences = [
         f"rank {rank}: {_first_difference(its, texts[0])} on rank {ranks[0]}"
         for rank, its in zip(ranks, texts, strict=True)
@@ -124,25 +136,16 @@ def _first_difference(its: list[str], first_ranks: list[str]) -> str:
     return next(f"entry {place} is {here}, but {there}" for place, (here, there) in pairs if here != there)
 
 
-def texts_by_rank(texts: Mapping[int, Any]) -> list[str]:
-    """["rank 2: this", "ranks 0, 1: that"]: each distinct text once, with the ranks that it belongs to."""
+def said_by_ranks(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
+    """["rank 2: this", "ranks 0, 1: that"]: each distinct text once, with its ranks, as the whole world counts them.
+
+    Those who say nothing are left out. Every rank calls it.
+    """
     ranks: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        ranks.setdefault(str(text), []).append(rank)
-    return [f"rank{'s' if len(some) > 1 else ''} {', '.join(map(str, some))}: {text}" for text, some in ranks.items()]
-
-
-def rank_numbers(group: dist.ProcessGroup | None = None) -> list[int]:
-    """The group's ranks by their numbers in the whole world, which is how messages name them."""
-    return dist.get_process_group_ranks(group)
-
-
-def gather_rows(row: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
-    """Return every rank's `row`, in rank order and in main memory. Same shape and dtype everywhere. One all-gather."""
-    row = row.to(message_device(group))
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(rows, row, group=group)
-    return [each.cpu() for each in rows]
+    for rank, its in zip(dist.get_process_group_ranks(group), gather_texts(text, group), strict=True):
+        ranks.setdefault(its, []).append(rank)
+    some = ((its, ", ".join(map(str, them)), len(them) > 1) for its, them in ranks.items() if its)
+    return [f"rank{'s' if several else ''} {them}: {its}" for its, them, several in some]
 
 
 def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
@@ -151,6 +154,14 @@ def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]
     with set_up():
         dist.all_gather_object(texts, text, group=group)
     return texts
+
+
+def gather_rows(row: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
+    """Return every rank's `row`, in rank order and in main memory. Same shape and dtype everywhere. One all-gather."""
+    row = row.to(message_device(group))
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, row, group=group)
+    return [each.cpu() for each in rows]
 
 
 def message_device(group: dist.ProcessGroup | None = None) -> torch.device:

@@ -4,19 +4,16 @@ The folder always holds a complete checkpoint. A new one is written beside it an
 that is interrupted leaves the old one intact.
 """
 
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
-from scratch_ddp.common.agreement import raise_everywhere
+from scratch_ddp.common.agreement import together
 
 METADATA = ".metadata"  # torch's file that says what the others hold
 OTHERS = "others"  # the name of all that is not a tensor
@@ -30,15 +27,16 @@ def write(folder: str | os.PathLike, state: dict[str, Any], others: Any, group: 
     """
     folder = Path(folder)
     partial = folder.with_name(folder.name + ".partial")
-    with _refused_everywhere(OSError, group):
-        if is_first(group):
+    is_first = dist.get_rank(group) == 0
+    with together(group, OSError):
+        if is_first:
             _prepare(folder, partial)
-    state = state | ({OTHERS: others} if is_first(group) else {})
-    with _refused_everywhere(OSError, group, f"{folder} can't be written"):
+    state = state | ({OTHERS: others} if is_first else {})
+    with together(group, OSError, f"{folder} can't be written"):
         planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # lists stay whole
-        dcp.save(state, checkpoint_id=partial, planner=planner, process_group=group, no_dist=not dist.is_initialized())
-    with _refused_everywhere(OSError, group):
-        if is_first(group):
+        dcp.save(state, checkpoint_id=partial, planner=planner, process_group=group)
+    with together(group, OSError):
+        if is_first:
             _put_in_place(partial, folder)
 
 
@@ -47,24 +45,17 @@ def read_metadata(folder: str | os.PathLike, group: dist.ProcessGroup | None) ->
     folder = Path(folder)
     if not folder.exists() and _before(folder).exists():  # a save was interrupted while it replaced this one
         folder = _before(folder)
-    metadata = problem = None
-    try:
+    with together(group, what=f"{folder} holds no checkpoint, or one that was cut short"):
         metadata = dcp.FileSystemReader(folder).read_metadata()
-        problem = _missing(folder, metadata)
-    except FileNotFoundError:
-        problem = f"{folder} holds no checkpoint, or one that was cut short: it has no .metadata"
-    except Exception as error:
-        problem = f"{folder} holds a checkpoint that was cut short: .metadata can't be read ({error})"
-    raise_everywhere(problem, group)
+        _check_complete(folder, metadata)
     return folder, metadata
 
 
 def read(folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None) -> None:
     """Fill the tensors of `state`; of a DTensor, this rank's rows. Raises ValueError on every rank if it fails."""
-    with _refused_everywhere(ValueError, group, f"{folder} can't be read; what has been loaded of it is unusable"):
+    with together(group, what=f"{folder} can't be read; what has been loaded of it is unusable"):
         planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        alone = not dist.is_initialized()
-        dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group, no_dist=alone)
+        dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group)
 
 
 def read_others(folder: Path, metadata: Metadata, group: dist.ProcessGroup | None) -> Any:
@@ -72,24 +63,6 @@ def read_others(folder: Path, metadata: Metadata, group: dist.ProcessGroup | Non
     state = {OTHERS: None}
     read(folder, state, group)
     return state[OTHERS]
-
-
-def is_first(group: dist.ProcessGroup | None) -> bool:
-    """Whether this is the group's first rank, or the only process."""
-    return not dist.is_initialized() or dist.get_rank(group) == 0
-
-
-@contextlib.contextmanager
-def _refused_everywhere(error: type[Exception], group: dist.ProcessGroup | None, what: str = "") -> Iterator[None]:
-    """Raise `error` on every rank if the block raises on any. Every rank calls it."""
-    problem = None
-    try:
-        yield
-    except (Exception, CheckpointException) as raised:
-        failures = list(getattr(raised, "failures", {}).values())  # those of all ranks, with their tracebacks
-        cause = failures[0][0] if failures else raised
-        problem = ": ".join(filter(None, [what, type(cause).__name__ if what else "", str(cause).partition("\n")[0]]))
-    raise_everywhere(problem, group, error)
 
 
 def _prepare(folder: Path, partial: Path) -> None:
@@ -119,13 +92,11 @@ def _is_ours(path: Path) -> bool:
     return path.name == METADATA or path.suffix in (".distcp", ".tmp")
 
 
-def _missing(folder: Path, metadata: Metadata) -> str | None:
-    """Say what the metadata lists and the files lack, or return None."""
+def _check_complete(folder: Path, metadata: Metadata) -> None:
+    """Raise ValueError if the metadata lists what the files lack."""
     if OTHERS not in metadata.state_dict_metadata:
-        return f"{folder} holds a checkpoint that was not written by save()"
+        raise ValueError("it was not written by save()")
     for place in metadata.storage_data.values():
         path, end = folder / place.relative_path, place.offset + place.length
-        size = path.stat().st_size if path.exists() else 0
-        if size < end:
-            return f"{folder} holds a checkpoint that was cut short: {path.name} has {size} bytes, {end} were written"
-    return None
+        if (size := path.stat().st_size) < end:
+            raise ValueError(f"{path.name} has {size} bytes, {end} were written")

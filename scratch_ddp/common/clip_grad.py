@@ -10,10 +10,7 @@ import torch.distributed as dist
 
 
 def total_norm(
-    gradients: Iterable[torch.Tensor],
-    norm_type: float,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
+    gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device, group: dist.ProcessGroup | None
 ) -> torch.Tensor:
     """Return the norm over all elements of all gradients, a float64 scalar on `device`, the same on every rank.
 

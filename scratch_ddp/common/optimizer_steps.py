@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-REDUCED = "_reduced"  # an attribute of gradients that are means over the ranks, on one rank alone (ZeRO-2)
+REDUCED = "is_reduced"  # an attribute of gradients that are means over the ranks, on one rank alone (ZeRO-2)
 SYNC_FORGOTTEN = (
     "the optimizer steps with gradients that were not synchronised: call sync_gradients() after backward and before "
     "step(), outside of no_sync()"

@@ -8,8 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import gather_texts
-from scratch_ddp.common.tensors import bytes_of, copy_back, flatten, group_alike
+from scratch_ddp.common.tensors import copy_back, flatten, group_alike
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -29,19 +28,17 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
 
 
 def model_problem(model: object, group: dist.ProcessGroup | None = None, with_values: bool = True) -> str | None:
-    """What keeps this rank's model from being spread over the group.
-
-    `with_values` False: it may be on the meta device, in whole or in part.
-    """
+    """What keeps this rank's model from being spread over the group. `with_values` as in `tensor_problem`."""
     if not isinstance(model, nn.Module):
         return f"the model must be a torch.nn.Module, not {type(model).__name__}"
-    backends = dist.get_backend_config(group)
-    problems = (tensor_problem(repr(name), each, backends, with_values) for name, each in named_tensors(model))
+    problems = (tensor_problem(repr(name), each, group, with_values) for name, each in named_tensors(model))
     return next(filter(None, problems), None)
 
 
-def tensor_problem(name: str, tensor: torch.Tensor, backends: str, with_values: bool = True) -> str | None:
-    """What keeps a tensor from being sent to other ranks. `name`: what the message calls it. `backends`: the group's.
+def tensor_problem(
+    name: str, tensor: torch.Tensor, group: dist.ProcessGroup | None, with_values: bool = True
+) -> str | None:
+    """What keeps a tensor from being sent to other ranks. `name`: what the message calls it.
 
     `with_values` False: it may be on the meta device.
     """
@@ -51,6 +48,7 @@ def tensor_problem(name: str, tensor: torch.Tensor, backends: str, with_values: 
         return f"{name} is on the meta device and has no values: allocate and initialise it first (model.to_empty)"
     if tensor.layout != torch.strided:
         return f"{name} is sparse; only dense parameters and buffers can be sent to other ranks"
+    backends = dist.get_backend_config(group)
     if not tensor.is_meta and f"{tensor.device.type}:" not in backends:
         return f"{name} is on {tensor.device.type}, but the backend is {backends!r}: move the model first"
     return None
@@ -72,21 +70,13 @@ def describe(model: nn.Module) -> list[str]:
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         strides = "" if tensor.is_contiguous() else f", strides {tensor.stride()}"
         frozen = ", frozen" if kind == "parameter" and not tensor.requires_grad else ""
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        lines.append(f"{kind} {name!r}: {dtype} {tuple(tensor.shape)}{strides}{frozen}")
+        lines.append(f"{kind} {name!r}: {dtype_and_shape(tensor)}{strides}{frozen}")
     return lines
 
 
-def difference(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """Say how far apart two tensors are; None if they hold the same bits. The same NaN is equal, 0.0 and -0.0 are not.
-
-    That is the largest |a - b| of any element, computed in double precision.
-    """
-    if torch.equal(bytes_of(a), bytes_of(b)):
-        return None
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    largest = (a.detach().to(wide) - b.detach().to(wide)).abs().max().item()
-    return f"by up to {largest:.3g}" if largest else "in bits alone (0.0 against -0.0)"
+def dtype_and_shape(tensor: torch.Tensor) -> str:
+    """As in "float32 (2, 3)"."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def broadcast_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
@@ -106,42 +96,3 @@ def complete_gradient(parameter: nn.Parameter) -> torch.Tensor:
     elif parameter.grad.stride() != parameter.stride():
         parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
     return parameter.grad
-
-
-class RegisteredParameters:
-    """The parameter under each name of each module when the model was wrapped; a tied one several times."""
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-        self._when_wrapped = self._now()
-
-    def problem(self) -> str | None:
-        """Say that they are no longer the same, or return None."""
-        if [id(each) for each in self._now()] != [id(each) for each in self._when_wrapped]:
-            return "parameters were added, removed, replaced or tied after the model was wrapped: wrap it again"
-        return None
-
-    def _now(self) -> list[nn.Parameter | None]:
-        return [each for module in modules_of(self.model) for each in module._parameters.values()]
-
-
-def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers that a state dict holds, each by a line that says where it is and what it is like."""
-    return {
-        f"{number}.{name} {buffer.dtype} {tuple(buffer.shape)}": buffer
-        for number, module in enumerate(modules_of(model))
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
-    }
-
-
-def buffers_from_first(buffers: dict[str, torch.Tensor], group: dist.ProcessGroup | None, alike: bool) -> None:
-    """Give every rank the first rank's values of the `buffers`, which are `alike` on all ranks or not.
-
-    Those that are not, because they grow or appear, say, stay each rank's own. One broadcast per dtype, and two small
-    all-gathers where they are not alike.
-    """
-    names = set(buffers)
-    if not alike:
-        names = set.intersection(*(set(text.splitlines()) for text in gather_texts("\n".join(buffers), group)))
-    broadcast_from_first([buffers[name] for name in sorted(names)], group)

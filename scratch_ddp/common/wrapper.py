@@ -21,31 +21,26 @@ _made = 0  # how many groups this process has made with `local_group`, or a high
 class SyncSwitch:
     """The switch that says whether gradients are synchronised. A wrapper inherits from it and `torch.nn.Module`."""
 
-    _do_sync = True
+    do_sync = True  # False inside `no_sync()` and after `disable_grad_sync()`
     is_sharded = False  # True for a class whose ranks hold parts of the parameters
-
-    @property
-    def do_sync(self) -> bool:
-        """False inside `no_sync()` and after `disable_grad_sync()`."""
-        return self._do_sync
 
     def enable_grad_sync(self) -> None:
         """Average gradients from now on."""
-        self._do_sync = True
+        self.do_sync = True
 
     def disable_grad_sync(self) -> None:
         """Leave each rank its own gradients from now on, so that micro-batches accumulate without communication."""
-        self._do_sync = False
+        self.do_sync = False
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate without communication. Run a micro-batch's forward, backward and `sync_gradients` inside."""
         before = self.do_sync
-        self.disable_grad_sync()
+        self.do_sync = False
         try:
             yield
         finally:  # also after an exception; an inner block leaves the switch off
-            self._do_sync = before
+            self.do_sync = before
 
 
 def sync_problem(sync: object) -> str | None:
@@ -55,14 +50,12 @@ def sync_problem(sync: object) -> str | None:
 
 def nesting_problem(model: nn.Module) -> str | None:
     """Say that a model to be replicated is, or holds, a sharded one, or return None."""
-    for name, module in model.named_modules():
-        if isinstance(module, SyncSwitch) and module.is_sharded:
-            kind = type(module).__name__
-            where = f"{name!r} is" if name else "the model is"
-            return (
-                f"{where} sharded by {kind}, so that ranks hold different parameters: to replicate shards (HSDP), give "
-                f"{kind} itself a mesh of two dimensions, {kind}(model, mesh)"
-            )
+    sharded = ((name, type(each).__name__) for name, each in model.named_modules() if getattr(each, "is_sharded", 0))
+    for name, kind in sharded:
+        return (
+            f"{repr(name) if name else 'the model'} is sharded by {kind}, so that ranks hold different parameters: to "
+            f"replicate shards (HSDP), give {kind} itself a mesh of two dimensions, {kind}(model, mesh)"
+        )
     return None
 
 
@@ -93,8 +86,7 @@ def local_group(
 ) -> dist.ProcessGroup:
     """Make another group of the same ranks, which these ranks alone call. Costs one small all-reduce besides.
 
-    new_group(…, use_local_synchronization=True) would name it by how many groups a rank has. Where ranks have different
-    numbers, or a group of the name was destroyed before, that hangs.
+    torch's own (`use_local_synchronization`) hangs where ranks have different numbers of groups, or destroyed one.
     """
     global _made
     _made = compare(group, {}, {"made": _made}).largest["made"] + 1

@@ -2,7 +2,8 @@
 
 from scratch_ddp.ddp.base import ReplicatedModule
 from scratch_ddp.ddp.batch_norm import SyncBatchNorm
-from scratch_ddp.ddp.bucketed import BucketedDDP, OverlappedDDP
+from scratch_ddp.ddp.bucketed import BucketedDDP
+from scratch_ddp.ddp.reducer import OverlappedDDP
 from scratch_ddp.ddp.simple import FlatDDP, SimpleDistributedDataParallelism
 
 __all__ = [

@@ -22,17 +22,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_everywhere, compare, digest, raise_everywhere
+from scratch_ddp.common.agreement import check_everywhere, compare, digest, gather_texts, raise_everywhere
 from scratch_ddp.common.optimizer_steps import REDUCED, SYNC_FORGOTTEN, parameters_of, watch_steps
 from scratch_ddp.common.replicas import (
-    RegisteredParameters,
     broadcast_from_first,
-    buffers_from_first,
     complete_gradient,
     describe,
+    dtype_and_shape,
     gradient_problem,
     model_problem,
-    persistent_buffers,
+    modules_of,
 )
 from scratch_ddp.common.wrapper import Group, SyncSwitch, nesting_problem, process_group
 
@@ -43,27 +42,25 @@ class ReplicatedModule(SyncSwitch, nn.Module):
     """A model of which every rank of `group` holds a replica. The base of the strategies, not a strategy itself.
 
     `group` is a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. A model without
-    parameters, or with none to train, can be wrapped too. `problem`: what a strategy finds wrong with its `settings`.
-    Raises ValueError on every rank if any has a problem, or if the ranks' models differ in names, shapes or dtypes, or
-    are wrapped differently. Costs one small all-reduce.
+    parameters, or with none to train, can be wrapped too. `problem`: what a strategy finds wrong with its arguments.
+    Raises ValueError on every rank if any has a problem, or if the ranks' models differ in names, shapes or dtypes.
+    Costs one small all-reduce.
 
     An optimizer that steps with gradients that were not synchronised raises ValueError, on every rank, unless
     synchronisation is switched off at that moment.
     """
 
     takes_gradients = False  # True for a strategy that takes gradients away when they arrive
-    settings: tuple[str, ...] = ()  # the attributes that are the same on every rank, set before this constructor
 
     def __init__(self, model: nn.Module, group: Group = None, problem: str | None = None):
         super().__init__()
         self.group = process_group(group)
+        self.world_size = dist.get_world_size(self.group)  # how many ranks hold a replica
         problem = problem or model_problem(model, self.group) or nesting_problem(model) or self._wrapped_already(model)
-        settings = [f"{name}={vars(self)[name]!r}" for name in self.settings]
-        lines = [] if problem else [f"{type(self).__name__}({', '.join(settings)})", *describe(model)]
-        complaint = "the ranks wrap different models, or wrap them differently: do the same everywhere"
-        check_everywhere(problem, lines, complaint, self.group)
-        self.module = model
-        self._registered, self._named = RegisteredParameters(model), list(model.named_parameters())
+        lines = [] if problem else describe(model)
+        check_everywhere(problem, lines, "the ranks wrap different models: do the same everywhere", self.group)
+        self.module, self._named = model, list(model.named_parameters())
+        self._when_wrapped = self._parameters_now()
         self._unsynchronised = False  # a gradient has come since the last `sync_gradients()`
         comes = functools.partial(type(self).gradient_comes, weakref.proxy(self))  # hooks don't keep the wrapper alive
         trained = (each for each in model.parameters() if each.requires_grad)
@@ -72,18 +69,13 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         _wrappers.add(self)
         watch_steps(self)
 
-    @property
-    def world_size(self) -> int:
-        """How many ranks hold a replica."""
-        return dist.get_world_size(self.group)
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped model. No communication."""
         return self.module(*args, **kwargs)
 
     def sync_gradients(self) -> None:
         """Replace each gradient by its mean over the ranks, unless synchronisation is switched off."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement sync_gradients()")
+        raise NotImplementedError(type(self).__name__)
 
     def gradient_comes(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
         """Called when autograd is about to add `gradient` to the parameter's."""
@@ -111,10 +103,6 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         _remove(self.hook_handles)
         self._unsynchronised = False
 
-    def copy_from_first(self) -> None:
-        """Give every rank the first rank's parameters and buffers. Costs one broadcast per dtype."""
-        broadcast_from_first([*self.module.parameters(), *self.module.buffers()], self.group)
-
     def parameters_with_gradient(self) -> list[nn.Parameter]:
         """Return the parameters that have a gradient on any rank: the same list in the same order on every rank.
 
@@ -131,28 +119,36 @@ class ReplicatedModule(SyncSwitch, nn.Module):
     def exchange(self, presence: list[int], problem: str | None, abandoned: bool = False) -> list[int]:
         """Exchange which gradients each rank has; return the largest number of any rank for each parameter.
 
-        `presence` has a number from 0 (no gradient) to 255 for each parameter of the model. Raises ValueError on every
+        `presence` has a number for each parameter of the model, 0 where it has no gradient. Raises ValueError on every
         rank if any rank has a `problem`, unless all ranks have `abandoned` the step. Buffers that a state dict holds
-        (BatchNorm's statistics) take the first rank's values; others, such as caches, are each rank's own.
+        (BatchNorm's statistics) take the first rank's values; caches, and buffers of ranks' own sizes, do not.
 
-        Costs one all-reduce of a byte per parameter, and one broadcast per dtype of such buffers. The answer is read on
-        the processor, which over NCCL waits for all messages under way.
+        Costs one all-reduce of 8 bytes per parameter, and one broadcast per dtype of such buffers. The answer is read
+        on the processor, which over NCCL waits for all messages under way.
         """
-        buffers = persistent_buffers(self.module)
-        layout = dict(enumerate(digest(sorted(buffers)).to_bytes(7)))
+        buffers = _persistent_buffers(self.module)
         votes = {"refused": problem is not None, "going on": not abandoned}
-        found = compare(self.group, layout, votes, flags=presence, dtype=torch.uint8)
+        found = compare(self.group, {"buffers": digest(sorted(buffers))}, votes, presence)
         if found.largest["refused"] and found.largest["going on"]:
             raise_everywhere(problem, self.group)
-        buffers_from_first(buffers, self.group, alike=not found.different)
+        alike = set(buffers)
+        if found.different:
+            alike.intersection_update(*(each.splitlines() for each in gather_texts("\n".join(buffers), self.group)))
+        broadcast_from_first([buffers[name] for name in sorted(alike)], self.group)
         self._unsynchronised = False
         return found.flags
 
     def problem(self) -> str | None:
         """Say what keeps this rank from averaging its gradients, or return None."""
-        gradients = ((name, each.grad) for name, each in self._named if each.grad is not None)
-        problems = (gradient_problem(repr(name), each) for name, each in gradients if not isinstance(each, OnItsWay))
-        return self._registered.problem() or next(filter(None, problems), None)
+        if [*map(id, self._parameters_now())] != [*map(id, self._when_wrapped)]:
+            return "parameters were added, removed, replaced or tied after the model was wrapped: wrap it again"
+        gradients = ((repr(name), each.grad) for name, each in self._named if each.grad is not None)
+        problems = (gradient_problem(*each) for each in gradients if not isinstance(each[1], OnItsWay))
+        return next(filter(None, problems), None)
+
+    def _parameters_now(self) -> list[nn.Parameter | None]:
+        """The parameter under each name of each module; a tied one several times."""
+        return [each for module in modules_of(self.module) for each in module._parameters.values()]
 
     def _wrapped_already(self, model: nn.Module) -> str | None:
         mine = set(model.parameters())
@@ -169,6 +165,16 @@ class OnItsWay(torch.Tensor):
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
         raise ValueError("gradients are on their way between backward and sync_gradients(): use them after it")
+
+
+def _persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that a state dict holds, each by a line that says where it is and what it is like."""
+    return {
+        f"{number}.{name} {dtype_and_shape(buffer)}": buffer
+        for number, module in enumerate(modules_of(model))
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
 
 
 def _remove(handles: list[torch.utils.hooks.RemovableHandle]) -> None:

@@ -72,25 +72,20 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert(cls, model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
-        """Replace every BatchNorm in `model`, keeping its parameters and statistics; return the model.
+        """Make every BatchNorm in `model` such a norm, with all that it holds; return the model.
 
-        No communication. Raises ValueError, before anything is replaced, for a norm without weight, running statistics
+        No communication. Raises ValueError, before anything is changed, for a norm without weight, running statistics
         or momentum, and for one of a class with a `forward` of its own.
         """
-        found = [each for each in model.named_modules(remove_duplicate=False) if isinstance(each[1], _BatchNorm)]
+        found = [each for each in model.named_modules() if isinstance(each[1], _BatchNorm)]
         for name, each in found:
             plain = type(each).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward, cls.forward)
             if not plain or each.weight is None or each.running_mean is None or each.momentum is None:
                 needs = "it needs BatchNorm's forward, a weight, running statistics and a momentum"
                 raise ValueError(f"the norm {name!r} can't be synchronized: {needs}")
-        synced = {each: cls(each.num_features, each.eps, each.momentum).train(each.training) for _, each in found}
-        for each, its in synced.items():
-            its.group, its._parameters, its._buffers = group, each._parameters, each._buffers
-        for name, each in found:
-            parent, _, own = name.rpartition(".")
-            if name:
-                setattr(model.get_submodule(parent), own, synced[each])
-        return synced.get(model, model)
+        for _, each in found:
+            each.__class__, each.group = cls, group
+        return model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """As BatchNorm's; every rank of the group calls it."""

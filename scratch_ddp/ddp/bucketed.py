@@ -1,57 +1,33 @@
-"""Data parallelism that hides communication behind backward: in one message per gradient, or in a few large ones.
-
-When a bucket is filled and sent is decided in `reducer.py`; here is which gradients share one.
-"""
+"""`BucketedDDP`: gradients travel in a few large messages. Here is which of them share one; `reducer` sends them."""
 
 from collections.abc import Sequence
 
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.tensors import MB, group_alike
 from scratch_ddp.common.wrapper import Group
-from scratch_ddp.ddp.reducer import Bucket, HookedModule
+from scratch_ddp.ddp.reducer import OverlappedDDP
 
 FIRST_BUCKET_MB = 1.0  # as in torch's DDP: communication starts early
 
 
-class OverlappedDDP(HookedModule):
-    """A model that starts as the first rank's on every rank, each gradient averaged while backward goes on.
-
-    `group` as for `ReplicatedModule`, which also says what is checked; `HookedModule` says what happens to gradients.
-    Costs one broadcast per dtype when it is built. Each step costs one asynchronous all-reduce per parameter that was
-    not frozen when the model was wrapped (of zeros for one without a gradient), started in the reverse order of
-    registration, and one small exchange of which parameters have a gradient.
-    """
-
-    def make_buckets(self, parameters: list[nn.Parameter]) -> list[Bucket]:
-        """A bucket for each parameter."""
-        return [Bucket([parameter]) for parameter in parameters]
-
-
-class BucketedDDP(HookedModule):
-    """A model that starts with the first rank's values, and whose gradients are averaged in buckets during backward.
+class BucketedDDP(OverlappedDDP):
+    """As `OverlappedDDP`, but the gradients are averaged in buckets: one all-reduce for each.
 
     A bucket holds gradients of one dtype and device, in the reverse order of registration. It is closed by the gradient
     with which it reaches `bucket_mb` · 2²⁰ bytes, as in torch's DDP; the first one at 1 MB already, so that
-    communication starts early. Buckets are allocated once; after `sync_gradients()` the gradients are views of them.
-    `group` as for `ReplicatedModule`, which also says what is checked; `HookedModule` says what happens to gradients.
-    Raises ValueError on every rank if `bucket_mb` is not a positive number, or not the same number everywhere.
-
-    Costs one broadcast per dtype when it is built. Each step costs one asynchronous all-reduce per bucket, and one
-    small exchange of which parameters have a gradient. A bucket travels whole, with zeros where no rank has a gradient.
+    communication starts early. Buckets are allocated once; after `sync_gradients()` the gradients are views of them. A
+    bucket travels whole, with zeros where no rank has a gradient.
+    `bucket_mb`: the same positive number on every rank.
     """
-
-    settings = ("bucket_mb", "sync")
 
     def __init__(self, model: nn.Module, bucket_mb: float = 25.0, group: Group = None, *, sync: str = "call"):
         self.bucket_mb = bucket_mb
-        super().__init__(model, group, sync, _bucket_mb_problem(bucket_mb))
+        super().__init__(model, group, sync)
 
-    def make_buckets(self, parameters: list[nn.Parameter]) -> list[Bucket]:
-        """A bucket for each group of parameters."""
-        return [Bucket(group) for group in bucket_groups(parameters, self.bucket_mb)]
+    def share_buckets(self, parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Group parameters by `bucket_groups`."""
+        return bucket_groups(parameters, self.bucket_mb)
 
 
 def bucket_groups(parameters: Sequence[nn.Parameter], bucket_mb: float) -> list[list[nn.Parameter]]:
@@ -84,11 +60,3 @@ def bucket_plan(nbytes: Sequence[int], limit: float, first: float) -> list[list[
             buckets.append([])
             held = 0
     return [bucket for bucket in buckets if bucket]
-
-
-def _bucket_mb_problem(bucket_mb: object) -> str | None:
-    if isinstance(bucket_mb, (int, float)) and not isinstance(bucket_mb, bool) and bucket_mb > 0:  # nan is not
-        return None
-    if isinstance(bucket_mb, (dist.ProcessGroup, DeviceMesh)):
-        return f"the {type(bucket_mb).__name__} was taken for bucket_mb: pass it by name, BucketedDDP(model, group=…)"
-    return f"bucket_mb must be a positive number (of 2²⁰ bytes), not {bucket_mb!r}"

@@ -1,8 +1,8 @@
-"""The reducer of the strategies that average gradients from hooks, while backward goes on.
+"""`OverlappedDDP`: gradients are averaged from hooks, while backward goes on. `BucketedDDP` gives it larger buckets.
 
 How a gradient travels:
 
-1. Autograd has completed the gradient of a parameter and calls `HookedModule.gradient_arrived`.
+1. Autograd has completed the gradient of a parameter and calls `gradient_arrived`.
 2. The gradient, divided by the number of ranks, goes into its bucket.
 3. A full bucket is all-reduced. Collectives are paired by their order, so every rank must start the same buckets in the
    same order, whatever gradients it has: a full bucket waits until the one before it in the list has started.
@@ -17,13 +17,14 @@ what a second backward adds is kept apart.
 
 import functools
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.replicas import complete_gradient, gradient_problem
+from scratch_ddp.common.replicas import broadcast_from_first, complete_gradient, gradient_problem
 from scratch_ddp.common.wrapper import Group, sync_problem
 from scratch_ddp.ddp.base import OnItsWay, ReplicatedModule
 
@@ -36,7 +37,7 @@ GROUP_RENEWED = "the process group was renewed while gradients were on their way
 class Bucket:
     """Gradients of one dtype and device, one after the other in one tensor, which is allocated once."""
 
-    def __init__(self, parameters: list[nn.Parameter]):
+    def __init__(self, parameters: Sequence[nn.Parameter]):
         sizes = [parameter.numel() for parameter in parameters]
         self.tensor = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
         strides = [torch.empty_like(each, device="meta").stride() for each in parameters]  # those of a transposed one
@@ -44,8 +45,13 @@ class Bucket:
         self.views = {each: part.as_strided(each.shape, its) for each, part, its in parts}
 
 
-class HookedModule(ReplicatedModule):
-    """A replicated model whose gradients travel from gradient hooks. The base of strategies, not a strategy itself.
+class OverlappedDDP(ReplicatedModule):
+    """A model that starts as the first rank's on every rank, each gradient averaged while backward goes on.
+
+    `group` as for `ReplicatedModule`, which also says what is checked. Costs one broadcast per dtype when it is built.
+    Each step costs one asynchronous all-reduce per parameter that was not frozen when the model was wrapped (of zeros
+    for one without a gradient), started in the reverse order of registration, and one small exchange of which
+    parameters have a gradient.
 
     Whether a gradient is synchronised is read when it arrives. `sync_gradients()` itself reduces one that has not
     arrived by then (of a parameter that this rank uses only inside `no_sync`, say), or that arrives twice, after two
@@ -62,15 +68,15 @@ class HookedModule(ReplicatedModule):
     """
 
     takes_gradients = True
-    settings = ("sync",)
 
-    def __init__(self, model: nn.Module, group: Group = None, sync: str = "call", problem: str | None = None):
+    def __init__(self, model: nn.Module, group: Group = None, sync: str = "call"):
+        super().__init__(model, group, sync_problem(sync))
         self.sync = sync
-        super().__init__(model, group, problem or sync_problem(sync))
-        self.copy_from_first()
+        broadcast_from_first([*model.parameters(), *model.buffers()], self.group)
         self._trained = [each for each in model.parameters() if each.requires_grad]
-        arrived = functools.partial(HookedModule.gradient_arrived, weakref.proxy(self))
+        arrived = functools.partial(OverlappedDDP.gradient_arrived, weakref.proxy(self))
         self.hook_handles += [each.register_post_accumulate_grad_hook(arrived) for each in self._trained]
+        self._arrived: set[nn.Parameter] = set()
         self._forget_step()
         renewable = self.group or dist.group.WORLD
         if hasattr(renewable, "wrappers"):  # it calls `start_over` when it is renewed
@@ -81,9 +87,9 @@ class HookedModule(ReplicatedModule):
         super().remove_hooks()
         self._forget_step()
 
-    def make_buckets(self, parameters: list[nn.Parameter]) -> list[Bucket]:
-        """Divide parameters, given in the order in which backward reaches them, among buckets."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement make_buckets()")
+    def share_buckets(self, parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Group parameters, given in the order in which backward reaches them: here each has a bucket of its own."""
+        return [[parameter] for parameter in parameters]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped model. No communication, unless the last backward was interrupted, or its gradients cleared.
@@ -130,27 +136,27 @@ class HookedModule(ReplicatedModule):
 
         Raises ValueError on every rank if a backward was interrupted, or gradients were cleared after it.
         """
-        if not self.do_sync and not self._arrived:
-            return
-        problem = self.problem()
-        try:
-            self._start_rest(empty=problem is not None)
-            where = self.exchange([self._where(each) for _, each in self._named], problem)
-            for work in self._works:
-                work.wait()
-            self._hand_out(where)
-            self._begin_step()
-        except BaseException:  # an interruption too
-            self._forget_step()
-            raise
+        if self.do_sync or self._arrived:
+            self.end_step(self.problem())
 
-    def end_step(self, problem: str, abandoned: bool = False) -> None:
-        """Raise ValueError on every rank, unless all have `abandoned` the step. It is forgotten."""
+    def end_step(self, problem: str | None, abandoned: bool = False) -> None:
+        """Hand out the means. With a `problem` on any rank raise ValueError on all, unless all `abandoned` the step.
+
+        A step with a problem is forgotten, but takes part in what other ranks have started, or will.
+        """
+        empty, finished = problem is not None, False
         try:
-            self._start_rest(empty=True)  # other ranks have started them, or will
-            self.exchange([NOWHERE] * len(self._named), problem, abandoned)
-        finally:
-            self._forget_step()
+            while len(self._works) < len(self.buckets):
+                self._start_next(empty)
+            mine = [NOWHERE if empty else self._where(each) for _, each in self._named]
+            where = self.exchange(mine, problem, abandoned)
+            if not empty:
+                for work in self._works:
+                    work.wait()
+                self._hand_out(where)
+                finished = True
+        finally:  # after an interruption too
+            self._begin_step() if finished else self._forget_step()
 
     def start_over(self) -> None:
         """Called by a group that was renewed: what was under way in it never arrives."""
@@ -162,11 +168,6 @@ class HookedModule(ReplicatedModule):
         if any(each.grad is None for each in self._arrived):
             self._broken = CLEARED
         return BACKWARD_INTERRUPTED if self._in_backward else self._broken or super().problem()
-
-    def _apply(self, *args: Any, **kwargs: Any) -> "HookedModule":
-        super()._apply(*args, **kwargs)  # moves or casts the model
-        self._forget_step()
-        return self
 
     def _backward_ended(self) -> None:
         self._in_backward = False  # autograd does not call this if backward raised
@@ -192,10 +193,6 @@ class HookedModule(ReplicatedModule):
                     parameter.grad = parameter.grad.clone()  # it stays, and may be a view of this bucket
                 view.zero_()
         self._works.append(dist.all_reduce(bucket.tensor, group=self.group, async_op=True))
-
-    def _start_rest(self, empty: bool) -> None:
-        while len(self._works) < len(self.buckets):
-            self._start_next(empty)
 
     def _where(self, parameter: nn.Parameter) -> int:
         if parameter.requires_grad and parameter.grad is not None and not isinstance(parameter.grad, OnItsWay):
@@ -224,14 +221,13 @@ class HookedModule(ReplicatedModule):
 
     def _forget_step(self) -> None:
         """Go on with new buckets: an all-reduce that was given up may still write into the old ones."""
-        if hasattr(self, "_arrived"):
-            self._take_back()
-        self.buckets = self.make_buckets([each for each in self._trained[::-1] if each.numel()])
+        self._take_back()
+        self.buckets = [*map(Bucket, self.share_buckets([each for each in self._trained[::-1] if each.numel()]))]
         self._number_of = {each: number for number, bucket in enumerate(self.buckets) for each in bucket.views}
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._arrived: set[nn.Parameter] = set()  # their gradients are in their buckets
+        self._arrived = set()  # parameters whose gradients are in their buckets
         self._works: list[dist.Work] = []  # of the buckets that have started
         self._in_backward = False  # an interrupted backward leaves it True
         self._broken: str | None = None  # why the step can't be ended

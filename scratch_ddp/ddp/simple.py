@@ -1,12 +1,13 @@
 """Data parallelism that averages after each backward: one all-reduce per parameter, or one for all of a dtype."""
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import raise_everywhere
-from scratch_ddp.common.replicas import difference, named_tensors
-from scratch_ddp.common.tensors import flatten, group_alike, unflatten
+from scratch_ddp.common.replicas import broadcast_from_first, named_tensors
+from scratch_ddp.common.tensors import bytes_of, flatten, group_alike, unflatten
 from scratch_ddp.common.wrapper import Group
 from scratch_ddp.ddp.base import ReplicatedModule
 
@@ -26,8 +27,9 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
             rank0s = mine.detach().clone()
             with set_up():  # not counted as training's traffic
                 dist.broadcast(rank0s, group=self.group, group_src=0)
-            if problem is None and (by := difference(mine, rank0s)):
-                problem = f"{name!r} differs from rank 0's {by}: set the same seed before building the model"
+            if problem is None and not torch.equal(bytes_of(mine), bytes_of(rank0s)):
+                how_far = _how_far(mine, rank0s)
+                problem = f"{name!r} differs from rank 0's {how_far}: set the same seed before building the model"
         raise_everywhere(problem, self.group)  # else equal ranks would wait for ever
 
     def sync_gradients(self) -> None:
@@ -44,6 +46,13 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
         return self.module
 
 
+def _how_far(a: torch.Tensor, b: torch.Tensor) -> str:
+    """How far apart are two tensors with different bits? The largest |a - b|, in double precision."""
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    largest = (a.detach().to(wide) - b.to(wide)).abs().max().item()
+    return f"by up to {largest:.3g}" if largest else "in bits alone (0.0 against -0.0)"
+
+
 class FlatDDP(ReplicatedModule):
     """A model that starts as the first rank's on every rank, its gradients averaged in one message per dtype.
 
@@ -54,7 +63,7 @@ class FlatDDP(ReplicatedModule):
 
     def __init__(self, model: nn.Module, group: Group = None):
         super().__init__(model, group)
-        self.copy_from_first()
+        broadcast_from_first([each for _, each in named_tensors(model)], self.group)
 
     def sync_gradients(self) -> None:
         """Replace each gradient by its mean over the ranks. Call it after backward, on every rank."""

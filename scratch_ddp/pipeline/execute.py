@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.agreement import raise_everywhere
+from scratch_ddp.common.replicas import dtype_and_shape
 from scratch_ddp.pipeline.halves import backward_of_inputs, compute_weight_gradients, weights_put_off
-from scratch_ddp.pipeline.messages import DTYPES, MOST_DIMENSIONS, Lost, Messages, Size, Sizes
+from scratch_ddp.pipeline.messages import DTYPES, MOST_DIMENSIONS, Messages, Sizes
 from scratch_ddp.pipeline.schedules import Action, Row, Schedule
 
 _NAMES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights' backward"}
@@ -39,24 +40,20 @@ def execute(
 
     Raises RuntimeError on every rank if an action fails on any; some gradients have then been added. Cost: a message
     for each output and each gradient that a stage on another rank needs, before each output a header of 80 bytes while
-    `sizes` is empty, and one all-reduce of a byte.
+    `sizes` is empty, and one all-reduce of 8 bytes.
     """
     row, sizes, spans = schedule[dist.get_rank(group)], {} if sizes is None else sizes, []
     messages = Messages(schedule, sizes, group, torch.device(device))
     computing = _Computing(stages, inputs, loss, sizes, messages.last, row)
-    goes_on, problem, cause = True, None, None
+    problem = cause = None
     for action in row:
-        result = arrived = None
-        try:
-            arrived = messages.take(action)
-        except Lost:
-            goes_on = False
-        if goes_on:
-            start = time.monotonic()
+        result, arrived = None, messages.take(action)
+        start = time.monotonic()
+        if problem is None and not messages.lost:
             try:
                 result = computing.run(action, arrived)
             except Exception as error:
-                goes_on, cause, problem = False, error, _problem(action, arrived, error)
+                cause, problem = error, _problem(action, arrived, error)
             spans.append((action, start, time.monotonic()))
         messages.give(action, result)
     messages.finish()
@@ -70,7 +67,7 @@ def execute(
 
 def _problem(action: Action, arrived: torch.Tensor | None, error: Exception) -> str:
     kind, stage, micro = action
-    got = f", which got {Size.of(arrived)}," if kind == "F" and arrived is not None else ""
+    got = f", which got {dtype_and_shape(arrived)}," if kind == "F" and arrived is not None else ""
     return f"stage {stage}{got} failed in the {_NAMES[kind]} of micro-batch {micro}: {type(error).__name__}: {error}"
 
 
@@ -104,8 +101,6 @@ class _Computing:
             y = self.stages[stage](x)
             if stage == self.last:
                 y = self.loss_of(micro, y)
-                if not isinstance(y, torch.Tensor) or y.dim():
-                    raise TypeError(f"the loss must be one number in a tensor, not {_in_words(y)}")
                 self.loss += y.detach().cpu()
         if self.trains:
             self.graphs[stage, micro] = x, gradients, y, later
@@ -126,9 +121,10 @@ class _Computing:
     def check_size(self, stage: int, micro: int, y: torch.Tensor) -> None:
         if not isinstance(y, torch.Tensor) or y.dtype not in DTYPES or y.dim() > MOST_DIMENSIONS:
             raise TypeError(f"a stage must put out one tensor of floating-point numbers, not {_in_words(y)}")
-        if (size := Size.of(y)) != (before := self.sizes.setdefault((stage, micro), size)):
-            raise ValueError(f"it put out {size}, and {before} before, for inputs of the same size")
+        size = self.sizes.setdefault((stage, micro), y.detach().to("meta"))
+        if (now := _in_words(y)) != (before := _in_words(size)):
+            raise ValueError(f"it put out {now}, and {before} before, for inputs of the same size")
 
 
 def _in_words(y: Any) -> str:
-    return str(Size.of(y)) if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"
+    return dtype_and_shape(y) if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"

@@ -1,7 +1,6 @@
 """What travels between stages in one pass. The schedule tells every rank who sends what to whom, so nobody asks."""
 
 import contextlib
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,63 +15,40 @@ _FAILED = -1  # in a header, in place of a dtype
 _AHEAD = 2  # how many actions before its turn a message's receive is posted; gloo sends from then on
 
 
-class Size(NamedTuple):
-    """Shape and dtype of what a stage puts out, which its gradient has too."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Size":
-        return cls(tuple(tensor.shape), tensor.dtype)
-
-    def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
-
-
-Sizes = dict[tuple[int, int], Size]  # of a stage's output for a micro-batch
-
-
-class Lost(Exception):
-    """A message will not come, because its sender has failed."""
+# Shape and dtype of a stage's output for a micro-batch, which its gradient has too: a tensor on the meta device.
+Sizes = dict[tuple[int, int], torch.Tensor]
 
 
 class Messages:
     """This rank's messages of one pass, through main memory. If `sizes` is empty, headers fill it.
 
-    An output is kept until its gradient arrives, or else until the end of the pass, as gradients are.
+    An output is kept until its gradient arrives, or else until the end of the pass, as gradients are. `lost`: a message
+    will not come, because its sender has failed.
     """
 
     def __init__(self, schedule: Schedule, sizes: Sizes, group: dist.ProcessGroup | None, device: torch.device):
         self.rank, self.home, self.last = dist.get_rank(group), homes(schedule), max(homes(schedule))
         self.sizes, self.announced, self.group, self.device = sizes, not sizes, group, device
-        self.row = list(schedule[self.rank])  # what is still to do
+        self.row, self.lost = list(schedule[self.rank]), False  # what is still to do
         self.here: dict[Message, torch.Tensor | None] = {}  # from one stage of this rank to another
         self.coming: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
         self.going: dict[Message, list[dist.Work]] = {}
 
     def take(self, action: Action) -> torch.Tensor | None:
-        """Return what the next action needs from another stage, None if that is nothing. Lost if it will not come."""
+        """Return what the next action needs from another stage; None if that is nothing, or `lost`."""
         for soon in self.row[: 1 + _AHEAD]:
             self._receive(self._needed(soon))
         self.row.pop(0)
         message = self._needed(action)
         if message is None:
             return None
-        if message in self.here:
-            if (tensor := self.here.pop(message)) is None:
-                raise Lost
-            return tensor
-        if self.announced and message.what == "x":
-            self._hear_size(message)
-        self._receive(message, announced=True)
-        if message not in self.coming:
-            raise Lost
-        tensor, work = self.coming.pop(message)
-        work.wait()
-        if message.what == "g":
-            self._wait(Message("x", message.stage - 1, message.micro))  # which was received, then
-        return tensor.to(self.device)
+        if message not in self.here:
+            if self.announced and message.what == "x":
+                self._hear_size(message)
+            self._receive(message, announced=True)
+        tensor = self.here.pop(message) if message in self.here else self._arrived(message)
+        self.lost |= tensor is None
+        return tensor
 
     def give(self, action: Action, tensor: torch.Tensor | None) -> None:
         """Send what the action has computed to the stage that needs it; None if it could not be computed."""
@@ -84,7 +60,7 @@ class Messages:
             return
         if self.announced and message.what == "x":
             self._send(_header(tensor), to, message, is_header=True)
-        elif tensor is None and (size := self.sizes.get(_output(message))):
+        elif tensor is None and (size := self.sizes.get(_output(message))) is not None:
             tensor = torch.zeros(size.shape, dtype=size.dtype)  # the receiver waits for it
         if tensor is not None:
             self._send(tensor.contiguous().cpu(), to, message)
@@ -111,10 +87,19 @@ class Messages:
         if message is None or message in self.coming or (source := self.home[message.stage]) == self.rank:
             return
         is_known = announced or not self.announced or message.what == "g"
-        if is_known and (size := self.sizes.get(_output(message))):
+        if is_known and (size := self.sizes.get(_output(message))) is not None:
             buffer = torch.empty(size.shape, dtype=size.dtype)
             work = dist.irecv(buffer, group=self.group, group_src=source, tag=self._tag(message))
             self.coming[message] = buffer, work
+
+    def _arrived(self, message: Message) -> torch.Tensor | None:
+        tensor, work = self.coming.pop(message, (None, None))
+        if tensor is None:
+            return None
+        work.wait()
+        if message.what == "g":
+            self._wait(Message("x", message.stage - 1, message.micro))  # which was received, then
+        return tensor.to(self.device)
 
     def _hear_size(self, message: Message) -> None:
         header = _header(None)
@@ -122,7 +107,7 @@ class Messages:
             dist.recv(header, group=self.group, group_src=self.home[message.stage], tag=self._tag(message, True))
         dtype, dimensions, *shape = header.tolist()
         if dtype != _FAILED:
-            self.sizes[_output(message)] = Size(tuple(shape[:dimensions]), DTYPES[dtype])
+            self.sizes[_output(message)] = torch.empty(shape[:dimensions], dtype=DTYPES[dtype], device="meta")
 
     def _tag(self, message: Message, is_header: bool = False) -> int:
         return 4 * (message.micro * (self.last + 1) + message.stage) + 2 * (message.what == "g") + is_header
@@ -134,7 +119,5 @@ def _output(message: Message) -> tuple[int, int]:
 
 
 def _header(tensor: torch.Tensor | None) -> torch.Tensor:
-    if tensor is None:
-        return torch.full((2 + MOST_DIMENSIONS,), _FAILED)
-    row = [DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
+    row = [_FAILED] if tensor is None else [DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
     return torch.tensor(row + [0] * (2 + MOST_DIMENSIONS - len(row)))

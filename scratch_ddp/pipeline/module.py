@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import check_same_lines, compare, digest, message_device, raise_everywhere
-from scratch_ddp.common.replicas import describe
+from scratch_ddp.common.agreement import check_same_lines, compare, digest, message_device, raise_everywhere, together
+from scratch_ddp.common.replicas import describe, model_problem
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.pipeline.execute import execute
 from scratch_ddp.pipeline.messages import Sizes
@@ -71,13 +71,11 @@ class Pipeline(nn.Module):
                 "messages between stages go through main memory, for which the process group has no backend: call "
                 "dist.init_process_group('cpu:gloo,cuda:nccl')"
             )
-        problem, parts = None, []
-        try:
+        with together(self.group):
             self.schedule = _rows(schedule, dist.get_world_size(self.group), n_micro)
             parts = _cut(layers_of(layers), 1 + max(homes(self.schedule)), cuts)
-        except (TypeError, ValueError) as error:
-            problem = str(error)
-        raise_everywhere(problem, self.group)
+            for problem in filter(None, (model_problem(_assembled(part), self.group) for part in parts)):
+                raise ValueError(problem)
         lines = [f"stage {n}: {line}" for n, part in enumerate(parts) for line in describe(_assembled(part))]
         lines += [f"row {rank}: {list(map(str, row))}" for rank, row in enumerate(self.schedule)]
         check_same_lines(lines, "the ranks build different pipelines; do the same everywhere", self.group)
@@ -103,12 +101,12 @@ class Pipeline(nn.Module):
         Cost: see `execute`; a small all-reduce before it; for each tied parameter a message of its size to each other
         rank that holds it; 8 bytes for the loss.
         """
-        sizes = self._meet("step", x, y)
+        inputs = self._meet("step", x, y)
         earlier = [parameter.grad for parameter, _ in self._tied]  # sums already
         for parameter, _ in self._tied:
             parameter.grad = None
         try:
-            loss = self._run(self.schedule, sizes, x, y, everywhere)
+            loss = self._run(self.schedule, inputs, x, y, everywhere)
             for (parameter, ranks), before in zip(self._tied, earlier, strict=True):
                 if parameter.requires_grad:
                     mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -121,12 +119,11 @@ class Pipeline(nn.Module):
 
     def evaluate(self, x: torch.Tensor | None, y: torch.Tensor | None, everywhere: bool = False) -> float | None:
         """Return the loss as `step` does, without a backward: no gradients, only the outputs travel."""
-        sizes = self._meet("evaluate", x, y)
         forwards = [[action for action in row if action.kind == "F"] for row in self.schedule]
-        return self._run(forwards, sizes, x, y, everywhere)
+        return self._run(forwards, self._meet("evaluate", x, y), x, y, everywhere)
 
     def _run(
-        self, rows: Schedule, sizes: Sizes, x: torch.Tensor | None, y: torch.Tensor | None, everywhere: bool
+        self, rows: Schedule, inputs: int, x: torch.Tensor | None, y: torch.Tensor | None, everywhere: bool
     ) -> float | None:
         xs, ys = (() if each is None else each.tensor_split(self.n_micro) for each in (x, y))
         device = next((each.device for each in self.local_module.parameters()), torch.device("cpu"))
@@ -139,17 +136,16 @@ class Pipeline(nn.Module):
                 return 0 * output.sum()  # a mean over nothing would be NaN
             return self.loss(output, ys[micro]) * (counts[micro] / (total or 1))
 
-        known, self._known = self._known, 0  # unless it comes to its end
-        loss, self.spans = execute(rows, self._stages, xs, share, sizes, self.group, device)
-        self._known = known
+        loss, self.spans = execute(rows, self._stages, xs, share, self._sizes, self.group, device)
+        self._known = inputs  # now that it has come to its end
         if everywhere:
             told = torch.tensor(loss, dtype=torch.float64, device=message_device(self.group))
             dist.broadcast(told, group=self.group, group_src=self._home[self._last])
             return told.item()
         return loss if is_last else None
 
-    def _meet(self, what: str, x: Any, y: Any) -> Sizes:
-        """Compare what the ranks are about to do. Return what is known of the sizes; nothing if they are new."""
+    def _meet(self, what: str, x: Any, y: Any) -> int:
+        """Compare what the ranks are about to do; forget sizes that are of other inputs. Return the inputs' digest."""
         takes_x, takes_y = (self._home[stage] == self._rank for stage in (0, self._last))
         problem = (takes_x and self._batch_problem("x", x)) or (takes_y and self._batch_problem("y", y)) or None
         numbers = {"problem": bool(problem), "x": 0, "y": 0, "inputs": 0}
@@ -167,8 +163,8 @@ class Pipeline(nn.Module):
             raise ValueError(f"{items}: an item's input and target belong together")
         if "known" in different or self._known != largest["inputs"]:
             self._sizes.clear()
-        self._known = largest["inputs"]
-        return self._sizes
+        self._known = 0
+        return largest["inputs"]
 
     def _batch_problem(self, name: str, batch: Any) -> str | None:
         if not isinstance(batch, torch.Tensor) or batch.dim() == 0:
@@ -226,16 +222,13 @@ def _chain(layers: Sequence[Layer], x: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(schedule: str | Schedule, p: int, m: int) -> Schedule:
-    if isinstance(m, bool) or not isinstance(m, int) or m < 1:
+    if m < 1:
         raise ValueError(f"n_micro must be a number of micro-batches, 1 or more, not {m!r}")
     if isinstance(schedule, str):
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))} or rows, not {schedule!r}")
         return SCHEDULES[schedule](p, m)
-    try:
-        rows = [[Action(*action) for action in row] for row in schedule]
-    except TypeError:
-        raise TypeError("schedule must be a name, or for each rank a row of (kind, stage, micro-batch)") from None
+    rows = [[Action(*action) for action in row] for row in schedule]
     if len(rows) != p:
         raise ValueError(f"the schedule has {len(rows)} rows, but there are {p} ranks")
     validate(rows, m)
@@ -250,17 +243,13 @@ def _cut(layers: Sequence[Layer], stages: int, cuts: Sequence[int] | None) -> li
             f"cuts must be {stages - 1} growing numbers from 1 to {len(layers) - 1}, to cut {len(layers)} layers into "
             f"{stages} stages, not {cuts}"
         )
-    if any(each.is_meta for layer in layers for module in layer.modules.values() for each in module.parameters()):
-        raise ValueError("the model is on the meta device and has no values: initialise it first (model.to_empty)")
     return [list(layers[start:end]) for start, end in itertools.pairwise(ends)]
 
 
 def _shared(stages: Sequence[Sequence[Layer]], home: Mapping[int, int]) -> list[tuple[nn.Parameter, list[int]]]:
     """Each parameter that several ranks hold, with these ranks in the order of their stages."""
-    holders: dict[nn.Parameter, list[int]] = {}
+    holders: dict[nn.Parameter, dict[int, None]] = {}
     for stage, layers in enumerate(stages):
-        for each in (each for layer in layers for module in layer.modules.values() for each in module.parameters()):
-            ranks = holders.setdefault(each, [])
-            if home[stage] not in ranks:
-                ranks.append(home[stage])
-    return [(parameter, ranks) for parameter, ranks in holders.items() if len(ranks) > 1]
+        for each in _assembled(layers).parameters():
+            holders.setdefault(each, {})[home[stage]] = None
+    return [(parameter, list(ranks)) for parameter, ranks in holders.items() if len(ranks) > 1]

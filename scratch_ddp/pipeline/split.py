@@ -1,5 +1,6 @@
 """A model as a list of layers, and where to cut the list so that the slowest stage is as quick as it can be."""
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -70,15 +71,13 @@ def balanced_cuts(costs: Sequence[float], stages: int) -> list[int]:
     if len(costs) < stages:
         raise ValueError(f"{len(costs)} layers can't be cut into {stages} stages: use fewer ranks or fewer stages")
     upto = [0, *itertools.accumulate(costs)]
-    # best[i]: (costliest stage, cuts) of the first i layers in as many stages as rounds have passed
-    best: list[tuple[float, list[int]]] = [(upto[i], []) for i in range(len(upto))]
-    for stage in range(1, stages):
-        best = [
-            min(
-                ((max(best[cut][0], upto[i] - upto[cut]), [*best[cut][1], cut]) for cut in range(stage, i)),
-                key=lambda found: found[0],
-                default=(float("inf"), []),
-            )
-            for i in range(len(upto))
-        ]
-    return best[-1][1]
+
+    @functools.cache
+    def best(end: int, stages: int) -> tuple[float, tuple[int, ...]]:
+        """The costliest stage, and the cuts, where the first `end` layers are cut best."""
+        if stages == 1:
+            return upto[end], ()
+        before = {cut: best(cut, stages - 1) for cut in range(stages - 1, end)}
+        return min((max(cost, upto[end] - upto[cut]), (*cuts, cut)) for cut, (cost, cuts) in before.items())
+
+    return list(best(len(costs), stages)[1])

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_same_lines, raise_everywhere
-from scratch_ddp.common.replicas import broadcast_from_first, describe, named_tensors, tensor_problem
+from scratch_ddp.common.agreement import check_everywhere, together
+from scratch_ddp.common.replicas import broadcast_from_first, describe, model_problem, named_tensors
 
 T = TypeVar("T")
 _SLICED = {(nn.Linear, 0): "outputs", (nn.Linear, 1): "inputs", (nn.Embedding, 0): "rows of the vocabulary"}
@@ -16,22 +16,18 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def prepare_everywhere(prepare: Callable[[], T], model: nn.Module, group: dist.ProcessGroup | None) -> T:
-    """Call `prepare`, which changes and sends nothing, on every rank; give all ranks the first one's `model` values.
+    """Give all ranks the first one's values in `model`, then call `prepare`, which changes and sends nothing.
 
-    Returns what it returns. Raises ValueError on every rank, before anything is changed, if it raises ValueError or
-    TypeError on one, or if the models differ in more than their values. Costs two small all-reduces, and a broadcast of
-    each tensor.
+    Returns what it returns. Raises ValueError on every rank if the models differ in more than their values, or if
+    `prepare` raises on any. Costs two small all-reduces, and a broadcast of each tensor.
     """
-    prepared = problem = None
-    try:
-        prepared = prepare()
-    except (TypeError, ValueError) as error:
-        problem = str(error)
-    raise_everywhere(problem, group)
-    check_same_lines(describe(model), "the ranks slice different models; do the same everywhere", group)
+    problem = model_problem(model, group)
+    lines = [] if problem else describe(model)
+    check_everywhere(problem, lines, "the ranks slice different models; do the same everywhere", group)
     for _, tensor in named_tensors(model):
         broadcast_from_first([tensor], group)
-    return prepared
+    with together(group):
+        return prepare()
 
 
 def check_plain(layer: type, plain: nn.Module, group: dist.ProcessGroup | None) -> None:
@@ -45,11 +41,9 @@ def check_plain(layer: type, plain: nn.Module, group: dist.ProcessGroup | None) 
     for option in ("sparse", "max_norm", "scale_grad_by_freq"):
         if getattr(plain, option, None):
             raise ValueError(f"an embedding with {option}={getattr(plain, option)!r} can't be sliced")
-    for name, parameter in plain.named_parameters(recurse=False):
-        if problem := tensor_problem(name, parameter, dist.get_backend_config(group)):
-            raise ValueError(problem)
-        if name in layer.cuts:
-            check_multiple(_SLICED[layer.made_of, layer.cuts[name]], parameter.shape[layer.cuts[name]], group)
+    for name, dim in layer.cuts.items():
+        if getattr(plain, name, None) is not None:
+            check_multiple(_SLICED[layer.made_of, dim], getattr(plain, name).shape[dim], group)
 
 
 def check_multiple(what: str, count: int, group: dist.ProcessGroup | None) -> None:

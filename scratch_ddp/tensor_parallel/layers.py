@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_same_lines, digest
+from scratch_ddp.common.agreement import check_everywhere, digest
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.tensor_parallel.checks import check_plain, own_ids, prepare_everywhere
 from scratch_ddp.tensor_parallel.moves import move, slices_of
@@ -23,10 +23,9 @@ _TOKENS = "all ranks of a tensor-parallel group work on the same tokens, but the
 
 
 class ParallelLayer(nn.Module):
-    """What the layers have in common: this rank's part of a plain layer's parameters.
+    """What the layers have in common: this rank's part of a plain layer's parameters, copied.
 
-    `cuts` says along which dimension each sliced parameter is cut; the other parameters are whole on every rank. They
-    are views of the plain layer's until `own_parameters`.
+    `cuts` says along which dimension each sliced parameter is cut; the other parameters are whole on every rank.
     """
 
     made_of: ClassVar[type[nn.Module]]
@@ -40,18 +39,13 @@ class ParallelLayer(nn.Module):
             parameter = getattr(plain, name, None)
             self.register_parameter(name, None if parameter is None else self._part(name, parameter))
 
-    def _part(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+    def _part(self, name: str, whole: nn.Parameter) -> nn.Parameter:
         if name not in self.cuts:
-            return nn.Parameter(parameter.detach(), parameter.requires_grad)
-        slices, dim = slices_of(parameter.detach(), self.group, self.cuts[name]), self.cuts[name]
-        part = SlicedParameter(slices[dist.get_rank(self.group)], parameter.requires_grad)
-        part.sliced_over, part.sliced_dim = self.group, dim
+            return nn.Parameter(whole.detach().clone(), whole.requires_grad)
+        mine = slices_of(whole.detach(), self.group, self.cuts[name])[dist.get_rank(self.group)]
+        part = SlicedParameter(mine.clone(memory_format=torch.contiguous_format), whole.requires_grad)
+        part.sliced_over, part.sliced_dim = self.group, self.cuts[name]
         return part
-
-    def own_parameters(self) -> None:
-        """Copy the parameters, so that the plain layer's memory can be freed."""
-        for parameter in self.parameters():
-            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
 
     @classmethod
     def from_linear(cls, plain: nn.Module, group: Group = None, **options: Any) -> Self:
@@ -60,9 +54,7 @@ class ParallelLayer(nn.Module):
         Raises ValueError on every rank if n ranks can't hold equal slices, or if the ranks' layers differ in shape.
         """
         group = process_group(group)
-        made = prepare_everywhere(lambda: cls(plain, group, **options), plain, group)
-        made.own_parameters()
-        return made
+        return prepare_everywhere(lambda: cls(plain, group, **options), plain, group)
 
     from_embedding = from_linear
 
@@ -149,7 +141,8 @@ class VocabularyParallelEmbedding(ParallelLayer):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         if not self.has_compared:
             begin, number = ids.flatten()[:4].tolist(), digest([str(ids.tolist())]) % 10**6
-            check_same_lines([f"ids {tuple(ids.shape)} that begin {begin} (number {number})"], _TOKENS, self.group)
+            line = f"ids {tuple(ids.shape)} that begin {begin} (number {number})"
+            check_everywhere(None, [line], _TOKENS, self.group)
             self.has_compared = True
         here, others = own_ids(ids, len(self.weight), self.group)
         y = nn.functional.embedding(here, self.weight, self.padding_idx)

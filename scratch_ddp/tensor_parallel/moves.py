@@ -14,11 +14,12 @@ input is used on every rank for something else, its gradients are partial and mu
 | split          | whole → slices    | slices → whole     | the reverse                                              |
 """
 
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
+
+from scratch_ddp.common.conjugate import conjugate
 
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the names since 2.13
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -36,20 +37,8 @@ def move(tensor: torch.Tensor, name: str | None, group: dist.ProcessGroup | None
         return tensor
     if name not in _PAIRS:
         raise ValueError(f"there is no move {name!r}; there are {', '.join(_PAIRS)}")
-    return _Move.apply(tensor, name, group, dim % tensor.dim())
-
-
-class _Move(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str, group: dist.ProcessGroup | None, dim: int) -> torch.Tensor:
-        forward, ctx.backward_move = _PAIRS[name]
-        ctx.group, ctx.dim = group, dim
-        return forward(tensor, group, dim)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
-        return ctx.backward_move(gradient, ctx.group, ctx.dim), None, None, None
+    forward, backward = (partial(each, group=group, dim=dim % tensor.dim()) for each in _PAIRS[name])
+    return conjugate(tensor, forward, backward)
 
 
 def _keep(tensor: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> torch.Tensor:

@@ -1,16 +1,14 @@
 """`parallelize`: change the layers of a model in place, as a plan says."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.replicas import model_problem
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.tensor_parallel.checks import prepare_everywhere
-from scratch_ddp.tensor_parallel.layers import ParallelLayer
 
 Install = Callable[[], object]
 Change = nn.Module | Install
@@ -26,20 +24,15 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
     ColumnParallelLinear or functools.partial(ColumnParallelLinear, gather_output=True), or a function that changes the
     module, which is called once all entries have agreed. Parameters keep their names; tied ones stay tied.
     Every rank holds the whole model before; the first rank's values win. Make the optimizer afterwards.
-    Raises ValueError on every rank, and leaves the model as it was, if an entry matches nothing or can't be followed on
-    some rank, or if the ranks' models differ in shape. Costs two small all-reduces, and a broadcast of each tensor.
+    Raises ValueError on every rank, and changes no module, if an entry matches nothing or can't be followed on some
+    rank, or if the ranks' models differ in shape. Costs two small all-reduces, a broadcast of each tensor, and memory
+    for the slices beside the whole model.
     """
     group = process_group(group)
     changes = prepare_everywhere(lambda: _prepare(model, plan, group), model, group)
     tied = _tied(model)
     for name, change in changes.items():
-        if isinstance(change, nn.Module):
-            for layer in change.modules():
-                if isinstance(layer, ParallelLayer):
-                    layer.own_parameters()
-            model.set_submodule(name, change)
-        else:
-            change()
+        model.set_submodule(name, change) if isinstance(change, nn.Module) else change()
     for first, *others in tied:
         for other in others:
             module, _, parameter = other.rpartition(".")
@@ -49,13 +42,14 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
 
 def _prepare(model: nn.Module, plan: Mapping[str, Entry], group: dist.ProcessGroup | None) -> dict[str, Change]:
     """Return what each named module is to become. Changes nothing."""
-    if problem := model_problem(model, group):
-        raise ValueError(problem)
     names = dict(model.named_modules(remove_duplicate=False))
     places = [(end, name) for end in plan for name in names if name == end or (end and name.endswith(f".{end}"))]
     for ending in plan:
         if not any(end == ending for end, _ in places):
-            raise ValueError(f"the plan's {ending!r} matches no module; {_hint(ending, names)}")
+            ends = sorted({name.rpartition(".")[2] for name in names if name and not name[-1].isdigit()})
+            similar = get_close_matches(ending.rpartition(".")[2], ends, n=1)
+            hint = f"is {similar[0]} meant?" if similar else f"their names end in {', '.join(ends)}"
+            raise ValueError(f"the plan's {ending!r} matches no module; {hint}")
     changes: dict[str, Change] = {}
     for ending, name in places:
         if name in changes:
@@ -69,12 +63,6 @@ def _prepare(model: nn.Module, plan: Mapping[str, Entry], group: dist.ProcessGro
             change.leave_whole(name, _left_whole(name, names[name], changes))
     _check_tied(model, changes)
     return changes
-
-
-def _hint(ending: str, names: Iterable[str]) -> str:
-    last = sorted({name.rpartition(".")[2] for name in names if name and not name[-1].isdigit()})
-    similar = get_close_matches(ending.rpartition(".")[2], last, n=1)
-    return f"is {similar[0]} meant?" if similar else f"their names end in {', '.join(last)}"
 
 
 def _left_whole(path: str, module: nn.Module, changes: Mapping[str, Change]) -> dict[str, nn.Parameter]:

@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -36,7 +35,7 @@ class Checkpoints:
     `settings`: by name, what decides which items a step sees and what it does with them. A checkpoint of a run with
     others is refused. Training goes on while a checkpoint is written. Every rank makes one, in the main thread. Raises
     ValueError on every rank if one does not see the folder, which exists. Costs two process groups of gloo, and in each
-    step one all-reduce of a byte.
+    step one all-reduce of 8 bytes.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Checkpoints:
         """Save if it is time to. If SIGTERM came to any rank, all of them end the process, after saving."""
         asked = [self._asked]
         if self._group is not None:
-            asked = compare(self._group, {}, {}, asked, torch.uint8).flags
+            asked = compare(self._group, {}, {}, asked).flags
         if asked[0]:
             self.save(history)
             if _is_first():

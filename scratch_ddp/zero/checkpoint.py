@@ -1,10 +1,10 @@
-"""Saving and loading a sharded optimizer's state: whole on one rank, or each rank's share in a folder.
+"""A sharded optimizer's state: which of it a rank takes, and each rank's share in a folder.
 
 Parameters have their numbers in the plain optimizer's state dict. So any number of ranks can load what any other number
 has saved, and a plain optimizer can load the whole state.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from scratch_ddp.common import checkpoint
 
-State = dict[int, dict[str, Any]]  # by the parameter's number: as in state_dict()["state"]
-PREFIX = "state."  # of the tensors' names in a folder: state.3.exp_avg
 GROUPS = "param_groups"
-
-
-def gather_state(mine: State, owners: Sequence[int], to: int, group: dist.ProcessGroup | None) -> State:
-    """Return, on rank `to` of the group, the state of all ranks in main memory; on the others only their own.
-
-    `owners`: the rank of each parameter's owner, by its number. One parameter's state is sent at a time, so `to` needs
-    memory for the whole state, and the others for no more than they have.
-    """
-    me, whole = dist.get_rank(group), {}
-    for number, owner in enumerate(owners):
-        entry = {key: value.cpu() if torch.is_tensor(value) else value for key, value in mine.get(number, {}).items()}
-        box = [entry]
-        if me == owner != to:
-            dist.send_object_list(box, group=group, group_dst=to)
-        elif me == to != owner:
-            dist.recv_object_list(box, group=group, group_src=owner)
-        if box[0]:
-            whole[number] = box[0]
-    return whole
 
 
 def share_of(
@@ -46,8 +25,7 @@ def share_of(
     `present`: those that have state here. Raises ValueError if it is another model's, or lacks what this rank needs.
     """
     names = [name for group in state_dict[GROUPS] for name in group["params"]]  # from torch's functions, else numbers
-    share = state_dict.get("share", range(len(names)))
-    state = {}
+    share, state = state_dict.get("share", range(len(names))), {}
     for number, name in enumerate(names):
         if number not in needed:
             continue
@@ -59,18 +37,23 @@ def share_of(
             )
         if name in state_dict["state"]:
             state[name] = state_dict["state"][name]
-            _check_shapes(f"parameter {name!r}", state[name], needed[number].shape)
+            for key, value in state[name].items():  # of the parameter's shape, or one number for several elements
+                _check_shape(f"{key!r} of parameter {name!r}", torch.as_tensor(value), needed[number].shape)
     return {"state": state, GROUPS: state_dict[GROUPS]}
 
 
-def _check_shapes(name: str, entry: Mapping[str, Any], shape: torch.Size) -> None:
-    """State has its parameter's shape, or a smaller one where one number serves several elements."""
-    for key, value in entry.items():
-        try:
-            torch.broadcast_to(value, shape) if torch.is_tensor(value) else None
-        except RuntimeError:
-            shapes = f"shape {tuple(value.shape)}, the parameter has {tuple(shape)}"
-            raise ValueError(f"{key!r} of {name} was saved with {shapes}: it is another model's") from None
+def _check_shape(name: str, value: torch.Tensor, shape: torch.Size) -> None:
+    try:
+        torch.broadcast_to(value, shape)
+    except RuntimeError:
+        shapes = f"shape {tuple(value.shape)}, the parameter has {tuple(shape)}"
+        raise ValueError(f"{name} was saved with {shapes}: it is another model's") from None
+
+
+def save(folder: str | Path, share: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
+    """Write a rank's share, as in `ShardedOptimizer.state_dict()`; tensors are called state.3.exp_avg."""
+    state = {f"state.{i}.{key}": value for i, entry in share["state"].items() for key, value in entry.items()}
+    checkpoint.write(folder, state, {GROUPS: share[GROUPS]}, group)
 
 
 def load(folder: str | Path, numbers: Container[int], group: dist.ProcessGroup | None) -> dict[str, Any]:
@@ -81,12 +64,11 @@ def load(folder: str | Path, numbers: Container[int], group: dist.ProcessGroup |
         raise ValueError(f"{folder} holds a checkpoint, but no state of a sharded optimizer")
     rooms: dict[str, torch.Tensor | None] = {}
     for name, saved in metadata.state_dict_metadata.items():
-        kind, number, _ = [*name.split(".", 2), "", ""][:3]
-        if kind == "state" and int(number) in numbers:
+        if name.startswith("state.") and int(name.split(".")[1]) in numbers:
             is_tensor = isinstance(saved, TensorStorageMetadata)
             rooms[name] = torch.empty(saved.size, dtype=saved.properties.dtype) if is_tensor else None
     checkpoint.read(place, rooms, group)
-    state: State = {}
+    state: dict[int, dict[str, Any]] = {}
     for name, value in rooms.items():
         _, number, key = name.split(".", 2)
         state.setdefault(int(number), {})[key] = value

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from scratch_ddp.common.optimizer_steps import REDUCED
-from scratch_ddp.common.replicas import gradient_problem, tensor_problem
+from scratch_ddp.common.replicas import dtype_and_shape, gradient_problem, tensor_problem
 from scratch_ddp.common.tensors import bytes_of
 
 Groups = Sequence[Mapping[str, Any]]  # as in Optimizer.param_groups
@@ -24,8 +24,7 @@ SAMPLE = 8  # about as many elements of a gradient are compared at each step
 def class_problem(optimizer_cls: object) -> str | None:
     """Say why an optimizer class can't work on a share of the parameters, or return None if it can."""
     if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
-        kind = "an optimizer" if isinstance(optimizer_cls, torch.optim.Optimizer) else repr(optimizer_cls)
-        return f"give an optimizer class and its options, as in ShardedOptimizer(params, AdamW, lr=…), not {kind}"
+        return "give an optimizer class and its options, as in ShardedOptimizer(params, AdamW, lr=…)"
     closure = inspect.signature(optimizer_cls.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         return (
@@ -41,11 +40,10 @@ def read_groups(params: Any, group: dist.ProcessGroup | None) -> list[dict[str, 
     Unfit is what torch refuses, and what an owner can't send to the others.
     """
     groups = torch.optim.Optimizer(params, {}).param_groups
-    backends = dist.get_backend_config(group)
     for name, parameter in named_parameters(groups):
         if isinstance(parameter, DTensor):
             raise ValueError(f"{name} is a DTensor, so sharded already: give it to an ordinary optimizer")
-        if problem := tensor_problem(name, parameter, backends):
+        if problem := tensor_problem(name, parameter, group):
             raise ValueError(problem)
     return groups
 
@@ -56,24 +54,20 @@ def describe(groups: Groups, text: Callable[[torch.Tensor], str]) -> list[str]:
     for number, group in enumerate(groups):
         lines.append(f"group {number} with {options_text(group) or 'no options of its own'}")
         for name, parameter in named_parameters([group]):
-            dtype = str(parameter.dtype).removeprefix("torch.")
             frozen = "" if parameter.requires_grad else ", frozen"
-            lines.append(f"{name}: {dtype} {tuple(parameter.shape)}{frozen}, {text(parameter)}")
+            lines.append(f"{name}: {dtype_and_shape(parameter)}{frozen}, {text(parameter)}")
     return lines
 
 
-def gradient_text(parameter: torch.Tensor, reduced: Container[torch.Tensor], whole: bool) -> str:
-    """Stands for a parameter's gradient, the `whole` of it or a few elements.
-
-    `reduced`: the parameters whose gradients were left to their owners; these have the same text on every rank.
-    """
+def gradient_text(parameter: torch.Tensor, reduced: Container[torch.Tensor]) -> str:
+    """Stands for a parameter's gradient: a few of its elements, unless it was `reduced` to its owner."""
     gradient = parameter.grad
     if parameter in reduced and (gradient is None or hasattr(gradient, REDUCED)):
         return "mean left to its owner"
     if gradient is None:
         return "no gradient"
     few = gradient.detach().reshape(-1)[:: max(1, gradient.numel() // SAMPLE)]
-    return f"gradient with {checksum(gradient if whole else few)}"
+    return f"gradient with {checksum(few)}"
 
 
 def gradients_problem(groups: Groups) -> str | None:

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from scratch_ddp.common import checkpoint
-from scratch_ddp.common.agreement import check_everywhere, check_same_lines, raise_everywhere
+from scratch_ddp.common.agreement import check_everywhere, raise_everywhere, together
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.zero import checkpoint as saving
 from scratch_ddp.zero import checks
@@ -52,7 +51,7 @@ class ShardedOptimizer(Optimizer):
 
     Cost of a step: broadcasts of the updated parameters, one for each parameter of 1 MB or more and one for all smaller
     ones of an owner and dtype; on a ring a rank sends (n - 1)/n of their bytes. Besides, one all-reduce of 24 bytes,
-    which compares gradients: at the first step whole ones, later a few elements of each.
+    which compares a few elements of each gradient.
     """
 
     _step_supports_amp_scaling = True  # so a GradScaler calls step() on every rank, and sets these:
@@ -77,7 +76,7 @@ class ShardedOptimizer(Optimizer):
 
     def owns(self, parameter: torch.Tensor) -> bool:
         """Whether this rank updates the parameter and has its state. No communication."""
-        return self.owners.of(parameter) == dist.get_rank(self.group)
+        return self.owners[parameter] == dist.get_rank(self.group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have a gradient, on every rank; return what the closure, if any, returned."""
@@ -87,19 +86,17 @@ class ShardedOptimizer(Optimizer):
                 loss = closure()
         problem, lines = checks.gradients_problem(self.param_groups), []
         if problem is None:
-            text = partial(checks.gradient_text, reduced=self.reduced, whole=not self._compared)
+            text = partial(checks.gradient_text, reduced=self.reduced)
             lines = [f"overflow {bool(self.found_inf)}", *checks.describe(self.param_groups, text)]
         check_everywhere(problem, lines, OTHER_GRADIENTS, self.group)
-        self._compared = True
         if self.found_inf:
             return loss
-        if self.grad_scale != 1:
-            for parameter in self.parameters:
-                if parameter.grad is not None:
-                    parameter.grad.div_(float(self.grad_scale))
         others = {parameter: parameter.grad for parameter in self.parameters if not self.owns(parameter)}
-        for parameter in others:
-            parameter.grad = None  # so that `own` leaves them out
+        for parameter in self.parameters:
+            if parameter in others:
+                parameter.grad = None  # so that `own` leaves it out
+            elif parameter.grad is not None and self.grad_scale != 1:
+                parameter.grad.div_(float(self.grad_scale))
         try:
             self.own.step()
         finally:
@@ -112,11 +109,10 @@ class ShardedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear every gradient, not only this rank's share: any other would be averaged into the next step's."""
-        super().zero_grad(set_to_none)
         for parameter in self.reduced:
-            if parameter.grad is not None:  # zeros, no longer a mean
-                parameter.grad = parameter.grad.as_subclass(torch.Tensor)
+            parameter.grad = None
         self.reduced.clear()
+        super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as in torch's optimizers; all other parameters keep their owners."""
@@ -124,7 +120,6 @@ class ShardedOptimizer(Optimizer):
             (param_group,) = self._read([param_group], {})
             self.own.add_param_group(param_group)
         self.owners.add(param_group["params"])
-        self._compared = False  # whole gradients have been
 
     def state_dict(self) -> dict[str, Any]:
         """The state of what this rank owns, under the numbers of the plain optimizer; all groups. No communication."""
@@ -135,11 +130,15 @@ class ShardedOptimizer(Optimizer):
     def gather_full_state_dict(self, to: int = 0) -> dict[str, Any] | None:
         """Return the plain optimizer's state dict, in main memory, on rank `to` of the group; None on the others.
 
-        Every rank calls it. Costs a message and its size for each parameter that `to` does not own, one at a time.
+        Every rank calls it. Costs a broadcast of each parameter's state, one at a time.
         """
-        mine = self.state_dict()
-        whole = saving.gather_state(mine["state"], [*map(self.owners.of, self.parameters)], to, self.group)
-        return {"state": whole, "param_groups": mine["param_groups"]} if dist.get_rank(self.group) == to else None
+        mine, whole, me = self.state_dict(), {}, dist.get_rank(self.group)
+        for number, parameter in enumerate(self.parameters):
+            entry = mine["state"].get(number, {})
+            box = [{key: each.cpu() if torch.is_tensor(each) else each for key, each in entry.items()}]
+            dist.broadcast_object_list(box, group=self.group, group_src=self.owners[parameter])
+            whole |= {number: box[0]} if box[0] and me == to else {}
+        return {"state": whole, "param_groups": mine["param_groups"]} if me == to else None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take this rank's share of a whole state dict (also the plain optimizer's), or the share that it saved itself.
@@ -149,7 +148,8 @@ class ShardedOptimizer(Optimizer):
         """
         numbers = self._numbers()
         present = {number for number, parameter in numbers.items() if self.state.get(parameter)}
-        self._call_together(lambda: self.own.load_state_dict(saving.share_of(state_dict, numbers, present)))
+        with together(self.group):
+            self.own.load_state_dict(saving.share_of(state_dict, numbers, present))
         self.state, self.param_groups = self.own.state, self.own.param_groups
         self._mark_state()
 
@@ -163,9 +163,7 @@ class ShardedOptimizer(Optimizer):
 
         An older checkpoint is replaced at the end. Raises OSError on every rank if the folder can't be written.
         """
-        mine = self.state_dict()
-        state = {f"state.{i}.{key}": value for i, entry in mine["state"].items() for key, value in entry.items()}
-        checkpoint.write(folder, state, {saving.GROUPS: mine[saving.GROUPS]}, self.group)
+        saving.save(folder, self.state_dict(), self.group)
 
     def load(self, folder: str | Path) -> None:
         """Read what any number of ranks have saved; each rank reads only what it owns. Every rank calls it.
@@ -180,17 +178,8 @@ class ShardedOptimizer(Optimizer):
 
     def _read(self, params: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
         """The parameters as groups. Raises on every rank unless they and their values are the same everywhere."""
-        groups = self._call_together(lambda: checks.read_groups(params, self.group))
+        with together(self.group):
+            groups = checks.read_groups(params, self.group)
         lines = [f"options {checks.options_text(options)}", *checks.describe(groups, checks.checksum)]
-        check_same_lines(lines, OTHER_PARAMETERS, self.group)
+        check_everywhere(None, lines, OTHER_PARAMETERS, self.group)
         return groups
-
-    def _call_together(self, attempt: Callable[[], Any]) -> Any:
-        """Return what `attempt` returns. If it raises on one rank, all ranks raise."""
-        result, problem = None, None
-        try:
-            result = attempt()
-        except Exception as error:
-            problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise_everywhere(problem, self.group)
-        return result

@@ -13,7 +13,7 @@ from scratch_ddp.common.tensors import copy_back, flatten, group_alike
 LARGE = 1 << 20  # bytes from which a tensor travels alone, without being copied
 
 
-class Owners:
+class Owners(dict[torch.Tensor, int]):
     """The owner of each parameter, among the ranks 0 to n - 1 of a group.
 
     Frozen parameters have no optimizer state. They are shared out separately, so that they don't disturb the balance of
@@ -21,24 +21,20 @@ class Owners:
     """
 
     def __init__(self, world_size: int):
-        self._of: dict[torch.Tensor, int] = {}
+        super().__init__()
         self._loads = {trained: [0] * world_size for trained in (True, False)}  # bytes of parameters
 
     def add(self, parameters: Sequence[torch.Tensor]) -> None:
         """Give each of some new parameters an owner; the old ones keep theirs."""
         for trained, loads in self._loads.items():
             these = [parameter for parameter in parameters if parameter.requires_grad == trained]
-            self._of.update(zip(these, share_out([each.nbytes for each in these], loads), strict=True))
-
-    def of(self, parameter: torch.Tensor) -> int:
-        """The owner's rank in the group. KeyError if the parameter was never added."""
-        return self._of[parameter]
+            self |= dict(zip(these, share_out([each.nbytes for each in these], loads), strict=True))
 
     def shares_of(self, parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
         """Split parameters by their owners: one list for each rank of the group."""
         shares = [[] for _ in self._loads[True]]
         for parameter in parameters:
-            shares[self.of(parameter)].append(parameter)
+            shares[self[parameter]].append(parameter)
         return shares
 
 

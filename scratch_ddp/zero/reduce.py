@@ -20,6 +20,8 @@ NORMS = (torch.linalg.vector_norm, torch._foreach_norm)
 class Mean(torch.Tensor):
     """A mean gradient that other ranks lack: an ordinary tensor that torch's clip_grad_norm_ can't take for all."""
 
+    is_reduced = True  # see `REDUCED`
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in NORMS:
@@ -42,7 +44,7 @@ def reduce_gradients(optimizer: ShardedOptimizer) -> None:
 
     Cost: for each owner a reduce of every gradient of 1 MB or more, and one per dtype of all smaller ones. Together
     that is a reduce-scatter whose pieces have any size: on a ring a rank sends (n - 1)/n of the bytes. Besides, two
-    all-reduces of a byte per parameter. Memory while it runs: one message of small gradients.
+    all-reduces of 8 bytes per parameter. Memory while it runs: one message of small gradients.
     """
     group, me = optimizer.group, dist.get_rank(optimizer.group)
     present = _with_gradient_anywhere(optimizer)
@@ -57,7 +59,7 @@ def reduce_gradients(optimizer: ShardedOptimizer) -> None:
             for parameter in parameters:
                 parameter.grad = None
     overflows = [each.grad is not None and not each.grad.isfinite().all() for each in present]
-    found = compare(group, {}, {}, flags=overflows, dtype=torch.uint8)
+    found = compare(group, {}, {}, flags=overflows)
     everywhere = [parameter for parameter, overflow in zip(present, found.flags, strict=True) if overflow]
     if not all(shares) and present:
         everywhere.append(min(present, key=torch.Tensor.numel))
@@ -67,7 +69,6 @@ def reduce_gradients(optimizer: ShardedOptimizer) -> None:
     for parameter in present:
         if parameter.grad is not None:
             parameter.grad = parameter.grad.as_subclass(Mean)
-            setattr(parameter.grad, REDUCED, True)
     optimizer.reduced.update(present)
 
 
@@ -79,7 +80,7 @@ def _with_gradient_anywhere(optimizer: ShardedOptimizer) -> list[torch.Tensor]:
         if problem is None and hasattr(parameter.grad, REDUCED):
             problem = f"the gradient of {name} is a mean already, with more added to it: step and clear it before"
     here = [parameter.requires_grad and parameter.grad is not None for _, parameter in named]
-    found = compare(optimizer.group, {}, {"refused": problem is not None}, flags=here, dtype=torch.uint8)
+    found = compare(optimizer.group, {}, {"refused": problem is not None}, flags=here)
     if found.largest["refused"]:
         raise_everywhere(problem, optimizer.group)
     return [parameter for (_, parameter), anywhere in zip(named, found.flags, strict=True) if anywhere]

@@ -25,18 +25,6 @@ HOOKED = {  # those that work from gradient hooks; buckets so small that each ha
 ROWS = 8  # a rank's share of a batch
 
 
-class NoGradient(torch.autograd.Function):
-    """Passes its input on, and no gradient back."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return None
-
-
 @dataclass
 class Case:
     build: Callable[[], nn.Module]

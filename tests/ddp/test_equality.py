@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
-from tests.ddp.cases import CASES, ROWS, STRATEGIES, batches, bits, build, gathered, one_process_step, shard
+from tests.ddp.cases import CASES, STRATEGIES, batches, bits, build, gathered, one_process_step, shard
 from tests.ranks import run_ranks
 
 STEPS = 4
@@ -82,25 +81,6 @@ def test_the_same_bits_everywhere_and_no_overflow(strategy):
     assert abs(first - 60000) < 100 and abs(last + 60000) < 100, "the sum overflowed before it was divided"
     assert zero == 0 and abs(one - 1) < 0.01 and abs(three - 3) < 0.01
     assert not_a_number != not_a_number and nan != nan
-
-
-def on_half_the_ranks(strategy, as_group: bool) -> tuple:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    torch.manual_seed(mesh["tp"].get_local_rank())  # each column of the mesh has a model of its own
-    group = mesh["dp"].get_group() if as_group else mesh["dp"]
-    wrapped = strategy(torch.nn.Linear(1, 1, bias=False).double(), group=group)
-    before = wrapped.module.weight.item()
-    wrapped(torch.full((ROWS, 1), dist.get_rank(), dtype=torch.float64)).mean().backward()
-    wrapped.sync_gradients()
-    return before, wrapped.world_size, wrapped.module.weight.grad.item()
-
-
-@each_strategy
-def test_a_dimension_of_a_mesh(strategy):
-    results = run_ranks(4, on_half_the_ranks, strategy, strategy in STRATEGIES[::2])
-    assert [size for _, size, _ in results] == [2] * 4
-    assert [gradient for *_, gradient in results] == [1.0, 2.0, 1.0, 2.0]  # ranks 0 and 2, ranks 1 and 3
-    assert results[0][0] == results[2][0] != results[1][0] == results[3][0]
 
 
 class Buffers(torch.nn.Module):

@@ -1,7 +1,6 @@
 """Strategies that work from gradient hooks: whatever a step looks like, they do what the simple one does after it."""
 
 import contextlib
-import functools
 
 import pytest
 import torch
@@ -37,65 +36,30 @@ def rank() -> int:
     return dist.get_rank()
 
 
+def back(wrapped, names="abcd", scale=None, **options):
+    wrapped(names, scale or rank() + 1.0).backward(**options)
+
+
 def step(wrapped, names="abcd", scale=None):
     if names:
-        wrapped(names, scale or rank() + 1.0).backward()
+        back(wrapped, names, scale)
     wrapped.sync_gradients()
 
 
-def other_order_on_rank_1(wrapped):
-    step(wrapped, ["abcd", "dcba", "bdac"][rank()])
+def quiet(wrapped, names="abcd", scale=None):
+    with wrapped.no_sync():
+        step(wrapped, names, scale)
 
 
-def unused_on_rank_1(wrapped):
-    step(wrapped, "abcd" if rank() != 1 else "bd")
+def freeze(wrapped, name="c", frozen=True):
+    wrapped.module.layers[name].requires_grad_(not frozen)
 
 
-def unused_everywhere(wrapped):
-    step(wrapped, "ad")
-
-
-def no_backward_on_rank_1(wrapped):
-    step(wrapped, "abcd" if rank() != 1 else "")
-
-
-def twice_before_sync(wrapped):
+def two_forwards(wrapped):
     losses = wrapped("abcd", rank() + 1.0), wrapped("bc", 3.0)
     for loss in losses:
         loss.backward()
     wrapped.sync_gradients()
-
-
-def twice_on_rank_1(wrapped):
-    losses = [wrapped("abcd", rank() + 1.0) for _ in range(1 + (rank() == 1))]
-    for loss in losses:
-        loss.backward()
-    wrapped.sync_gradients()
-
-
-def forward_and_backward_twice(wrapped):
-    for scale in (rank() + 1.0, 3.0, 2.0):
-        wrapped("abcd" if scale == 3.0 else "bc", scale).backward()
-    wrapped.sync_gradients()
-
-
-def forward_and_backward_twice_on_rank_1(wrapped):
-    for _ in range(1 + (rank() == 1)):
-        wrapped("abcd", rank() + 1.0).backward()
-    with wrapped.no_sync():
-        wrapped("ab", 3.0).backward()
-    wrapped.sync_gradients()
-
-
-def thrown_away_on_every_rank(wrapped):
-    wrapped("abcd", float("nan")).backward()
-    wrapped.zero_grad()
-    step(wrapped, "abc")
-
-
-def cast_after_wrapping(wrapped):
-    wrapped.float().double()
-    step(wrapped)
 
 
 def the_same_graph_twice(wrapped):
@@ -103,80 +67,6 @@ def the_same_graph_twice(wrapped):
     loss.backward(retain_graph=True)
     loss.backward()
     wrapped.sync_gradients()
-
-
-def last_micro_batch_uses_less(wrapped):
-    with wrapped.no_sync():
-        step(wrapped, "abcd")
-    step(wrapped, "b" if rank() else "c", 2.0)
-
-
-def synchronised_outside_what_ran_inside_no_sync(wrapped):
-    with wrapped.no_sync():
-        wrapped("abc", rank() + 1.0).backward()
-    wrapped.sync_gradients()
-
-
-def not_zeroed(wrapped):
-    for names in ("abcd", "bc", "cd"):
-        step(wrapped, names)
-
-
-def accumulated_after_zeroing_in_place(wrapped):
-    step(wrapped)
-    wrapped.zero_grad(set_to_none=False)
-    with wrapped.no_sync():
-        step(wrapped, "abc")
-    step(wrapped, "bcd")
-
-
-def frozen_later(wrapped):
-    step(wrapped)
-    wrapped.zero_grad()
-    wrapped.module.layers["c"].requires_grad_(False)
-    step(wrapped)
-
-
-def frozen_later_with_its_gradient_left(wrapped):
-    step(wrapped)
-    wrapped.module.layers["c"].requires_grad_(False)
-    step(wrapped)
-
-
-def frozen_with_a_gradient_of_the_rank_s_own(wrapped):
-    with wrapped.no_sync():
-        step(wrapped)
-    wrapped.module.layers["c"].requires_grad_(False)
-    step(wrapped)
-
-
-def unfrozen_later(wrapped):
-    frozen_later(wrapped)
-    wrapped.zero_grad()
-    wrapped.module.layers["c"].requires_grad_(True)
-    step(wrapped)
-
-
-def unfrozen_between_two_backwards(wrapped):
-    layer = wrapped.module.layers["c"].requires_grad_(False)
-    wrapped("abcd", rank() + 1.0).backward()
-    layer.requires_grad_(True)
-    wrapped.module("bc", rank() + 2.0).backward()
-    wrapped.sync_gradients()
-
-
-def frozen_when_it_was_wrapped(wrapped):
-    for layer in ("a", "d"):
-        step(wrapped)
-        wrapped.module.layers[layer].requires_grad_(True)
-    step(wrapped)
-
-
-def memory_of_a_gradient_exchanged(wrapped):
-    step(wrapped)
-    for parameter in wrapped.parameters():
-        parameter.grad.data = torch.ones_like(parameter)
-    step(wrapped)
 
 
 def clipped_and_stepped(wrapped):
@@ -199,33 +89,53 @@ def recomputed(wrapped, reentrant):
         wrapped.sync_gradients()
 
 
-SCENARIOS = [
-    *(other_order_on_rank_1, unused_on_rank_1, unused_everywhere, no_backward_on_rank_1),
-    *(twice_before_sync, twice_on_rank_1, the_same_graph_twice, last_micro_batch_uses_less, cast_after_wrapping),
-    *(forward_and_backward_twice, forward_and_backward_twice_on_rank_1, thrown_away_on_every_rank),
-    *(synchronised_outside_what_ran_inside_no_sync, not_zeroed, accumulated_after_zeroing_in_place),
-    *(frozen_later, frozen_later_with_its_gradient_left, frozen_with_a_gradient_of_the_rank_s_own, unfrozen_later),
-    *(unfrozen_between_two_backwards, frozen_when_it_was_wrapped, memory_of_a_gradient_exchanged, clipped_and_stepped),
-    functools.partial(recomputed, reentrant=True),
-    functools.partial(recomputed, reentrant=False),
-]
+OWN, FROZEN_FIRST = "frozen with a gradient of the rank's own", "frozen when it was wrapped"
+SCENARIOS = {  # the calls of each, in order
+    "another order on rank 1": lambda w: step(w, ["abcd", "dcba", "bdac"][rank()]),
+    "unused on rank 1": lambda w: step(w, "abcd" if rank() != 1 else "bd"),
+    "no backward on rank 1": lambda w: step(w, "abcd" if rank() != 1 else ""),
+    "two forwards, two backwards": two_forwards,
+    "the same graph twice": the_same_graph_twice,
+    "backward three times": lambda w: (back(w, "bc"), back(w, "abcd", 3.0), back(w, "bc", 2.0), w.sync_gradients()),
+    "backward twice on rank 1": lambda w: (
+        *(back(w) for _ in range(1 + (rank() == 1))),
+        quiet(w, "ab", 3.0),
+        w.sync_gradients(),
+    ),
+    "thrown away on every rank": lambda w: (back(w, scale=float("nan")), w.zero_grad(), step(w, "abc")),
+    "the last micro-batch uses less": lambda w: (quiet(w), step(w, "b" if rank() else "c", 2.0)),
+    "synchronised outside of no_sync": lambda w: (quiet(w, "abc"), w.sync_gradients()),
+    "not zeroed": lambda w: [step(w, names) for names in ("abcd", "bc", "cd")],
+    "zeroed in place": lambda w: (step(w), w.zero_grad(set_to_none=False), quiet(w, "abc"), step(w, "bcd")),
+    "frozen later": lambda w: (step(w), w.zero_grad(), freeze(w), step(w)),
+    "frozen later with its gradient left": lambda w: (step(w), freeze(w), step(w)),
+    OWN: lambda w: (quiet(w), freeze(w), step(w)),
+    "unfrozen later": lambda w: (freeze(w), step(w), w.zero_grad(), freeze(w, frozen=False), step(w)),
+    "unfrozen between two backwards": lambda w: (
+        *(freeze(w), back(w), freeze(w, frozen=False)),
+        *(back(w.module, "bc", rank() + 2.0), w.sync_gradients()),
+    ),
+    FROZEN_FIRST: lambda w: (step(w), freeze(w, "a", False), step(w), freeze(w, "d", False), step(w)),
+    "clipped and stepped": clipped_and_stepped,
+    "recomputed, reentrant": lambda w: recomputed(w, True),
+    "recomputed": lambda w: recomputed(w, False),
+}
 
 
 def each_scenario(strategy) -> None:
-    for scenario in SCENARIOS:
+    for about, scenario in SCENARIOS.items():
         expected, mine = model(), model()
         for each in (expected, mine):
-            for name in "ad" if scenario is frozen_when_it_was_wrapped else "":
+            for name in "ad" if about == FROZEN_FIRST else "":
                 each.layers[name].requires_grad_(False)
         scenario(SimpleDistributedDataParallelism(expected))
         scenario(strategy(mine))
         for (name, a), b in zip(mine.named_parameters(), expected.parameters(), strict=True):
-            about = f"{scenario}: {name} on rank {rank()}"
-            assert (a.grad is None) == (b.grad is None), about
+            told = f"{about}: {name} on rank {rank()}"
+            assert (a.grad is None) == (b.grad is None), told
             if a.grad is not None:
-                torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-12, msg=lambda text, at=about: at + text)
-        alike = 3 if scenario is frozen_with_a_gradient_of_the_rank_s_own else 1
-        assert len(set(gathered(bits(mine)))) == alike, f"{scenario}: ranks have different bits"
+                torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-12, msg=lambda text, at=told: at + text)
+        assert len(set(gathered(bits(mine)))) == (3 if about == OWN else 1), f"{about}: ranks have different bits"
 
 
 @hooked

@@ -3,106 +3,63 @@
 import copy
 import re
 import time
-from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import mse_loss
 
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.pipeline import Action, Pipeline, gpipe, layers_of, one_f_one_b
 from tests.pipeline.cases import alone, batch, build, distance, message_of, pipeline_of
 from tests.ranks import run_ranks
 
-
-def build_with(**settings):
-    settings = {"layers": build(4), "n_micro": 4} | settings
-    return lambda: Pipeline(**settings)
-
-
-def without(action: Action):
-    return [[each for each in row if each != action] for row in one_f_one_b(2, 4)]
-
-
-class Model(nn.Module):
-    pass
-
-
-REFUSED = {
-    "n_micro must be a number of micro-batches, 1 or more, not 0": build_with(n_micro=0),
-    "n_micro must be a number of micro-batches, 1 or more, not 2.0": build_with(n_micro=2.0),
-    "schedule must be one of 'gpipe', '1f1b', 'interleaved', 'zb_h1' or rows, not '2f2b'": build_with(schedule="2f2b"),
-    "interleaved needs a multiple of 2 micro-batches on 2 ranks, not 3": build_with(schedule="interleaved", n_micro=3),
-    "schedule must be a name, or for each rank a row of (kind, stage": build_with(schedule=[["F0"], ["F0"]]),
-    "the schedule has 3 rows, but there are 2 ranks": build_with(schedule=gpipe(3, 4)),
-    "B2 of stage 1 is missing": build_with(schedule=without(Action("B", 1, 2))),
-    "stage 0 must be on one rank, and is on ranks 0, 1": build_with(schedule=[gpipe(1, 4)[0]] * 2),
-    "the schedule deadlocks: rank 0, at B": build_with(schedule=[row[::-1] for row in gpipe(2, 4)]),
-    "1 layers can't be cut into 2 stages: use fewer ranks or fewer stages": build_with(layers=build(1)),
-    "layers must be modules, but number 1 is a int": build_with(layers=[nn.Linear(2, 2), 3]),
-    "a Model can't be cut, only an nn.Sequential": build_with(layers=Model()),
-    "cuts must be 1 growing numbers from 1 to 3, to cut 4 layers into 2 stages, not [4]": build_with(cuts=[4]),
-    "the model is on the meta device": build_with(layers=[nn.Linear(2, 2), nn.Linear(2, 2, device="meta")]),
-}
+DIFFERENT = "the ranks build different pipelines; do the same everywhere\nrank 1: "
+ONE_LESS = [[each for each in row if each != Action("B", 1, 2)] for row in one_f_one_b(2, 4)]
+BUILT = [  # what rank 1 passes, and what both ranks say
+    ({"n_micro": 0}, "rank 1: n_micro must be a number of micro-batches, 1 or more, not 0"),
+    (
+        {"schedule": "2f2b"},
+        "rank 1: schedule must be one of 'gpipe', '1f1b', 'interleaved', 'zb_h1' or rows, not '2f2b'",
+    ),
+    ({"schedule": gpipe(3, 4)}, "rank 1: the schedule has 3 rows, but there are 2 ranks"),
+    ({"schedule": ONE_LESS}, "rank 1: B2 of stage 1 is missing"),
+    ({"layers": build(1)}, "rank 1: 1 layers can't be cut into 2 stages: use fewer ranks or fewer stages"),
+    ({"layers": [nn.Linear(2, 2), 3]}, "rank 1: TypeError: layers must be modules, but number 1 is a int"),
+    ({"layers": nn.Bilinear(2, 2, 2)}, "rank 1: TypeError: a Bilinear can't be cut, only an nn.Sequential"),
+    ({"cuts": [4]}, "rank 1: cuts must be 1 growing numbers from 1 to 3, to cut 4 layers into 2 stages, not [4]"),
+    ({"layers": build(4).to("meta")}, "rank 1: '0.norm.weight' is on the meta device"),
+    ({"layers": build(5)}, DIFFERENT),
+    ({"n_micro": 5}, DIFFERENT),
+    ({"schedule": "gpipe"}, DIFFERENT),
+    ({"cuts": [1]}, DIFFERENT),
+]
 
 
-def refusals(where: list[int]) -> dict[str, str]:
-    mine = dist.get_rank() in where
-    return {expected: message_of(build if mine else build_with()) for expected, build in REFUSED.items()}
+def test_what_can_not_be_built():
+    def ranks():
+        for settings, says in BUILT:
+            mine = {"layers": build(4), "n_micro": 4} | (settings if dist.get_rank() else {})
+            said = message_of(lambda mine=mine: Pipeline(**mine))
+            assert said.startswith(says), said
 
-
-@pytest.mark.parametrize(("where", "who"), [([0, 1], "ranks 0, 1: "), ([1], "rank 1: ")])
-def test_what_can_not_be_built(where, who):
-    for said in run_ranks(2, refusals, where):
-        for expected, message in said.items():
-            assert expected in message and message.startswith(who), message
-
-
-def different_builds() -> tuple[str, ...]:
-    rank = dist.get_rank()
-    return tuple(
-        message_of(build)
-        for build in (
-            build_with(layers=build(4 + rank)),
-            build_with(n_micro=4 + rank),
-            build_with(schedule=("1f1b", "gpipe")[rank]),
-            build_with(cuts=[1 + rank]),
-        )
-    )
-
-
-def test_ranks_that_build_different_pipelines():
-    first, second = run_ranks(2, different_builds)
-    assert first == second
-    assert all(
-        each.startswith("the ranks build different pipelines; do the same everywhere\nrank 1: ") for each in first
-    )
+    run_ranks(2, ranks)
 
 
 def no_batch() -> None:
     pipeline, (x, y), rank = pipeline_of(build(4), 4), batch(8), dist.get_rank()
-    before = [each.clone() for each in pipeline.parameters()]
-    for call, expected in (
-        (
-            lambda: pipeline.step(x[:3], y[:3]),
-            "rank 0: x has 3 items, too few for 4 micro-batches\nrank 1: y has 3 items",
-        ),
+    for call, says in (
+        (lambda: pipeline.step(x[:3], y), "rank 0: x has 3 items, too few for 4 micro-batches"),
         (lambda: pipeline.step(x, y[:7]), "x has 8 items and y 7"),
-        (
-            lambda: pipeline.step(x if rank else None, y),
-            "rank 0: x must be a tensor with an entry for each item, not None",
-        ),
-        (lambda: pipeline.step(x, [1]), r"rank 1: y must be a tensor with an entry for each item, not \[1\]"),
+        (lambda: pipeline.step(None, y), "rank 0: x must be a tensor with an entry for each item, not None"),
         (lambda: pipeline.step(x, torch.tensor(1.0)), "rank 1: y must be a tensor"),
         (lambda: (pipeline.evaluate if rank else pipeline.step)(x, y), "some ranks call step, others evaluate"),
     ):
         with traffic() as counted:
             said = message_of(call)
-        assert re.match(expected, said) or re.search(expected, said), said
+        assert said.startswith(says), said
         assert counted.calls == {"barrier": 1}, "nothing is sent"
-    assert all(each.grad is None for each in pipeline.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(before, pipeline.parameters(), strict=True))
 
 
 def test_batches_that_do_not_fit():
@@ -134,7 +91,7 @@ class Breaks(nn.Module):
 def failing(schedule: str, when: str, new_sizes: bool) -> list[str]:
     p, healthy, breaks = dist.get_world_size(), build(8), Breaks(when)
     whole = nn.Sequential(*healthy[:4], nn.Sequential(breaks, healthy[4]), *healthy[5:])
-    pipeline, (x, y) = Pipeline(whole, p, schedule, nn.functional.mse_loss), batch(5 * p)
+    pipeline, (x, y) = Pipeline(whole, p, schedule, mse_loss), batch(5 * p)
     if not new_sizes:
         pipeline.step(x, y)
     breaks.arm()
@@ -149,9 +106,10 @@ def failing(schedule: str, when: str, new_sizes: bool) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("new_sizes", [True, False], ids=["new sizes", "known sizes"])
-@pytest.mark.parametrize("when", ["forward", "backward"])
-@pytest.mark.parametrize("schedule", ["interleaved", "zb_h1"])
+@pytest.mark.parametrize(
+    ("schedule", "when", "new_sizes"),
+    [("interleaved", "forward", True), ("interleaved", "backward", True), ("zb_h1", "forward", False)],
+)
 def test_a_stage_that_fails(schedule, when, new_sizes):
     for said in run_ranks(4, failing, schedule, when, new_sizes):
         stage, home = (4, 0) if schedule == "interleaved" else (2, 2)
@@ -173,7 +131,6 @@ OUTPUTS = {  # a first stage, and what every rank says
         ..., 1:
     ],
     "rank 0: stage 0 failed.* one tensor of floating-point numbers, not a tuple": lambda x: (x, x),
-    r"one tensor of floating-point numbers, not int64 \(2, 3, 6\)": lambda x: x.long(),
     r"put out float64 \(1, 3, 6\), and float64 \(2, 3, 6\) before": lambda x: x[: 1 + int(x[0, 0, 0] > 0)],
 }
 
@@ -181,34 +138,18 @@ OUTPUTS = {  # a first stage, and what every rank says
 def wrong_outputs() -> list[str]:
     (x, y), said = batch(4), []
     x[:, 0, 0] = 1
+    turned = torch.where(torch.arange(4)[:, None, None] < 2, x, -x)  # the second micro-batch is another one
     for function in OUTPUTS.values():
         pipeline = pipeline_of(nn.Sequential(Does(function), nn.Linear(6, 6).double()), 2, cuts=[1])
-        first = message_of(partial(pipeline.step, x, y))
-        turned = torch.where(torch.arange(4)[:, None, None] < 2, x, -x)
-        said.append(message_of(partial(pipeline.step, turned, y)) if first == "no error" else first)
-    pipeline = pipeline_of(build(4), 2)
-    pipeline.loss = lambda output, target: (output - target).square()
-    return [*said, message_of(lambda: pipeline.step(x, y))]
+        said.append(message_of(lambda p=pipeline: [p.step(each, y) for each in (x, turned)]))
+    return said
 
 
 def test_outputs_that_do_not_fit_the_next_stage():
     first, second = run_ranks(2, wrong_outputs)
     assert first == second
-    for expected, message in zip(
-        [*OUTPUTS, "the loss must be one number in a tensor, not float64"], first, strict=True
-    ):
+    for expected, message in zip(OUTPUTS, first, strict=True):
         assert re.search(expected, message), message
-
-
-def test_a_group_without_a_backend_for_main_memory(monkeypatch):
-    def ranks() -> str:
-        monkeypatch.setattr(dist, "get_backend_config", lambda group=None: "cuda:nccl")
-        try:
-            Pipeline(build(4), 2)
-        except ValueError as error:
-            return str(error)
-
-    assert all("init_process_group('cpu:gloo,cuda:nccl')" in said for said in run_ranks(2, ranks))
 
 
 INTERRUPTED = """
@@ -245,7 +186,6 @@ def test_a_decoder_whose_blocks_need_a_mask():
     from scratch_ddp.benchmark.steps import build_llama
 
     model = build_llama(num_hidden_layers=1, hidden_size=12, intermediate_size=8, vocab_size=8)
-    assert len(layers_of(model)) == 3
     model.config._attn_implementation = "eager"
     with pytest.raises(ValueError, match="load it with attn_implementation='sdpa'"):
         layers_of(model)

@@ -63,16 +63,12 @@ def each_layer(bias: bool) -> None:
             loss.backward()
         assert_close(its_x.grad, x.grad if x_cut is None else mine(x.grad, x_cut), "input's gradient")
         assert_same_model(sliced, plain)
-        assert (
-            set(sliced.gather_full_grads()) == set(sliced.gather_full_params()) == dict(plain.named_parameters()).keys()
-        )
         summed = bias and "output_move" in options  # the bias's gradient, from slices of tokens
         calls = in_backward | ({"all_reduce": 1} if summed else {})
         assert (forward.calls, backward.calls) == (in_forward, calls), (layer, options)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(("world_size", "bias"), [(2, True), (4, False)])
 def test_linear_layers(world_size, bias):
     run_ranks(world_size, each_layer, bias)
 

@@ -35,26 +35,29 @@ BLOCKS, WIDTH = SMALL_LLAMA["num_hidden_layers"], SMALL_LLAMA["hidden_size"]
 ROWS = 2
 
 
-def steps(plan: dict, tied: bool, norm_type: float) -> dict[str, tuple]:
-    """Three steps beside one process, with clipping; return the traffic of the last."""
-    plain = llama(tie_word_embeddings=tied)
-    sliced = parallelize(llama(tie_word_embeddings=tied), plan)
+def steps(shape: tuple[int, int], plan: dict, tied: bool = False, norm_type: float = 2.0, clip=clip_grad_norm_) -> dict:
+    """Three steps on a mesh (dp, tp) beside one process, with clipping; the traffic of the last."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+    plain, model = llama(tie_word_embeddings=tied), llama(tie_word_embeddings=tied)
+    sliced = parallelize(model, plan, mesh["tp"])
     assert (sliced.lm_head.weight is sliced.model.embed_tokens.weight) == tied
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (plain, sliced)]
+    replica = (BucketedDDP if plan is LLAMA else FlatDDP)(sliced, group=mesh["dp"])
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (plain, sliced)]
     for step in range(3):
-        tokens = ids(ROWS, seed=step)
-        loss = next_token_loss(plain(input_ids=tokens).logits, tokens)
-        loss.backward()
+        tokens = ids(ROWS * shape[0], seed=step)
+        mine = tokens.chunk(shape[0])[mesh["dp"].get_local_rank()]
+        next_token_loss(plain(input_ids=tokens).logits, tokens).backward()
         with traffic() as forward:
-            its_loss = sliced(input_ids=tokens, labels=tokens).loss
-        with traffic() as backward:
-            its_loss.backward()
-        assert_close(its_loss, loss)
+            loss = replica(input_ids=mine, labels=mine).loss
+        with traffic() as backward, replica.no_sync():
+            loss.backward()
+        assert_close(loss, next_token_loss(plain(input_ids=mine).logits, mine))
+        replica.sync_gradients()
         assert_same_model(sliced, plain)
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1, norm_type)
         with traffic() as clipping:
-            assert_close(torch.nn.utils.clip_grad_norm_(sliced.parameters(), 0.1, norm_type), norm)
-        assert clipping.calls == {"all_reduce": 1}
+            assert_close(clip(sliced, 0.1, norm_type), norm)
+        assert clipping.calls.keys() == {"all_reduce"}
         assert_same_model(sliced, plain)
         for optimizer in optimizers:
             optimizer.step()
@@ -63,63 +66,34 @@ def steps(plan: dict, tied: bool, norm_type: float) -> dict[str, tuple]:
     return {name: (each.calls, each.payload_bytes) for name, each in passes.items()}
 
 
+HIDDEN, A_TOKEN, CALLS = ROWS * TOKENS * WIDTH * 8, ROWS * TOKENS * 8, 1 + 2 * BLOCKS
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_equals_one_process_and_costs_what_it_says(world_size):
-    hidden, a_token = ROWS * TOKENS * WIDTH * 8, ROWS * TOKENS * 8
     for tied, norm_type in ((False, 2.0), (True, float("inf"))):
-        for found in run_ranks(world_size, steps, LLAMA, tied, norm_type):
+        for found in run_ranks(world_size, steps, (1, world_size), LLAMA, tied, norm_type):
             # Forward: the embedding, two in each block, two for the loss. Backward: two in each block, and the head's.
-            calls = 1 + 2 * BLOCKS
-            assert found["forward"] == ({"all_reduce": calls + 2}, calls * hidden + 3 * a_token)
-            assert found["backward"] == ({"all_reduce": calls}, calls * hidden)
+            assert found["forward"] == ({"all_reduce": CALLS + 2}, CALLS * HIDDEN + 3 * A_TOKEN)
+            assert found["backward"] == ({"all_reduce": CALLS}, CALLS * HIDDEN)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_sequence_parallel(world_size):
-    hidden, a_token = ROWS * TOKENS * WIDTH * 8, ROWS * TOKENS * 8
-    for tied in (False, True):
-        for found in run_ranks(world_size, steps, LLAMA_SEQUENCE, tied, 2.0):
-            calls = 1 + 2 * BLOCKS
-            moves = {"all_gather": calls, "reduce_scatter": calls}
-            moved = calls * (hidden + hidden // world_size)  # an all-gather is counted by what a rank puts in
-            assert found["forward"] == (moves | {"all_reduce": 2}, moved + 3 * a_token)
-            norms = 1 + 2 * BLOCKS
-            assert found["backward"] == (moves | {"all_reduce": norms}, moved + norms * WIDTH * 8)
+@pytest.mark.parametrize(("world_size", "tied"), [(2, False), (4, True)])
+def test_sequence_parallel(world_size, tied):
+    for found in run_ranks(world_size, steps, (1, world_size), LLAMA_SEQUENCE, tied):
+        moves = {"all_gather": CALLS, "reduce_scatter": CALLS}
+        moved = CALLS * (HIDDEN + HIDDEN // world_size)  # an all-gather is counted by what a rank puts in
+        assert found["forward"] == (moves | {"all_reduce": 2}, moved + 3 * A_TOKEN)
+        assert found["backward"] == (moves | {"all_reduce": CALLS}, moved + CALLS * WIDTH * 8)  # one for each norm
 
 
-def torchs_clip(model: torch.nn.Module, max_norm: float) -> torch.Tensor:
-    return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=False)
+def torchs_clip(model: torch.nn.Module, *args: float) -> torch.Tensor:
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), *args, foreach=False)
 
 
-def on_a_mesh(strategy: type, plan: dict, clip) -> int:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    plain = llama()
-    model = strategy(parallelize(llama(), plan, mesh["tp"]), group=mesh["dp"])
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (plain, model)]
-    for step in range(3):
-        tokens = ids(4, seed=step)
-        mine = tokens.chunk(2)[mesh["dp"].get_local_rank()]
-        with traffic() as counted:
-            model(input_ids=mine, labels=mine).loss.backward()
-            model.sync_gradients()
-        next_token_loss(plain(input_ids=tokens).logits, tokens).backward()
-        assert_same_model(model.module, plain)
-        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
-        assert_close(clip(model, 0.1), norm)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    return counted.calls["all_reduce"]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "plan", "clip"),
-    [(FlatDDP, LLAMA, clip_grad_norm_), (BucketedDDP, LLAMA, torchs_clip), (BucketedDDP, LLAMA_SEQUENCE, torchs_clip)],
-)
-def test_two_by_two(strategy, plan, clip):
-    calls = 1 + 2 * BLOCKS  # of tensor parallelism, in forward and in backward; for sequence parallelism its norms
-    expected = (2 * calls if plan is LLAMA else calls) + 2 + 1  # the loss, and all gradients
-    assert run_ranks(4, on_a_mesh, strategy, plan, clip) == [expected] * 4
+@pytest.mark.parametrize("plan", [LLAMA, LLAMA_SEQUENCE], ids=["whole", "sequence"])
+def test_two_by_two(plan):
+    run_ranks(4, steps, (2, 2), plan, False, 2.0, torchs_clip)
 
 
 def optimizers_agree() -> None:

@@ -2,7 +2,7 @@
 
 An all-reduce takes α + β·bytes, and starts once it is posted and the wire is free. The step is the compute plus the
 communication that is still under way when the backward ends. Copies and calls on the processor are left out. So is the
-small message of each step in which the ranks compare which gradients they have (a byte per parameter and buffer).
+small message of each step in which the ranks compare which gradients they have (8 bytes per parameter).
 Nothing hides that message, so it adds about α.
 """
 
