@@ -12,6 +12,7 @@ from torch import nn
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.ddp import BucketedDDP
 from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, bucket_groups
+from scratch_ddp.instruments.memory import memory_use
 from tests.ddp.cases import started
 from tests.ranks import run_ranks
 
@@ -87,3 +88,33 @@ def where_gradients_are() -> list:
 
 def test_gradients_are_views_of_the_same_memory_at_every_step():
     assert run_ranks(2, where_gradients_are) == [(2, True, True)] * 2
+
+
+def allocated(how: str) -> tuple[list, int]:
+    """Bytes that a step allocates without a wrapper and, later than the first, with it; the buckets' bytes."""
+    plain, wrapped = mlp(), BucketedDDP(mlp(), 0.05)
+
+    def a_step(model, synchronise) -> None:
+        x = torch.ones(1, 64)
+        if how == "accumulated":
+            with wrapped.no_sync():
+                model(x).sum().backward()
+        model(x).sum().backward()
+        if synchronise:
+            wrapped.sync_gradients()
+        model.zero_grad()
+
+    found = []
+    for model in (plain, wrapped):
+        for _ in range(3):
+            with memory_use() as used:
+                a_step(model, synchronise=model is wrapped)
+        found.append(used.allocated_bytes)
+    return found, sum(bucket.tensor.nbytes for bucket in wrapped.buckets)
+
+
+@pytest.mark.parametrize("how", ["usual", "accumulated"])
+def test_no_buffer_is_allocated_after_the_first_step(how):
+    for (plain, wrapped), buckets in run_ranks(2, allocated, how):
+        assert buckets == 6 * (64 * 64 + 64) * 4
+        assert wrapped - plain < 1000, "no more than numbers and the small exchange of presence"
