@@ -22,14 +22,14 @@ PROTOCOL = {
     # type: (from → to, fields)
     # The launcher
     "launcher ready": ("launcher → kernel", "gpu_count"),
-    "start": ("kernel → launcher or agent", "config process?"),  # files: socket, stdout, stderr
+    "start": ("kernel → launcher or agent", "config process?"),  # files: socket, output
     "started": ("launcher → kernel or agent → kernel", "rank pid process?"),
     "end": ("kernel → launcher or agent", "rank? process?"),
     "ended": ("launcher → kernel or agent → kernel", "pid status process?"),
     # A cell. `cell` is our number of it, `number` the notebook's
     "ready": ("rank → kernel", "device"),
-    "execute": ("kernel → rank", "cell number code"),  # files: stdout, stderr
-    "display": ("rank → kernel", "cell segment data metadata"),
+    "execute": ("kernel → rank", "cell number code"),  # file: output
+    "display": ("rank → kernel", "cell number data metadata"),
     "input": ("rank → kernel", "cell prompt"),
     "typed": ("kernel → rank", "text"),
     "done": ("rank → kernel", "cell error interrupted_in open begun members"),
@@ -44,16 +44,15 @@ PROTOCOL = {
     # Between cells: completion, inspection, %pull, open calls. `cell` is negative
     "ask": ("kernel → rank", "cell kind code? cursor? detail? name? folder?"),
     "answer": ("rank → kernel", "cell found interrupted_in"),
-    # Ranks on other hosts. `process` is the kernel's number of a rank there
-    "hello": ("agent → kernel", "secret name address node versions"),
+    # Ranks on other hosts. `process` is the kernel's number of a rank there. (An agent's first line is no message.)
     "refused": ("kernel → agent", "why"),
     "welcome": ("kernel → agent", ""),
     "agent ready": ("agent → kernel", "gpu_count"),
     "failed": ("agent → kernel", "why"),
     "to": ("kernel → agent", "process message"),  # for the rank
     "from": ("agent → kernel", "process message files?"),  # from the rank
-    "text": ("agent → kernel", "process cell stream data"),
-    "taken": ("kernel → agent", "cell stream size"),  # so much text, inside of "to"
+    "text": ("agent → kernel", "process cell data"),
+    "taken": ("kernel → agent", "cell size"),  # so much text, inside of "to"
     "gone": ("agent → kernel", "process files"),
     "let go": ("kernel → agent", ""),
     "store": ("rank → kernel", "number operation arguments"),
@@ -131,13 +130,11 @@ def encode(message: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def take_messages(received: bytearray, longest: int = 1 << 32) -> list[dict[str, Any]]:
-    """Take the complete messages out of what has been received. Raises ValueError if one is longer than `longest`."""
+def take_messages(received: bytearray) -> list[dict[str, Any]]:
+    """Take the complete messages out of what has been received."""
     messages = []
     while len(received) >= _LENGTH.size:
         (length,) = _LENGTH.unpack_from(received)
-        if length > longest:
-            raise ValueError(f"a message of {length} bytes")
         end = _LENGTH.size + length
         if len(received) < end:
             break

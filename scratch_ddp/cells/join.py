@@ -12,6 +12,7 @@ import base64
 import contextlib
 import hmac
 import ipaddress
+import json
 import os
 import socket
 import ssl
@@ -73,9 +74,10 @@ def enter(ticket: Ticket, address: str | None = None) -> TlsChannel:
     if not hmac.compare_digest(fingerprint(sock.getpeercert(binary_form=True)), ticket.fingerprint):
         sock.close()
         raise ClusterError(f"whoever answers at {where} is not the notebook that has printed this ticket")
+    hello = {"secret": ticket.secret, "name": socket.gethostname(), "address": sock.getsockname()[0]}
+    hello |= {"node": _first_number(_NODE_NUMBERS), "versions": own_versions()}
+    sock.sendall(json.dumps(hello).encode() + b"\n")
     channel = TlsChannel(sock)
-    hello = {"type": "hello", "secret": ticket.secret, "name": socket.gethostname(), "address": channel.own_address}
-    channel.send(hello | {"node": _first_number(_NODE_NUMBERS), "versions": own_versions()})
     try:
         while not (messages := channel.receive()):
             pass  # a part of the answer has come
@@ -163,13 +165,12 @@ class Agent:
 
     def _pass_on(self, process: RankProcess, message: dict[str, Any]) -> None:
         if message["type"] == "taken":
-            if pipe := self._pipes.get((process, message["cell"], message["stream"])):
+            if pipe := self._pipes.get((process, message["cell"])):
                 pipe.take(message["size"])
-            return
-        files = self.launcher.open_pipes(process, message["cell"]) if message["type"] == "execute" else ()
-        process.channel.send(message, files)
-        for file in files:
-            os.close(file)
+        elif message["type"] == "execute":
+            self.launcher.execute(process, message)
+        else:
+            process.channel.send(message)
 
     # What the ranks say
 
@@ -177,9 +178,9 @@ class Agent:
         """Send an event to the kernel (the reader takes this agent for its queue of events)."""
         if event.kind == "text":
             pipe = event.source
-            self._pipes[pipe.rank, pipe.cell, pipe.stream] = pipe
+            self._pipes[pipe.rank, pipe.cell] = pipe
             data = base64.b64encode(event.value).decode()
-            self._send(pipe.rank, {"type": "text", "cell": pipe.cell, "stream": pipe.stream, "data": data})
+            self._send(pipe.rank, {"type": "text", "cell": pipe.cell, "data": data})
         elif isinstance(event.source, RankProcess):
             self._send_from_rank(event.source, event.kind, event.value)
         elif event.kind == "message":

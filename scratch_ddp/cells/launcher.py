@@ -122,7 +122,7 @@ class Launcher:
 
     def handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "start":
-            files = self.channel.take_files(3)
+            files = self.channel.take_files(2)
             pid = self._fork(message, files) if can_fork() else self._spawn(message, files)
             for file in files:
                 os.close(file)
@@ -189,15 +189,15 @@ def spawned(config: int, *files: int) -> None:
     become_rank(message, *files)
 
 
-def become_rank(config: dict[str, Any], sock: int, out: int, err: int) -> None:
+def become_rank(config: dict[str, Any], sock: int, out: int) -> None:
     """Turn this new process into a rank: a session of its own, output to the kernel, no standard input."""
     os.setsid()
     die_with_parent()
     os.dup2(out, 1)
-    os.dup2(err, 2)
+    os.dup2(out, 2)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    for file in (out, err, null):
+    for file in (out, null):
         os.close(file)
     from scratch_ddp.cells.rank.worker import run_rank
 

@@ -48,10 +48,10 @@ print("rank", rank // 2, end="")
 def test_twenty_runs_give_one_text(four_ranks):
     texts = [shown(four_ranks.run(EVERY_WAY)) for _ in range(20)]
     assert texts[0] == [
-        *[("stdout", "one\n"), ("stderr", "to stderr\nchild to stderr\n"), ("stdout", "by a shell\nchild\n")],
-        *[("display_data", "<b>0</b>"), ("stdout", "from C\nrank 0\n↑ ranks 0–1\none\n")],
-        *[("stderr", "to stderr\nchild to stderr\n"), ("stdout", "by a shell\nchild\n")],
-        *[("display_data", "<b>1</b>"), ("stdout", "from C\nrank 1\n↑ ranks 2–3\n")],
+        *[("stdout", "one\n"), ("stderr", "to stderr\n"), ("stdout", "by a shell\nchild\nchild to stderr\n")],
+        *[("display_data", "<b>0</b>"), ("stdout", "from C\nrank 0\n↑ ranks 0–1\none\n"), ("stderr", "to stderr\n")],
+        *[("stdout", "by a shell\nchild\nchild to stderr\n"), ("display_data", "<b>1</b>")],
+        ("stdout", "from C\nrank 1\n↑ ranks 2–3\n"),
     ]
     assert all(text == texts[0] for text in texts)
 

@@ -9,7 +9,6 @@ import contextlib
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,7 @@ class Host:
         process = self._ranks[message["process"]]
         self._keep_files(process, message.get("files", {}))
         if kind == "text":
-            pipe = _PipeOfAgent(process, message["cell"], message["stream"])
+            pipe = _PipeOfAgent(process, message["cell"])
             self.events.put(Event("text", pipe, base64.b64decode(message["data"])))
         elif kind == "gone":
             self.events.put(Event("gone", process))
@@ -118,7 +117,7 @@ class _PipeOfAgent(Pipe):
     """A pipe that the agent reads. The agent counts what was taken."""
 
     def take(self, size: int) -> None:
-        self.rank.channel.send({"type": "taken", "cell": self.cell, "stream": self.stream, "size": size})
+        self.rank.channel.send({"type": "taken", "cell": self.cell, "size": size})
 
 
 class _ToRank:
@@ -148,9 +147,9 @@ class Hosts:
         host = self.hosts[config["rank"] // self.per_host]
         return host.start(config | {"environment": environment}, folder, self._board)
 
-    def open_pipes(self, rank: RankProcess, cell: int) -> tuple[int, ...]:
-        """None here: the agent makes them, and sends what it reads from them."""
-        return ()
+    def execute(self, rank: RankProcess, message: dict[str, Any]) -> None:
+        """Send the message. The agent makes the pipe, and sends what it reads from it."""
+        rank.channel.send(message)
 
     def end(self, rank: RankProcess) -> None:
         if rank.status is None:
@@ -169,23 +168,14 @@ class KeyBoard:
         self._values: dict[str, str] = {}
         self._lock = threading.Lock()  # requests come through several threads
 
-    def ask(self, operation: str, *arguments: Any) -> Any:
-        """Carry out what a rank wants, and return the answer."""
+    def ask(self, operation: str, keys: list[str], value: Any = None) -> list[str | None]:
+        """Set the keys to a value, or "add" to their numbers. Returns the values, None for a key that is not there."""
         with self._lock:
-            return getattr(self, f"_{operation}")(*arguments)
-
-    def _set(self, key: str, value: str) -> None:
-        self._values[key] = value
-
-    def _get(self, key: str) -> str | None:
-        return self._values.get(key)
-
-    def _add(self, key: str, amount: int) -> int:
-        self._values[key] = str(int(self._values.get(key, "0")) + amount)
-        return int(self._values[key])
-
-    def _check(self, keys: list[str]) -> bool:
-        return all(key in self._values for key in keys)
+            if operation == "add":
+                value = str(int(self._values.get(keys[0], "0")) + value)
+            if operation != "get":
+                self._values |= dict.fromkeys(keys, value)
+            return [self._values.get(key) for key in keys]
 
 
 # `%dist_init --hosts`
@@ -225,12 +215,8 @@ def gather(
     if door.strangers:
         say(f"Turned away: {door.strangers} connections without the ticket.")
     hosts.sort(key=lambda host: (host.node is None, host.node or 0, host.name, host.address))
-    names = Counter(host.name for host in hosts)
-    for host in [host for host in hosts if names[host.name] > 1]:
+    for host in [host for host in hosts if [each.name for each in hosts].count(host.name) > 1]:
         host.name = f"{host.name} ({host.address})"
-    names = Counter(host.name for host in hosts)
-    for number, host in enumerate([host for host in hosts if names[host.name] > 1], 1):
-        host.name = f"{host.name}, agent {number}"
     return hosts
 
 

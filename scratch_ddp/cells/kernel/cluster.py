@@ -41,7 +41,7 @@ class Cluster:
         self.rendezvous = 0  # counts the files by which ranks find each other: a new one when all ranks are new
         self.dead: dict[int, str] = {}  # rank → how it ended; such a cluster runs no more cells
         self.late: dict[tuple[int, int], Excerpt] = {}  # (cell, rank) → text that came after its cell had ended
-        self.in_doubt = False  # whether a question was interrupted in a collective: the next cell renews the groups
+        self.in_doubt = False  # whether a question was interrupted: the next cell renews the groups
         self._questions = 0
         self.ranks: list[RankProcess] = []
         self.start(range(self.world_size), _START_LIMIT, stoppable=True)
@@ -117,7 +117,7 @@ class Cluster:
         elif kind == "renewed":
             source.renewed = message
         elif kind == "answer":
-            self.in_doubt |= bool((message["interrupted_in"] or {}).get("waits_in"))
+            self.in_doubt |= message["interrupted_in"] is not None
         elif kind == "launcher ready":  # not needed before
             source.gpu_count = message["gpu_count"]
         elif kind == "ended":
@@ -242,18 +242,19 @@ class LauncherProcess:
         """Start a rank. It says that it is ready through its own channel; its pid comes through the launcher's."""
         channel, ranks_end = channel_pair()
         rank = RankProcess(config["rank"], folder, channel)
-        out, err = self.open_pipes(rank, cell=0)
-        self.channel.send({"type": "start", "config": config}, (ranks_end.fileno(), out, err))
-        for file in (out, err):
-            os.close(file)
+        output = self.reader.open_pipe(rank, cell=0)
+        self.channel.send({"type": "start", "config": config}, (ranks_end.fileno(), output))
+        os.close(output)
         ranks_end.close()
         self.reader.add_channel(channel, rank)
         self._started = [*(one for one in self._started if one.alive), rank]
         return rank
 
-    def open_pipes(self, rank: RankProcess, cell: int) -> tuple[int, ...]:
-        """Pipes for a rank's output in a cell (see `Reader`). The caller must close them."""
-        return self.reader.open_pipes(rank, cell)
+    def execute(self, rank: RankProcess, message: dict[str, Any]) -> None:
+        """Send a rank the message "execute", with a pipe for its output in this cell."""
+        output = self.reader.open_pipe(rank, message["cell"])
+        rank.channel.send(message, (output,))
+        os.close(output)
 
     def end(self, rank: RankProcess) -> None:
         """SIGKILL for a rank, through the launcher: only its parent knows that the number is still this rank's."""

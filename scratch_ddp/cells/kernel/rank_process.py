@@ -1,7 +1,8 @@
-"""A rank as the kernel sees it: its process, its channel, what it has called, and how it ended."""
+"""A rank as the kernel sees it: its process and how it ended, and what it does in one cell."""
 
 import re
 import signal
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ _SIGNAL_MEANING = {
     signal.SIGBUS: "native code accessed memory that does not exist",
 }
 _LAST_OUTPUT = 4096  # bytes
+_LONG = 2.0  # seconds
 
 
 @dataclass(eq=False)
@@ -84,3 +86,57 @@ class RankProcess:
     def last_call(self) -> str:
         """The last of them; empty if there was none."""
         return next(reversed(self.calls().values()), "")
+
+
+class RankInCell:
+    """A rank in one cell: where it is, as far as it has said, and how it ended there."""
+
+    def __init__(self, process: RankProcess, takes_part: bool = True):
+        self.process, self.takes_part = process, takes_part
+        self.said: dict[str, Any] = {}  # its last answer to the question where it is
+        self.waits_since = time.monotonic()  # in the call that it has named
+        self.done = False
+        self.error: dict[str, Any] | None = None
+        self.interrupted_in: dict[str, Any] | None = None  # where it was when it was interrupted
+
+    def note(self, message: dict[str, Any]) -> None:
+        """A message "state" or "done"."""
+        self.process.place = message
+        if message["type"] == "done":
+            self.done, self.error, self.interrupted_in = True, message["error"], message["interrupted_in"]
+            return
+        if message["waits_in"] is None or message["waits_in"] != self.said.get("waits_in"):
+            self.waits_since = time.monotonic()
+        self.said = message
+
+    @property
+    def running(self) -> bool:
+        return self.takes_part and not self.done and self.process.alive
+
+    @property
+    def state(self) -> str:
+        """In words. A rank that was interrupted counts as "running" where it was."""
+        if not self.takes_part:
+            return "not in this cell"
+        if not self.process.alive:
+            return "died"
+        if self.done and self.interrupted_in is None:
+            return "raised" if self.error else "finished the cell"
+        return "running"
+
+    @property
+    def line(self) -> int | None:
+        """The line of the cell that it is in, if that is known."""
+        return (self.interrupted_in or self.said).get("line") if self.state == "running" else None
+
+    @property
+    def waits_in(self) -> dict[str, Any] | None:
+        """The collective or message that it waits in, if it does."""
+        return (self.interrupted_in or self.said).get("waits_in") if self.state == "running" else None
+
+    def waits_for_long(self) -> bool:
+        return self.said.get("waits_in") is not None and time.monotonic() - self.waits_since > _LONG
+
+    def calls(self) -> dict[tuple[str, int], str]:
+        """What it has called last in this cell."""
+        return self.process.calls() if self.takes_part else {}

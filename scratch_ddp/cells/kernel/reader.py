@@ -25,11 +25,10 @@ _EVENT_BYTES = 256  # what an event takes beside its text
 
 @dataclass(eq=False)
 class Pipe:
-    """The read end of a rank's stdout (1) or stderr (2) in one cell."""
+    """The read end of the pipe to which a rank writes in one cell."""
 
     rank: Any  # the RankProcess that writes to it
     cell: int
-    stream: int
     file: int = -1
     wake: Callable[[], None] = lambda: None  # wakes the reader
     read: int = 0  # bytes, as the reader counts them
@@ -69,15 +68,12 @@ class Reader:
         self._selector.register(self._wake, selectors.EVENT_READ)
         threading.Thread(target=self._run, name="reads-from-ranks", daemon=True).start()
 
-    def open_pipes(self, rank: Any, cell: int) -> tuple[int, int]:
-        """Pipes for a rank's stdout and stderr in a cell. Returns their write ends, which the caller must close."""
-        ends = []
-        for stream in (1, 2):
-            read_end, write_end = os.pipe()
-            os.set_blocking(read_end, False)
-            self._add(read_end, Pipe(rank, cell, stream, read_end, self.wake))
-            ends.append(write_end)
-        return ends[0], ends[1]
+    def open_pipe(self, rank: Any, cell: int) -> int:
+        """A pipe for a rank's output in a cell. Returns its write end, which the caller must close."""
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        self._add(read_end, Pipe(rank, cell, read_end, self.wake))
+        return write_end
 
     def add_channel(self, channel: Channel, source: Any) -> None:
         """Read a channel. When its other end is closed, this thread calls `source.on_gone`."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from scratch_ddp.cells.flight_recorder import IN_THIS_CELL
 from scratch_ddp.cells.kernel.cluster import Cluster
-from scratch_ddp.cells.kernel.rank_process import RankProcess
+from scratch_ddp.cells.kernel.rank_process import RankInCell, RankProcess
 from scratch_ddp.cells.kernel.reader import Event
 from scratch_ddp.cells.words import name_ranks
 
@@ -136,14 +136,14 @@ class Interruption:
     def begun(self) -> bool:
         return self.agreement is not None or self.number > 0
 
-    def press(self, running: Collection[RankProcess], others: dict[int, dict[str, Any]] | None) -> None:
+    def press(self, running: Collection[RankInCell], others: dict[int, dict[str, Any]] | None) -> None:
         """Somebody has pressed Stop. `others`: see `Agreement`; None if these ranks can't agree.
 
         The second press says: do not wait any longer. The third: replace what still runs.
         """
         now = time.monotonic()
         if not self.begun and others is not None:
-            self._since, self.agreement = now, Agreement(running, others, now)
+            self._since, self.agreement = now, Agreement([rank.process for rank in running], others, now)
             self.agreement.ask(self._cell, now)
         elif self._forced:
             self._since = now - _SLOW_STOP_LIMIT
@@ -163,11 +163,11 @@ class Interruption:
         if self.agreement is not None:
             self.agreement.note(rank, place)
 
-    def go_on(self, running: Collection[RankProcess], states: dict[int, dict[str, Any]]) -> None:
-        """Do what is due. `states`: what the ranks have said last about where they are."""
+    def go_on(self, running: Collection[RankInCell]) -> None:
+        """Do what is due."""
         now = time.monotonic()
         if self.agreement is not None:
-            gone = self.agreement.running.keys() - {rank.rank for rank in running}
+            gone = self.agreement.running.keys() - {rank.process.rank for rank in running}
             if self.agreement.reached() and not gone:
                 self.interrupt(now, together=True)
             elif gone or self.agreement.given_up(now):
@@ -178,29 +178,25 @@ class Interruption:
         if self.number and now - self._sent_at > _REPEAT_EVERY:
             self._sent_at = now
             for rank in running:
-                if not self._noticed(states.get(rank.rank, {})):
+                if not self._noticed(rank):
                     interrupt = {"type": "interrupt", "cell": self._cell, "number": self.number}
-                    rank.channel.send(interrupt | {"together": self.together})
+                    rank.process.channel.send(interrupt | {"together": self.together})
 
-    def _noticed(self, state: dict[str, Any]) -> bool:
-        return state.get("caught", 0) >= self.number
+    def _noticed(self, rank: RankInCell) -> bool:
+        return rank.said.get("caught", 0) >= self.number
 
-    def handled_by(self, running: Collection[RankProcess], states: dict[int, dict[str, Any]]) -> bool:
+    def handled_by(self, running: Collection[RankInCell]) -> bool:
         """Whether all these ranks have got their KeyboardInterrupt, and go on in the learner's code."""
-        return bool(self.number) and all(
-            self._noticed(state) and not state.get("stopping")
-            for state in (states.get(rank.rank, {}) for rank in running)
-        )
+        return bool(self.number) and all(self._noticed(rank) and not rank.said.get("stopping") for rank in running)
 
-    def time_is_up(self, running: Collection[RankProcess], states: dict[int, dict[str, Any]]) -> bool:
+    def time_is_up(self, running: Collection[RankInCell]) -> bool:
         """Whether ranks have had enough time. They are then replaced; those that handle the interrupt are not."""
-        if not self.number or (self.handled_by(running, states) and not self._forced):
+        if not self.number or (self.handled_by(running) and not self._forced):
             return False
-        said = [states.get(rank.rank, {}) for rank in running]
-        will_stop = all(state.get("stopping") or state.get("waits_in") for state in said)
+        will_stop = all(rank.said.get("stopping") or rank.said.get("waits_in") for rank in running)
         if time.monotonic() - self._since < (_SLOW_STOP_LIMIT if will_stop else _STOP_LIMIT):
             return False
-        if self._forced or not any(map(self._noticed, said)):
+        if self._forced or not any(map(self._noticed, running)):
             return True
         self._forced = True  # those that handle it may wait for one that does not notice it
         self.interrupt(time.monotonic())

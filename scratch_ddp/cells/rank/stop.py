@@ -19,15 +19,11 @@ import torch.distributed as dist
 
 from scratch_ddp.cells.flight_recorder import IN_THIS_CELL
 from scratch_ddp.cells.rank import interruptible_group
-from scratch_ddp.cells.rank.interruptible_work import (
-    INTERRUPTED,
-    awaited_in_native_code,
-    free_waiting_futures,
-    waiting_in,
-)
+from scratch_ddp.cells.rank.interruptible_work import await_stop, waiting_in
 
 _TORCH = str(Path(torch.__file__).parent)
 _NAME = KeyboardInterrupt.__name__
+_LOST_CONNECTION = "gloo/transport"  # in what gloo raises then
 APART = (
     "the ranks were stopped at different places, so what they call now would not fit together: process groups work "
     "again in the next cell"
@@ -77,9 +73,19 @@ class Interrupts:
             return
         if self._caught and self._apart:
             raise RuntimeError(APART)
+        if self._until is not None:
+            self._hold_here()
+        now = time.monotonic()
+        if self._calls:
+            self._longest_gap = max(self._longest_gap, now - self._last_call)
+        self._calls, self._last_call = self._calls + 1, now
+        self._collectives += collective
+
+    def _hold_here(self) -> None:
+        """Until a call that others have begun is still to be made, or until the interrupt (main thread)."""
         while True:
             self._moved.clear()
-            if self._until is None or self._is_behind(self._until):
+            if self._is_behind(self._until):
                 break
             self._held = True
             self._send(self._place())
@@ -87,11 +93,6 @@ class Interrupts:
         if self._held:
             self._held = False
             self._send(self._place())  # or the kernel would take it for held, and not ask whether this call waits
-        now = time.monotonic()
-        if self._calls:
-            self._longest_gap = max(self._longest_gap, now - self._last_call)
-        self._calls, self._last_call = self._calls + 1, now
-        self._collectives += collective
 
     def _is_behind(self, until: dict[str, int]) -> bool:
         begun = self._place()["begun"]
@@ -111,11 +112,11 @@ class Interrupts:
         """
         if number <= self._caught:
             return
-        self._asked, self._apart = number, not together
         self._found = self.find_main_thread()
+        self._asked, self._apart = number, not together or self._found["waits_in"] is not None
         signal.pthread_kill(self._main_thread, signal.SIGINT)  # noticed as soon as the main thread is back from C++
-        if not self._held:
-            free_waiting_futures()  # on which it may wait in C++
+        if self._apart:
+            interruptible_group.end_connections()
 
     def on_signal(self, *_: Any) -> None:
         """Called by Python in the main thread."""
@@ -129,8 +130,11 @@ class Interrupts:
 
         Returns whether the error is an interrupt's, which C++ may have turned into another exception.
         """
+        lost = isinstance(error, RuntimeError) and _LOST_CONNECTION in str(error)
+        if lost and self.interruptible:
+            await_stop()  # a peer's may have come first
         self.interruptible = False
-        is_interrupt = isinstance(error, KeyboardInterrupt) or str(error) == INTERRUPTED or _NAME in str(error)
+        is_interrupt = lost or isinstance(error, KeyboardInterrupt) or _NAME in str(error)
         return is_interrupt and self.interrupted_in is not None
 
     def state(self, cell: int) -> dict[str, Any]:
@@ -151,7 +155,7 @@ class Interrupts:
                 called = frame.f_code.co_name  # the outermost is what the learner called: all_gather_object
             frame = frame.f_back
         if waits_in is None and innermost.f_code.co_filename.startswith(_TORCH):
-            waits_in = awaited_in_native_code()
+            waits_in = interruptible_group.awaited_in_native_code()
         if waits_in:
             waits_in = waits_in | {"called": called, "ranks": interruptible_group.ranks_of(waits_in)}
         return {"line": line, "waits_in": waits_in}

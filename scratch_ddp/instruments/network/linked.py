@@ -44,7 +44,6 @@ class LinkedGroup(dist.ProcessGroup):
         self.hosts, self.inside, self._at_once = hosts, inside, at_once
         self._nic, self._alarm = Nic(), Alarm()
         self.transfers = self._nic.transfers  # in the order in which they were posted; you may clear the list
-        self._free: Callable[[Any], None] | None = None
         self._generation, self._name = 0, ""
         self.adopt_backends()
 
@@ -79,11 +78,10 @@ class LinkedGroup(dist.ProcessGroup):
             dist.destroy_process_group(self.below)
 
     def follow(self, group: dist.ProcessGroup | None) -> None:
-        """If `group` is one of rank cells, let Stop end waits here too, and start over whenever it does."""
+        """If `group` is one of rank cells, give up at a Stop, and start over whenever the group does."""
         if hasattr(group, "wrappers"):
             group.wrappers.add(self)
             self.wrappers = group.wrappers  # whatever works in this group starts over with it, too
-            self._free = group.free_when_interrupted
 
     def start_over(self) -> None:
         """Called when the group that this one follows was rebuilt: drop what was under way, adopt the new backends."""
@@ -93,7 +91,7 @@ class LinkedGroup(dist.ProcessGroup):
         self.adopt_backends()
 
     def give_up(self) -> None:
-        """Called when Stop has ended a cell: what is on the wire never arrives, and the wire is free."""
+        """Called when a Stop ends what is under way below: what is on the wire never arrives, and the wire is free."""
         self._nic.clear_queue()
         self._alarm.ring_now()
 
@@ -130,7 +128,7 @@ class LinkedGroup(dist.ProcessGroup):
             return below
         settle = functools.partial(self._settle, call, transfer, places, link)
         outputs = args[0] if args else []
-        return LinkedWork(below, outputs, transfer, settle, self._nic.clear_queue, self._alarm, self._free)
+        return LinkedWork(below, outputs, transfer, settle, self._nic.clear_queue, self._alarm)
 
     def _seconds(self, call: Call, nbytes: int, link: Link) -> float:
         """Seconds for which a call takes this rank's end, with its share of the hosts' cards."""

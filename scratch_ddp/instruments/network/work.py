@@ -44,7 +44,7 @@ class LinkedWork(dist.Work):
 
     `below`: the work of the group below; `outputs`: its tensors, the future's value; `settle`: called once that has
     ended, to learn from the peers when the transfer really began; `give_up`: called if an exception such as an
-    interrupt ends the sleep; `free`: gets the future, to end waits for it in C++ on Stop.
+    interrupt ends the sleep.
     """
 
     def __init__(
@@ -55,11 +55,10 @@ class LinkedWork(dist.Work):
         settle: Callable[[dist.Work], None],
         give_up: Callable[[], None],
         alarm: Alarm,
-        free: Callable[[torch.futures.Future], None] | None,
     ):
         super().__init__()
         self._below, self._outputs, self._transfer = below, outputs, transfer
-        self._settle, self._give_up, self._alarm, self._free = settle, give_up, alarm, free
+        self._settle, self._give_up, self._alarm = settle, give_up, alarm
         self._lock = threading.Lock()
         self._future: torch.futures.Future | None = None
 
@@ -98,8 +97,6 @@ class LinkedWork(dist.Work):
             if self._future is not None:
                 return self._future
             self._future = torch.futures.Future()
-        if self._free is not None:
-            self._free(self._future)
         self._below.get_future().add_done_callback(self._below_done)
         return self._future
 
