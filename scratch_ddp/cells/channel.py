@@ -25,20 +25,20 @@ PROTOCOL = {
     "start": ("kernel → launcher or agent", "config process?"),  # files: socket, output
     "started": ("launcher → kernel or agent → kernel", "rank pid process?"),
     "end": ("kernel → launcher or agent", "rank? process?"),
-    "ended": ("launcher → kernel or agent → kernel", "pid status process?"),
+    "ended": ("launcher → kernel or agent → kernel", "pid status crash calls process?"),
     # A cell. `cell` is our number of it, `number` the notebook's
     "ready": ("rank → kernel", "device"),
     "execute": ("kernel → rank", "cell number code"),  # file: output
     "display": ("rank → kernel", "cell number data metadata"),
     "input": ("rank → kernel", "cell prompt"),
     "typed": ("kernel → rank", "text"),
-    "done": ("rank → kernel", "cell error interrupted_in open begun members"),
+    "done": ("rank → kernel", "cell error interrupted_in calls open begun members"),
     # Where a rank is; Stop (see `rank/stop.py`)
     "query_state": ("kernel → rank", "cell"),
-    "state": ("rank → kernel", "cell line waits_in stopping caught open begun members"),
+    "state": ("rank → kernel", "cell line waits_in stopping asked caught calls open begun members"),
     "hold": ("kernel → rank", "cell until"),
     "place": ("rank → kernel", "cell held calls gap begun members"),
-    "interrupt": ("kernel → rank", "cell number together"),
+    "interrupt": ("kernel → rank", "cell number together end"),
     "renew": ("kernel → rank", "generation timeout"),
     "renewed": ("rank → kernel", "retired? error?"),
     # Between cells: completion, inspection, %pull, open calls. `cell` is negative
@@ -50,10 +50,10 @@ PROTOCOL = {
     "agent ready": ("agent → kernel", "gpu_count"),
     "failed": ("agent → kernel", "why"),
     "to": ("kernel → agent", "process message"),  # for the rank
-    "from": ("agent → kernel", "process message files?"),  # from the rank
+    "from": ("agent → kernel", "process message"),  # from the rank
     "text": ("agent → kernel", "process cell data"),
-    "taken": ("kernel → agent", "cell size"),  # so much text, inside of "to"
-    "gone": ("agent → kernel", "process files"),
+    "taken": ("kernel → agent", "size"),  # so much text, inside of "to"
+    "gone": ("agent → kernel", "process"),
     "let go": ("kernel → agent", ""),
     "store": ("rank → kernel", "number operation arguments"),
     "stored": ("kernel → rank", "number answer"),

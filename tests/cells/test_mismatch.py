@@ -26,7 +26,7 @@ def test_two_ranks_that_wait_for_each_other_in_different_groups_are_stopped(four
 
 def in_cell(line=1, waits_in=None, calls=None, begun=None, raised=False, for_long=True):
     """A rank that has begun so many calls of each kind: {key: number} (see `interruptible_group.place`)."""
-    process = SimpleNamespace(alive=True, place={"open": [], "begun": begun or {}}, calls=lambda: calls or {})
+    process = SimpleNamespace(alive=True, place={"open": [], "begun": begun or {}}, calls=calls or {})
     rank = RankInCell(process)
     rank.said, rank.done, rank.error = {"line": line, "waits_in": waits_in}, raised, {"name": "E"} if raised else None
     rank.waits_since -= 60 * for_long

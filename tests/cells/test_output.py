@@ -242,14 +242,9 @@ print("child's error" if child == 0 else "", file=sys.stderr, end="")
     assert "256" in raises.text() and "ValueError: in the child" in re.sub(r"\x1b\[[\d;]*m", "", raises.text("stderr"))
     code = """
 import multiprocessing
-def work(q):
-    print("in a worker")
-    display("shown by a worker")
-    q.put(7)
-q = multiprocessing.get_context("fork").Queue()
-p = multiprocessing.get_context("fork").Process(target=work, args=(q,))
-p.start(); print(q.get()); p.join()
+p = multiprocessing.get_context("fork").Process(target=lambda: [print("in a worker"), display("shown by a worker")])
+p.start(); p.join()
 """
     text = say(four_ranks, TO_ONE_RANK + code)
-    assert "in a worker" in text and "shown by a worker" in text and "7" in text
+    assert "in a worker" in text and "shown by a worker" in text
     assert say(four_ranks, "print('alive')") == "alive   ← ranks 0–3\n"

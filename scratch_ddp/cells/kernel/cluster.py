@@ -65,7 +65,7 @@ class Cluster:
         config = self._config | {"rank": rank, "gpu_id": self.placement.gpus[rank]}
         config |= {"generation": self.generation, "rendezvous": self.rendezvous}
         config["environment"] = config["environment"] | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        return self.launcher.start(config, self.folder)
+        return self.launcher.start(config)
 
     def _await_ready(self, missing: list[RankProcess], limit: float, stoppable: bool) -> None:
         for event in self.receive(until=time.monotonic() + limit):
@@ -123,7 +123,8 @@ class Cluster:
         elif kind == "ended":
             for rank in self.ranks:
                 if rank.pid == message["pid"] and source in (self.launcher, rank):
-                    rank.status = message["status"]
+                    rank.status, rank.crash = message["status"], message["crash"]
+                    rank.note_calls(message["calls"])
 
     def catch_up(self) -> None:
         """Take in all that has happened since the last cell."""
@@ -165,7 +166,7 @@ class Cluster:
         finally:  # also at a Stop
             late = [rank for rank in asked if rank.alive and rank.rank not in answers]
             for rank in late:
-                rank.channel.send({"type": "interrupt", "cell": number, "number": 1, "together": False})
+                rank.channel.send({"type": "interrupt", "cell": number, "number": 1, "together": False, "end": True})
             self._collect({}, number, late, _INTERRUPT_LIMIT)
         return answers
 
@@ -226,6 +227,8 @@ class LauncherProcess:
                 event = events.get(timeout=0.2)
                 if event.kind == "message" and event.value["type"] == "launcher ready":
                     self.gpu_count = event.value["gpu_count"]
+                elif event.kind == "text":  # of an earlier cluster
+                    event.source.take(len(event.value))
                 continue
             if not self.alive:
                 raise ClusterError(f"the launcher of ranks did not start:\n{self.log()}")
@@ -238,10 +241,10 @@ class LauncherProcess:
         path = self.root / "launcher.log"
         return path.read_text(errors="replace") if path.exists() else self._last_log
 
-    def start(self, config: dict[str, Any], folder: Path) -> RankProcess:
+    def start(self, config: dict[str, Any]) -> RankProcess:
         """Start a rank. It says that it is ready through its own channel; its pid comes through the launcher's."""
         channel, ranks_end = channel_pair()
-        rank = RankProcess(config["rank"], folder, channel)
+        rank = RankProcess(config["rank"], channel)
         output = self.reader.open_pipe(rank, cell=0)
         self.channel.send({"type": "start", "config": config}, (ranks_end.fileno(), output))
         os.close(output)

@@ -3,8 +3,8 @@
 1. Jupyter's Stop is a SIGINT to the kernel. While a cell runs on ranks, `stop_button` makes an event of it.
 2. `Interruption` lets the ranks agree where they leave (`Agreement`): after the same calls, so that a training loop
    ends in the same step everywhere, and all process groups go on working. If they can't, or not in time, each is
-   interrupted where it is. In the rank, `Interrupts` (`rank/stop.py`) raises KeyboardInterrupt in the cell. This also
-   ends a wait in a collective, because the process group can be interrupted (`rank/interruptible_group.py`).
+   interrupted where it is. In the rank, `Interrupts` (`rank/stop.py`) raises KeyboardInterrupt in the cell. As soon as
+   all ranks know of it they end the connections of their process groups, and with them all waits in collectives.
 3. What the learner's code does with the KeyboardInterrupt is its own affair, as in any Python: it may save the model.
    A second press ends that too.
 4. `recover` gives all ranks fresh process groups, if they have not all made the same calls, and replaces ranks that
@@ -131,6 +131,7 @@ class Interruption:
         self._since = 0.0  # when the last interrupt was asked for
         self._forced = False  # handlers in the learner's code are interrupted too
         self._sent_at = -1.0
+        self._asked_at, self._end = 0.0, False  # whether connections may end: all ranks know of the interrupt
 
     @property
     def begun(self) -> bool:
@@ -156,7 +157,7 @@ class Interruption:
         self._since = max(self._since, now - _GRACE) if self.agreement else now
         self.agreement, self.together, self.deadlocked = None, together, deadlocked
         self.number += 1
-        self._sent_at = -1.0
+        self._sent_at, self._asked_at, self._end = -1.0, now, False
 
     def note_place(self, rank: int, place: dict[str, Any]) -> None:
         """A rank has said how far it has come."""
@@ -175,12 +176,13 @@ class Interruption:
                 self.interrupt(now)
             else:
                 self.agreement.ask(self._cell, now)
-        if self.number and now - self._sent_at > _REPEAT_EVERY:
-            self._sent_at = now
+        know = all(rank.said.get("asked", 0) >= self.number for rank in running) or now - self._asked_at > _REPEAT_EVERY
+        if self.number and (now - self._sent_at > _REPEAT_EVERY or (know and not self._end)):
+            self._sent_at, self._end = now, know
             for rank in running:
                 if not self._noticed(rank):
                     interrupt = {"type": "interrupt", "cell": self._cell, "number": self.number}
-                    rank.process.channel.send(interrupt | {"together": self.together})
+                    rank.process.channel.send(interrupt | {"together": self.together, "end": self._end})
 
     def _noticed(self, rank: RankInCell) -> bool:
         return rank.said.get("caught", 0) >= self.number

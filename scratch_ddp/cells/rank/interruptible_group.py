@@ -173,7 +173,8 @@ class InterruptibleGroup(dist.ProcessGroup):
             )
         for gate in gates:
             gate("send" not in operation and "recv" not in operation)
-        way, details = self._peer(operation, args) or ("", {"number": self._next_number()})
+        way, details = self._peer(operation, args) or ("", {"number": self.numbered})
+        self.numbered += not way
         call = make_call(
             _OPERATIONS[operation],
             self.group_name,
@@ -210,10 +211,6 @@ class InterruptibleGroup(dist.ProcessGroup):
     def _key(self, way: str) -> str:
         """Under which name a call of this group is counted, on all ranks the same (see `place`)."""
         return f"{self.uid} {way}".strip()
-
-    def _next_number(self) -> int:
-        self.numbered += 1
-        return self.numbered - 1
 
     def _op_and_root(self, operation: str, args: tuple) -> dict[str, str]:
         """What torch's options of an operation say in words: {"op": " (SUM)", "root": " from rank 0"}."""

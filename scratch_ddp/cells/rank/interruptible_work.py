@@ -1,7 +1,8 @@
 """Waits that a Stop can end: for an operation of gloo, and for keys in a store.
 
 The main thread waits in gloo itself, where it notices no signal. So on a Stop the rank's second thread sends the signal
-and then ends gloo's connections (`Connections`): the wait ends in an error, and Python notices the signal.
+and, when all ranks have got theirs, ends gloo's connections (`Connections`): the wait ends in an error, and Python
+notices the signal.
 
 Each wait is for a "call": {"operation", "group" (its name), "number" (of the collective in its group), "given"
 ("4 × float32"), "op" (" (SUM)"), "root" (" from rank 0"), "peer" (" to rank 1"), "uid" (of the group, or None),
@@ -32,7 +33,6 @@ _serials = itertools.count()
 _TURN = 0.1  # seconds
 _NO_LIMIT = datetime.timedelta(0)  # of its own, for torch
 _TIMEVAL = 16  # bytes of C's struct timeval
-_UNTIL_STOP = 0.5  # seconds from the end of a connection, by a peer that was stopped, to this rank's own Stop
 
 
 def waiting_in() -> dict[str, Any] | None:
@@ -41,18 +41,10 @@ def waiting_in() -> dict[str, Any] | None:
 
 
 def make_call(operation: str, group: str = "", **details: Any) -> dict[str, Any]:
-    empty = {
-        "number": 0,
-        "given": "",
-        "op": "",
-        "root": "",
-        "peer": "",
-        "uid": None,
-        "key": "",
-        "position": 0,
-        "ranks": None,
-    }
-    return {"operation": operation, "group": group, **empty, "serial": next(_serials), **details}
+    """A call of which nothing is known but these details (see above)."""
+    call = {"operation": operation, "group": group, "number": 0, "given": "", "op": "", "root": "", "peer": ""}
+    call |= {"uid": None, "key": "", "position": 0, "ranks": None, "serial": next(_serials)}
+    return call | details
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
@@ -118,7 +110,6 @@ class InterruptibleWork(dist.Work):
         except RuntimeError as error:
             # gloo's threads live as long as its works, which this frame's traceback would hold.
             self._error, self._works, work = error, [], None
-            await_stop()
         finally:
             del _waits_in[here]
             self._connections.works.discard(self)
@@ -143,13 +134,6 @@ class InterruptibleWork(dist.Work):
         self.awaited = True
         futures = [work.get_future() for work in self._works]
         return futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)
-
-
-def await_stop() -> None:
-    """A connection has ended. If a Stop has ended it on a peer, this rank's own KeyboardInterrupt comes in here."""
-    __tracebackhide__ = True
-    if threading.current_thread() is threading.main_thread():
-        time.sleep(_UNTIL_STOP)
 
 
 def _wait_aside(work: dist.Work, timeout: datetime.timedelta) -> None:

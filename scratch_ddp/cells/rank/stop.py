@@ -19,11 +19,10 @@ import torch.distributed as dist
 
 from scratch_ddp.cells.flight_recorder import IN_THIS_CELL
 from scratch_ddp.cells.rank import interruptible_group
-from scratch_ddp.cells.rank.interruptible_work import await_stop, waiting_in
+from scratch_ddp.cells.rank.interruptible_work import waiting_in
 
 _TORCH = str(Path(torch.__file__).parent)
 _NAME = KeyboardInterrupt.__name__
-_LOST_CONNECTION = "gloo/transport"  # in what gloo raises then
 APART = (
     "the ranks were stopped at different places, so what they call now would not fit together: process groups work "
     "again in the next cell"
@@ -105,17 +104,19 @@ class Interrupts:
 
     # Interrupts
 
-    def interrupt(self, number: int, together: bool) -> None:
+    def interrupt(self, number: int, together: bool, end: bool) -> None:
         """Raise KeyboardInterrupt in the cell, wherever the main thread is; once for each `number`.
 
-        `together`: the ranks have agreed on this place, so what the learner's code calls next fits together.
+        `together`: the ranks have agreed on this place, so what the learner's code calls next fits together. `end`: all
+        ranks have been asked, so none takes the end of a connection for an error.
         """
         if number <= self._caught:
             return
-        self._found = self.find_main_thread()
-        self._asked, self._apart = number, not together or self._found["waits_in"] is not None
+        if number > self._asked:
+            self._found = self.find_main_thread()
+            self._asked, self._apart = number, not together or self._found["waits_in"] is not None
         signal.pthread_kill(self._main_thread, signal.SIGINT)  # noticed as soon as the main thread is back from C++
-        if self._apart:
+        if end and self._apart:
             interruptible_group.end_connections()
 
     def on_signal(self, *_: Any) -> None:
@@ -130,17 +131,15 @@ class Interrupts:
 
         Returns whether the error is an interrupt's, which C++ may have turned into another exception.
         """
-        lost = isinstance(error, RuntimeError) and _LOST_CONNECTION in str(error)
-        if lost and self.interruptible:
-            await_stop()  # a peer's may have come first
         self.interruptible = False
-        is_interrupt = lost or isinstance(error, KeyboardInterrupt) or _NAME in str(error)
+        is_interrupt = isinstance(error, KeyboardInterrupt) or _NAME in str(error)
         return is_interrupt and self.interrupted_in is not None
 
     def state(self, cell: int) -> dict[str, Any]:
         """Where the main thread is in a cell, and whether it was interrupted and is about to end."""
         here = self.find_main_thread() if self.cell == cell else _NOWHERE
-        return here | {"stopping": self.cell == cell and not self.interruptible, "caught": self._caught}
+        stopping = self.cell == cell and not self.interruptible
+        return here | {"stopping": stopping, "asked": self._asked, "caught": self._caught}
 
     def find_main_thread(self) -> dict[str, Any]:
         """The line of the cell that the main thread is in, and the call that it waits in, if it does."""

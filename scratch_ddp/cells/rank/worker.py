@@ -155,7 +155,8 @@ class Rank:
         CellPipe.flush_c()
         done = {"type": "done", "cell": task["cell"], "error": self._describe(error)}
         where = self.interrupts.interrupted_in if interrupted else None
-        self.channel.send(done | {"interrupted_in": where, **interruptible_group.open_calls()})
+        done |= {"interrupted_in": where, "calls": self.recorder.calls(), **interruptible_group.open_calls()}
+        self.channel.send(done)
 
     def _run(self, task: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         """What the learner's code returns, or what it raises; interrupts are raised in it."""
@@ -263,7 +264,7 @@ class Rank:
         elif kind == "hold" and message["cell"] == self.interrupts.cell:
             self.interrupts.hold(message["until"])
         elif kind == "interrupt" and message["cell"] == self.interrupts.cell:
-            self.interrupts.interrupt(message["number"], message["together"])
-        elif kind == "query_state":
-            state = self.interrupts.state(message["cell"]) | interruptible_group.open_calls()
-            self.channel.send({"type": "state", "cell": message["cell"], **state})
+            self.interrupts.interrupt(message["number"], message["together"], message["end"])
+        if kind == "query_state" or (kind == "interrupt" and not message["end"]):  # the kernel waits for all answers
+            state = {"type": "state", "cell": message["cell"], "calls": self.recorder.calls()}
+            self.channel.send(state | self.interrupts.state(message["cell"]) | interruptible_group.open_calls())
