@@ -5,8 +5,8 @@ ranks. They talk through `channel.py`. Ranks on other machines have an agent in 
 
 The path of a cell: `magics.py` takes its text, `words.py` reads which ranks its first line names, and
 `kernel/execution.py` sends it to them (they belong to a `Cluster`). In each rank `rank/worker.py` runs it in the
-IPython shell of `rank/shell.py`. What it writes leaves through the pipes of `rank/output_streams.py`;
-`kernel/reader.py` reads them, and `kernel/output.py` shows the text in the notebook. If the cell does not end well,
+IPython shell of `rank/shell.py`. What it writes leaves through the pipe of `rank/output_streams.py`;
+`kernel/reader.py` reads it, and `kernel/output.py` shows the text in the notebook. If the cell does not end well,
 `kernel/diagnosis.py` has the words for it.
 
 The path of a Stop: `kernel/stop.py` turns the button's SIGINT into an event, lets the ranks agree where they leave, and

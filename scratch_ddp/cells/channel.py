@@ -22,39 +22,38 @@ PROTOCOL = {
     # type: (from → to, fields)
     # The launcher
     "launcher ready": ("launcher → kernel", "gpu_count"),
-    "start": ("kernel → launcher or agent", "config process?"),  # files: socket, stdout, stderr
+    "start": ("kernel → launcher or agent", "config process?"),  # files: socket, output
     "started": ("launcher → kernel or agent → kernel", "rank pid process?"),
     "end": ("kernel → launcher or agent", "rank? process?"),
-    "ended": ("launcher → kernel or agent → kernel", "pid status process?"),
+    "ended": ("launcher → kernel or agent → kernel", "pid status crash calls process?"),
     # A cell. `cell` is our number of it, `number` the notebook's
     "ready": ("rank → kernel", "device"),
-    "execute": ("kernel → rank", "cell number code"),  # files: stdout, stderr
-    "display": ("rank → kernel", "cell segment data metadata"),
+    "execute": ("kernel → rank", "cell number code"),  # file: output
+    "display": ("rank → kernel", "cell number data metadata"),
     "input": ("rank → kernel", "cell prompt"),
     "typed": ("kernel → rank", "text"),
-    "done": ("rank → kernel", "cell error interrupted_in open begun members"),
+    "done": ("rank → kernel", "cell error interrupted_in calls open begun members"),
     # Where a rank is; Stop (see `rank/stop.py`)
     "query_state": ("kernel → rank", "cell"),
-    "state": ("rank → kernel", "cell line waits_in stopping caught open begun members"),
+    "state": ("rank → kernel", "cell line waits_in stopping asked caught calls open begun members"),
     "hold": ("kernel → rank", "cell until"),
     "place": ("rank → kernel", "cell held calls gap begun members"),
-    "interrupt": ("kernel → rank", "cell number together"),
+    "interrupt": ("kernel → rank", "cell number together end"),
     "renew": ("kernel → rank", "generation timeout"),
     "renewed": ("rank → kernel", "retired? error?"),
     # Between cells: completion, inspection, %pull, open calls. `cell` is negative
     "ask": ("kernel → rank", "cell kind code? cursor? detail? name? folder?"),
     "answer": ("rank → kernel", "cell found interrupted_in"),
-    # Ranks on other hosts. `process` is the kernel's number of a rank there
-    "hello": ("agent → kernel", "secret name address node versions"),
+    # Ranks on other hosts. `process` is the kernel's number of a rank there. (An agent's first line is no message.)
     "refused": ("kernel → agent", "why"),
     "welcome": ("kernel → agent", ""),
     "agent ready": ("agent → kernel", "gpu_count"),
     "failed": ("agent → kernel", "why"),
     "to": ("kernel → agent", "process message"),  # for the rank
-    "from": ("agent → kernel", "process message files?"),  # from the rank
-    "text": ("agent → kernel", "process cell stream data"),
-    "taken": ("kernel → agent", "cell stream size"),  # so much text, inside of "to"
-    "gone": ("agent → kernel", "process files"),
+    "from": ("agent → kernel", "process message"),  # from the rank
+    "text": ("agent → kernel", "process cell data"),
+    "taken": ("kernel → agent", "size"),  # so much text, inside of "to"
+    "gone": ("agent → kernel", "process"),
     "let go": ("kernel → agent", ""),
     "store": ("rank → kernel", "number operation arguments"),
     "stored": ("kernel → rank", "number answer"),
@@ -131,13 +130,11 @@ def encode(message: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def take_messages(received: bytearray, longest: int = 1 << 32) -> list[dict[str, Any]]:
-    """Take the complete messages out of what has been received. Raises ValueError if one is longer than `longest`."""
+def take_messages(received: bytearray) -> list[dict[str, Any]]:
+    """Take the complete messages out of what has been received."""
     messages = []
     while len(received) >= _LENGTH.size:
         (length,) = _LENGTH.unpack_from(received)
-        if length > longest:
-            raise ValueError(f"a message of {length} bytes")
         end = _LENGTH.size + length
         if len(received) < end:
             break

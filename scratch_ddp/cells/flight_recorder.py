@@ -1,9 +1,8 @@
 """The last collectives and messages that a rank has called, in a file that outlives the rank.
 
-(torch has the same for NCCL, under the same name.) The kernel reads it when ranks wait for one that has called
-something else, and when a rank has died and can't be asked. Ranks read each other's, so that two different calls are
-noticed before gloo begins the second. It is written on every call, so the file is mapped into memory and costs no
-system call.
+(torch has the same for NCCL, under the same name.) The launcher reads it when a rank has died and can't be asked.
+Ranks read each other's, so that two different calls are noticed before gloo begins the second. It is written on every
+call, so the file is mapped into memory and costs no system call.
 
 The file is a ring of slots. A slot holds the count of the call, the cell, the group's name, the number of the call in
 the group, and the call in words, separated by tabs and ended by a zero byte. A table of numbers follows, for a quick
@@ -21,6 +20,7 @@ from typing import Any
 
 from scratch_ddp.cells.words import name_ranks
 
+Record = tuple[int, str, int, str]  # the cell, the group, the number in the group, the call in words
 _SLOTS, _SLOT = 16, 256  # calls that are remembered, bytes of each
 _TABLE = 64  # collectives in the table
 _SIZE = _SLOTS * _SLOT + 8 * _TABLE
@@ -74,8 +74,14 @@ class FlightRecorder:
             if len(here) == len(tables) or time.monotonic() > deadline:
                 break
             time.sleep(0.01)
-        calls = {peer: read_calls(self._folder, peer).get((call["group"], call["number"]), words) for peer in here}
-        return calls | {self._rank: words}
+        place = call["group"], call["number"]
+        records = {peer: read_records(self._folder, peer) for peer in here}
+        calls = {peer: {(group, number): said for _, group, number, said in records[peer]} for peer in here}
+        return {peer: calls[peer].get(place, words) for peer in here} | {self._rank: words}
+
+    def calls(self) -> list[Record]:
+        """What this rank has called last in the cell that runs, oldest first."""
+        return [record for record in _records(self._pages[:]) if record[0] == self.cell]
 
 
 IN_THIS_CELL = "in this cell"  # collectives, whatever their group: where a rank is in a program that all ranks run
@@ -97,16 +103,17 @@ def tell_difference(calls: dict[int, str], where: str = "") -> str:
     return f"{said}{where}. {ALL_THE_SAME}" if len(ranks) > 1 else ""
 
 
-def read_calls(folder: Path, rank: int, cell: int | None = None) -> dict[tuple[str, int], str]:
-    """What a rank has called last (in this cell), oldest first: (group, number in the group) → text."""
+def read_records(folder: Path, rank: int) -> list[Record]:
+    """What a rank has called last, oldest first."""
     path = _path(folder, rank)
-    pages = path.read_bytes()[: _SLOTS * _SLOT] if path.exists() else b""
-    slots = [pages[start : start + _SLOT].split(b"\0")[0] for start in range(0, len(pages), _SLOT)]
+    return _records(path.read_bytes()) if path.exists() else []
+
+
+def _records(pages: bytes) -> list[Record]:
+    slots = [pages[start : start + _SLOT].split(b"\0")[0] for start in range(0, _SLOTS * _SLOT, _SLOT)]
     records = [slot.decode(errors="replace").split("\t", 4) for slot in slots if slot]
-    records = sorted(
-        (record for record in records if cell is None or int(record[1]) == cell), key=lambda record: int(record[0])
-    )
-    return {(group, int(number)): text for _, _, group, number, text in records}
+    records.sort(key=lambda record: int(record[0]))
+    return [(int(cell), group, int(number), words) for _, cell, group, number, words in records]
 
 
 def _map(folder: Path, rank: int) -> mmap.mmap:

@@ -3,31 +3,29 @@
 Run it once on each host, by hand or by any launcher that starts a command on each and passes on its standard input
 (torchrun, srun). The ticket is taken from standard input alone: every user of a host can read a process's arguments.
 
-To its launcher and its ranks the agent is what the kernel is on one machine: same pipes, same channels, same files.
+To its launcher and its ranks the agent is what the kernel is on one machine: same pipes, same channels.
 When the notebook is gone the agent ends, and its launcher ends the ranks, as it does when the agent is killed.
 """
 
 import argparse
 import base64
-import contextlib
 import hmac
 import ipaddress
+import json
 import os
 import socket
 import ssl
 import sys
 import threading
-import weakref
 from typing import Any
 
 import psutil
 
 from scratch_ddp.cells.hosts.door import Ticket, fingerprint, make_client_context, own_versions
-from scratch_ddp.cells.hosts.host import FILES
 from scratch_ddp.cells.hosts.tls_channel import TlsChannel
 from scratch_ddp.cells.kernel.cluster import LauncherProcess
 from scratch_ddp.cells.kernel.rank_process import RankProcess
-from scratch_ddp.cells.kernel.reader import Event, Pipe, Reader
+from scratch_ddp.cells.kernel.reader import Event, Reader
 from scratch_ddp.cells.words import ClusterError
 
 _CONNECT_LIMIT = 20.0  # seconds
@@ -73,9 +71,10 @@ def enter(ticket: Ticket, address: str | None = None) -> TlsChannel:
     if not hmac.compare_digest(fingerprint(sock.getpeercert(binary_form=True)), ticket.fingerprint):
         sock.close()
         raise ClusterError(f"whoever answers at {where} is not the notebook that has printed this ticket")
+    hello = {"secret": ticket.secret, "name": socket.gethostname(), "address": sock.getsockname()[0]}
+    hello |= {"node": _first_number(_NODE_NUMBERS), "versions": own_versions()}
+    sock.sendall(json.dumps(hello).encode() + b"\n")
     channel = TlsChannel(sock)
-    hello = {"type": "hello", "secret": ticket.secret, "name": socket.gethostname(), "address": channel.own_address}
-    channel.send(hello | {"node": _first_number(_NODE_NUMBERS), "versions": own_versions()})
     try:
         while not (messages := channel.receive()):
             pass  # a part of the answer has come
@@ -125,8 +124,6 @@ class Agent:
         self._ending = False
         self._processes: dict[int, RankProcess] = {}  # by the numbers that the kernel gives
         self._numbers: dict[RankProcess, int] = {}
-        self._sent_files: dict[tuple[RankProcess, str], bytes] = {}
-        self._pipes: weakref.WeakValueDictionary[Any, Pipe] = weakref.WeakValueDictionary()  # that have sent text
         self._lock = threading.Lock()  # for the two tables of processes
         self.launcher = LauncherProcess(Reader(self))
         self.folder = self.launcher.root / "cluster"
@@ -158,43 +155,34 @@ class Agent:
         place = {"folder": str(self.folder), "directory": os.getcwd(), "path": list(sys.path), "store": "link"}
         environment = _environment(self.channel.own_address) | config["environment"]
         with self._lock:  # its first message may be read at once
-            process = self.launcher.start(config | place | {"environment": environment}, self.folder)
+            process = self.launcher.start(config | place | {"environment": environment})
             self._processes[number], self._numbers[process] = process, number
 
     def _pass_on(self, process: RankProcess, message: dict[str, Any]) -> None:
         if message["type"] == "taken":
-            if pipe := self._pipes.get((process, message["cell"], message["stream"])):
-                pipe.take(message["size"])
-            return
-        files = self.launcher.open_pipes(process, message["cell"]) if message["type"] == "execute" else ()
-        process.channel.send(message, files)
-        for file in files:
-            os.close(file)
+            self.launcher.reader.note_taken(message["size"])
+        elif message["type"] == "execute":
+            self.launcher.execute(process, message)
+        else:
+            process.channel.send(message)
 
-    # What the ranks say
+    # What the ranks say (the reader takes this agent for its queue of events)
 
     def put(self, event: Event) -> None:
-        """Send an event to the kernel (the reader takes this agent for its queue of events)."""
+        """Send an event to the kernel."""
         if event.kind == "text":
             pipe = event.source
-            self._pipes[pipe.rank, pipe.cell, pipe.stream] = pipe
             data = base64.b64encode(event.value).decode()
-            self._send(pipe.rank, {"type": "text", "cell": pipe.cell, "stream": pipe.stream, "data": data})
+            self._send(pipe.rank, {"type": "text", "cell": pipe.cell, "data": data})
         elif isinstance(event.source, RankProcess):
-            self._send_from_rank(event.source, event.kind, event.value)
+            told = {"type": "gone"} if event.kind == "gone" else {"type": "from", "message": event.value}
+            self._send(event.source, told)
         elif event.kind == "message":
             self._send_from_launcher(event.value)
         elif not self._ending:
             self.failure = f"The process that starts ranks has ended. {event.source.log()}".strip().rstrip(".")
             self.channel.send({"type": "failed", "why": self.failure})
             self.channel.shut_down()
-
-    def _send_from_rank(self, process: RankProcess, kind: str, message: dict[str, Any] | None) -> None:
-        if kind == "gone":
-            self._send(process, {"type": "gone", "files": self._files(process, FILES)})
-            return
-        files = ("calls",) if message["type"] in ("state", "done") else ()  # the kernel compares what ranks have called
-        self._send(process, {"type": "from", "message": message, "files": self._files(process, files)})
 
     def _send_from_launcher(self, message: dict[str, Any]) -> None:
         if message["type"] == "launcher ready":
@@ -214,17 +202,6 @@ class Agent:
         with self._lock:
             number = self._numbers[process]
         self.channel.send(message | {"process": number})
-
-    def _files(self, process: RankProcess, names: tuple[str, ...]) -> dict[str, str]:
-        """Those of a rank's files that have changed since they were sent."""
-        files = {}
-        for name in names:
-            with contextlib.suppress(OSError):
-                content = (self.folder / f"{name} of rank {process.rank}").read_bytes()
-                if self._sent_files.get((process, name)) != content:
-                    self._sent_files[process, name] = content
-                    files[name] = base64.b64encode(content).decode()
-        return files
 
 
 def _environment(address: str) -> dict[str, str]:

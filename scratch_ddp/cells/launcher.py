@@ -19,9 +19,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 from typing import Any
 
 from scratch_ddp.cells.channel import Channel
+from scratch_ddp.cells.flight_recorder import read_records
 from scratch_ddp.cells.processes import (
     become_subreaper,
     die_with_parent,
@@ -94,7 +96,7 @@ class Launcher:
 
     def __init__(self, channel: Channel, kernel: int):
         self.channel, self.kernel = channel, kernel
-        self.ranks: dict[int, int] = {}  # process number → rank
+        self.ranks: dict[int, dict[str, Any]] = {}  # process number → the rank's configuration
         self.wake, waker = socket.socketpair()  # readable when a child has ended
         self.wake.setblocking(False)
         waker.setblocking(False)
@@ -122,14 +124,14 @@ class Launcher:
 
     def handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "start":
-            files = self.channel.take_files(3)
+            files = self.channel.take_files(2)
             pid = self._fork(message, files) if can_fork() else self._spawn(message, files)
             for file in files:
                 os.close(file)
-            self.ranks[pid] = message["config"]["rank"]
-            self.channel.send({"type": "started", "rank": self.ranks[pid], "pid": pid})
+            self.ranks[pid] = message["config"]
+            self.channel.send({"type": "started", "rank": message["config"]["rank"], "pid": pid})
         elif message["type"] == "end":
-            for pid in [pid for pid, rank in self.ranks.items() if rank == message["rank"]]:
+            for pid in [pid for pid, config in self.ranks.items() if config["rank"] == message["rank"]]:
                 kill_family(pid)
 
     def _fork(self, message: dict[str, Any], files: list[int]) -> int:
@@ -167,9 +169,10 @@ class Launcher:
                 pid, status = ended
                 if pid in self.ranks:
                     ranks_ended = True
-                    del self.ranks[pid]
+                    last = last_words(self.ranks.pop(pid))
                     kill_group(pid)
-                    self.channel.send({"type": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+                    ended = {"type": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)}
+                    self.channel.send(ended | last)
         if ranks_ended:
             kill_orphans(self.ranks)
 
@@ -177,6 +180,16 @@ class Launcher:
         for pid in self.ranks:
             kill_family(pid)
         kill_descendants()
+
+
+def last_words(config: dict[str, Any]) -> dict[str, Any]:
+    """What a rank has left in its files: where it has crashed, and what it had called."""
+    folder, rank = Path(config["folder"]), config["rank"]
+    found: dict[str, Any] = {"crash": "", "calls": []}
+    with contextlib.suppress(OSError, ValueError):  # the folder is gone; or it died as it was writing
+        found["crash"] = (folder / f"crash of rank {rank}").read_text(errors="replace")
+        found["calls"] = read_records(folder, rank)
+    return found
 
 
 def spawned(config: int, *files: int) -> None:
@@ -189,15 +202,15 @@ def spawned(config: int, *files: int) -> None:
     become_rank(message, *files)
 
 
-def become_rank(config: dict[str, Any], sock: int, out: int, err: int) -> None:
+def become_rank(config: dict[str, Any], sock: int, out: int) -> None:
     """Turn this new process into a rank: a session of its own, output to the kernel, no standard input."""
     os.setsid()
     die_with_parent()
     os.dup2(out, 1)
-    os.dup2(err, 2)
+    os.dup2(out, 2)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    for file in (out, err, null):
+    for file in (out, null):
         os.close(file)
     from scratch_ddp.cells.rank.worker import run_rank
 

@@ -10,6 +10,7 @@ import functools
 import queue
 import re
 import shlex
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import Any
 
@@ -29,14 +30,15 @@ from scratch_ddp.cells.kernel.stop import stop_button
 from scratch_ddp.cells.words import ClusterError, name_ranks, parse_cell_line
 
 _NO_CLUSTER = "no ranks are running. %dist_init -n 4 starts four."
-_EXAMPLE = "%dist_init -n 4"
 _HOSTS_EXAMPLE = "%dist_init --hosts 2 -n 2 --listen 10.0.0.5"
-_COUNTS = {  # option → what it counts, why it can't be 0, an example
-    "-n": ("ranks", "a cluster has at least one rank", _EXAMPLE),
-    "--hosts": ("hosts", "at least one host must join", _HOSTS_EXAMPLE),
-    "--wait": ("seconds", "nobody can join in no time", f"{_HOSTS_EXAMPLE} --wait 600"),
-}
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def _number(text: str) -> int:
+    """What argparse takes for an option's number."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text}: write a whole number, at least 1")
+    return int(text)
 
 
 class RankMagics(DistributedMagic):
@@ -64,20 +66,17 @@ class RankMagics(DistributedMagic):
     # Clusters
 
     @magic_arguments()
-    @argument("--num-processes", "-n", default="2", help="how many ranks")
+    @argument("--num-processes", "-n", type=_number, default=2, help="how many ranks")
     @argument("--master-addr", "-a", default="localhost", help="this machine; rank cells do not leave it")
-    @argument("--gpu-ids", "-g", default=None, help="GPUs to use, such as 0,1: rank 0 gets the first of the list")
+    @argument("--gpu-ids", "-g", help="GPUs to use, such as 0,1: rank 0 gets the first of the list")
     @argument("--backend", choices=(INTERRUPTIBLE, "gloo", "nccl"), help="by default the first, or nccl on GPUs")
     @argument("--device", choices=("cpu", "cuda"), help="by default GPUs where there are any")
-    @argument("--hosts", default=None, help="how many hosts join, each with -n ranks; needs --listen")
-    @argument(
-        "--listen", default=None, help="the address of this machine where they join, such as 10.0.0.5 or 10.0.0.5:7000"
-    )
-    @argument("--wait", default="300", help="seconds in which all hosts must have joined (default: 300)")
+    @argument("--hosts", type=_number, help="how many hosts join, each with -n ranks; needs --listen")
+    @argument("--listen", help="the address of this machine where they join, such as 10.0.0.5 or 10.0.0.5:7000")
+    @argument("--wait", type=_number, default=300, help="seconds in which all hosts must have joined (default: 300)")
     def dist_init(self, line: str) -> None:
         """Start ranks. Afterwards plain cells run on all of them."""
         options = _options(self.dist_init, line)
-        world_size = _count(options.num_processes, "-n")
         if options.master_addr not in _LOCAL:
             raise ClusterError(f"-a {options.master_addr}: the ranks of a notebook run on this machine. Leave it out.")
         if self.cluster is not None:
@@ -91,24 +90,25 @@ class RankMagics(DistributedMagic):
             self.launcher.close()
             self.launcher = LauncherProcess(self.reader)
         if options.hosts is not None or options.listen is not None:
-            self._start_on_hosts(options, world_size)
+            self._start_on_hosts(options)
             return
         gpu_count = self.launcher.await_ready(self.events)
+        world_size = options.num_processes
         placement = place(world_size, gpu_count, options.gpu_ids, options.device, options.backend)
         if warning := overload_warning(world_size):
             print(f"Warning: {warning}.")
         self._start(self.launcher, placement)
         print(f"{name_ranks(range(world_size)).capitalize()} ready, {placement.why}.")
 
-    def _start_on_hosts(self, options: Any, per_host: int) -> None:
+    def _start_on_hosts(self, options: Any) -> None:
         if options.hosts is None or options.listen is None:
             raise ClusterError(
                 "ranks on other machines need both: how many, and where they join. Write for example " + _HOSTS_EXAMPLE
             )
-        count, limit = _count(options.hosts, "--hosts"), _count(options.wait, "--wait")
+        count, per_host = options.hosts, options.num_processes
         door = open_door(options.listen)
         print(f"Run this on each host:\n    python -m scratch_ddp.cells.join - <<< {door.ticket}", flush=True)
-        hosts = gather(door, count, limit, self.events, say=functools.partial(print, flush=True))
+        hosts = gather(door, count, options.wait, self.events, say=functools.partial(print, flush=True))
         launcher = Hosts(hosts, per_host, self.launcher.root)
         try:
             placement = place_ranks(hosts, per_host, options)
@@ -320,15 +320,6 @@ def _options(magic: Any, line: str) -> Any:
         raise ClusterError(f"{error}. What it takes: {usage}") from None
 
 
-def _count(text: str, option: str) -> int:
-    what, least, example = _COUNTS[option]
-    if not re.fullmatch(r"[+-]?\d+", text):
-        raise ClusterError(f"{option} {text}: not a number of {what}. Write for example {example}.")
-    if int(text) < 1:
-        raise ClusterError(f"{option} {text}: {least}. Write for example {example}.")
-    return int(text)
-
-
 class PlainCells:
     """An input transformer: a plain cell becomes `%%distributed`, and `%%rank[0]` becomes `%%rank [0]`.
 
@@ -350,19 +341,29 @@ class PlainCells:
 
     def for_ranks(self, code: str) -> bool:
         """Whether ranks would run this cell."""
-        first = next((line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-        return bool(re.match(r"%%(rank|distributed)\b", first)) or (self._to_ranks() and _is_plain(first))
+        lines = code.splitlines()
+        first = _first_line(lines)
+        return first is not None and (_is_ours(lines[first]) or (self._to_ranks() and _is_plain(lines[first])))
 
     def transform(self, lines: list[str]) -> list[str]:
-        first = next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
+        first = _first_line(lines)
         if first is None:
             return lines
-        if re.match(r"%%(rank|distributed)\b", lines[first]):
+        if _is_ours(lines[first]):
             head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
             return [head, *_body(lines, first)]
         if self._to_ranks() and not self._running and _is_plain(lines[first]):
             return ["%%distributed\n", *lines]
         return lines
+
+
+def _first_line(lines: list[str]) -> int | None:
+    """The index of the first that is neither empty nor a comment."""
+    return next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
+
+
+def _is_ours(first: str) -> bool:
+    return bool(re.match(r"%%(rank|distributed)\b", first))
 
 
 def _is_plain(first: str) -> bool:

@@ -15,6 +15,12 @@ def numbers(count: int, shift: int = 0) -> torch.Tensor:
     return torch.arange(count, dtype=F32) * (dist.get_rank() + 1) + shift
 
 
+def summed(group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    tensor = numbers(2)
+    dist.all_reduce(tensor, group=group)
+    return tensor
+
+
 def collectives():
     world, rank = dist.get_world_size(), dist.get_rank()
     got = []
@@ -63,39 +69,27 @@ def asynchronous():
 
 
 def sub_groups():
-    rank = dist.get_rank()
     got = []
     for members in ([0, 1], [0, 2, 3], [3]):
         group = dist.new_group(members)
-        tensor = numbers(2)
-        if rank in members:
-            dist.all_reduce(tensor, group=group)
-            got.append((dist.get_process_group_ranks(group), dist.get_rank(group)))
-        got.append(tensor)
+        if dist.get_rank() in members:
+            got.append((summed(group), dist.get_process_group_ranks(group), dist.get_rank(group)))
     mine, _ = dist.new_subgroups(2)
-    tensor = numbers(2)
-    dist.all_reduce(tensor, group=mine)
-    return got, tensor
+    return got, summed(mine)
 
 
 def plain_gloo_sub_group():
     group = dist.new_group([0, 1], backend="gloo")
-    tensor = numbers(2)
-    if dist.get_rank() < 2:
-        dist.all_reduce(tensor, group=group)
+    got = summed(group) if dist.get_rank() < 2 else None
     dist.monitored_barrier(dist.new_group(backend="gloo"))
-    return tensor
+    return got
 
 
 def meshes():
     line = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
     square = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
-    got = []
-    for group in (line.get_group(), square["outer"].get_group(), square["inner"].get_group()):
-        tensor = numbers(2)
-        dist.all_reduce(tensor, group=group)
-        got.append(tensor)
-    return got, square.get_coordinate()
+    groups = line.get_group(), square["outer"].get_group(), square["inner"].get_group()
+    return [summed(group) for group in groups], square.get_coordinate()
 
 
 def point_to_point():

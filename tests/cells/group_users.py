@@ -1,7 +1,5 @@
 """What torch builds on process groups: each function runs on every rank and returns what it computed."""
 
-import tempfile
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -91,24 +89,4 @@ def pipeline():
     return got, layer.weight.grad
 
 
-def checkpointing():
-    import torch.distributed.checkpoint as checkpoint
-    from torch.distributed.fsdp import fully_shard
-
-    place = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(place, src=0)
-    model = net()
-    fully_shard(model)
-    state = model.state_dict()
-    checkpoint.save({"model": state}, checkpoint_id=place[0])
-    other = net()
-    nn.init.zeros_(other[0].weight)
-    fully_shard(other)
-    loaded = {"model": other.state_dict()}
-    checkpoint.load(loaded, checkpoint_id=place[0])
-    return loaded["model"]["0.weight"].full_tensor()
-
-
-USERS = [
-    *(torch_ddp, fsdp2, dtensor, tensor_parallel, pipeline, checkpointing),
-]
+USERS = [torch_ddp, fsdp2, dtensor, tensor_parallel, pipeline]

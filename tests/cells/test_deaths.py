@@ -143,19 +143,24 @@ def test_stop_while_ranks_start_leaves_none():
         assert "Rank 0 ready" in kernel.run("%dist_init -n 1").text()
 
 
+def killed(kernel: Kernel, place: Path, ended: list[int]) -> None:
+    """Kill a kernel and see that these processes end, and that nothing is left in its TMPDIR."""
+    assert folders(place)
+    kernel.kill()
+    wait_until_gone(ended, 2)
+    assert not folders(place)
+    kernel.client.stop_channels()
+    kernel.manager.cleanup_resources()
+
+
 @pytest.mark.parametrize("busy", ["", "dist.recv(torch.ones(1), src=1) if rank == 0 else sum(iter(int, 1))"])
 def test_a_killed_kernel_leaves_nothing(tmp_path, busy):
     kernel = Kernel(cluster=2, env={"TMPDIR": str(tmp_path)}).__enter__()
     ended = [*kernel.pids(), *start_family(kernel), launcher_of(kernel)]
-    assert folders(tmp_path)
     if busy:
         kernel.start(busy)
         time.sleep(0.3)
-    kernel.kill()
-    wait_until_gone(ended, 2)
-    assert not folders(tmp_path)
-    kernel.client.stop_channels()
-    kernel.manager.cleanup_resources()
+    killed(kernel, tmp_path, ended)
 
 
 def test_a_kernel_that_is_killed_while_the_launcher_imports_torch_leaves_nothing(tmp_path):
@@ -164,11 +169,7 @@ def test_a_kernel_that_is_killed_while_the_launcher_imports_torch_leaves_nothing
     launcher = launcher_of(kernel)
     assert "0 GPUs" not in kernel.run("%dist_debug").text(), "the launcher is ready already"
     time.sleep(0.3)
-    kernel.kill()
-    wait_until_gone([launcher], 2)
-    assert not folders(tmp_path)
-    kernel.client.stop_channels()
-    kernel.manager.cleanup_resources()
+    killed(kernel, tmp_path, [launcher])
 
 
 def test_a_killed_launcher_takes_everything_with_it_and_is_started_anew(tmp_path):

@@ -6,7 +6,6 @@ import io
 import queue
 import socket
 import ssl
-import struct
 import sys
 import threading
 import time
@@ -103,7 +102,7 @@ def test_hosts_join_in_the_order_of_their_nodes_and_a_ticket_is_used_once(door, 
         monkeypatch.setenv("SLURM_NODEID", node)
         channels.append(a_host(door.ticket))
     gathering.finish()
-    assert [host.node for host in gathering.hosts] == [0, 1] and len({host.name for host in gathering.hosts}) == 2
+    assert [host.node for host in gathering.hosts] == [0, 1]
     assert gathering.said[0].endswith("has joined: 1 of 2.") and gathering.said[1].endswith("has joined: 2 of 2.")
     with pytest.raises(ClusterError, match="the ticket has been used"):
         join.enter(door.ticket)
@@ -172,52 +171,43 @@ def test_an_agent_shows_its_secret_to_nobody_else():
     assert received in ([], [b""])
 
 
-def _connect(door: Door) -> socket.socket:
-    return socket.create_connection((door.ticket.address, door.ticket.port))
-
-
-def _silent(door: Door) -> socket.socket:
-    return _connect(door)
-
-
-def _garbage(door: Door) -> socket.socket:
-    sock = _connect(door)
-    sock.sendall(b"GET / HTTP/1.0\r\n\r\n" * 50)
-    return sock
-
-
-def _old_tls(door: Door) -> socket.socket:
-    context = make_client_context()
-    context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
-    with pytest.raises(OSError):
-        context.wrap_socket(_connect(door))
-    return socket.socket()
-
-
-def _says(data: bytes):
+def _in_clear(data: bytes):
     def stranger(door: Door) -> socket.socket:
-        sock = make_client_context().wrap_socket(_connect(door))
+        sock = socket.create_connection((door.ticket.address, door.ticket.port))
         sock.sendall(data)
         return sock
 
     return stranger
 
 
-def _frame(body: bytes) -> bytes:
-    return struct.pack("!I", len(body)) + body
+def _old_tls(door: Door) -> socket.socket:
+    context = make_client_context()
+    context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
+    with pytest.raises(OSError):
+        context.wrap_socket(_in_clear(b"")(door))
+    return socket.socket()
+
+
+def _says(data: bytes):
+    def stranger(door: Door) -> socket.socket:
+        sock = make_client_context().wrap_socket(_in_clear(b"")(door))
+        sock.sendall(data)
+        return sock
+
+    return stranger
 
 
 STRANGERS = {
-    "silent": _silent,
-    "garbage": _garbage,
+    "silent": _in_clear(b""),
+    "garbage": _in_clear(b"GET / HTTP/1.0\r\n\r\n" * 50),
     "TLS 1.2": _old_tls,
-    "another secret": _says(_frame(b'{"secret": "guess", "name": "x", "address": "y", "node": 0, "versions": {}}')),
-    "no secret": _says(_frame(b"{}")),
-    "no dict": _says(_frame(b"[]")),
-    "no JSON": _says(_frame(b"\x80\x04}q\x00.")),
-    "deep": _says(_frame(b"[" * 4000)),
-    "too long": _says(struct.pack("!I", 2**32 - 1)),
-    "half": _says(b"\0\0"),
+    "another secret": _says(b'{"secret": "guess", "name": "x", "address": "y", "node": 0, "versions": {}}\n'),
+    "no secret": _says(b"{}\n"),
+    "no dict": _says(b"[]\n"),
+    "no JSON": _says(b"\x80\x04}q\x00.\n"),
+    "deep": _says(b"[" * 4000 + b"\n"),
+    "too long": _says(b" " * 5000),
+    "half": _says(b"{"),
 }
 
 

@@ -1,6 +1,9 @@
 """Ranks that wait for each other: who has called something else, in one group and in several, and who can't go on."""
 
-from scratch_ddp.cells.kernel.diagnosis import RankState, describe_mismatch, stuck_ranks
+from types import SimpleNamespace
+
+from scratch_ddp.cells.kernel.diagnosis import describe_mismatch, stuck_ranks
+from scratch_ddp.cells.kernel.rank_process import RankInCell
 from scratch_ddp.cells.rank.interruptible_work import make_call
 from tests.cells.cases import assert_next_works, stopped
 
@@ -21,19 +24,23 @@ def test_two_ranks_that_wait_for_each_other_in_different_groups_are_stopped(four
     assert_next_works(four_ranks)
 
 
-def come_to(**begun):
-    """A rank's place: how many collectives it has begun in each group, "_1" for that with uid 1."""
-    return {"open": [], "begun": {key.strip("_"): count for key, count in begun.items()}}
+def in_cell(line=1, waits_in=None, calls=None, begun=None, raised=False, for_long=True):
+    """A rank that has begun so many calls of each kind: {key: number} (see `interruptible_group.place`)."""
+    process = SimpleNamespace(alive=True, place={"open": [], "begun": begun or {}}, calls=calls or {})
+    rank = RankInCell(process)
+    rank.said, rank.done, rank.error = {"line": line, "waits_in": waits_in}, raised, {"name": "E"} if raised else None
+    rank.waits_since -= 60 * for_long
+    return rank
 
 
 def test_a_rank_that_has_called_what_another_waits_in_will_be_with_it():
     """Rank 0 waits for all ranks; rank 1 is still in the pair's barrier, which rank 0 has called without waiting."""
     of_all = make_call("all_reduce", "0", number=7, given="2 × float32", key="1", position=7, ranks=[0, 1])
     of_pair = make_call("barrier", "3", number=2, key="2", position=2, ranks=[0, 1])
-    waits = RankState("running", 4, of_all, {("0", 7): "all_reduce of 2 × float32"}, place=come_to(_1=8, _2=3))
-    comes = RankState("running", 3, of_pair, {("3", 2): "barrier"}, place=come_to(_1=7, _2=3))
+    waits = in_cell(4, of_all, {("0", 7): "all_reduce of 2 × float32"}, {"1": 8, "2": 3})
+    comes = in_cell(3, of_pair, {("3", 2): "barrier"}, {"1": 7, "2": 3})
     assert describe_mismatch({0: waits, 1: comes}) == ""
-    waits.place["begun"]["2"] = 2
+    waits.process.place["begun"]["2"] = 2
     assert describe_mismatch({0: waits, 1: comes}).startswith(
         "rank 0 called all_reduce of 2 × float32; rank 1 called barrier in another group (line 4)"
     )
@@ -42,31 +49,31 @@ def test_a_rank_that_has_called_what_another_waits_in_will_be_with_it():
 def waiting(operation, ranks, peer="", begun=1, for_long=True, key="1"):
     """A rank that has `begun` so many calls of a kind and waits in the last of them."""
     call = make_call(operation, "0", key=key, position=begun - 1, ranks=ranks, peer=peer)
-    return RankState("running", 1, call, {("0", 0): operation}, for_long, {"open": [call], "begun": {key: begun}})
+    return in_cell(1, call, {("0", 0): operation}, {key: begun}, for_long=for_long)
 
 
 def test_ranks_are_stuck_that_wait_for_one_that_is_through_or_for_each_other():
     everyone = [0, 1, 2, 3]
-    raised = RankState("raised")
+    raised, works = in_cell(raised=True), in_cell()
     barrier = waiting("barrier", everyone, begun=1)
     assert stuck_ranks({0: barrier, 1: barrier, 2: barrier, 3: raised}) == [0, 1, 2]
-    assert stuck_ranks({0: barrier, 1: barrier, 2: barrier, 3: RankState("raised", place=come_to(_1=1))}) == []
-    assert stuck_ranks({0: barrier, 1: RankState("running", 1), 2: barrier, 3: raised}) == [0, 2]
+    assert stuck_ranks({0: barrier, 1: barrier, 2: barrier, 3: in_cell(begun={"1": 1}, raised=True)}) == []
+    assert stuck_ranks({0: barrier, 1: works, 2: barrier, 3: raised}) == [0, 2]
     broadcast = waiting("broadcast", everyone, begun=1)
     assert stuck_ranks({0: barrier, 1: broadcast, 2: barrier, 3: barrier}) == everyone  # as it may be across hosts
     chain = {0: waiting("recv", [1], " from rank 1", key="1>0"), 1: waiting("recv", [2], " from rank 2", key="2>1")}
     assert stuck_ranks({**chain, 2: raised}) == [0, 1]
-    assert stuck_ranks({**chain, 2: RankState("running", 1)}) == []
+    assert stuck_ranks({**chain, 2: works}) == []
     assert stuck_ranks({0: chain[0], 1: waiting("recv", [0], " from rank 0", key="0>1")}) == [0, 1]
     assert stuck_ranks({0: chain[0], 1: waiting("send", [0], " to rank 0", key="1>0")}) == []
     any_rank = waiting("recv", everyone, " from any rank", key="any")
     assert stuck_ranks({0: any_rank, 1: raised, 2: chain[0]}) == [0, 2]
-    assert stuck_ranks({0: any_rank, 1: raised, 2: RankState("running", 1)}) == []
+    assert stuck_ranks({0: any_rank, 1: raised, 2: works}) == []
 
 
 def test_ranks_that_need_nobody_else_are_not_stuck():
     trio = waiting("all_reduce", [0, 1, 2], begun=1)
-    assert stuck_ranks({0: trio, 1: trio, 2: trio, 3: RankState("raised")}) == []
+    assert stuck_ranks({0: trio, 1: trio, 2: trio, 3: in_cell(raised=True)}) == []
     late = waiting("all_reduce", [0, 1, 2], begun=0, for_long=False)
-    assert stuck_ranks({0: trio, 1: trio, 2: late, 3: RankState("raised")}) == []
-    assert stuck_ranks({0: waiting("a functional collective", None, begun=1), 1: RankState("raised")}) == [0]
+    assert stuck_ranks({0: trio, 1: trio, 2: late, 3: in_cell(raised=True)}) == []
+    assert stuck_ranks({0: waiting("a functional collective", None, begun=1), 1: in_cell(raised=True)}) == [0]

@@ -38,16 +38,6 @@ def test_sixty_cells_are_a_small_file_with_nothing_else_in_it(tmp_path):
     assert "application/" not in path.read_text()
 
 
-def test_run_all_goes_on_where_failing_is_meant():
-    hanging = ("%%rank [0] --stop-after 1\ndist.barrier()", "raises-exception")
-    cells = executed(("1 / (rank - 2)", "raises-exception"), hanging, "dist.barrier()\nprint('together')").cells
-    raised, stopped = cells[2].outputs[-1], cells[3].outputs[-1]
-    assert (raised.output_type, raised.ename) == ("error", "RankError")
-    assert stopped.ename == "RankInterrupt" and "rank 0 waits in barrier" in stopped.evalue
-    assert "ranks 1–3 never came (not in this cell)" in stopped.evalue
-    assert outputs_of(cells[4]) == [("stream", "together   ← ranks 0–3\n")]
-
-
 def test_a_traceback_names_its_cell_as_the_notebook_does():
     failing = ("1 / 0", "%%rank [1]\n1 / 0")
     cells = executed("x = 1", *[(code, "raises-exception") for code in failing]).cells[3:]

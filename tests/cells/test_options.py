@@ -9,6 +9,8 @@ import pytest
 from tests.kernel import Kernel
 from tests.processes import listening_addresses, listening_beyond_loopback
 
+NO_RANKS = "no ranks are running. %dist_init -n 4 starts four."
+
 
 @pytest.fixture(scope="module")
 def bare():
@@ -19,31 +21,25 @@ def bare():
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("cell", "message"),
     [
-        ("-n 0", "-n 0: a cluster has at least one rank. Write for example %dist_init -n 4."),
-        ("-n -1", "-n -1: a cluster has at least one rank"),
-        ("-n x", "-n x: not a number of ranks"),
-        ("-n 2.5", "-n 2.5: not a number of ranks"),
-        ("-n", "expected one argument"),
-        ("-a otherhost", "-a otherhost: the ranks of a notebook run on this machine. Leave it out."),
-        ("--bogus", "unrecognized arguments: --bogus"),
-        ("-n 2 --backend mpi", "argument --backend: invalid choice: 'mpi' (choose from "),
-        ("-n 2 --device tpu", "argument --device: invalid choice: 'tpu' (choose from "),
-        ("--hosts 2 -n 2 --listen 127.0.0.1 --wait 30 --backend mpi", "invalid choice: 'mpi'"),
+        *[(cell, NO_RANKS) for cell in ("%sync", "%dist_shutdown", "%dist_mode -e", "%%rank [0]\n1")],
+        ("%dist_init -n 0", "-n: 0: write a whole number, at least 1. What it takes: %dist_init [-"),
+        ("%dist_init -n x", "-n: x: write a whole number"),
+        ("%dist_init -n 2.5", "-n: 2.5: write a whole number"),
+        ("%dist_init -n", "expected one argument"),
+        ("%dist_init -a otherhost", "-a otherhost: the ranks of a notebook run on this machine. Leave it out."),
+        ("%dist_init --bogus", "unrecognized arguments: --bogus"),
+        ("%dist_init -n 2 --backend mpi", "argument --backend: invalid choice: 'mpi' (choose from "),
+        ("%dist_init -n 2 --device tpu", "argument --device: invalid choice: 'tpu' (choose from "),
+        ("%dist_init --hosts 2 -n 2 --listen 127.0.0.1 --wait 30 --backend mpi", "invalid choice: 'mpi'"),
     ],
 )
-def test_wrong_options_are_errors_of_the_cell(bare, line, message):
-    result = bare.run(f"%dist_init {line}")
+def test_what_can_not_be_done_is_an_error_of_the_cell(bare, cell, message):
+    result = bare.run(cell)
     assert result.status == "error" and message in result.message and not result.text()
     assert "%dist_init" in result.message or "Write" in result.message or "Leave" in result.message
     assert bare.run("%dist_status").text() == "No ranks are running.\n"
-
-
-@pytest.mark.parametrize("cell", ["%sync", "%dist_shutdown", "%dist_mode -e", "%%rank [0]\n1", "%%distributed\n1"])
-def test_without_ranks_magics_say_how_to_start_them(bare, cell):
-    result = bare.run(cell)
-    assert result.status == "error" and "no ranks are running. %dist_init -n 4 starts four." in result.message
 
 
 FIRST = "total = torch.ones(1)\ndist.all_reduce(total)\nprint(total.item())"

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import hmac
+import json
 import platform
 import queue
 import re
@@ -29,7 +30,7 @@ import psutil
 from scratch_ddp.cells.hosts.tls_channel import TlsChannel
 from scratch_ddp.cells.words import ClusterError
 
-_HELLO_LIMIT = 5.0  # seconds from the connection to the secret
+_HELLO_LIMIT = 5.0  # seconds that a connection may be silent before it shows the secret
 _LONGEST_HELLO = 4096  # bytes
 _PACKAGE = Path(__file__).resolve().parents[2]  # scratch_ddp/
 _OPENSSL = [
@@ -107,16 +108,15 @@ class Door:
             threading.Thread(target=self._greet, args=(connection,), name="greets-a-host", daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
-        """Let the connection in if it shows the secret in time."""
-        until = time.monotonic() + _HELLO_LIMIT
+        """Let the connection in if its first line shows the secret in time."""
         try:
             connection.settimeout(_HELLO_LIMIT)
-            sock = connection = self._context.wrap_socket(connection, server_side=True)
-            channel = TlsChannel(sock)
-            hello = channel.receive_one(until, _LONGEST_HELLO)
+            connection = self._context.wrap_socket(connection, server_side=True)
+            hello = json.loads(connection.makefile("rb").readline(_LONGEST_HELLO))
             if not hmac.compare_digest(str(hello.pop("secret")).encode(), self.ticket.secret.encode()):
                 raise ValueError("another secret")
-        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            channel = TlsChannel(connection)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             with self._lock:
                 self.strangers += 1
             connection.close()

@@ -5,11 +5,9 @@ kept here as well (`KeyBoard`); the ranks' side of it is `store.py`.
 """
 
 import base64
-import contextlib
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.kernel.reader import Event, Pipe
 from scratch_ddp.cells.words import ClusterError, RankInterrupt, name_ranks
 
-FILES = ("calls", "crash")  # of a rank, which an agent sends along: "calls of rank 2"
 _FROM_KERNEL = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _SENT = ("rank", "world_size", "backend", "mark", "gpu_id", "generation", "rendezvous")
 
@@ -45,11 +42,11 @@ class Host:
     def ready(self) -> bool:
         return self.gpu_count is not None and not self.lost
 
-    def start(self, config: dict[str, Any], folder: Path, board: "KeyBoard") -> RankProcess:
+    def start(self, config: dict[str, Any], board: "KeyBoard") -> RankProcess:
         """Start a rank there. Directory, path and environment are the agent's, not the kernel's."""
         self._board = board
         number = len(self._ranks)
-        process = RankProcess(config["rank"], folder, _ToRank(self.channel, number), host=self.name)
+        process = RankProcess(config["rank"], _ToRank(self.channel, number), host=self.name)
         self._ranks[number] = process
         config = {key: config[key] for key in _SENT} | {"environment": config["environment"]}
         self.channel.send({"type": "start", "process": number, "config": config})
@@ -92,9 +89,8 @@ class Host:
             self.failure = str(message["why"])
             return
         process = self._ranks[message["process"]]
-        self._keep_files(process, message.get("files", {}))
         if kind == "text":
-            pipe = _PipeOfAgent(process, message["cell"], message["stream"])
+            pipe = _PipeOfAgent(process, message["cell"])
             self.events.put(Event("text", pipe, base64.b64decode(message["data"])))
         elif kind == "gone":
             self.events.put(Event("gone", process))
@@ -107,18 +103,15 @@ class Host:
         elif kind == "from":
             self.events.put(Event("message", process, message["message"]))
 
-    def _keep_files(self, process: RankProcess, files: dict[str, str]) -> None:
-        """Put a rank's files where the kernel looks for those of a rank on its own machine."""
-        for name in files.keys() & set(FILES):
-            with contextlib.suppress(OSError):  # the folder is gone with the cluster
-                (process.folder / f"{name} of rank {process.rank}").write_bytes(base64.b64decode(files[name]))
-
 
 class _PipeOfAgent(Pipe):
     """A pipe that the agent reads. The agent counts what was taken."""
 
+    def __init__(self, rank: RankProcess, cell: int):
+        self.rank, self.cell = rank, cell
+
     def take(self, size: int) -> None:
-        self.rank.channel.send({"type": "taken", "cell": self.cell, "stream": self.stream, "size": size})
+        self.rank.channel.send({"type": "taken", "size": size})
 
 
 class _ToRank:
@@ -142,15 +135,15 @@ class Hosts:
         self.hosts, self.per_host, self.root = hosts, per_host, root
         self._board = KeyBoard()
 
-    def start(self, config: dict[str, Any], folder: Path) -> RankProcess:
+    def start(self, config: dict[str, Any]) -> RankProcess:
         local = {"LOCAL_RANK": str(config["rank"] % self.per_host), "LOCAL_WORLD_SIZE": str(self.per_host)}
         environment = {name: (config["environment"] | local)[name] for name in _FROM_KERNEL}
         host = self.hosts[config["rank"] // self.per_host]
-        return host.start(config | {"environment": environment}, folder, self._board)
+        return host.start(config | {"environment": environment}, self._board)
 
-    def open_pipes(self, rank: RankProcess, cell: int) -> tuple[int, ...]:
-        """None here: the agent makes them, and sends what it reads from them."""
-        return ()
+    def execute(self, rank: RankProcess, message: dict[str, Any]) -> None:
+        """Send the message. The agent makes the pipe, and sends what it reads from it."""
+        rank.channel.send(message)
 
     def end(self, rank: RankProcess) -> None:
         if rank.status is None:
@@ -169,23 +162,14 @@ class KeyBoard:
         self._values: dict[str, str] = {}
         self._lock = threading.Lock()  # requests come through several threads
 
-    def ask(self, operation: str, *arguments: Any) -> Any:
-        """Carry out what a rank wants, and return the answer."""
+    def ask(self, operation: str, keys: list[str], value: Any = None) -> list[str | None]:
+        """Set the keys to a value, or "add" to their numbers. Returns the values, None for a key that is not there."""
         with self._lock:
-            return getattr(self, f"_{operation}")(*arguments)
-
-    def _set(self, key: str, value: str) -> None:
-        self._values[key] = value
-
-    def _get(self, key: str) -> str | None:
-        return self._values.get(key)
-
-    def _add(self, key: str, amount: int) -> int:
-        self._values[key] = str(int(self._values.get(key, "0")) + amount)
-        return int(self._values[key])
-
-    def _check(self, keys: list[str]) -> bool:
-        return all(key in self._values for key in keys)
+            if operation == "add":
+                value = str(int(self._values.get(keys[0], "0")) + value)
+            if operation != "get":
+                self._values |= dict.fromkeys(keys, value)
+            return [self._values.get(key) for key in keys]
 
 
 # `%dist_init --hosts`
@@ -225,12 +209,8 @@ def gather(
     if door.strangers:
         say(f"Turned away: {door.strangers} connections without the ticket.")
     hosts.sort(key=lambda host: (host.node is None, host.node or 0, host.name, host.address))
-    names = Counter(host.name for host in hosts)
-    for host in [host for host in hosts if names[host.name] > 1]:
+    for host in [host for host in hosts if [each.name for each in hosts].count(host.name) > 1]:
         host.name = f"{host.name} ({host.address})"
-    names = Counter(host.name for host in hosts)
-    for number, host in enumerate([host for host in hosts if names[host.name] > 1], 1):
-        host.name = f"{host.name}, agent {number}"
     return hosts
 
 

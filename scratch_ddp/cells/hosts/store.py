@@ -44,17 +44,17 @@ class LinkStore(dist.Store):
     # torch's names
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._ask("set", key, _text(value))
+        self._ask("set", [key], value if isinstance(value, str) else bytes(value).decode("latin-1"))
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        return self._ask("get", key).encode("latin-1")
+        return self._ask("get", [key])[0].encode("latin-1")
 
     def add(self, key: str, amount: int) -> int:
-        return self._ask("add", key, amount)
+        return int(self._ask("add", [key], amount)[0])
 
     def check(self, keys: list[str]) -> bool:
-        return self._ask("check", list(keys))
+        return None not in self._ask("get", list(keys))
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
         limit = timeout.total_seconds() if timeout else _WAIT_LIMIT
@@ -63,7 +63,3 @@ class LinkStore(dist.Store):
             if time.monotonic() > until:
                 raise dist.DistStoreError(f"{list(keys)}: nobody has written this within {limit:g} s")
             time.sleep(_ASK_AGAIN_AFTER)
-
-
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else bytes(value).decode("latin-1")

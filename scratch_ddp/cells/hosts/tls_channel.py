@@ -9,7 +9,6 @@ import socket
 import ssl
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,15 +65,6 @@ class TlsChannel:
         except (json.JSONDecodeError, UnicodeDecodeError):
             pass
         raise EOFError("no longer answers" if self._silent else "has ended")
-
-    def receive_one(self, until: float, longest: int) -> dict[str, Any]:
-        """The first message of somebody who is not known yet. Raises OSError, EOFError or ValueError."""
-        while not (messages := take_messages(self._received, longest)):
-            data = self._when_ready(self.socket.recv, _CHUNK, max(0.0, until - time.monotonic()))
-            if not data:
-                raise EOFError
-            self._received += data
-        return messages[0]
 
     def _note_silence(self, error: Exception) -> None:
         """The system tells only one thread, the first to send or to receive, that the other host does not answer."""

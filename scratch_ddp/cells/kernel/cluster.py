@@ -41,7 +41,7 @@ class Cluster:
         self.rendezvous = 0  # counts the files by which ranks find each other: a new one when all ranks are new
         self.dead: dict[int, str] = {}  # rank → how it ended; such a cluster runs no more cells
         self.late: dict[tuple[int, int], Excerpt] = {}  # (cell, rank) → text that came after its cell had ended
-        self.in_doubt = False  # whether a question was interrupted in a collective: the next cell renews the groups
+        self.in_doubt = False  # whether a question was interrupted: the next cell renews the groups
         self._questions = 0
         self.ranks: list[RankProcess] = []
         self.start(range(self.world_size), _START_LIMIT, stoppable=True)
@@ -65,7 +65,7 @@ class Cluster:
         config = self._config | {"rank": rank, "gpu_id": self.placement.gpus[rank]}
         config |= {"generation": self.generation, "rendezvous": self.rendezvous}
         config["environment"] = config["environment"] | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        return self.launcher.start(config, self.folder)
+        return self.launcher.start(config)
 
     def _await_ready(self, missing: list[RankProcess], limit: float, stoppable: bool) -> None:
         for event in self.receive(until=time.monotonic() + limit):
@@ -117,13 +117,14 @@ class Cluster:
         elif kind == "renewed":
             source.renewed = message
         elif kind == "answer":
-            self.in_doubt |= bool((message["interrupted_in"] or {}).get("waits_in"))
+            self.in_doubt |= message["interrupted_in"] is not None
         elif kind == "launcher ready":  # not needed before
             source.gpu_count = message["gpu_count"]
         elif kind == "ended":
             for rank in self.ranks:
                 if rank.pid == message["pid"] and source in (self.launcher, rank):
-                    rank.status = message["status"]
+                    rank.status, rank.crash = message["status"], message["crash"]
+                    rank.note_calls(message["calls"])
 
     def catch_up(self) -> None:
         """Take in all that has happened since the last cell."""
@@ -165,7 +166,7 @@ class Cluster:
         finally:  # also at a Stop
             late = [rank for rank in asked if rank.alive and rank.rank not in answers]
             for rank in late:
-                rank.channel.send({"type": "interrupt", "cell": number, "number": 1, "together": False})
+                rank.channel.send({"type": "interrupt", "cell": number, "number": 1, "together": False, "end": True})
             self._collect({}, number, late, _INTERRUPT_LIMIT)
         return answers
 
@@ -226,6 +227,8 @@ class LauncherProcess:
                 event = events.get(timeout=0.2)
                 if event.kind == "message" and event.value["type"] == "launcher ready":
                     self.gpu_count = event.value["gpu_count"]
+                elif event.kind == "text":  # of an earlier cluster
+                    event.source.take(len(event.value))
                 continue
             if not self.alive:
                 raise ClusterError(f"the launcher of ranks did not start:\n{self.log()}")
@@ -238,22 +241,23 @@ class LauncherProcess:
         path = self.root / "launcher.log"
         return path.read_text(errors="replace") if path.exists() else self._last_log
 
-    def start(self, config: dict[str, Any], folder: Path) -> RankProcess:
+    def start(self, config: dict[str, Any]) -> RankProcess:
         """Start a rank. It says that it is ready through its own channel; its pid comes through the launcher's."""
         channel, ranks_end = channel_pair()
-        rank = RankProcess(config["rank"], folder, channel)
-        out, err = self.open_pipes(rank, cell=0)
-        self.channel.send({"type": "start", "config": config}, (ranks_end.fileno(), out, err))
-        for file in (out, err):
-            os.close(file)
+        rank = RankProcess(config["rank"], channel)
+        output = self.reader.open_pipe(rank, cell=0)
+        self.channel.send({"type": "start", "config": config}, (ranks_end.fileno(), output))
+        os.close(output)
         ranks_end.close()
         self.reader.add_channel(channel, rank)
         self._started = [*(one for one in self._started if one.alive), rank]
         return rank
 
-    def open_pipes(self, rank: RankProcess, cell: int) -> tuple[int, ...]:
-        """Pipes for a rank's output in a cell (see `Reader`). The caller must close them."""
-        return self.reader.open_pipes(rank, cell)
+    def execute(self, rank: RankProcess, message: dict[str, Any]) -> None:
+        """Send a rank the message "execute", with a pipe for its output in this cell."""
+        output = self.reader.open_pipe(rank, message["cell"])
+        rank.channel.send(message, (output,))
+        os.close(output)
 
     def end(self, rank: RankProcess) -> None:
         """SIGKILL for a rank, through the launcher: only its parent knows that the number is still this rank's."""

@@ -1,45 +1,26 @@
 """What is said when a cell does not end well: which rank raised, died or waits, where, and who never came."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from scratch_ddp.cells.flight_recorder import describe_call, tell_difference
+from scratch_ddp.cells.kernel.rank_process import RankInCell
 from scratch_ddp.cells.words import RankError, name_ranks
-
-
-@dataclass
-class RankState:
-    """Where a rank is in a cell: in which `line`, and in which collective or message it waits, if it does."""
-
-    state: str  # "running", "finished the cell", "raised", "died", "not in this cell"
-    line: int | None = None
-    waits_in: dict[str, Any] | None = None
-    calls: dict[tuple[str, int], str] = field(default_factory=dict)  # what it called last (see `read_calls`)
-    for_long: bool = False  # whether it has long waited in this one call
-    place: dict[str, Any] = field(default_factory=lambda: {"open": [], "begun": {}})  # see `RankProcess`
-
-    @property
-    def operation(self) -> str | None:
-        """ "all_gather_object", "recv from rank 2": what the learner called, if that is known."""
-        if self.state != "running" or not self.waits_in:
-            return None
-        return (self.waits_in.get("called") or self.waits_in["operation"]) + self.waits_in["peer"]
-
 
 _SINGULAR = {"waits": "waits", "has": "has", "is": "is"}
 _PLURAL = {"waits": "wait", "has": "have", "is": "are"}
 
 
-def describe_states(ranks: dict[int, RankState]) -> str:
+def describe_states(ranks: dict[int, RankInCell]) -> str:
     """ "rank 0 waits in all_reduce (line 3); ranks 1–3 never came (finished the cell)"."""
     if mismatch := describe_mismatch(ranks):
         return mismatch
     groups: dict[str, list[int]] = {}
-    somebody_waits = any(state.operation for state in ranks.values())
+    somebody_waits = any(state.waits_in for state in ranks.values())
     for rank, state in ranks.items():
         line = f"line {state.line}" if state.line else "native code or outside of the cell"
-        if state.operation:
-            text = f"{{waits}} in {state.operation} ({line})"
+        if call := state.waits_in:
+            called = call.get("called") or call["operation"]  # what the learner called, if that is known
+            text = f"{{waits}} in {called}{call['peer']} ({line})"
         elif state.state == "running":
             text = f"{{has}} not come ({line})" if somebody_waits else f"{{is}} in {line}"
         elif somebody_waits:
@@ -56,17 +37,17 @@ def describe_states(ranks: dict[int, RankState]) -> str:
     )
 
 
-def describe_mismatch(ranks: dict[int, RankState]) -> str:
+def describe_mismatch(ranks: dict[int, RankInCell]) -> str:
     """What was called, if ranks wait in a collective in whose place others of its group have called something else."""
     for waiting, state in ranks.items():
-        waits_in = state.waits_in if state.state == "running" else None
+        waits_in = state.waits_in
         if not waits_in or waits_in["peer"]:
             continue
         key = waits_in["group"], waits_in["number"]
         called: dict[int, str] = {}
         for rank, other in ranks.items():
-            text = other.calls.get(key) if _includes(waits_in, rank) else ""
-            elsewhere = other.waits_in if other.state == "running" else None
+            text = other.calls().get(key) if _includes(waits_in, rank) else ""
+            elsewhere = other.waits_in
             each_other = elsewhere and _needs(elsewhere, waiting, state) and _needs(waits_in, rank, other)
             if text is None and each_other and elsewhere["group"] != key[0]:  # numbers of two groups can't be compared
                 text = f"{describe_call(elsewhere)} in another group"
@@ -82,13 +63,13 @@ def _includes(call: dict[str, Any], rank: int) -> bool:
     return call["ranks"] is None or rank in call["ranks"]
 
 
-def _needs(call: dict[str, Any], rank: int, state: RankState) -> bool:
+def _needs(call: dict[str, Any], rank: int, state: RankInCell) -> bool:
     """Whether a call waits for the rank, which has not made it or has made another in its place."""
     if not _includes(call, rank):
         return False
     words = describe_call(call)
-    another = not call["peer"] and state.calls.get((call["group"], call["number"]), words) != words
-    return another or not _has_begun(call, state.place)
+    another = not call["peer"] and state.calls().get((call["group"], call["number"]), words) != words
+    return another or not _has_begun(call, state.process.place)
 
 
 def _has_begun(call: dict[str, Any], place: dict[str, Any]) -> bool:
@@ -96,7 +77,7 @@ def _has_begun(call: dict[str, Any], place: dict[str, Any]) -> bool:
     return place["begun"].get(call["key"], 0) > call["position"]
 
 
-def stuck_ranks(ranks: dict[int, RankState]) -> list[int]:
+def stuck_ranks(ranks: dict[int, RankInCell]) -> list[int]:
     """The ranks that can't go on: they have long waited for ranks that are through with the cell, or stuck as well."""
     running = [rank for rank, state in ranks.items() if state.state == "running"]
     free: set[int] = set()
@@ -105,9 +86,9 @@ def stuck_ranks(ranks: dict[int, RankState]) -> list[int]:
     return [rank for rank in running if rank not in free]
 
 
-def _may_go_on(rank: int, ranks: dict[int, RankState], free: set[int]) -> bool:
+def _may_go_on(rank: int, ranks: dict[int, RankInCell], free: set[int]) -> bool:
     call = ranks[rank].waits_in
-    if not call or not ranks[rank].for_long:
+    if not call or not ranks[rank].waits_for_long():
         return True
     others = {other: state for other, state in ranks.items() if other != rank and _includes(call, other)}
     enough = any if call["peer"] else all  # of the ranks that may send, one will do

@@ -1,6 +1,5 @@
 """One cell on some ranks: from sending the code to the one exception that says what happened."""
 
-import os
 import signal
 import sys
 import time
@@ -10,7 +9,6 @@ from typing import Any
 from scratch_ddp.cells.flight_recorder import tell_difference
 from scratch_ddp.cells.kernel.cluster import Cluster
 from scratch_ddp.cells.kernel.diagnosis import (
-    RankState,
     compose_rank_error,
     describe_mismatch,
     describe_open_calls,
@@ -20,7 +18,7 @@ from scratch_ddp.cells.kernel.diagnosis import (
 )
 from scratch_ddp.cells.kernel.output import CellOutput, NotebookOutput
 from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE
-from scratch_ddp.cells.kernel.rank_process import RankProcess
+from scratch_ddp.cells.kernel.rank_process import RankInCell, RankProcess
 from scratch_ddp.cells.kernel.reader import Event, Pipe
 from scratch_ddp.cells.kernel.stop import Interruption, ranks_behind, recover, stop_button
 from scratch_ddp.cells.words import RankError, RankInterrupt
@@ -28,7 +26,6 @@ from scratch_ddp.cells.words import RankError, RankInterrupt
 _ASK_AFTER = 1.0  # seconds until ranks are asked where they are, and between two questions
 _ASK_AGAIN_AFTER = 0.4  # the same while they are being interrupted
 _SAY_AFTER = 4.0  # seconds without output after which a line says where each rank is
-_DEADLOCK_AFTER = 2.0  # seconds that ranks may wait for one that has raised in this cell or called something else
 _AFTER_A_DEATH = 0.25  # seconds for the others to notice it by themselves
 
 
@@ -39,16 +36,11 @@ class Execution:
         self, cluster: Cluster, ranks: Sequence[int], code: str, cell: int, number: int, notebook: NotebookOutput
     ):
         self.cluster, self.cell = cluster, cell
-        self.ranks = {rank: cluster.ranks[rank] for rank in ranks}
+        self.ranks = {rank.rank: RankInCell(rank, rank.rank in ranks) for rank in cluster.ranks}
         self.code, self.number = code, number
         self.notebook = notebook
         self.output = CellOutput(ranks, cluster.mark, notebook)
         self.interruption = Interruption(cell)
-        self.done: set[int] = set()
-        self.errors: dict[int, dict[str, Any]] = {}
-        self.interrupted_in: dict[int, dict[str, Any]] = {}  # where a rank was when it was interrupted
-        self.states: dict[int, dict[str, Any]] = {}  # the last answer of each rank to the question where it is
-        self.same_since: dict[int, float] = {}  # since when a rank waits in the same collective
         self.died_at: float | None = None
         self.started = self.asked = self.heard = time.monotonic()
 
@@ -69,17 +61,15 @@ class Execution:
         for event in self.cluster.receive(until=float("inf"), pause=0.05):
             self._take(event)
             self.output.update()
-            if self._finished() or self.interruption.time_is_up(self._running(), self.states):
+            if self._finished() or self.interruption.time_is_up(self._running()):
                 return
             self._look_after(time.monotonic())
 
     def _send(self) -> None:
-        for rank in self.ranks.values():
-            files = self.cluster.launcher.open_pipes(rank, self.cell)
+        for rank in [rank.process for rank in self._running()]:
             rank.begin_cell(self.cell)
-            rank.channel.send({"type": "execute", "cell": self.cell, "number": self.number, "code": self.code}, files)
-            for file in files:
-                os.close(file)
+            message = {"type": "execute", "cell": self.cell, "number": self.number, "code": self.code}
+            self.cluster.launcher.execute(rank, message)
 
     # What arrives
 
@@ -88,9 +78,9 @@ class Execution:
             self._press()
         elif event.kind == "text" and isinstance(event.source, Pipe):
             rank = event.source.rank.rank
-            if event.source.cell == self.cell and rank not in self.done:
+            if event.source.cell == self.cell and not self.ranks[rank].done:
                 self.heard = time.monotonic()
-                self.output.of_rank[rank].read(event.source.stream, event.value)
+                self.output.of_rank[rank].read(event.value)
             else:
                 self.cluster.keep_late(event)
         elif event.source in self.cluster.ranks:  # the end of an earlier cluster's rank may be heard of late
@@ -104,24 +94,15 @@ class Execution:
     def _take_message(self, rank: int, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == "display":
-            self.output.of_rank[rank].add_display(message["segment"], message)
-        elif kind == "done":
-            self.done.add(rank)
-            self.output.close(rank)
-            self.ranks[rank].place = message
-            if message["error"]:
-                self.errors[rank] = message["error"]
-            if message["interrupted_in"]:
-                self.interrupted_in[rank] = message["interrupted_in"]
+            self.output.of_rank[rank].add_display(message["number"], message)
         elif kind == "place":
             self.interruption.note_place(rank, message)
         elif kind == "input":
-            self._ask_person(self.ranks[rank], message["prompt"])
-        elif kind == "state" and rank not in self.done:
-            if message["waits_in"] is None or message["waits_in"] != self.states.get(rank, {}).get("waits_in"):
-                self.same_since[rank] = time.monotonic()
-            self.states[rank] = message
-            self.ranks[rank].place = message
+            self._ask_person(self.ranks[rank].process, message["prompt"])
+        elif kind in ("state", "done") and not self.ranks[rank].done:
+            self.ranks[rank].note(message)
+            if kind == "done":
+                self.output.close(rank)
 
     def _ask_person(self, rank: RankProcess, prompt: str) -> None:
         """A line for the debugger. Stop and the end of input interrupt the cell."""
@@ -136,12 +117,12 @@ class Execution:
             signal.signal(signal.SIGINT, before)
         self.heard = time.monotonic()
 
-    def _running(self) -> list[RankProcess]:
-        return [process for rank, process in self.ranks.items() if rank not in self.done and process.alive]
+    def _running(self) -> list[RankInCell]:
+        return [rank for rank in self.ranks.values() if rank.running]
 
     def _press(self) -> None:
         running = self._running()
-        others = {rank.rank: rank.place for rank in self.cluster.ranks if rank not in running}
+        others = {number: rank.process.place for number, rank in self.ranks.items() if not rank.running}
         self.interruption.press(running, others if self.cluster.placement.backend == INTERRUPTIBLE else None)
 
     def _finished(self) -> bool:
@@ -156,54 +137,35 @@ class Execution:
         if now - self.asked > (_ASK_AGAIN_AFTER if self.interruption.begun else _ASK_AFTER):
             self.asked = now
             for rank in self._running():
-                rank.channel.send({"type": "query_state", "cell": self.cell})
+                rank.process.channel.send({"type": "query_state", "cell": self.cell})
         if now - max(self.started, self.heard) > _SAY_AFTER:
-            states = self._describe_ranks()
-            stuck = stuck_ranks(states)
+            stuck = stuck_ranks(self.ranks)
             self.output.pass_over(stuck)
             press = ". Press ■ to stop" if stuck else ""
-            if self.interruption.handled_by(self._running(), self.states):
+            if self.interruption.handled_by(self._running()):
                 press = ", after the Stop. Press ■ again to end that too"
-            self.notebook.show_passing(f" ⏳ {describe_states(states)}{press}")
-        at_work = not self.interruption.begun or self.interruption.handled_by(self._running(), self.states)
+            self.notebook.show_passing(f" ⏳ {describe_states(self.ranks)}{press}")
+        at_work = not self.interruption.begun or self.interruption.handled_by(self._running())
         dead_long_enough = self.died_at is not None and now - self.died_at > _AFTER_A_DEATH
         if at_work and (dead_long_enough or self._deadlocked()):
             self.interruption.interrupt(now, deadlocked=not dead_long_enough)
-        self.interruption.go_on(self._running(), self.states)
+        self.interruption.go_on(self._running())
 
     def _deadlocked(self) -> bool:
         """Whether none can go on, because a rank has raised, or because ranks have called different things."""
-        if not all(self._waits_for_long(process.rank) for process in self._running()):
+        running = self._running()
+        if not all(rank.waits_for_long() for rank in running) or len(stuck_ranks(self.ranks)) < len(running):
             return False
-        states = self._describe_ranks()
-        return len(stuck_ranks(states)) == len(self._running()) and bool(self.errors or describe_mismatch(states))
+        return bool(self.errors or describe_mismatch(self.ranks))
 
-    def _waits_for_long(self, rank: int) -> bool:
-        waits = self.states.get(rank, {}).get("waits_in")
-        return waits is not None and time.monotonic() - self.same_since[rank] > _DEADLOCK_AFTER
+    @property
+    def errors(self) -> dict[int, dict[str, Any]]:
+        """What ranks have raised."""
+        return {number: rank.error for number, rank in self.ranks.items() if rank.error}
 
-    def _describe_ranks(self) -> dict[int, RankState]:
-        return {rank: self._describe_rank(rank) for rank in range(self.cluster.world_size)}
-
-    def _describe_rank(self, rank: int) -> RankState:
-        process = self.cluster.ranks[rank]
-        known: dict[str, Any] = {}
-        if rank not in self.ranks:
-            state = "not in this cell"
-        elif not process.alive:
-            state = "died"
-        elif rank in self.done and rank not in self.interrupted_in:
-            state = "raised" if rank in self.errors else "finished the cell"
-        else:
-            state, known = "running", self.interrupted_in.get(rank) or self.states.get(rank, {})
-        return RankState(
-            state,
-            known.get("line"),
-            known.get("waits_in"),
-            process.calls() if rank in self.ranks else {},
-            self._waits_for_long(rank),
-            process.place,
-        )
+    def _own_errors(self) -> dict[int, dict[str, Any]]:
+        """Without those of ranks that were interrupted."""
+        return {number: error for number, error in self.errors.items() if not self.ranks[number].interrupted_in}
 
     # How it ended
 
@@ -215,17 +177,19 @@ class Execution:
             if self.errors:
                 raise compose_rank_error(self.errors, self._settle())
             return
-        where, stuck = describe_states(self._describe_ranks()), {process.rank for process in self._running()}
-        notes = self._settle() if self.interruption.together and not stuck else recover(self.cluster, stuck)
+        where, stuck = describe_states(self.ranks), {rank.process.rank for rank in self._running()}
+        interrupted = [rank for rank in self.ranks.values() if rank.interrupted_in]
+        waited = [rank for rank in interrupted if rank.waits_in]  # their connections were ended
+        together = self.interruption.together and not stuck and not waited
+        notes = self._settle() if together else recover(self.cluster, stuck)
         if not stuck and not self.errors:  # every rank has handled it
             for note in notes:
                 self.notebook.note(note)
             return
-        if self.interruption.late and not all(where["waits_in"] for where in self.interrupted_in.values()):
+        if self.interruption.late and len(waited) < len(interrupted):
             notes = ["They did not stop at the same call: what should be equal on all ranks may differ.", *notes]
-        own = {rank: error for rank, error in self.errors.items() if rank not in self.interrupted_in}
-        if own:
-            others = [f"The others were stopped: {where}."] if stuck or len(own) < len(self.ranks) else []
+        if own := self._own_errors():
+            others = [f"The others were stopped: {where}."] if stuck or interrupted else []
             raise compose_rank_error(own, [*others, *notes])
         if self.interruption.deadlocked:
             raise RankError("\n".join([f"{where}. They waited for each other and were stopped.", *notes]))
@@ -235,7 +199,7 @@ class Execution:
 
     def _settle(self) -> list[str]:
         """Renew process groups in which the failed cell has left calls open or begun unequally often, and say so."""
-        if not any(process.calls() for process in self.ranks.values()):
+        if not any(rank.calls() for rank in self.ranks.values()):
             return []  # what may be open was so before
         places = self.cluster.ask(range(self.cluster.world_size), {"kind": "calls"}, 1.0)
         for rank, place in places.items():
@@ -259,11 +223,7 @@ class Execution:
             if said := tell_difference(calls):
                 message += f"\ngloo ends the whole process where sizes or types differ: {said}."
         message += "\nThis cluster runs no more cells: %dist_init starts a new one."
-        errors = {
-            rank: error
-            for rank, error in self.errors.items()
-            if rank not in self.interrupted_in and not is_consequence(error)
-        }
+        errors = {rank: error for rank, error in self._own_errors().items() if not is_consequence(error)}
         if not errors:
             return RankError(message, lines)
         others = compose_rank_error(errors, [])

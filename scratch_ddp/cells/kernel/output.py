@@ -1,19 +1,19 @@
 """The output of a cell, from the ranks' pipes to the notebook.
 
-The lowest rank's output is shown while the cell runs, the others' after it, and equal output once. What is shown
+The lowest rank's output is shown while the cell runs, the others' at its end, and equal output once. What is shown
 depends on nothing but what the ranks wrote, so a saved notebook is the same after every run. A block of output
 therefore ends with the names of its ranks: at its beginning nobody knows which ranks will write the same. Of a stream
 of more than 1 MB the middle is left out (see `Excerpt`).
 
-The kernel reads two pipes and a channel from each rank, and can't see from them what came first. So the rank writes
-marks into its pipes (see `rank/output_streams.py`), which cut its output into segments. Within a segment the text of
-the stream that Python wrote to comes first, then the text of the other one (from C code or child processes).
+A rank's output is one pipe. Marks in it tell what Python has written to stderr, and where displays stand, which
+come through the channel (see `rank/output_streams.py`).
 """
 
 import codecs
 import itertools
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,80 +37,66 @@ class OutputItem:
 
 
 class CellOutput:
-    """Shows the output of a cell's ranks in the notebook, rank by rank."""
+    """Shows the output of a cell's ranks in the notebook: the lowest rank's at once, the others' at the end."""
 
     def __init__(self, ranks: Sequence[int], mark: bytes, notebook: "NotebookOutput"):
         self.notebook = notebook
         self.of_rank = {rank: RankOutput(mark) for rank in ranks}
         self._items: dict[int, list[OutputItem]] = {rank: [] for rank in ranks}
-        self._closed: set[int] = set()
-        self._late: dict[int, list[OutputItem]] = {}
-        self._left = list(ranks)  # whose output is not complete on the screen; the first rank's is being shown
+        self._live = min(ranks)
+        self._open = set(ranks)  # may still write
+        self._shown = False  # whether all that was written is on the screen
 
     def close(self, rank: int) -> None:
         """The rank is done with the cell."""
         self.of_rank[rank].close()
-        self._closed.add(rank)
+        self._open.discard(rank)
 
     def pass_over(self, ranks: Sequence[int]) -> None:
         """These ranks wait for ever: show the others' output. What they write after all follows at the end."""
-        self._closed.update(ranks)
+        self._open -= set(ranks)
 
     def update(self) -> None:
         """Show what can be shown by now."""
         for rank, output in self.of_rank.items():
             for item in output.take():
                 self._items[rank].append(item)
-                if self._left and rank == self._left[0]:
+                if rank == self._live and not self._shown:
                     self.notebook.show(item)
-                elif rank not in self._left:  # it was passed over
-                    self._late.setdefault(rank, []).append(item)
-        while self._left and self._left[0] in self._closed:
-            leader, others = self._left[0], self._left[1:]
-            if any(rank not in self._closed and not self._differs(rank, leader) for rank in others):
-                return  # this rank may still write the same
-            same = [rank for rank in others if rank in self._closed and self._joined(rank) == self._joined(leader)]
-            if self._items[leader]:
-                self.notebook.label([leader, *same])
-            self._left = [rank for rank in others if rank not in same]
-            if self._left:
-                for item in self._joined(self._left[0]):
-                    self.notebook.show(item)
+        if not self._open and not self._shown:
+            self._shown = True
+            self._show_blocks(live=self._live)
 
     def finish(self) -> None:
         """Show all that there is, also of ranks that did not finish the cell."""
         for rank in self.of_rank:
             self.close(rank)
         self.update()
-        for rank, items in self._late.items():
-            for item in items:
-                self.notebook.show(item)
-            self.notebook.label([rank])
-        self._late = {}
+        self._show_blocks()
         self.notebook.erase_passing()
 
-    def _joined(self, rank: int) -> list[OutputItem]:
-        """A rank's output so far. Texts that follow each other on one stream become one item."""
-        items = []
-        for stream, group in itertools.groupby(self._items[rank], key=lambda item: item.stream):
-            if stream == "display":
-                items += group
-            else:
-                items.append(OutputItem(stream, "".join(item.content for item in group)))
-        self._items[rank] = items
-        return items
+    def _show_blocks(self, live: int | None = None) -> None:
+        """Show the ranks' output in order, equal output once. That of the rank `live` is on the screen."""
+        left = {rank: _joined(items) for rank, items in self._items.items() if items}
+        self._items = {rank: [] for rank in self._items}
+        while left:
+            first, items = next(iter(left.items()))
+            same = [rank for rank in left if left[rank] == items]
+            for item in items if first != live else ():
+                self.notebook.show(item)
+            self.notebook.label(same)
+            left = {rank: left[rank] for rank in left if rank not in same}
 
-    def _differs(self, rank: int, leader: int) -> bool:
-        """Whether a rank's output so far can't become the leader's."""
-        mine, its = self._joined(rank), self._joined(leader)
-        if not mine:
-            return False
-        if len(mine) > len(its) or mine[:-1] != its[: len(mine) - 1]:
-            return True
-        last, other = mine[-1], its[len(mine) - 1]
-        if last.stream == other.stream != "display":
-            return not other.content.startswith(last.content)
-        return last != other
+
+def _joined(items: list[OutputItem]) -> list[OutputItem]:
+    """Texts that follow each other on one stream become one item."""
+    joined = []
+    for stream, group in itertools.groupby(items, key=lambda item: item.stream):
+        if stream == "display":
+            joined += group
+        else:
+            joined.append(OutputItem(stream, "".join(item.content for item in group)))
+    return joined
 
 
 class Excerpt:
@@ -149,93 +135,72 @@ class Excerpt:
 
 
 @dataclass
-class _Pipe:
+class _Stream:
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _Utf8Decoder(errors="replace"))
-    rest: bytes = b""  # the beginning of a mark whose end has not arrived
-    segment: int = 0
     excerpt: Excerpt = field(default_factory=Excerpt)
 
 
 class RankOutput:
-    """Puts one rank's output in a cell into order. What arrives can be taken as far as its order is known."""
+    """One rank's output in a cell, in its order."""
 
     def __init__(self, mark: bytes):
-        self._mark_head = b"\0" + mark
-        self._mark = _mark_pattern(mark)
-        self._pipes = {OUT: _Pipe(), ERR: _Pipe()}
-        self._text: dict[tuple[int, int], list[str]] = {}  # (segment, stream) → what has arrived and was not taken
-        self._primary = {0: OUT}  # segment → the stream that Python wrote to
-        self._displays: dict[int, dict[str, Any]] = {}
-        self._awaited: set[int] = set()  # segments that begin with a display, which comes through the channel
-        self._segment = 0  # the first that was not taken whole
+        self._mark_head, self._mark = b"\0" + mark, _mark_pattern(mark)
+        self._rest = b""  # the beginning of a mark whose end has not arrived
+        self._streams = {OUT: _Stream(), ERR: _Stream()}
+        self._stream = OUT  # whose text comes next
+        self._coming: deque[OutputItem | int] = deque()  # not taken yet; a number stands for a display
+        self._displays: dict[int, OutputItem] = {}  # that have arrived
         self._closed = False
 
-    def read(self, stream: int, data: bytes) -> None:
-        """Bytes from one of the rank's pipes."""
-        pipe = self._pipes[stream]
-        data = pipe.rest + data
-        pipe.rest = b""
+    def read(self, data: bytes) -> None:
+        """Bytes from the rank's pipe."""
+        data = self._rest + data
         start = 0
         for mark in self._mark.finditer(data):
-            self._add(stream, data[start : mark.start()])
-            pipe.segment = int(mark[1])
-            if mark[3] and pipe.segment not in self._primary:
-                self._awaited.add(pipe.segment)
-            self._primary[pipe.segment] = int(mark[2])
+            self._add(data[start : mark.start()])
+            if mark[1] == b"d":
+                self._coming.append(int(mark[2]))
+            else:
+                self._stream = int(mark[2])
             start = mark.end()
-        tail = data[start:]
-        cut = tail.rfind(b"\0")
-        if cut >= 0 and _may_become_mark(tail[cut:], self._mark_head):
-            pipe.rest, tail = tail[cut:], tail[:cut]
-        self._add(stream, tail)
+        cut = data.rfind(b"\0", start)
+        if cut < 0 or not _may_become_mark(data[cut:], self._mark_head):
+            cut = len(data)
+        self._add(data[start:cut])
+        self._rest = data[cut:]
 
-    def _add(self, stream: int, data: bytes) -> None:
-        excerpt = self._pipes[stream].excerpt
+    def _add(self, data: bytes) -> None:
+        excerpt = self._streams[self._stream].excerpt
         excerpt.add(data)
-        self._add_text(stream, excerpt.take())
+        self._add_text(self._stream, excerpt.take())
 
     def _add_text(self, stream: int, data: bytes) -> None:
-        pipe = self._pipes[stream]
-        if text := pipe.decoder.decode(data):
-            self._text.setdefault((pipe.segment, stream), []).append(text)
+        if text := self._streams[stream].decoder.decode(data):
+            self._coming.append(OutputItem(_NAMES[stream], text))
 
-    def add_display(self, segment: int, message: dict[str, Any]) -> None:
-        """A display that stands at the beginning of a segment."""
-        self._displays[segment] = {"data": message["data"], "metadata": message["metadata"]}
+    def add_display(self, number: int, message: dict[str, Any]) -> None:
+        """A display, which stands where the mark with this number is."""
+        self._displays[number] = OutputItem("display", {"data": message["data"], "metadata": message["metadata"]})
 
     def close(self) -> None:
         """All that belongs to the cell has arrived."""
-        if self._closed:
-            return
-        for stream, pipe in self._pipes.items():
-            self._add(stream, pipe.rest)
-            self._add_text(stream, pipe.excerpt.rest())
-        self._closed = True
+        if not self._closed:
+            self._add(self._rest)
+            for number, stream in self._streams.items():
+                self._add_text(number, stream.excerpt.rest())
+            self._closed = True
 
     def take(self) -> Iterator[OutputItem]:
         """What comes next and has not been taken yet."""
-        while True:
-            segment = self._segment
-            complete = self._closed or min(pipe.segment for pipe in self._pipes.values()) > segment
-            first = self._primary.get(segment)
-            if first is None:
-                return
-            if segment in self._displays:
-                self._awaited.discard(segment)
-                yield OutputItem("display", self._displays.pop(segment))
-            if segment in self._awaited and not self._closed:
-                return
-            yield from self._take_text(segment, first)
-            if not complete:
-                return
-            yield from self._take_text(segment, ERR if first == OUT else OUT)
-            del self._primary[segment]
-            self._segment += 1
-
-    def _take_text(self, segment: int, stream: int) -> Iterator[OutputItem]:
-        texts = self._text.pop((segment, stream), None)
-        if texts:
-            yield OutputItem(_NAMES[stream], "".join(texts))
+        while self._coming:
+            item = self._coming[0]
+            if isinstance(item, int):
+                if item not in self._displays and not self._closed:
+                    return
+                item = self._displays.pop(item, None)
+            self._coming.popleft()
+            if item is not None:
+                yield item
 
 
 def without_marks(data: bytes, mark: bytes) -> str:
@@ -244,7 +209,7 @@ def without_marks(data: bytes, mark: bytes) -> str:
 
 
 def _mark_pattern(mark: bytes) -> re.Pattern[bytes]:
-    return re.compile(re.escape(b"\0" + mark) + rb" (\d+) ([12])(d?)\0")
+    return re.compile(re.escape(b"\0" + mark) + rb" ([sd])(\d+)\0")
 
 
 def _may_become_mark(tail: bytes, head: bytes) -> bool:

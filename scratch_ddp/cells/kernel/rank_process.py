@@ -1,13 +1,13 @@
-"""A rank as the kernel sees it: its process, its channel, what it has called, and how it ended."""
+"""A rank as the kernel sees it: its process and how it ended, and what it does in one cell."""
 
 import re
 import signal
+import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from scratch_ddp.cells.channel import Channel
-from scratch_ddp.cells.flight_recorder import read_calls
+from scratch_ddp.cells.flight_recorder import Record
 
 _SIGNAL_MEANING = {
     signal.SIGKILL: "somebody ended it, or the machine ran out of memory",
@@ -16,6 +16,7 @@ _SIGNAL_MEANING = {
     signal.SIGBUS: "native code accessed memory that does not exist",
 }
 _LAST_OUTPUT = 4096  # bytes
+_LONG = 2.0  # seconds
 
 
 @dataclass(eq=False)
@@ -23,7 +24,6 @@ class RankProcess:
     """One rank. `place` is how far it has come (see `interruptible_group.place`), with what it has under way."""
 
     rank: int
-    folder: Path
     channel: Channel
     host: str = ""  # where it runs, if not on the kernel's machine
     pid: int | None = None
@@ -35,6 +35,8 @@ class RankProcess:
     place: dict[str, Any] = field(default_factory=lambda: {"open": [], "begun": {}, "members": {}})
     cell: int = 0  # the last that it was given
     last_output: bytes = b""  # the end of what it has written in that cell
+    calls: dict[tuple[str, int], str] = field(default_factory=dict)  # last in that cell: (group, number in it) → words
+    crash: str = ""  # what Python's faulthandler has written
 
     @property
     def alive(self) -> bool:
@@ -44,7 +46,11 @@ class RankProcess:
         """Called by the reader's thread when the channel is closed. The kernel's main thread gets an event."""
 
     def begin_cell(self, cell: int) -> None:
-        self.cell, self.last_output = cell, b""
+        self.cell, self.last_output, self.calls = cell, b"", {}
+
+    def note_calls(self, records: list[Record]) -> None:
+        """The collectives and messages that it has called last, as it says itself, or has left in its file."""
+        self.calls = {(group, number): words for cell, group, number, words in records if cell == self.cell}
 
     def remember_output(self, cell: int, data: bytes) -> None:
         """Keep the end of its output in its last cell, in case it dies."""
@@ -59,9 +65,7 @@ class RankProcess:
     def describe_death(self) -> str:
         """How it ended, in which line of the cell, and what it had called last."""
         text = f"rank {self.rank} {self.how_it_ended()}"
-        crash = self.folder / f"crash of rank {self.rank}"  # written by Python's faulthandler
-        written = crash.read_text(errors="replace") if crash.exists() else ""
-        if line := re.search(r'(?:<ipython|ipython-input|ipykernel_).*", line (\d+)', written):
+        if line := re.search(r'(?:<ipython|ipython-input|ipykernel_).*", line (\d+)', self.crash):
             text += f" in line {line[1]} of the cell"
         if called := self.last_call():
             text += f"; its last call: {called}"
@@ -77,10 +81,61 @@ class RankProcess:
         meaning = _SIGNAL_MEANING.get(number)
         return f"was ended by {number.name}" + (f" ({meaning})" if meaning else "")
 
-    def calls(self) -> dict[tuple[str, int], str]:
-        """The collectives and messages that it called last in its last cell (see `read_calls`)."""
-        return read_calls(self.folder, self.rank, self.cell)
-
     def last_call(self) -> str:
-        """The last of them; empty if there was none."""
-        return next(reversed(self.calls().values()), "")
+        """In its last cell; empty if there was none."""
+        return next(reversed(self.calls.values()), "")
+
+
+class RankInCell:
+    """A rank in one cell: where it is, as far as it has said, and how it ended there."""
+
+    def __init__(self, process: RankProcess, takes_part: bool = True):
+        self.process, self.takes_part = process, takes_part
+        self.said: dict[str, Any] = {}  # its last answer to the question where it is
+        self.waits_since = time.monotonic()  # in the call that it has named
+        self.done = False
+        self.error: dict[str, Any] | None = None
+        self.interrupted_in: dict[str, Any] | None = None  # where it was when it was interrupted
+
+    def note(self, message: dict[str, Any]) -> None:
+        """A message "state" or "done"."""
+        self.process.place = message
+        self.process.note_calls(message["calls"])
+        if message["type"] == "done":
+            self.done, self.error, self.interrupted_in = True, message["error"], message["interrupted_in"]
+            return
+        if message["waits_in"] is None or message["waits_in"] != self.said.get("waits_in"):
+            self.waits_since = time.monotonic()
+        self.said = message
+
+    @property
+    def running(self) -> bool:
+        return self.takes_part and not self.done and self.process.alive
+
+    @property
+    def state(self) -> str:
+        """In words. A rank that was interrupted counts as "running" where it was."""
+        if not self.takes_part:
+            return "not in this cell"
+        if not self.process.alive:
+            return "died"
+        if self.done and self.interrupted_in is None:
+            return "raised" if self.error else "finished the cell"
+        return "running"
+
+    @property
+    def line(self) -> int | None:
+        """The line of the cell that it is in, if that is known."""
+        return (self.interrupted_in or self.said).get("line") if self.state == "running" else None
+
+    @property
+    def waits_in(self) -> dict[str, Any] | None:
+        """The collective or message that it waits in, if it does."""
+        return (self.interrupted_in or self.said).get("waits_in") if self.state == "running" else None
+
+    def waits_for_long(self) -> bool:
+        return self.said.get("waits_in") is not None and time.monotonic() - self.waits_since > _LONG
+
+    def calls(self) -> dict[tuple[str, int], str]:
+        """What it has called last in this cell."""
+        return self.process.calls if self.takes_part else {}

@@ -1,7 +1,7 @@
 """The kernel's thread that reads what ranks and launcher send.
 
-Messages are read at all times. Output is read only as far as the kernel has taken it: a rank that writes faster than
-that waits, as any process does whose pipe is full. So no rank can fill the kernel's memory.
+Messages are read at all times. Output is read only while not too much of it waits to be taken: a rank that writes
+faster than that waits, as any process does whose pipe is full. So no rank can fill the kernel's memory.
 """
 
 import contextlib
@@ -12,39 +12,30 @@ import selectors
 import struct
 import termios
 import threading
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from scratch_ddp.cells.channel import Channel
 
 _CHUNK = 1 << 16
-_MOST_AHEAD = 1 << 21  # bytes of a pipe that may have been read and not been taken
+_MOST_AHEAD = 1 << 21  # bytes that may have been read and not been taken
 _EVENT_BYTES = 256  # what an event takes beside its text
+_LOOK_AGAIN = 0.005  # seconds, while as many have
 
 
 @dataclass(eq=False)
 class Pipe:
-    """The read end of a rank's stdout (1) or stderr (2) in one cell."""
+    """The read end of the pipe to which a rank writes in one cell."""
 
     rank: Any  # the RankProcess that writes to it
     cell: int
-    stream: int
-    file: int = -1
-    wake: Callable[[], None] = lambda: None  # wakes the reader
-    read: int = 0  # bytes, as the reader counts them
-    taken: int = 0  # bytes, as who takes the events counts them
-    paused: bool = False  # it is not read at present
-
-    @property
-    def ahead(self) -> int:
-        return self.read - self.taken
+    reader: "Reader"
+    file: int
 
     def take(self, size: int) -> None:
         """An event with so many bytes of text has been taken: as much may be read again."""
-        self.taken += size + _EVENT_BYTES
-        if self.paused and self.ahead < _MOST_AHEAD // 2:
-            self.wake()
+        self.reader.note_taken(size)
 
 
 @dataclass(frozen=True)
@@ -61,6 +52,7 @@ class Reader:
 
     def __init__(self, events: "queue.SimpleQueue[Event]"):
         self._events = events
+        self.read = self.taken = 0  # bytes of text; each is counted by one thread
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._wake, False)
@@ -69,37 +61,39 @@ class Reader:
         self._selector.register(self._wake, selectors.EVENT_READ)
         threading.Thread(target=self._run, name="reads-from-ranks", daemon=True).start()
 
-    def open_pipes(self, rank: Any, cell: int) -> tuple[int, int]:
-        """Pipes for a rank's stdout and stderr in a cell. Returns their write ends, which the caller must close."""
-        ends = []
-        for stream in (1, 2):
-            read_end, write_end = os.pipe()
-            os.set_blocking(read_end, False)
-            self._add(read_end, Pipe(rank, cell, stream, read_end, self.wake))
-            ends.append(write_end)
-        return ends[0], ends[1]
+    def open_pipe(self, rank: Any, cell: int) -> int:
+        """A pipe for a rank's output in a cell. Returns its write end, which the caller must close."""
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        self._add(read_end, Pipe(rank, cell, self, read_end))
+        return write_end
 
     def add_channel(self, channel: Channel, source: Any) -> None:
         """Read a channel. When its other end is closed, this thread calls `source.on_gone`."""
         self._add(channel, source)
 
-    def wake(self) -> None:
-        os.write(self._waker, b".")
+    def note_taken(self, size: int) -> None:
+        """An event with so many bytes of text has been taken."""
+        self.taken += size + _EVENT_BYTES
 
     def _add(self, file: Any, source: Any) -> None:
         self._new.put((file, source))
-        self.wake()
+        os.write(self._waker, b".")
 
     def _run(self) -> None:
         while True:
+            waits = False
             for key, _ in self._selector.select():
                 if key.fileobj == self._wake:
                     self._take_new()
-                    self._resume()
-                elif isinstance(key.data, Pipe):
-                    self._read_pipe(key.data)
-                elif key.fd in self._selector.get_map():
+                elif not isinstance(key.data, Pipe):
                     self._read_channel(key)
+                elif self.read - self.taken < _MOST_AHEAD:
+                    self._read_pipe(key.data)
+                else:
+                    waits = True
+            if waits:
+                time.sleep(_LOOK_AGAIN)
 
     def _take_new(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -151,24 +145,13 @@ class Reader:
         if not data:
             self._close(pipe)
             return 0
-        pipe.read += len(data) + _EVENT_BYTES
+        self.read += len(data) + _EVENT_BYTES
         self._events.put(Event("text", pipe, data))
-        if pipe.ahead > _MOST_AHEAD and not pipe.paused:
-            self._selector.unregister(pipe.file)
-            pipe.paused = True
-            self._resume()  # it may have been taken before that could be seen
         return len(data)
-
-    def _resume(self) -> None:
-        for pipe in self._pipes:
-            if pipe.paused and pipe.ahead < _MOST_AHEAD // 2:
-                pipe.paused = False
-                self._selector.register(pipe.file, selectors.EVENT_READ, pipe)
 
     def _close(self, pipe: Pipe) -> None:
         self._pipes.discard(pipe)
-        if not pipe.paused:
-            self._selector.unregister(pipe.file)
+        self._selector.unregister(pipe.file)
         os.close(pipe.file)
 
 

@@ -3,8 +3,8 @@
 1. Jupyter's Stop is a SIGINT to the kernel. While a cell runs on ranks, `stop_button` makes an event of it.
 2. `Interruption` lets the ranks agree where they leave (`Agreement`): after the same calls, so that a training loop
    ends in the same step everywhere, and all process groups go on working. If they can't, or not in time, each is
-   interrupted where it is. In the rank, `Interrupts` (`rank/stop.py`) raises KeyboardInterrupt in the cell. This also
-   ends a wait in a collective, because the process group can be interrupted (`rank/interruptible_group.py`).
+   interrupted where it is. In the rank, `Interrupts` (`rank/stop.py`) raises KeyboardInterrupt in the cell. As soon as
+   all ranks know of it they end the connections of their process groups, and with them all waits in collectives.
 3. What the learner's code does with the KeyboardInterrupt is its own affair, as in any Python: it may save the model.
    A second press ends that too.
 4. `recover` gives all ranks fresh process groups, if they have not all made the same calls, and replaces ranks that
@@ -24,7 +24,7 @@ from typing import Any
 
 from scratch_ddp.cells.flight_recorder import IN_THIS_CELL
 from scratch_ddp.cells.kernel.cluster import Cluster
-from scratch_ddp.cells.kernel.rank_process import RankProcess
+from scratch_ddp.cells.kernel.rank_process import RankInCell, RankProcess
 from scratch_ddp.cells.kernel.reader import Event
 from scratch_ddp.cells.words import name_ranks
 
@@ -131,19 +131,20 @@ class Interruption:
         self._since = 0.0  # when the last interrupt was asked for
         self._forced = False  # handlers in the learner's code are interrupted too
         self._sent_at = -1.0
+        self._asked_at, self._end = 0.0, False  # whether connections may end: all ranks know of the interrupt
 
     @property
     def begun(self) -> bool:
         return self.agreement is not None or self.number > 0
 
-    def press(self, running: Collection[RankProcess], others: dict[int, dict[str, Any]] | None) -> None:
+    def press(self, running: Collection[RankInCell], others: dict[int, dict[str, Any]] | None) -> None:
         """Somebody has pressed Stop. `others`: see `Agreement`; None if these ranks can't agree.
 
         The second press says: do not wait any longer. The third: replace what still runs.
         """
         now = time.monotonic()
         if not self.begun and others is not None:
-            self._since, self.agreement = now, Agreement(running, others, now)
+            self._since, self.agreement = now, Agreement([rank.process for rank in running], others, now)
             self.agreement.ask(self._cell, now)
         elif self._forced:
             self._since = now - _SLOW_STOP_LIMIT
@@ -156,18 +157,18 @@ class Interruption:
         self._since = max(self._since, now - _GRACE) if self.agreement else now
         self.agreement, self.together, self.deadlocked = None, together, deadlocked
         self.number += 1
-        self._sent_at = -1.0
+        self._sent_at, self._asked_at, self._end = -1.0, now, False
 
     def note_place(self, rank: int, place: dict[str, Any]) -> None:
         """A rank has said how far it has come."""
         if self.agreement is not None:
             self.agreement.note(rank, place)
 
-    def go_on(self, running: Collection[RankProcess], states: dict[int, dict[str, Any]]) -> None:
-        """Do what is due. `states`: what the ranks have said last about where they are."""
+    def go_on(self, running: Collection[RankInCell]) -> None:
+        """Do what is due."""
         now = time.monotonic()
         if self.agreement is not None:
-            gone = self.agreement.running.keys() - {rank.rank for rank in running}
+            gone = self.agreement.running.keys() - {rank.process.rank for rank in running}
             if self.agreement.reached() and not gone:
                 self.interrupt(now, together=True)
             elif gone or self.agreement.given_up(now):
@@ -175,32 +176,29 @@ class Interruption:
                 self.interrupt(now)
             else:
                 self.agreement.ask(self._cell, now)
-        if self.number and now - self._sent_at > _REPEAT_EVERY:
-            self._sent_at = now
+        know = all(rank.said.get("asked", 0) >= self.number for rank in running) or now - self._asked_at > _REPEAT_EVERY
+        if self.number and (now - self._sent_at > _REPEAT_EVERY or (know and not self._end)):
+            self._sent_at, self._end = now, know
             for rank in running:
-                if not self._noticed(states.get(rank.rank, {})):
+                if not self._noticed(rank):
                     interrupt = {"type": "interrupt", "cell": self._cell, "number": self.number}
-                    rank.channel.send(interrupt | {"together": self.together})
+                    rank.process.channel.send(interrupt | {"together": self.together, "end": self._end})
 
-    def _noticed(self, state: dict[str, Any]) -> bool:
-        return state.get("caught", 0) >= self.number
+    def _noticed(self, rank: RankInCell) -> bool:
+        return rank.said.get("caught", 0) >= self.number
 
-    def handled_by(self, running: Collection[RankProcess], states: dict[int, dict[str, Any]]) -> bool:
+    def handled_by(self, running: Collection[RankInCell]) -> bool:
         """Whether all these ranks have got their KeyboardInterrupt, and go on in the learner's code."""
-        return bool(self.number) and all(
-            self._noticed(state) and not state.get("stopping")
-            for state in (states.get(rank.rank, {}) for rank in running)
-        )
+        return bool(self.number) and all(self._noticed(rank) and not rank.said.get("stopping") for rank in running)
 
-    def time_is_up(self, running: Collection[RankProcess], states: dict[int, dict[str, Any]]) -> bool:
+    def time_is_up(self, running: Collection[RankInCell]) -> bool:
         """Whether ranks have had enough time. They are then replaced; those that handle the interrupt are not."""
-        if not self.number or (self.handled_by(running, states) and not self._forced):
+        if not self.number or (self.handled_by(running) and not self._forced):
             return False
-        said = [states.get(rank.rank, {}) for rank in running]
-        will_stop = all(state.get("stopping") or state.get("waits_in") for state in said)
+        will_stop = all(rank.said.get("stopping") or rank.said.get("waits_in") for rank in running)
         if time.monotonic() - self._since < (_SLOW_STOP_LIMIT if will_stop else _STOP_LIMIT):
             return False
-        if self._forced or not any(map(self._noticed, said)):
+        if self._forced or not any(map(self._noticed, running)):
             return True
         self._forced = True  # those that handle it may wait for one that does not notice it
         self.interrupt(time.monotonic())

@@ -1,18 +1,19 @@
 """The process group of rank cells: gloo, but a rank that waits in it can be interrupted, and the group renewed.
 
-Every operation is handed to gloo as usual, and waited for as in `interruptible_work`. What an interrupt leaves behind
-in gloo is ended with its connections, and `renew_groups` puts a fresh gloo group inside each interruptible group. So
-everything that holds the interruptible group (other groups, meshes, wrapped models) goes on working.
+Every operation is handed to gloo as usual, and waited for there. A Stop that finds ranks in a wait ends gloo's
+connections, and `renew_groups` puts a fresh gloo group inside each interruptible group. So everything that holds the
+interruptible group (other groups, meshes, wrapped models) goes on working.
 
-Importing this module registers the backend "interruptible". The price is one hand-over between threads per operation.
+Importing this module registers the backend "interruptible".
 """
 
 import datetime
 import functools
 import json
 import secrets
+import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,28 +22,25 @@ import torch.distributed as dist
 
 from scratch_ddp.cells.flight_recorder import describe_call
 from scratch_ddp.cells.rank.interruptible_work import (
-    CoalescedWork,
     Connections,
     InterruptibleWork,
-    alive,
     describe_given,
-    free_too,
     make_call,
-    make_torch_interruptible,
     name_of,
     pieces_of,
-    run_in_helper,
-    under_way_in,
-    wait_for_ends,
     wait_in_store,
 )
 
 BACKEND = "interruptible"
-_OPERATIONS = (
-    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "send", "recv", "recv_anysource"),
-    *("allgather", "allgather_coalesced", "_allgather_base", "gather", "scatter", "alltoall", "alltoall_base"),
-    *("reduce_scatter", "_reduce_scatter_base"),
-)
+# gloo's operations, and what learners call them
+_OPERATIONS = {
+    **{"broadcast": "broadcast", "reduce": "reduce", "barrier": "barrier", "send": "send", "recv": "recv"},
+    **{"gather": "gather", "scatter": "scatter", "reduce_scatter": "reduce_scatter", "recv_anysource": "recv"},
+    **{"allreduce": "all_reduce", "allreduce_coalesced": "all_reduce_coalesced", "alltoall": "all_to_all"},
+    **{"allgather": "all_gather", "allgather_coalesced": "all_gather_coalesced"},
+    **{"_allgather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"},
+    "alltoall_base": "all_to_all_single",
+}
 # Newer names of torch for the same operations of gloo.
 _ALIASES = {
     "all_gather_single": "_allgather_base",
@@ -60,15 +58,6 @@ _COALESCED = {
 # Ranks may rightly pass different sizes to these, so only dtypes are compared.
 _MAY_DIFFER = ("allgather", "allgather_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "reduce_scatter")
 _FROM_ANY = "from any rank"
-_PUBLIC_NAMES = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather_into_tensor",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all_single",
-    "recv_anysource": "recv",
-}
 
 # Called with each operation as it begins (a "call" of `interruptible_work`).
 observers: list[Callable[[dict[str, Any]], None]] = []
@@ -76,8 +65,11 @@ observers: list[Callable[[dict[str, Any]], None]] = []
 gates: list[Callable[[bool], None]] = []
 
 _renewal_store: dist.Store | None = None  # where ranks announce that they renew; without `join` the default store
+_left_behind: list[dist.ProcessGroupGloo] = []  # groups in which something never ends
 _generation = 0  # how many times the groups have been renewed; the same on every rank
-_groups: "set[weakref.ref[InterruptibleGroup]]" = set()  # listed by the control thread, too: see `alive`
+_MESSAGES = 16  # the last of them, which are held: gloo does not send one whose work is gone
+# Weak references: unlike a WeakSet they can be listed while another thread adds one.
+_groups: "set[weakref.ref[InterruptibleGroup]]" = set()
 
 
 class InterruptibleGroup(dist.ProcessGroup):
@@ -92,6 +84,7 @@ class InterruptibleGroup(dist.ProcessGroup):
         self.renewals = -1  # how often a Stop has put another group of gloo inside: what was under way never arrives
         self.retired = False
         self._gloo: Connections | None = None  # its `made` is the group of gloo
+        self._messages: deque[InterruptibleWork] = deque(maxlen=_MESSAGES)
         self._bypass: dist.ProcessGroupGloo | None = None
         self.wrappers: weakref.WeakSet[Any] = weakref.WeakSet()  # groups around this one, which start over with it
         self.renew()
@@ -111,11 +104,8 @@ class InterruptibleGroup(dist.ProcessGroup):
         call = make_call("new_group" if dist.is_initialized() else "init_process_group", name)
         store.set(f"rank {self._own_rank} is here", "")  # gloo's own wait for the others could not be ended
         wait_in_store(store, [f"rank {rank} is here" for rank in range(self._own_size)], self._timeout, call)
-        self._gloo = run_in_helper(
-            lambda: Connections(
-                lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout)
-            ),
-            call,
+        self._gloo = Connections(
+            lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout)
         )
         self.uid = int(store.get("uid"), 16)  # the same on all of its ranks, and no other group's
         if first or self._bypass._get_sequence_number_for_group():
@@ -143,20 +133,23 @@ class InterruptibleGroup(dist.ProcessGroup):
         if name:
             self._set_group_name(name)  # registering forgets it
 
-    def _end_gloo(self) -> None:
-        """Who waits in it gets an error, and it is gone.
-
-        Now and then gloo does not notice in a send that the connection has ended: what still waits then is left alone.
-        """
+    def end_connections(self) -> None:
+        """Who waits in this group gets an error."""
         if self._gloo is not None:
-            works = under_way_in(self.uid)
             self._gloo.end()
-            wait_for_ends(works, seconds=1.0)
+
+    def _end_gloo(self) -> None:
+        """Who waits in it gets an error, and it is gone; it stays if a collective goes on in it (rare)."""
+        if self._gloo is not None:
+            self.end_connections()
+            if _await_ends(self.under_way(), seconds=1.0):
+                _left_behind.append(self._gloo.made)  # its end would wait for them
+            self._messages.clear()
             self._gloo.made = None
 
-    def free_when_interrupted(self, future: torch.futures.Future) -> None:
-        """Let Stop end waits in C++ for `future`, which a group around this one has made."""
-        free_too(future)
+    def under_way(self) -> list[InterruptibleWork]:
+        """The collectives that have not ended, and the messages that may come from any rank, which nobody counts."""
+        return [work for work in list(self._gloo.works) if not work.is_completed()]
 
     def retire(self) -> None:
         """Refuse every further operation: some rank of this group has lost it."""
@@ -180,9 +173,10 @@ class InterruptibleGroup(dist.ProcessGroup):
             )
         for gate in gates:
             gate("send" not in operation and "recv" not in operation)
-        way, details = self._peer(operation, args) or ("", {"number": self._next_number()})
+        way, details = self._peer(operation, args) or ("", {"number": self.numbered})
+        self.numbered += not way
         call = make_call(
-            _PUBLIC_NAMES.get(operation, operation),
+            _OPERATIONS[operation],
             self.group_name,
             given=describe_given(args, operation in _MAY_DIFFER),
             uid=self.uid,
@@ -197,17 +191,20 @@ class InterruptibleGroup(dist.ProcessGroup):
             call["passed"] = describe_given(args[1:], dtype_only=False)
         for observe in observers:
             observe(call)
-        gloo = self._gloo
-        start = getattr(gloo.made, operation)
-
-        def start_all() -> CoalescedWork:
+        start = getattr(self._gloo.made, operation)
+        if coalesced:
             outputs, inputs, *options = args
-            pairs = zip(outputs, inputs, strict=True)
-            return CoalescedWork([start(*pair, *options, **kwargs) for pair in pairs])
-
-        work = InterruptibleWork(
-            start_all if coalesced else lambda: start(*args, **kwargs), call, stopped=lambda: gloo.ended
-        )
+            works = [start(*pair, *options, **kwargs) for pair in zip(outputs, inputs, strict=True)]
+        else:
+            works = [start(*args, **kwargs)]
+        work = InterruptibleWork(works, call, self._gloo)
+        if way and way != _FROM_ANY:
+            self._messages.append(work)
+        else:
+            works = self._gloo.works
+            if works:
+                works -= {each for each in works if each.is_completed()}
+            works.add(work)
         self.begun[way] += 1
         return work
 
@@ -215,19 +212,15 @@ class InterruptibleGroup(dist.ProcessGroup):
         """Under which name a call of this group is counted, on all ranks the same (see `place`)."""
         return f"{self.uid} {way}".strip()
 
-    def _next_number(self) -> int:
-        self.numbered += 1
-        return self.numbered - 1
-
     def _op_and_root(self, operation: str, args: tuple) -> dict[str, str]:
         """What torch's options of an operation say in words: {"op": " (SUM)", "root": " from rank 0"}."""
         found = {}
-        for options in args:
-            if hasattr(options, "reduceOp"):
-                found["op"] = name_of(options.reduceOp.op)
-            if hasattr(options, "rootRank"):
-                way = "to" if operation in ("reduce", "gather") else "from"
-                found["root"] = f" {way} rank {dist.get_global_rank(self, options.rootRank)}"
+        options = args[-1] if args else None
+        if (op := getattr(options, "reduceOp", None)) is not None:
+            found["op"] = name_of(op.op)
+        if (root := getattr(options, "rootRank", None)) is not None:
+            way = "to" if operation in ("reduce", "gather") else "from"
+            found["root"] = f" {way} rank {dist.get_global_rank(self, root)}"
         return found
 
     def _peer(self, operation: str, args: tuple) -> tuple[str, dict[str, Any]] | None:
@@ -259,7 +252,7 @@ def _operation(name: str, coalesced: bool = False) -> Callable[..., Interruptibl
     return call
 
 
-for _alias, _name in {**{name: name for name in _OPERATIONS}, **_ALIASES}.items():
+for _alias, _name in {**dict(zip(_OPERATIONS, _OPERATIONS, strict=True)), **_ALIASES}.items():
     setattr(InterruptibleGroup, _alias, _operation(_name))
 for _alias, _name in _COALESCED.items():
     setattr(InterruptibleGroup, _alias, _operation(_name, coalesced=True))
@@ -269,19 +262,44 @@ dist.Backend.register_backend(BACKEND, InterruptibleGroup, devices=["cpu", "cuda
 
 
 def open_calls(patience: float = 0.0) -> dict[str, Any]:
-    """What is under way, and how far this rank has come: {"open": [...]} and `place`.
+    """The collectives under way, and how far this rank has come: {"open": [...]} and `place`.
 
     Waits up to `patience` seconds for what is about to end.
     """
-    groups = _current_groups()
-    works = [work for group in groups for work in under_way_in(group.uid)]
-    wait_for_ends(works, patience)
+    works = [work for group in _current_groups() for work in group.under_way()]
     open_ = [
         work.call | {"words": describe_call(work.call), "ranks": ranks_of(work.call), "awaited": work.awaited}
-        for work in works
-        if not work.is_completed()
+        for work in _await_ends(works, patience)
     ]
     return {"open": open_, **place()}
+
+
+def _await_ends(works: list[InterruptibleWork], seconds: float) -> list[InterruptibleWork]:
+    """Wait until all of them have ended, but no longer than `seconds` in all. Returns those that have not."""
+    deadline = time.monotonic() + seconds
+    while (works := [work for work in works if not work.is_completed()]) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return works
+
+
+def awaited_in_native_code() -> dict[str, Any] | None:
+    """The oldest call that has not ended: what torch's DDP waits for, inside C++."""
+    calls = [work.call for group in _current_groups() for work in group.under_way()]
+    return min(calls, key=lambda call: call["serial"], default=None)
+
+
+def end_connections() -> None:
+    """End every wait in a process group (called by a thread that is not stuck). The groups must be renewed then."""
+    for group in _current_groups():
+        group.end_connections()
+    give_up()
+
+
+def give_up() -> None:
+    """A Stop ends a cell: groups around these drop what is under way in them alone, as on a simulated wire."""
+    for group in _current_groups():
+        for wrapper in list(group.wrappers):
+            getattr(wrapper, "give_up", lambda: None)()
 
 
 def place() -> dict[str, Any]:
@@ -310,7 +328,8 @@ def ranks_of(call: dict[str, Any]) -> list[int] | None:
 def _current_groups() -> "list[InterruptibleGroup]":
     """Without those that were retired or destroyed."""
     registered = dist.distributed_c10d._world.pg_group_ranks
-    return [group for group in alive(_groups) if not group.retired and group in registered]
+    groups = [group for reference in list(_groups) if (group := reference()) is not None]
+    return [group for group in groups if not group.retired and group in registered]
 
 
 def announce_new_group(ranks: list[int] | None) -> None:
@@ -332,19 +351,11 @@ def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> 
     """Make a rank's default group. A rank that replaces another joins in the generation that the others move to."""
     global _generation, _renewal_store
     _generation, _renewal_store = generation, store
-    make_torch_interruptible()
     if generation:
         _announce(store, rank, generation, {})
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)
     if generation:
         _align_group_count(_await_announcements(store, world_size, generation, timeout=10.0))
-
-
-def give_up() -> None:
-    """A Stop has ended a cell: groups around these drop what is under way in them alone, as on a simulated wire."""
-    for group in alive(_groups):
-        for wrapper in list(group.wrappers):
-            getattr(wrapper, "give_up", lambda: None)()
 
 
 def renew_groups(timeout: float = 10.0, generation: int | None = None) -> list[str]:

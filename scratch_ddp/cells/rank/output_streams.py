@@ -1,9 +1,10 @@
-"""The rank's stdout and stderr: pipes to the kernel.
+"""The rank's stdout and stderr: a pipe to the kernel.
 
-A rank's descriptors 1 and 2 are pipes to the kernel, new ones for each cell. So all that is written to them (by Python,
-C code, a child process) arrives, even when the rank dies in the next instant, and the pipe tells which cell late text
-comes from. A mark goes into both pipes at each change between stdout, stderr and displays: the kernel restores their
-order from the marks (see `kernel/output.py`).
+A rank's descriptors 1 and 2 are a pipe to the kernel, a new one for each cell. So all that is written to them (by
+Python, C code, a child process) arrives in its order, even when the rank dies in the next instant, and the pipe tells
+which cell late text comes from. Marks stand around what Python writes to sys.stderr, and in the place of displays,
+which travel through the channel (see `kernel/output.py`). What C code and child processes write to descriptor 2 can't
+be told from their output.
 """
 
 import contextlib
@@ -18,42 +19,39 @@ _OUT, _ERR = 1, 2
 _libc = ctypes.CDLL(None)
 
 
-class CellPipes:
-    """The pipes of one cell. Threads that the cell starts go on writing to them after it has ended."""
+class CellPipe:
+    """The pipe of one cell. Threads that the cell starts go on writing to it after it has ended."""
 
-    def __init__(self, out: int, err: int, mark: bytes, cell: int = 0):
+    def __init__(self, file: int, mark: bytes, cell: int = 0):
         self.cell = cell
-        self._files = {_OUT: out, _ERR: err}
-        self._mark = mark
-        self._primary = _OUT
-        self._segment = 0
+        self._file, self._mark = file, mark
+        self._displays = 0
         self._lock = threading.RLock()
 
     def __del__(self) -> None:
-        for file in self._files.values():
-            with contextlib.suppress(OSError):
-                os.close(file)
+        with contextlib.suppress(OSError):
+            os.close(self._file)
 
     def write(self, stream: int, data: bytes) -> None:
         with self._lock:
-            if stream != self._primary and not _forked:
-                self._begin(stream)
-            _write_all(self._files[stream], data)
+            if stream == _OUT:
+                _write_all(self._file, data)
+                return
+            try:
+                _write_all(self._file, self._mark_of("s", _ERR) + data)
+            finally:  # also after an interrupt
+                _write_all(self._file, self._mark_of("s", _OUT))
 
     def begin_display(self) -> int:
-        """Begin a segment with a display, which comes after all that was written so far. Returns its number."""
+        """Mark the place of a display, which comes after all that was written so far. Returns its number."""
         with self._lock:
             self.flush_c()
-            self._begin(self._primary, b"d")
-            return self._segment
+            self._displays += 1
+            _write_all(self._file, self._mark_of("d", self._displays))
+            return self._displays
 
-    def _begin(self, stream: int, display: bytes = b"") -> None:
-        """Begin a segment: from here on the text in both pipes comes after all that was written before."""
-        self._segment += 1
-        self._primary = stream
-        mark = b"\0%s %d %d%s\0" % (self._mark, self._segment, stream, display)
-        _write_all(self._files[_OUT], mark)
-        _write_all(self._files[_ERR], mark)
+    def _mark_of(self, kind: str, number: int) -> bytes:
+        return b"\0%s %s%d\0" % (self._mark, kind.encode(), number)
 
     @staticmethod
     def flush_c() -> None:
@@ -61,10 +59,10 @@ class CellPipes:
         _libc.fflush(None)
 
     def take_descriptors(self) -> None:
-        """Make these pipes the process's descriptors 1 and 2."""
+        """Make this pipe the process's descriptors 1 and 2."""
         self.flush_c()
-        os.dup2(self._files[_OUT], 1)
-        os.dup2(self._files[_ERR], 2)
+        os.dup2(self._file, 1)
+        os.dup2(self._file, 2)
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -74,7 +72,7 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 class RankStream(io.TextIOBase):
-    """sys.stdout or sys.stderr of a rank: writes at once, to the pipes of the cell that started the current thread."""
+    """sys.stdout or sys.stderr of a rank: writes at once, to the pipe of the cell that started the current thread."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -86,7 +84,7 @@ class RankStream(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        current_pipes().write(self._stream, text.encode(self.encoding, self.errors))
+        current_pipe().write(self._stream, text.encode(self.encoding, self.errors))
         return len(text)
 
     def writable(self) -> bool:
@@ -96,14 +94,14 @@ class RankStream(io.TextIOBase):
         return self._stream  # for subprocesses and faulthandler
 
 
-_current: CellPipes | None = None
-_forked = False  # this process is a child of the rank. It begins no segment: two processes can't share the numbers
+_current: CellPipe | None = None
+_forked = False  # this process is a child of the rank
 _start_thread = threading.Thread.start
 
 
-def current_pipes() -> CellPipes:
-    """The pipes of the cell that this thread was started in; of the running cell for the main thread."""
-    return getattr(threading.current_thread(), "_cell_pipes", None) or _current
+def current_pipe() -> CellPipe:
+    """The pipe of the cell that this thread was started in; of the running cell for the main thread."""
+    return getattr(threading.current_thread(), "_cell_pipe", None) or _current
 
 
 def is_forked() -> bool:
@@ -118,12 +116,12 @@ def _after_fork() -> None:
         _current._lock = threading.RLock()  # another thread may have held it
 
 
-def begin_cell(pipes: CellPipes) -> None:
-    """From here on the rank writes to these pipes, from Python and from C."""
+def begin_cell(pipe: CellPipe) -> None:
+    """From here on the rank writes to this pipe, from Python and from C."""
     global _current
     restore_streams()
-    _current = pipes
-    pipes.take_descriptors()
+    _current = pipe
+    pipe.take_descriptors()
 
 
 def restore_streams() -> list[str]:
@@ -136,15 +134,15 @@ def restore_streams() -> list[str]:
 
 def _start_in_cell(thread: threading.Thread, *args: Any, **kwargs: Any) -> None:
     if not getattr(thread, "belongs_to_no_cell", False):
-        thread._cell_pipes = current_pipes()
+        thread._cell_pipe = current_pipe()
     _start_thread(thread, *args, **kwargs)
 
 
 _own = {"stdout": RankStream(_OUT), "stderr": RankStream(_ERR)}
 
 
-def install(pipes: CellPipes) -> None:
+def install(pipe: CellPipe) -> None:
     """Take over sys.stdout and sys.stderr of this process."""
     threading.Thread.start = _start_in_cell
     os.register_at_fork(after_in_child=_after_fork)
-    begin_cell(pipes)
+    begin_cell(pipe)

@@ -19,12 +19,7 @@ import torch.distributed as dist
 
 from scratch_ddp.cells.flight_recorder import IN_THIS_CELL
 from scratch_ddp.cells.rank import interruptible_group
-from scratch_ddp.cells.rank.interruptible_work import (
-    INTERRUPTED,
-    awaited_in_native_code,
-    free_waiting_futures,
-    waiting_in,
-)
+from scratch_ddp.cells.rank.interruptible_work import waiting_in
 
 _TORCH = str(Path(torch.__file__).parent)
 _NAME = KeyboardInterrupt.__name__
@@ -77,9 +72,19 @@ class Interrupts:
             return
         if self._caught and self._apart:
             raise RuntimeError(APART)
+        if self._until is not None:
+            self._hold_here()
+        now = time.monotonic()
+        if self._calls:
+            self._longest_gap = max(self._longest_gap, now - self._last_call)
+        self._calls, self._last_call = self._calls + 1, now
+        self._collectives += collective
+
+    def _hold_here(self) -> None:
+        """Until a call that others have begun is still to be made, or until the interrupt (main thread)."""
         while True:
             self._moved.clear()
-            if self._until is None or self._is_behind(self._until):
+            if self._is_behind(self._until):
                 break
             self._held = True
             self._send(self._place())
@@ -87,11 +92,6 @@ class Interrupts:
         if self._held:
             self._held = False
             self._send(self._place())  # or the kernel would take it for held, and not ask whether this call waits
-        now = time.monotonic()
-        if self._calls:
-            self._longest_gap = max(self._longest_gap, now - self._last_call)
-        self._calls, self._last_call = self._calls + 1, now
-        self._collectives += collective
 
     def _is_behind(self, until: dict[str, int]) -> bool:
         begun = self._place()["begun"]
@@ -104,18 +104,20 @@ class Interrupts:
 
     # Interrupts
 
-    def interrupt(self, number: int, together: bool) -> None:
+    def interrupt(self, number: int, together: bool, end: bool) -> None:
         """Raise KeyboardInterrupt in the cell, wherever the main thread is; once for each `number`.
 
-        `together`: the ranks have agreed on this place, so what the learner's code calls next fits together.
+        `together`: the ranks have agreed on this place, so what the learner's code calls next fits together. `end`: all
+        ranks have been asked, so none takes the end of a connection for an error.
         """
         if number <= self._caught:
             return
-        self._asked, self._apart = number, not together
-        self._found = self.find_main_thread()
+        if number > self._asked:
+            self._found = self.find_main_thread()
+            self._asked, self._apart = number, not together or self._found["waits_in"] is not None
         signal.pthread_kill(self._main_thread, signal.SIGINT)  # noticed as soon as the main thread is back from C++
-        if not self._held:
-            free_waiting_futures()  # on which it may wait in C++
+        if end and self._apart:
+            interruptible_group.end_connections()
 
     def on_signal(self, *_: Any) -> None:
         """Called by Python in the main thread."""
@@ -130,13 +132,14 @@ class Interrupts:
         Returns whether the error is an interrupt's, which C++ may have turned into another exception.
         """
         self.interruptible = False
-        is_interrupt = isinstance(error, KeyboardInterrupt) or str(error) == INTERRUPTED or _NAME in str(error)
+        is_interrupt = isinstance(error, KeyboardInterrupt) or _NAME in str(error)
         return is_interrupt and self.interrupted_in is not None
 
     def state(self, cell: int) -> dict[str, Any]:
         """Where the main thread is in a cell, and whether it was interrupted and is about to end."""
         here = self.find_main_thread() if self.cell == cell else _NOWHERE
-        return here | {"stopping": self.cell == cell and not self.interruptible, "caught": self._caught}
+        stopping = self.cell == cell and not self.interruptible
+        return here | {"stopping": stopping, "asked": self._asked, "caught": self._caught}
 
     def find_main_thread(self) -> dict[str, Any]:
         """The line of the cell that the main thread is in, and the call that it waits in, if it does."""
@@ -151,7 +154,7 @@ class Interrupts:
                 called = frame.f_code.co_name  # the outermost is what the learner called: all_gather_object
             frame = frame.f_back
         if waits_in is None and innermost.f_code.co_filename.startswith(_TORCH):
-            waits_in = awaited_in_native_code()
+            waits_in = interruptible_group.awaited_in_native_code()
         if waits_in:
             waits_in = waits_in | {"called": called, "ranks": interruptible_group.ranks_of(waits_in)}
         return {"line": line, "waits_in": waits_in}

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import FlightRecorder
 from scratch_ddp.cells.hosts.store import LinkStore
 from scratch_ddp.cells.rank import adapted, interruptible_group, output_streams
-from scratch_ddp.cells.rank.output_streams import CellPipes
+from scratch_ddp.cells.rank.output_streams import CellPipe
 from scratch_ddp.cells.rank.shell import RankShell, answer, make_shell
 from scratch_ddp.cells.rank.stop import Interrupts
 
@@ -37,7 +38,7 @@ def run_rank(channel: Channel, config: dict[str, Any]) -> None:
         os.write(2, traceback.format_exc().encode())
     finally:
         if os.getpid() == pid:
-            CellPipes.flush_c()
+            CellPipe.flush_c()
         os._exit(code)  # threads that hang in gloo must not keep the process
 
 
@@ -54,7 +55,7 @@ class Rank:
         self.link_store: LinkStore | None = None  # if the ranks run on several hosts
 
     def serve(self) -> None:
-        output_streams.install(CellPipes(os.dup(1), os.dup(2), self.mark))
+        output_streams.install(CellPipe(os.dup(1), self.mark))
         self.interrupts = Interrupts(lambda: self.shell.compile._filename_map, self._send_whole)
         reader = threading.Thread(target=self._read_kernel, name="reads-from-kernel", daemon=True)
         reader.belongs_to_no_cell = True
@@ -129,7 +130,7 @@ class Rank:
 
     def _execute(self, task: dict[str, Any]) -> None:
         if task["files"]:
-            output_streams.begin_cell(CellPipes(*task["files"], self.mark, task["cell"]))
+            output_streams.begin_cell(CellPipe(*task["files"], self.mark, task["cell"]))
         else:
             print(
                 "(no file descriptor is free on this rank: output comes late until files are closed)", file=sys.stderr
@@ -139,7 +140,8 @@ class Rank:
         self.shell.failure = None
         self.interrupts.begin(task["cell"])
         self.recorder.cell = task["cell"]
-        error = self._run(task["code"])
+        result, error = self._run(lambda: self.shell.run_cell(task["code"], store_history=True, silent=False))
+        error = error or result.error_before_exec or result.error_in_exec
         interrupted = self.interrupts.end_of_learners_code(error)
         if interrupted:
             interruptible_group.give_up()
@@ -150,22 +152,23 @@ class Rank:
             os._exit(0 if error is None else 1)
         for name in output_streams.restore_streams():
             print(f"(sys.{name} had been replaced; it is the rank's own again)", file=sys.stderr)
-        CellPipes.flush_c()
+        CellPipe.flush_c()
         done = {"type": "done", "cell": task["cell"], "error": self._describe(error)}
         where = self.interrupts.interrupted_in if interrupted else None
-        self.channel.send(done | {"interrupted_in": where, **interruptible_group.open_calls()})
+        done |= {"interrupted_in": where, "calls": self.recorder.calls(), **interruptible_group.open_calls()}
+        self.channel.send(done)
 
-    def _run(self, code: str) -> BaseException | None:
+    def _run(self, task: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+        """What the learner's code returns, or what it raises; interrupts are raised in it."""
         try:
             try:
                 self.interrupts.interruptible = True
-                result = self.shell.run_cell(code, store_history=True, silent=False)
-                return result.error_before_exec or result.error_in_exec
+                return task(), None
             finally:
                 self.interrupts.interruptible = False
         except BaseException as raised:  # an interrupt outside of the learner's code, even at the end of `finally`
             self.interrupts.interruptible = False
-            return raised
+            return None, raised
 
     def _describe(self, error: BaseException | None) -> dict[str, Any] | None:
         if error is None:
@@ -191,8 +194,8 @@ class Rank:
         if output_streams.is_forked():  # the channel is the rank's, not its child's
             print(text if text is not None else f"<{', '.join(display['data'])}>")
             return
-        pipes = output_streams.current_pipes()
-        self._send_whole({"type": "display", "cell": pipes.cell, "segment": pipes.begin_display(), **display})
+        pipe = output_streams.current_pipe()
+        self._send_whole({"type": "display", "cell": pipe.cell, "number": pipe.begin_display(), **display})
 
     def _send_whole(self, message: dict[str, Any]) -> None:
         """An interrupt waits until the message is sent: the kernel could not read what follows half a message."""
@@ -204,17 +207,10 @@ class Rank:
 
     def _answer(self, task: dict[str, Any]) -> None:
         """Answer a question of the kernel. If the kernel gives up waiting, it interrupts the "cell" of the question."""
-        found: dict[str, Any] = {}
-        try:
-            try:
-                self.interrupts.begin(task["cell"])
-                self.interrupts.interruptible = True
-                found = answer(self.shell, task)
-            finally:
-                self.interrupts.interruptible, self.interrupts.cell = False, None
-        except BaseException:  # whatever a learner's property raises, and the interrupt
-            self.interrupts.interruptible = False
-        reply = {"type": "answer", "cell": task["cell"], "found": found}
+        self.interrupts.begin(task["cell"])
+        found, _ = self._run(lambda: answer(self.shell, task))
+        self.interrupts.cell = None
+        reply = {"type": "answer", "cell": task["cell"], "found": found or {}}
         self.channel.send(reply | {"interrupted_in": self.interrupts.interrupted_in})
 
     def _ask_person(self, prompt: str = "") -> str:
@@ -258,7 +254,7 @@ class Rank:
     def _handle(self, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == "execute":
-            self.tasks.put(message | {"files": self.channel.take_files(2)})
+            self.tasks.put(message | {"files": self.channel.take_files(1)})
         elif kind == "typed":
             self.typed.put(message["text"])
         elif kind in ("renew", "ask"):
@@ -268,7 +264,7 @@ class Rank:
         elif kind == "hold" and message["cell"] == self.interrupts.cell:
             self.interrupts.hold(message["until"])
         elif kind == "interrupt" and message["cell"] == self.interrupts.cell:
-            self.interrupts.interrupt(message["number"], message["together"])
-        elif kind == "query_state":
-            state = self.interrupts.state(message["cell"]) | interruptible_group.open_calls()
-            self.channel.send({"type": "state", "cell": message["cell"], **state})
+            self.interrupts.interrupt(message["number"], message["together"], message["end"])
+        if kind == "query_state" or (kind == "interrupt" and not message["end"]):  # the kernel waits for all answers
+            state = {"type": "state", "cell": message["cell"], "calls": self.recorder.calls()}
+            self.channel.send(state | self.interrupts.state(message["cell"]) | interruptible_group.open_calls())

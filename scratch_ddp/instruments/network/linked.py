@@ -42,7 +42,6 @@ class LinkedGroup(dist.ProcessGroup):
         self.below, self.hosts, self.link, self.inside = below, hosts, link, preset(inside or Link(0, 0))
         self.nic, self.over = Nic(ready_times), threading.Event()
         self.transfers = self.nic.transfers
-        self.free: Callable[[Any], None] = lambda future: None  # gets futures, to end waits for them in C++ on Stop
         self._generation, self._name = 0, ""
         self.adopt_backends()
 
@@ -72,11 +71,10 @@ class LinkedGroup(dist.ProcessGroup):
             dist.destroy_process_group(self.below)
 
     def follow(self, group: dist.ProcessGroup | None) -> None:
-        """If `group` is one of rank cells, let Stop end waits here too, and start over whenever it does."""
+        """If `group` is one of rank cells, give up at a Stop, and start over whenever the group does."""
         if hasattr(group, "wrappers"):
             group.wrappers.add(self)
             self.wrappers = group.wrappers  # whatever works in this group starts over with it, too
-            self.free = group.free_when_interrupted
 
     def start_over(self) -> None:
         """Called when the group that this one follows was rebuilt: drop what was under way, adopt the new backends."""
@@ -85,7 +83,7 @@ class LinkedGroup(dist.ProcessGroup):
         self.adopt_backends()
 
     def give_up(self) -> None:
-        """Called when Stop has ended a cell: what is on the wire never arrives, and nobody waits for its futures."""
+        """Called when a Stop ends what is under way below: nothing on the wire arrives, and nobody waits for its futures."""
         self.nic.clear_queue()
         self.over.set()
         self.over = threading.Event()

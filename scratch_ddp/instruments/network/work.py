@@ -55,7 +55,6 @@ class LinkedWork(dist.Work):
             if self._future is not None:
                 return self._future
             self._future = torch.futures.Future()
-        self._group.free(self._future)
         self._below.get_future().add_done_callback(self._below_done)
         return self._future
 
