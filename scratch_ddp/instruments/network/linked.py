@@ -83,7 +83,7 @@ class LinkedGroup(dist.ProcessGroup):
         self.adopt_backends()
 
     def give_up(self) -> None:
-        """Called when a Stop ends what is under way below: nothing on the wire arrives, and nobody waits for its futures."""
+        """Called when a Stop ends what is under way below: what is on the wire never arrives, its futures are done."""
         self.nic.clear_queue()
         self.over.set()
         self.over = threading.Event()
