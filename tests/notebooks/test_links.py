@@ -10,7 +10,8 @@ from scratch_ddp.commands.notebooks import NOTEBOOKS, ROOT, lesson_paths
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
-PAGES = [ROOT / "README.md", ROOT / "scratch_ddp/README.md", *sorted(NOTEBOOKS.glob("*.md")), *lesson_paths()]
+OF_THE_PACKAGE = [ROOT / "scratch_ddp" / folder / "README.md" for folder in ("", "cells", "benchmark")]
+PAGES = [ROOT / "README.md", *OF_THE_PACKAGE, *sorted(NOTEBOOKS.glob("*.md")), *lesson_paths()]
 
 
 def markdown_of(path: Path) -> str:
@@ -24,7 +25,7 @@ def anchors_of(path: Path) -> set[str]:
     return {heading.replace(" ", "-") for heading in HEADING.findall(markdown_of(path))}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     dead = []
     for link in LINK.findall(markdown_of(page)):
@@ -39,7 +40,7 @@ def test_links_lead_somewhere(page):
 
 def test_copies_keep_every_link(tmp_path):
     """Copies stand in a folder beside notebooks/, so a link must not name that folder."""
-    assert not [page.name for page in PAGES[2:] if re.search(r"\]\((\.\./)?notebooks/", markdown_of(page))]
+    assert not [page.name for page in PAGES[4:] if re.search(r"\]\((\.\./)?notebooks/", markdown_of(page))]
 
 
 def test_the_readme_lists_every_lesson():

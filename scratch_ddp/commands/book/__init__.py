@@ -60,7 +60,7 @@ def write_sources(folder: Path) -> None:
 def pages() -> list[Path]:
     """The pages beside the lessons, in the order of the table of contents."""
     first = [NOTEBOOKS / f"{name}.md" for name in ("map", "glossary", "symptoms")]
-    of_the_package = [ROOT / "scratch_ddp" / "README.md", ROOT / "scratch_ddp" / "benchmark" / "README.md"]
+    of_the_package = [ROOT / "scratch_ddp" / folder / "README.md" for folder in ("", "cells", "benchmark")]
     return [HOME, *first, *sorted(set(NOTEBOOKS.glob("*.md")) - {*first}), *of_the_package]
 
 
