@@ -308,3 +308,10 @@ def test_a_ring_sends_out_of_hosts_what_its_messages_say():
         here, there = host_of[ring[place]], host_of[ring[(place + 1) % 6]]
         sent[here] += 10 * (here != there)
     assert R.bytes_out_of_hosts(ring, host_of, 60) == sent
+
+
+def test_the_groups_of_a_mesh_are_the_lines_of_its_block_of_numbers():
+    mesh = {"dp": 2, "pp": 3, "tp": 4}
+    block = torch.arange(24).view(*mesh.values())
+    for dim, name in enumerate(mesh):
+        assert R.which_ranks(mesh, name) == sorted(block.movedim(dim, -1).flatten(0, 1).tolist())

@@ -56,6 +56,7 @@ NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
         "92": "ms, measured",
         "135712": "an issue's number",
     },
+    "17_together": {"512": "16 × 4 × 8"},
     "18_seldom": {"2.48": "2 × 1.24", "500": "published", "200": "2 × 100", "150": "200 × 3/4"},
 }
 

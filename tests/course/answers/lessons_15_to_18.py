@@ -120,6 +120,38 @@ faulty_host
     return list(logs)[0], "interface"
   ✓ by the endpoint
     f"trying to connect to ({own_address}," => f"127.0.1.1       {host}" in log and f"endpoint {own_address}:"
+which_ranks
+  ✗ along the first dimension first | value: dp of 2 × 2 × 2: the result
+    [names.index(dim) + 1 :] => [: names.index(dim)]
+  ✗ its own size counts, too | value: dp of 2 × 2 × 2: the result
+    index(dim) + 1 : => index(dim) :
+  ✗ always neighbours | value: dp of 2 × 2 × 2: the result
+    rank // apart => rank
+  ✓ block by block
+    size, n = mesh[dim], prod(mesh.values())
+    apart = prod([size for name, size in mesh.items()][list(mesh).index(dim) + 1 :])
+    firsts = [block + i for block in range(0, n, apart * size) for i in range(apart)]
+    return [[first + k * apart for k in range(size)] for first in firsts]
+mesh_norm
+  ✗ what is not cut counts tp times | value: some are whole: the result
+    / tp =>
+  ✗ the sum of the ranks' norms | value: slices alone: the result
+    dist.all_reduce(total) => total.sqrt_() ⏎ dist.all_reduce(total)
+    total.sqrt() => total
+  ✗ this rank's norm | value: slices alone: the result
+    dist.all_reduce(total) =>
+  ✓ each tensor counts on one rank
+    mine = slices + (whole if dist.get_rank() % tp == 0 else [])
+    total = torch.tensor(sum((each.norm().item() ** 2 for each in mine), 0.0), dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total) ** 0.5
+best_order
+  ✗ the most bytes come first | value: tp sends most: bytes that leave
+    min(permutations => max(permutations
+  ✗ the one that sends most is last, whatever its size | value: bytes that leave
+    min(permutations(mesh), key=leaving) => sorted(mesh, key=sent.get)
+  ✗ no order | valid: is no order of
+    list(min(permutations(mesh), key=leaving)) => max(sent)
 outer_step
   ✗ uphill | value: the mean of the ranks: meeting 0: params[0]
     (last - mine) => (mine - last)

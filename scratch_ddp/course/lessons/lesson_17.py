@@ -1,0 +1,126 @@
+"""Lesson 17, together: who is in which group of a mesh, one norm over all of it, and which dimension belongs inside."""
+
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from scratch_ddp.course.exercise import At, Exercise, Seen, Wrong
+
+
+def which_ranks(mesh, dim):
+    """Return the groups of a dimension: a list of ascending lists of ranks.
+
+    mesh: the size of each dimension, such as {"dp": 2, "pp": 2, "tp": 2}. Ranks are
+    numbered as in a DeviceMesh: along the last dimension first. The ranks of a group
+    have the same place in every dimension but `dim`. Without torch.
+    """
+    # How far apart are two neighbours in a group of the last dimension? Of the first?
+    # answer: begin
+    names = list(mesh)
+    apart = prod(mesh[name] for name in names[names.index(dim) + 1 :])
+    groups = {}
+    for rank in range(prod(mesh.values())):
+        place = rank // apart % mesh[dim]
+        groups.setdefault(rank - place * apart, []).append(rank)
+    return list(groups.values())
+    # answer: end
+
+
+def _meshes(at: At) -> Iterator[tuple[str, tuple]]:
+    for mesh in ({"dp": 2, "pp": 2, "tp": 2}, {"dp": 2, "pp": 3, "tp": 4}, {"tp": 4}):
+        for dim in mesh:
+            yield f"{dim} of {' × '.join(map(str, mesh.values()))}", (mesh, dim)
+
+
+def mesh_norm(slices, whole, tp):
+    """Return the norm of a model's gradient, a float: once each element, on every rank.
+
+    slices: this rank's gradients that no other rank has. whole: gradients of parameters
+    that are not cut; each is the same on tp ranks, and on no others. Both are lists.
+    The norm is the root of the sum of all squares. Cost: one all-reduce of one number.
+    """
+    # If all ranks add up all their squares, how often is an element counted?
+    # answer: begin
+    total = torch.zeros((), dtype=torch.float64)
+    for gradient in slices:
+        total += gradient.square().sum()
+    for gradient in whole:
+        total += gradient.square().sum() / tp
+    dist.all_reduce(total)
+    return total.sqrt().item()
+    # answer: end
+
+
+def _gradients(at: At) -> Iterator[tuple[str, tuple]]:
+    several = 3 if at.n == 3 else 2
+    for case, sliced, uncut, tp in (
+        ("slices alone", 2, 0, several),
+        ("some are whole", 2, 1, several),
+        ("no tensor parallelism", 1, 2, 1),
+        ("rank 0 has none", 2 if at.rank else 0, 0, several),
+    ):
+        slices = [torch.randn(3, 2, dtype=torch.float64) + at.rank for _ in range(sliced)]
+        pair = torch.Generator().manual_seed(at.rank // tp)  # neighbours have the same
+        yield case, (slices, [torch.randn(4, dtype=torch.float64, generator=pair) for _ in range(uncut)], tp)
+
+
+def best_order(mesh, sent, per_host):
+    """Return an order of the dimensions in which the fewest bytes leave hosts: a list.
+
+    mesh: sizes by name. sent: by name, the bytes that each rank sends to the next in
+    its group, the last to the first. Ranks are numbered along the last dimension of
+    your order first, and per_host of them in a row are a host.
+    """
+
+    # which_ranks of a dict in another order gives other groups. How many bytes leave?
+    # answer: begin
+    def leaving(order):
+        turned = {name: mesh[name] for name in order}
+        total = 0
+        for name in order:
+            for group in which_ranks(turned, name):
+                for here, there in zip(group, group[1:] + group[:1], strict=True):
+                    total += sent[name] * (here // per_host != there // per_host)
+        return total
+
+    return list(min(permutations(mesh), key=leaving))
+    # answer: end
+
+
+def _clusters(at: At) -> Iterator[tuple[str, tuple]]:
+    mesh = {"dp": 4, "pp": 2, "tp": 4}
+    yield "tp sends most", (mesh, {"dp": 5, "pp": 1, "tp": 80}, 8)
+    yield "dp sends most", (mesh, {"dp": 50, "pp": 2, "tp": 8}, 4)
+    yield "pp sends most, in pairs", (mesh, {"dp": 3, "pp": 40, "tp": 2}, 2)
+    yield "the most bytes don't fit a host", ({"dp": 8, "pp": 2, "tp": 2}, {"dp": 10, "pp": 9, "tp": 8}, 4)
+
+
+def _leaving(order: list[str], mesh: dict[str, int], sent: dict[str, float], per_host: int) -> float:
+    turned, total = {name: mesh[name] for name in order}, 0.0
+    for name in order:
+        for group in which_ranks(turned, name):
+            pairs = zip(group, group[1:] + group[:1], strict=True)
+            total += sent[name] * sum(here // per_host != there // per_host for here, there in pairs)
+    return total
+
+
+def _moved(answer: Callable, mesh: dict, sent: dict, per_host: int) -> Iterator[Seen]:
+    order = answer(dict(mesh), dict(sent), per_host)
+    if not isinstance(order, list | tuple) or sorted(order) != sorted(mesh):
+        raise Wrong("valid", f"{order!r} is no order of {', '.join(mesh)}")
+    yield "value", "bytes that leave hosts, of all ranks", _leaving(order, mesh, sent, per_host)
+
+
+EXERCISES = (
+    Exercise(which_ranks, _meshes, given="from math import prod"),
+    Exercise(mesh_norm, _gradients, close=1e-12),
+    Exercise(
+        best_order,
+        _clusters,
+        use=_moved,
+        given="from itertools import permutations\n\nfrom scratch_ddp.course.lessons.lesson_17 import which_ranks",
+    ),
+)
