@@ -85,10 +85,20 @@ class Arena:
 
     def __exit__(self, *_: Any) -> None:
         dist.distributed_c10d._update_default_pg(self._learners)
-        for group in set(dist.distributed_c10d._world.pg_names) - self._known:
+        for group in self._made():
             if isinstance(group, interruptible_group.InterruptibleGroup):
                 group.retire()
             dist.destroy_process_group(group)
+
+    def _made(self) -> set[dist.ProcessGroup]:
+        """The arena's group, and those that answers have made in it."""
+        return set(dist.distributed_c10d._world.pg_names) - self._known
+
+    def end_connections(self) -> None:
+        """End all waits in the arena, in errors. Nothing can be sent in it any more."""
+        for group in self._made():
+            if isinstance(group, interruptible_group.InterruptibleGroup):
+                group.end_connections()
 
     def count_groups_alike(self) -> None:
         """torch names new groups by counting them; ranks that have made groups in parts have counted further."""

@@ -1,14 +1,14 @@
 """One call of a function on this rank: bounded in time, its errors caught, what it did observed and counted."""
 
-import contextlib
 import functools
 import linecache
 import os
 import signal
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -61,15 +61,13 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
         with ledger("before"):
             pass
         answer = ledger("call")(answer)
+    limit = TimeLimit(seconds, arena, place)
     with Watch(arena, place, at.group) as calls, traffic() as counted:
         try:
-            with _time_limit(seconds, lambda: arena.failed(place)):
+            with limit:
                 for criterion, what, value in exercise.use(answer, *args):
                     for name, part in parts(value).items():
                         ran.seen.append((criterion, f"{what}: {name}" if name else what, copied(part)))
-        except TimeIsUp as stop:
-            line = _place(stop.__traceback__, function) or "running"
-            ran.how, ran.words = "waits", f"did not come back: after {seconds:g} s still {line}"
         except Wrong as wrong:
             ran.how, ran.criterion, ran.words = "wrong", wrong.criterion, wrong.words
         except KeyboardInterrupt:
@@ -77,7 +75,9 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
         except BaseException as error:  # SystemExit as well: an answer must not end the rank
             line = _place(error.__traceback__, function)
             ran.how, ran.words = "raised", f"raised {in_short(error)}{f' ({line})' if line else ''}"
-            if isinstance(error, NotImplementedError) and not str(error):
+            if limit.has_ended(error):
+                ran.how, ran.words = "waits", f"did not come back: after {seconds:g} s still {line or 'running'}"
+            elif isinstance(error, NotImplementedError) and not str(error):
                 ran.how = "unwritten"
     if calls.stray:
         ran.how, ran.criterion = "wrong", "group"
@@ -100,29 +100,46 @@ def started_and_waited_for(counted: Counted) -> dict[str, int]:
     return {"started": events["start"], "waited for": events["wait"]}
 
 
-@contextlib.contextmanager
-def _time_limit(seconds: float, others_failed: Callable[[], bool]) -> Iterator[None]:
-    """Raise TimeIsUp in the block when the time is over or when others have failed: then again and again.
+class TimeLimit:
+    """Ends the block when the time is over or when another rank's call at `place` has failed.
 
-    It is a signal. So it works in the main thread only, and while the code computes or waits in Python: in the arena,
-    but not inside native code.
+    A thread sends a signal, again and again: the main thread notices it while it computes in Python. A wait in gloo
+    notices nothing; so the arena's connections are ended, when all ranks know that the time is over.
     """
-    deadline = time.monotonic() + seconds
 
-    def look(*_: Any) -> None:
-        if time.monotonic() > deadline or others_failed():
+    def __init__(self, seconds: float, arena: Arena, place: str):
+        self._seconds, self._arena, self._place = seconds, arena, place
+        self._left, self._over = threading.Event(), False
+        self._main = threading.get_ident()
+
+    def has_ended(self, error: BaseException) -> bool:
+        """Whether the error is that of the limit: its own, or that of a wait whose connection was ended."""
+        return isinstance(error, TimeIsUp) or (self._over and isinstance(error, RuntimeError))
+
+    def __enter__(self) -> "TimeLimit":
+        self._before = signal.signal(signal.SIGALRM, self._on_signal)
+        self._thread = threading.Thread(target=self._watch, name="time limit", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._left.set()
+        self._thread.join()  # after that it sends nothing more
+        signal.signal(signal.SIGALRM, self._before)
+
+    def _on_signal(self, *_: Any) -> None:
+        if not self._left.is_set():
             raise TimeIsUp
 
-    before = signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, min(_LOOK, seconds), _LOOK)
-    try:
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:  # also if it has rung in the line before
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    def _watch(self) -> None:
+        deadline = time.monotonic() + self._seconds
+        while not self._left.wait(min(_LOOK, self._seconds)):
+            if not self._over and (time.monotonic() > deadline or self._arena.failed(self._place)):
+                self._over, deadline = True, time.monotonic()
+            if self._over:
+                signal.pthread_kill(self._main, signal.SIGALRM)
+                if time.monotonic() > deadline + 2 * _LOOK:
+                    self._arena.end_connections()
 
 
 def in_short(error: BaseException) -> str:
