@@ -11,11 +11,12 @@ from scratch_ddp.course.exercise import At, Exercise, Seen, Wrong
 
 
 def which_ranks(mesh, dim):
-    """Return the groups of a dimension: a list of ascending lists of ranks.
+    """Return the groups of a dimension: lists of ascending ranks, in a list.
 
     mesh: the size of each dimension, such as {"dp": 2, "pp": 2, "tp": 2}. Ranks are
-    numbered as in a DeviceMesh: along the last dimension first. The ranks of a group
-    have the same place in every dimension but `dim`. Without torch.
+    numbered as in a DeviceMesh: the last place changes fastest. The ranks of a group
+    have the same place in every dimension but `dim`. The groups are in the order of
+    their first ranks. Without torch.
     """
     # How far apart are two neighbours in a group of the last dimension? Of the first?
     # answer: begin
@@ -36,11 +37,12 @@ def _meshes(at: At) -> Iterator[tuple[str, tuple]]:
 
 
 def mesh_norm(slices, whole, tp):
-    """Return the norm of a model's gradient, a float: once each element, on every rank.
+    """Return the norm of the whole gradient: on every rank the same float.
 
+    It is the root of the sum of all squares, in which each element counts once.
     slices: this rank's gradients that no other rank has. whole: gradients of parameters
-    that are not cut; each is the same on tp ranks, and on no others. Both are lists.
-    The norm is the root of the sum of all squares. Cost: one all-reduce of one number.
+    that are not cut; each is the same on tp ranks, and on no others. Both are lists,
+    and may be empty. Cost: one all-reduce of one number.
     """
     # If all ranks add up all their squares, how often is an element counted?
     # answer: begin
@@ -68,11 +70,12 @@ def _gradients(at: At) -> Iterator[tuple[str, tuple]]:
 
 
 def best_order(mesh, sent, per_host):
-    """Return an order of the dimensions in which the fewest bytes leave hosts: a list.
+    """Return a list of the dimensions' names, in an order that suits the hosts.
 
-    mesh: sizes by name. sent: by name, the bytes that each rank sends to the next in
-    its group, the last to the first. Ranks are numbered along the last dimension of
-    your order first, and per_host of them in a row are a host.
+    In it the fewest bytes leave hosts; of equal orders, any. mesh: sizes by name.
+    sent: by name, the bytes that each rank sends to the next in its group, the last to
+    the first. In your order, too, the last place changes fastest. Each per_host ranks
+    in a row are a host.
     """
 
     # which_ranks of a dict in another order gives other groups. How many bytes leave?
