@@ -1,4 +1,4 @@
-"""Lesson 17, together: who is in which group of a mesh, one norm over all of it, and which dimension belongs inside."""
+"""Lesson 17, together: who is in which group of a mesh, which dimension belongs inside, and one norm over all of it."""
 
 from collections.abc import Callable, Iterator
 from itertools import permutations
@@ -34,39 +34,6 @@ def _meshes(at: At) -> Iterator[tuple[str, tuple]]:
     for mesh in ({"dp": 2, "pp": 2, "tp": 2}, {"dp": 2, "pp": 3, "tp": 4}, {"tp": 4}):
         for dim in mesh:
             yield f"{dim} of {' × '.join(map(str, mesh.values()))}", (mesh, dim)
-
-
-def mesh_norm(slices, whole, tp):
-    """Return the norm of the whole gradient: on every rank the same float.
-
-    It is the root of the sum of all squares, in which each element counts once.
-    slices: this rank's gradients that no other rank has. whole: gradients of parameters
-    that are not cut; each is the same on tp ranks, and on no others. Both are lists,
-    and may be empty. Cost: one all-reduce of one number.
-    """
-    # If all ranks add up all their squares, how often is an element counted?
-    # answer: begin
-    total = torch.zeros((), dtype=torch.float64)
-    for gradient in slices:
-        total += gradient.square().sum()
-    for gradient in whole:
-        total += gradient.square().sum() / tp
-    dist.all_reduce(total)
-    return total.sqrt().item()
-    # answer: end
-
-
-def _gradients(at: At) -> Iterator[tuple[str, tuple]]:
-    several = 3 if at.n == 3 else 2
-    for case, sliced, uncut, tp in (
-        ("slices alone", 2, 0, several),
-        ("some are whole", 2, 1, several),
-        ("no tensor parallelism", 1, 2, 1),
-        ("rank 0 has none", 2 if at.rank else 0, 0, several),
-    ):
-        slices = [torch.randn(3, 2, dtype=torch.float64) + at.rank for _ in range(sliced)]
-        pair = torch.Generator().manual_seed(at.rank // tp)  # neighbours have the same
-        yield case, (slices, [torch.randn(4, dtype=torch.float64, generator=pair) for _ in range(uncut)], tp)
 
 
 def best_order(mesh, sent, per_host):
@@ -117,13 +84,46 @@ def _moved(answer: Callable, mesh: dict, sent: dict, per_host: int) -> Iterator[
     yield "value", "bytes that leave hosts, of all ranks", _leaving(order, mesh, sent, per_host)
 
 
+def mesh_norm(slices, whole, tp):
+    """Return the norm of the whole gradient: on every rank the same float.
+
+    It is the root of the sum of all squares, in which each element counts once.
+    slices: this rank's gradients that no other rank has. whole: gradients of parameters
+    that are not cut; each is the same on tp ranks, and on no others. Both are lists,
+    and may be empty. Cost: one all-reduce of one number.
+    """
+    # If all ranks add up all their squares, how often is an element counted?
+    # answer: begin
+    total = torch.zeros((), dtype=torch.float64)
+    for gradient in slices:
+        total += gradient.square().sum()
+    for gradient in whole:
+        total += gradient.square().sum() / tp
+    dist.all_reduce(total)
+    return total.sqrt().item()
+    # answer: end
+
+
+def _gradients(at: At) -> Iterator[tuple[str, tuple]]:
+    several = 3 if at.n == 3 else 2
+    for case, sliced, uncut, tp in (
+        ("slices alone", 2, 0, several),
+        ("some are whole", 2, 1, several),
+        ("no tensor parallelism", 1, 2, 1),
+        ("rank 0 has none", 2 if at.rank else 0, 0, several),
+    ):
+        slices = [torch.randn(3, 2, dtype=torch.float64) + at.rank for _ in range(sliced)]
+        pair = torch.Generator().manual_seed(at.rank // tp)  # neighbours have the same
+        yield case, (slices, [torch.randn(4, dtype=torch.float64, generator=pair) for _ in range(uncut)], tp)
+
+
 EXERCISES = (
     Exercise(which_ranks, _meshes, given="from math import prod"),
-    Exercise(mesh_norm, _gradients, close=1e-12),
     Exercise(
         best_order,
         _clusters,
         use=_moved,
         given="from itertools import permutations\n\nfrom scratch_ddp.course.lessons.lesson_17 import which_ranks",
     ),
+    Exercise(mesh_norm, _gradients, close=1e-12),
 )
