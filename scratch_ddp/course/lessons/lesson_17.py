@@ -1,4 +1,4 @@
-"""Lesson 17, together: who is in which group of a mesh, one norm over all of it, and which dimension belongs inside."""
+"""Lesson 17, together: who is in which group of a mesh, which dimension belongs inside, and one norm over all of it."""
 
 from collections.abc import Callable, Iterator
 from itertools import permutations
@@ -11,11 +11,12 @@ from scratch_ddp.course.exercise import At, Exercise, Seen, Wrong
 
 
 def which_ranks(mesh, dim):
-    """Return the groups of a dimension: a list of ascending lists of ranks.
+    """Return the groups of a dimension: lists of ascending ranks, in a list.
 
     mesh: the size of each dimension, such as {"dp": 2, "pp": 2, "tp": 2}. Ranks are
-    numbered as in a DeviceMesh: along the last dimension first. The ranks of a group
-    have the same place in every dimension but `dim`. Without torch.
+    numbered as in a DeviceMesh: the last place changes fastest. The ranks of a group
+    have the same place in every dimension but `dim`. The groups are in the order of
+    their first ranks. Without torch.
     """
     # How far apart are two neighbours in a group of the last dimension? Of the first?
     # answer: begin
@@ -35,44 +36,13 @@ def _meshes(at: At) -> Iterator[tuple[str, tuple]]:
             yield f"{dim} of {' × '.join(map(str, mesh.values()))}", (mesh, dim)
 
 
-def mesh_norm(slices, whole, tp):
-    """Return the norm of a model's gradient, a float: once each element, on every rank.
-
-    slices: this rank's gradients that no other rank has. whole: gradients of parameters
-    that are not cut; each is the same on tp ranks, and on no others. Both are lists.
-    The norm is the root of the sum of all squares. Cost: one all-reduce of one number.
-    """
-    # If all ranks add up all their squares, how often is an element counted?
-    # answer: begin
-    total = torch.zeros((), dtype=torch.float64)
-    for gradient in slices:
-        total += gradient.square().sum()
-    for gradient in whole:
-        total += gradient.square().sum() / tp
-    dist.all_reduce(total)
-    return total.sqrt().item()
-    # answer: end
-
-
-def _gradients(at: At) -> Iterator[tuple[str, tuple]]:
-    several = 3 if at.n == 3 else 2
-    for case, sliced, uncut, tp in (
-        ("slices alone", 2, 0, several),
-        ("some are whole", 2, 1, several),
-        ("no tensor parallelism", 1, 2, 1),
-        ("rank 0 has none", 2 if at.rank else 0, 0, several),
-    ):
-        slices = [torch.randn(3, 2, dtype=torch.float64) + at.rank for _ in range(sliced)]
-        pair = torch.Generator().manual_seed(at.rank // tp)  # neighbours have the same
-        yield case, (slices, [torch.randn(4, dtype=torch.float64, generator=pair) for _ in range(uncut)], tp)
-
-
 def best_order(mesh, sent, per_host):
-    """Return an order of the dimensions in which the fewest bytes leave hosts: a list.
+    """Return a list of the dimensions' names, in an order that suits the hosts.
 
-    mesh: sizes by name. sent: by name, the bytes that each rank sends to the next in
-    its group, the last to the first. Ranks are numbered along the last dimension of
-    your order first, and per_host of them in a row are a host.
+    In it the fewest bytes leave hosts; of equal orders, any. mesh: sizes by name.
+    sent: by name, the bytes that each rank sends to the next in its group, the last to
+    the first. In your order, too, the last place changes fastest. Each per_host ranks
+    in a row are a host.
     """
 
     # which_ranks of a dict in another order gives other groups. How many bytes leave?
@@ -114,13 +84,46 @@ def _moved(answer: Callable, mesh: dict, sent: dict, per_host: int) -> Iterator[
     yield "value", "bytes that leave hosts, of all ranks", _leaving(order, mesh, sent, per_host)
 
 
+def mesh_norm(slices, whole, tp):
+    """Return the norm of the whole gradient: on every rank the same float.
+
+    It is the root of the sum of all squares, in which each element counts once.
+    slices: this rank's gradients that no other rank has. whole: gradients of parameters
+    that are not cut; each is the same on tp ranks, and on no others. Both are lists,
+    and may be empty. Cost: one all-reduce of one number.
+    """
+    # If all ranks add up all their squares, how often is an element counted?
+    # answer: begin
+    total = torch.zeros((), dtype=torch.float64)
+    for gradient in slices:
+        total += gradient.square().sum()
+    for gradient in whole:
+        total += gradient.square().sum() / tp
+    dist.all_reduce(total)
+    return total.sqrt().item()
+    # answer: end
+
+
+def _gradients(at: At) -> Iterator[tuple[str, tuple]]:
+    several = 3 if at.n == 3 else 2
+    for case, sliced, uncut, tp in (
+        ("slices alone", 2, 0, several),
+        ("some are whole", 2, 1, several),
+        ("no tensor parallelism", 1, 2, 1),
+        ("rank 0 has none", 2 if at.rank else 0, 0, several),
+    ):
+        slices = [torch.randn(3, 2, dtype=torch.float64) + at.rank for _ in range(sliced)]
+        pair = torch.Generator().manual_seed(at.rank // tp)  # neighbours have the same
+        yield case, (slices, [torch.randn(4, dtype=torch.float64, generator=pair) for _ in range(uncut)], tp)
+
+
 EXERCISES = (
     Exercise(which_ranks, _meshes, given="from math import prod"),
-    Exercise(mesh_norm, _gradients, close=1e-12),
     Exercise(
         best_order,
         _clusters,
         use=_moved,
         given="from itertools import permutations\n\nfrom scratch_ddp.course.lessons.lesson_17 import which_ranks",
     ),
+    Exercise(mesh_norm, _gradients, close=1e-12),
 )

@@ -44,7 +44,9 @@ def one_rank(
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    for vote in ("_warmup_forward_vote", "_warmup_backward_result"):  # on whether all know the shapes: nobody answers
+    # Before its first step a stage asks its neighbours whether all know the shapes. Here nobody answers, and no option
+    # spares the question. So the two private methods that ask are replaced by the answer: they do.
+    for vote in ("_warmup_forward_vote", "_warmup_backward_result"):
         setattr(PipelineStage, vote, lambda *_, **__: torch.tensor([1]))
     sizes = tuple(mesh.values())
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=sizes[0] * sizes[1] * sizes[2])
@@ -62,6 +64,7 @@ def one_rank(
         optimizer.step()
         state = [each for entry in optimizer.state.values() for each in entry.values()]
         held = {"master": _bytes(stage.parameters()), "optimizer": _bytes(state)}
+        held["gradients"] = _scattered(counted, device_mesh)
         hidden = torch.empty(sequences, tokens // mesh["tp"], whole.config.hidden_size, dtype=torch.bfloat16)
         kept = _kept(stage, ids[:sequences] if stage.first else hidden)
         held["weights"] = _bytes(stage.parameters())  # whole, after a forward
@@ -82,6 +85,13 @@ def _kept(stage: nn.Module, x: torch.Tensor) -> int:
     for each in stage.parameters():
         found.pop(each.to_local().untyped_storage()._cdata, None)
     return sum(storage.nbytes() for storage in found.values())
+
+
+def _scattered(counted: Counted, mesh: DeviceMesh) -> int:
+    """Bytes of the gradients that FSDP scatters at the last micro-batch: until then they are whole."""
+    dp = tuple(dist.get_process_group_ranks(mesh.get_group("dp")))
+    wanted = ("start", "reduce_scatter", dp)
+    return sum(call.payload for kind, call in counted.events if (kind, call.name, call.members) == wanted)
 
 
 def _by_dimension(counted: Counted, mesh: DeviceMesh) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Who sends what to whom: round by round, in and out of hosts, to the experts of a model."""
+"""Who sends what to whom: round by round, in and out of hosts, on a mesh, to the experts of a model."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -99,6 +99,29 @@ def _draw_arrow(panel: Axes, start: tuple, end: tuple, text: str, both_ways: boo
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
     place = x + share * dx + aside * dy, y + share * dy - aside * dx
     write(panel, *place, text, color, 8, zorder=5, bbox=box)
+
+
+def mesh_traffic(groups: Sequence[Mapping[str, Sequence[int]]], sent: Sequence[Mapping[str, int]], host: int) -> Figure:
+    """A square for each rank and dimension of a mesh: from the rank (down) to the next of its group (across).
+
+    `groups[rank][name]`: the ranks of its group; `sent[rank][name]`: bytes to the next one, the square's area. Lines
+    stand between hosts of `host` ranks.
+    """
+    n, most = len(groups), max(max(each.values()) for each in sent)
+    figure, (panel,) = style.quiet_panels(3.6, 3.6)
+    for number, name in enumerate(groups[0]):
+        rings = [each[name] for each in groups]
+        targets = [ring[(ring.index(rank) + 1) % len(ring)] for rank, ring in enumerate(rings)]
+        areas = [550 * each[name] / most for each in sent]
+        panel.scatter(targets, range(n), areas, rank_color(number), marker="s", label=name)
+    for border in range(host, n, host):
+        panel.axvline(border - 0.5, color="black", lw=0.8)
+        panel.axhline(border - 0.5, color="black", lw=0.8)
+    panel.set(xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5), xlabel="to rank", ylabel="from rank")
+    legend = figure.legend(frameon=False, fontsize=9, loc="outside upper center", ncols=3)
+    for mark in legend.legend_handles:
+        mark.set_sizes([40])
+    return figure
 
 
 def expert_load(sent: Mapping[str, torch.Tensor]) -> Figure:

@@ -215,6 +215,16 @@ MEMORIES = {"small": RankMemory(1e9, 1e9, 0, 2e9, 0, 0.5e9, 0), "large": RankMem
 SAVED = [("GeluBackward0", "_saved_self", 4.0, False), ("AddmmBackward0", "_saved_mat1", 4.0, True)]
 
 
+def test_a_mesh_has_a_square_from_each_rank_to_the_next_of_its_group():
+    groups = [{"tp": [0, 1], "dp": [0, 2]}, {"tp": [0, 1], "dp": [1, 3]}, {"tp": [2, 3], "dp": [0, 2]}]
+    groups.append({"tp": [2, 3], "dp": [1, 3]})
+    panel = plots.mesh_traffic(groups, [{"tp": 8, "dp": 2}] * 4, host=2).axes[0]
+    tp, dp = panel.collections
+    assert tp.get_offsets().tolist() == [[1, 0], [0, 1], [3, 2], [2, 3]]
+    assert dp.get_offsets().tolist() == [[2, 0], [3, 1], [0, 2], [1, 3]]
+    assert tp.get_sizes()[0] == 4 * dp.get_sizes()[0] and len(panel.lines) == 2
+
+
 @pytest.mark.parametrize(
     ("figure", "says", "colors"),
     [
