@@ -13,7 +13,7 @@ import json
 import secrets
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +67,6 @@ gates: list[Callable[[bool], None]] = []
 _renewal_store: dist.Store | None = None  # where ranks announce that they renew; without `join` the default store
 _left_behind: list[dist.ProcessGroupGloo] = []  # groups in which something never ends
 _generation = 0  # how many times the groups have been renewed; the same on every rank
-_MESSAGES = 16  # the last of them, which are held: gloo does not send one whose work is gone
 # Weak references: unlike a WeakSet they can be listed while another thread adds one.
 _groups: "set[weakref.ref[InterruptibleGroup]]" = set()
 
@@ -84,7 +83,6 @@ class InterruptibleGroup(dist.ProcessGroup):
         self.renewals = -1  # how often a Stop has put another group of gloo inside: what was under way never arrives
         self.retired = False
         self._gloo: Connections | None = None  # its `made` is the group of gloo
-        self._messages: deque[InterruptibleWork] = deque(maxlen=_MESSAGES)
         self._bypass: dist.ProcessGroupGloo | None = None
         self.wrappers: weakref.WeakSet[Any] = weakref.WeakSet()  # groups around this one, which start over with it
         self.renew()
@@ -144,7 +142,7 @@ class InterruptibleGroup(dist.ProcessGroup):
             self.end_connections()
             if _await_ends(self.under_way(), seconds=1.0):
                 _left_behind.append(self._gloo.made)  # its end would wait for them
-            self._messages.clear()
+            self._gloo.messages.clear()
             self._gloo.made = None
 
     def under_way(self) -> list[InterruptibleWork]:
@@ -199,7 +197,7 @@ class InterruptibleGroup(dist.ProcessGroup):
             works = [start(*args, **kwargs)]
         work = InterruptibleWork(works, call, self._gloo)
         if way and way != _FROM_ANY:
-            self._messages.append(work)
+            self._gloo.messages.append(work)
         else:
             works = self._gloo.works
             if works:

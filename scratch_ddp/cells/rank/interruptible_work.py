@@ -20,6 +20,7 @@ import stat
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +34,7 @@ _serials = itertools.count()
 _TURN = 0.1  # seconds
 _NO_LIMIT = datetime.timedelta(0)  # of its own, for torch
 _TIMEVAL = 16  # bytes of C's struct timeval
+_MESSAGES = 16  # the last of them, which are held: gloo does not send one whose work is gone
 
 
 def waiting_in() -> dict[str, Any] | None:
@@ -112,7 +114,7 @@ class InterruptibleWork(dist.Work):
             self._error, self._works, work = error, [], None
         finally:
             del _waits_in[here]
-            self._connections.works.discard(self)
+            self._connections.release(self)
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
@@ -190,7 +192,7 @@ dist.distributed_c10d._store_based_barrier = _store_barrier
 class Connections:
     """The TCP sockets that gloo has opened in this process while `make` ran. `made` is what it returned.
 
-    `works`: what it does at present (see `InterruptibleGroup.under_way`).
+    `works`: what it does at present (see `InterruptibleGroup.under_way`). `messages`: the last that nobody waited for.
 
     gloo can't abort an operation. But a wait ends at once, in an error, when the connection it waits for is closed.
     Then nobody holds the group any more, and gloo gives its threads and descriptors back.
@@ -199,9 +201,16 @@ class Connections:
     def __init__(self, make: Callable[[], Any]):
         self.ended = False
         self.works: set[InterruptibleWork] = set()
+        self.messages: deque[InterruptibleWork] = deque(maxlen=_MESSAGES)
         before = _sockets()
         self.made = make()
         self._sockets = _sockets() - before
+
+    def release(self, work: InterruptibleWork) -> None:
+        """Its end was waited for: its tensors need not be held."""
+        self.works.discard(work)
+        if work in self.messages:
+            self.messages.remove(work)
 
     def end(self) -> None:
         """End all that are still open. A descriptor that is another file by now is left alone."""
