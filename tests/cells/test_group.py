@@ -49,7 +49,7 @@ def _lists_groups_while_another_thread_makes_some():
 
     def make():
         limit = datetime.timedelta(seconds=5)
-        made.extend(interruptible_group.InterruptibleGroup(dist.HashStore(), 0, 1, limit) for _ in range(200))
+        made.extend(interruptible_group.InterruptibleGroup(dist.HashStore(), 0, 1, limit) for _ in range(40))
 
     maker = threading.Thread(target=make)
     sys.setswitchinterval(1e-6)
@@ -61,7 +61,7 @@ def _lists_groups_while_another_thread_makes_some():
 
 def test_groups_can_be_listed_while_another_thread_makes_some():
     """A rank's control thread asks what is under way, whatever the cell does meanwhile."""
-    assert run_ranks(1, _lists_groups_while_another_thread_makes_some, timeout=60) == [200]
+    assert run_ranks(1, _lists_groups_while_another_thread_makes_some, timeout=60) == [40]
 
 
 def _sum_of_ones(group):

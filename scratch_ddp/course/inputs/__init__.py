@@ -1,1 +1,1 @@
-"""The inputs and worlds in which checks try an answer: tensors and models of every kind, other numbers of ranks."""
+"""Recorded runs that lessons show: what needs root, several machines or many minutes. Each file says how."""
