@@ -182,8 +182,9 @@ class FSDP(SyncSwitch, nn.Module):
     def load(self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Load what `save` has written, on any number of ranks; return the `extra` of it. Every rank calls it.
 
-        Raises ValueError on every rank if the checkpoint is of another model or optimizer, or was cut short;
-        model and optimizer are then as before, unless the message says otherwise.
+        Gradients stay, as under torch. Raises FileNotFoundError on every rank if there is no checkpoint, and ValueError
+        if it is of another model or optimizer, or was cut short; model and optimizer are then as before, unless the
+        message says otherwise.
         """
         self._runtime.meet("calls load()")
         return checkpoint.load(self, folder, optimizer, self.group)
