@@ -239,20 +239,19 @@ class Runtime:
         while (agreed := self.meet(SYNC)).largest["backward"]:  # of other ranks, which this one takes part in
             self._begin_backward(agreed)
             self._end_backward()
-        self.running = Schedule(SYNC)  # no steps; a Stop in here is noticed
+        if "buffers" in agreed.different:
+            raise ValueError("buffers have other shapes than on the first rank, so that they can't become that rank's")
         flags = iter(agreed.flags)
         unreduced = list(itertools.compress(self.units, flags))  # takes as many flags as there are units
+        self.running = Schedule(SYNC, [unreduced], to_reduce=unreduced)
         for unit in self.units:
             unit.drop_cleared()
-        for unit in unreduced:
-            unit.reduce()
+        self.running.finish()
         for step in (Unit.finish_reduce, Unit.reduce_over_copies, Unit.finish_reduce):
             for unit in self.units:  # all of them before the first waits for the model's other copies
                 step(unit)
         for unit in self.units:
             unit.hand_out(itertools.islice(flags, len(unit.pieces)))
-        if "buffers" in agreed.different:
-            raise ValueError("buffers have other shapes than on the first rank, so that they can't become that rank's")
         broadcast_from_first(self._persistent_buffers(), self.group)
         self.running = None
 

@@ -218,8 +218,9 @@ class Unit:
 
     def finish_reduce(self) -> None:
         """Wait for the reduction, if one has been started, and add its result to the mean."""
-        if self._reducing is not None:
-            mean, self._reducing = self._reducing.wait().to(self.dtype), None
+        started, self._reducing = self._reducing, None
+        if started is not None:
+            mean = started.wait().to(self.dtype)
             self._mean = mean if self._mean is None else self._mean.add_(mean)
 
     def reduce_over_copies(self) -> None:
