@@ -14,12 +14,11 @@ from torch.distributed.tensor import DTensor
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.optimizer_steps import SYNC_FORGOTTEN, parameters_of, watch_steps
-from scratch_ddp.common.wrapper import Group, SyncSwitch
+from scratch_ddp.common.wrapper import Group, OnItsWay, SyncSwitch
 from scratch_ddp.fsdp import checkpoint
 from scratch_ddp.fsdp.comm import Ranks
 from scratch_ddp.fsdp.passes import Runtime
 from scratch_ddp.fsdp.plan import REPLACED, Init, Spec, agree_on_plan, make_units
-from scratch_ddp.fsdp.unit import OnItsWay
 
 
 class FSDP(SyncSwitch, nn.Module):

@@ -17,7 +17,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from scratch_ddp.common.agreement import Compared, check_same_lines, compare, digest, raise_everywhere, said_by_ranks
-from scratch_ddp.common.replicas import broadcast_from_first
+from scratch_ddp.common.replicas import broadcast_from_first, persistent_buffers
 from scratch_ddp.fsdp.schedule import Schedule, Turn
 from scratch_ddp.fsdp.unit import ROOT, Unit
 
@@ -64,8 +64,6 @@ class Runtime:
         self._needed: set[Unit] = set()  # those whose backward the last forward pass has made ready
         self._renewals = 0  # of the group, after a Stop in a rank cell
         self._pieces = [each for unit in units for each in unit.pieces]
-        named = ((module, name) for module in model.modules() for name in module._buffers)
-        self._buffers = [(module, name) for module, name in named if name not in module._non_persistent_buffers_set]
         turns: dict[str, Turn] = {ROOT: []}  # by the name of the module
         for unit in units:
             turns.setdefault(unit.module_name, []).append(unit)
@@ -252,7 +250,7 @@ class Runtime:
                 step(unit)
         for unit in self.units:
             unit.hand_out(itertools.islice(flags, len(unit.pieces)))
-        broadcast_from_first(self._persistent_buffers(), self.group)
+        broadcast_from_first(persistent_buffers(self.model).values(), self.group)
         self.running = None
 
     def count_step(self) -> None:
@@ -286,8 +284,7 @@ class Runtime:
         self._renewals = renewals
         lines = [BACKWARD_OR_SYNC if action in (BACKWARD, SYNC) else action, *self._lines(action)]
         same = {"lines": digest(lines), "order": digest([turn[0].module_name for turn in self._used])}
-        buffers = [f"{each.dtype} {tuple(each.shape)}" for each in self._persistent_buffers()]
-        same["buffers"] = digest(buffers if action == SYNC else ())
+        same["buffers"] = digest([*persistent_buffers(self.model)] if action == SYNC else [])
         if problem is None and action not in (BACKWARD, SYNC):
             problem = next(filter(None, map(Unit.problem, self.units)), None)
         told = {"problem": problem is not None, "interruption": interruption is not None}
@@ -352,11 +349,6 @@ class Runtime:
             *(each.has_gradient for each in self._pieces),
             *(unit in self._needed and not unit.is_available for unit in self.units),
         ]
-
-    def _persistent_buffers(self) -> list[torch.Tensor]:
-        """The buffers that a state dict holds."""
-        held = (module._buffers.get(name) for module, name in self._buffers)
-        return [each for each in held if each is not None]
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:

@@ -1,7 +1,6 @@
 """A unit: parameters that are gathered, freed and reduced with one message each, and what a rank holds of them."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -9,21 +8,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from scratch_ddp.common.replicas import gradient_problem
+from scratch_ddp.common.wrapper import OnItsWay
 from scratch_ddp.fsdp.comm import Ranks, Started
 
 ROOT = ""  # the name of the whole model, as in named_modules()
 Place = tuple[nn.Module, str]  # a module, and the name under which it holds a parameter
-
-
-class OnItsWay(torch.Tensor):
-    """What stands in a shard's `.grad` from backward to `sync_gradients()`: nobody can compute with it.
-
-    So it is noticed if `zero_grad()` clears it: the gradient that it stands for is thrown away.
-    """
-
-    @classmethod
-    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError("a gradient is on its way between backward and sync_gradients(): use it after that")
 
 
 def hold(places: list[Place], parameter: nn.Parameter) -> None:
