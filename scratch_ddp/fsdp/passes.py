@@ -7,16 +7,17 @@ order it gathers and reduces.
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from scratch_ddp.common.agreement import Compared, check_same_lines, compare, digest, raise_everywhere, said_by_ranks
+from scratch_ddp.common.nests import base_of, tensors_in, with_tensors
 from scratch_ddp.common.replicas import broadcast_from_first, persistent_buffers
 from scratch_ddp.fsdp.schedule import Schedule, Turn
 from scratch_ddp.fsdp.unit import ROOT, Unit
@@ -64,6 +65,7 @@ class Runtime:
         self._needed: set[Unit] = set()  # those whose backward the last forward pass has made ready
         self._renewals = 0  # of the group, after a Stop in a rank cell
         self._pieces = [each for unit in units for each in unit.pieces]
+        self._wholes = {id(each.whole) for each in self._pieces}
         turns: dict[str, Turn] = {ROOT: []}  # by the name of the module
         for unit in units:
             turns.setdefault(unit.module_name, []).append(unit)
@@ -73,7 +75,7 @@ class Runtime:
             module = model.get_submodule(name)
             module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
             # After an exception in the model, its forward is ended as well: other ranks may have had none.
-            module.register_forward_hook(after, always_call=name == ROOT)
+            module.register_forward_hook(after, with_kwargs=True, always_call=name == ROOT)
 
     # Hooks: of a module of units or the whole model, and on the gradients of its outputs and inputs.
     # torch.compile leaves them out of its graphs.
@@ -92,21 +94,29 @@ class Runtime:
             watched.append(tensor.view_as(tensor))
             return watched[-1]
 
-        # Other objects remain the same: a cache that the model writes to must stay the caller's own.
-        nest = {"is_leaf": lambda each: type(each) not in (tuple, list, dict)}
-        args, kwargs = tree_map_only(torch.Tensor, prepare, (args, kwargs), **nest)
+        args, kwargs = with_tensors(prepare, (args, kwargs))
         if watched:  # a module none of whose inputs needs a gradient is done only when the whole backward pass is over
             register_multi_grad_hook(watched, lambda _: self._after_backward(turn))
         return args, kwargs
 
     @torch.compiler.disable(reason="FSDP frees parameters here")
-    def _after(self, turn: Turn, module: nn.Module, args: tuple, output: Any) -> None:
+    def _after(self, turn: Turn, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         made, has_backward = (self.restarts, self.steps), False
-        for tensor in _tensors(output, set()):
-            if tensor.requires_grad:
-                has_backward = True
-                tensor.register_hook(lambda _: self._before_backward(turn, made))
+        given = {id(base_of(each)) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+
+        def outlive(tensor: torch.Tensor) -> torch.Tensor:
+            """A copy of a parameter, which is freed soon, or of the caller's leaf, on which hooks would pile up."""
+            is_leaf = tensor.is_leaf and tensor.requires_grad
+            return tensor.clone() if is_leaf or id(base_of(tensor)) in self._wholes else tensor
+
+        output = with_tensors(outlive, output)
+        for tensor in filter(lambda each: each.requires_grad, tensors_in(output)):
+            has_backward = True
+            # Where the caller writes to a view in place, autograd leaves the view out and comes to its base alone.
+            for each in {tensor, base_of(tensor)} if id(base_of(tensor)) not in given else {tensor}:
+                each.register_hook(lambda _: self._before_backward(turn, made))
         self._end_forward() if turn is self.roots else self._after_forward(turn, has_backward)
+        return output
 
     # Forward
 
@@ -349,13 +359,3 @@ class Runtime:
             *(each.has_gradient for each in self._pieces),
             *(unit in self._needed and not unit.is_available for unit in self.units),
         ]
-
-
-def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """All tensors in an output, however nested: also in the attributes of objects that torch's pytree does not know."""
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif id(leaf) not in seen and not isinstance(leaf, (nn.Module, type)):
-            seen.add(id(leaf))
-            yield from _tensors(object.__getstate__(leaf), seen)
