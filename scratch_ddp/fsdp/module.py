@@ -30,7 +30,8 @@ class FSDP(SyncSwitch, nn.Module):
     outermost `nn.ModuleList`s and `nn.Sequential`s. All other parameters belong to the root: gathered first, freed at
     the end of backward.
     `compute_dtype`: units are gathered and computed, and gradients averaged, in this dtype (torch.bfloat16); shards,
-    their gradients and optimizer state keep the model's. Floating-point inputs are converted.
+    their gradients and optimizer state keep the model's. Floating-point inputs are converted, also in tuples, lists
+    and dicts.
     `free_after_forward`: False keeps units between forward and backward: a third less communication, much more memory.
     `prefetch`: how many units ahead of their turn are gathered, while others compute.
     `sync`: "backward" calls `sync_gradients()` at the end of each backward outside `no_sync`, as under fully_shard. All
@@ -46,8 +47,9 @@ class FSDP(SyncSwitch, nn.Module):
     Values start as the first rank's; its persistent buffers count after each synchronisation too. A model without
     parameters can be wrapped too.
     Raises ValueError on every rank if one rank's model can't be wrapped, or if ranks differ.
-    Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes, once in forward and
-    once in backward; one reduce-scatter of as many bytes for its gradients; and a small all-reduce before each pass.
+    Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes: once in forward and
+    once in backward, but for the root and the last unit, which stay; one reduce-scatter of as many bytes for its
+    gradients; and a small all-reduce before each pass.
     On a mesh, n is the length of a row, and each unit's rows of the gradients are also all-reduced over the column.
     """
 
@@ -105,8 +107,8 @@ class FSDP(SyncSwitch, nn.Module):
 
         Does nothing under `no_sync()`. Most of the work has been done during backward. Parameters that have no gradient
         on any rank keep theirs, None at first. Persistent buffers become the first rank's. Costs one small all-reduce,
-        one broadcast per dtype of such buffers, and what could not be done in backward: a reduce-scatter for each unit
-        that had several forward passes.
+        one broadcast per dtype of such buffers, on a mesh an all-reduce of each unit's rows, and what could not be done
+        in backward: a reduce-scatter for each unit that had several forward passes.
         """
         if self.do_sync:
             self._runtime.sync_gradients()
