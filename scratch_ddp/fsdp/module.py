@@ -203,14 +203,11 @@ class FSDP(SyncSwitch, nn.Module):
         For torch.distributed.checkpoint, as of a model under `fully_shard`. The tensors share the model's memory. No
         communication.
         """
-        self._runtime.rest()
         return self.module.state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         """Called by `load_state_dict()`, also of a module that holds this one. Every rank calls that."""
-        self._runtime.rest()
         self.module._load_from_state_dict(*args)
-        self._runtime.mark_loaded()
 
     def train(self, mode: bool = True) -> "FSDP":
         """Put the wrapped model into training mode, or with False into evaluation mode."""

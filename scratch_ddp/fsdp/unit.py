@@ -147,6 +147,10 @@ class Unit:
     def free(self) -> None:
         """Give the memory of the whole parameters back, and that of a message that nobody has used."""
         self._drop_message()
+        self.show_shards()
+
+    def show_shards(self) -> None:
+        """Let the modules hold the shards, and give the memory of the whole parameters back. No communication."""
         if self.is_gathered:
             self.is_gathered = False
             self._storage.resize_(0)
@@ -159,7 +163,7 @@ class Unit:
         for each in self.pieces:
             each.whole.grad = each.shard.grad = each.gradient = each.earlier = None
             each.has_gradient = each.is_marked = False
-        self.free()
+        self.show_shards()
 
     def problem(self) -> str | None:
         """Say what keeps the parameters from being gathered, or return None."""
