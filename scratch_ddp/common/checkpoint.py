@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 
-from scratch_ddp.common.agreement import together
+from scratch_ddp.common.agreement import raise_everywhere, together
 
 METADATA = ".metadata"  # torch's file that says what the others hold
 OTHERS = "others"  # the name of all that is not a tensor
@@ -41,10 +41,14 @@ def write(folder: str | os.PathLike, state: dict[str, Any], others: Any, group: 
 
 
 def read_metadata(folder: str | os.PathLike, group: dist.ProcessGroup | None) -> tuple[Path, Metadata]:
-    """Return where a checkpoint is, and its metadata. Raises ValueError on every rank if it is incomplete."""
+    """Return where a checkpoint is, and its metadata.
+
+    Raises FileNotFoundError on every rank if there is none, ValueError if it is incomplete.
+    """
     folder = Path(folder)
     if not folder.exists() and _before(folder).exists():  # a save was interrupted while it replaced this one
         folder = _before(folder)
+    raise_everywhere(None if folder.exists() else f"{folder} holds no checkpoint", group, FileNotFoundError)
     with together(group, what=f"{folder} holds no checkpoint, or one that was cut short"):
         metadata = dcp.FileSystemReader(folder).read_metadata()
         _check_complete(folder, metadata)
@@ -58,7 +62,7 @@ def read(folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None) -
         dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group)
 
 
-def read_others(folder: Path, metadata: Metadata, group: dist.ProcessGroup | None) -> Any:
+def read_others(folder: Path, group: dist.ProcessGroup | None) -> Any:
     """Return the `others` that were written: everything that is not a tensor."""
     state = {OTHERS: None}
     read(folder, state, group)

@@ -79,6 +79,16 @@ def dtype_and_shape(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that a state dict holds, each by a line that says where it is and what it is like."""
+    return {
+        f"{number}.{name} {dtype_and_shape(buffer)}": buffer
+        for number, module in enumerate(modules_of(model))
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
+
+
 def broadcast_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Give every rank the first rank's values, in place. One broadcast per dtype and device, counted as set-up."""
     for alike in group_alike(tensor.detach() for tensor in tensors):

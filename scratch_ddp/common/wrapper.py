@@ -3,7 +3,9 @@
 import contextlib
 import datetime
 from collections.abc import Iterator
+from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 
 # Torch imports this with the first optimizer's step, and its functions' defaults then keep the default group alive. So
@@ -16,6 +18,17 @@ from scratch_ddp.common.agreement import compare
 
 Group = dist.ProcessGroup | DeviceMesh | None  # what wrappers take: None means all ranks
 _made = 0  # how many groups this process has made with `local_group`, or a higher number
+
+
+class OnItsWay(torch.Tensor):
+    """What stands in `.grad` from backward to `sync_gradients()`: nobody can compute with it.
+
+    So it is noticed if `zero_grad()` clears it: the gradient that it stands for is thrown away.
+    """
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError("gradients are on their way between backward and sync_gradients(): use them after it")
 
 
 class SyncSwitch:

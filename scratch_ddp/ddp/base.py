@@ -16,7 +16,7 @@ A strategy inherits from `ReplicatedModule`, verifies or copies the replicas' va
 
 import functools
 import weakref
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,12 +28,12 @@ from scratch_ddp.common.replicas import (
     broadcast_from_first,
     complete_gradient,
     describe,
-    dtype_and_shape,
     gradient_problem,
     model_problem,
     modules_of,
+    persistent_buffers,
 )
-from scratch_ddp.common.wrapper import Group, SyncSwitch, nesting_problem, process_group
+from scratch_ddp.common.wrapper import Group, OnItsWay, SyncSwitch, nesting_problem, process_group
 
 _wrappers: "weakref.WeakSet[ReplicatedModule]" = weakref.WeakSet()  # all that are alive
 
@@ -126,7 +126,7 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         Costs one all-reduce of 8 bytes per parameter, and one broadcast per dtype of such buffers. The answer is read
         on the processor, which over NCCL waits for all messages under way.
         """
-        buffers = _persistent_buffers(self.module)
+        buffers = persistent_buffers(self.module)
         votes = {"refused": problem is not None, "going on": not abandoned}
         found = compare(self.group, {"buffers": digest(sorted(buffers))}, votes, presence)
         if found.largest["refused"] and found.largest["going on"]:
@@ -157,24 +157,6 @@ class ReplicatedModule(SyncSwitch, nn.Module):
             if takes and not mine.isdisjoint(other.module.parameters()):
                 return f"the model is wrapped in {type(other).__name__} already: call its remove_hooks() first"
         return None
-
-
-class OnItsWay(torch.Tensor):
-    """What `.grad` is while a gradient travels, in a strategy that takes it away: nobody can compute with it."""
-
-    @classmethod
-    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError("gradients are on their way between backward and sync_gradients(): use them after it")
-
-
-def _persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers that a state dict holds, each by a line that says where it is and what it is like."""
-    return {
-        f"{number}.{name} {dtype_and_shape(buffer)}": buffer
-        for number, module in enumerate(modules_of(model))
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
-    }
 
 
 def _remove(handles: list[torch.utils.hooks.RemovableHandle]) -> None:

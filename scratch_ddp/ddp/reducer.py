@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.replicas import broadcast_from_first, complete_gradient, gradient_problem
-from scratch_ddp.common.wrapper import Group, sync_problem
-from scratch_ddp.ddp.base import OnItsWay, ReplicatedModule
+from scratch_ddp.common.wrapper import Group, OnItsWay, sync_problem
+from scratch_ddp.ddp.base import ReplicatedModule
 
 NOWHERE, IN_BUCKET, IN_GRAD = 0, 1, 2  # where a gradient is at `sync_gradients`; in `.grad` if its bucket had started
 BACKWARD_INTERRUPTED = "backward did not reach its end, so not all gradients are complete: repeat the step"

@@ -42,7 +42,7 @@ def save(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
 def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | None, group: Group) -> Any:
     """Load what `save` has written; return the `extra` of it. See `FSDP.load`."""
     folder, metadata = checkpoint.read_metadata(folder, group)
-    others = checkpoint.read_others(folder, metadata, group)
+    others = checkpoint.read_others(folder, group)
     entries = metadata.state_dict_metadata.items()
     saved = {key: entry for key, entry in entries if isinstance(entry, TensorStorageMetadata)}
     state = {MODEL + name: value for name, value in model.state_dict().items()}

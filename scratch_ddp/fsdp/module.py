@@ -14,12 +14,11 @@ from torch.distributed.tensor import DTensor
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.optimizer_steps import SYNC_FORGOTTEN, parameters_of, watch_steps
-from scratch_ddp.common.wrapper import Group, SyncSwitch
+from scratch_ddp.common.wrapper import Group, OnItsWay, SyncSwitch
 from scratch_ddp.fsdp import checkpoint
 from scratch_ddp.fsdp.comm import Ranks
 from scratch_ddp.fsdp.passes import Runtime
 from scratch_ddp.fsdp.plan import REPLACED, Init, Spec, agree_on_plan, make_units
-from scratch_ddp.fsdp.unit import OnItsWay
 
 
 class FSDP(SyncSwitch, nn.Module):
@@ -31,7 +30,8 @@ class FSDP(SyncSwitch, nn.Module):
     outermost `nn.ModuleList`s and `nn.Sequential`s. All other parameters belong to the root: gathered first, freed at
     the end of backward.
     `compute_dtype`: units are gathered and computed, and gradients averaged, in this dtype (torch.bfloat16); shards,
-    their gradients and optimizer state keep the model's. Floating-point inputs are converted.
+    their gradients and optimizer state keep the model's. Floating-point inputs are converted, also in tuples, lists
+    and dicts.
     `free_after_forward`: False keeps units between forward and backward: a third less communication, much more memory.
     `prefetch`: how many units ahead of their turn are gathered, while others compute.
     `sync`: "backward" calls `sync_gradients()` at the end of each backward outside `no_sync`, as under fully_shard. All
@@ -47,8 +47,9 @@ class FSDP(SyncSwitch, nn.Module):
     Values start as the first rank's; its persistent buffers count after each synchronisation too. A model without
     parameters can be wrapped too.
     Raises ValueError on every rank if one rank's model can't be wrapped, or if ranks differ.
-    Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes, once in forward and
-    once in backward; one reduce-scatter of as many bytes for its gradients; and a small all-reduce before each pass.
+    Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes: once in forward and
+    once in backward, but for the root and the last unit, which stay; one reduce-scatter of as many bytes for its
+    gradients; and a small all-reduce before each pass.
     On a mesh, n is the length of a row, and each unit's rows of the gradients are also all-reduced over the column.
     """
 
@@ -106,8 +107,8 @@ class FSDP(SyncSwitch, nn.Module):
 
         Does nothing under `no_sync()`. Most of the work has been done during backward. Parameters that have no gradient
         on any rank keep theirs, None at first. Persistent buffers become the first rank's. Costs one small all-reduce,
-        one broadcast per dtype of such buffers, and what could not be done in backward: a reduce-scatter for each unit
-        that had several forward passes.
+        one broadcast per dtype of such buffers, on a mesh an all-reduce of each unit's rows, and what could not be done
+        in backward: a reduce-scatter for each unit that had several forward passes.
         """
         if self.do_sync:
             self._runtime.sync_gradients()
@@ -182,8 +183,9 @@ class FSDP(SyncSwitch, nn.Module):
     def load(self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Load what `save` has written, on any number of ranks; return the `extra` of it. Every rank calls it.
 
-        Raises ValueError on every rank if the checkpoint is of another model or optimizer, or was cut short;
-        model and optimizer are then as before, unless the message says otherwise.
+        Gradients stay, as under torch. Raises FileNotFoundError on every rank if there is no checkpoint, and ValueError
+        if it is of another model or optimizer, or was cut short; model and optimizer are then as before, unless the
+        message says otherwise.
         """
         self._runtime.meet("calls load()")
         return checkpoint.load(self, folder, optimizer, self.group)
@@ -201,14 +203,11 @@ class FSDP(SyncSwitch, nn.Module):
         For torch.distributed.checkpoint, as of a model under `fully_shard`. The tensors share the model's memory. No
         communication.
         """
-        self._runtime.rest()
         return self.module.state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         """Called by `load_state_dict()`, also of a module that holds this one. Every rank calls that."""
-        self._runtime.rest()
         self.module._load_from_state_dict(*args)
-        self._runtime.mark_loaded()
 
     def train(self, mode: bool = True) -> "FSDP":
         """Put the wrapped model into training mode, or with False into evaluation mode."""

@@ -6,18 +6,20 @@ order it gathers and reduces.
 
 import functools
 import itertools
-import warnings
-from collections.abc import Callable, Iterator
+import logging
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from scratch_ddp.common.agreement import Compared, check_same_lines, compare, digest, raise_everywhere, said_by_ranks
-from scratch_ddp.common.replicas import broadcast_from_first
+from scratch_ddp.common.nests import base_of, tensors_in, with_tensors
+from scratch_ddp.common.replicas import broadcast_from_first, persistent_buffers
 from scratch_ddp.fsdp.schedule import Schedule, Turn
 from scratch_ddp.fsdp.unit import ROOT, Unit
 
@@ -30,6 +32,7 @@ SECOND_DERIVATIVES = (
 OUT_OF_STEP = "the ranks are out of step: every rank must do the same in the same order"
 CALLED_ALONE = "a unit is called by itself: call the whole model, or make that module the FSDP"
 DROPPED = "all gradients since the last step are dropped"
+log = logging.getLogger(__name__)
 
 
 class Runtime:
@@ -63,19 +66,23 @@ class Runtime:
         self._used: list[Turn] = []  # in the last forward pass, in the order of their first turn
         self._needed: set[Unit] = set()  # those whose backward the last forward pass has made ready
         self._renewals = 0  # of the group, after a Stop in a rank cell
+        self._backward = lambda: None  # a reference that is dead unless a backward pass is running
         self._pieces = [each for unit in units for each in unit.pieces]
-        named = ((module, name) for module in model.modules() for name in module._buffers)
-        self._buffers = [(module, name) for module, name in named if name not in module._non_persistent_buffers_set]
+        self._wholes = {id(each.whole) for each in self._pieces}
         turns: dict[str, Turn] = {ROOT: []}  # by the name of the module
         for unit in units:
             turns.setdefault(unit.module_name, []).append(unit)
-        self.roots, *self.others = turns.values()  # the others in the order of their use, as far as it is known
+        self.roots, *self.others = turns.values()  # the others as the last forward pass used them
         for name, turn in turns.items():
             before, after = functools.partial(self._before, turn), functools.partial(self._after, turn)
             module = model.get_submodule(name)
             module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
             # After an exception in the model, its forward is ended as well: other ranks may have had none.
-            module.register_forward_hook(after, always_call=name == ROOT)
+            module.register_forward_hook(after, with_kwargs=True, always_call=name == ROOT)
+        for module in model.modules():
+            module.register_state_dict_pre_hook(lambda *_: self.rest())
+            module.register_load_state_dict_pre_hook(lambda *_: self.rest())
+        model.register_load_state_dict_pre_hook(lambda *_: self.mark_loaded())
 
     # Hooks: of a module of units or the whole model, and on the gradients of its outputs and inputs.
     # torch.compile leaves them out of its graphs.
@@ -94,21 +101,29 @@ class Runtime:
             watched.append(tensor.view_as(tensor))
             return watched[-1]
 
-        # Other objects remain the same: a cache that the model writes to must stay the caller's own.
-        nest = {"is_leaf": lambda each: type(each) not in (tuple, list, dict)}
-        args, kwargs = tree_map_only(torch.Tensor, prepare, (args, kwargs), **nest)
+        args, kwargs = with_tensors(prepare, (args, kwargs))
         if watched:  # a module none of whose inputs needs a gradient is done only when the whole backward pass is over
             register_multi_grad_hook(watched, lambda _: self._after_backward(turn))
         return args, kwargs
 
     @torch.compiler.disable(reason="FSDP frees parameters here")
-    def _after(self, turn: Turn, module: nn.Module, args: tuple, output: Any) -> None:
+    def _after(self, turn: Turn, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         made, has_backward = (self.restarts, self.steps), False
-        for tensor in _tensors(output, set()):
-            if tensor.requires_grad:
-                has_backward = True
-                tensor.register_hook(lambda _: self._before_backward(turn, made))
+        given = {id(base_of(each)) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+
+        def outlive(tensor: torch.Tensor) -> torch.Tensor:
+            """A copy of a parameter, which is freed soon, or of the caller's leaf, on which hooks would pile up."""
+            is_leaf = tensor.is_leaf and tensor.requires_grad
+            return tensor.clone() if is_leaf or id(base_of(tensor)) in self._wholes else tensor
+
+        output = with_tensors(outlive, output)
+        for tensor in filter(lambda each: each.requires_grad, tensors_in(output)):
+            has_backward = True
+            # Where the caller writes to a view in place, autograd leaves the view out and comes to its base alone.
+            for each in {tensor, base_of(tensor)} if id(base_of(tensor)) not in given else {tensor}:
+                each.register_hook(lambda _: self._before_backward(turn, made))
         self._end_forward() if turn is self.roots else self._after_forward(turn, has_backward)
+        return output
 
     # Forward
 
@@ -180,21 +195,16 @@ class Runtime:
     def _before_backward(self, turn: Turn, made: tuple[int, int]) -> None:
         """Gather units again; the first call begins a backward pass. `made`: when the forward pass was."""
         if made != (self.restarts, self.steps):
-            said = f"an error or a load ({DROPPED}), or a step of the optimizer"
+            said = "an error (which drops gradients), a load, or a step of the optimizer"
             raise RuntimeError(f"this loss is from before {said}: run the forward pass again")
         if not self._is_in(BACKWARD):
-            forward = self.running  # the model computes a gradient in its forward pass
+            forward = self.running if self._is_in(FORWARD, EVALUATION) else None  # which computes a gradient
             if forward is not None:
                 forward.finish()
-
-            def end() -> None:  # when autograd has computed all gradients
-                self._end_backward()
-                self.running = forward
-                if forward is None and self.sync == "backward" and self.do_sync():
-                    self.sync_gradients()
-
             agreed = self.meet(BACKWARD, problem=SECOND_DERIVATIVES if torch.is_grad_enabled() else None)
+            end = functools.partial(self._end, forward)
             torch.autograd.Variable._execution_engine.queue_callback(end)
+            self._backward, end = weakref.ref(end), None  # autograd alone keeps it, while this backward pass runs
             self._begin_backward(agreed)
         if turn is not self.roots:
             self._take_turn(turn)
@@ -212,12 +222,19 @@ class Runtime:
         for root in self.roots:
             if root in wanted:
                 root.gather()
-        reduced = [unit for unit in self.units if unit.is_trained] if self.do_sync() else ()
+        reduces = self.do_sync() and not agreed.largest["again"]
+        to_reduce = [unit for unit in self.units if unit.is_trained and reduces]
         order = [*reversed(self.others), self.roots]
-        gathered = wanted.difference(self.roots)
-        self.running = Schedule(BACKWARD, order, gathered, () if agreed.largest["again"] else reduced, self.prefetch)
+        self.running = Schedule(BACKWARD, order, wanted.difference(self.roots), to_reduce, self.prefetch)
         for root in self.roots:
             root.wait()
+
+    def _end(self, forward: Schedule | None) -> None:
+        """Autograd has computed all gradients. `forward`: the pass that they were computed in."""
+        self._end_backward()
+        self.running = forward
+        if forward is None and self.sync == "backward" and self.do_sync():
+            self.sync_gradients()
 
     def _end_backward(self) -> None:
         self._free_after_backward(self.roots)
@@ -239,21 +256,20 @@ class Runtime:
         while (agreed := self.meet(SYNC)).largest["backward"]:  # of other ranks, which this one takes part in
             self._begin_backward(agreed)
             self._end_backward()
-        self.running = Schedule(SYNC)  # no steps; a Stop in here is noticed
+        if "buffers" in agreed.different:
+            raise ValueError("buffers have other shapes than on the first rank, so that they can't become that rank's")
         flags = iter(agreed.flags)
         unreduced = list(itertools.compress(self.units, flags))  # takes as many flags as there are units
+        self.running = Schedule(SYNC, [unreduced], to_reduce=unreduced)
         for unit in self.units:
             unit.drop_cleared()
-        for unit in unreduced:
-            unit.reduce()
+        self.running.finish()
         for step in (Unit.finish_reduce, Unit.reduce_over_copies, Unit.finish_reduce):
             for unit in self.units:  # all of them before the first waits for the model's other copies
                 step(unit)
         for unit in self.units:
             unit.hand_out(itertools.islice(flags, len(unit.pieces)))
-        if "buffers" in agreed.different:
-            raise ValueError("buffers have other shapes than on the first rank, so that they can't become that rank's")
-        broadcast_from_first(self._persistent_buffers(), self.group)
+        broadcast_from_first(persistent_buffers(self.model).values(), self.group)
         self.running = None
 
     def count_step(self) -> None:
@@ -261,7 +277,7 @@ class Runtime:
         self.steps += 1
 
     def mark_loaded(self) -> None:
-        """All ranks have loaded their parameters, whatever happened to them before."""
+        """All ranks load their parameters, whatever happened to them before."""
         self.steps, self.restarts = 0, self.restarts + 1
 
     # In step with the other ranks
@@ -276,19 +292,19 @@ class Runtime:
         pass was interrupted on any rank, all of them restart, with a warning where no gradients are asked for.
         Costs one all-reduce of 80 bytes, 8 per parameter and 16 per unit.
         """
-        interruption, renewals = None, getattr(self.group or dist.group.WORLD, "renewals", 0)
-        if self.running is not None and action != BACKWARD and not again:
+        interruption = None
+        in_forward = action == BACKWARD and self._is_in(FORWARD, EVALUATION)
+        if self.running is not None and not again and not in_forward:
             interruption = f"{self.running.kind.split(maxsplit=1)[1]} did not reach its end; {DROPPED}"
-            if renewals == self._renewals:  # no Stop has cut off the messages: other ranks may wait for the rest
+            if not self._is_cut_off():  # other ranks may wait for the rest
                 self.running.finish()
                 for unit in self.units:
                     unit.free()
                     unit.finish_reduce()
-        self._renewals = renewals
+        self._renewals = getattr(self.group or dist.group.WORLD, "renewals", 0)
         lines = [BACKWARD_OR_SYNC if action in (BACKWARD, SYNC) else action, *self._lines(action)]
         same = {"lines": digest(lines), "order": digest([turn[0].module_name for turn in self._used])}
-        buffers = [f"{each.dtype} {tuple(each.shape)}" for each in self._persistent_buffers()]
-        same["buffers"] = digest(buffers if action == SYNC else ())
+        same["buffers"] = digest([*persistent_buffers(self.model)] if action == SYNC else [])
         if problem is None and action not in (BACKWARD, SYNC):
             problem = next(filter(None, map(Unit.problem, self.units)), None)
         told = {"problem": problem is not None, "interruption": interruption is not None}
@@ -301,9 +317,7 @@ class Runtime:
                 if "lines" in agreed.different or action in (BACKWARD, SYNC):  # of gradients that are gone
                     raise RuntimeError(interruption)
                 self.restart()
-                with warnings.catch_warnings():
-                    warnings.simplefilter("always")  # each time, not only the first
-                    warnings.warn(interruption, stacklevel=3)
+                log.warning(interruption)
             if "lines" in agreed.different:
                 check_same_lines(lines, OUT_OF_STEP, self.group)
         except (RuntimeError, ValueError):
@@ -319,16 +333,20 @@ class Runtime:
         self.restarts += 1
 
     def rest(self) -> None:
-        """Between passes: let the model hold its shards, also those of units that were kept for backward."""
-        if self.running is None:
+        """Between passes: let the model hold its shards, also those of units kept for backward, or left by an error."""
+        if not self._is_in(FORWARD, EVALUATION, BACKWARD):
             for unit in self.units:
-                unit.free()
+                unit.show_shards()
 
     def _is_in(self, *kinds: str) -> bool:
-        """Whether such a pass is running. A backward pass that was left by an error is not."""
-        if self.running is None or self.running.kind not in kinds:
+        """Whether such a pass is running. One that was left by an error or a Stop is not."""
+        if self.running is None or self.running.kind not in kinds or self._is_cut_off():
             return False
-        return self.running.kind != BACKWARD or torch._C._current_graph_task_id() != -1
+        return self.running.kind != BACKWARD or self._backward() is not None
+
+    def _is_cut_off(self) -> bool:
+        """Whether a Stop in a rank cell has cut off the messages that are under way."""
+        return getattr(self.group or dist.group.WORLD, "renewals", self._renewals) != self._renewals
 
     def _lines(self, action: str) -> list[str]:
         """What has to be the same on every rank before this action."""
@@ -349,22 +367,7 @@ class Runtime:
         gathered for backward.
         """
         return [
-            *(any(each.gradient is not None for each in unit.pieces) for unit in self.units),
-            *(each.has_gradient for each in self._pieces),
+            *(any(each.gradient is not None and not each.is_cleared for each in unit.pieces) for unit in self.units),
+            *(each.has_gradient and not each.is_cleared for each in self._pieces),
             *(unit in self._needed and not unit.is_available for unit in self.units),
         ]
-
-    def _persistent_buffers(self) -> list[torch.Tensor]:
-        """The buffers that a state dict holds."""
-        held = (module._buffers.get(name) for module, name in self._buffers)
-        return [each for each in held if each is not None]
-
-
-def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """All tensors in an output, however nested: also in the attributes of objects that torch's pytree does not know."""
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif id(leaf) not in seen and not isinstance(leaf, (nn.Module, type)):
-            seen.add(id(leaf))
-            yield from _tensors(object.__getstate__(leaf), seen)

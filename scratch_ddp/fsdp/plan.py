@@ -1,4 +1,4 @@
-"""From a plain model to units: which parameters are gathered together, as the caller asks for it; then they are cut."""
+"""What is gathered together: a plan of which parameters make up which unit, as the caller asks; then they are cut."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -28,6 +28,8 @@ def agree_on_plan(model: nn.Module, group: dist.ProcessGroup | None, units: Spec
     Raises ValueError on every rank if one rank's model can't be wrapped as asked, or if the ranks differ.
     """
     problem = model_problem(model, group, with_values=False) or sync_problem(settings["sync"])
+    if settings["prefetch"] < 0:
+        problem = f"prefetch must be 0 or more, not {settings['prefetch']}"
     plan, lines = {}, []
     try:
         plan = {} if problem else make_plan(model, units)

@@ -15,8 +15,8 @@ class Schedule:
     Collectives are matched by their order alone. If each rank gathered what it happens to need, a rank that skips a
     unit would receive the message of another one in its place. So the steps are fixed before the pass begins, and a
     rank goes through all of them, also those of units that it does not use.
-    `order`: the modules' units as they are expected to compute; `gathered`, `reduced`: those that the pass has to do
-    this with. Before units compute, their all-gathers and those of the next `prefetch` modules have been started, so
+    `order`: the modules' units as they are expected to compute; `to_gather`, `to_reduce`: those that the pass gathers
+    and reduces. Before units compute, their all-gathers and those of the next `prefetch` modules have been started, so
     that messages travel while units compute.
     """
 
@@ -24,8 +24,8 @@ class Schedule:
         self,
         kind: str,
         order: Sequence[Turn] = (),
-        gathered: Collection[Unit] = (),
-        reduced: Collection[Unit] = (),
+        to_gather: Collection[Unit] = (),
+        to_reduce: Collection[Unit] = (),
         prefetch: int = 1,
     ):
         self.kind = kind
@@ -34,14 +34,14 @@ class Schedule:
         self._reached: dict[str, int] = {}  # by the module's name, how many steps are done before it computes
         self._left: dict[str, int] = {}  # and how many once it has computed
         self._reducing: Unit | None = None  # the last unit to be reduced
-        ahead = [each for turn in order if (each := [unit.gather for unit in turn if unit in gathered])]
+        ahead = [each for turn in order if (each := [unit.gather for unit in turn if unit in to_gather])]
         begun, needed = 0, prefetch
         for turn in filter(None, order):
-            name, needed = turn[0].module_name, needed + any(unit in gathered for unit in turn)
+            name, needed = turn[0].module_name, needed + any(unit in to_gather for unit in turn)
             self._steps += itertools.chain.from_iterable(ahead[begun:needed])
             begun = max(begun, needed)
             self._reached[name] = len(self._steps)
-            self._steps += [functools.partial(self._reduce, unit) for unit in turn if unit in reduced]
+            self._steps += [functools.partial(self._reduce, unit) for unit in turn if unit in to_reduce]
             self._left[name] = len(self._steps)
 
     def reach(self, turn: Turn) -> None:
@@ -58,9 +58,8 @@ class Schedule:
 
     def _advance(self, to: int) -> None:
         while self._done < to:
-            step = self._steps[self._done]
-            self._done += 1
-            step()
+            self._steps[self._done]()
+            self._done += 1  # one that failed is done again by `finish`: other ranks wait for its message
 
     def _reduce(self, unit: Unit) -> None:
         if self._reducing is not None:

@@ -1,7 +1,6 @@
 """A unit: parameters that are gathered, freed and reduced with one message each, and what a rank holds of them."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -9,21 +8,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from scratch_ddp.common.replicas import gradient_problem
+from scratch_ddp.common.wrapper import OnItsWay
 from scratch_ddp.fsdp.comm import Ranks, Started
 
 ROOT = ""  # the name of the whole model, as in named_modules()
 Place = tuple[nn.Module, str]  # a module, and the name under which it holds a parameter
-
-
-class OnItsWay(torch.Tensor):
-    """What stands in a shard's `.grad` from backward to `sync_gradients()`: nobody can compute with it.
-
-    So it is noticed if `zero_grad()` clears it: the gradient that it stands for is thrown away.
-    """
-
-    @classmethod
-    def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError("a gradient is on its way between backward and sync_gradients(): use it after that")
 
 
 def hold(places: list[Place], parameter: nn.Parameter) -> None:
@@ -158,6 +147,10 @@ class Unit:
     def free(self) -> None:
         """Give the memory of the whole parameters back, and that of a message that nobody has used."""
         self._drop_message()
+        self.show_shards()
+
+    def show_shards(self) -> None:
+        """Let the modules hold the shards, and give the memory of the whole parameters back. No communication."""
         if self.is_gathered:
             self.is_gathered = False
             self._storage.resize_(0)
@@ -170,7 +163,7 @@ class Unit:
         for each in self.pieces:
             each.whole.grad = each.shard.grad = each.gradient = each.earlier = None
             each.has_gradient = each.is_marked = False
-        self.free()
+        self.show_shards()
 
     def problem(self) -> str | None:
         """Say what keeps the parameters from being gathered, or return None."""
@@ -218,8 +211,9 @@ class Unit:
 
     def finish_reduce(self) -> None:
         """Wait for the reduction, if one has been started, and add its result to the mean."""
-        if self._reducing is not None:
-            mean, self._reducing = self._reducing.wait().to(self.dtype), None
+        started, self._reducing = self._reducing, None
+        if started is not None:
+            mean = started.wait().to(self.dtype)
             self._mean = mean if self._mean is None else self._mean.add_(mean)
 
     def reduce_over_copies(self) -> None:

@@ -59,7 +59,7 @@ def save(folder: str | Path, share: Mapping[str, Any], group: dist.ProcessGroup 
 def load(folder: str | Path, numbers: Container[int], group: dist.ProcessGroup | None) -> dict[str, Any]:
     """Read groups, and the state of the parameters with these numbers, whoever saved it. Every rank calls it."""
     place, metadata = checkpoint.read_metadata(folder, group)
-    others = checkpoint.read_others(place, metadata, group)
+    others = checkpoint.read_others(place, group)
     if GROUPS not in others:
         raise ValueError(f"{folder} holds a checkpoint, but no state of a sharded optimizer")
     rooms: dict[str, torch.Tensor | None] = {}

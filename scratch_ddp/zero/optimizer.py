@@ -168,7 +168,8 @@ class ShardedOptimizer(Optimizer):
     def load(self, folder: str | Path) -> None:
         """Read what any number of ranks have saved; each rank reads only what it owns. Every rank calls it.
 
-        Raises ValueError on every rank if the folder is incomplete or holds another model's state.
+        Raises FileNotFoundError on every rank if there is no checkpoint, ValueError if the folder is incomplete or
+        holds another model's state.
         """
         self.load_state_dict(saving.load(folder, self._numbers(), self.group))
 

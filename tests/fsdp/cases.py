@@ -117,6 +117,37 @@ class InPlace(nn.Linear):
         return super().forward(x.relu_())
 
 
+class Shown(nn.Module):
+    """The model returns a parameter of its own, and a unit a view of one."""
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(9, 6))
+
+        def forward(self, x):
+            return self.weight[: len(x)]
+
+    def __init__(self):
+        super().__init__()
+        self.places, self.layer = Shown.Positions(), nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        return self.layer(x) + self.places(x), self.scale
+
+
+def scaled_loss(model, x, y):
+    output, scale = model(x)
+    return mse_loss(output * scale, y)
+
+
+def written_views() -> nn.Module:
+    """Outputs that are views, since a linear layer's input has three dimensions, and are written to in place."""
+    layers = (nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 6))
+    return nn.Sequential(nn.Unflatten(0, (2, -1)), *layers, nn.Flatten(0, 1))
+
+
 class Penalised(nn.Module):
     """A gradient inside of the forward pass."""
 
@@ -172,6 +203,8 @@ CASES = REPLICATED_CASES | {
     "a frozen unit": Case(frozen_unit),
     "structured": Case(Structured),
     "in place": Case(lambda: WithHead(InPlace(6, 6), InPlace(6, 6))),
+    "a parameter is returned": Case(Shown, scaled_loss, whole_batch=False),
+    "views written to": Case(written_views),
     "penalty": Case(Penalised),
     "segments": Case(lambda: Segments(False)),
     "reentrant segments": Case(lambda: Segments(True)),

@@ -58,6 +58,9 @@ def stopped(kernel, where: str) -> None:
     ran(kernel, "slow = ''")
 
 
+SHARDS = """
+assert all(type(each.data).__name__ == "DTensor" for each in [*model.state_dict().values(), *model.parameters()])
+"""
 AS_BEFORE = """
 after = model.gather_full_params()
 assert all(torch.equal(before[name], after[name]) for name in before), "as before the step"
@@ -72,7 +75,7 @@ assert losses[-1] < losses[0]
 def test_a_stop_in_the_middle_of_a_step_leaves_the_model_usable(training, where):
     stopped(training, where)
     no_gradients = "assert all(parameter.grad is None for parameter in model.parameters())"
-    result = ran(training, AS_BEFORE + no_gradients + GOES_ON)
+    result = ran(training, SHARDS + AS_BEFORE + no_gradients + GOES_ON)
     assert "did not reach its end; all gradients since the last step are dropped" in result.text("stderr")
 
 

@@ -1,5 +1,7 @@
 """Computed and sent in half precision, with master weights, gradients and optimizer state in float32."""
 
+from collections import OrderedDict, namedtuple
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -44,6 +46,34 @@ def halves(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_computed_in_half_precision_and_kept_in_full(dtype):
     run_ranks(2, halves, dtype)
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Remembering(nn.Module):
+    """A layer that takes its inputs from containers, and writes to a cache of its caller."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, pair, named, cache):
+        cache["seen"].append((pair.left.dtype, named["bias"].dtype))
+        y = self.layer(pair.left * pair.right + named["bias"])
+        return Pair(y, y), named, cache
+
+
+def containers(dtype: torch.dtype | None) -> None:
+    sharded = FSDP(nn.ModuleDict({"layers": nn.ModuleList([Remembering(), Remembering()])}), compute_dtype=dtype)
+    sharded.module.forward = lambda *given: sharded.module.layers[1](*sharded.module.layers[0](*given))[0].left
+    cache = {"seen": []}
+    sharded(Pair(torch.ones(1, 2), torch.ones(1, 2)), OrderedDict(bias=torch.ones(2)), cache).sum().backward()
+    assert cache["seen"] == [(dtype or torch.float32,) * 2] * 2
+
+
+def test_inputs_in_containers_are_converted_and_a_callers_cache_stays_its_own():
+    run_ranks(1, lambda: [containers(dtype) for dtype in (None, torch.bfloat16)])
 
 
 def accumulated() -> tuple[float, float]:

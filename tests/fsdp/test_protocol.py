@@ -2,13 +2,16 @@
 
 import contextlib
 import itertools
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from scratch_ddp.fsdp import FSDP
+from scratch_ddp.fsdp import FSDP, passes
+from scratch_ddp.fsdp.comm import Ranks
 from scratch_ddp.instruments.traffic import traffic
 from tests.ddp.cases import CASES, batches, build, one_process_step, shard
 from tests.fsdp.cases import WithHead, assert_equal, message_of
@@ -104,6 +107,81 @@ def test_zero_grad_throws_gradients_away():
     run_ranks(2, lambda: [skipped_batch(*how) for how in itertools.product((False, True), repeat=2)])
 
 
+def nothing_left() -> None:
+    """All gradients are thrown away before the synchronisation: as under torch there is none, not zeros."""
+    _, sharded = pair()
+    (x, y), optimizer = batches(1, 2)[0], sgd(sharded.parameters())
+    loss_of(sharded, x, y).backward()
+    optimizer.zero_grad()
+    sharded.sync_gradients()
+    assert all(each.grad is None for each in sharded.parameters())
+
+
+def test_thrown_away_gradients_are_none():
+    run_ranks(2, nothing_left)
+
+
+def other_buffers() -> None:
+    """Buffers that can't become the first rank's are refused, as often as it is tried; nothing else is lost."""
+    alone, plain = build(MLP), build(MLP)
+    for model in (alone, plain):
+        model.register_buffer("seen", torch.zeros(1))
+    sharded, (x, y) = FSDP(plain), batches(1, 2)[0]
+    loss_of(sharded, x, y).backward()
+    plain.seen = torch.zeros(1 + dist.get_rank())
+    for _ in range(2):
+        assert message_of(sharded.sync_gradients).startswith("buffers have other shapes")
+    plain.seen = torch.zeros(1)
+    sharded.sync_gradients()
+    one_process_step(MLP, alone, x, y, 2)
+    assert_equal(sharded, alone)
+
+
+def test_buffers_of_other_shapes():
+    run_ranks(2, other_buffers)
+
+
+def loaded_in_between() -> str:
+    """Parameters are loaded between backward and synchronisation: gradients stay, as under torch."""
+    alone, sharded = pair()
+    x, y = batches(1, 2)[0]
+    before = loss_of(sharded, x, y)
+    loss_of(sharded, x, y).backward()
+    sharded.load_state_dict(sharded.state_dict())
+    sharded.sync_gradients()
+    one_process_step(MLP, alone, x, y, 2)
+    assert_equal(sharded, alone)
+    return message_of(before.backward)
+
+
+def test_a_load_leaves_gradients_as_they_are():
+    for said in run_ranks(2, loaded_in_between):
+        assert said.startswith("this loss is from before an error (which drops gradients), a load, or a step of the")
+
+
+def shards_everywhere(*modules: nn.Module) -> None:
+    """What the modules show is this rank's shards."""
+    for module in modules:
+        assert all(isinstance(each, DTensor) for each in module.state_dict().values())
+
+
+def kept_units() -> None:
+    """Units that stay gathered between forward and backward; backward gathers again what was shown."""
+    alone, sharded = pair(free_after_forward=False)
+    x, y = batches(1, 2)[0]
+    for module in (sharded.module[2], sharded.module, sharded):
+        loss = loss_of(sharded, x, y)
+        shards_everywhere(module)
+        one_process_step(MLP, alone, x, y, 2)
+        loss.backward()
+    sharded.sync_gradients()
+    assert_equal(sharded, alone)
+
+
+def test_a_state_dict_of_any_module_has_shards():
+    run_ranks(2, kept_units)
+
+
 def stale_loss(model: FSDP, optimizer: torch.optim.Optimizer) -> None:
     """A backward pass through a forward pass from before a step."""
     model.sync_gradients()
@@ -153,8 +231,8 @@ def test_a_synchronisation_that_was_left_out():
         assert said["step"].startswith("ranks 0, 1: the optimizer steps with gradients that were not synchronised")
         assert said["step under no_sync"] == said["step"]
         assert said["read"] == said["clip"]
-        assert "or a step of the optimizer: run the forward pass again" in said["stale loss"]
-        assert "on its way between backward and sync_gradients(): use it after that" in said["read"]
+        assert "a load, or a step of the optimizer: run the forward pass again" in said["stale loss"]
+        assert "on their way between backward and sync_gradients(): use them after it" in said["read"]
         assert "is calls clip_grad_norm_(), but begins a forward pass" in said["clip on one rank"]
         assert "gradients cleared since backward: 0.weight" in said["cleared on one rank"]
 
@@ -227,10 +305,13 @@ def interrupted(where: str) -> tuple[list[str], list[str]]:
     if (told := message_of(lambda: loss_of(sharded, x, y).backward())) != "nothing was raised":
         said.append(told)
     failing = False
+    shards_everywhere(sharded, sharded.module)
+    assert all(isinstance(each.data, DTensor) for each in sharded.parameters())
     if where == "backward of one rank":
         said.append(message_of(sharded.sync_gradients))
-    with torch.no_grad(), pytest.warns(UserWarning) if where == "backward" else torch.no_grad():
+    with torch.no_grad(), mock.patch.object(passes.log, "warning") as warning:
         torch.testing.assert_close(sharded(x), alone(x))
+    assert warning.called == (where == "backward")
     assert not any(unit.is_gathered for unit in sharded._runtime.units)
     assert all(parameter.grad is None for parameter in sharded.parameters())
     one_process_step(MLP, alone, x, y, 2)
@@ -246,3 +327,59 @@ def test_after_an_error_the_next_step_is_right():
     (first,), (planted, second) = run_ranks(2, interrupted, "backward of one rank")
     assert planted == "planted" and first == second
     assert first == "rank 1: a backward pass did not reach its end; all gradients since the last step are dropped"
+
+
+def two_losses(sync: str) -> list[str]:
+    """The backward pass of one loss fails, and that of another one follows, of a forward pass from before."""
+    alone, sharded = pair(sync=sync)
+    (x, y), failing = batches(1, 2)[0], True
+
+    def fail(_) -> None:
+        if failing:
+            raise RuntimeError("planted")
+
+    sharded.module[1].register_forward_hook(lambda module, args, output: output.register_hook(fail) and None)
+    first, second = (loss_of(sharded, x, y) for _ in range(2))
+    said = [message_of(first.backward)]
+    failing = False
+    said.append(message_of(second.backward))
+    one_process_step(MLP, alone, x, y, 2)
+    loss_of(sharded, x, y).backward()
+    sharded.sync_gradients() if sync == "call" else None
+    assert_equal(sharded, alone)
+    return said
+
+
+def test_a_backward_pass_after_one_that_failed():
+    for said in run_ranks(2, lambda: [two_losses(sync) for sync in ("call", "backward")]):
+        for first, second in said:
+            assert first == "planted" and second.startswith("ranks 0, 1: a backward pass did not reach its end")
+
+
+def out_of_memory(collective: str) -> None:
+    """One rank can't start a collective, once: the others get its message all the same, and the next step is right."""
+    alone, sharded = pair()
+    (x, y), start = batches(1, 2)[0], getattr(Ranks, collective)
+
+    def fail(*_) -> None:
+        setattr(Ranks, collective, start)
+        raise RuntimeError("planted")
+
+    if dist.get_rank() == 1:
+        setattr(Ranks, collective, fail)
+    said = [message_of(do) for do in (lambda: loss_of(sharded, x, y).backward(), sharded.sync_gradients)]
+    assert said[0] == ("planted" if dist.get_rank() else "nothing was raised"), said
+    if collective == "all_gather":  # in forward: its gradients are missing
+        assert said[1] == "nothing was raised"
+    else:
+        assert said[1].startswith("rank 1: a backward pass did not reach its end"), said
+    sharded.zero_grad()
+    one_process_step(MLP, alone, x, y, 2)
+    loss_of(sharded, x, y).backward()
+    sharded.sync_gradients()
+    assert_equal(sharded, alone)
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_a_collective_that_one_rank_can_not_start(collective):
+    run_ranks(2, out_of_memory, collective, timeout=30)

@@ -80,6 +80,7 @@ REFUSED = [
     ("units: Linear is no module of the model", lambda: FSDP(model(), units=[nn.Linear(2, 2)])),
     ("'type' object is not iterable", lambda: FSDP(model(), units=nn.Linear)),
     ("sync must be 'call' or 'backward', not 'always'", lambda: FSDP(model(), sync="always")),
+    ("prefetch must be 0 or more, not -1", lambda: FSDP(model(), prefetch=-1)),
     ("an FSDP can't be pickled or copied", lambda: pickle.dumps(sharded())),
     ("an FSDP can't be pickled or copied", lambda: copy.deepcopy(sharded())),
     ("a unit is called by itself: call the whole model", lambda: sharded().module[0](X)),

@@ -16,8 +16,8 @@ from tests.fsdp.cases import CASES
 from tests.ranks import run_ranks
 
 
-def one_step(**settings) -> tuple:
-    case, world_size = CASES["adapters"], dist.get_world_size()
+def one_step(name: str = "adapters", **settings) -> tuple:
+    case, world_size = CASES[name], dist.get_world_size()
     model = build(case).requires_grad_(True)
     elements, block = (sum(each.numel() for each in part.parameters()) for part in (model, model.blocks[0]))
     sharded = FSDP(model, **settings)
@@ -39,6 +39,12 @@ def test_one_all_gather_and_one_reduce_scatter_a_unit():
 def test_units_that_stay_after_forward_are_not_gathered_again():
     for calls, sent, _, elements, _ in run_ranks(2, lambda: one_step(free_after_forward=False)):
         assert calls == {"all_gather": 3, "reduce_scatter": 3} and sent == 2 * elements / 2
+
+
+def test_a_recomputed_segment_costs_a_reduce_scatter_more_for_each_unit_but_its_first():
+    """Its first unit computes again before the others have gradients: they are reduced without them, and once more."""
+    for calls, *_ in run_ranks(2, lambda: one_step("segments")):
+        assert calls["reduce_scatter"] == 5 + 2
 
 
 def bytes_on_a_mesh() -> None:

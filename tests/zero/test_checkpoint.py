@@ -114,7 +114,7 @@ def refusals(folder: Path) -> None:
         ),
         (lambda: optimizer.load(folder / "model"), "holds a checkpoint, but no state of a sharded optimizer"),
     ):
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises((ValueError, FileNotFoundError)) as caught:
             attempt()
         dist.barrier()
         assert says in str(caught.value), (says, caught.value)
