@@ -13,26 +13,36 @@ import torch
 
 MOST = 2**29  # bytes that a thread keeps; a call that takes more gives all back
 
-_kept = threading.local()  # by the number of the place, as attributes
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.blocks: dict[int, torch.Tensor] = {}  # by the number of the place
+        self.in_a_call = False
+
+
+_kept = _Kept()
 
 
 def scratch_like(tensor: torch.Tensor, place: int = 0) -> torch.Tensor:
-    """Uninitialised memory for a contiguous tensor. Within a call, what is needed at once has a `place` of its own."""
-    if tensor.device.type != "cpu":
+    """Uninitialised memory for a contiguous tensor: on the CPU and inside `scratch_memory`, to be used there only.
+
+    Within a call, what is needed at once has a `place` of its own.
+    """
+    if tensor.device.type != "cpu" or not _kept.in_a_call:
         return torch.empty_like(tensor)
-    block = vars(_kept).get(str(place))
-    if block is None or len(block) < tensor.nbytes:
-        block = vars(_kept)[str(place)] = torch.empty(tensor.nbytes, dtype=torch.uint8)
-    return block[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    if place not in _kept.blocks or len(_kept.blocks[place]) < tensor.nbytes:
+        _kept.blocks[place] = torch.empty(tensor.nbytes, dtype=torch.uint8)
+    return _kept.blocks[place][: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 @contextlib.contextmanager
 def scratch_memory() -> Iterator[None]:
     """Around a call: keeps what it has taken, unless that is too much, or a receive may still write into it."""
-    finished = False
+    _kept.in_a_call, finished = True, False
     try:
         yield
         finished = True
     finally:
-        if not finished or sum(map(len, vars(_kept).values())) > MOST:
-            vars(_kept).clear()
+        _kept.in_a_call = False
+        if not finished or sum(map(len, _kept.blocks.values())) > MOST:
+            _kept.blocks.clear()

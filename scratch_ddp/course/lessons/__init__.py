@@ -1,6 +1,7 @@
 """The exercises, one file per lesson. Here: what several of them are made of."""
 
 import copy
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,16 @@ def named_cases(words: str, *given: tuple) -> Inputs:
     return cases({words.format(*arguments): arguments for arguments in given})
 
 
+def with_optimizers(inputs: Inputs) -> Inputs:
+    """The same inputs, once torch has imported what the first optimizer needs: that takes seconds, not the answer's."""
+
+    def ready(at: At) -> Iterator[tuple[str, tuple]]:
+        importlib.import_module("torch._dynamo")
+        return inputs(at)
+
+    return ready
+
+
 def parts(*names: str) -> Callable[..., Iterator[Seen]]:
     """A use: the answer is called once and returns several values, of these names."""
 
@@ -40,7 +51,8 @@ def overlap(step: str, first: nn.Module, loss: Callable[..., torch.Tensor], *arg
     """Backward of loss(*args): messages started before that of the `first` layer, and what goes on at its end."""
     early = []
     with traffic() as counted:
-        hook = first.register_full_backward_pre_hook(lambda *_: early.append(sum(counted.calls.values())))
+        note = lambda _: early.append(sum(counted.calls.values()))  # noqa: E731
+        hook = first.register_forward_hook(lambda *of_call: of_call[-1].register_hook(note) and None)
         loss(*args).backward()
     hook.remove()
     yield "overlap", f"{step}: the number of messages started before the first layer's backward", early[0]

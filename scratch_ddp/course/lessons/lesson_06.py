@@ -9,6 +9,7 @@ from torch.nn.functional import mse_loss
 
 from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.lessons import with_optimizers
 from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 
 
@@ -108,5 +109,5 @@ def _counted(answer, model, batches, n):
 _GIVEN = "import contextlib\n\nfrom torch.nn.functional import mse_loss"
 EXERCISES = (
     Exercise(no_sync, _endings, use=_two_blocks, given="import contextlib"),
-    Exercise(train_epoch, _epochs, use=_counted, close=1e-9, given=_GIVEN),
+    Exercise(train_epoch, with_optimizers(_epochs), use=_counted, close=1e-9, given=_GIVEN),
 )

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import cases
+from scratch_ddp.course.lessons import cases, with_optimizers
 
 
 def sharded_optimizer(params, make):
@@ -101,7 +101,7 @@ def bytes_held(parameters, n, stage):
 _STAGES = {f"stage {stage}": (1_000, 1, stage) for stage in range(4)}
 _STAGES |= {f"stage {stage}, 8 ranks": (8_000, 8, stage) for stage in range(4)}
 EXERCISES = (
-    Exercise(sharded_optimizer, cases({"three steps of Adam": ()}), use=_stepped, close=1e-9),
+    Exercise(sharded_optimizer, with_optimizers(cases({"three steps of Adam": ()})), use=_stepped, close=1e-9),
     Exercise(reduce_to_owners, cases({"2n + 1 parameters": ()}), use=_reduced, close=1e-9),
     Exercise(bytes_held, cases(_STAGES)),
 )

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import Exercise, Wrong
 from scratch_ddp.course.inputs.host_logs import read_logs, recordings
-from scratch_ddp.course.lessons import cases, named_cases
+from scratch_ddp.course.lessons import cases, named_cases, with_optimizers
 from scratch_ddp.instruments.traffic import traffic
 
 
@@ -250,7 +250,7 @@ _JOBS = named_cases(  # one host, then many; restarts that take no time, or long
 EXERCISES = (
     Exercise(hierarchical_all_reduce, _on_hosts, _over_hosts),
     Exercise(bytes_out_of_hosts, cases({f"{case}: ring {given[0]}": given for case, given in _RINGS.items()})),
-    Exercise(save_and_load, cases({"a run that is saved twice": ()}), _as_training, given="import os"),
+    Exercise(save_and_load, with_optimizers(cases({"a run that is saved twice": ()})), _as_training, given="import os"),
     Exercise(resume, _runs, _on_n_ranks),
     Exercise(saving_interval, _JOBS, close=0.1, given="from math import sqrt"),
     Exercise(faulty_host, _logs),
