@@ -17,9 +17,9 @@ import nbformat
 from nbformat.v4 import new_markdown_cell
 
 from scratch_ddp.commands import environment
-from scratch_ddp.commands.book import moving
 from scratch_ddp.commands.notebooks import NOTEBOOKS, ROOT, exercise_cells, lesson_paths
 from scratch_ddp.course.exercise import all_exercises
+from scratch_ddp.course.plots import moving
 
 HERE = Path(__file__).parent
 HOME = ROOT / "README.md"

@@ -1,6 +1,5 @@
 """`linked_group`: put the ranks of a process group on a simulated link."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,7 +39,7 @@ class LinkedGroup(dist.ProcessGroup):
     ):
         super().__init__(below.rank(), below.size())
         self.below, self.hosts, self.link, self.inside = below, hosts, link, preset(inside or Link(0, 0))
-        self.nic, self.over = Nic(ready_times), threading.Event()
+        self.nic = Nic(ready_times)
         self.transfers = self.nic.transfers
         self._generation, self._name = 0, ""
         self.adopt_backends()
@@ -84,9 +83,7 @@ class LinkedGroup(dist.ProcessGroup):
 
     def give_up(self) -> None:
         """Called when a Stop ends what is under way below: what is on the wire never arrives, its futures are done."""
-        self.nic.clear_queue()
-        self.over.set()
-        self.over = threading.Event()
+        self.nic.give_up()
 
     def adopt_backends(self) -> None:
         """Register the backends of the group below, since some C++ calls use them directly."""
@@ -118,7 +115,7 @@ class LinkedGroup(dist.ProcessGroup):
             raise
         if self.hosts is not None:
             self.hosts.count(call)
-        return below and LinkedWork(self, below, args[0] if args else [], call, transfer)
+        return below and LinkedWork(self.nic, below, args[0] if args else [], call, transfer)
 
 
 def _operation(method: str) -> Callable[..., dist.Work]:

@@ -37,7 +37,14 @@ class Nic:
         self.transfers: list[Transfer] = []  # in the order in which they were posted
         self._ready_times = ready_times
         self._lock = threading.Lock()
+        self.over = threading.Event()  # set, and another one from then on, when a Stop ends what is under way
         self.clear_queue()
+
+    def give_up(self) -> None:
+        """What is on the wire never arrives, and nobody waits for it any longer."""
+        self.clear_queue()
+        self.over.set()
+        self.over = threading.Event()
 
     def clear_queue(self) -> None:
         """Free the wire now: transfers under way were abandoned."""

@@ -3,18 +3,15 @@
 import datetime
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeWork
 
 from scratch_ddp.instruments.network.clock import now, sleep_until
-from scratch_ddp.instruments.network.nic import Transfer
+from scratch_ddp.instruments.network.nic import Nic, Transfer
 from scratch_ddp.instruments.traffic.calls import Call
-
-if TYPE_CHECKING:
-    from scratch_ddp.instruments.network.linked import LinkedGroup
 
 _CLOSE = 2e-3  # seconds before a transfer's end: from then on its thread no longer listens for an earlier one
 
@@ -25,9 +22,9 @@ class LinkedWork(dist.Work):
     `below`: the work of the group below; `outputs`: its tensors, the future's value.
     """
 
-    def __init__(self, group: "LinkedGroup", below: dist.Work, outputs: Any, call: Call, transfer: Transfer):
+    def __init__(self, nic: Nic, below: dist.Work, outputs: Any, call: Call, transfer: Transfer):
         super().__init__()
-        self._group, self._below, self._outputs, self._call, self._transfer = group, below, outputs, call, transfer
+        self._nic, self._below, self._outputs, self._call, self._transfer = nic, below, outputs, call, transfer
         self._lock, self._settled = threading.Lock(), False
         self._future: torch.futures.Future | None = None
 
@@ -38,7 +35,7 @@ class LinkedWork(dist.Work):
         try:
             sleep_until(self._end())
         except BaseException:  # such as an interrupt
-            self._group.nic.clear_queue()
+            self._nic.clear_queue()
             raise
         return True
 
@@ -64,7 +61,7 @@ class LinkedWork(dist.Work):
         except Exception as error:
             self._finish(error)
         else:
-            over = (self._group.over,)
+            over = (self._nic.over,)
             threading.Thread(target=self._finish_in_time, args=over, name="transfer-alarm", daemon=True).start()
 
     def _finish_in_time(self, over: threading.Event) -> None:
@@ -89,6 +86,6 @@ class LinkedWork(dist.Work):
             if not self._settled:
                 if self._call.name == "recv" and self._call.peer is None:
                     self._call.peer = self._below._source_rank()
-                self._group.nic.settle(self._call, self._transfer)
+                self._nic.settle(self._call, self._transfer)
                 self._settled = True
         return self._transfer.ended

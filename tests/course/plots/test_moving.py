@@ -6,8 +6,8 @@ import shutil
 import nbformat
 import pytest
 
-from scratch_ddp.commands.book import moving
 from scratch_ddp.commands.notebooks import lesson_paths
+from scratch_ddp.course.plots import moving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 LARGEST_LESSON = 300_000  # bytes of a lesson's page without its figure
