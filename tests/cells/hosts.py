@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import psutil
 
 from scratch_ddp.benchmark.kernel import Kernel, Result
-from scratch_ddp.instruments import namespaces
+from tests import namespaces
 
 JOIN = (sys.executable, "-m", "scratch_ddp.cells.join", "-")
 

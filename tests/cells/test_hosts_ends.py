@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from scratch_ddp.instruments import namespaces
+from tests import namespaces
 from tests.cells.hosts import JOIN, Agent, HostsOfKernel, in_namespaces
 from tests.kernel import Kernel, wait_until_gone
 
