@@ -23,7 +23,7 @@ def process_limit(nbytes: int) -> Iterator[None]:
 
     A tensor that does not fit raises torch.OutOfMemoryError (the error of a full GPU), which names the rank, the size
     and the limit. The process goes on, and after the block the limit is lifted. Memory that is freed inside the block
-    may be allocated again. What malloc keeps of tensors that were freed before comes on top, usually a few megabytes.
+    may be allocated again.
 
     It holds for the whole process: its other threads are refused as well. A rank that is refused alone leaves the
     others waiting in their next collective. Raises NotImplementedError where the system does not limit a process's
@@ -36,6 +36,7 @@ def process_limit(nbytes: int) -> Iterator[None]:
     library = ctypes.CDLL(None)  # glibc, which torch is built for
     library.mallopt(_M_MMAP_THRESHOLD, 64 * 1024)  # tensors from 64 KiB on get pages of their own
     library.malloc_trim(0)
+    held = _hold_free_blocks(library)
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_reserved_bytes() + nbytes, hard))
     try:
@@ -46,7 +47,27 @@ def process_limit(nbytes: int) -> Iterator[None]:
         raise
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        for block in held:
+            library.free(ctypes.c_void_p(block))
         library.mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)  # the highest that glibc sets it to by itself
+
+
+def _hold_free_blocks(library: ctypes.CDLL) -> list[int]:
+    """Take what malloc kept of tensors that were freed before: it would be handed out again without asking the system.
+
+    Returns the addresses of the blocks. They are not touched, so they take no memory.
+    """
+    library.malloc.restype = ctypes.c_void_p
+    held = []
+    for size in (2**20, 2**16):
+        while True:
+            before = _reserved_bytes()
+            block = library.malloc(ctypes.c_size_t(size))
+            if _reserved_bytes() > before:  # a new one
+                library.free(ctypes.c_void_p(block))
+                break
+            held.append(block)
+    return held
 
 
 def _refusal(error: Exception, nbytes: int) -> str:
