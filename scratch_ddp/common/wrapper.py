@@ -56,11 +56,6 @@ class SyncSwitch:
             self.do_sync = before
 
 
-def sync_problem(sync: object) -> str | None:
-    """Say what is wrong with the argument `sync` of a wrapper, or return None."""
-    return None if sync in ("call", "backward") else f"sync must be 'call' or 'backward', not {sync!r}"
-
-
 def nesting_problem(model: nn.Module) -> str | None:
     """Say that a model to be replicated is, or holds, a sharded one, or return None."""
     sharded = ((name, type(each).__name__) for name, each in model.named_modules() if getattr(each, "is_sharded", 0))

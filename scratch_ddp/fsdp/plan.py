@@ -7,10 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_everywhere
-from scratch_ddp.common.replicas import broadcast_from_first, describe, model_problem
+from scratch_ddp.common.agreement import together
+from scratch_ddp.common.replicas import broadcast_from_first, describe
 from scratch_ddp.common.tensors import group_alike
-from scratch_ddp.common.wrapper import sync_problem
 from scratch_ddp.fsdp.comm import Ranks
 from scratch_ddp.fsdp.unit import ROOT, Place, Unit, hold
 
@@ -27,20 +26,12 @@ def agree_on_plan(model: nn.Module, group: dist.ProcessGroup | None, units: Spec
 
     Raises ValueError on every rank if one rank's model can't be wrapped as asked, or if the ranks differ.
     """
-    problem = model_problem(model, group, with_values=False) or sync_problem(settings["sync"])
-    if settings["prefetch"] < 0:
-        problem = f"prefetch must be 0 or more, not {settings['prefetch']}"
-    plan, lines = {}, []
-    try:
-        plan = {} if problem else make_plan(model, units)
-    except (TypeError, ValueError) as error:
-        problem = str(error)
-    if problem is None:
-        lines = [*describe(model), ", ".join(f"{name} {value}" for name, value in settings.items())]
+    with together(group, complaint="the ranks wrap different models; do the same everywhere") as lines:
+        plan = make_plan(model, units)
+        lines += [*describe(model), ", ".join(f"{name} {value}" for name, value in settings.items())]
         for name, places in plan.items():
             what = f"unit {name!r}" if name else "the root"
             lines.append(f"{what} with {', '.join(places) or 'no parameters'}")
-    check_everywhere(problem, lines, "the ranks wrap different models; do the same everywhere", group)
     return plan
 
 
