@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from scratch_ddp.common.agreement import check_everywhere, together
@@ -151,5 +152,7 @@ class ShardedOptimizer(Optimizer):
         """The parameters as groups. Raises on every rank unless they and their values are the same everywhere."""
         with together(self.group, complaint=OTHER_PARAMETERS) as lines:
             groups = Optimizer(params, {}).param_groups
+            if any(isinstance(each, DTensor) for group in groups for each in group["params"]):
+                raise ValueError("shards go to an ordinary optimizer: their state is sharded with them")
             lines += [f"options {checks.options_text(options)}", *checks.describe(groups, checks.checksum)]
         return groups
