@@ -160,8 +160,8 @@ class FSDP(SyncSwitch, nn.Module):
 
         Every rank calls it and writes its own shards. `extra`: what can be pickled, the first rank's, that `load`
         returns. An older checkpoint in the folder is replaced when the new one is complete: however a save ends, one of
-        them is there. An optimizer that has not stepped yet gets a state of zeros. Raises OSError on every rank where it
-        can't be done.
+        them is there. An optimizer that has not stepped yet gets a state of zeros. Raises OSError on every rank where
+        it can't be done.
         """
         self._runtime.meet("calls save()")
         checkpoint.save(self, folder, optimizer, extra, self.group)
