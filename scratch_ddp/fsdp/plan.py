@@ -124,13 +124,10 @@ def make_units(
     default. Raises on every rank what `init` raises, and ValueError if it leaves values unset. One broadcast per unit.
     """
     units: list[Unit] = []
-    unset = [each for each in model.modules() if any(tensor.is_meta for tensor in _own(each))]
-    _allocate(_holding(plan[ROOT], unset), plan[ROOT], device)  # units' modules may hold some of it
-    for name in reversed(plan):  # the root last, and with it the modules that have buffers alone
-        modules = _holding(plan[name], unset) if name else list(unset)
-        _allocate(modules, plan[name], device)
-        for module in modules:
-            unset.remove(module)
+    for name in reversed(plan):  # the root last
+        unset = [each for each in model.get_submodule(name).modules() if any(tensor.is_meta for tensor in _own(each))]
+        _allocate(unset, [*plan[name].values(), *plan[ROOT].values()], device)  # they may hold some of the root's
+        for module in unset:
             with torch.no_grad():
                 init(module) if init else module.reset_parameters()
             if any(each.is_floating_point() and each.isnan().any() for each in _own(module)):
@@ -151,13 +148,7 @@ def _cut(name: str, places: Places, ranks: Ranks, compute_dtype: torch.dtype | N
                 setattr(each, REPLACED, names[each])
 
 
-def _holding(places: Places, modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those of the modules that hold any of these parameters."""
-    holders = {module for each in places.values() for module, _ in each}
-    return [module for module in modules if module in holders]
-
-
-def _allocate(modules: list[nn.Module], places: Places, device: torch.device) -> None:
+def _allocate(modules: list[nn.Module], places: list[list[Place]], device: torch.device) -> None:
     """Put what is on the meta device on `device`, full of NaN: so it is seen what `init` leaves out."""
 
     def room(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,9 +157,10 @@ def _allocate(modules: list[nn.Module], places: Places, device: torch.device) ->
 
     for module in modules:
         module._apply(room, recurse=False)
-    for each in places.values() if modules else ():  # what was tied is tied again
-        module, name = each[0]
-        hold(each, module._parameters[name])
+    for each in places if modules else ():  # what was tied is tied again
+        made = [module._parameters[name] for module, name in each if not module._parameters[name].is_meta]
+        if made:
+            hold(each, made[0])
 
 
 def _own(module: nn.Module) -> list[torch.Tensor]:
