@@ -71,10 +71,11 @@ def attention_by_heads(attention: nn.Module, group: Group, move: str = "copy") -
     """
     if hasattr(attention, "num_heads"):
         raise ValueError("it cuts by its own num_heads, which a rank does not have: this plan is not for this model")
-    for name in ("q_proj", "k_proj", "v_proj"):
+    for name, what in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")):
         heads, n = getattr(attention, name).out_features // attention.head_dim, dist.get_world_size(group)
         if heads % n:
-            raise ValueError(f"the {heads} heads of {name} can't be shared evenly by {n} ranks")
+            evenly = f"can't be shared evenly by {n} ranks: take a number of ranks that divides {heads}"
+            raise ValueError(f"the {heads} {what} heads {evenly}")
     return _Region(attention, group, move, attention.head_dim)
 
 

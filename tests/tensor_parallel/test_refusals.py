@@ -76,7 +76,7 @@ REFUSED = [
     (lambda: column(nn.Linear(2, 2 + 2 * dist.get_rank()))(), "the ranks slice different models"),
     (plan(Block, {"q_proj": nn.Linear}), "the plan's 'q_proj' matches no module; their names end in down, first"),
     (plan(lambda: nn.ModuleDict({"a": Block()}), {**UP, "a.up": nn.Linear}), "two entries of the plan match 'a.up'"),
-    (plan(other_heads, LLAMA), "model.layers.0.self_attn: the 3 heads of k_proj can't be shared evenly by 2 ranks"),
+    (plan(other_heads, LLAMA), "model.layers.0.self_attn: the 3 key heads can't be shared evenly by 2 ranks: take a"),
     (
         plan(lambda: llama(vocab_size=31), LLAMA),
         "model.embed_tokens: dimension 0 of a tensor of shape (31, 16) can't be cut",
