@@ -176,4 +176,4 @@ def _check(
             lines.append(f"positions {positions[..., :4].tolist()} … (number {digest([str(positions.tolist())])})")
             if tuple(positions.shape) != shape or len(positions.unique()) != positions.numel():
                 problem = f"positions must be {shape}, a row for each rank, each position once"
-    check_everywhere(problem, lines, f"the ranks call {caller} with different inputs", group)
+    check_everywhere(lines, f"the ranks call {caller} with different inputs", group, problem)

@@ -44,7 +44,8 @@ class ExpertParallel(nn.Module):
         self.per_rank, self.rows = self.n_experts // self.n, []
         parts = {"router": router} | {f"expert {i}": expert for i, expert in enumerate(experts)}
         lines = [f"k={k}", *(f"{name} {[tuple(p.shape) for p in part.parameters()]}" for name, part in parts.items())]
-        check_everywhere(self._problem(), lines, "the ranks build ExpertParallel from different arguments", self.group)
+        message = "the ranks build ExpertParallel from different arguments"
+        check_everywhere(lines, message, self.group, self._problem())
         mine = range(rank * self.per_rank, (rank + 1) * self.per_rank)
         self.router, self.experts = router, nn.ModuleDict({str(i): experts[i] for i in mine})
 
@@ -66,7 +67,7 @@ class ExpertParallel(nn.Module):
         """
         trained = torch.is_grad_enabled() and x.requires_grad
         lines = [f"{x.dtype}, d = {x.shape[-1]}", f"requires_grad {trained}"]
-        check_everywhere(None, lines, "the ranks call ExpertParallel with different inputs", self.group)
+        check_everywhere(lines, "the ranks call ExpertParallel with different inputs", self.group)
         tokens = x.reshape(-1, x.shape[-1])
         scores = self.router(tokens)
         if scores.shape[-1] != self.n_experts:  # on every rank, as the routers are equal

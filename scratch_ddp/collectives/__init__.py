@@ -1,4 +1,4 @@
-"""Collectives made of send and receive only, in torch.distributed's argument order.
+"""Broadcast, reduce, all-reduce, all-gather and reduce-scatter made of send and receive, called as torch's are.
 
 Tensors may have any size (also no elements, or fewer than ranks), dtype and strides; groups any number of ranks. `src`
 and `dst` are global ranks. Wrong arguments, and ranks that ask for different things, raise the same error on every
@@ -10,23 +10,19 @@ longest chain of messages each of which waits for the one before.
 """
 
 from scratch_ddp.collectives.checked import unchecked
-from scratch_ddp.collectives.direct import all_gather, all_to_all, gather, reduce_scatter, scatter
+from scratch_ddp.collectives.direct import all_gather, reduce_scatter
 from scratch_ddp.collectives.exchange import send_recv
 from scratch_ddp.collectives.ring import false_ring_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from scratch_ddp.collectives.tree import broadcast, reduce, star_broadcast, tree_broadcast
+from scratch_ddp.collectives.tree import reduce, star_broadcast, tree_broadcast
 
 __all__ = [
     "all_gather",
-    "all_to_all",
-    "broadcast",
     "false_ring_all_reduce",
-    "gather",
     "reduce",
     "reduce_scatter",
     "ring_all_gather",
     "ring_all_reduce",
     "ring_reduce_scatter",
-    "scatter",
     "send_recv",
     "star_broadcast",
     "tree_broadcast",

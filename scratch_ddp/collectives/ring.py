@@ -8,7 +8,7 @@ from scratch_ddp.collectives.exchange import send_recv
 from scratch_ddp.collectives.scratch import scratch_like
 
 
-@collective(writes="tensor", sums=True)
+@collective(writes="tensor")
 def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Sum `tensor` over the ranks, in place, and return it. All ranks get the same bits.
 
@@ -54,7 +54,7 @@ def ring_all_gather(chunks: list[torch.Tensor], group: dist.ProcessGroup | None 
         send_recv(chunks[(rank + 1 - step) % n], (rank + 1) % n, chunks[(rank - step) % n], (rank - 1) % n, group)
 
 
-@collective(writes="tensor", sums=True)
+@collective(writes="tensor")
 def false_ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """What is often published as the ring: the same steps and the same result, but whole tensors go round.
 

@@ -49,10 +49,7 @@ def tree_broadcast(
     # answer: end
 
 
-broadcast = tree_broadcast
-
-
-@collective(writes="tensor", root="dst", sums=True)
+@collective(writes="tensor", root="dst")
 def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
     """Leave the sum of all ranks' tensors in `tensor` on rank dst. The others keep theirs.
 

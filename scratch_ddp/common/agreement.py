@@ -82,15 +82,18 @@ def raise_everywhere(
 
 
 @contextlib.contextmanager
-def together(group: dist.ProcessGroup | None, error: type[Exception] = ValueError, what: str = "") -> Iterator[None]:
-    """Raise `error` on every rank if the block raises on any. Every rank calls it. Costs what `raise_everywhere` does.
+def together(
+    group: dist.ProcessGroup | None, error: type[Exception] = ValueError, what: str = "", complaint: str = ""
+) -> Iterator[list[str]]:
+    """Raise `error` on every rank if the block raises on any: with a message that begins with `what`.
 
-    `what`: what the message begins with.
+    Or else raise ValueError with the complaint unless all ranks have put the same lines into the list that the block
+    gets. Every rank calls it. Costs what `check_everywhere` does.
     """
     __tracebackhide__ = True
-    problem = None
+    problem, lines = None, []
     try:
-        yield
+        yield lines
     except BaseException as raised:
         failures = list(getattr(raised, "failures", {}).values())  # a CheckpointException, which is no Exception
         cause = failures[0][0] if failures else raised
@@ -98,13 +101,17 @@ def together(group: dist.ProcessGroup | None, error: type[Exception] = ValueErro
             raise
         kind = "" if isinstance(cause, (ValueError, error)) else type(cause).__name__
         problem = ": ".join(filter(None, [what, kind, str(cause).partition("\n")[0]]))
-    raise_everywhere(problem, group, error)
+    check_everywhere(lines, complaint, group, problem, error)
 
 
 def check_everywhere(
-    problem: str | None, lines: Sequence[str], complaint: str, group: dist.ProcessGroup | None = None
+    lines: Sequence[str],
+    complaint: str,
+    group: dist.ProcessGroup | None = None,
+    problem: str | None = None,
+    error: type[Exception] = ValueError,
 ) -> None:
-    """Raise ValueError on every rank if any rank has a `problem`, or else unless all ranks have the same lines.
+    """Raise `error` on every rank if any has a `problem`, or else ValueError unless all ranks have the same lines.
 
     The message is that of `raise_everywhere`; or the complaint, then for each rank that differs from the first rank
     the first line that does. Costs one all-reduce of 24 bytes; the lines themselves travel only where they differ.
@@ -112,28 +119,17 @@ def check_everywhere(
     __tracebackhide__ = True
     found = compare(group, {"lines": digest(lines)}, {"problem": problem is not None})
     if found.largest["problem"]:
-        raise_everywhere(problem, group)
+        raise_everywhere(problem, group, error)
     if not found.different:
         return
     texts = [each.splitlines() for each in gather_texts("\n".join(lines), group)]
     ranks = dist.get_process_group_ranks(group)
-    differences = [
-        f"rank {rank}: {_first_difference(its, texts[0])} on rank {ranks[0]}"
-        for rank, its in zip(ranks, texts, strict=True)
-        if its != texts[0]
-    ]
-    raise ValueError("\n".join([complaint, *differences]))
-
-
-def check_same_lines(lines: Sequence[str], complaint: str, group: dist.ProcessGroup | None = None) -> None:
-    """As `check_everywhere` without a problem."""
-    __tracebackhide__ = True
-    check_everywhere(None, lines, complaint, group)
-
-
-def _first_difference(its: list[str], first_ranks: list[str]) -> str:
-    pairs = enumerate(itertools.zip_longest(its, first_ranks, fillvalue="nothing more"))
-    return next(f"entry {place} is {here}, but {there}" for place, (here, there) in pairs if here != there)
+    for rank, its in zip(ranks, texts, strict=True):
+        for entry, (here, there) in enumerate(itertools.zip_longest(its, texts[0], fillvalue="nothing more")):
+            if here != there:
+                complaint += f"\nrank {rank}: entry {entry} is {here}, but {there} on rank {ranks[0]}"
+                break
+    raise ValueError(complaint)
 
 
 def said_by_ranks(text: str, group: dist.ProcessGroup | None = None) -> list[str]:

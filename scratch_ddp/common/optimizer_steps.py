@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -14,17 +14,15 @@ SYNC_FORGOTTEN = (
 )
 
 
-class Watcher(Protocol):
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise if the optimizer must not step. It communicates only where something is wrong."""
-
-
-_watchers: weakref.WeakValueDictionary[int, Watcher] = weakref.WeakValueDictionary()
+_watchers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def watch_steps(watcher: Watcher) -> None:
-    """Have `watcher.before_step` called before each step of any optimizer, as long as the watcher lives."""
+def watch_steps(watcher: Any) -> None:
+    """Have `watcher.before_step(optimizer)` called before each step of any optimizer, as long as the watcher lives.
+
+    It raises if the optimizer must not step, and communicates only then.
+    """
     _watchers[next(_numbers)] = watcher  # in the order of construction, which is the same on every rank
 
 

@@ -1,4 +1,4 @@
-"""Replicas of a model: what they consist of, what can't be replicated, whether they are equal, making them equal."""
+"""Replicas of a model: what they consist of, whether they are equal, making them equal."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -9,6 +9,11 @@ from torch import nn
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.tensors import copy_back, flatten, group_alike
+
+OTHER_BUFFERS = (
+    "the ranks hold different buffers, or of other shapes, so that they can't become the first rank's: register a "
+    "cache that grows on each rank by itself with persistent=False"
+)
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -25,33 +30,6 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
         found |= new
         ahead += new.values()
     return list(found.values())
-
-
-def model_problem(model: object, group: dist.ProcessGroup | None = None, with_values: bool = True) -> str | None:
-    """What keeps this rank's model from being spread over the group. `with_values` as in `tensor_problem`."""
-    if not isinstance(model, nn.Module):
-        return f"the model must be a torch.nn.Module, not {type(model).__name__}"
-    problems = (tensor_problem(repr(name), each, group, with_values) for name, each in named_tensors(model))
-    return next(filter(None, problems), None)
-
-
-def tensor_problem(
-    name: str, tensor: torch.Tensor, group: dist.ProcessGroup | None, with_values: bool = True
-) -> str | None:
-    """What keeps a tensor from being sent to other ranks. `name`: what the message calls it.
-
-    `with_values` False: it may be on the meta device.
-    """
-    if nn.parameter.is_lazy(tensor):
-        return f"{name} has no shape yet: run one forward of the lazy module first"
-    if tensor.is_meta and with_values:
-        return f"{name} is on the meta device and has no values: allocate and initialise it first (model.to_empty)"
-    if tensor.layout != torch.strided:
-        return f"{name} is sparse; only dense parameters and buffers can be sent to other ranks"
-    backends = dist.get_backend_config(group)
-    if not tensor.is_meta and f"{tensor.device.type}:" not in backends:
-        return f"{name} is on {tensor.device.type}, but the backend is {backends!r}: move the model first"
-    return None
 
 
 def gradient_problem(name: str, gradient: torch.Tensor) -> str | None:

@@ -31,10 +31,12 @@ def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch
 def copy_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Put the elements of `flat` back into the tensors that `flatten` made it of."""
     if flat.data_ptr() == tensors[0].data_ptr():  # a view: they are there already
-        torch.autograd.graph.increment_version(tensors[0])  # so that autograd notices the change, as it does with copy_
+        if not tensors[0].is_inference():
+            torch.autograd.graph.increment_version(tensors[0])  # autograd notices the change, as it does with copy_
         return
-    for tensor, part in zip(tensors, unflatten(flat, tensors), strict=True):
-        tensor.copy_(part)
+    with torch.inference_mode():  # a rank that evaluates may have made its buffers in it
+        for tensor, part in zip(tensors, unflatten(flat, tensors), strict=True):
+            tensor.copy_(part)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """What all wrappers of a model have in common: the switch for synchronisation, and the group of ranks they work in."""
 
 import contextlib
-import datetime
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -56,11 +55,6 @@ class SyncSwitch:
             self.do_sync = before
 
 
-def sync_problem(sync: object) -> str | None:
-    """Say what is wrong with the argument `sync` of a wrapper, or return None."""
-    return None if sync in ("call", "backward") else f"sync must be 'call' or 'backward', not {sync!r}"
-
-
 def nesting_problem(model: nn.Module) -> str | None:
     """Say that a model to be replicated is, or holds, a sharded one, or return None."""
     sharded = ((name, type(each).__name__) for name, each in model.named_modules() if getattr(each, "is_sharded", 0))
@@ -94,9 +88,7 @@ def process_group(group: Group) -> dist.ProcessGroup | None:
     return group
 
 
-def local_group(
-    group: dist.ProcessGroup | None, backend: str, timeout: datetime.timedelta | None = None
-) -> dist.ProcessGroup:
+def local_group(group: dist.ProcessGroup | None, backend: str) -> dist.ProcessGroup:
     """Make another group of the same ranks, which these ranks alone call. Costs one small all-reduce besides.
 
     torch's own (`use_local_synchronization`) hangs where ranks have different numbers of groups, or destroyed one.
@@ -111,7 +103,7 @@ def local_group(
         backend,
         c10d._get_default_store(),
         f"local {_made} of {ranks}",
-        timeout=timeout or c10d._get_default_timeout(backend),
+        timeout=c10d._get_default_timeout(backend),
     )
     c10d._world.pg_group_ranks[made] = {rank: number for number, rank in enumerate(ranks)}
     return made

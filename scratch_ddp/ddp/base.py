@@ -22,14 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_everywhere, compare, digest, gather_texts, raise_everywhere
+from scratch_ddp.common.agreement import check_everywhere, compare, digest, raise_everywhere
 from scratch_ddp.common.optimizer_steps import REDUCED, SYNC_FORGOTTEN, parameters_of, watch_steps
 from scratch_ddp.common.replicas import (
+    OTHER_BUFFERS,
     broadcast_from_first,
     complete_gradient,
     describe,
     gradient_problem,
-    model_problem,
     modules_of,
     persistent_buffers,
 )
@@ -41,9 +41,8 @@ _wrappers: "weakref.WeakSet[ReplicatedModule]" = weakref.WeakSet()  # all that a
 class ReplicatedModule(SyncSwitch, nn.Module):
     """A model of which every rank of `group` holds a replica. The base of the strategies, not a strategy itself.
 
-    `group` is a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. A model without
-    parameters, or with none to train, can be wrapped too. `problem`: what a strategy finds wrong with its arguments.
-    Raises ValueError on every rank if any has a problem, or if the ranks' models differ in names, shapes or dtypes.
+    `group` is a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. Raises ValueError
+    on every rank if the model is sharded or wrapped already, or if the ranks' models differ in names, shapes or dtypes.
     Costs one small all-reduce.
 
     An optimizer that steps with gradients that were not synchronised raises ValueError, on every rank, unless
@@ -52,13 +51,13 @@ class ReplicatedModule(SyncSwitch, nn.Module):
 
     takes_gradients = False  # True for a strategy that takes gradients away when they arrive
 
-    def __init__(self, model: nn.Module, group: Group = None, problem: str | None = None):
+    def __init__(self, model: nn.Module, group: Group = None):
         super().__init__()
         self.group = process_group(group)
         self.world_size = dist.get_world_size(self.group)  # how many ranks hold a replica
-        problem = problem or model_problem(model, self.group) or nesting_problem(model) or self._wrapped_already(model)
+        problem = nesting_problem(model) or self._wrapped_already(model)
         lines = [] if problem else describe(model)
-        check_everywhere(problem, lines, "the ranks wrap different models: do the same everywhere", self.group)
+        check_everywhere(lines, "the ranks wrap different models: do the same everywhere", self.group, problem)
         self.module, self._named = model, list(model.named_parameters())
         self._when_wrapped = self._parameters_now()
         self._unsynchronised = False  # a gradient has come since the last `sync_gradients()`
@@ -104,10 +103,9 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         self._unsynchronised = False
 
     def parameters_with_gradient(self) -> list[nn.Parameter]:
-        """Return the parameters that have a gradient on any rank: the same list in the same order on every rank.
+        """Return the parameters that have a gradient on any rank, in one order; where this rank has none, zeros.
 
-        Where this rank has no gradient, it gets zeros. Parameters without elements are left out. Communicates and
-        raises as `exchange` does.
+        Parameters without elements are left out. Communicates and raises as `exchange` does.
         """
         mine = [int(each.requires_grad and each.grad is not None) for _, each in self._named]
         anywhere = self.exchange(mine, self.problem())
@@ -121,20 +119,19 @@ class ReplicatedModule(SyncSwitch, nn.Module):
 
         `presence` has a number for each parameter of the model, 0 where it has no gradient. Raises ValueError on every
         rank if any rank has a `problem`, unless all ranks have `abandoned` the step. Buffers that a state dict holds
-        (BatchNorm's statistics) take the first rank's values; caches, and buffers of ranks' own sizes, do not.
+        (BatchNorm's statistics) take the first rank's values, and must have one shape; caches need not.
 
         Costs one all-reduce of 8 bytes per parameter, and one broadcast per dtype of such buffers. The answer is read
         on the processor, which over NCCL waits for all messages under way.
         """
         buffers = persistent_buffers(self.module)
         votes = {"refused": problem is not None, "going on": not abandoned}
-        found = compare(self.group, {"buffers": digest(sorted(buffers))}, votes, presence)
+        found = compare(self.group, {"buffers": digest([*buffers])}, votes, presence)
         if found.largest["refused"] and found.largest["going on"]:
             raise_everywhere(problem, self.group)
-        alike = set(buffers)
         if found.different:
-            alike.intersection_update(*(each.splitlines() for each in gather_texts("\n".join(buffers), self.group)))
-        broadcast_from_first([buffers[name] for name in sorted(alike)], self.group)
+            raise ValueError(OTHER_BUFFERS)
+        broadcast_from_first(buffers.values(), self.group)
         self._unsynchronised = False
         return found.flags
 

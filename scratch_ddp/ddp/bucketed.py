@@ -21,9 +21,9 @@ class BucketedDDP(OverlappedDDP):
     `bucket_mb`: the same positive number on every rank.
     """
 
-    def __init__(self, model: nn.Module, bucket_mb: float = 25.0, group: Group = None, *, sync: str = "call"):
+    def __init__(self, model: nn.Module, bucket_mb: float = 25.0, group: Group = None):
         self.bucket_mb = bucket_mb
-        super().__init__(model, group, sync)
+        super().__init__(model, group)
 
     def share_buckets(self, parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
         """Group parameters by `bucket_groups`."""

@@ -3,16 +3,13 @@
 How a gradient travels:
 
 1. Autograd has completed the gradient of a parameter and calls `gradient_arrived`.
-2. The gradient, divided by the number of ranks, goes into its bucket.
+2. The gradient, divided by the number of ranks, goes into its bucket. `.grad` is `OnItsWay` from now on.
 3. A full bucket is all-reduced. Collectives are paired by their order, so every rank must start the same buckets in the
    same order, whatever gradients it has: a full bucket waits until the one before it in the list has started.
 4. `sync_gradients` starts the buckets that did not become full, with zeros for what is missing. While they are on their
    way, the ranks exchange which of them has which gradients. Then it waits for all buckets.
 5. A parameter that has a gradient on any rank gets its mean from the bucket, as its new `.grad`. One whose gradient
    arrived too late for the bucket is reduced now, by itself.
-
-From 2 to 5, `.grad` is a tensor that nobody can compute with (`OnItsWay`). So it is noticed if the user clears it, and
-what a second backward adds is kept apart.
 """
 
 import functools
@@ -25,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.replicas import broadcast_from_first, complete_gradient, gradient_problem
-from scratch_ddp.common.wrapper import Group, OnItsWay, sync_problem
+from scratch_ddp.common.wrapper import Group, OnItsWay
 from scratch_ddp.ddp.base import ReplicatedModule
 
 NOWHERE, IN_BUCKET, IN_GRAD = 0, 1, 2  # where a gradient is at `sync_gradients`; in `.grad` if its bucket had started
@@ -53,25 +50,19 @@ class OverlappedDDP(ReplicatedModule):
     for one without a gradient), started in the reverse order of registration, and one small exchange of which
     parameters have a gradient.
 
-    Whether a gradient is synchronised is read when it arrives. `sync_gradients()` itself reduces one that has not
-    arrived by then (of a parameter that this rank uses only inside `no_sync`, say), or that arrives twice, after two
-    backwards: the result is right, but less communication is hidden. So it is if modules were not registered in the
-    order in which they run.
+    Whether a gradient is synchronised is read when it arrives. One that has not arrived when `sync_gradients()` is
+    called, or that arrives twice, is reduced there: the result is right, but less communication is hidden. So it is if
+    modules were not registered in the order in which they run.
 
     If one rank leaves out a whole step, its next step meets the one that it left out on the others.
     So it waits for them at the very end, and the rank cell or the process group's timeout reports that. Collectives in
     the model's own backward (SyncBatchNorm's) need a group of their own where ranks use different parameters.
-
-    With `sync="backward"`, `sync_gradients()` is called at the end of each backward outside `no_sync`, as in torch's
-    DDP, and raises there. So all ranks run equally many backward passes, each of which reaches a trained parameter, or
-    the others wait until the time limit; and micro-batches accumulate under `no_sync` only.
     """
 
     takes_gradients = True
 
-    def __init__(self, model: nn.Module, group: Group = None, sync: str = "call"):
-        super().__init__(model, group, sync_problem(sync))
-        self.sync = sync
+    def __init__(self, model: nn.Module, group: Group = None):
+        super().__init__(model, group)
         broadcast_from_first([*model.parameters(), *model.buffers()], self.group)
         self._trained = [each for each in model.parameters() if each.requires_grad]
         arrived = functools.partial(OverlappedDDP.gradient_arrived, weakref.proxy(self))
@@ -92,9 +83,9 @@ class OverlappedDDP(ReplicatedModule):
         return [[parameter] for parameter in parameters]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the wrapped model. No communication, unless the last backward was interrupted, or its gradients cleared.
+        """Call the wrapped model. If the last backward was interrupted, or its gradients cleared, all forget that step.
 
-        Then that step is forgotten if all ranks do this, or else ValueError raised on every rank.
+        If some ranks alone do this, ValueError is raised on every rank.
         """
         cleared = self._arrived and all(each.grad is None for each in self._arrived)
         # A graph task is a backward, in which checkpointing calls this.
@@ -171,8 +162,6 @@ class OverlappedDDP(ReplicatedModule):
 
     def _backward_ended(self) -> None:
         self._in_backward = False  # autograd does not call this if backward raised
-        if self.sync == "backward":
-            self.sync_gradients()
 
     def _put(self, parameter: nn.Parameter) -> None:
         view = self.buckets[self._number_of[parameter]].views[parameter]

@@ -28,9 +28,15 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
             with set_up():  # not counted as training's traffic
                 dist.broadcast(rank0s, group=self.group, group_src=0)
             if problem is None and not torch.equal(bytes_of(mine), bytes_of(rank0s)):
-                how_far = _how_far(mine, rank0s)
-                problem = f"{name!r} differs from rank 0's {how_far}: set the same seed before building the model"
+                here, there = (each.detach().to(torch.complex128) for each in (mine, rank0s))  # takes any dtype
+                apart = (here - there).abs().max().item()
+                problem = f"{name!r} differs from rank 0's by {apart:.3g}: set the same seed before building the model"
         raise_everywhere(problem, self.group)  # else equal ranks would wait for ever
+
+    @property
+    def model(self) -> nn.Module:
+        """The wrapped model, also known as `module`."""
+        return self.module
 
     def sync_gradients(self) -> None:
         """Replace each gradient by its mean over the ranks. Call it after backward, on every rank."""
@@ -39,18 +45,6 @@ class SimpleDistributedDataParallelism(ReplicatedModule):
         for parameter in self.parameters_with_gradient():  # the same, in one order, on all ranks
             parameter.grad /= self.world_size  # before the sum: in half precision it may overflow
             dist.all_reduce(parameter.grad, group=self.group)
-
-    @property
-    def model(self) -> nn.Module:
-        """The wrapped model, also known as `module`."""
-        return self.module
-
-
-def _how_far(a: torch.Tensor, b: torch.Tensor) -> str:
-    """How far apart are two tensors with different bits? The largest |a - b|, in double precision."""
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    largest = (a.detach().to(wide) - b.to(wide)).abs().max().item()
-    return f"by up to {largest:.3g}" if largest else "in bits alone (0.0 against -0.0)"
 
 
 class FlatDDP(ReplicatedModule):

@@ -1,9 +1,7 @@
 """Fully sharded data parallelism (ZeRO-3): parameters, gradients and optimizer state are sharded over the ranks.
 
-To learn the idea, read `scratch_ddp/minimal/fsdp.py`: the same in 150 lines, for a well-behaved model. This folder is
-for real models. A caller's unit is a module; its parameters are a `Unit` here, or several, one for each dtype.
-Between passes the model holds its shards, DTensors under its own names; a unit's modules hold whole parameters only
-while they compute. One step:
+To learn the idea, read `scratch_ddp/minimal/fsdp.py`: the same in 150 lines, for a well-behaved model. A caller's unit
+is a module; its parameters are a `Unit` here, or several, one for each dtype. One step:
 
     model(x)            the ranks meet; a schedule fixes the order of units; the root and the first units gather
       each unit         reached: the next units' gathers start, its own is waited for; left: freed, the last one stays

@@ -27,25 +27,22 @@ class FSDP(SyncSwitch, nn.Module):
     `group`: a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. On a mesh of two
     dimensions each row of ranks holds the whole model in shards, and the rows are replicas of each other (HSDP).
     `units`: the modules to be gathered one at a time, or their types; by default the elements of the model's
-    outermost `nn.ModuleList`s and `nn.Sequential`s. All other parameters belong to the root: gathered first, freed at
-    the end of backward.
+    outermost `nn.ModuleList`s and `nn.Sequential`s. A module that reads its children's parameters itself must be one
+    of them: parameters of a unit that is not being called are DTensors. All other parameters belong to the root:
+    gathered first, freed at the end of backward.
     `compute_dtype`: units are gathered and computed, and gradients averaged, in this dtype (torch.bfloat16); shards,
     their gradients and optimizer state keep the model's. Floating-point inputs are converted, also in tuples, lists
     and dicts.
     `free_after_forward`: False keeps units between forward and backward: a third less communication, much more memory.
     `prefetch`: how many units ahead of their turn are gathered, while others compute.
-    `sync`: "backward" calls `sync_gradients()` at the end of each backward outside `no_sync`, as under fully_shard. All
-    ranks then run equally many backward passes, and micro-batches accumulate under `no_sync` only.
     `init(module)`: gives values to what is on the meta device, module by module, `reset_parameters()` by default; it
     then is on `device`. No rank ever holds more of such a model than its shards and one unit.
 
     Between passes the model's parameters are its shards, DTensors under their own names: of a parameter of shape
-    (d, …), ⌈d/n⌉ rows on each of n ranks, the last ranks fewer or none. So torch's state dicts, checkpoints,
-    clip_grad_norm_ and optimizers work on them. Make the optimizer after wrapping.
+    (d, …), ⌈d/n⌉ rows on each of n ranks, the last ranks fewer or none. Make the optimizer after wrapping.
     Call `sync_gradients()` after backward and before the optimizer's step, which raises without it: it leaves the mean
     in `.grad`. Until then a placeholder stands there that raises when it is read; clearing it throws the gradient away.
-    Values start as the first rank's; its persistent buffers count after each synchronisation too. A model without
-    parameters can be wrapped too.
+    Values start as the first rank's; its persistent buffers count after each synchronisation too.
     Raises ValueError on every rank if one rank's model can't be wrapped, or if ranks differ.
     Cost: a pass gathers each unit with one all-gather, of which a rank sends (n-1)/n of the bytes: once in forward and
     once in backward, but for the root and the last unit, which stay; one reduce-scatter of as many bytes for its
@@ -64,15 +61,13 @@ class FSDP(SyncSwitch, nn.Module):
         *,
         free_after_forward: bool = True,
         prefetch: int = 1,
-        sync: str = "call",
         init: Init | None = None,
         device: torch.device | str | None = None,
     ):
         super().__init__()
         ranks = Ranks(group)
         self.group = ranks.everyone
-        settings = {"sync": sync, "compute_dtype": compute_dtype, "prefetch": prefetch}
-        settings["free_after_forward"] = free_after_forward
+        settings = {"compute_dtype": compute_dtype, "prefetch": prefetch, "free_after_forward": free_after_forward}
         plan = agree_on_plan(model, self.group, units, settings)
         device = torch.device(device) if device is not None else message_device(self.group)
         with set_up():
@@ -92,23 +87,14 @@ class FSDP(SyncSwitch, nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped model, which gathers its units as it comes to them. Every rank calls it alike."""
-        try:
-            return self.module(*args, **kwargs)
-        except RuntimeError as error:
-            if "DTensor" in str(error):
-                error.add_note(
-                    "A DTensor is a parameter of a unit that is not being called. Where a module reads its children's "
-                    "parameters itself, name that module in units."
-                )
-            raise
+        return self.module(*args, **kwargs)
 
     def sync_gradients(self) -> None:
         """Leave in the shards' `.grad` this rank's rows of the gradients' mean over the ranks. Call it after backward.
 
-        Does nothing under `no_sync()`. Most of the work has been done during backward. Parameters that have no gradient
-        on any rank keep theirs, None at first. Persistent buffers become the first rank's. Costs one small all-reduce,
-        one broadcast per dtype of such buffers, on a mesh an all-reduce of each unit's rows, and what could not be done
-        in backward: a reduce-scatter for each unit that had several forward passes.
+        Does nothing under `no_sync()`. Parameters that have no gradient on any rank keep theirs, None at first.
+        Costs one small all-reduce, one broadcast per dtype of persistent buffers, on a mesh an all-reduce of each
+        unit's rows, and a reduce-scatter for each unit that had several forward passes.
         """
         if self.do_sync:
             self._runtime.sync_gradients()
@@ -159,10 +145,10 @@ class FSDP(SyncSwitch, nn.Module):
         return whole
 
     def full_state_dict(self) -> dict[str, Any]:
-        """Return the state dict of the whole model, in main memory, on the first rank; an empty one elsewhere.
+        """Return the plain model's state dict, in main memory, on the first rank; an empty one elsewhere.
 
-        It is what the plain model's `state_dict()` would be, buffers and tied names included. Every rank calls it. One
-        all-gather per parameter. torch's `set_model_state_dict` with `broadcast_from_rank0=True` loads it.
+        Every rank calls it. One all-gather per parameter. torch's `set_model_state_dict` with
+        `broadcast_from_rank0=True` loads it.
         """
         self._runtime.meet("calls full_state_dict()")
         return get_model_state_dict(self, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -172,10 +158,10 @@ class FSDP(SyncSwitch, nn.Module):
     ) -> None:
         """Write the model, and the optimizer's state, to a folder on a file system that all ranks share.
 
-        Every rank calls it and writes its own shards, through torch.distributed.checkpoint. `extra`: numbers, strings,
-        tensors, lists and dicts, the first rank's, that `load` returns. An older checkpoint in the folder is replaced
-        when the new one is complete: however a save ends, one of them is there. Raises OSError or ValueError on every
-        rank where it can't be done.
+        Every rank calls it and writes its own shards. `extra`: what can be pickled, the first rank's, that `load`
+        returns. An older checkpoint in the folder is replaced when the new one is complete: however a save ends, one of
+        them is there. An optimizer that has not stepped yet gets a state of zeros. Raises OSError on every rank where
+        it can't be done.
         """
         self._runtime.meet("calls save()")
         checkpoint.save(self, folder, optimizer, extra, self.group)
@@ -183,9 +169,9 @@ class FSDP(SyncSwitch, nn.Module):
     def load(self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Load what `save` has written, on any number of ranks; return the `extra` of it. Every rank calls it.
 
-        Gradients stay, as under torch. Raises FileNotFoundError on every rank if there is no checkpoint, and ValueError
-        if it is of another model or optimizer, or was cut short; model and optimizer are then as before, unless the
-        message says otherwise.
+        Gradients stay, but an optimizer must have made a step before, or none be there. Raises FileNotFoundError on
+        every rank if there is no checkpoint, and ValueError if it is of another model or optimizer, or was cut short;
+        model and optimizer are then as before, unless the message says otherwise.
         """
         self._runtime.meet("calls load()")
         return checkpoint.load(self, folder, optimizer, self.group)
@@ -198,11 +184,7 @@ class FSDP(SyncSwitch, nn.Module):
         return super().named_modules(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the model's state dict: this rank's shards as DTensors, all other tensors whole.
-
-        For torch.distributed.checkpoint, as of a model under `fully_shard`. The tensors share the model's memory. No
-        communication.
-        """
+        """Return the model's state dict: this rank's shards as DTensors on the model's memory. No communication."""
         return self.module.state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any) -> None:

@@ -17,9 +17,9 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
-from scratch_ddp.common.agreement import Compared, check_same_lines, compare, digest, raise_everywhere, said_by_ranks
+from scratch_ddp.common.agreement import Compared, check_everywhere, compare, digest, raise_everywhere, said_by_ranks
 from scratch_ddp.common.nests import base_of, tensors_in, with_tensors
-from scratch_ddp.common.replicas import broadcast_from_first, persistent_buffers
+from scratch_ddp.common.replicas import OTHER_BUFFERS, broadcast_from_first, persistent_buffers
 from scratch_ddp.fsdp.schedule import Schedule, Turn
 from scratch_ddp.fsdp.unit import ROOT, Unit
 
@@ -42,9 +42,7 @@ class Runtime:
     was not expected to have one, makes all ranks meet and begin another pass. Only a backward's first pass reduces;
     `sync_gradients` does the rest.
 
-    `prefetch`: how many units ahead of their turn are gathered. `free_after_forward`: False keeps units for backward.
-    `sync`: "backward" if gradients are synchronised when a backward ends. `do_sync()`: whether they are synchronised at
-    the moment.
+    `do_sync()`: whether gradients are synchronised at the moment. The other settings are those of `FSDP`.
     """
 
     def __init__(
@@ -53,13 +51,12 @@ class Runtime:
         units: list[Unit],
         group: dist.ProcessGroup | None,
         do_sync: Callable[[], bool],
-        sync: str,
         compute_dtype: torch.dtype | None,
         free_after_forward: bool,
         prefetch: int,
     ):
         self.model, self.units, self.group, self.compute_dtype = model, units, group, compute_dtype
-        self.prefetch, self.free_after_forward, self.sync, self.do_sync = prefetch, free_after_forward, sync, do_sync
+        self.prefetch, self.free_after_forward, self.do_sync = prefetch, free_after_forward, do_sync
         self.running: Schedule | None = None
         self.restarts = 0  # after errors, and when parameters are loaded
         self.steps = 0  # of optimizers, that have come to their end since parameters were loaded
@@ -233,8 +230,6 @@ class Runtime:
         """Autograd has computed all gradients. `forward`: the pass that they were computed in."""
         self._end_backward()
         self.running = forward
-        if forward is None and self.sync == "backward" and self.do_sync():
-            self.sync_gradients()
 
     def _end_backward(self) -> None:
         self._free_after_backward(self.roots)
@@ -257,19 +252,18 @@ class Runtime:
             self._begin_backward(agreed)
             self._end_backward()
         if "buffers" in agreed.different:
-            raise ValueError("buffers have other shapes than on the first rank, so that they can't become that rank's")
+            raise ValueError(OTHER_BUFFERS)
         flags = iter(agreed.flags)
         unreduced = list(itertools.compress(self.units, flags))  # takes as many flags as there are units
-        self.running = Schedule(SYNC, [unreduced], to_reduce=unreduced)
+        steps = itertools.product((Unit.finish_reduce, Unit.reduce_over_copies, Unit.finish_reduce), self.units)
+        then = [functools.partial(step, unit) for step, unit in steps]  # all start before the first waits for copies
+        then.append(lambda: broadcast_from_first(persistent_buffers(self.model).values(), self.group))
+        self.running = Schedule(SYNC, [unreduced], to_reduce=unreduced, then=then)
         for unit in self.units:
             unit.drop_cleared()
         self.running.finish()
-        for step in (Unit.finish_reduce, Unit.reduce_over_copies, Unit.finish_reduce):
-            for unit in self.units:  # all of them before the first waits for the model's other copies
-                step(unit)
         for unit in self.units:
             unit.hand_out(itertools.islice(flags, len(unit.pieces)))
-        broadcast_from_first(persistent_buffers(self.model).values(), self.group)
         self.running = None
 
     def count_step(self) -> None:
@@ -285,9 +279,8 @@ class Runtime:
     def meet(self, action: str, problem: str | None = None, again: bool = False) -> Compared:
         """Compare with the other ranks what they are about to do. `problem`: why this rank can't do it.
 
-        Without that, a rank that begins a forward pass while another one saves the model would wait for ever, or take
-        the other's message for its own parameters. A backward pass goes together with `sync_gradients()`: a rank whose
-        loss does not depend on the model takes part in the others' pass when it synchronises.
+        A backward pass goes together with `sync_gradients()`: a rank whose loss does not depend on the model takes part
+        in the others' pass when it synchronises.
         Raises ValueError or RuntimeError on every rank if any rank can't do it, or if they do not go together. If a
         pass was interrupted on any rank, all of them restart, with a warning where no gradients are asked for.
         Costs one all-reduce of 80 bytes, 8 per parameter and 16 per unit.
@@ -319,7 +312,7 @@ class Runtime:
                 self.restart()
                 log.warning(interruption)
             if "lines" in agreed.different:
-                check_same_lines(lines, OUT_OF_STEP, self.group)
+                check_everywhere(lines, OUT_OF_STEP, self.group)
         except (RuntimeError, ValueError):
             self.restart()
             raise
@@ -361,11 +354,7 @@ class Runtime:
         return lines
 
     def _flags(self) -> list[bool]:
-        """What the ranks tell each other, equally many flags at every call, of which all learn the largest.
-
-        For each unit: it has whole gradients. For each parameter: it had a gradient. For each unit: it has to be
-        gathered for backward.
-        """
+        """For each unit: it has whole gradients; each parameter: had one; each unit: is gathered for backward."""
         return [
             *(any(each.gradient is not None and not each.is_cleared for each in unit.pieces) for unit in self.units),
             *(each.has_gradient and not each.is_cleared for each in self._pieces),

@@ -7,10 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_everywhere
-from scratch_ddp.common.replicas import broadcast_from_first, describe, model_problem
+from scratch_ddp.common.agreement import together
+from scratch_ddp.common.replicas import broadcast_from_first, describe
 from scratch_ddp.common.tensors import group_alike
-from scratch_ddp.common.wrapper import sync_problem
 from scratch_ddp.fsdp.comm import Ranks
 from scratch_ddp.fsdp.unit import ROOT, Place, Unit, hold
 
@@ -27,20 +26,12 @@ def agree_on_plan(model: nn.Module, group: dist.ProcessGroup | None, units: Spec
 
     Raises ValueError on every rank if one rank's model can't be wrapped as asked, or if the ranks differ.
     """
-    problem = model_problem(model, group, with_values=False) or sync_problem(settings["sync"])
-    if settings["prefetch"] < 0:
-        problem = f"prefetch must be 0 or more, not {settings['prefetch']}"
-    plan, lines = {}, []
-    try:
-        plan = {} if problem else make_plan(model, units)
-    except (TypeError, ValueError) as error:
-        problem = str(error)
-    if problem is None:
-        lines = [*describe(model), ", ".join(f"{name} {value}" for name, value in settings.items())]
+    with together(group, complaint="the ranks wrap different models; do the same everywhere") as lines:
+        plan = make_plan(model, units)
+        lines += [*describe(model), ", ".join(f"{name} {value}" for name, value in settings.items())]
         for name, places in plan.items():
             what = f"unit {name!r}" if name else "the root"
             lines.append(f"{what} with {', '.join(places) or 'no parameters'}")
-    check_everywhere(problem, lines, "the ranks wrap different models; do the same everywhere", group)
     return plan
 
 
@@ -133,13 +124,10 @@ def make_units(
     default. Raises on every rank what `init` raises, and ValueError if it leaves values unset. One broadcast per unit.
     """
     units: list[Unit] = []
-    unset = [each for each in model.modules() if any(tensor.is_meta for tensor in _own(each))]
-    _allocate(_holding(plan[ROOT], unset), plan[ROOT], device)  # units' modules may hold some of it
-    for name in reversed(plan):  # the root last, and with it the modules that have buffers alone
-        modules = _holding(plan[name], unset) if name else list(unset)
-        _allocate(modules, plan[name], device)
-        for module in modules:
-            unset.remove(module)
+    for name in reversed(plan):  # the root last
+        unset = [each for each in model.get_submodule(name).modules() if any(tensor.is_meta for tensor in _own(each))]
+        _allocate(unset, [*plan[name].values(), *plan[ROOT].values()], device)  # they may hold some of the root's
+        for module in unset:
             with torch.no_grad():
                 init(module) if init else module.reset_parameters()
             if any(each.is_floating_point() and each.isnan().any() for each in _own(module)):
@@ -160,13 +148,7 @@ def _cut(name: str, places: Places, ranks: Ranks, compute_dtype: torch.dtype | N
                 setattr(each, REPLACED, names[each])
 
 
-def _holding(places: Places, modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those of the modules that hold any of these parameters."""
-    holders = {module for each in places.values() for module, _ in each}
-    return [module for module in modules if module in holders]
-
-
-def _allocate(modules: list[nn.Module], places: Places, device: torch.device) -> None:
+def _allocate(modules: list[nn.Module], places: list[list[Place]], device: torch.device) -> None:
     """Put what is on the meta device on `device`, full of NaN: so it is seen what `init` leaves out."""
 
     def room(tensor: torch.Tensor) -> torch.Tensor:
@@ -175,9 +157,10 @@ def _allocate(modules: list[nn.Module], places: Places, device: torch.device) ->
 
     for module in modules:
         module._apply(room, recurse=False)
-    for each in places.values() if modules else ():  # what was tied is tied again
-        module, name = each[0]
-        hold(each, module._parameters[name])
+    for each in places if modules else ():  # what was tied is tied again
+        made = [module._parameters[name] for module, name in each if not module._parameters[name].is_meta]
+        if made:
+            hold(each, made[0])
 
 
 def _own(module: nn.Module) -> list[torch.Tensor]:

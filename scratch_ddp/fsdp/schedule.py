@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from scratch_ddp.fsdp.unit import Unit
 
@@ -12,12 +12,11 @@ Turn = list[Unit]  # the units of one module, which compute together
 class Schedule:
     """The collectives of a forward or backward pass: the same on every rank, whatever it computes.
 
-    Collectives are matched by their order alone. If each rank gathered what it happens to need, a rank that skips a
-    unit would receive the message of another one in its place. So the steps are fixed before the pass begins, and a
-    rank goes through all of them, also those of units that it does not use.
+    Collectives are matched by their order alone. So the steps are fixed before the pass begins, and a rank goes through
+    all of them, also those of units that it does not use.
     `order`: the modules' units as they are expected to compute; `to_gather`, `to_reduce`: those that the pass gathers
-    and reduces. Before units compute, their all-gathers and those of the next `prefetch` modules have been started, so
-    that messages travel while units compute.
+    and reduces; `then`: what else it sends at its end. Before units compute, their all-gathers and those of the next
+    `prefetch` modules have been started, so that messages travel while units compute.
     """
 
     def __init__(
@@ -27,6 +26,7 @@ class Schedule:
         to_gather: Collection[Unit] = (),
         to_reduce: Collection[Unit] = (),
         prefetch: int = 1,
+        then: Iterable[Callable[[], None]] = (),
     ):
         self.kind = kind
         self._steps: list[Callable[[], None]] = []
@@ -43,6 +43,7 @@ class Schedule:
             self._reached[name] = len(self._steps)
             self._steps += [functools.partial(self._reduce, unit) for unit in turn if unit in to_reduce]
             self._left[name] = len(self._steps)
+        self._steps += then
 
     def reach(self, turn: Turn) -> None:
         """Do what comes before the units compute: start to gather them, and the next ones ahead of their turn."""

@@ -25,10 +25,10 @@ def hold(places: list[Place], parameter: nn.Parameter) -> None:
 
 
 class Piece:
-    """One parameter of a unit, cut on dim 0: rank r has rows r·chunk to (r+1)·chunk, the last ranks fewer or none.
+    """One parameter of a unit, cut on dim 0 as DTensor's Shard(0) does: rank r has rows r·chunk to (r+1)·chunk.
 
-    torch.chunk, fully_shard and DTensor's Shard(0) cut in the same way. A scalar counts as one row of one element.
-    Ranks may hold different numbers of rows, but their parts of a message have one size: gaps fill them up.
+    A scalar counts as one row of one element. The last ranks may hold fewer rows or none, but the ranks' parts of a
+    message have one size: gaps fill them up.
     `places`: which modules hold it. `shard`: what they hold between passes, a DTensor. `whole`: what they hold while it
     is gathered; a view of memory that is there only then.
     """
@@ -219,8 +219,8 @@ class Unit:
     def reduce_over_copies(self) -> None:
         """Where the model has several copies, start to add up their means; `finish_reduce` waits for it."""
         if self._mean is not None and self.ranks.copies > 1:
-            mean, self._mean = self._mean.to(self.compute_dtype), None
-            self._reducing = self.ranks.all_reduce_over_copies(mean)
+            self._reducing = self.ranks.all_reduce_over_copies(self._mean.to(self.compute_dtype))
+            self._mean = None
 
     def mark(self) -> None:
         """At the end of backward: let gradients be on their way, also where only other ranks may have one."""

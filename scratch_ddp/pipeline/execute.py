@@ -39,7 +39,7 @@ def execute(
     no headers. device: where the stages are.
 
     Raises RuntimeError on every rank if an action fails on any; some gradients have then been added. Cost: a message
-    for each output and each gradient that a stage on another rank needs, before each output a header of 80 bytes while
+    for each output and gradient that a stage on another rank needs, a header of 80 bytes before each output while
     `sizes` is empty, and one all-reduce of 8 bytes.
     """
     row, sizes, spans = schedule[dist.get_rank(group)], {} if sizes is None else sizes, []
@@ -53,7 +53,9 @@ def execute(
             try:
                 result = computing.run(action, arrived)
             except Exception as error:
-                cause, problem = error, _problem(action, arrived, error)
+                got = "" if arrived is None else f", which got {_in_words(arrived)},"
+                where = f"stage {action.stage}{got} failed in the {_NAMES[action.kind]} of micro-batch {action.micro}"
+                cause, problem = error, f"{where}: {type(error).__name__}: {error}"
             spans.append((action, start, time.monotonic()))
         messages.give(action, result)
     messages.finish()
@@ -63,12 +65,6 @@ def execute(
         sizes.clear()
         raise everyones from cause
     return float(computing.loss), spans
-
-
-def _problem(action: Action, arrived: torch.Tensor | None, error: Exception) -> str:
-    kind, stage, micro = action
-    got = f", which got {dtype_and_shape(arrived)}," if kind == "F" and arrived is not None else ""
-    return f"stage {stage}{got} failed in the {_NAMES[kind]} of micro-batch {micro}: {type(error).__name__}: {error}"
 
 
 class _Computing:

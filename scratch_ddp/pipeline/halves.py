@@ -1,8 +1,7 @@
 """A backward in two halves: the gradient of a stage's input at once, the gradients of its weights later.
 
 What can wait are the weights and biases of linear layers, which are nearly all of a transformer. The gradients of other
-parameters are computed in the first half. Computing each half once costs no more than the whole; two calls of autograd
-over one graph would pass through it twice.
+parameters are computed in the first half. Two calls of autograd over one graph would pass through it twice.
 """
 
 from collections.abc import Sequence

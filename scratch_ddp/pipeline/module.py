@@ -1,7 +1,7 @@
 """`Pipeline`: a model whose layers are spread over the ranks. All that users call."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import check_same_lines, compare, digest, message_device, raise_everywhere, together
-from scratch_ddp.common.replicas import describe, model_problem
+from scratch_ddp.common.agreement import compare, digest, message_device, raise_everywhere, together
+from scratch_ddp.common.replicas import describe
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.pipeline.execute import execute
 from scratch_ddp.pipeline.messages import Sizes
@@ -40,17 +40,15 @@ class Pipeline(nn.Module):
     `layers_of`). A rank keeps its own layers; drop the model to free the others.
     `n_micro`: into how many micro-batches a batch is cut along dimension 0. They may be of different sizes.
     `schedule`: "gpipe", "1f1b", "interleaved" (two stages a rank), "zb_h1", or a row of actions for each rank.
-    `loss(output, target)`: a mean over a micro-batch; `count(target)`: over how many. By default all numbers of the
-    target, without labels of -100. A loss that leaves out others (another `ignore_index`, the first token of each row)
-    needs its own, or micro-batches with different counts are weighted wrongly.
+    `loss(output, target)`: a mean over a micro-batch; `count(target)`: over how many, by default all numbers of the
+    target without labels of -100. A loss that leaves out others needs its own `count`, or it is weighted wrongly.
     `group`: a process group, a dimension of a mesh (`mesh["pp"]`), or None for the default group.
-    `cuts`: the numbers of the layers before which to cut, such as `balanced_cuts` finds from measured times. By default
-    stages have about equally many parameters.
+    `cuts`: the numbers of the layers before which to cut; by default stages have about equally many parameters.
 
-    `local_module` holds this rank's layers under the whole model's names; an optimizer made from `parameters()` updates
-    them. A parameter that stages on several ranks hold (a tied embedding) starts as the first one's, and its gradient
+    `local_module` holds this rank's layers; parameters and `state_dict()` are its own, under the whole model's names. A
+    parameter that stages on several ranks hold (a tied embedding) starts as the first one's, and its gradient
     is the sum of theirs. `spans` tells what this rank did in the last pass: (action, start, end) of time.monotonic.
-    Raises ValueError on every rank if the arguments don't fit on any rank, or differ. Costs two small all-reduces.
+    Raises ValueError on every rank if the arguments don't fit on any rank, or differ. Costs one small all-reduce.
     """
 
     def __init__(
@@ -65,29 +63,28 @@ class Pipeline(nn.Module):
         count: Callable[[torch.Tensor], int] = counted,
     ):
         super().__init__()
-        self.group, self.n_micro, self.loss, self.count = process_group(group), n_micro, loss, count
+        self.group, self.n_micro, self.count = process_group(group), n_micro, count
         if "cpu:" not in dist.get_backend_config(self.group):
             raise ValueError(
                 "messages between stages go through main memory, for which the process group has no backend: call "
                 "dist.init_process_group('cpu:gloo,cuda:nccl')"
             )
-        with together(self.group):
+        with together(self.group, complaint="the ranks build different pipelines; do the same everywhere") as lines:
             self.schedule = _rows(schedule, dist.get_world_size(self.group), n_micro)
             parts = _cut(layers_of(layers), 1 + max(homes(self.schedule)), cuts)
-            for problem in filter(None, (model_problem(_assembled(part), self.group) for part in parts)):
-                raise ValueError(problem)
-        lines = [f"stage {n}: {line}" for n, part in enumerate(parts) for line in describe(_assembled(part))]
-        lines += [f"row {rank}: {list(map(str, row))}" for rank, row in enumerate(self.schedule)]
-        check_same_lines(lines, "the ranks build different pipelines; do the same everywhere", self.group)
+            lines += [f"stage {n}: {line}" for n, part in enumerate(parts) for line in describe(_assembled(part))]
+            lines += [f"row {rank}: {list(map(str, row))}" for rank, row in enumerate(self.schedule)]
         self._home, self._rank, self._last = homes(self.schedule), dist.get_rank(self.group), len(parts) - 1
         self._stages = {n: partial(_chain, part) for n, part in enumerate(parts) if self._home[n] == self._rank}
-        self.local_module = _assembled(layer for n in sorted(self._stages) for layer in parts[n])
+        local = _assembled(layer for n in sorted(self._stages) for layer in parts[n])
+        # Its children are this rank's layers, and not the loss: so all names are the whole model's.
+        self.__dict__ |= {"local_module": local, "_modules": local._modules, "loss": loss}
         self._tied = [(each, ranks) for each, ranks in _shared(parts, self._home) if self._rank in ranks]
         with set_up(), torch.no_grad():
             for parameter, ranks in self._tied:
                 parameter.copy_(self._exchange(parameter, ranks)[0])
         self._sizes: Sizes = {}
-        self._known = 0  # a digest of the inputs that the sizes belong to
+        self._known = 0  # a digest of the inputs that they belong to
         self.spans: list[tuple[Action, float, float]] = []
 
     def step(self, x: torch.Tensor | None, y: torch.Tensor | None, everywhere: bool = False) -> float | None:
@@ -167,10 +164,9 @@ class Pipeline(nn.Module):
         return largest["inputs"]
 
     def _batch_problem(self, name: str, batch: Any) -> str | None:
-        if not isinstance(batch, torch.Tensor) or batch.dim() == 0:
-            return f"{name} must be a tensor with an entry for each item, not {batch!r:.60}"
-        items = len(batch)
-        return f"{name} has {items} items, too few for {self.n_micro} micro-batches" if items < self.n_micro else None
+        if not isinstance(batch, torch.Tensor) or batch.dim() == 0 or len(batch) < self.n_micro:
+            return f"{name} must be a tensor of at least {self.n_micro} items, not {batch!r:.60}"
+        return None
 
     def _exchange(self, tensor: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor]:
         """The tensor of each of these ranks, in their order; this rank is one of them."""
@@ -183,24 +179,13 @@ class Pipeline(nn.Module):
             work.wait()
         return [each.to(tensor.device) for each in every.values()]
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return this rank's part of the whole model's state dict, under its names. No communication."""
-        return self.local_module.state_dict(*args, **kwargs)
-
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
         """Load this rank's part of a state dict that may be the whole model's. Every rank calls it.
 
-        Raises ValueError on every rank, before anything is loaded, if a name is missing on any, or if a shape differs.
+        Raises ValueError on every rank if a name is missing on any, or if a shape differs.
         """
-        mine = self.local_module.state_dict()
-        fits = {name: name in state_dict and state_dict[name].shape == each.shape for name, each in mine.items()}
-        wrong = [f"{name!r} is missing or has another shape" for name in mine if not fits[name]]
-        raise_everywhere(f"the state dict does not fit: {wrong[0]}" if wrong else None, self.group)
-        self.local_module.load_state_dict({name: state_dict[name] for name in mine})
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters, under the whole model's names."""
-        return self.local_module.named_parameters(*args, **kwargs)
+        with together(self.group, what="the state dict does not fit"):
+            self.local_module.load_state_dict({name: state_dict[name] for name in self.local_module.state_dict()})
 
 
 def _assembled(layers: Iterable[Layer]) -> nn.Module:
@@ -222,8 +207,6 @@ def _chain(layers: Sequence[Layer], x: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(schedule: str | Schedule, p: int, m: int) -> Schedule:
-    if m < 1:
-        raise ValueError(f"n_micro must be a number of micro-batches, 1 or more, not {m!r}")
     if isinstance(schedule, str):
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))} or rows, not {schedule!r}")
@@ -237,13 +220,10 @@ def _rows(schedule: str | Schedule, p: int, m: int) -> Schedule:
 
 def _cut(layers: Sequence[Layer], stages: int, cuts: Sequence[int] | None) -> list[list[Layer]]:
     cuts = balanced_cuts([layer.numel() for layer in layers], stages) if cuts is None else list(cuts)
-    ends = [0, *cuts, len(layers)]
-    if len(cuts) != stages - 1 or any(end <= start for start, end in itertools.pairwise(ends)):
-        raise ValueError(
-            f"cuts must be {stages - 1} growing numbers from 1 to {len(layers) - 1}, to cut {len(layers)} layers into "
-            f"{stages} stages, not {cuts}"
-        )
-    return [list(layers[start:end]) for start, end in itertools.pairwise(ends)]
+    parts = [list(layers[start:end]) for start, end in itertools.pairwise([0, *cuts, len(layers)])]
+    if len(parts) != stages or not all(parts):
+        raise ValueError(f"cuts must be {stages - 1} growing numbers from 1 to {len(layers) - 1}, not {cuts}")
+    return parts
 
 
 def _shared(stages: Sequence[Sequence[Layer]], home: Mapping[int, int]) -> list[tuple[nn.Parameter, list[int]]]:

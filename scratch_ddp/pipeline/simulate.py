@@ -85,17 +85,12 @@ def validate(schedule: Schedule, m: int) -> None:
         on = [rank for rank, row in enumerate(schedule) if any(action.stage == stage for action in row)]
         if len(on) > 1:
             raise ValueError(f"stage {stage} must be on one rank, and is on ranks {', '.join(map(str, on))}")
-    for stage in stages:
-        for micro in range(m):
-            kinds = "FIW" if found[Action("I", stage, micro)] or found[Action("W", stage, micro)] else "FB"
-            for kind in kinds:
-                action = Action(kind, stage, micro)
-                if (times := found.pop(action, 0)) != 1:
-                    raise ValueError(
-                        f"{action} is there {times} times, must be there once" if times else f"{action} is missing"
-                    )
-    if found:
-        raise ValueError(f"{next(iter(found))} does not belong into a schedule of {m} micro-batches")
+    halved = {action[1:] for action in found if action.kind in "IW"}
+    each = [(stage, micro) for stage in stages for micro in range(m)]
+    wanted = {Action(kind, *its) for its in each for kind in ("FIW" if its in halved else "FB")}
+    for action in [*sorted(wanted), *found]:
+        if found[action] != (action in wanted):
+            raise ValueError(f"{action} is there {found[action]} times, must be there {int(action in wanted)} times")
     simulate(schedule)
 
 

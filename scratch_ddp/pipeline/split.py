@@ -29,13 +29,10 @@ def layers_of(model: nn.Module | Sequence[nn.Module]) -> list[Layer]:
     A decoder's layer 0 is its embedding, layer 1 + i is block i, the last one is the norm with the head. It takes token
     ids, without padding, and puts out logits. Raises TypeError or ValueError for what can't be cut.
     """
+    if isinstance(model, list | tuple):
+        model = nn.Sequential(*model)
     if isinstance(model, nn.Sequential | nn.ModuleList):
         return [Layer(module, {name: module}) for name, module in model._modules.items()]  # one may come several times
-    if isinstance(model, list | tuple):
-        for place, each in enumerate(model):
-            if not isinstance(each, nn.Module):
-                raise TypeError(f"layers must be modules, but number {place} is a {type(each).__name__}")
-        return [Layer(module, {str(place): module}) for place, module in enumerate(model)]
     config = getattr(model, "config", None)
     if getattr(config, "model_type", None) in DECODERS and hasattr(model, "lm_head"):
         return _decoder_layers(model)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from scratch_ddp.common.wrapper import Group, process_group
-from scratch_ddp.tensor_parallel.checks import own_ids
+from scratch_ddp.tensor_parallel.moves import own_ids
 
 
 def vocabulary_parallel_cross_entropy(

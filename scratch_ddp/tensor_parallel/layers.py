@@ -7,6 +7,7 @@ computes x Wᵀ, these are the columns of the matrix that x is multiplied by, he
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -15,17 +16,19 @@ from torch import nn
 
 from scratch_ddp.common.agreement import check_everywhere, digest
 from scratch_ddp.common.wrapper import Group, process_group
-from scratch_ddp.tensor_parallel.checks import check_plain, own_ids, prepare_everywhere
-from scratch_ddp.tensor_parallel.moves import move, slices_of
+from scratch_ddp.tensor_parallel.moves import move, own_ids, slices_of
+from scratch_ddp.tensor_parallel.parallelize import parallelize
 from scratch_ddp.tensor_parallel.sliced import SlicedParameter, gather_full_grads, gather_full_params
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TOKENS = "all ranks of a tensor-parallel group work on the same tokens, but these were given different ones"
 
 
 class ParallelLayer(nn.Module):
-    """What the layers have in common: this rank's part of a plain layer's parameters, copied.
+    """What the layers have in common: this rank's part of a plain layer's parameters, copied. No communication.
 
-    `cuts` says along which dimension each sliced parameter is cut; the other parameters are whole on every rank.
+    `cuts` says along which dimension each sliced parameter is cut; the other parameters are whole on every rank. Raises
+    ValueError for a plain layer that computes something else, or n ranks can't hold equal slices of.
     """
 
     made_of: ClassVar[type[nn.Module]]
@@ -34,7 +37,7 @@ class ParallelLayer(nn.Module):
     def __init__(self, plain: nn.Module, group: Group):
         super().__init__()
         self.group = process_group(group)
-        check_plain(type(self), plain, self.group)
+        self._check(plain)
         for name in ("weight", "bias"):
             parameter = getattr(plain, name, None)
             self.register_parameter(name, None if parameter is None else self._part(name, parameter))
@@ -47,34 +50,31 @@ class ParallelLayer(nn.Module):
         part.sliced_over, part.sliced_dim = self.group, self.cuts[name]
         return part
 
+    def _check(self, plain: nn.Module) -> None:
+        kind, its, mine = self.made_of.__name__, type(plain).__name__, type(self).__name__
+        if not isinstance(plain, self.made_of):
+            raise ValueError(f"{mine} is made of a torch.nn.{kind}, not of a {its}")
+        own_forward = getattr(plain.forward, "__func__", None) is not self.made_of.forward
+        if own_forward or plain._modules or any(getattr(plain, hooks) for hooks in _HOOKS):
+            raise ValueError(f"this {its} has a forward, hooks or modules of its own, which {mine} would lose")
+        for option in ("sparse", "max_norm", "scale_grad_by_freq"):
+            if getattr(plain, option, None):
+                raise ValueError(f"an embedding with {option}={getattr(plain, option)!r} can't be sliced")
+
     @classmethod
     def from_linear(cls, plain: nn.Module, group: Group = None, **options: Any) -> Self:
-        """Return cls(plain, group, **options): this rank's part of a plain layer, which takes the first rank's values.
-
-        Raises ValueError on every rank if n ranks can't hold equal slices, or if the ranks' layers differ in shape.
-        """
-        group = process_group(group)
-        return prepare_everywhere(lambda: cls(plain, group, **options), plain, group)
+        """Return cls(plain, group, **options), made by `parallelize`: so the first rank's values win."""
+        return parallelize(nn.ModuleDict({"layer": plain}), {"layer": partial(cls, **options)}, group)["layer"]
 
     from_embedding = from_linear
-
-    def gather_full_params(self) -> dict[str, torch.Tensor]:
-        """Return the plain layer's parameters by name, on every rank."""
-        return gather_full_params(self)
-
-    def gather_full_grads(self) -> dict[str, torch.Tensor | None]:
-        """Return their gradients likewise, None where there is none."""
-        return gather_full_grads(self)
-
-    def extra_repr(self) -> str:
-        return f"a slice {tuple(self.weight.shape)} for {dist.get_world_size(self.group)} ranks"
+    gather_full_params, gather_full_grads = gather_full_params, gather_full_grads  # the plain layer's, on every rank
 
 
 class ColumnParallelLinear(ParallelLayer):
     """A linear layer of which each rank computes its slice of the outputs: it holds those rows of weight and bias.
 
-    `from_linear(linear, group)` makes it of a plain layer that every rank holds alike. `group`: a process group, a
-    dimension of a mesh (`mesh["tp"]`), or None for all ranks.
+    `from_linear(linear, group)` makes it of a plain layer. `group`: a process group, a dimension of a mesh
+    (`mesh["tp"]`), or None for all ranks.
     Input: (…, in), whole. Output: this rank's slice (…, out / n); whole with `gather_output`.
     `input_move`: what is done with the input first. "copy" makes its gradient whole; "gather" takes slices of tokens,
     (…, tokens / n, in); None leaves it to the caller, as where several layers share one input (see `move_input`).
@@ -122,7 +122,7 @@ class RowParallelLinear(ParallelLayer):
 class VocabularyParallelEmbedding(ParallelLayer):
     """An embedding of which each rank holds its slice of the rows: it looks up its own tokens, others give zeros.
 
-    `from_embedding(embedding, group)` makes it of a plain one that every rank holds alike.
+    `from_embedding(embedding, group)` makes it of a plain one.
     Input: the same ids (…, tokens) on every rank; ids outside of the vocabulary raise, as in one process. Output:
     (…, tokens, features), whole; with `output_move` "reduce_scatter" slices of tokens, with None partial sums.
     Raises ValueError on every rank if the ids of the first forward are not the same on all ranks.
@@ -142,7 +142,7 @@ class VocabularyParallelEmbedding(ParallelLayer):
         if not self.has_compared:
             begin, number = ids.flatten()[:4].tolist(), digest([str(ids.tolist())]) % 10**6
             line = f"ids {tuple(ids.shape)} that begin {begin} (number {number})"
-            check_everywhere(None, [line], _TOKENS, self.group)
+            check_everywhere([line], _TOKENS, self.group)
             self.has_compared = True
         here, others = own_ids(ids, len(self.weight), self.group)
         y = nn.functional.embedding(here, self.weight, self.padding_idx)

@@ -79,6 +79,16 @@ def slices_of(tensor: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -
     return tensor.chunk(n, dim) if n > 1 else (tensor,)
 
 
+def own_ids(ids: torch.Tensor, rows: int, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ids counted from the first of this rank's `rows`, and which of them are another rank's (then 0).
+
+    Ids of no rank stay outside of the rows, so that every rank raises when it looks them up, as one process does.
+    """
+    here = ids - dist.get_rank(group) * rows
+    others = ((here < 0) | (here >= rows)) & (ids >= 0) & (ids < dist.get_world_size(group) * rows)
+    return here.masked_fill(others, 0), others
+
+
 _PAIRS = {  # name: (forward, backward)
     "copy": (_keep, all_reduce),
     "reduce": (all_reduce, _keep),

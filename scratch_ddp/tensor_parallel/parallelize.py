@@ -7,8 +7,9 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch import nn
 
+from scratch_ddp.common.agreement import together
+from scratch_ddp.common.replicas import broadcast_from_first, describe, named_tensors
 from scratch_ddp.common.wrapper import Group, process_group
-from scratch_ddp.tensor_parallel.checks import prepare_everywhere
 
 Install = Callable[[], object]
 Change = nn.Module | Install
@@ -21,15 +22,20 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
 
     `plan`: what becomes of the modules whose names end in each of its keys ("q_proj", "layers.0"); "" is the model
     itself. An entry is called with a module and the group. It returns the layer that takes the module's place, such as
-    ColumnParallelLinear or functools.partial(ColumnParallelLinear, gather_output=True), or a function that changes the
-    module, which is called once all entries have agreed. Parameters keep their names; tied ones stay tied.
+    ColumnParallelLinear, or a function that changes the module, which is called once all entries have agreed.
+    Parameters keep their names; tied ones stay tied.
     Every rank holds the whole model before; the first rank's values win. Make the optimizer afterwards.
     Raises ValueError on every rank, and changes no module, if an entry matches nothing or can't be followed on some
     rank, or if the ranks' models differ in shape. Costs two small all-reduces, a broadcast of each tensor, and memory
     for the slices beside the whole model.
     """
     group = process_group(group)
-    changes = prepare_everywhere(lambda: _prepare(model, plan, group), model, group)
+    with together(group, complaint="the ranks slice different models; do the same everywhere") as lines:
+        lines += describe(model)
+    for _, tensor in named_tensors(model):
+        broadcast_from_first([tensor], group)
+    with together(group):
+        changes = _prepare(model, plan, group)
     tied = _tied(model)
     for name, change in changes.items():
         model.set_submodule(name, change) if isinstance(change, nn.Module) else change()

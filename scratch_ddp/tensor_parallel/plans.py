@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.functional import pad
 
 from scratch_ddp.tensor_parallel import moves
-from scratch_ddp.tensor_parallel.checks import check_multiple
 from scratch_ddp.tensor_parallel.cross_entropy import vocabulary_parallel_cross_entropy
 from scratch_ddp.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding
 
@@ -72,8 +71,11 @@ def attention_by_heads(attention: nn.Module, group: Group, move: str = "copy") -
     """
     if hasattr(attention, "num_heads"):
         raise ValueError("it cuts by its own num_heads, which a rank does not have: this plan is not for this model")
-    for name, what in (("q_proj", "query heads"), ("k_proj", "key heads"), ("v_proj", "value heads")):
-        check_multiple(what, getattr(attention, name).out_features // attention.head_dim, group)
+    for name, what in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")):
+        heads, n = getattr(attention, name).out_features // attention.head_dim, dist.get_world_size(group)
+        if heads % n:
+            evenly = f"can't be shared evenly by {n} ranks: take a number of ranks that divides {heads}"
+            raise ValueError(f"the {heads} {what} heads {evenly}")
     return _Region(attention, group, move, attention.head_dim)
 
 

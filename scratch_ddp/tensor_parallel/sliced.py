@@ -102,8 +102,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
 def gather_full_params(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return all parameters whole, on every rank, by name; tied ones under each of their names.
 
-    The plain model takes them with `load_state_dict`, and can then be sliced for any number of ranks. Every rank calls
-    it. One all-gather for each sliced parameter.
+    The plain model's `load_state_dict` takes them. One all-gather for each sliced parameter.
     """
     return {name: _whole(each, each) for name, each in model.named_parameters(remove_duplicate=False)}
 

@@ -5,47 +5,17 @@ with their values, at each step with their gradients. The lines themselves trave
 """
 
 import hashlib
-import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from scratch_ddp.common.optimizer_steps import REDUCED
-from scratch_ddp.common.replicas import dtype_and_shape, gradient_problem, tensor_problem
+from scratch_ddp.common.replicas import dtype_and_shape, gradient_problem
 from scratch_ddp.common.tensors import bytes_of
 
 Groups = Sequence[Mapping[str, Any]]  # as in Optimizer.param_groups
 SAMPLE = 8  # about as many elements of a gradient are compared at each step
-
-
-def class_problem(optimizer_cls: object) -> str | None:
-    """Say why an optimizer class can't work on a share of the parameters, or return None if it can."""
-    if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
-        return "give an optimizer class and its options, as in ShardedOptimizer(params, AdamW, lr=…)"
-    closure = inspect.signature(optimizer_cls.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        return (
-            f"{optimizer_cls.__name__} evaluates the loss several times a step and looks at all parameters at once; "
-            "only optimizers that update each parameter by itself can be sharded (SGD, AdamW, Muon, …)"
-        )
-    return None
-
-
-def read_groups(params: Any, group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
-    """Bring what torch's optimizers take into the form of `param_groups`. Raises ValueError, TypeError if it is unfit.
-
-    Unfit is what torch refuses, and what an owner can't send to the others.
-    """
-    groups = torch.optim.Optimizer(params, {}).param_groups
-    for name, parameter in named_parameters(groups):
-        if isinstance(parameter, DTensor):
-            raise ValueError(f"{name} is a DTensor, so sharded already: give it to an ordinary optimizer")
-        if problem := tensor_problem(name, parameter, group):
-            raise ValueError(problem)
-    return groups
 
 
 def describe(groups: Groups, text: Callable[[torch.Tensor], str]) -> list[str]:

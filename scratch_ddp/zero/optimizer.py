@@ -9,17 +9,17 @@ Models", SC 2020, section 5.1.
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from scratch_ddp.common.agreement import check_everywhere, raise_everywhere, together
+from scratch_ddp.common.agreement import check_everywhere, together
 from scratch_ddp.common.wrapper import Group, process_group
-from scratch_ddp.zero import checkpoint as saving
 from scratch_ddp.zero import checks
+from scratch_ddp.zero.checkpoint import share_of
 from scratch_ddp.zero.owners import Owners, broadcast_shares
 
 OTHER_PARAMETERS = (
@@ -42,9 +42,9 @@ class ShardedOptimizer(Optimizer):
     a dimension of a mesh, or None for the default group. `param_groups` has all parameters, for schedulers; `state` has
     what this rank owns: 1/n of the whole, give or take the largest parameter.
 
-    All ranks call the constructor, `step`, `add_param_group` and `load_state_dict` together. What can't be sharded, and
-    ranks that disagree, raise ValueError (a wrong class: TypeError) on every rank, with the rank and the parameter in
-    the message; pass `model.named_parameters()` to see names there.
+    All ranks call the constructor, `step`, `add_param_group` and `load_state_dict` together. Ranks that disagree raise
+    ValueError on every rank, with the rank and the parameter in the message; pass `model.named_parameters()` to see
+    names there. An optimizer that looks at all parameters at once (LBFGS) can't be shared out.
 
     get_optimizer_state_dict of torch.distributed.checkpoint returns a rank's share, which dcp.save and dcp.load take
     on any number of ranks. set_optimizer_state_dict then needs StateDictOptions(strict=False), since it is a share.
@@ -62,7 +62,6 @@ class ShardedOptimizer(Optimizer):
         self.group = process_group(group)
         self.owners = Owners(dist.get_world_size(self.group))
         self.reduced: set[torch.Tensor] = set()  # parameters whose owners alone have their gradients
-        raise_everywhere(checks.class_problem(optimizer_cls), self.group, TypeError)
         self.own = optimizer_cls(self._read(params, options), **options)
         super().__init__(self.own.param_groups, self.own.defaults)
         for parameter in [each for each in self.own.state if not self.owns(each)]:  # Adagrad makes it at once
@@ -88,7 +87,7 @@ class ShardedOptimizer(Optimizer):
         if problem is None:
             text = partial(checks.gradient_text, reduced=self.reduced)
             lines = [f"overflow {bool(self.found_inf)}", *checks.describe(self.param_groups, text)]
-        check_everywhere(problem, lines, OTHER_GRADIENTS, self.group)
+        check_everywhere(lines, OTHER_GRADIENTS, self.group, problem)
         if self.found_inf:
             return loss
         others = {parameter: parameter.grad for parameter in self.parameters if not self.owns(parameter)}
@@ -127,29 +126,16 @@ class ShardedOptimizer(Optimizer):
         state = {number: entry for number, entry in mine["state"].items() if entry}
         return {**mine, "state": state, "share": list(self._numbers())}
 
-    def gather_full_state_dict(self, to: int = 0) -> dict[str, Any] | None:
-        """Return the plain optimizer's state dict, in main memory, on rank `to` of the group; None on the others.
-
-        Every rank calls it. Costs a broadcast of each parameter's state, one at a time.
-        """
-        mine, whole, me = self.state_dict(), {}, dist.get_rank(self.group)
-        for number, parameter in enumerate(self.parameters):
-            entry = mine["state"].get(number, {})
-            box = [{key: each.cpu() if torch.is_tensor(each) else each for key, each in entry.items()}]
-            dist.broadcast_object_list(box, group=self.group, group_src=self.owners[parameter])
-            whole |= {number: box[0]} if box[0] and me == to else {}
-        return {"state": whole, "param_groups": mine["param_groups"]} if me == to else None
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take this rank's share of a whole state dict (also the plain optimizer's), or the share that it saved itself.
 
-        Every rank calls it. Raises ValueError on every rank if a state dict lacks something or is another model's. The
+        Every rank calls it. Raises ValueError on every rank if a state dict lacks something. The
         parameters may have names, as in set_optimizer_state_dict of torch.distributed.checkpoint.
         """
         numbers = self._numbers()
         present = {number for number, parameter in numbers.items() if self.state.get(parameter)}
         with together(self.group):
-            self.own.load_state_dict(saving.share_of(state_dict, numbers, present))
+            self.own.load_state_dict(share_of(state_dict, numbers, present))
         self.state, self.param_groups = self.own.state, self.own.param_groups
         self._mark_state()
 
@@ -158,29 +144,15 @@ class ShardedOptimizer(Optimizer):
         if not self.state:
             self.state[self.parameters[0]] = {}
 
-    def save(self, folder: str | Path) -> None:
-        """Write every rank's share to a folder on a file system that all ranks share. Every rank calls it.
-
-        An older checkpoint is replaced at the end. Raises OSError on every rank if the folder can't be written.
-        """
-        saving.save(folder, self.state_dict(), self.group)
-
-    def load(self, folder: str | Path) -> None:
-        """Read what any number of ranks have saved; each rank reads only what it owns. Every rank calls it.
-
-        Raises FileNotFoundError on every rank if there is no checkpoint, ValueError if the folder is incomplete or
-        holds another model's state.
-        """
-        self.load_state_dict(saving.load(folder, self._numbers(), self.group))
-
     def _numbers(self) -> dict[int, torch.Tensor]:
         """The parameters that this rank owns, by their numbers in a state dict."""
         return {number: parameter for number, parameter in enumerate(self.parameters) if self.owns(parameter)}
 
     def _read(self, params: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
         """The parameters as groups. Raises on every rank unless they and their values are the same everywhere."""
-        with together(self.group):
-            groups = checks.read_groups(params, self.group)
-        lines = [f"options {checks.options_text(options)}", *checks.describe(groups, checks.checksum)]
-        check_everywhere(None, lines, OTHER_PARAMETERS, self.group)
+        with together(self.group, complaint=OTHER_PARAMETERS) as lines:
+            groups = Optimizer(params, {}).param_groups
+            if any(isinstance(each, DTensor) for group in groups for each in group["params"]):
+                raise ValueError("shards go to an ordinary optimizer: their state is sharded with them")
+            lines += [f"options {checks.options_text(options)}", *checks.describe(groups, checks.checksum)]
         return groups

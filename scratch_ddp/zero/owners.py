@@ -14,25 +14,20 @@ LARGE = 1 << 20  # bytes from which a tensor travels alone, without being copied
 
 
 class Owners(dict[torch.Tensor, int]):
-    """The owner of each parameter, among the ranks 0 to n - 1 of a group.
-
-    Frozen parameters have no optimizer state. They are shared out separately, so that they don't disturb the balance of
-    the others, and are balanced themselves should they be trained later.
-    """
+    """The owner of each parameter, among the ranks 0 to n - 1 of a group."""
 
     def __init__(self, world_size: int):
         super().__init__()
-        self._loads = {trained: [0] * world_size for trained in (True, False)}  # bytes of parameters
+        self._loads = [0] * world_size  # bytes of trained parameters: frozen ones have no state
 
     def add(self, parameters: Sequence[torch.Tensor]) -> None:
         """Give each of some new parameters an owner; the old ones keep theirs."""
-        for trained, loads in self._loads.items():
-            these = [parameter for parameter in parameters if parameter.requires_grad == trained]
-            self |= dict(zip(these, share_out([each.nbytes for each in these], loads), strict=True))
+        sizes = [each.nbytes if each.requires_grad else 0 for each in parameters]
+        self |= dict(zip(parameters, share_out(sizes, self._loads), strict=True))
 
     def shares_of(self, parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
         """Split parameters by their owners: one list for each rank of the group."""
-        shares = [[] for _ in self._loads[True]]
+        shares = [[] for _ in self._loads]
         for parameter in parameters:
             shares[self[parameter]].append(parameter)
         return shares

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.common.agreement import compare, message_device, raise_everywhere
-from scratch_ddp.common.clip_grad import clip_to_norm, total_norm
 from scratch_ddp.common.optimizer_steps import REDUCED
 from scratch_ddp.common.replicas import complete_gradient
 from scratch_ddp.common.tensors import copy_back, flatten
@@ -93,8 +92,11 @@ def clip_grad_norm_(optimizer: ShardedOptimizer, max_norm: float) -> torch.Tenso
     Each rank counts what it owns, so it is right after `reduce_gradients` and after an all-reduce. Every rank calls it.
     Returns a float64 scalar, the same on every rank. Costs one all-reduce of one number.
     """
-    present = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-    own = [parameter.grad for parameter in present if optimizer.owns(parameter)]
-    norm = total_norm(own, 2.0, message_device(optimizer.group), optimizer.group)
-    clip_to_norm([parameter.grad for parameter in present], norm, max_norm)
+    own = [each.grad.detach() for each in optimizer.parameters if each.grad is not None and optimizer.owns(each)]
+    total = torch.zeros((), dtype=torch.float64, device=message_device(optimizer.group))
+    for gradient in own:  # the ranks' sums of squares add up, but their norms don't
+        total += torch.linalg.vector_norm(gradient, dtype=torch.float64).square().to(total.device)
+    dist.all_reduce(total, group=optimizer.group)
+    norm = total.sqrt()
+    torch.nn.utils.clip_grads_with_norm_(optimizer.parameters, max_norm, norm)
     return norm

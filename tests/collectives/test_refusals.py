@@ -20,22 +20,16 @@ def wrong_calls(rank):
     """(what the message says, the call): wrong on every rank, on rank 1 only, or different on rank 1."""
     odd = rank == 1
     x, three = torch.zeros(3), [torch.zeros(3) for _ in range(3)]
-    leaf = torch.zeros(3, requires_grad=True)
     tree = ours.tree_broadcast
-    yield "rank 1: tree_broadcast: tensor must be a dense torch.Tensor with data, not int", (tree, 3 if odd else x)
-    yield "with data", (tree, torch.zeros(3).to_sparse())
+    yield "rank 1: tree_broadcast: tensor must be a torch.Tensor, not int", (tree, 3 if odd else x)
     yield "rank 1: star_broadcast: src=3 is not in the group", (ours.star_broadcast, x, 3 if odd else 0)
     yield "rank 1: entry 0 is tree_broadcast: src 1, but tree_broadcast: src 0 on rank 0", (tree, x, rank % 2)
     yield "rank 1: entry 0 is ring_all_reduce: shape (4,), but", (ours.ring_all_reduce, torch.zeros(4) if odd else x)
     yield "rank 1: entry 2 is reduce: dtype float64, but", (ours.reduce, x.double() if odd else x)
     yield "tree_broadcast: src 0, but reduce: dst 0 on rank 0", (tree if odd else ours.reduce, x)
-    yield "rank 1: tree_broadcast: tensor requires grad", (tree, leaf if odd else x)
-    yield "a sum of bool", (ours.ring_all_reduce, x.bool())
     yield "tensor_list must be a list of 3 tensors", (ours.all_gather, three[:2], x)
-    yield "tensor_list[1] must be a dense torch.Tensor with data, not NoneType", (ours.all_gather, [x, None, x], x)
-    yield "tensor has dtype float64, but tensor_list[0] has float32", (ours.all_gather, three, x.double())
-    yield "rank 0: gather: gather_list must be a list of 3 tensors", (ours.gather, x, None)
-    yield "ranks 1, 2: scatter: scatter_list must be None", (ours.scatter, x, three)
+    yield "tensor_list[1] must be a torch.Tensor, not NoneType", (ours.all_gather, [x, None, x], x)
+    yield "tensor has dtype float64, but tensor_list[0] has dtype float32", (ours.all_gather, three, x.double())
 
 
 def test_wrong_arguments_are_refused_on_every_rank_alike():
@@ -58,7 +52,7 @@ def compared(function, *args):
     return counted.setup.calls == {"all_reduce": 1}
 
 
-def test_unchecked_calls_compare_nothing_and_raise_alone():
+def test_unchecked_calls_compare_nothing():
     def ranks():
         x = torch.arange(10.0)
         seen = [compared(ours.ring_all_reduce, x)]
@@ -66,8 +60,6 @@ def test_unchecked_calls_compare_nothing_and_raise_alone():
             with unchecked():
                 seen.append(compared(ours.ring_all_reduce, x))
             seen.append(compared(ours.tree_broadcast, x))
-            if dist.get_rank() == 1:
-                assert refused(ours.ring_all_reduce, [1.0]).startswith("ring_all_reduce: tensor must be")
         with pytest.raises(KeyboardInterrupt), unchecked():
             raise KeyboardInterrupt
         assert x.tolist() == [4.0 * i for i in range(10)]

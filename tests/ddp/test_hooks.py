@@ -1,7 +1,5 @@
 """Strategies that work from gradient hooks: whatever a step looks like, they do what the simple one does after it."""
 
-import contextlib
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -141,26 +139,3 @@ def each_scenario(strategy) -> None:
 @hooked
 def test_the_same_as_the_simple_strategy(strategy):
     run_ranks(3, each_scenario, strategy, timeout=60)
-
-
-def without_a_call(strategy) -> None:
-    """`sync="backward"`: a step of one backward, one that accumulates under no_sync, and one of two backwards."""
-    expected, mine = SimpleDistributedDataParallelism(model()), strategy(model(), sync="backward")
-    for wrapped in (expected, mine):
-        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
-        for quiet in (["ab"], ["abc", "bcd"], ["a", "abcd"]):
-            for names in quiet:
-                inside = len(quiet) > 1 and names is quiet[0] and quiet[0] == "abc"
-                with wrapped.no_sync() if inside else contextlib.nullcontext():
-                    wrapped(names, rank() + 1.0).backward()
-                    if wrapped is expected:
-                        wrapped.sync_gradients()
-            optimizer.step()
-            optimizer.zero_grad()
-    for a, b in zip(mine.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-@hooked
-def test_synchronised_at_the_end_of_backward(strategy):
-    run_ranks(2, without_a_call, strategy)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from scratch_ddp.fsdp import FSDP, passes
@@ -130,7 +131,7 @@ def other_buffers() -> None:
     loss_of(sharded, x, y).backward()
     plain.seen = torch.zeros(1 + dist.get_rank())
     for _ in range(2):
-        assert message_of(sharded.sync_gradients).startswith("buffers have other shapes")
+        assert message_of(sharded.sync_gradients).startswith("the ranks hold different buffers")
     plain.seen = torch.zeros(1)
     sharded.sync_gradients()
     one_process_step(MLP, alone, x, y, 2)
@@ -329,9 +330,9 @@ def test_after_an_error_the_next_step_is_right():
     assert first == "rank 1: a backward pass did not reach its end; all gradients since the last step are dropped"
 
 
-def two_losses(sync: str) -> list[str]:
+def two_losses() -> list[str]:
     """The backward pass of one loss fails, and that of another one follows, of a forward pass from before."""
-    alone, sharded = pair(sync=sync)
+    alone, sharded = pair()
     (x, y), failing = batches(1, 2)[0], True
 
     def fail(_) -> None:
@@ -345,21 +346,21 @@ def two_losses(sync: str) -> list[str]:
     said.append(message_of(second.backward))
     one_process_step(MLP, alone, x, y, 2)
     loss_of(sharded, x, y).backward()
-    sharded.sync_gradients() if sync == "call" else None
+    sharded.sync_gradients()
     assert_equal(sharded, alone)
     return said
 
 
 def test_a_backward_pass_after_one_that_failed():
-    for said in run_ranks(2, lambda: [two_losses(sync) for sync in ("call", "backward")]):
-        for first, second in said:
-            assert first == "planted" and second.startswith("ranks 0, 1: a backward pass did not reach its end")
+    for first, second in run_ranks(2, two_losses):
+        assert first == "planted" and second.startswith("ranks 0, 1: a backward pass did not reach its end")
 
 
 def out_of_memory(collective: str) -> None:
     """One rank can't start a collective, once: the others get its message all the same, and the next step is right."""
-    alone, sharded = pair()
-    (x, y), start = batches(1, 2)[0], getattr(Ranks, collective)
+    over_copies, n = collective == "all_reduce_over_copies", dist.get_world_size()
+    alone, sharded = pair(group=init_device_mesh("cpu", (2, 2)) if over_copies else None)
+    (x, y), start = batches(1, n)[0], getattr(Ranks, collective)
 
     def fail(*_) -> None:
         setattr(Ranks, collective, start)
@@ -368,18 +369,20 @@ def out_of_memory(collective: str) -> None:
     if dist.get_rank() == 1:
         setattr(Ranks, collective, fail)
     said = [message_of(do) for do in (lambda: loss_of(sharded, x, y).backward(), sharded.sync_gradients)]
-    assert said[0] == ("planted" if dist.get_rank() else "nothing was raised"), said
-    if collective == "all_gather":  # in forward: its gradients are missing
+    assert said[over_copies] == ("planted" if dist.get_rank() == 1 else "nothing was raised"), said
+    if over_copies:  # after all have met: the others have their means
+        sharded(x)
+    elif collective == "all_gather":  # in forward: its gradients are missing
         assert said[1] == "nothing was raised"
     else:
         assert said[1].startswith("rank 1: a backward pass did not reach its end"), said
     sharded.zero_grad()
-    one_process_step(MLP, alone, x, y, 2)
+    one_process_step(MLP, alone, x, y, n)
     loss_of(sharded, x, y).backward()
     sharded.sync_gradients()
     assert_equal(sharded, alone)
 
 
-@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
-def test_a_collective_that_one_rank_can_not_start(collective):
-    run_ranks(2, out_of_memory, collective, timeout=30)
+@pytest.mark.parametrize(("collective", "n"), [("all_gather", 2), ("reduce_scatter", 2), ("all_reduce_over_copies", 4)])
+def test_a_collective_that_one_rank_can_not_start(collective, n):
+    run_ranks(n, out_of_memory, collective, timeout=30)

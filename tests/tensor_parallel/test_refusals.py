@@ -63,14 +63,12 @@ def other_heads() -> nn.Module:
 
 LOGITS, BOTH = torch.zeros(2, 16), "ranks 0, 1: "
 REFUSED = [
-    (column(nn.Conv1d(2, 2, 1)), BOTH + "ColumnParallelLinear is made of a torch.nn.Linear, not of a Conv1d"),
-    (column(Own(4, 4)), BOTH + "this Own has a forward, hooks or modules of its own"),
+    (column(nn.Conv1d(2, 2, 1)), BOTH + "layer: ColumnParallelLinear is made of a torch.nn.Linear, not of a Conv1d"),
+    (column(Own(4, 4)), BOTH + "layer: this Own has a forward, hooks or modules of its own"),
     (column(weight_norm(nn.Linear(4, 4))), "this ParametrizedLinear has a forward, hooks or modules"),
-    (column(nn.Linear(4, 5)), "the 5 outputs can't be shared evenly by 2 ranks: take a number of ranks that divides 5"),
-    (lambda: RowParallelLinear.from_linear(nn.Linear(3, 2)), "the 3 inputs can't be shared evenly by 2 ranks"),
-    (lambda: VocabularyParallelEmbedding.from_embedding(nn.Embedding(7, 2)), "the 7 rows of the vocabulary can't"),
+    (column(nn.Linear(4, 5)), "dimension 0 of a tensor of shape (5, 4) can't be cut evenly for 2 ranks"),
+    (lambda: RowParallelLinear.from_linear(nn.Linear(3, 2)), "dimension 1 of a tensor of shape (2, 3) can't be cut"),
     (lambda: VocabularyParallelEmbedding.from_embedding(nn.Embedding(4, 2, max_norm=1.0)), "with max_norm=1.0 can't"),
-    (column(nn.Linear(2, 2, device="meta")), "'weight' is on the meta device"),
     (
         lambda: column(nn.Linear(2, 2), **{"gather": 1} if dist.get_rank() else {})(),
         "rank 1: TypeError: ColumnParallelLinear.",
@@ -79,14 +77,16 @@ REFUSED = [
     (plan(Block, {"q_proj": nn.Linear}), "the plan's 'q_proj' matches no module; their names end in down, first"),
     (plan(lambda: nn.ModuleDict({"a": Block()}), {**UP, "a.up": nn.Linear}), "two entries of the plan match 'a.up'"),
     (plan(other_heads, LLAMA), "model.layers.0.self_attn: the 3 key heads can't be shared evenly by 2 ranks: take a"),
-    (plan(lambda: llama(vocab_size=31), LLAMA), "model.embed_tokens: the 31 rows of the vocabulary can't be shared"),
+    (
+        plan(lambda: llama(vocab_size=31), LLAMA),
+        "model.embed_tokens: dimension 0 of a tensor of shape (31, 16) can't be cut",
+    ),
     (
         plan(TiedHead, {"embed": VocabularyParallelEmbedding}),
         "embed.weight and head.weight are the same parameter: the plan must slice all of them alike",
     ),
     (plan(Block, {"": move_input, **PAIR}), "the model: 'first.weight' would be whole among slices"),
     (plan(Block, {"": vocabulary_parallel_loss}), "the model: Block has no loss_function"),
-    (plan(list, PAIR), "the model must be a torch.nn.Module, not list"),
     (
         plan(lambda: parallelize(seeded(Block), PAIR), PAIR),
         "up: ColumnParallelLinear is made of a torch.nn.Linear, not",

@@ -2,8 +2,11 @@
 
 import torch
 import torch._dynamo  # noqa: F401  optimizers import it at first use: once here, not in every forked rank
+import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Muon, RMSprop
+
+from scratch_ddp.zero import ShardedOptimizer
 
 OPTIMIZERS = {
     "SGD": (SGD, {"lr": 0.1}),
@@ -59,6 +62,14 @@ def two_groups(model: nn.Module) -> list[dict]:
 def matrices(model: nn.Module) -> list[nn.Parameter]:
     """What Muon and Adafactor can update: they look at a whole matrix."""
     return [each for each in model.parameters() if each.dim() == 2 and each.numel()]
+
+
+def full_state_dict(optimizer: ShardedOptimizer) -> dict:
+    """The shares of all ranks put together: the plain optimizer's state dict."""
+    shares = [None] * dist.get_world_size()
+    dist.all_gather_object(shares, optimizer.state_dict())
+    state = dict(sorted(item for share in shares for item in share["state"].items()))
+    return {"state": state, "param_groups": shares[0]["param_groups"]}
 
 
 def same(a: object, b: object) -> bool:

@@ -14,7 +14,7 @@ from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.zero import ShardedOptimizer
 from scratch_ddp.zero.owners import LARGE, share_out
 from tests.ranks import run_ranks
-from tests.zero.cases import OPTIMIZERS, everything, give_gradients, matrices, same, two_groups
+from tests.zero.cases import OPTIMIZERS, everything, full_state_dict, give_gradients, matrices, same, two_groups
 
 FORMS = {"parameters": nn.Module.parameters, "groups": two_groups, "named": nn.Module.named_parameters}
 
@@ -31,10 +31,10 @@ def steps_as_the_plain_one(name: str, form) -> list[str]:
         for optimizer in (sharded, plain):
             optimizer.step()
             optimizer.zero_grad()
-    whole = sharded.gather_full_state_dict()
+    whole = full_state_dict(sharded)
     held = {
         "parameters": same(dict(model.named_parameters()), dict(alone.named_parameters())),
-        "state": dist.get_rank() > 0 or same(whole, plain.state_dict()),
+        "state": same(whole, plain.state_dict()),
         "shares": all(sharded.owns(parameter) for parameter, entry in sharded.state.items() if entry),
     }
     return [f"{name}: {what}" for what, holds in held.items() if not holds]
