@@ -21,12 +21,11 @@ from torch.testing import assert_close
 from torch.utils.data import DistributedSampler
 
 from scratch_ddp.course.exercise import all_exercises
-from scratch_ddp.course.lessons.lesson_13 import with_forwards_ahead
 from scratch_ddp.course.lessons.lesson_15 import XXL as BLOCKS
 from scratch_ddp.instruments import cost
 from scratch_ddp.instruments.cost import Layout
 from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
-from scratch_ddp.pipeline import simulate
+from scratch_ddp.pipeline import one_f_one_b, simulate
 from tests.ranks import run_ranks
 
 R = SimpleNamespace(**{name: exercise.reference for name, exercise in all_exercises().items()})
@@ -253,7 +252,7 @@ def test_a_step_in_parts_and_what_sticks_out_are_those_of_a_count_second_by_seco
 @pytest.mark.parametrize("forward, backward, hop", [(1, 2, 0), (1, 2, 0.125), (1, 2, 1.5), (1, 2, 1.625), (2, 2, 8)])
 def test_so_many_forwards_ahead_and_neither_waits_and_one_fewer_and_one_does(forward, backward, hop):
     def between_two(k):
-        first = simulate(with_forwards_ahead(2, 60, k), {"F": forward, "B": backward}, hop)[0]
+        first = simulate(one_f_one_b(2, 60, ahead=k), {"F": forward, "B": backward}, hop)[0]
         starts = [start for action, start, _ in first if action[0] == "B"]
         return (starts[40] - starts[20]) / 20
 
@@ -293,13 +292,6 @@ def test_a_resumed_run_sees_each_item_of_an_epoch_once_however_often_the_ranks_c
     assert sum(seen[:5], []) != sum(seen[5:10], [])
 
 
-def test_the_saving_interval_is_where_saving_and_repeating_cost_least_together():
-    def lost(interval, save=20, between=7200):
-        return save / interval + interval / 2 / between  # a failure comes in the middle of an interval on average
-
-    assert R.saving_interval(20, 0, 1, 12) == pytest.approx(min(range(1, 7200), key=lost), rel=0.01)
-
-
 def test_a_ring_sends_out_of_hosts_what_its_messages_say():
     torch.manual_seed(0)
     ring, host_of = torch.randperm(6).tolist(), {rank: "abc"[rank % 3] for rank in range(8)}
@@ -308,10 +300,3 @@ def test_a_ring_sends_out_of_hosts_what_its_messages_say():
         here, there = host_of[ring[place]], host_of[ring[(place + 1) % 6]]
         sent[here] += 10 * (here != there)
     assert R.bytes_out_of_hosts(ring, host_of, 60) == sent
-
-
-def test_the_groups_of_a_mesh_are_the_lines_of_its_block_of_numbers():
-    mesh = {"dp": 2, "pp": 3, "tp": 4}
-    block = torch.arange(24).view(*mesh.values())
-    for dim, name in enumerate(mesh):
-        assert R.which_ranks(mesh, name) == sorted(block.movedim(dim, -1).flatten(0, 1).tolist())

@@ -17,7 +17,6 @@ def all_reduce_in_two_steps(tensor, root=0):
     # answer: begin
     dist.reduce(tensor, root)
     dist.broadcast(tensor, root)
-    # answer: end
 
 
 def _roots(at):

@@ -1,7 +1,6 @@
 """Lesson 02, inside all-reduce: a tree broadcast, a reduce and a ring, from send and receive.
 
-The reference of `tree_broadcast` is the package's own function. The package's `reduce` and `ring_all_reduce` reuse the
-memory that they receive into; the references here allocate it, as a learner does.
+The reference of `tree_broadcast` is the package's own function. The other two allocate what they receive into.
 """
 
 import torch
@@ -35,7 +34,6 @@ def reduce(tensor, dst=0, group=None):
         reach *= 2
     if rank == root:
         tensor.copy_(total)
-    # answer: end
 
 
 def ring_all_reduce(tensor, group=None):
@@ -75,8 +73,7 @@ def _sizes(at):
 
 
 def _two_chunks(tensor):
-    """Those of a group without one of the ranks, which are larger."""
-    return 2 * -(-tensor.numel() // max(2, dist.get_world_size() - 1))
+    return 2 * -(-tensor.numel() // max(2, dist.get_world_size() - 1))  # those of a group without one rank are larger
 
 
 _GIVEN = "from scratch_ddp.collectives import send_recv"

@@ -4,7 +4,6 @@ from functools import partial
 from math import ceil
 
 from scratch_ddp.course.exercise import Exercise, Wrong
-from scratch_ddp.course.lessons import cases, named_cases
 from scratch_ddp.pipeline import Action, gpipe, held, interleaved, schedules, simulate, validate
 
 
@@ -45,7 +44,6 @@ def zero_bubble(p, m):
                 row.append(Action("W", stage, i - r))
         rows.append(row + [Action("W", r, i) for i in range(m - r, m)])
     return rows
-    # answer: end
 
 
 def _as_schedule(kinds, answer, p, m):
@@ -92,7 +90,6 @@ def who_is_stuck(rows):
                 at[r] += 1
                 progress = True
     return [r for r, row in enumerate(rows) if at[r] < len(row)]
-    # answer: end
 
 
 def _row(actions, micro=0):
@@ -109,18 +106,6 @@ def forwards_ahead(forward, backward, hop):
     # When is the gradient of a forward back? What can its rank do until then?
     # answer: begin
     return 1 + ceil(2 * hop / (forward + backward))
-    # answer: end
-
-
-def with_forwards_ahead(p: int, m: int, k: int) -> list[list[Action]]:
-    """1F1B on p ranks, each of which is k forwards ahead of the next one."""
-    rows = []
-    for r in range(p):
-        ahead = min(k * (p - 1 - r), m)
-        forwards, backwards = ([Action(kind, r, i) for i in range(m)] for kind in "FB")
-        pairs = [each for pair in zip(forwards[ahead:], backwards, strict=False) for each in pair]
-        rows.append([*forwards[:ahead], *pairs, *backwards[m - ahead :]])
-    return rows
 
 
 _ROWS = {  # grids that run; grids that hang, each for one reason; the last has ranks with several stages
@@ -133,18 +118,13 @@ _ROWS = {  # grids that run; grids that hang, each for one reason; the last has 
     "the last rank begins with a backward": ([*gpipe(4, 1)[:3], _row("B3 F3")],),
     "some finish, some don't": ([_row("F0 F2 B2 B0"), _row("F1 F3 B1 B3"), _row("F4 B4")],),
 }
-_WIRES = {  # seconds that are exact in binary: nothing is rounded
-    "messages take no time: 1, 2 and 0 s": (1.0, 2.0, 0.0),
-    "a message takes half as long as a micro-batch: 1, 2 and 1.5 s": (1.0, 2.0, 1.5),
-    "a message takes a little longer than that: 1, 2 and 1.625 s": (1.0, 2.0, 1.625),
-    "a slow wire: 2, 2 and 8 s": (2.0, 2.0, 8.0),
-}
 _GIVEN = "from scratch_ddp.pipeline import Action"
-_GRIDS = named_cases("p = {}, m = {}", (4, 8), (2, 4), (4, 2), (1, 3), (5, 5))
-_LONG_GRIDS = named_cases("p = {}, m = {}", (4, 8), (2, 4), (3, 3), (1, 2), (5, 9))
+_GRIDS = ((4, 8), (2, 4), (4, 2), (1, 3), (5, 5))  # p, m
+_LONG_GRIDS = ((4, 8), (2, 4), (3, 3), (1, 2), (5, 9))
+_WIRES = ((1.0, 2.0, 0.0), (1.0, 2.0, 1.5), (1.0, 2.0, 1.625), (2.0, 2.0, 8.0))  # exact in binary: nothing is rounded
 EXERCISES = (
     Exercise(one_f_one_b, _GRIDS, partial(_as_schedule, "FB"), given=_GIVEN),
     Exercise(zero_bubble, _LONG_GRIDS, partial(_as_schedule, "FIW"), given=f"{_GIVEN}, schedules"),
-    Exercise(who_is_stuck, cases(_ROWS), given=_GIVEN),
-    Exercise(forwards_ahead, cases(_WIRES), given="from math import ceil"),
+    Exercise(who_is_stuck, _ROWS, given=_GIVEN),
+    Exercise(forwards_ahead, _WIRES, given="from math import ceil"),
 )

@@ -97,8 +97,8 @@ def examined(source: str, name: str, seconds: float = 5.0) -> dict[str, str]:
     return examine(cell[name], seconds)
 
 
-def on_ranks(n: int, function: Callable[..., Any], *args: Any, backend: str = BACKEND, **options: Any) -> Any:
-    """Run function(*args) on n ranks; it must return the same on all of them, and that is returned."""
-    first, *others = run_ranks(n, function, *args, backend=backend, **options)
+def on_ranks(n: int, function: Callable[[], Any], backend: str = BACKEND, timeout: float = 60) -> Any:
+    """Run function() on n ranks; it must return the same on all of them, and that is returned."""
+    first, *others = run_ranks(n, function, backend=backend, timeout=timeout)
     assert all(other == first for other in others), [first, *others]
     return first
