@@ -134,9 +134,9 @@ class _Case:
         failed = {ran.failed for ran in self.mine.values()}
         behind = left_over({rank: ran.begun for rank, ran in self.mine.items()})
         if "written" in failed:
-            stubs = [rank for rank, ran in self.mine.items() if ran.failed == "written"]
-            some = f"The stub still stands on {name_ranks(stubs)}: run your cell on every rank."
-            return {"written": some if len(stubs) < len(self.mine) else NOT_WRITTEN}
+            stubs = name_ranks(rank for rank, ran in self.mine.items() if ran.failed == "written")
+            some = f"The stub still stands on {stubs}: run your cell on every rank."
+            return {"written": some if len(failed) > 1 else NOT_WRITTEN}
         for criterion in sorted(failed - {"", HANGS, "waits"}):
             return {criterion: self._complaint(criterion)}
         if HANGS in failed:
@@ -197,7 +197,8 @@ def _endings(runs: dict[int, Ran]) -> str:
     """`Rank 2 did not come back … Ranks 0–1 had returned.`"""
     members: dict[str, list[int]] = {}
     for rank, ran in runs.items():
-        members.setdefault(ran.found.get(ran.failed, "had returned"), []).append(rank)
+        words = "had returned" if ran.failed in ("", "waits") else ran.found[ran.failed]
+        members.setdefault(words, []).append(rank)
     return " ".join(f"{name_ranks(who).capitalize()} {words}." for words, who in members.items())
 
 

@@ -1,8 +1,8 @@
 """What an exercise is: a reference, inputs to try it on, and what its stub and its answer are made from.
 
-The answer stands in the reference between two marker comments, `# answer: begin` and `# answer: end`; without the
-second, up to the reference's end. The learner gets what is left; `solution` shows all, without the markers; a wrong
-answer, in the tests, is an edit of it.
+The answer stands in the reference behind the first comment that ends with a question mark, and goes on to the comment
+`# end of the answer` or to the reference's end. The learner gets what is left; `solution` shows all; a wrong answer, in
+the tests, is an edit of it.
 """
 
 import ast
@@ -25,7 +25,10 @@ from torch import nn
 from scratch_ddp.course.compare import copied, difference, parts
 
 YOUR_CODE = "raise NotImplementedError  # your code"
-ANSWER = re.compile(r"^([ ]*)# answer: begin\n(.*?)(?:^[ ]*# answer: end\n|\Z)", re.MULTILINE | re.DOTALL)
+ANSWER = re.compile(
+    r"(?P<question>(?:^ *#[^\n]*\n)*^(?P<indent> *)#[^\n]*\?\n)(?P<answer>.*?)(?:^ *# end of the answer\n|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
 RESULT = "the result"
 LESSONS = Path(__file__).parent / "lessons"
 
@@ -73,7 +76,7 @@ def call(answer: Callable, *args: Any) -> Iterator[Seen]:
 class Exercise:
     """A function that learners write, known by its name. On every rank it must do what `reference` does.
 
-    reference: holds the answer between the markers.
+    reference: holds the answer, behind a question.
     inputs: (at) -> yields (case, this rank's arguments). It runs twice, for the reference and for the answer, each
         time with the same seed. Arguments lie on the CPU. Where all ranks get the same: a dict of cases, or a list of
         arguments, which name their case as a call.
@@ -117,10 +120,10 @@ class Exercise:
 
     def stub_cell(self) -> str:
         """What the learner starts from: the reference, with a place to write where its answer stands."""
-        return self.cell(ANSWER.sub(lambda found: f"{found[1]}{YOUR_CODE}\n", reference_source(self.reference)))
+        return self.cell(rewritten(self.reference, lambda found: f"{found['indent']}{YOUR_CODE}\n"))
 
     def answer_cell(self) -> str:
-        """The reference as a learner might have written it: without the markers."""
+        """The reference as a learner might have written it."""
         return self.cell(answer(self.reference))
 
     def cell(self, definition: str) -> str:
@@ -132,17 +135,13 @@ class Exercise:
 def all_exercises(beside: Path = Path()) -> dict[str, Exercise]:
     """Every exercise by its name, lesson by lesson: the EXERCISES of each module `lessons/lesson_…`.
 
-    Then those of each file `lesson_….py` in the folder `beside`, where the notebook is: a kernel's current folder.
+    Then those of each file `lesson_….py` in the folder `beside`, where the notebook is: a kernel's current folder. Of
+    two with one name the last counts.
     """
     names = sorted(path.stem for path in LESSONS.glob("lesson_*.py"))
     lessons = [importlib.import_module(f"scratch_ddp.course.lessons.{name}").EXERCISES for name in names]
     lessons += [runpy.run_path(str(path.absolute()))["EXERCISES"] for path in sorted(beside.glob("lesson_*.py"))]
-    found: dict[str, Exercise] = {}
-    for exercise in (exercise for lesson in lessons for exercise in lesson):
-        if exercise.name in found:
-            raise ValueError(f"two exercises are called {exercise.name}")
-        found[exercise.name] = exercise
-    return found
+    return {exercise.name: exercise for lesson in lessons for exercise in lesson}
 
 
 def exercise_of(function: Any) -> Exercise:
@@ -154,16 +153,16 @@ def exercise_of(function: Any) -> Exercise:
     return all_exercises()[name]
 
 
-def reference_source(reference: Callable) -> str:
-    """The reference as it stands in its file, markers included, without decorators and not indented."""
+def rewritten(reference: Callable, write: Callable[[re.Match], str]) -> str:
+    """The reference's source, not indented and without decorators, with what `write` makes of its answer."""
     text = textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
     first = ast.parse(text).body[0].lineno  # of `def` or `class`, below the decorators
     text = "".join(text.splitlines(keepends=True)[first - 1 :])
     if not ANSWER.search(text):
-        raise ValueError(f"{reference.__name__}: mark where the answer begins, with a line `# answer: begin`")
-    return text
+        raise ValueError(f"{reference.__name__}: put a comment that asks a question (with a ?) before the answer")
+    return ANSWER.sub(lambda found: found["question"] + write(found), text, count=1)
 
 
 def answer(reference: Callable) -> str:
-    """The reference without the markers."""
-    return ANSWER.sub(lambda found: found[2], reference_source(reference))
+    """The reference's source as `solution` shows it."""
+    return rewritten(reference, lambda found: found["answer"])

@@ -45,5 +45,5 @@ def test_a_stub_is_for_people_and_its_check_knows_honest_mistakes(name):
     definition = ast.parse(source).body[-1]
     said = [line for line in ast.get_docstring(definition).splitlines() if line]
     assert definition.name == name and len(said) <= 5 and max(map(len, source.splitlines())) <= 88
-    assert "raise NotImplementedError  # your code" in source and "answer:" not in source
+    assert "raise NotImplementedError  # your code" in source and "end of the answer" not in source
     assert len(wrong) >= 3 and ("Cost:" in source or "cost" not in {each.fails for each in wrong})

@@ -1,8 +1,8 @@
 """The references, which judge the learners' answers, held against one process and against counting by hand.
 
 What needs ranks runs in one group of three and in one of four: each function yields pairs of what the references give
-on this rank and of what one process gives. Not here: `culprit`, which stands in test_planted_faults.py, and
-`sync_batch_norm`, which is the package's own.
+on this rank and of what one process gives. Not here: `culprit`, which stands in test_planted_faults.py,
+`sync_batch_norm`, which is the package's own, and what a lesson compares with one process itself (`sharded_step`).
 """
 
 import inspect
@@ -136,14 +136,7 @@ def an_epoch(rank, n):
     yield list(model.parameters()), list(one.parameters())
 
 
-def sharded_weights(rank, n):
-    weights = torch.randn(3, 2 * n, 2 * n).double()
-    shards = [weight.split(2)[rank].clone() for weight in weights]
-    x, targets = torch.randn(2, n, 4, 2 * n).double()
-    R.sharded_step(shards, x[rank], targets[rank], 0.1)
-    output = ((x @ weights.requires_grad_()[0].T).relu() @ weights[1].T).relu() @ weights[2].T
-    ((output - targets).square().sum() / 2).backward()
-    yield torch.stack(shards), (weights - 0.1 * weights.grad)[:, 2 * rank :][:, :2].detach()
+def a_unit(rank, n):
     unit, one = network(), network()
     shard = R.shard_unit(unit)
     for batch in torch.randn(2, n, 5, 3).double():
@@ -172,14 +165,6 @@ def sharded_state(rank, n):
         plain.step(), plain.zero_grad()
         yield params, list(one.parameters())
     yield sum(each["exp_avg"].numel() for each in own.state.values()), sum(each.numel() for each in params[rank::n])
-
-
-def stragglers(rank, n):
-    for called in torch.randint(9, (20, n, 3)):
-        late, costs = called.amax(dim=0) - called, [0] * n
-        for k, last in enumerate(called.argmax(dim=0)):
-            costs[last] += int(late[:, k].sum())
-        yield R.find_straggler(called[rank]), costs.index(max(costs))
 
 
 def sliced_layers(rank, n):

@@ -17,7 +17,7 @@ def print_together(text):
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     texts = [None] * world_size
-    # answer: begin
+    # Who knows whether all texts are the same?
     dist.all_gather_object(texts, text)
     if len(set(texts)) > 1:
         print(f"rank {rank}: {text}")
@@ -53,10 +53,10 @@ def get(what, dm=None):
         return dist.get_rank(group)
     if what == "grank":
         return dist.get_rank()
-    # answer: begin
+    # Who follows the last?
     if what == "next":
         return (dist.get_rank(group) + 1) % dist.get_world_size(group)
-    # answer: end
+    # end of the answer
     raise ValueError(f"get() knows ws, pg, rank, grank, next; got {what!r}")
 
 

@@ -17,7 +17,6 @@ def average_gradients(model):
     """
     world_size = dist.get_world_size()
     # Which ranks have to take part in a parameter's all-reduce, and what do they bring?
-    # answer: begin
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
@@ -61,7 +60,6 @@ def average_unequal(model, items):
     Cost: one all-reduce for each parameter (all are trainable), and one of one number.
     """
     # Which share of the whole batch's mean is this rank's?
-    # answer: begin
     total = torch.tensor(items, device=next(model.parameters()).device)
     dist.all_reduce(total)
     for parameter in model.parameters():

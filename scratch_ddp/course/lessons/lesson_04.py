@@ -18,7 +18,6 @@ def same_on_all_ranks(model):
     """
     world_size = dist.get_world_size()
     # What can 32 bytes say of a whole model?
-    # answer: begin
     digest = hashlib.sha256()
     for tensor in [*model.parameters(), *model.buffers()]:
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

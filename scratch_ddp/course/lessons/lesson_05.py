@@ -16,7 +16,6 @@ def accuracy_once(hits, items):
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # At which places of the whole list do this rank's predictions stand?
-    # answer: begin
     places = rank + n * torch.arange(len(hits), device=hits.device)
     right = hits[places < items].sum()
     dist.all_reduce(right)
@@ -41,7 +40,6 @@ def token_mean(losses, counts):
     """
     n = dist.get_world_size()
     # sync_gradients will divide by n. What should it have divided by?
-    # answer: begin
     tokens = counts.sum()
     dist.all_reduce(tokens)
     return losses[counts].sum() * n / tokens

@@ -20,15 +20,14 @@ def no_sync(model):
 
     @contextlib.contextmanager
     def block():
-        # What comes before the caller's lines, what after? They run at `yield`.
-        # answer: begin
+        # The caller's lines run at `yield`. What comes before, what after?
         before = model.do_sync
         model.disable_grad_sync()
         try:
             yield
         finally:
             model.do_sync = before
-        # answer: end
+        # end of the answer
 
     return block()
 
@@ -60,7 +59,6 @@ def train_epoch(model, optimizer, batches, n):
     Cost: for each step one sync, which is one all-reduce for each trainable parameter.
     """
     # How many micro-batches does the last window have?
-    # answer: begin
     for i, (inputs, targets) in enumerate(batches):
         last = (i + 1) % n == 0 or i + 1 == len(batches)
         window = min(n, len(batches) - i // n * n)

@@ -17,7 +17,6 @@ def time_calls(operation, repeats, clock, device):
     Cost: at most a dist.barrier for each call of operation, and one dist.all_reduce.
     """
     # How do ranks begin together? Whose time counts, and how do the others hear of it?
-    # answer: begin
     taken = torch.zeros(1 + repeats, dtype=torch.float64, device=device)
     for call in range(1 + repeats):
         dist.barrier()
@@ -26,7 +25,7 @@ def time_calls(operation, repeats, clock, device):
         taken[call] = clock() - began
     dist.all_reduce(taken, op=dist.ReduceOp.MAX)
     times = taken.tolist()[1:]  # without the first call
-    # answer: end
+    # end of the answer
     return times
 
 
@@ -62,13 +61,12 @@ def forecast_step(gradients, timed, n):
     byte that a rank sends.
     """
     # What do two times say about α and β? How many bytes does each of n ranks send?
-    # answer: begin
     (small, small_seconds), (large, large_seconds) = sorted(timed.items())
     beta = (large_seconds - small_seconds) / (large - small)  # of 2 ranks, each sends all bytes
     alpha = small_seconds - beta * small
     sent = 2 * (n - 1) / n * sum(gradients)
     seconds = alpha * len(gradients) + beta * sent
-    # answer: end
+    # end of the answer
     return seconds
 
 

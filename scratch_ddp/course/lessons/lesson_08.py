@@ -23,7 +23,6 @@ def average_when_ready(model):
     """
     works = []  # what is under way
     # What does a hook do when its gradient is complete, and what is left for finish()?
-    # answer: begin
 
     def hook(parameter):
         parameter.grad /= dist.get_world_size()  # before the sum, which could be too large for half precision
@@ -38,7 +37,7 @@ def average_when_ready(model):
             work.wait()
         works.clear()
 
-    # answer: end
+    # end of the answer
     return finish
 
 
@@ -78,7 +77,6 @@ def exposed_time(compute, communication):
     so may stretches of computing.
     """
     # Between which moments does nothing begin or end?
-    # answer: begin
     moments = sorted({moment for stretch in [*compute, *communication] for moment in stretch})
     exposed = 0.0
     for start, end in pairwise(moments):

@@ -20,7 +20,6 @@ def average_in_buckets(buckets):
     missing = [len(bucket) for bucket in buckets]  # how many gradients each waits for
     on_the_way = []
     # What does a hook need to know about its parameter? Which bucket may start now?
-    # answer: begin
     number_of = {parameter: number for number, bucket in enumerate(buckets) for parameter in bucket}
 
     def hook(parameter):
@@ -43,7 +42,7 @@ def average_in_buckets(buckets):
         on_the_way.clear()
         missing[:] = map(len, buckets)  # for the next step
 
-    # answer: end
+    # end of the answer
     return finish
 
 
@@ -77,7 +76,6 @@ def average_through_buffer(parameters):
     Cost: one all-reduce a call. Memory: after the first call, no new tensors.
     """
     # Where is a gradient when average() is called, after zero_grad() and without it?
-    # answer: begin
     sizes = [parameter.numel() for parameter in parameters]
     buffer = parameters[0].new_zeros(sum(sizes))
     parts = buffer.split(sizes)
@@ -90,7 +88,7 @@ def average_through_buffer(parameters):
         for parameter, view in zip(parameters, views, strict=True):
             parameter.grad = view
 
-    # answer: end
+    # end of the answer
     return average
 
 

@@ -18,7 +18,6 @@ def sharded_step(shards, inputs, targets, lr):
     matrices, be they weights or gradients.
     """
     # Which line is the last that needs the weight? Which first needs the gradient?
-    # answer: begin
     n = dist.get_world_size()
 
     def gather(shard):
@@ -63,7 +62,6 @@ def gather_uneven(shard, rows):
     Cost: one all-gather, of k rows from each rank.
     """
     # All ranks must send equally many rows. Where in the result is the padding?
-    # answer: begin
     n = dist.get_world_size()
     k = -(-rows // n)
     padded = shard.new_zeros(k, shard.shape[1])
@@ -91,7 +89,6 @@ def shard_unit(module):
     parameters = list(module.parameters())
     sizes = [parameter.numel() for parameter in parameters]
     # One flat tensor for all parameters, and four hooks. What does each of them do?
-    # answer: begin
     part = -(-sum(sizes) // n)
     padding = n * part - sum(sizes)
 

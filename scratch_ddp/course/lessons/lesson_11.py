@@ -19,7 +19,6 @@ def sharded_optimizer(params, make):
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # Who updates what, and how do the others get it?
-    # answer: begin
     own = make(params[rank::n])
 
     def step():
@@ -69,7 +68,6 @@ def reduce_to_owners(params):
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # What is in the tensor of a rank that is not the destination of a reduce?
-    # answer: begin
     for i, parameter in enumerate(params):
         parameter.grad /= n
         dist.reduce(parameter.grad, dst=i % n)
@@ -84,7 +82,6 @@ def bytes_held(parameters, n, stage):
     DDP; 1, 2 and 3 are ZeRO's. n divides the number of parameters.
     """
     # Which of the three does each stage share out?
-    # answer: begin
     share = parameters // n
     weights = share if stage >= 3 else parameters
     gradients = share if stage >= 2 else parameters

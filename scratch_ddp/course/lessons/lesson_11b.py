@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from scratch_ddp.course.exercise import Exercise, Wrong
+from scratch_ddp.course.exercise import Exercise
 
 
 def checkpointed(function, x):
@@ -18,7 +18,6 @@ def checkpointed(function, x):
     Memory: x is kept for backward, and how the random numbers stood.
     """
     # What must backward know to repeat the forward exactly?
-    # answer: begin
 
     class Checkpointed(torch.autograd.Function):
         @staticmethod
@@ -74,7 +73,6 @@ def choose_blocks(saved, seconds, budget):
     most budget bytes. Blocks are numbered from 0, twelve at most; any order will do.
     """
     # Which sets of blocks leave no more than the budget?
-    # answer: begin
     blocks = range(len(saved))
     fewest = None
     for count in range(len(saved) + 1):
@@ -89,8 +87,7 @@ def choose_blocks(saved, seconds, budget):
 def _least(answer, saved, seconds, budget):
     chosen = answer(saved, seconds, budget)
     kept = sum(saved) - sum(saved[i] for i in {*chosen})
-    if kept > budget:
-        raise Wrong("valid", f"the other blocks keep {kept} bytes, budget {budget}")
+    yield "valid", "what the other blocks keep, or the budget if it is less,", max(kept, budget)
     yield "time", "the time of the recomputed blocks", sum(seconds[i] for i in chosen)
 
 

@@ -24,7 +24,6 @@ def split_step(rank, step, computing, calls):
     """
     # Since when can the k-th collective be on its way? Between which moments does
     # nothing change?
-    # answer: begin
     ready = [max(called for called, _ in same) for same in zip(*calls, strict=True)]
     mine = [(called, since, ended) for (called, ended), since in zip(calls[rank], ready, strict=True)]
     start, end = step
@@ -51,7 +50,6 @@ def find_straggler(called, group=None):
     go to the lowest rank. Cost: one all-gather.
     """
     # Which rank can tell from its own calls alone who was late?
-    # answer: begin
     everyones = [torch.empty_like(called) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyones, called, group=group)
     waited_for = [0] * len(everyones)
@@ -84,7 +82,6 @@ def culprit(steps, messages):
     """
     # What does each rank do by itself? Is it the same rank in each step? If ranks are
     # alike: do small messages explain the transfer?
-    # answer: begin
     ranks = range(len(steps[0]))
     whole = statistics.median(sum(step[0].values()) for step in steps)
     loading = [statistics.median(step[rank]["data"] for step in steps) for rank in ranks]

@@ -16,7 +16,6 @@ def f_and_g(group=None):
     # A class made from torch.autograd.Function has two static methods, forward(ctx, x)
     # and backward(ctx, gradient). You call it as TheClass.apply(x). Which of the four
     # methods sends something?
-    # answer: begin
 
     def add_up(tensor):
         total = tensor.clone(memory_format=torch.contiguous_format)
@@ -65,7 +64,6 @@ def slice_qkv(weight, heads, kv_heads, rank, n):
     of one size. n divides both numbers; rank 0 has the first heads of each.
     """
     # How many rows has a head? Where do k and v begin?
-    # answer: begin
     rows = len(weight) // (heads + 2 * kv_heads)
     parts = weight.split([heads * rows, kv_heads * rows, kv_heads * rows])
     return torch.cat([part.chunk(n)[rank] for part in parts])
@@ -81,7 +79,6 @@ def sliced_cross_entropy(logits, targets, group=None):
     """
     tokens, columns = logits.shape
     # Which three numbers of a token does a rank need from the others?
-    # answer: begin
     largest = logits.amax(dim=1)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     exps = (logits - largest[:, None]).exp()

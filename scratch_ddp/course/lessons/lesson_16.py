@@ -24,7 +24,6 @@ def hierarchical_all_reduce(tensor, mesh):
     padded if the elements don't divide.
     """
     # Which part does a rank hold after the reduce-scatter? Who else holds that part?
-    # answer: begin
     local, between = mesh["local"].get_group(), mesh["host"].get_group()
     n, size = dist.get_world_size(local), tensor.numel()
     parts = tensor.new_zeros(n, -(-size // n))
@@ -62,7 +61,6 @@ def bytes_out_of_hosts(ring, host_of, size):
     next one, the last to the first. host_of: {rank: host}, also of other ranks.
     """
     # How many bytes does one rank send? Which ranks send to another host?
-    # answer: begin
     n = len(ring)
     sent = 2 * (n - 1) * size // n
     out = dict.fromkeys(host_of.values(), 0)
@@ -80,7 +78,6 @@ def save_and_load(path):
     there is nothing. If a save is interrupted, load finds the one before it.
     """
     # What is in the file, and under which name, while it is being written?
-    # answer: begin
     partial = f"{path}.partial"
 
     def save(model, optimizer, step):
@@ -144,7 +141,6 @@ def resume(saved, rank, n, steps):
         return torch.randperm(saved["items"], generator=generator).tolist()
 
     # How many items has a step? In which epoch is the first one, and where?
-    # answer: begin
     batch = saved["ranks"] * saved["per_rank"]
     steps_per_epoch = -(-saved["items"] // batch)
     mine = []
@@ -155,26 +151,17 @@ def resume(saved, rank, n, steps):
     return mine
 
 
-def _runs(at):
-    """As many ranks as before, then others; over the end of an epoch, with and without a smaller step."""
-    for items, done, n, steps in ((48, 1, 4, 2), (48, 1, 2, 3), (48, 3, 4, 3), (50, 3, 4, 3), (50, 14, 3, 8)):
-        saved = {"seed": 7, "items": items, "ranks": 4, "per_rank": 3, "done": done}
-        yield f"{n} ranks, {steps} steps, saved={saved}", (saved, n, steps)
-
-
 def _on_n_ranks(answer, saved, n, steps):
     """Which step's items all ranks get together; then how they share them."""
-    before = dict(saved)
-    everyone = [answer(saved, rank, n, steps) for rank in range(n)]
-    yield "untouched", "`saved`", saved
-    run = resume(before | {"done": 0}, 0, 1, before["done"] + steps + 5)
+    everyone = [answer(dict(saved), rank, n, steps) for rank in range(n)]
+    run = resume(saved | {"done": 0}, 0, 1, saved["done"] + steps + 5)
     known = {tuple(sorted(items)): f"the run's step {number}" for number, items in enumerate(run)}
-    larger = sorted(resume(before | {"ranks": n}, 0, 1, 1)[0])
+    larger = sorted(resume(saved | {"ranks": n}, 0, 1, 1)[0])
     known = {tuple(larger): f"one of n × per_rank = {len(larger)} items, not of ranks × per_rank"} | known
     for step, lists in enumerate(zip(*everyone, strict=True)):
         items = sorted(sum(lists, []))
         name = known.get(tuple(items), f"{len(items)} items that no step of the run has")
-        yield "value", f"your step {before['done'] + step}", Words(name)
+        yield "value", f"your step {saved['done'] + step}", Words(name)
     for rank, lists in enumerate(everyone):
         yield "value", f"the part of rank {rank} of {n}", Words(lists)
 
@@ -186,7 +173,6 @@ def saving_interval(save, restart, days, hosts):
     on average, and then the whole job has to restart. 10 % off is close enough.
     """
     # What does a shorter interval cost, and what a longer one? And the restart?
-    # answer: begin
     between_failures = days * 24 * 3600 / hosts
     return sqrt(2 * save * between_failures)
 
@@ -199,7 +185,6 @@ def faulty_host(logs):
     "version": it has another version of a package than the notebook.
     """
     # Which line names a cause? Which host only waited for the other?
-    # answer: begin
     for host, log in logs.items():
         own_address = log.split("hostname -I")[1].split()[0]
         if "Unable to find address for" in log:
@@ -225,12 +210,20 @@ _RINGS = (  # in blocks, in turn, the first and the last on one host; fewer rank
     *((ring, _TWO, 6) for ring in ([0, 2], [3, 2])),
     ([6, 0, 4, 1, 2, 5, 3], _UNEVEN, 7 * (10**17 + 1)),
 )
+_RUNS = {  # as many ranks as before, then others; over the end of an epoch, with and without a smaller step
+    f"{items} items, {done} steps done on 4 ranks, now {n}": (
+        {"seed": 7, "items": items, "ranks": 4, "per_rank": 3, "done": done},
+        n,
+        steps,
+    )
+    for items, done, n, steps in ((48, 1, 4, 2), (48, 1, 2, 3), (48, 3, 4, 3), (50, 3, 4, 3), (50, 14, 3, 8))
+}
 _JOBS = ((60, 0, 1, 1), (60, 0, 1, 24), (60, 1800, 1, 24), (30, 600, 1000, 16_384))  # save, restart, days, hosts
 EXERCISES = (
     Exercise(hierarchical_all_reduce, _on_hosts, _over_hosts),
     Exercise(bytes_out_of_hosts, _RINGS),
     Exercise(save_and_load, _trainings, _as_training, given="import os"),
-    Exercise(resume, _runs, _on_n_ranks),
+    Exercise(resume, _RUNS, _on_n_ranks),
     Exercise(saving_interval, _JOBS, close=0.1, given="from math import sqrt"),
     Exercise(faulty_host, _logs),
 )

@@ -18,7 +18,6 @@ def which_ranks(mesh, dim):
     their first ranks. Without torch.
     """
     # How far apart are two neighbours in a group of the last dimension? Of the first?
-    # answer: begin
     names = list(mesh)
     apart = prod(mesh[name] for name in names[names.index(dim) + 1 :])
     groups = {}
@@ -38,7 +37,6 @@ def best_order(mesh, sent, per_host):
     """
 
     # which_ranks of a dict in another order gives other groups. How many bytes leave?
-    # answer: begin
     def leaving(order):
         turned = {name: mesh[name] for name in order}
         total = 0
@@ -60,7 +58,6 @@ def mesh_norm(slices, whole, tp):
     and may be empty. Cost: one all-reduce of one number.
     """
     # If all ranks add up all their squares, how often is an element counted?
-    # answer: begin
     total = torch.zeros((), dtype=torch.float64)
     for gradient in slices:
         total += gradient.square().sum()

@@ -17,7 +17,6 @@ def outer_step(params, agreed, velocity, lr, momentum):
     params the same. Cost: one all-reduce for each parameter.
     """
     # In which direction does agreed - params point, and in which a gradient?
-    # answer: begin
     for mine, last, speed in zip(params, agreed, velocity, strict=True):
         gradient = (last - mine) / dist.get_world_size()
         dist.all_reduce(gradient)
@@ -40,7 +39,6 @@ def send_largest(gradient, residual, k):
     absolute value; what a rank does not send counts as 0. Cost: two all-gathers of k.
     """
     # What is left of the sum when the k entries have gone?
-    # answer: begin
     residual += gradient
     places = residual.abs().topk(k).indices
     values = residual[places]
@@ -67,7 +65,6 @@ def steps_between(nbytes, n, bandwidth, latency, compute):
     ring's rounds takes latency seconds more. The least is 1.
     """
     # How many rounds has a ring, and how many bytes does a rank send in them?
-    # answer: begin
     rounds = 2 * (n - 1)
     seconds = rounds * latency + rounds / n * nbytes / bandwidth
     return max(1, ceil(seconds / compute))

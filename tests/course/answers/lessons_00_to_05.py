@@ -56,8 +56,6 @@ tree_broadcast
             dist.recv(tensor, group=group, group_src=root)
   ✗ torch's own broadcast | cost: ranks, src=0: 1 collective calls of one rank, budget 0
     dist.broadcast(tensor, src, group)
-  ✗ every rank waits to be given the values | runs: Rank 0 waits for a message that rank
-    dist.recv(tensor, group=group, group_src=(rank - 1) % n)
   ✗ forgets the group | group: recv goes through all ranks, should stay in `group`. Rank 3 too | n=4
     dist.send(tensor, group=group, group_dst=(rank + reach) % n) => dist.send(tensor, (rank + reach) % n)
     dist.recv(tensor, group=group, group_src=(rank - reach) % n) => dist.recv(tensor, (rank - reach) % n)
@@ -171,8 +169,6 @@ token_mean
     return losses[counts].mean()
   ✗ forgets that sync_gradients divides once more | value: rows of different lengths: the result is 0
     * n / tokens => / tokens
-  ✗ counts the padding | value: rows of different lengths: the result is 0
-    losses[counts].sum() => losses.sum()
   ✗ a number without a graph | runs: raised AttributeError: 'float' object has no attribute 'pow'
     losses[counts].sum() * n / tokens => losses[counts].sum().item() * n / tokens.item()
   ✗ a rank without tokens returns early | runs: Rank 1 called 1 collective, rank 0 none

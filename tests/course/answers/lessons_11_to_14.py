@@ -51,7 +51,7 @@ choose_blocks
     return chosen
   ✗ all of them | time: 40): the time of the recomputed blocks is 18, should be 12
     return list(range(len(saved)))
-  ✗ those to keep | valid: 40): the other blocks keep 64 bytes, budget 40
+  ✗ those to keep | valid: is 64, should be 40
     fewest[1] => [i for i in blocks if i not in fewest[1]]
 split_step
   ✗ what overlaps is counted twice | value: the result is [6, 1, 4, 0.0], should be [6.0, 0.0, 1.0, 1.0]
