@@ -77,6 +77,11 @@ exposed_time
   ✗ messages that overlap count twice | value: (2.0, 4.0)]): the result is 4.0, should be 3.0
     on_the_wire = any( => on_the_wire = sum(
     exposed += end - start => exposed += on_the_wire * (end - start)
+  ✗ message by message, less what it hides behind | value: (2.0, 4.0)]): the result is 4.0, should be 3.0
+    exposed = 0.0
+    for start, end in communication:
+        exposed += end - start - sum(max(0.0, min(end, b) - max(start, a)) for a, b in compute)
+    return exposed
 average_in_buckets
   ✗ the counters are not reset | overlap: step 1: the number of messages started before the first layer's backward is 0,
     missing[:] = map(len, buckets) => pass
