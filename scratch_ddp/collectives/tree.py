@@ -37,7 +37,6 @@ def tree_broadcast(
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     root = dist.get_group_rank(group or dist.group.WORLD, src)
     # Who has the values, and who gets them next?
-    # answer: begin
     place = (rank - root) % n  # the source stands at place 0, the others behind it in a circle
     reach = 1  # places 0 … reach-1 have the values
     while reach < n:
@@ -46,7 +45,7 @@ def tree_broadcast(
         elif reach <= place < 2 * reach:
             dist.recv(tensor, group=group, group_src=(rank - reach) % n)
         reach *= 2
-    # answer: end
+    # end of the answer
 
 
 @collective(writes="tensor", root="dst")

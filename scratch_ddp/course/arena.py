@@ -10,29 +10,16 @@ import json
 import pickle
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
 from scratch_ddp.cells.flight_recorder import ALL_THE_SAME, describe_call
 from scratch_ddp.cells.rank import interruptible_group
+from scratch_ddp.cells.words import name_ranks
+from scratch_ddp.course.exercise import At, Wrong
 
 GRACE = 5.0  # seconds that a rank may be behind the others
-
-
-@dataclass(frozen=True)
-class At:
-    """Where inputs are made: on rank `rank` of `n`.
-
-    members: global numbers of the n ranks, for arguments such as `src`. group: None stands for all ranks. The engine
-    passes it to the answer; inputs need it only to make more groups.
-    """
-
-    rank: int
-    n: int
-    members: tuple[int, ...]
-    group: dist.ProcessGroup | None = None
 
 
 class RanksMissing(TimeoutError):
@@ -40,26 +27,30 @@ class RanksMissing(TimeoutError):
 
 
 class Arena:
-    """All ranks, met for one check. Collective; raises RanksMissing if not all come within GRACE seconds.
+    """All ranks, met for one check. Collective; raises RuntimeError if not all come within GRACE seconds.
 
     `with arena:` makes its group the default one. Checks are counted in the store, and only those to which all came.
     """
 
     def __init__(self) -> None:
         self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.everyone = At(self.rank, self.n, tuple(range(self.n)))
         self.store = dist.distributed_c10d._get_default_store()
         self.name = f"check {self.store.add('checks', 0)}"
         try:
             self.exchange("start", None, GRACE)
-        except BaseException:
+        except BaseException as error:  # also Stop
             self.store.set(f"{self.name}/start/{self.rank}", "gone")
-            raise
+            if not isinstance(error, RanksMissing):
+                raise
+            late = f"a check runs on every rank: {name_ranks(error.args[0])} did not come within {GRACE:g} s"
+            raise RuntimeError(f"{late}. Run the cell without %%rank. If it failed there, mend that first.") from None
         if self.rank == 0:
             self.store.add("checks", 1)
 
     def exchange(self, place: str, fact: Any, seconds: float, members: Sequence[int] | None = None) -> list[Any]:
         """Every member's fact, in their order. `place` is where in the check they are. Raises RanksMissing."""
-        keys = [f"{self.name}/{place}/{rank}" for rank in (range(self.n) if members is None else members)]
+        keys = [f"{self.name}/{place}/{rank}" for rank in members or range(self.n)]
         self.store.set(f"{self.name}/{place}/{self.rank}", pickle.dumps(fact))
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -69,56 +60,41 @@ class Arena:
             time.sleep(0.001)
         raise RanksMissing([int(key.split("/")[-1]) for key in keys if not self.store.check([key])])
 
-    def fail(self, place: str) -> None:
-        """Tell the others that this rank's call has failed: they need not wait for it any longer."""
-        self.store.set(f"{self.name}/{place}/failed", "")
-
-    def failed(self, place: str) -> bool:
-        """Whether some rank's call has."""
-        return self.store.check([f"{self.name}/{place}/failed"])
-
     def __enter__(self) -> "Arena":
         self._learners, self._known = dist.group.WORLD, set(dist.distributed_c10d._world.pg_names)
         self.group = dist.new_group(backend=interruptible_group.BACKEND)
         dist.distributed_c10d._update_default_pg(self.group)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, error: type | None, *_: Any) -> None:
+        world = dist.distributed_c10d._world
         dist.distributed_c10d._update_default_pg(self._learners)
-        for group in self._made():
+        for group in set(world.pg_names) - self._known:
             if isinstance(group, interruptible_group.InterruptibleGroup):
                 group.retire()
             dist.destroy_process_group(group)
-
-    def _made(self) -> set[dist.ProcessGroup]:
-        """The arena's group, and those that answers have made in it."""
-        return set(dist.distributed_c10d._world.pg_names) - self._known
+        if error is None:  # torch names groups by counting them; ranks that made some in parts have counted further
+            world.group_count = max(self.exchange("groups", world.group_count, GRACE))
 
     def end_connections(self) -> None:
-        """End all waits in the arena, in errors. Nothing can be sent in it any more."""
-        for group in self._made():
+        """End all waits in the arena's group and those made in it, in errors. Nothing can be sent there any more."""
+        for group in set(dist.distributed_c10d._world.pg_names) - self._known:
             if isinstance(group, interruptible_group.InterruptibleGroup):
                 group.end_connections()
-
-    def count_groups_alike(self) -> None:
-        """torch names new groups by counting them; ranks that have made groups in parts have counted further."""
-        world = dist.distributed_c10d._world
-        world.group_count = max(self.exchange("groups", world.group_count, GRACE))
 
 
 class Watch:
     """`with Watch(…):` looks at every call before gloo does, which would end the process where sizes differ.
 
-    Raises ValueError for a call that does not fit, on the rank that comes to it second. Costs one operation of the
-    store per call. If the answer has a group, nothing may go through all ranks: `stray` is such
-    a call. `begun`: how many calls this rank has made, as {key: (ranks that count them, number)}, the key "17" for the
-    collectives of a group, "17 0>1" for messages.
+    Raises ValueError for a call that does not fit, on the rank that comes to it second, and Wrong if a call goes
+    through all ranks though the answer was given a group. Costs one operation of the store per call. `begun`: how many
+    calls this rank has made, as {key: (ranks that count them, number)}, the key "17" for the collectives of a group,
+    "17 0>1" for messages.
     """
 
     def __init__(self, arena: Arena, place: str, group: dist.ProcessGroup | None):
         self._store, self._place, self._rank = arena.store, f"{arena.name}/{place}", arena.rank
         self._forbidden = arena.group.group_name if group else ""
-        self.stray = ""
         self.begun: dict[str, tuple[list[int], int]] = {}
 
     def __enter__(self) -> "Watch":
@@ -136,8 +112,7 @@ class Watch:
         if call["operation"] == "new_group":
             return
         if call["group"] == self._forbidden:
-            self.stray = call["operation"]
-            raise ValueError(f"{self.stray} goes through all ranks")
+            raise Wrong("group", f"{call['operation']} goes through all ranks, should stay in `group`")
         place = f"{self._place}/{call['key']}/{call['position']}"
         way, _, peer = call["peer"].rpartition(" rank ")
         if not call["peer"]:

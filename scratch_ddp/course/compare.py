@@ -1,7 +1,6 @@
 """Values of the reference and of an answer side by side: copies of them, and how they differ, in words."""
 
 import hashlib
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,7 +16,9 @@ class Words(str):
 
 
 def parts(value: Any) -> dict[str, Any]:
-    """What is compared one by one: a module's parameters, buffers and gradients by name; else the whole, named ""."""
+    """What is compared one by one: of a module or list its parameters, buffers, gradients; else the whole, named ""."""
+    if isinstance(value, list) and value and all(isinstance(each, nn.Parameter) for each in value):
+        value = nn.ParameterList(value)
     if not isinstance(value, nn.Module):
         return {"": value}
     found = {f"'{name}'": each for name, each in [*value.named_parameters(), *value.named_buffers()]}
@@ -48,31 +49,28 @@ def difference(what: str, actual: Any, expected: Any, close: float = 0.0) -> str
     close: how far numbers may be off, relative to the largest expected one. NaN only equals NaN. An int will do for a
     float. Both are copies made with `copied`.
     """
-    kinds = type(actual), type(expected)
+    kind = type(expected)
     if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
         return _difference_of_tensors(what, actual, expected, close)
-    if kinds == (list, list):
-        return _difference_of_lists(what, actual, expected, close)
-    if kinds == (dict, dict) and actual.keys() == expected.keys():
-        found = (difference(f"{what}[{key!r}]", actual[key], each, close) for key, each in expected.items())
-        return next(filter(None, found), "")
-    alike = kinds[0] is kinds[1]
-    same = alike and (actual == expected or (actual != actual and expected != expected))  # NaN
-    if isinstance(expected, float) and isinstance(actual, (int, float)) and kinds[0] is not bool:
-        alike, same = True, same or actual == expected or abs(actual - expected) <= close * abs(expected)
-    if same:
+    if kind in (list, dict) and type(actual) is kind:
+        return _difference_inside(what, actual, expected, close)
+    alike = type(actual) is kind or (kind is float and type(actual) is int)
+    if alike and (actual == expected or (actual != actual and expected != expected)):  # NaN
         return ""
-    if not alike and None not in (actual, expected) and not isinstance(expected, Words):
-        return f"{what} is {shown(actual)} ({kinds[0].__name__}), should be {shown(expected)} ({kinds[1].__name__})"
-    return f"{what} is {shown(actual)}, should be {shown(expected)}"
+    if alike and kind is float and abs(actual - expected) <= close * abs(expected):
+        return ""
+    if alike or None in (actual, expected) or kind is Words:
+        return f"{what} is {shown(actual)}, should be {shown(expected)}"
+    return f"{what} is {shown(actual)} ({type(actual).__name__}), should be {shown(expected)} ({kind.__name__})"
 
 
-def _difference_of_lists(what: str, actual: list, expected: list, close: float) -> str:
-    """Short ones are shown whole."""
-    if len(actual) == len(expected):
-        text = difference(what, dict(enumerate(actual)), dict(enumerate(expected)), close)
-    else:
-        text = f"{what} has {len(actual)} {'entry' if len(actual) == 1 else 'entries'}, should have {len(expected)}"
+def _difference_inside(what: str, actual: Any, expected: Any, close: float) -> str:
+    """Of lists and dicts: short ones are shown whole."""
+    mine, right = (dict(enumerate(each)) if isinstance(each, list) else each for each in (actual, expected))
+    text = f"{what} has {len(mine)} entr{'y' if len(mine) == 1 else 'ies'}, should have {len(right)}"
+    if mine.keys() == right.keys():
+        found = (difference(f"{what}[{key!r}]", mine[key], each, close) for key, each in right.items())
+        text = next(filter(None, found), "")
     both = f"{what} is {actual}, should be {expected}"
     return both if text and len(both) <= len(what) + _SHORT and "tensor(" not in both else text
 
@@ -81,8 +79,7 @@ def _difference_of_tensors(what: str, actual: torch.Tensor, expected: torch.Tens
     if actual.shape != expected.shape:
         return f"{what} has shape {tuple(actual.shape)}, should have {tuple(expected.shape)}"
     if actual.dtype != expected.dtype:
-        dtypes = [str(each.dtype).removeprefix("torch.") for each in (actual, expected)]
-        return f"{what} has dtype {dtypes[0]}, should have {dtypes[1]}"
+        return f"{what} has dtype {actual.dtype}, should have {expected.dtype}"
     largest = max(expected[expected.isfinite()].abs().tolist(), default=0.0) if expected.is_floating_point() else 0.0
     near = torch.isclose(actual, expected, rtol=0.0, atol=close * largest, equal_nan=True)
     wrong = (~near).flatten().nonzero().flatten().tolist()
@@ -103,12 +100,6 @@ def shown(value: Any, exact: bool = False) -> str:
         return f"[{', '.join(numbers)}{more}]" if value.dim() else numbers[0]
     text = str(value) if isinstance(value, Words) else repr(value)
     return text if len(text) <= 80 else text[:77] + "…"
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """`Rank 2`, `Ranks 0 and 3`, `Ranks 0, 1 and 3`."""
-    *others, last = sorted(numbers)
-    return f"Ranks {', '.join(map(str, others))} and {last}" if others else f"Rank {last}"
 
 
 def times(number: int) -> str:

@@ -1,40 +1,57 @@
 """What an exercise is: a reference, inputs to try it on, and what its stub and its answer are made from.
 
-The reference has its answer between two marker comments, `# answer: begin` and `# answer: end`. The learner gets the
-reference without what stands between the markers; `solution` shows it without the markers; a wrong answer, in the
-tests, is an edit of it. So none of them can drift away from the others.
+The answer stands in the reference behind the first comment that ends with a question mark, and goes on to the comment
+`# end of the answer` or to the reference's end. The learner gets what is left; `solution` shows all; a wrong answer, in
+the tests, is an edit of it.
 """
 
 import ast
+import copy
 import functools
 import importlib
 import inspect
 import re
 import runpy
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.course.arena import At
 from scratch_ddp.course.compare import copied, difference, parts
 
 YOUR_CODE = "raise NotImplementedError  # your code"
-ANSWER = re.compile(r"^([ ]*)# answer: begin\n(.*?)^[ ]*# answer: end\n", re.MULTILINE | re.DOTALL)
+ANSWER = re.compile(
+    r"(?P<question>(?:^ *#[^\n]*\n)*^(?P<indent> *)#[^\n]*\?\n)(?P<answer>.*?)(?:^ *# end of the answer\n|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
 RESULT = "the result"
 LESSONS = Path(__file__).parent / "lessons"
 
 Seen = tuple[str, str, Any]  # what a use yields: the criterion, what is looked at, its value
 
 
+@dataclass(frozen=True)
+class At:
+    """Where inputs are made: on rank `rank` of `n`.
+
+    members: global numbers of the n ranks, for arguments such as `src`. group: None stands for all ranks. The engine
+    passes it to the answer; inputs need it only to make more groups.
+    """
+
+    rank: int
+    n: int
+    members: tuple[int, ...]
+    group: dist.ProcessGroup | None = None
+
+
 @dataclass
 class Wrong(Exception):
-    """Raised by a `use`: what the answer did makes no sense. `criterion` fails with these words, and no other holds."""
+    """What the answer did makes no sense. `criterion` fails with these words, and no other holds."""
 
     criterion: str
     words: str
@@ -59,9 +76,10 @@ def call(answer: Callable, *args: Any) -> Iterator[Seen]:
 class Exercise:
     """A function that learners write, known by its name. On every rank it must do what `reference` does.
 
-    reference: holds the answer between the markers.
+    reference: holds the answer, behind a question.
     inputs: (at) -> yields (case, this rank's arguments). It runs twice, for the reference and for the answer, each
-        time with the same seed. Arguments lie on the CPU.
+        time with the same seed. Arguments lie on the CPU. Where all ranks get the same: a dict of cases, or a list of
+        arguments, which name their case as a call.
     use: (answer, *arguments) -> yields (criterion, what, value), in the same order for the reference and the answer.
         Each value is copied when it is yielded, and compared.
     close: how far numbers may be off, relative to the largest; 0 means that all bits count.
@@ -71,7 +89,7 @@ class Exercise:
     """
 
     reference: Callable[..., Any]
-    inputs: Callable[[At], Iterator[tuple[str, tuple]]]
+    inputs: Callable[[At], Iterator[tuple[str, tuple]]] | Mapping[str, tuple] | Sequence[tuple]
     use: Callable[..., Iterator[Seen]] = call
     close: float = 0.0
     room: Callable[..., int] | None = None
@@ -81,6 +99,15 @@ class Exercise:
     @property
     def name(self) -> str:
         return self.reference.__name__
+
+    def cases(self, at: At) -> Iterator[tuple[str, tuple]]:
+        """The cases of `inputs`, each time with arguments of their own."""
+        if callable(self.inputs):
+            return self.inputs(at)
+        named = self.inputs
+        if not isinstance(named, Mapping):
+            named = {f"{self.name}({', '.join(map(repr, given))})": given for given in named}
+        return iter(copy.deepcopy(list(named.items())))
 
     @property
     def takes_group(self) -> bool:
@@ -93,62 +120,49 @@ class Exercise:
 
     def stub_cell(self) -> str:
         """What the learner starts from: the reference, with a place to write where its answer stands."""
-        return self.cell(ANSWER.sub(lambda found: f"{found[1]}{YOUR_CODE}\n", reference_source(self.reference)))
+        return self.cell(rewritten(self.reference, lambda found: f"{found['indent']}{YOUR_CODE}\n"))
 
     def answer_cell(self) -> str:
-        """The reference as a learner might have written it: without the markers."""
+        """The reference as a learner might have written it."""
         return self.cell(answer(self.reference))
 
     def cell(self, definition: str) -> str:
         """The cell that holds the function: the given imports, then `definition`."""
-        return (f"{self.given.strip()}\n\n\n" if self.given else "") + definition.rstrip("\n")
+        return "\n\n\n".join(filter(None, [self.given, definition.rstrip("\n")]))
 
 
 @functools.cache
 def all_exercises(beside: Path = Path()) -> dict[str, Exercise]:
     """Every exercise by its name, lesson by lesson: the EXERCISES of each module `lessons/lesson_…`.
 
-    Then those of each file `lesson_….py` in the folder `beside`, where the notebook is: a kernel's current folder.
+    Then those of each file `lesson_….py` in the folder `beside`, where the notebook is: a kernel's current folder. Of
+    two with one name the last counts.
     """
     names = sorted(path.stem for path in LESSONS.glob("lesson_*.py"))
     lessons = [importlib.import_module(f"scratch_ddp.course.lessons.{name}").EXERCISES for name in names]
     lessons += [runpy.run_path(str(path.absolute()))["EXERCISES"] for path in sorted(beside.glob("lesson_*.py"))]
-    found: dict[str, Exercise] = {}
-    for exercise in (exercise for lesson in lessons for exercise in lesson):
-        if exercise.name in found:
-            raise ValueError(f"two exercises are called {exercise.name}")
-        found[exercise.name] = exercise
-    return found
+    return {exercise.name: exercise for lesson in lessons for exercise in lesson}
 
 
 def exercise_of(function: Any) -> Exercise:
-    """The exercise that a learner's function answers. Raises TypeError or ValueError that says what is accepted."""
-    if not callable(function) or not hasattr(function, "__name__"):
-        raise TypeError(f"give the function itself, as in check(tree_broadcast), not {type(function).__name__}")
-    if function.__name__ not in all_exercises():
-        raise ValueError(f"no exercise is called {function.__name__!r}. There are {', '.join(all_exercises())}")
-    return all_exercises()[function.__name__]
+    """The exercise that a learner's function answers. Raises ValueError that says what is accepted."""
+    name = getattr(function, "__name__", None)
+    if name not in all_exercises():
+        known = ", ".join(all_exercises())
+        raise ValueError(f"{name or function!r} is no exercise: give the function itself, one of {known}")
+    return all_exercises()[name]
 
 
-def borrowed(function: Callable) -> str:
-    """The package's own function of that name, if the learner's is it or calls it; "" if it is the learner's own."""
-    name, names = function.__name__, getattr(getattr(function, "__code__", None), "co_names", ())
-    used = [function, *(function.__globals__.get(each) for each in names)]
-    used += [getattr(each, name, None) for each in used if isinstance(each, ModuleType) and name in names]
-    found = (f"{getattr(each, '__module__', '')}.{getattr(each, '__name__', '')}" for each in used)
-    return next((each for each in found if each.startswith("scratch_ddp.") and each.endswith(f".{name}")), "")
-
-
-def reference_source(reference: Callable) -> str:
-    """The reference as it stands in its file, markers included, without decorators and not indented."""
+def rewritten(reference: Callable, write: Callable[[re.Match], str]) -> str:
+    """The reference's source, not indented and without decorators, with what `write` makes of its answer."""
     text = textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
     first = ast.parse(text).body[0].lineno  # of `def` or `class`, below the decorators
     text = "".join(text.splitlines(keepends=True)[first - 1 :])
     if not ANSWER.search(text):
-        raise ValueError(f"{reference.__name__}: the answer must stand between `# answer: begin` and `# answer: end`")
-    return text
+        raise ValueError(f"{reference.__name__}: put a comment that asks a question (with a ?) before the answer")
+    return ANSWER.sub(lambda found: found["question"] + write(found), text, count=1)
 
 
 def answer(reference: Callable) -> str:
-    """The reference without the markers."""
-    return ANSWER.sub(lambda found: found[2], reference_source(reference))
+    """The reference's source as `solution` shows it."""
+    return rewritten(reference, lambda found: found["answer"])

@@ -3,8 +3,6 @@
 import numbers
 from typing import Any
 
-import torch
-
 _NEAR = 0.1  # of the guess: a guess that is off by less was good
 
 
@@ -19,8 +17,8 @@ def reveal(guess: Any, measured: Any, word: str = "measured") -> None:
     if isinstance(guess, list) and isinstance(measured, list):
         if len(guess) != len(measured):
             raise ValueError(f"your guess has {len(guess)} rows, the measurement {len(measured)}")
-        lines = [_line(*pair, word) for pair in zip(guess, measured, strict=True)]
-        print("\n".join(f"{row}: {line}" for row, line in enumerate(lines)))
+        lines = [f"{row}: {_line(*pair, word)}" for row, pair in enumerate(zip(guess, measured, strict=True))]
+        print("\n".join(lines))
     else:
         print(_line(guess, measured, word))
 
@@ -28,12 +26,13 @@ def reveal(guess: Any, measured: Any, word: str = "measured") -> None:
 def _line(guess: Any, measured: Any, word: str) -> str:
     if guess is None:
         return f"no guess made · {word} {_shown(measured)}"
-    if _kind(guess) != _kind(measured):
-        raise TypeError(f"your guess {guess!r} is {_kind(guess)}, what was measured is {_kind(measured)}: guess that")
+    kinds = [_kind(guess), _kind(measured)]
+    if kinds[0] != kinds[1]:
+        raise TypeError(f"your guess {guess!r} is {kinds[0]}, what was measured is {kinds[1]}: guess that")
     line = f"guess {_shown(guess)} · {word} {_shown(measured)}"
     if guess == measured:
         return f"{line}: as guessed"
-    if _kind(measured) != "a number" or not guess or not measured:
+    if kinds[0] != "a number" or not guess or not measured:
         return line
     ratio = measured / guess
     near = f"near the guess, {100 * abs(ratio - 1):.2g}% {'more' if ratio > 1 else 'less'}"
@@ -47,7 +46,7 @@ def _kind(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy":
+    if hasattr(value, "tolist"):  # a tensor, or numpy's
         return value.tolist()
     return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 

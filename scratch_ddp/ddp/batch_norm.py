@@ -22,7 +22,6 @@ def sync_batch_norm(x, norm, group=None):
 
     # From which three sums follow mean and variance? What is the gradient of a sum over
     # all ranks?
-    # answer: begin
 
     class Total(torch.autograd.Function):
         @staticmethod
@@ -59,7 +58,7 @@ def sync_batch_norm(x, norm, group=None):
     scale = (variance + norm.eps).rsqrt()
     mean, scale = mean.to(x.dtype), scale.to(x.dtype)
     return (x - per_feature(mean)) * per_feature(scale * norm.weight) + per_feature(norm.bias)
-    # answer: end
+    # end of the answer
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -28,13 +28,16 @@ def gpipe(p: int, m: int) -> list[list[Action]]:
     return [[Action(kind, stage, micro) for kind in "FB" for micro in range(m)] for stage in range(p)]
 
 
-def one_f_one_b(p: int, m: int) -> list[list[Action]]:
-    """p - 1 - r forwards ahead on rank r, then one forward and one backward in turn. Holds p - r activations."""
+def one_f_one_b(p: int, m: int, ahead: int = 1) -> list[list[Action]]:
+    """p - 1 - r forwards ahead on rank r, then one forward and one backward in turn. Holds p - r activations.
+
+    With `ahead` forwards more on each rank than on the next one, messages have time to travel.
+    """
     return [
         _in_turn(
             [Action("F", stage, micro) for micro in range(m)],
             [Action("B", stage, micro) for micro in range(m)],
-            ahead=p - 1 - stage,
+            ahead=ahead * (p - 1 - stage),
         )
         for stage in range(p)
     ]

@@ -12,7 +12,6 @@ import pytest
 
 from scratch_ddp.cells.rank.interruptible_group import BACKEND
 from scratch_ddp.course import lessons
-from scratch_ddp.course.check import lines
 from scratch_ddp.course.exercise import all_exercises
 from tests.course.answers import all_answers, examined, on_ranks
 
@@ -24,42 +23,19 @@ LESSONS = {
 }
 
 
-def judged(n, cells, backend=BACKEND):
-    """The verdicts on these (name, source) on n ranks."""
+@pytest.mark.parametrize("lesson", LESSONS)
+@pytest.mark.parametrize(("n", "backend"), [(2, BACKEND), (3, "gloo"), (4, BACKEND)])
+def test_right_answers_pass_and_mistakes_are_refused_for_the_right_reason(lesson, n, backend):
+    cells = [(name, EXERCISES[name].answer_cell(), "", "") for name in LESSONS[lesson]]
+    cells += [(name, EXERCISES[name].stub_cell(), "written", "not written yet") for name in LESSONS[lesson]]
+    answers = [each for each in ANSWERS if each.name in LESSONS[lesson] and (n in each.n or not each.fails)]
+    cells += [(each.name, each.cell(EXERCISES[each.name]), each.fails, each.says) for each in answers]
 
     def verdicts():
-        return [examined(source, name, HANG) for name, source in cells]
+        return [examined(source, name, HANG) for name, source, _, _ in cells]
 
-    return on_ranks(n, verdicts, backend=backend, timeout=300)
-
-
-def answers_to(lesson):
-    return [each for each in ANSWERS if each.name in LESSONS[lesson]]
-
-
-@pytest.mark.parametrize("lesson", LESSONS)
-@pytest.mark.parametrize("n", [2, 3, 4])
-def test_references_and_other_right_answers_pass(lesson, n):
-    cells = [(name, EXERCISES[name].answer_cell()) for name in LESSONS[lesson]]
-    cells += [(each.name, each.cell(EXERCISES[each.name])) for each in answers_to(lesson) if not each.fails]
-    assert not [(cell, said) for cell, said in zip(cells, judged(n, cells), strict=True) if any(said.values())]
-
-
-@pytest.mark.parametrize("lesson", LESSONS)
-@pytest.mark.parametrize("n", [2, 4])
-def test_mistakes_are_refused_for_the_right_reason(lesson, n):
-    wrong = [each for each in answers_to(lesson) if each.fails and n in each.n]
-    verdicts = judged(n, [(each.name, each.cell(EXERCISES[each.name])) for each in wrong])
-    pairs = zip(wrong, verdicts, strict=True)
-    assert not [(each, verdict) for each, verdict in pairs if each.says not in verdict.get(each.fails, "")]
-
-
-@pytest.mark.parametrize("lesson", LESSONS)
-def test_on_plain_gloo_references_pass_and_the_stubs_are_not_written_yet(lesson):
-    cells = [(name, EXERCISES[name].answer_cell()) for name in LESSONS[lesson]]
-    assert not any(any(verdict.values()) for verdict in judged(3, cells, "gloo"))
-    stubs = [(name, EXERCISES[name].stub_cell()) for name in LESSONS[lesson]]
-    assert [lines(verdict) for verdict in judged(3, stubs, "gloo")] == [["not written yet"]] * len(stubs)
+    for (_, source, fails, says), verdict in zip(cells, on_ranks(n, verdicts, backend, timeout=300), strict=True):
+        assert says in verdict.get(fails, "") if fails else not any(verdict.values()), (source, says, verdict)
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -69,5 +45,5 @@ def test_a_stub_is_for_people_and_its_check_knows_honest_mistakes(name):
     definition = ast.parse(source).body[-1]
     said = [line for line in ast.get_docstring(definition).splitlines() if line]
     assert definition.name == name and len(said) <= 5 and max(map(len, source.splitlines())) <= 88
-    assert "raise NotImplementedError  # your code" in source and "answer:" not in source
+    assert "raise NotImplementedError  # your code" in source and "end of the answer" not in source
     assert len(wrong) >= 3 and ("Cost:" in source or "cost" not in {each.fails for each in wrong})

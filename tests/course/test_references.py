@@ -1,8 +1,8 @@
 """The references, which judge the learners' answers, held against one process and against counting by hand.
 
 What needs ranks runs in one group of three and in one of four: each function yields pairs of what the references give
-on this rank and of what one process gives. Not here: `culprit`, which stands in test_planted_faults.py, and
-`sync_batch_norm`, which is the package's own.
+on this rank and of what one process gives. Not here: `culprit`, which stands in test_planted_faults.py,
+`sync_batch_norm`, which is the package's own, and what a lesson compares with one process itself (`sharded_step`).
 """
 
 import inspect
@@ -21,12 +21,11 @@ from torch.testing import assert_close
 from torch.utils.data import DistributedSampler
 
 from scratch_ddp.course.exercise import all_exercises
-from scratch_ddp.course.lessons.lesson_13 import with_forwards_ahead
 from scratch_ddp.course.lessons.lesson_15 import XXL as BLOCKS
 from scratch_ddp.instruments import cost
 from scratch_ddp.instruments.cost import Layout
 from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
-from scratch_ddp.pipeline import simulate
+from scratch_ddp.pipeline import one_f_one_b, simulate
 from tests.ranks import run_ranks
 
 R = SimpleNamespace(**{name: exercise.reference for name, exercise in all_exercises().items()})
@@ -137,14 +136,7 @@ def an_epoch(rank, n):
     yield list(model.parameters()), list(one.parameters())
 
 
-def sharded_weights(rank, n):
-    weights = torch.randn(3, 2 * n, 2 * n).double()
-    shards = [weight.split(2)[rank].clone() for weight in weights]
-    x, targets = torch.randn(2, n, 4, 2 * n).double()
-    R.sharded_step(shards, x[rank], targets[rank], 0.1)
-    output = ((x @ weights.requires_grad_()[0].T).relu() @ weights[1].T).relu() @ weights[2].T
-    ((output - targets).square().sum() / 2).backward()
-    yield torch.stack(shards), (weights - 0.1 * weights.grad)[:, 2 * rank :][:, :2].detach()
+def a_unit(rank, n):
     unit, one = network(), network()
     shard = R.shard_unit(unit)
     for batch in torch.randn(2, n, 5, 3).double():
@@ -173,14 +165,6 @@ def sharded_state(rank, n):
         plain.step(), plain.zero_grad()
         yield params, list(one.parameters())
     yield sum(each["exp_avg"].numel() for each in own.state.values()), sum(each.numel() for each in params[rank::n])
-
-
-def stragglers(rank, n):
-    for called in torch.randint(9, (20, n, 3)):
-        late, costs = called.amax(dim=0) - called, [0] * n
-        for k, last in enumerate(called.argmax(dim=0)):
-            costs[last] += int(late[:, k].sum())
-        yield R.find_straggler(called[rank]), costs.index(max(costs))
 
 
 def sliced_layers(rank, n):
@@ -253,7 +237,7 @@ def test_a_step_in_parts_and_what_sticks_out_are_those_of_a_count_second_by_seco
 @pytest.mark.parametrize("forward, backward, hop", [(1, 2, 0), (1, 2, 0.125), (1, 2, 1.5), (1, 2, 1.625), (2, 2, 8)])
 def test_so_many_forwards_ahead_and_neither_waits_and_one_fewer_and_one_does(forward, backward, hop):
     def between_two(k):
-        first = simulate(with_forwards_ahead(2, 60, k), {"F": forward, "B": backward}, hop)[0]
+        first = simulate(one_f_one_b(2, 60, ahead=k), {"F": forward, "B": backward}, hop)[0]
         starts = [start for action, start, _ in first if action[0] == "B"]
         return (starts[40] - starts[20]) / 20
 
@@ -293,13 +277,6 @@ def test_a_resumed_run_sees_each_item_of_an_epoch_once_however_often_the_ranks_c
     assert sum(seen[:5], []) != sum(seen[5:10], [])
 
 
-def test_the_saving_interval_is_where_saving_and_repeating_cost_least_together():
-    def lost(interval, save=20, between=7200):
-        return save / interval + interval / 2 / between  # a failure comes in the middle of an interval on average
-
-    assert R.saving_interval(20, 0, 1, 12) == pytest.approx(min(range(1, 7200), key=lost), rel=0.01)
-
-
 def test_a_ring_sends_out_of_hosts_what_its_messages_say():
     torch.manual_seed(0)
     ring, host_of = torch.randperm(6).tolist(), {rank: "abc"[rank % 3] for rank in range(8)}
@@ -308,10 +285,3 @@ def test_a_ring_sends_out_of_hosts_what_its_messages_say():
         here, there = host_of[ring[place]], host_of[ring[(place + 1) % 6]]
         sent[here] += 10 * (here != there)
     assert R.bytes_out_of_hosts(ring, host_of, 60) == sent
-
-
-def test_the_groups_of_a_mesh_are_the_lines_of_its_block_of_numbers():
-    mesh = {"dp": 2, "pp": 3, "tp": 4}
-    block = torch.arange(24).view(*mesh.values())
-    for dim, name in enumerate(mesh):
-        assert R.which_ranks(mesh, name) == sorted(block.movedim(dim, -1).flatten(0, 1).tolist())

@@ -16,11 +16,8 @@ TEXT = re.compile(r"reveal\(guess, (f['\"]|str\()")
     ("guess", "measured", "says"),
     [
         (None, 1500, "no guess made · measured 1,500\n"),
-        (None, (5, 6), "no guess made · measured [5, 6]\n"),
         (4.0, 0.8, "guess 4 · measured 0.8: 0.2 times the guess\n"),
-        (10, 11, "guess 10 · measured 11: 1.1 times the guess\n"),
         (10, 10.9, "guess 10 · measured 10.9: near the guess, 9% more\n"),
-        (1.5, 1.45, "guess 1.5 · measured 1.45: near the guess, 3.3% less\n"),
         (3, torch.tensor(3), "guess 3 · measured 3: as guessed\n"),
         (0, 2.5, "guess 0 · measured 2.5\n"),
         (True, False, "guess True · measured False\n"),
@@ -40,7 +37,6 @@ def test_a_guess_beside_the_measurement(guess, measured, says, capsys):
     ("guess", "measured", "error", "says"),
     [
         ("six", 6, TypeError, "your guess 'six' is text, what was measured is a number"),
-        (True, 6, TypeError, "your guess True is a boolean, what was measured is a number"),
         (6, [6, 6], TypeError, "what was measured is a list"),
         ([6], [6, 6], ValueError, "your guess has 1 rows, the measurement 2"),
     ],

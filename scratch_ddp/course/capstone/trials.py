@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from scratch_ddp.cells.rank.interruptible_group import BACKEND
-from scratch_ddp.course.arena import Arena, At
+from scratch_ddp.course.arena import Arena
 from scratch_ddp.course.capstone import criteria, real_loop
 from scratch_ddp.course.capstone.criteria import EXERCISES
 from scratch_ddp.course.check import try_cases
@@ -64,9 +64,7 @@ def _judged(path: Path, limit: float, names: Iterable[tuple[str, ...]]) -> dict[
     for each in names:
         arena = Arena()
         with arena:
-            at = At(arena.rank, arena.n, tuple(range(arena.n)))
-            complaints = try_cases(EXERCISES[each], wrap, arena, limit, at)
-            arena.count_groups_alike()
+            complaints = try_cases(EXERCISES[each], wrap, arena, limit, arena.everyone)
         failed = next((words for name, words in complaints.items() if name in FAILURES and words), "")
         found |= {name: failed or complaints.get(AS_THE_ENGINE.get(name, name), "") for name in each}
     return found

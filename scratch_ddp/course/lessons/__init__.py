@@ -1,50 +1,24 @@
 """The exercises, one file per lesson. Here: what several of them are made of."""
 
-import copy
-import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from scratch_ddp.course.arena import At
-from scratch_ddp.course.exercise import RESULT, Seen, call
+from scratch_ddp.course.exercise import RESULT, Seen
 from scratch_ddp.course.run import started_and_waited_for
 from scratch_ddp.instruments.traffic import traffic
 
-Inputs = Callable[[At], Iterator[tuple[str, tuple]]]
 
-
-def cases(given: Mapping[str, tuple]) -> Inputs:
-    """Inputs that are the same on all ranks: arguments by the name of the case."""
-    return lambda at: iter(copy.deepcopy(list(given.items())))
-
-
-def named_cases(words: str, *given: tuple) -> Inputs:
-    """The same for arguments that name their case: `words` has a place for each, as in "p = {}, m = {}"."""
-    return cases({words.format(*arguments): arguments for arguments in given})
-
-
-def with_optimizers(inputs: Inputs) -> Inputs:
-    """The same inputs, once torch has imported what the first optimizer needs: that takes seconds, not the answer's."""
-
-    def ready(at: At) -> Iterator[tuple[str, tuple]]:
-        importlib.import_module("torch._dynamo")
-        return inputs(at)
-
-    return ready
-
-
-def parts(*names: str) -> Callable[..., Iterator[Seen]]:
-    """A use: the answer is called once and returns several values, of these names."""
-
-    def use(answer: Callable, *args: Any) -> Iterator[Seen]:
-        for criterion, what, value in call(answer, *args):
-            seen = zip(names, value, strict=True) if what == RESULT else [(what, value)]
-            yield from ((criterion, *each) for each in seen)
-
-    return use
+def with_backward(answer: Callable, x: torch.Tensor, other: Any) -> Iterator[Seen]:
+    """A use: x needs a gradient, which the sum of the result's cubes gives it."""
+    leaf = x.clone().requires_grad_()
+    result = answer(leaf * 1, other)
+    yield "value", RESULT, result
+    result.pow(3).sum().backward()
+    yield "value", "the gradient of the first argument", leaf.grad
+    yield "value", "the second argument", other
 
 
 def overlap(step: str, first: nn.Module, loss: Callable[..., torch.Tensor], *args: Any) -> Iterator[Seen]:

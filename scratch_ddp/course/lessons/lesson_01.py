@@ -14,10 +14,8 @@ def all_reduce_in_two_steps(tensor, root=0):
     Cost: one dist.reduce to `root`, one dist.broadcast from it.
     """
     # Who holds the sum after the first step?
-    # answer: begin
     dist.reduce(tensor, root)
     dist.broadcast(tensor, root)
-    # answer: end
 
 
 def _roots(at):
@@ -43,8 +41,7 @@ def all_gather_uneven(tensor):
     has.
     """
     world_size = dist.get_world_size()
-    # Nobody knows the others' lengths yet.
-    # answer: begin
+    # Nobody knows the others' lengths yet. How long is the longest?
     lengths = [torch.empty(1, dtype=torch.int64, device=tensor.device) for _ in range(world_size)]
     dist.all_gather(lengths, torch.tensor([len(tensor)], device=tensor.device))
     longest = int(max(lengths))
@@ -53,7 +50,7 @@ def all_gather_uneven(tensor):
     pieces = [tensor.new_empty(longest) for _ in range(world_size)]
     dist.all_gather(pieces, padded)
     pieces = [pieces[rank][: int(lengths[rank])] for rank in range(world_size)]
-    # answer: end
+    # end of the answer
     return pieces
 
 

@@ -1,7 +1,6 @@
 """Lesson 02, inside all-reduce: a tree broadcast, a reduce and a ring, from send and receive.
 
-The reference of `tree_broadcast` is the package's own function. The package's `reduce` and `ring_all_reduce` reuse the
-memory that they receive into; the references here allocate it, as a learner does.
+The reference of `tree_broadcast` is the package's own function. The other two allocate what they receive into.
 """
 
 import torch
@@ -21,7 +20,6 @@ def reduce(tensor, dst=0, group=None):
     root = dist.get_group_rank(group or dist.group.WORLD, dst)
     # In each round half of those that hold a sum send it on and are done.
     # Where does a rank that receives put what arrives?
-    # answer: begin
     place = (rank - root) % n  # dst stands at place 0
     total = tensor
     reach = 1  # places that are multiples of reach hold the sum of the reach places from theirs on
@@ -35,7 +33,6 @@ def reduce(tensor, dst=0, group=None):
         reach *= 2
     if rank == root:
         tensor.copy_(total)
-    # answer: end
 
 
 def ring_all_reduce(tensor, group=None):
@@ -47,8 +44,7 @@ def ring_all_reduce(tensor, group=None):
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     # Cut the tensor into n chunks. First each chunk's sum is to be complete on one
-    # rank, then it goes to all.
-    # answer: begin
+    # rank, then it goes to all. Which chunk does each rank send first?
     chunks = tensor.view(-1).tensor_split(n)
     buffer = torch.empty_like(chunks[0])  # the first chunks are the largest
     left, right = (rank - 1) % n, (rank + 1) % n
@@ -58,7 +54,7 @@ def ring_all_reduce(tensor, group=None):
         mine += buffer[: mine.numel()]
     for step in range(n - 1):  # all-gather: the complete chunk travels round and every rank keeps it
         send_recv(chunks[(rank + 1 - step) % n], right, chunks[(rank - step) % n], left, group)
-    # answer: end
+    # end of the answer
     return tensor
 
 
@@ -75,8 +71,7 @@ def _sizes(at):
 
 
 def _two_chunks(tensor):
-    """Those of a group without one of the ranks, which are larger."""
-    return 2 * -(-tensor.numel() // max(2, dist.get_world_size() - 1))
+    return 2 * -(-tensor.numel() // max(2, dist.get_world_size() - 1))  # those of a group without one rank are larger
 
 
 _GIVEN = "from scratch_ddp.collectives import send_recv"

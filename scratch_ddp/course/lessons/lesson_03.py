@@ -17,7 +17,6 @@ def average_gradients(model):
     """
     world_size = dist.get_world_size()
     # Which ranks have to take part in a parameter's all-reduce, and what do they bring?
-    # answer: begin
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
@@ -25,7 +24,6 @@ def average_gradients(model):
             parameter.grad = torch.zeros_like(parameter)
         parameter.grad /= world_size
         dist.all_reduce(parameter.grad)
-    # answer: end
 
 
 def _after_backward(at):
@@ -62,7 +60,6 @@ def average_unequal(model, items):
     Cost: one all-reduce for each parameter (all are trainable), and one of one number.
     """
     # Which share of the whole batch's mean is this rank's?
-    # answer: begin
     total = torch.tensor(items, device=next(model.parameters()).device)
     dist.all_reduce(total)
     for parameter in model.parameters():
@@ -70,20 +67,19 @@ def average_unequal(model, items):
             parameter.grad = torch.zeros_like(parameter)  # not 0 * NaN, which is NaN
         parameter.grad *= items / total.item()
         dist.all_reduce(parameter.grad)
-    # answer: end
 
 
 def _unequal_batches(at):
-    for case, items in {
-        "4 items on each rank": [4] * at.n,
-        "rank r has 2r + 1 items": range(1, 2 * at.n, 2),
-        "rank 0 has no items, its gradients are NaN": range(at.n),
-        "rank 0 has no items and no gradients": range(at.n),
-    }.items():
+    for case, items, without in (
+        ("4 items on each rank", 4, None),
+        ("rank r has 2r + 1 items", 2 * at.rank + 1, None),
+        ("rank 0 has no items, its gradients are NaN", at.rank, torch.nan),
+        ("rank 0 has no items and no gradients", at.rank, None),
+    ):
         model = _with_gradients(at)
-        for parameter in model.parameters() if items[at.rank] == 0 else ():
-            parameter.grad = parameter.grad * torch.nan if "NaN" in case else None
-        yield case, (model, items[at.rank])
+        for parameter in model.parameters() if items == 0 else ():
+            parameter.grad = without and torch.full_like(parameter, without)
+        yield case, (model, items)
 
 
 EXERCISES = (

@@ -18,7 +18,6 @@ def same_on_all_ranks(model):
     """
     world_size = dist.get_world_size()
     # What can 32 bytes say of a whole model?
-    # answer: begin
     digest = hashlib.sha256()
     for tensor in [*model.parameters(), *model.buffers()]:
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
@@ -26,11 +25,9 @@ def same_on_all_ranks(model):
     everyones = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(everyones, mine)
     return all(torch.equal(mine, other) for other in everyones)
-    # answer: end
 
 
 def _replicas(at):
-    """With a parameter that numpy does not know, and a buffer that `state_dict()` leaves out."""
     odd = at.rank == at.n - 1  # the rank whose model differs
     for case, weight, steps in (
         ("equal models", [1.0, 2.0], 3),

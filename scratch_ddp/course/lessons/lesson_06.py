@@ -1,7 +1,6 @@
 """Lesson 06, when ranks must talk: `no_sync` as a context manager, and an epoch whose last window is shorter."""
 
 import contextlib
-from collections import Counter
 
 import torch
 from torch import nn
@@ -9,7 +8,6 @@ from torch.nn.functional import mse_loss
 
 from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import with_optimizers
 from scratch_ddp.minimal.ddp import SimpleDistributedDataParallelism
 
 
@@ -22,29 +20,21 @@ def no_sync(model):
 
     @contextlib.contextmanager
     def block():
-        # What comes before the caller's lines, what after? They run at `yield`.
-        # answer: begin
+        # The caller's lines run at `yield`. What comes before, what after?
         before = model.do_sync
         model.disable_grad_sync()
         try:
             yield
         finally:
             model.do_sync = before
-        # answer: end
+        # end of the answer
 
     return block()
 
 
-def _endings(at):
-    model = SimpleDistributedDataParallelism(nn.Linear(2, 1))
-    yield "a block", (model, True, None)
-    yield "do_sync was False before, and an exception", (model, False, ValueError)
-    yield "an exception in the block", (model, True, ValueError)
-    yield "Stop in the block", (model, True, KeyboardInterrupt)
-
-
-def _two_blocks(answer, model, before, error):
+def _two_blocks(answer, before, error):
     """One block inside another, which then ends with `error`."""
+    model = SimpleDistributedDataParallelism(nn.Linear(2, 1))
     model.do_sync, raised = before, "nothing"
     try:
         with answer(model):
@@ -69,7 +59,6 @@ def train_epoch(model, optimizer, batches, n):
     Cost: for each step one sync, which is one all-reduce for each trainable parameter.
     """
     # How many micro-batches does the last window have?
-    # answer: begin
     for i, (inputs, targets) in enumerate(batches):
         last = (i + 1) % n == 0 or i + 1 == len(batches)
         window = min(n, len(batches) - i // n * n)
@@ -80,34 +69,36 @@ def train_epoch(model, optimizer, batches, n):
         if last:
             optimizer.step()
             optimizer.zero_grad()
-    # answer: end
 
 
 def _epochs(at):
     for count, n in ((8, 4), (7, 4), (5, 1), (3, 4)):
         model = SimpleDistributedDataParallelism(nn.Linear(3, 1).double())
         batches = [each.split([3, 1], 1) for each in torch.randn(at.n, count, 2, 4).double()[at.rank]]
-        yield f"{count} micro-batches in windows of {n}", (model, batches, n)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        yield f"{count} micro-batches in windows of {n}", (model, optimizer, batches, n)
 
 
-def _counted(answer, model, batches, n):
-    """The steps' parameters, and how many passes there were."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    weights, passes = [], Counter()
-    optimizer.register_step_post_hook(lambda *_: weights.append(model.module.weight.detach().clone()))
-    model.register_forward_hook(lambda *_: passes.update(["forward"]))
-    model.module.weight.register_hook(lambda _: passes.update(["backward"]))
+def _counted(answer, model, optimizer, batches, n):
+    weights, passes, weight = [], [], model.module.weight
+    optimizer.register_step_post_hook(lambda *_: weights.append(weight.detach().clone()))
+    weight.register_hook(passes.append)
     answer(model, optimizer, batches, n)
     yield "value", "the number of steps", len(weights)
-    for number, weight in enumerate(weights):
-        yield "value", f"the weight after step {number}", weight
-    for way in ("forward", "backward"):
-        yield "passes", f"the number of {way} passes", passes[way]
+    for number, each in enumerate(weights):
+        yield "value", f"the weight after step {number}", each
+    yield "passes", "the number of backward passes", len(passes)
     yield "restored", "do_sync after the epoch", model.do_sync
 
 
+_ENDINGS = {  # do_sync before, what ends the block
+    "a block": (True, None),
+    "do_sync was False before, and an exception": (False, ValueError),
+    "an exception in the block": (True, ValueError),
+    "Stop in the block": (True, KeyboardInterrupt),
+}
 _GIVEN = "import contextlib\n\nfrom torch.nn.functional import mse_loss"
 EXERCISES = (
-    Exercise(no_sync, _endings, use=_two_blocks, given="import contextlib"),
-    Exercise(train_epoch, with_optimizers(_epochs), use=_counted, close=1e-9, given=_GIVEN),
+    Exercise(no_sync, _ENDINGS, use=_two_blocks, given="import contextlib"),
+    Exercise(train_epoch, _epochs, use=_counted, close=1e-9, given=_GIVEN),
 )

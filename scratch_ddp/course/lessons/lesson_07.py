@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import cases
 
 
 def time_calls(operation, repeats, clock, device):
@@ -18,7 +17,6 @@ def time_calls(operation, repeats, clock, device):
     Cost: at most a dist.barrier for each call of operation, and one dist.all_reduce.
     """
     # How do ranks begin together? Whose time counts, and how do the others hear of it?
-    # answer: begin
     taken = torch.zeros(1 + repeats, dtype=torch.float64, device=device)
     for call in range(1 + repeats):
         dist.barrier()
@@ -27,7 +25,7 @@ def time_calls(operation, repeats, clock, device):
         taken[call] = clock() - began
     dist.all_reduce(taken, op=dist.ReduceOp.MAX)
     times = taken.tolist()[1:]  # without the first call
-    # answer: end
+    # end of the answer
     return times
 
 
@@ -63,21 +61,20 @@ def forecast_step(gradients, timed, n):
     byte that a rank sends.
     """
     # What do two times say about α and β? How many bytes does each of n ranks send?
-    # answer: begin
     (small, small_seconds), (large, large_seconds) = sorted(timed.items())
     beta = (large_seconds - small_seconds) / (large - small)  # of 2 ranks, each sends all bytes
     alpha = small_seconds - beta * small
     sent = 2 * (n - 1) / n * sum(gradients)
     seconds = alpha * len(gradients) + beta * sent
-    # answer: end
+    # end of the answer
     return seconds
 
 
 _TIMED = {4_000: 1.04e-4, 400_000: 5e-4}  # α = 100 µs, β = 1 ns
-_FORECASTS = {
-    "one gradient, 2 ranks": ([1_000_000], _TIMED, 2),
-    "one gradient, 4 ranks, no latency": ([1_000_000], {1_000: 1e-6, 1_000_000: 1e-3}, 4),
-    "ten gradients, 8 ranks, only latency": ([1_000] * 10, {1_000: 1e-4, 1_000_000: 1e-4}, 8),
-    "three gradients, 8 ranks": ([8_000, 4_000_000, 0], dict(reversed(_TIMED.items())), 8),
-}
-EXERCISES = (Exercise(time_calls, _slow_ranks, use=_timed), Exercise(forecast_step, cases(_FORECASTS), close=1e-9))
+_FORECASTS = (  # the last two: only bandwidth, only latency
+    ([1_000_000], _TIMED, 2),
+    ([8_000, 4_000_000, 0], dict(reversed(_TIMED.items())), 8),
+    ([1_000_000], {1_000: 1e-6, 1_000_000: 1e-3}, 4),
+    ([1_000] * 10, {1_000: 1e-4, 1_000_000: 1e-4}, 8),
+)
+EXERCISES = (Exercise(time_calls, _slow_ranks, use=_timed), Exercise(forecast_step, _FORECASTS, close=1e-9))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import cases, overlap
+from scratch_ddp.course.lessons import overlap
 
 
 def average_when_ready(model):
@@ -23,7 +23,6 @@ def average_when_ready(model):
     """
     works = []  # what is under way
     # What does a hook do when its gradient is complete, and what is left for finish()?
-    # answer: begin
 
     def hook(parameter):
         parameter.grad /= dist.get_world_size()  # before the sum, which could be too large for half precision
@@ -38,7 +37,7 @@ def average_when_ready(model):
             work.wait()
         works.clear()
 
-    # answer: end
+    # end of the answer
     return finish
 
 
@@ -47,11 +46,11 @@ def _steps(answer):
     model = nn.ModuleDict({name: nn.Linear(4, 4).double() for name in ("first", "second", "frozen", "seldom")})
     model["frozen"].requires_grad_(False)
     batches = torch.randn(dist.get_world_size(), 2, 3, 4).double()[dist.get_rank()]
-    finish, handles, all_reduce = answer(model), [], dist.all_reduce
+    finish, handles, all_reduce = answer(model), weakref.WeakSet(), dist.all_reduce
 
     def noted(*args, **options):
         work = all_reduce(*args, **options)
-        handles.extend([weakref.ref(work)] if work else [])
+        handles.update([work] if work else [])
         return work
 
     def loss(x, layers):
@@ -64,16 +63,11 @@ def _steps(answer):
             yield from overlap(f"step {number}", model["first"], loss, batch, 4 - number)
         finish()
         yield "value", f"step {number}", model
-        yield "memory", f"step {number}: the number of handles kept after finish()", _kept(handles)
+        deadline = time.monotonic() + 0.1  # a thread of the backend may hold a handle for a moment
+        while handles and time.monotonic() < deadline:
+            time.sleep(0.001)
+        yield "memory", f"step {number}: the number of handles kept after finish()", len(handles)
         model.zero_grad()
-
-
-def _kept(handles):
-    """How many handles are still there. A thread of the backend may hold one for a moment after its message."""
-    deadline = time.monotonic() + 0.1
-    while (kept := sum(handle() is not None for handle in handles)) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return kept
 
 
 def exposed_time(compute, communication):
@@ -83,7 +77,6 @@ def exposed_time(compute, communication):
     so may stretches of computing.
     """
     # Between which moments does nothing begin or end?
-    # answer: begin
     moments = sorted({moment for stretch in [*compute, *communication] for moment in stretch})
     exposed = 0.0
     for start, end in pairwise(moments):
@@ -92,21 +85,19 @@ def exposed_time(compute, communication):
         if on_the_wire and not computing:
             exposed += end - start
     return exposed
-    # answer: end
 
 
-_TIMELINES = {  # computing, communication
-    "a message after backward": ([(0.0, 4.0)], [(4.0, 7.0)]),
-    "a tail": ([(0.0, 4.0)], [(1.0, 3.0), (3.0, 4.5)]),
-    "a gap in computing": ([(5.0, 6.0), (0.0, 2.0)], [(1.0, 5.5)]),
-    "a pause before the message": ([(0.0, 1.0)], [(2.0, 3.0)]),
-    "two messages at once": ([(0.0, 1.0)], [(0.5, 3.0), (2.0, 4.0)]),
-    "computing in two threads": ([(0.0, 3.0), (2.0, 5.0)], [(1.0, 6.0)]),
-    "a message inside another": ([(4.0, 5.0)], [(0.0, 4.0), (1.0, 2.0)]),
-    "nothing computed": ([], [(1.0, 2.0)]),
-    "nothing on the wire": ([(0.0, 4.0)], []),
-}
+_TIMELINES = (  # computing, communication
+    ([(0.0, 4.0)], [(4.0, 7.0)]),
+    ([(0.0, 4.0)], [(1.0, 3.0), (3.0, 4.5)]),
+    ([(5.0, 6.0), (0.0, 2.0)], [(1.0, 5.5)]),
+    ([(0.0, 1.0)], [(0.5, 3.0), (2.0, 4.0)]),  # two messages at once
+    ([(0.0, 3.0), (2.0, 5.0)], [(1.0, 6.0)]),  # computing in two threads
+    ([(4.0, 5.0)], [(0.0, 4.0), (1.0, 2.0)]),
+    ([], [(1.0, 2.0)]),
+    ([(0.0, 4.0)], []),
+)
 EXERCISES = (
-    Exercise(average_when_ready, cases({"two steps": ()}), use=_steps, close=1e-9),
-    Exercise(exposed_time, cases(_TIMELINES), close=1e-9, given="from itertools import pairwise"),
+    Exercise(average_when_ready, {"two steps": ()}, use=_steps, close=1e-9),
+    Exercise(exposed_time, _TIMELINES, close=1e-9, given="from itertools import pairwise"),
 )

@@ -1,15 +1,12 @@
 """Lesson 09, how large a message: gradients that travel in buckets, and through a buffer that is allocated once."""
 
-from types import SimpleNamespace
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.compare import Words
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import cases, overlap
-from scratch_ddp.instruments.memory.ledger import MemoryLedger
+from scratch_ddp.course.lessons import overlap
 
 
 def average_in_buckets(buckets):
@@ -23,7 +20,6 @@ def average_in_buckets(buckets):
     missing = [len(bucket) for bucket in buckets]  # how many gradients each waits for
     on_the_way = []
     # What does a hook need to know about its parameter? Which bucket may start now?
-    # answer: begin
     number_of = {parameter: number for number, bucket in enumerate(buckets) for parameter in bucket}
 
     def hook(parameter):
@@ -46,7 +42,7 @@ def average_in_buckets(buckets):
         on_the_way.clear()
         missing[:] = map(len, buckets)  # for the next step
 
-    # answer: end
+    # end of the answer
     return finish
 
 
@@ -80,7 +76,6 @@ def average_through_buffer(parameters):
     Cost: one all-reduce a call. Memory: after the first call, no new tensors.
     """
     # Where is a gradient when average() is called, after zero_grad() and without it?
-    # answer: begin
     sizes = [parameter.numel() for parameter in parameters]
     buffer = parameters[0].new_zeros(sum(sizes))
     parts = buffer.split(sizes)
@@ -93,7 +88,7 @@ def average_through_buffer(parameters):
         for parameter, view in zip(parameters, views, strict=True):
             parameter.grad = view
 
-    # answer: end
+    # end of the answer
     return average
 
 
@@ -108,21 +103,14 @@ def _through_buffer(answer):
                 parameter.grad.zero_()
             gradient = torch.randn(dist.get_world_size(), *parameter.shape)[dist.get_rank()]
             (parameter * gradient).sum().backward()
-        ledger = MemoryLedger(SimpleNamespace(given=[*first, *(parameter.grad for parameter in parameters)]))
-        with ledger("before"):
-            pass
-        with ledger("call"):
-            average()
-        beside = ledger.peak() - ledger.moments[0].elements() if first else 0  # the first call may make the buffer
+        average()
+        yield "value", f"gradients {cleared}", parameters
         means = [parameter.grad for parameter in parameters]
         first = first or means  # kept, so that its memory is not given away
-        for number, mean in enumerate(means):
-            yield "value", f"gradients {cleared}: the gradient of parameter {number}", mean
         now, before = ({each.untyped_storage().data_ptr() for each in some} for some in (means, first))
         yield "memory", f"gradients {cleared}: the number of tensors that they are views of", len(now)
         same = Words("the first step's" if now == before else "a new one")
         yield "memory", f"gradients {cleared}: the tensor that they are views of", same
-        yield "memory", f"gradients {cleared}: the number of elements held beside them and the tensor", beside
 
 
 _ORDERS = {  # swapped, mixed
@@ -131,6 +119,6 @@ _ORDERS = {  # swapped, mixed
     "buckets of two layers, in another order on odd ranks": (True, True),
 }
 EXERCISES = (
-    Exercise(average_in_buckets, cases(_ORDERS), use=_in_steps, close=1e-9),
-    Exercise(average_through_buffer, cases({"five steps": ()}), use=_through_buffer, close=1e-9),
+    Exercise(average_in_buckets, _ORDERS, use=_in_steps, close=1e-9),
+    Exercise(average_through_buffer, {"five steps": ()}, use=_through_buffer, close=1e-9),
 )

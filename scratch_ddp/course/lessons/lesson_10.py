@@ -18,7 +18,6 @@ def sharded_step(shards, inputs, targets, lr):
     matrices, be they weights or gradients.
     """
     # Which line is the last that needs the weight? Which first needs the gradient?
-    # answer: begin
     n = dist.get_world_size()
 
     def gather(shard):
@@ -41,7 +40,6 @@ def sharded_step(shards, inputs, targets, lr):
         del gradient
         shard -= lr * mine
         delta = handed_down * below.sign()
-    # answer: end
 
 
 def _layers(at):
@@ -52,8 +50,7 @@ def _layers(at):
         yield f"{layers} layer{'s' * (layers > 1)}", ([*shards], inputs, targets, 0.1)
 
 
-def _one_matrix(shards, inputs, *_):
-    """One whole matrix, two shards, and what goes through the layers, several times."""
+def _one_matrix(shards, inputs, *_):  # whole, two shards, and what goes through the layers, several times
     return shards[0].shape[1] ** 2 + 2 * shards[0].numel() + 4 * (len(shards) + 1) * inputs.numel()
 
 
@@ -65,7 +62,6 @@ def gather_uneven(shard, rows):
     Cost: one all-gather, of k rows from each rank.
     """
     # All ranks must send equally many rows. Where in the result is the padding?
-    # answer: begin
     n = dist.get_world_size()
     k = -(-rows // n)
     padded = shard.new_zeros(k, shard.shape[1])
@@ -73,7 +69,6 @@ def gather_uneven(shard, rows):
     whole = shard.new_empty(n * k, shard.shape[1])
     dist.all_gather(list(whole.split(k)), padded)
     return whole[:rows]
-    # answer: end
 
 
 def _rows(at):
@@ -94,7 +89,6 @@ def shard_unit(module):
     parameters = list(module.parameters())
     sizes = [parameter.numel() for parameter in parameters]
     # One flat tensor for all parameters, and four hooks. What does each of them do?
-    # answer: begin
     part = -(-sum(sizes) // n)
     padding = n * part - sum(sizes)
 
@@ -127,7 +121,6 @@ def shard_unit(module):
     module.register_full_backward_pre_hook(lambda *_: gather())
     module.register_full_backward_hook(lambda *_: reduce())
     return shard
-    # answer: end
 
 
 class _Unit(nn.Module):
@@ -153,15 +146,12 @@ class _Unit(nn.Module):
 
     def held(self):
         """Bytes of the parameters, and of the memory that they had in forward."""
-        storages = {*self.seen, *(parameter.untyped_storage() for parameter in self.parameters())}
-        return sum(storage.nbytes() for storage in storages)
+        return sum(each.nbytes() for each in {*self.seen, *(each.untyped_storage() for each in self.parameters())})
 
 
 def _units(at):
     for hidden in (at.n, at.n + 1):
-        unit = _Unit(hidden)
-        elements = sum(parameter.numel() for parameter in unit.parameters())
-        yield f"a unit of {elements} elements", (unit, torch.randn(at.n, 2, 3, 4).double()[at.rank])
+        yield f"a unit of {9 * hidden + 4} elements", (_Unit(hidden), torch.randn(at.n, 2, 3, 4).double()[at.rank])
 
 
 def _steps(answer, unit, batches):
@@ -169,12 +159,10 @@ def _steps(answer, unit, batches):
     if shard.untyped_storage().nbytes() < shard.nbytes:
         raise Wrong("memory", "the shard has no memory of its own: it was freed with the unit's")
     yield "value", "the shard", shard
-    yield "memory", "the parameters' memory in bytes after the call", unit.held()
     for number, batch in enumerate(batches):
         with torch.no_grad():
             yield "value", f"step {number}: the output under no_grad", unit(batch)
         output = unit(batch.requires_grad_())
-        yield "value", f"step {number}: the output", output
         yield "memory", f"step {number}: the parameters' memory in bytes after forward", unit.held()
         output.square().sum().backward()
         yield "memory", f"step {number}: the parameters' memory in bytes after backward", unit.held()

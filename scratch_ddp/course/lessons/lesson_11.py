@@ -7,7 +7,6 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import cases, with_optimizers
 
 
 def sharded_optimizer(params, make):
@@ -20,7 +19,6 @@ def sharded_optimizer(params, make):
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # Who updates what, and how do the others get it?
-    # answer: begin
     own = make(params[rank::n])
 
     def step():
@@ -33,27 +31,33 @@ def sharded_optimizer(params, make):
             parameter.grad = None
 
     return own, step, zero_grad
-    # answer: end
 
 
-def _parameters():
-    count = 2 * dist.get_world_size() + 1
-    return [nn.Parameter(torch.full((2, i + 1), float(i), dtype=torch.float64)) for i in range(count)]
+def _parameters(at):
+    """2n + 1 parameters with gradients, which differ on the ranks."""
+    params = [nn.Parameter(torch.full((2, i + 1), float(i), dtype=torch.float64)) for i in range(2 * at.n + 1)]
+    for i, parameter in enumerate(params):
+        parameter.grad = torch.full_like(parameter, 10.0**i * (at.rank + 1))
+    yield "2n + 1 parameters", (params,)
 
 
-def _stepped(answer):
-    params = _parameters()
-    own, step, zero_grad = answer(params, partial(torch.optim.Adam, lr=0.1))
+def _to_adam(at):
+    for _, (params,) in _parameters(at):
+        make = partial(torch.optim.Adam, lr=0.1)
+        make(params)  # torch imports what the first optimizer needs: that takes seconds, which are not the answer's
+        yield "three steps of Adam", (params, make)
+
+
+def _stepped(answer, params, make):
+    own, step, zero_grad = answer(params, make)
     for number in range(3):
         for i, parameter in enumerate(params):
             parameter.grad = torch.full_like(parameter, (-1.0) ** i * (number + 1))
         step()
-        for i, parameter in enumerate(params):
-            yield "value", f"step {number}: parameter {i}", parameter
+        yield "value", f"step {number}", params
         yield "memory", f"step {number}: the number of parameters that have state", len(own.state)
         zero_grad()
-        left = [i for i, parameter in enumerate(params) if parameter.grad is not None]
-        yield "value", f"step {number}: the list of parameters that have a gradient after zero_grad()", left
+        yield "value", f"after zero_grad() in step {number}", params
 
 
 def reduce_to_owners(params):
@@ -64,22 +68,11 @@ def reduce_to_owners(params):
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     # What is in the tensor of a rank that is not the destination of a reduce?
-    # answer: begin
     for i, parameter in enumerate(params):
         parameter.grad /= n
         dist.reduce(parameter.grad, dst=i % n)
         if i % n != rank:
             parameter.grad = None
-    # answer: end
-
-
-def _reduced(answer):
-    params = _parameters()
-    for i, parameter in enumerate(params):
-        parameter.grad = torch.full_like(parameter, 10.0**i * (dist.get_rank() + 1))
-    answer(params)
-    for i, parameter in enumerate(params):
-        yield "value", f"the gradient of parameter {i}", parameter.grad
 
 
 def bytes_held(parameters, n, stage):
@@ -89,19 +82,15 @@ def bytes_held(parameters, n, stage):
     DDP; 1, 2 and 3 are ZeRO's. n divides the number of parameters.
     """
     # Which of the three does each stage share out?
-    # answer: begin
     share = parameters // n
     weights = share if stage >= 3 else parameters
     gradients = share if stage >= 2 else parameters
     state = 2 * (share if stage >= 1 else parameters)
     return 4 * (weights + gradients + state)
-    # answer: end
 
 
-_STAGES = {f"stage {stage}": (1_000, 1, stage) for stage in range(4)}
-_STAGES |= {f"stage {stage}, 8 ranks": (8_000, 8, stage) for stage in range(4)}
 EXERCISES = (
-    Exercise(sharded_optimizer, with_optimizers(cases({"three steps of Adam": ()})), use=_stepped, close=1e-9),
-    Exercise(reduce_to_owners, cases({"2n + 1 parameters": ()}), use=_reduced, close=1e-9),
-    Exercise(bytes_held, cases(_STAGES)),
+    Exercise(sharded_optimizer, _to_adam, use=_stepped, close=1e-9),
+    Exercise(reduce_to_owners, _parameters, close=1e-9),
+    Exercise(bytes_held, [(1_000 * n, n, stage) for n in (1, 8) for stage in range(4)]),
 )

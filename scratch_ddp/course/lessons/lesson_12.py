@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import cases, parts
+from scratch_ddp.course.lessons import with_backward
 from scratch_ddp.ddp.batch_norm import sync_batch_norm
 
 
@@ -24,7 +24,6 @@ def split_step(rank, step, computing, calls):
     """
     # Since when can the k-th collective be on its way? Between which moments does
     # nothing change?
-    # answer: begin
     ready = [max(called for called, _ in same) for same in zip(*calls, strict=True)]
     mine = [(called, since, ended) for (called, ended), since in zip(calls[rank], ready, strict=True)]
     start, end = step
@@ -41,7 +40,6 @@ def split_step(rank, step, computing, calls):
             part = 3
         parts[part] += b - a
     return parts
-    # answer: end
 
 
 def find_straggler(called, group=None):
@@ -52,7 +50,6 @@ def find_straggler(called, group=None):
     go to the lowest rank. Cost: one all-gather.
     """
     # Which rank can tell from its own calls alone who was late?
-    # answer: begin
     everyones = [torch.empty_like(called) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyones, called, group=group)
     waited_for = [0] * len(everyones)
@@ -61,7 +58,6 @@ def find_straggler(called, group=None):
         waited_for[same.index(last)] += sum(last - at for at in same)
     most = max(waited_for)
     return waited_for.index(most) if most else None
-    # answer: end
 
 
 def _times(at):
@@ -71,10 +67,7 @@ def _times(at):
         "the last rank is late": (5 * last, 7 * last, 6 * last),
         "rank 0 is late often, the last rank once and for long": (3 * first, 4 * first, 90 * last, 2 * first),
         "two cost the others as much": (30 * last, 30 * first),
-        "rank 0 calls late each time, and each time another later still": (
-            50 * first or 60 * second,
-            50 * first or 60 * last,
-        ),
+        "rank 0 and another are late each time": (50 * first or 60 * second, 50 * first or 60 * last),
         "nobody waits": (0, 0),
     }.items():
         yield case, (torch.tensor([10**15 + 1000 * k + late for k, late in enumerate(after)]),)
@@ -89,7 +82,6 @@ def culprit(steps, messages):
     """
     # What does each rank do by itself? Is it the same rank in each step? If ranks are
     # alike: do small messages explain the transfer?
-    # answer: begin
     ranks = range(len(steps[0]))
     whole = statistics.median(sum(step[0].values()) for step in steps)
     loading = [statistics.median(step[rank]["data"] for step in steps) for rank in ranks]
@@ -107,27 +99,23 @@ def culprit(steps, messages):
 
     small = sum(seconds for size, seconds in messages if size < 1024)  # bytes: such a message holds no gradient
     return ".item()" if small > sum(step[0]["transfer"] for step in steps) / 2 else "last bucket", None
-    # answer: end
 
 
 def _profiles(at):
     """Six steps of four ranks, as the game records them, with noise, two stalls, and a small message in each step."""
+    names = ("data", "forward", "backward", "waiting", "transfer")
     for fault in ("loader", "straggler", "uneven batches", ".item()", "last bucket"):
         busy = torch.tensor([4e-3, 32e-3, 64e-3]) * (1 + 0.03 * torch.rand(6, 4, 3))  # data, forward, backward
-        late = {"straggler": [3] * 6, "uneven batches": [0, 1, 2, 3, 0, 1]}.get(fault, ())
-        for step, rank in enumerate(late):
-            busy[step, rank, 1:] *= 1.8
-        if fault == "loader":
-            busy[:, 1, 0] += 60e-3
-        busy[0, 0, 0] += 0.6
-        busy[0, 2, 2] += 0.6
+        late = {"straggler": [3] * 6, "uneven batches": [0, 1, 2, 3, 0, 1]}.get(fault, [])
+        busy[range(len(late)), late, 1:] *= 1.8
+        busy[:, 1, 0] += 60e-3 * (fault == "loader")
+        busy[0, [0, 2], [0, 2]] += 0.6
         messages = [(4, 4e-3), *[(67_416, 12e-3)] * 3, (337_080, 44e-3) if fault == "last bucket" else (67_416, 12e-3)]
         messages += [(6, 4e-3)] * 10 * (fault == ".item()")
-        transfer = {".item()": 52e-3, "last bucket": 44e-3}.get(fault, 12e-3)
-        waiting = busy.sum(2).amax(1, keepdim=True) - busy.sum(2)
-        everything = torch.cat([busy, waiting[..., None], torch.full((6, 4, 1), transfer)], dim=2).tolist()
-        names = ("data", "forward", "backward", "waiting", "transfer")
-        steps = [[dict(zip(names, rank, strict=True)) for rank in step] for step in everything]
+        transfer = torch.full((6, 4, 1), {".item()": 52e-3, "last bucket": 44e-3}.get(fault, 12e-3))
+        waiting = busy.sum(2, keepdim=True).amax(1, keepdim=True) - busy.sum(2, keepdim=True)
+        steps = torch.cat([busy, waiting, transfer], dim=2).tolist()
+        steps = [[dict(zip(names, rank, strict=True)) for rank in step] for step in steps]
         yield f"{fault} planted", (steps, 6 * messages)
 
 
@@ -140,31 +128,21 @@ def _rows(at):
     yield "in eval mode", (x, norm.eval())
 
 
-def _normalized(answer, x, norm):
-    x = x.clone().requires_grad_()
-    output = answer(x, norm)
-    yield "value", "the output", output
-    output.pow(3).sum().backward()
-    yield "value", "the gradient of x", x.grad
-    yield "value", "norm", norm
-
-
-_STEPS = {  # rank, step, computing, calls of rank 0 and of rank 1
-    "a rank that waits": (0, (0, 8), [(0, 3)], [[(3, 8)], [(6, 8)]]),
-    "the rank that is waited for": (1, (0, 8), [(0, 6)], [[(3, 8)], [(6, 8)]]),
-    "a message during backward": (0, (0, 8), [(0, 6)], [[(2, 7)], [(3, 7)]]),
-    "a gap in computing": (0, (0, 9), [(5, 6), (0, 2)], [[(1, 8)], [(4, 8)]]),
-    "two collectives, the second not ready": (0, (0, 9), [(0, 1)], [[(1, 5), (2, 9)], [(1, 5), (7, 9)]]),
-    "two collectives under way at once": (0, (0, 9), [], [[(1, 7), (2, 8)], [(4, 7), (3, 8)]]),
-    "called before the step, ended after it": (0, (2, 6), [], [[(0, 9)], [(4, 9)]]),
-    "rank 1 ends later": (0, (0, 9), [(0, 2)], [[(2, 5)], [(3, 7)]]),
-    "computing before and after the step": (0, (2, 6), [(0, 3), (5, 9)], [[], []]),
-    "computing inside other computing": (0, (0, 6), [(0, 4), (1, 2)], [[(4, 5)], [(4, 5)]]),
-}
-_PARTS = parts("computing", "waiting", "transfer", "idle")
+_STEPS = (  # rank, step, computing, calls of rank 0 and of rank 1
+    (0, (0, 8), [(0, 3)], [[(3, 8)], [(6, 8)]]),  # a rank that waits, and the one that is waited for
+    (1, (0, 8), [(0, 6)], [[(3, 8)], [(6, 8)]]),
+    (0, (0, 8), [(0, 6)], [[(2, 7)], [(3, 7)]]),
+    (0, (0, 9), [(5, 6), (0, 2)], [[(1, 8)], [(4, 8)]]),
+    (0, (0, 9), [(0, 1)], [[(1, 5), (2, 9)], [(1, 5), (7, 9)]]),  # the second is not ready
+    (0, (0, 9), [], [[(1, 7), (2, 8)], [(4, 7), (3, 8)]]),  # two under way at once
+    (0, (2, 6), [], [[(0, 9)], [(4, 9)]]),
+    (0, (0, 9), [(0, 2)], [[(2, 5)], [(3, 7)]]),
+    (0, (2, 6), [(0, 3), (5, 9)], [[], []]),  # computing before and after the step
+    (0, (0, 6), [(0, 4), (1, 2)], [[(4, 5)], [(4, 5)]]),  # computing inside other computing
+)
 EXERCISES = (
-    Exercise(split_step, cases(_STEPS), use=_PARTS, close=1e-9, given="from itertools import pairwise"),
+    Exercise(split_step, _STEPS, close=1e-9, given="from itertools import pairwise"),
     Exercise(find_straggler, _times),
-    Exercise(culprit, _profiles, use=parts("the fault", "the rank"), given="import statistics"),
-    Exercise(sync_batch_norm, _rows, use=_normalized, close=1e-6),
+    Exercise(culprit, _profiles, given="import statistics"),
+    Exercise(sync_batch_norm, _rows, use=with_backward, close=1e-6),
 )

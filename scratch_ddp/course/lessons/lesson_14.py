@@ -4,7 +4,6 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import cases, parts
 
 
 def f_and_g(group=None):
@@ -17,7 +16,6 @@ def f_and_g(group=None):
     # A class made from torch.autograd.Function has two static methods, forward(ctx, x)
     # and backward(ctx, gradient). You call it as TheClass.apply(x). Which of the four
     # methods sends something?
-    # answer: begin
 
     def add_up(tensor):
         total = tensor.clone(memory_format=torch.contiguous_format)
@@ -43,7 +41,6 @@ def f_and_g(group=None):
             return gradient
 
     return F.apply, G.apply
-    # answer: end
 
 
 def _passed_through(answer):
@@ -67,11 +64,9 @@ def slice_qkv(weight, heads, kv_heads, rank, n):
     of one size. n divides both numbers; rank 0 has the first heads of each.
     """
     # How many rows has a head? Where do k and v begin?
-    # answer: begin
     rows = len(weight) // (heads + 2 * kv_heads)
     parts = weight.split([heads * rows, kv_heads * rows, kv_heads * rows])
     return torch.cat([part.chunk(n)[rank] for part in parts])
-    # answer: end
 
 
 def sliced_cross_entropy(logits, targets, group=None):
@@ -84,7 +79,6 @@ def sliced_cross_entropy(logits, targets, group=None):
     """
     tokens, columns = logits.shape
     # Which three numbers of a token does a rank need from the others?
-    # answer: begin
     largest = logits.amax(dim=1)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     exps = (logits - largest[:, None]).exp()
@@ -97,7 +91,6 @@ def sliced_cross_entropy(logits, targets, group=None):
     gradient = exps.div_(terms[0, :, None])
     gradient[mine, here[mine]] -= 1
     return [(terms[0].log() - terms[1]).mean(), gradient.div_(tokens)]
-    # answer: end
 
 
 def _logits(at):
@@ -110,12 +103,18 @@ def _logits(at):
     yield "logits far apart", (mine - 2000.0 * at.rank, torch.zeros_like(targets))
 
 
+def _both(answer, logits, targets):
+    loss, gradient = answer(logits, targets)
+    yield "value", "the loss", loss
+    yield "value", "the gradient", gradient
+
+
 _FUSED = {
     f"{q} heads of q, {k} of k and v, rank {rank} of {n}": (torch.arange(6.0 * (q + 2 * k)).view(-1, 3), q, k, rank, n)
     for q, k, rank, n in ((4, 4, 1, 2), (8, 2, 0, 2), (8, 4, 2, 4))
 }
 EXERCISES = (
-    Exercise(f_and_g, cases({"a matrix": ()}), use=_passed_through),
-    Exercise(slice_qkv, cases(_FUSED)),
-    Exercise(sliced_cross_entropy, _logits, use=parts("the loss", "the gradient"), close=1e-9),
+    Exercise(f_and_g, {"a matrix": ()}, use=_passed_through),
+    Exercise(slice_qkv, _FUSED),
+    Exercise(sliced_cross_entropy, _logits, use=_both, close=1e-9),
 )

@@ -14,7 +14,6 @@ def shift(tensor, group=None):
     Cost: one message from each rank in forward, one in backward.
     """
     # Autograd does not see what dist.send takes away. Who has the gradient in backward?
-    # answer: begin
     rank, n = dist.get_rank(group), dist.get_world_size(group)
 
     def hand_on(mine, step):
@@ -35,7 +34,6 @@ def shift(tensor, group=None):
             return hand_on(gradient, -1)
 
     return Shift.apply(tensor)
-    # answer: end
 
 
 def _tensors(at):
@@ -61,7 +59,6 @@ def send_rows(rows, counts, group=None):
     Cost: two all-to-alls, of one integer for each rank, and of the rows.
     """
     # dist.all_to_all_single needs to know how many rows come. Who knows it?
-    # answer: begin
     leaving = torch.tensor(counts, device=rows.device)
     arriving = torch.empty_like(leaving)
     dist.all_to_all_single(arriving, leaving, group=group)
@@ -69,7 +66,6 @@ def send_rows(rows, counts, group=None):
     result = rows.new_empty(sum(received), rows.shape[1])
     dist.all_to_all_single(result, rows.contiguous(), received, counts, group=group)
     return result
-    # answer: end
 
 
 def _rows(at):

@@ -1,13 +1,12 @@
 """Lesson 17, together: who is in which group of a mesh, which dimension belongs inside, and one norm over all of it."""
 
-from collections.abc import Callable, Iterator
 from itertools import permutations
 from math import prod
 
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.course.exercise import At, Exercise, Seen, Wrong
+from scratch_ddp.course.exercise import Exercise
 
 
 def which_ranks(mesh, dim):
@@ -19,7 +18,6 @@ def which_ranks(mesh, dim):
     their first ranks. Without torch.
     """
     # How far apart are two neighbours in a group of the last dimension? Of the first?
-    # answer: begin
     names = list(mesh)
     apart = prod(mesh[name] for name in names[names.index(dim) + 1 :])
     groups = {}
@@ -27,13 +25,6 @@ def which_ranks(mesh, dim):
         place = rank // apart % mesh[dim]
         groups.setdefault(rank - place * apart, []).append(rank)
     return list(groups.values())
-    # answer: end
-
-
-def _meshes(at: At) -> Iterator[tuple[str, tuple]]:
-    for mesh in ({"dp": 2, "pp": 2, "tp": 2}, {"dp": 2, "pp": 3, "tp": 4}, {"tp": 4}):
-        for dim in mesh:
-            yield f"{dim} of {' × '.join(map(str, mesh.values()))}", (mesh, dim)
 
 
 def best_order(mesh, sent, per_host):
@@ -46,7 +37,6 @@ def best_order(mesh, sent, per_host):
     """
 
     # which_ranks of a dict in another order gives other groups. How many bytes leave?
-    # answer: begin
     def leaving(order):
         turned = {name: mesh[name] for name in order}
         total = 0
@@ -57,31 +47,6 @@ def best_order(mesh, sent, per_host):
         return total
 
     return list(min(permutations(mesh), key=leaving))
-    # answer: end
-
-
-def _clusters(at: At) -> Iterator[tuple[str, tuple]]:
-    mesh = {"dp": 4, "pp": 2, "tp": 4}
-    yield "tp sends most", (mesh, {"dp": 5, "pp": 1, "tp": 80}, 8)
-    yield "dp sends most", (mesh, {"dp": 50, "pp": 2, "tp": 8}, 4)
-    yield "pp sends most, in pairs", (mesh, {"dp": 3, "pp": 40, "tp": 2}, 2)
-    yield "the most bytes don't fit a host", ({"dp": 8, "pp": 2, "tp": 2}, {"dp": 10, "pp": 9, "tp": 8}, 4)
-
-
-def _leaving(order: list[str], mesh: dict[str, int], sent: dict[str, float], per_host: int) -> float:
-    turned, total = {name: mesh[name] for name in order}, 0.0
-    for name in order:
-        for group in which_ranks(turned, name):
-            pairs = zip(group, group[1:] + group[:1], strict=True)
-            total += sent[name] * sum(here // per_host != there // per_host for here, there in pairs)
-    return total
-
-
-def _moved(answer: Callable, mesh: dict, sent: dict, per_host: int) -> Iterator[Seen]:
-    order = answer(dict(mesh), dict(sent), per_host)
-    if not isinstance(order, list | tuple) or sorted(order) != sorted(mesh):
-        raise Wrong("valid", f"{order!r} is no order of {', '.join(mesh)}")
-    yield "value", "bytes that leave hosts, of all ranks", _leaving(order, mesh, sent, per_host)
 
 
 def mesh_norm(slices, whole, tp):
@@ -93,7 +58,6 @@ def mesh_norm(slices, whole, tp):
     and may be empty. Cost: one all-reduce of one number.
     """
     # If all ranks add up all their squares, how often is an element counted?
-    # answer: begin
     total = torch.zeros((), dtype=torch.float64)
     for gradient in slices:
         total += gradient.square().sum()
@@ -101,10 +65,9 @@ def mesh_norm(slices, whole, tp):
         total += gradient.square().sum() / tp
     dist.all_reduce(total)
     return total.sqrt().item()
-    # answer: end
 
 
-def _gradients(at: At) -> Iterator[tuple[str, tuple]]:
+def _gradients(at):
     several = 3 if at.n == 3 else 2
     for case, sliced, uncut, tp in (
         ("slices alone", 2, 0, several),
@@ -117,13 +80,16 @@ def _gradients(at: At) -> Iterator[tuple[str, tuple]]:
         yield case, (slices, [torch.randn(4, dtype=torch.float64, generator=pair) for _ in range(uncut)], tp)
 
 
+_MESHES = ({"dp": 2, "pp": 2, "tp": 2}, {"dp": 2, "pp": 3, "tp": 4}, {"tp": 4})
+_CLUSTERS = (  # each with a single best order
+    ({"dp": 4, "pp": 2, "tp": 4}, {"dp": 5, "pp": 1, "tp": 80}, 8),
+    ({"dp": 4, "pp": 2, "tp": 4}, {"dp": 50, "pp": 2, "tp": 8}, 8),
+    ({"dp": 4, "pp": 2, "tp": 4}, {"dp": 3, "pp": 40, "tp": 2}, 4),
+    ({"dp": 8, "pp": 2, "tp": 4}, {"dp": 10, "pp": 9, "tp": 8}, 4),  # what sends most does not fit a host
+)
+_GIVEN = "from itertools import permutations\n\nfrom scratch_ddp.course.lessons.lesson_17 import which_ranks"
 EXERCISES = (
-    Exercise(which_ranks, _meshes, given="from math import prod"),
-    Exercise(
-        best_order,
-        _clusters,
-        use=_moved,
-        given="from itertools import permutations\n\nfrom scratch_ddp.course.lessons.lesson_17 import which_ranks",
-    ),
+    Exercise(which_ranks, [(mesh, dim) for mesh in _MESHES for dim in mesh], given="from math import prod"),
+    Exercise(best_order, _CLUSTERS, given=_GIVEN),
     Exercise(mesh_norm, _gradients, close=1e-12),
 )

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.course.lessons import cases, named_cases
 
 
 def outer_step(params, agreed, velocity, lr, momentum):
@@ -18,25 +17,18 @@ def outer_step(params, agreed, velocity, lr, momentum):
     params the same. Cost: one all-reduce for each parameter.
     """
     # In which direction does agreed - params point, and in which a gradient?
-    # answer: begin
     for mine, last, speed in zip(params, agreed, velocity, strict=True):
         gradient = (last - mine) / dist.get_world_size()
         dist.all_reduce(gradient)
         speed.mul_(momentum).add_(gradient)
         last.sub_(lr * (gradient + momentum * speed))
         mine.copy_(last)
-    # answer: end
 
 
-def _met(answer, lr, momentum):
-    agreed, way = [torch.full((2, 3), 8.0), torch.full((4,), -8.0)], 12 * (dist.get_rank() + 1) / dist.get_world_size()
-    params, velocity = [each.clone() for each in agreed], [torch.zeros_like(each) for each in agreed]
-    for meeting in range(3):
-        for number, each in enumerate(params):
-            each -= way * (number + 1) * (meeting + 1)
-        answer(params, agreed, velocity, lr, momentum)
-        for name, tensors in (("params", params), ("agreed", agreed), ("velocity", velocity)):
-            yield "value", f"meeting {meeting}: {name}", tensors
+def _meetings(at):
+    for case, lr, momentum in (("the mean of the ranks", 1.0, 0.0), ("with momentum", 0.5, 0.75)):
+        agreed, velocity, way = (2.0 * torch.arange(18.0).view(3, 2, 3)).unbind()
+        yield case, ([agreed - (at.rank + 1) * way], [agreed], [velocity], lr, momentum)
 
 
 def send_largest(gradient, residual, k):
@@ -47,7 +39,6 @@ def send_largest(gradient, residual, k):
     absolute value; what a rank does not send counts as 0. Cost: two all-gathers of k.
     """
     # What is left of the sum when the k entries have gone?
-    # answer: begin
     residual += gradient
     places = residual.abs().topk(k).indices
     values = residual[places]
@@ -58,16 +49,12 @@ def send_largest(gradient, residual, k):
     dist.all_gather(list(all_values.split(k)), values)
     dist.all_gather(list(all_places.split(k)), places)
     gradient.zero_().index_add_(0, all_places, all_values / n)
-    # answer: end
 
 
-def _sent(answer, k, size):
-    residual = torch.zeros(size, dtype=torch.float64)
-    for step in range(3):
-        gradient = torch.randn(size).double() + dist.get_rank()
-        answer(gradient, residual, k)
-        yield "value", f"step {step}: gradient", gradient
-        yield "value", f"step {step}: residual", residual
+def _gradients(at):
+    for size, k in ((6, 2), (9, 1), (4, 4)):
+        gradient, residual = torch.randn(at.n, 2, size).double()[at.rank]
+        yield f"{k} of {size}", (gradient, residual, k)
 
 
 def steps_between(nbytes, n, bandwidth, latency, compute):
@@ -78,22 +65,14 @@ def steps_between(nbytes, n, bandwidth, latency, compute):
     ring's rounds takes latency seconds more. The least is 1.
     """
     # How many rounds has a ring, and how many bytes does a rank send in them?
-    # answer: begin
     rounds = 2 * (n - 1)
     seconds = rounds * latency + rounds / n * nbytes / bandwidth
     return max(1, ceil(seconds / compute))
-    # answer: end
 
 
-_LINKS = {
-    "a quick link": (1e6, 4, 1e11, 0.0, 1.0),
-    "two ranks": (4e9, 2, 1.25e7, 0.0, 3.0),
-    "eight ranks": (4e9, 8, 1.25e8, 0.0, 0.7),
-    "few bytes": (8, 64, 1e12, 0.02, 0.11),
-}
-_MEETINGS = {"the mean of the ranks": (1.0, 0.0), "with momentum": (0.5, 0.75)}  # lr, momentum
+_LINKS = ((1e6, 4, 1e11, 0.0, 1.0), (4e9, 2, 1.25e7, 0.0, 3.0), (4e9, 8, 1.25e8, 0.0, 0.7), (8, 64, 1e12, 0.02, 0.11))
 EXERCISES = (
-    Exercise(outer_step, cases(_MEETINGS), use=_met, close=1e-6),
-    Exercise(send_largest, named_cases("{} of {}", (2, 6), (1, 9), (4, 4)), use=_sent, close=1e-12),
-    Exercise(steps_between, cases(_LINKS), given="from math import ceil"),
+    Exercise(outer_step, _meetings, close=1e-6),
+    Exercise(send_largest, _gradients, close=1e-12),
+    Exercise(steps_between, _LINKS, given="from math import ceil"),
 )

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from scratch_ddp.course.lessons.lesson_13 import with_forwards_ahead
 from scratch_ddp.course.pages.sleeping import SleepingBlock
 from scratch_ddp.ddp import FlatDDP, OverlappedDDP
 from scratch_ddp.fsdp import FSDP
@@ -58,7 +57,7 @@ GRADIENTS = PARAMETERS * ELEMENT  # bytes of a layer's
 ACTIVATIONS = TOKENS * WIDTH * ELEMENT  # bytes between two layers
 WAYS = {"DP": Layout(2), "TP": Layout(1, 2), "PP": Layout(1, 1, 2, micro_batches=MICRO_BATCHES)}
 WAYS["PP, 2 more"] = WAYS["PP"]  # forwards under way on rank 0: a reserve for messages that take long
-SCHEDULES = {"PP": one_f_one_b(2, MICRO_BATCHES), "PP, 2 more": with_forwards_ahead(2, MICRO_BATCHES, 3)}
+SCHEDULES = {"PP": one_f_one_b(2, MICRO_BATCHES), "PP, 2 more": one_f_one_b(2, MICRO_BATCHES, ahead=3)}
 
 # A cluster.
 SHAPE = ModelShape(

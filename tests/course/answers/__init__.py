@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from scratch_ddp.cells.rank.interruptible_group import BACKEND  # and registers it
 from scratch_ddp.course.check import examine
-from scratch_ddp.course.exercise import ANSWER, Exercise, reference_source
+from scratch_ddp.course.exercise import Exercise, rewritten
 from tests.ranks import run_ranks
 
 _cells = itertools.count()
@@ -45,12 +45,11 @@ class Answer:
 
     def cell(self, exercise: Exercise) -> str:
         """The cell that a learner would have run."""
-        source = reference_source(exercise.reference)
-        if " =>" in self.text:
-            return exercise.cell(ANSWER.sub(lambda found: edited(found[2], self.text), source))
         if re.match(rf"(def|class) {self.name}\b", self.text):
             return self.text
-        return exercise.cell(ANSWER.sub(lambda found: textwrap.indent(self.text, found[1]), source))
+        if " =>" in self.text:
+            return exercise.cell(rewritten(exercise.reference, lambda found: edited(found["answer"], self.text)))
+        return exercise.cell(rewritten(exercise.reference, lambda found: textwrap.indent(self.text, found["indent"])))
 
 
 def edited(body: str, edits: str) -> str:
@@ -97,8 +96,8 @@ def examined(source: str, name: str, seconds: float = 5.0) -> dict[str, str]:
     return examine(cell[name], seconds)
 
 
-def on_ranks(n: int, function: Callable[..., Any], *args: Any, backend: str = BACKEND, **options: Any) -> Any:
-    """Run function(*args) on n ranks; it must return the same on all of them, and that is returned."""
-    first, *others = run_ranks(n, function, *args, backend=backend, **options)
+def on_ranks(n: int, function: Callable[[], Any], backend: str = BACKEND, timeout: float = 60) -> Any:
+    """Run function() on n ranks; it must return the same on all of them, and that is returned."""
+    first, *others = run_ranks(n, function, backend=backend, timeout=timeout)
     assert all(other == first for other in others), [first, *others]
     return first

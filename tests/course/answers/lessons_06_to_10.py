@@ -29,9 +29,7 @@ train_epoch
     / window => / n
   ✗ does not divide | value: 8 micro-batches in windows of 4: the weight after step 0 is
     / window =>
-  ✗ the first window has one | value: 8 micro-batches in windows of 4: the number of steps is 3, should be 2
-    (i + 1) % n => i % n
-  ✗ talks after each micro-batch | cost: 8 micro-batches in windows of 4: rank 0 calls all_reduce 16 times, budget 4
+  ✗ talks after each micro-batch | cost: 8 micro-batches in windows of 4: 16 collective calls of one rank, budget 4
     contextlib.nullcontext() if last else model.no_sync() => contextlib.nullcontext()
   ✗ one backward a window | passes: 8 micro-batches in windows of 4: the number of backward passes is 2, should be 8
     for i in range(0, len(batches), n):
@@ -40,14 +38,6 @@ train_epoch
         model.sync_gradients()
         optimizer.step()
         optimizer.zero_grad()
-  ✓ never touches the flag: slices, and one sync after each window
-    for start in range(0, len(batches), n):
-        window = batches[start : start + n]
-        for x, y in window:
-            mse_loss(model(x), y).mul(1 / len(window)).backward()
-        model.sync_gradients()
-        optimizer.step()
-        model.zero_grad()
 time_calls
   ✗ each rank believes its own clock | value: the last rank is slow: the list is
     dist.all_reduce(taken, op=dist.ReduceOp.MAX) =>
@@ -60,13 +50,13 @@ time_calls
   ✗ measures the waiting for the others as well | value: the last rank is slow: the list is
     dist.barrier() ⏎ began = clock() => began = clock() ⏎ dist.barrier()
 forecast_step
-  ✗ 2·S at any number of ranks, as published | value: one gradient, 2 ranks: the result is
+  ✗ 2·S at any number of ranks, as published | value: 2): the result is 0.0021, should be 0.0011
     2 * (n - 1) / n => 2
-  ✗ S at any number of ranks | value: one gradient, 4 ranks, no latency: the result is 0.001, should be
+  ✗ S at any number of ranks | value: 8): the result is 0.004308, should be 0.007314
     2 * (n - 1) / n * sum => sum
-  ✗ one α for all messages together | value: ten gradients, 8 ranks, only latency: the result is
+  ✗ one α for all messages together | value: 8): the result is 0.0071140000000000005, should be 0.007314
     alpha * len(gradients) => alpha
-  ✗ bandwidth from the larger transfer alone | value: one gradient, 2 ranks: the result is
+  ✗ bandwidth from the larger transfer alone | value: 2): the result is 0.001349, should be 0.0011
     (large_seconds - small_seconds) / (large - small) => large_seconds / large
 average_when_ready
   ✗ waits in the hook | overlap: step 0: the number of messages waited for when backward returned is 6, should be 0
@@ -80,29 +70,18 @@ average_when_ready
     work.wait() => pass
   ✗ keeps every handle | memory: two steps: step 0: the number of handles kept after finish() is 6, should be 0
     works.clear() =>
-  ✓ lets go of each when it has ended
-    for work in works: ⏎ work.wait() ⏎ works.clear() => while works: ⏎     works.pop().wait()
 exposed_time
-  ✗ all communication less all computing | value: a message after backward: the result is 0.0, should be 3.0
+  ✗ all communication less all computing | value: (4.0, 7.0)]): the result is 0.0, should be 3.0
     sent, computed = (sum(end - start for start, end in each) for each in (communication, compute))
     return max(0.0, sent - computed)
-  ✗ messages that overlap count twice | value: two messages at once: the result is 4.0, should be 3.0
+  ✗ messages that overlap count twice | value: (2.0, 4.0)]): the result is 4.0, should be 3.0
     on_the_wire = any( => on_the_wire = sum(
     exposed += end - start => exposed += on_the_wire * (end - start)
-  ✗ message by message, less what it hides behind | value: two messages at once: the result is 4.0, should be 3.0
+  ✗ message by message, less what it hides behind | value: (2.0, 4.0)]): the result is 4.0, should be 3.0
     exposed = 0.0
     for start, end in communication:
         exposed += end - start - sum(max(0.0, min(end, b) - max(start, a)) for a, b in compute)
     return exposed
-  ✓ the union of both less the union of computing
-    def union(stretches):
-        total, reached = 0.0, float("-inf")
-        for a, b in sorted(stretches):
-            total += max(0.0, b - max(a, reached))
-            reached = max(b, reached)
-        return total
-
-    return union(compute + communication) - union(compute)
 average_in_buckets
   ✗ the counters are not reset | overlap: step 1: the number of messages started before the first layer's backward is 0,
     missing[:] = map(len, buckets) => pass
@@ -113,11 +92,6 @@ average_in_buckets
     missing[len(on_the_way)] == 0: => not any(missing):
   ✗ the means stay in the flat tensor | value: the same order on all ranks: step 0: the gradient of 'below.weight'
     each.grad.copy_(part.view_as(each)) => part.view_as(each)
-  ✗ as they arrive | value: buckets of two layers, in another order on odd ranks: step 0: the gradient of 'left.
-    def hook( => arrived = [] ⏎ def hook(
-    missing[number_of[parameter]] -= 1 => missing[number_of[parameter]] -= 1 ⏎ arrived.append(parameter)
-    bucket = buckets[len(on_the_way)] => bucket = [each for each in arrived if number_of[each] == len(on_the_way)]
-    on_the_way.clear() => on_the_way.clear() ⏎ arrived.clear()
   ✓ gradients become views of the flat tensor
     each.grad.copy_(part.view_as(each)) => each.grad = part.view_as(each)
 average_through_buffer
@@ -127,13 +101,13 @@ average_through_buffer
         dist.all_reduce(flat)
         for each, part in zip(parameters, flat.split([each.numel() for each in parameters])):
             each.grad = part.view_as(each)
-  ✗ takes the gradients for the views | value: five steps: gradients set to None: the gradient of parameter 0
+  ✗ takes the gradients for the views | value: five steps: gradients set to None: the gradient of '0'
     torch.div(parameter.grad, dist.get_world_size(), out=view) => view.div_(dist.get_world_size())
   ✗ copies the means | memory: set to None: the number of tensors that they are views of is 2, should be 1
     parameter.grad = view => parameter.grad.copy_(view)
-  ✗ a message for each view | cost: ranks, five steps: rank 0 calls all_reduce 10 times, budget 5
+  ✗ a message for each view | cost: ranks, five steps: 10 collective calls of one rank, budget 5
     dist.all_reduce(buffer) => for view in views: dist.all_reduce(view)
-  ✗ adds to what is left of the step before | value: five steps: gradients set to zeros: the gradient of parameter 0
+  ✗ adds to what is left of the step before | value: five steps: gradients set to zeros: the gradient of '0'
     torch.div(parameter.grad, dist.get_world_size(), out=view) => view.add_(parameter.grad / dist.get_world_size())
   ✓ copies first
     torch.div(parameter.grad, dist.get_world_size(), out=view) => view.copy_(parameter.grad).div_(dist.get_world_size())
@@ -148,14 +122,12 @@ sharded_step
     shard -= lr * mine => pass
   ✗ the mean over this rank's items | value: 1 layer: `shards`[0] is wrong in
     delta = outputs - targets => delta = (outputs - targets) / len(targets)
-  ✓ looks where the relu was zero
-    delta = handed_down * below.sign() => delta = torch.where(below > 0, handed_down, 0.0)
 gather_uneven
   ✗ leaves the padding in | value: rows: the result has shape
     return whole[:rows] => return whole
-  ✗ rounds down | runs: Rank 0 raised RuntimeError: The expanded size of the tensor (1) must match the
+  ✗ rounds down | runs: raised RuntimeError: The expanded size of the tensor (1) must match the
     -(-rows // n) => max(rows // n, 1)
-  ✗ asks all ranks first how many rows they have | cost: rows: rank 0 calls all_gather twice, budget 1
+  ✗ asks all ranks first how many rows they have | cost: rows: 2 collective calls of one rank, budget 1
     k = -(-rows // n) => dist.all_gather([shard.new_zeros(1) for _ in range(n)], shard.new_ones(1)) ⏎ k = -(-rows // n)
   ✗ sends different sizes | runs: All ranks must make the same call, with tensors of the same shape and dtype
     padded = shard.new_zeros(k, shard.shape[1]) ⏎ padded[: len(shard)] = shard => padded = shard
@@ -170,18 +142,16 @@ shard_unit
     shard.detach()) => shard.detach()) ⏎ views = zip(parameters, shapes, whole.split([*sizes, padding])) ⏎ move(views)
     def free(): => def move(views): ⏎     for each, shape, view in views: each.data = view.view(shape) ⏎ def free():
     whole.untyped_storage().resize_(0) => for each in parameters: each.data = shard.new_empty(0)
-  ✗ not gathered in backward | runs: Rank 0 raised RuntimeError: in backward 'up.weight' has no memory: gather the unit
+  ✗ not gathered in backward | runs: raised RuntimeError: in backward 'up.weight' has no memory: gather the unit
     module.register_full_backward_pre_hook(lambda *_: gather()) =>
   ✗ the sum, not the mean | value: elements: step 0: shard.grad
     for parameter in parameters) / n => for parameter in parameters)
   ✗ leaves the whole gradients on the parameters | value: elements: step 1: shard.grad
     for parameter in parameters: ⏎ parameter.grad = None =>
-  ✗ n need not divide the elements | runs: Rank 0 raised RuntimeError: split_with_sizes expects split_sizes have only
+  ✗ n need not divide the elements | runs: raised RuntimeError: split_with_sizes expects split_sizes have only
     -(-sum(sizes) // n) => sum(sizes) // n
   ✗ the shard is a view | memory: elements: the shard has no memory of its own: it was freed with the unit's
     [rank].clone() => [rank]
   ✗ all-reduces the whole gradient and takes its part | cost: 0 bytes from one rank, budget
     dist.reduce_scatter(shard.grad, list(gradients.split(part))) => dist.all_reduce(gradients)
-  ✓ the old shard.grad's memory is used again
-    shard.grad = torch.empty_like(shard) => shard.grad = torch.empty_like(shard) if shard.grad is None else shard.grad
 """

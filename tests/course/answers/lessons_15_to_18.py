@@ -2,61 +2,51 @@
 
 ANSWERS = """
 bytes_of_rank
-  ✗ one micro-batch | value: pp 4, 8 tokens
+  ✗ one micro-batch | value: 1, 1, 4, 0, 8): the result is
     pp * blocks * model => blocks * model
-  ✗ parameters uncut by tp | value: tp 4, no tokens
+  ✗ parameters uncut by tp | value: 1, 4, 1, 0, 0): the result is
     model["parameters"] // tp => model["parameters"]
-  ✗ shared over all devices | value: dp 5, tp 2, pp 3
+  ✗ shared over all devices | value: 5, 2, 3, 2, 8): the result is
     // dp => // (dp * tp * pp)
   ✗ a float | value: is 2112000.0 (float), should be 2112000 (int)
     // dp => // dp + 0.0
 devices_needed
-  ✗ rounded down | value: stage 3, 0 bytes
+  ✗ rounded down | value: devices_needed(1000, 5000, 3, 0): the result is 3, should be 4
     -(-shared // room) => shared // room
-  ✗ activations are shared | value: stage 2, 1,000 bytes of act
+  ✗ activations are shared | value: devices_needed(1000, 5000, 2, 1000): the result is 5, should be 7
     memory - activations - => memory -
   ✗ 0 where none helps | value: the result is 0, should be None
     None => 0
-  ✗ a full GPU is refused | value: 16,000 bytes, stage 0, 0 bytes of activations: the result is None, should be 1
+  ✗ a full GPU is refused | value: devices_needed(1000, 16000, 0, 0): the result is None, should be 1
     room < 0 or => room <= 0 or
-  ✓ one more for a remainder
-    max(1, -(-shared // room)) if shared else 1 => shared // room + bool(shared % room) if shared else 1
 smallest_batch
-  ✗ as in an all-reduce | value: alpha = 0, n = 2: the result is 1024, should be 512
+  ✗ as in an all-reduce | value: 0.0, 1048576, 2): the result is 1024, should be 512
     2 * weights * (n - 1) => 4 * weights * (n - 1)
-  ✗ no alpha | value: alpha = 2⁻¹⁰, n = 8
+  ✗ no alpha | value: 8): the result is 896, should be 1408
     alpha + sent => sent
   ✗ rounded down | value: is 682, should be 683
     ceil( => int(
 step_seconds
-  ✗ no bubble | value: pp 4:
+  ✗ no bubble | value: pp 4, 3 micro-batches of 1:
     (layout.micro_batches + layout.pp - 1) => layout.micro_batches
-  ✗ gradients after every micro-batch | value: dp 4:
+  ✗ gradients after every micro-batch | value: dp 4 ×
     (compute + messages) + reduce => (compute + messages + reduce)
-  ✗ checkpointing is free | value: with checkpointing
+  ✗ checkpointing is free | value: checkpointing: the result
     (8 if again else 6) => 6
-  ✗ messages in forward alone | value: tp 4:
+  ✗ messages in forward alone | value: tp 4 ×
     (12 if again else 8) => 4
-  ✓ forward, backward and a second forward
-    tokens, passes = layout.micro * sequence, 3 if layout.checkpointing else 2
-    forward = shape.block / layout.tp * 2 * tokens / (0.55 * cluster.device.flops)
-    sent = 4 * cluster.wire(layout.tp).all_gather(2 * tokens * shape.width)
-    one = shape.blocks // layout.pp * (3 * forward + passes * sent + (passes - 2) * forward)
-    gradients = 2 * (shape.blocks // layout.pp) * shape.block / layout.tp
-    reduced = cluster.wire(layout.dp, layout.tp * layout.pp).all_reduce(gradients)
-    return layout.micro_batches * one + (layout.pp - 1) * one + reduced
 choose_layout
-  ✗ no memory test | value: does not fit: a rank needs
+  ✗ no memory test | memory: the bytes of a rank, or 0.9 of the GPU's if it needs less, is
     > 0.9 * cluster => > 1e9 * cluster
   ✗ no checkpointing | value: is None, should be a layout
     (False, True) => (False,)
   ✗ no pipeline | value: is None, should be a layout
     min(devices, shape.blocks) + 1 => 2
-  ✗ no tp | value:  takes
+  ✗ no tp | time: the seconds of a step is
     min(devices, cluster.per_node) + 1 => 2
-  ✗ idle GPUs | value: 9 GPUs, and there are 10
+  ✗ idle GPUs | value: these are 9 GPUs, and there are 10
     dp * tp * pp != devices => not dp
-  ✗ sequences left over | value: not divide the batch of 100
+  ✗ sequences left over | value: GPUs of a node / tp is [36, 0, 0, 0], should be [0, 0, 0, 0]
     or batch % dp =>
   ✓ the last of equals
     if seconds < least => if seconds <= least
@@ -70,15 +60,12 @@ hierarchical_all_reduce
     -(-size // n) => size // n
   ✗ no all-gather | value: `tensor` is
     dist.all_gather(list(parts), mine, group=local) => parts[dist.get_rank(local)] = mine
-  ✓ whole tensors in place of lists
-    dist.reduce_scatter(mine, list(parts), => dist.reduce_scatter_tensor(mine, parts.view(-1),
-    dist.all_gather(list(parts), mine, => dist.all_gather_into_tensor(parts.view(-1), mine,
 bytes_out_of_hosts
-  ✗ half | value: in blocks: ring [0, 1, 2, 3]: the result['a'] is 30
+  ✗ half | value: 40): the result is {'a': 30, 'b': 30}, should be {'a': 60, 'b': 60}
     2 * (n - 1) => (n - 1)
-  ✗ inside counted | value: in blocks: ring [0, 1, 2, 3]: the result['a'] is 120, should be 60
+  ✗ inside counted | value: 40): the result is {'a': 120, 'b': 120}, should be
     host_of[rank] != host_of[successor] => rank != successor
-  ✗ an open ring | value: the result['b'] is 0
+  ✗ an open ring | value: the result is {'a': 60, 'b': 0}, should be
     enumerate(ring) => enumerate(ring[:-1])
   ✗ hosts missing | value: the result is {'b': 0}, should be {'a': 0, 'b': 0}
     host_of.values() => (host_of[rank] for rank in ring)
@@ -94,7 +81,7 @@ save_and_load
     f"{path}.partial" => path + "~"
     os.replace(partial, path) => os.rename(partial, path)
 resume
-  ✗ the new batch size | value: your step has n × per_rank = 6 items, should have ranks × per_rank
+  ✗ the new batch size | value: your step 1 is one of n × per_rank = 6 items, not of ranks × per_rank
     saved["ranks"] * saved => n * saved
   ✗ the same order in each epoch | value: your step 4 is the run's step 0, should be the run's step 4
     order(epoch) => order(0)
@@ -103,14 +90,12 @@ resume
   ✗ blocks | value: the part of rank 0 of 4 is [[
     items[rank::n] => items[rank * len(items) // n : (rank + 1) * len(items) // n]
 saving_interval
-  ✗ a host's failures | value: hosts=24
+  ✗ a host's failures | value: saving_interval(60, 0, 1, 24): the result is
     / hosts =>
-  ✗ no root | value: hosts=1
+  ✗ no root | value: saving_interval(60, 0, 1, 1): the result is
     sqrt( => (
-  ✗ days for seconds | value: hosts=1
+  ✗ days for seconds | value: saving_interval(60, 0, 1, 1): the result is
     * 24 * 3600 =>
-  ✓ less the time of saving
-    sqrt(2 * save * between_failures) => (2 * save * between_failures) ** 0.5 - save
 faulty_host
   ✗ 127.0.1.1 always | value: recording job_3
     if "Unable => if "127.0.1.1" in log: return host, "name" ⏎ if "Unable
@@ -121,17 +106,12 @@ faulty_host
   ✓ by the endpoint
     f"trying to connect to ({own_address}," => f"127.0.1.1       {host}" in log and f"endpoint {own_address}:"
 which_ranks
-  ✗ along the first dimension first | value: dp of 2 × 2 × 2: the result
+  ✗ along the first dimension first | value: 'tp': 2}, 'dp'): the result
     [names.index(dim) + 1 :] => [: names.index(dim)]
-  ✗ its own size counts, too | value: dp of 2 × 2 × 2: the result
+  ✗ its own size counts, too | value: 'tp': 2}, 'dp'): the result
     index(dim) + 1 : => index(dim) :
-  ✗ always neighbours | value: dp of 2 × 2 × 2: the result
+  ✗ always neighbours | value: 'tp': 2}, 'dp'): the result
     rank // apart => rank
-  ✓ block by block
-    size, n = mesh[dim], prod(mesh.values())
-    apart = prod([size for name, size in mesh.items()][list(mesh).index(dim) + 1 :])
-    firsts = [block + i for block in range(0, n, apart * size) for i in range(apart)]
-    return [[first + k * apart for k in range(size)] for first in firsts]
 mesh_norm
   ✗ what is not cut counts tp times | value: some are whole: the result
     / tp =>
@@ -140,46 +120,39 @@ mesh_norm
     total.sqrt() => total
   ✗ this rank's norm | value: slices alone: the result
     dist.all_reduce(total) =>
-  ✓ each tensor counts on one rank
-    mine = slices + (whole if dist.get_rank() % tp == 0 else [])
-    total = torch.tensor(sum((each.norm().item() ** 2 for each in mine), 0.0), dtype=torch.float64)
-    dist.all_reduce(total)
-    return float(total) ** 0.5
 best_order
-  ✗ the most bytes come first | value: tp sends most: bytes that leave
+  ✗ the most bytes come first | value: the result is ['tp', 'dp', 'pp'], should be ['pp', 'dp', 'tp']
     min(permutations => max(permutations
-  ✗ the one that sends most is last, whatever its size | value: bytes that leave
+  ✗ the one that sends most is last, whatever its size | value: should be ['tp', 'dp', 'pp']
     min(permutations(mesh), key=leaving) => sorted(mesh, key=sent.get)
-  ✗ no order | valid: is no order of
+  ✗ no order | value: the result is 'tp' (str), should be
     list(min(permutations(mesh), key=leaving)) => max(sent)
 outer_step
-  ✗ uphill | value: the mean of the ranks: meeting 0: params[0]
+  ✗ uphill | value: the mean of the ranks: `params`[0]
     (last - mine) => (mine - last)
-  ✗ momentum without Nesterov | value: with momentum: meeting 0
+  ✗ momentum without Nesterov | value: with momentum: `params`[0]
     gradient + momentum * speed => speed
-  ✗ agreed stays behind | value: the mean of the ranks: meeting 0: agreed[0]
+  ✗ agreed stays behind | value: the mean of the ranks: `agreed`[0]
     last.sub_( => mine.copy_(last -
     mine.copy_(last) =>
   ✗ the velocities are averaged, too | cost: budget
     last.sub_ => dist.all_reduce(speed.div_(dist.get_world_size())) ⏎ last.sub_
-  ✓ one step for each term
-    last.sub_(lr * (gradient + momentum * speed)) => last -= lr * gradient + lr * momentum * speed
 send_largest
-  ✗ without feedback | value: 2 of 6: step 0: residual
+  ✗ without feedback | value: 2 of 6: `gradient`
     residual += gradient => residual.copy_(gradient)
     residual[places] = 0 => residual.zero_()
-  ✗ the sum | value: step 0: gradient
+  ✗ the sum | value: 2 of 6: `gradient`
     all_values / n => all_values
-  ✗ two ranks at one place: one is lost | value: step
+  ✗ two ranks at one place: one is lost | value: `gradient` is [
     .index_add_(0, all_places, all_values / n) => [all_places] = all_values / n
   ✗ an all-reduce of everything | cost: budget
     dist.all_gather(list(all_values.split(k)), values) =>
     dist.all_gather(list(all_places.split(k)), places) =>
     .index_add_(0, all_places, all_values / n) => [places] = values / n ⏎ dist.all_reduce(gradient)
 steps_between
-  ✗ half of the ring | value: two ranks: the result is
+  ✗ half of the ring | value: 3.0): the result is 54, should be 107
     2 * (n - 1) => n - 1
-  ✗ one latency | value: few bytes: the result is
+  ✗ one latency | value: 0.11): the result is 1, should be 23
     rounds * latency => latency
   ✗ rounded down | value: the result is
     ceil(seconds / compute) => int(seconds / compute)

@@ -37,7 +37,7 @@ MyDDP
 """)
 ENDED = {  # what is done instead of the message, and ends every criterion: words of "value"
     "if dist.get_rank() == 0: dist.barrier()": "called barrier",
-    "if dist.get_rank() == 2: raise KeyError('lost')": "Rank 2 raised KeyError: 'lost' (in line 41, `if dist.get",
+    "if dist.get_rank() == 2: raise KeyError('lost')": "raised KeyError: 'lost' (in line 41, `if dist.get",
 }
 REFUSED = {  # file: words of every criterion
     "": "my_ddp.py defines no class MyDDP yet",
