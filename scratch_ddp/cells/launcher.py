@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -72,11 +71,8 @@ def leave(folder: str) -> None:
 
 def count_gpus() -> int:
     """How many GPUs torch can use. A child process counts them: a process that has touched CUDA can't be forked."""
-    if sys.platform != "linux":
+    if not can_fork():  # macOS
         return 0
-    if not can_fork():
-        command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-        return int(subprocess.run(command, capture_output=True, text=True).stdout or 0)
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
@@ -103,6 +99,7 @@ class Launcher:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         self._waker = waker  # kept open
+        self._spawned: list[subprocess.Popen] = []
 
     def serve(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -129,9 +126,8 @@ class Launcher:
             for file in files:
                 os.close(file)
             self.ranks[pid] = message["config"]
-            self.channel.send({"type": "started", "rank": message["config"]["rank"], "pid": pid})
         elif message["type"] == "end":
-            for pid in [pid for pid, config in self.ranks.items() if config["rank"] == message["rank"]]:
+            for pid in [pid for pid, config in self.ranks.items() if config["process"] == message["process"]]:
                 kill_family(pid)
 
     def _fork(self, message: dict[str, Any], files: list[int]) -> int:
@@ -149,17 +145,15 @@ class Launcher:
             os._exit(1)
 
     def _spawn(self, message: dict[str, Any], files: list[int]) -> int:
-        """A fresh Python. It reads its configuration from a file, because everybody can see a process's arguments."""
+        """A fresh Python. Its configuration goes to its standard input: everybody can see a process's arguments."""
         command = "import sys; from scratch_ddp.cells.launcher import spawned; spawned(*map(int, sys.argv[1:]))"
-        with tempfile.TemporaryFile() as config:
-            config.write(json.dumps(message["config"]).encode())
-            config.flush()
-            inherited = [config.fileno(), *files]
-            for file in inherited:
-                os.set_inheritable(file, True)
-            arguments = [sys.executable, "-c", command, *map(str, inherited)]
-            environment = message["config"]["environment"] | {"PYTHONPATH": os.environ["PYTHONPATH"]}
-            return os.posix_spawn(sys.executable, arguments, environment)
+        arguments = [sys.executable, "-c", command, *map(str, files)]
+        environment = message["config"]["environment"] | {"PYTHONPATH": os.environ["PYTHONPATH"]}
+        process = subprocess.Popen(arguments, stdin=subprocess.PIPE, pass_fds=files, env=environment)
+        self._spawned.append(process)  # kept, or Python would collect its exit status
+        with process.stdin as pipe:
+            pipe.write(json.dumps(message["config"]).encode())
+        return process.pid
 
     def collect(self) -> None:
         """Report the ranks that have ended, and end what they have left behind."""
@@ -169,10 +163,10 @@ class Launcher:
                 pid, status = ended
                 if pid in self.ranks:
                     ranks_ended = True
-                    last = last_words(self.ranks.pop(pid))
+                    config = self.ranks.pop(pid)
                     kill_group(pid)
-                    ended = {"type": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)}
-                    self.channel.send(ended | last)
+                    ended = {"process": config["process"], "status": os.waitstatus_to_exitcode(status)}
+                    self.channel.send({"type": "ended", **ended, **last_words(config)})
         if ranks_ended:
             kill_orphans(self.ranks)
 
@@ -192,14 +186,11 @@ def last_words(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def spawned(config: int, *files: int) -> None:
+def spawned(*files: int) -> None:
     """The main function of a rank that is a fresh Python."""
-    with open(config, "rb") as file:
-        file.seek(0)
-        message = json.load(file)
-    for descriptor in files:
-        os.set_inheritable(descriptor, False)
-    become_rank(message, *files)
+    for file in files:
+        os.set_inheritable(file, False)
+    become_rank(json.load(sys.stdin), *files)
 
 
 def become_rank(config: dict[str, Any], sock: int, out: int) -> None:

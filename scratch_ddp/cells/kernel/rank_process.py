@@ -9,12 +9,6 @@ from typing import Any
 from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import Record
 
-_SIGNAL_MEANING = {
-    signal.SIGKILL: "somebody ended it, or the machine ran out of memory",
-    signal.SIGSEGV: "native code accessed memory that is not its own",
-    signal.SIGABRT: "native code aborted",
-    signal.SIGBUS: "native code accessed memory that does not exist",
-}
 _LAST_OUTPUT = 4096  # bytes
 _LONG = 2.0  # seconds
 
@@ -25,7 +19,8 @@ class RankProcess:
 
     rank: int
     channel: Channel
-    host: str = ""  # where it runs, if not on the kernel's machine
+    launcher: Any  # the `LauncherProcess` or `Host` that has started it
+    number: int  # of the process, among those of its launcher
     pid: int | None = None
     device: str = ""
     status: int | None = None  # exit code; -n for signal n
@@ -77,9 +72,10 @@ class RankProcess:
             return self.ended or "closed its connection"
         if self.status >= 0:
             return f"left with exit code {self.status}"
-        number = signal.Signals(-self.status)
-        meaning = _SIGNAL_MEANING.get(number)
-        return f"was ended by {number.name}" + (f" ({meaning})" if meaning else "")
+        name = signal.Signals(-self.status).name
+        if name == "SIGKILL":
+            return "was ended by SIGKILL (somebody ended it, or the machine ran out of memory)"
+        return f"was ended by {name}"
 
     def last_call(self) -> str:
         """In its last cell; empty if there was none."""

@@ -26,16 +26,12 @@ _LOOK_AGAIN = 0.005  # seconds, while as many have
 
 @dataclass(eq=False)
 class Pipe:
-    """The read end of the pipe to which a rank writes in one cell."""
+    """The read end of the pipe to which a rank writes in one cell. On another host its agent has it."""
 
     rank: Any  # the RankProcess that writes to it
     cell: int
-    reader: "Reader"
-    file: int
-
-    def take(self, size: int) -> None:
-        """An event with so many bytes of text has been taken: as much may be read again."""
-        self.reader.note_taken(size)
+    reader: Any  # the Reader, or the Host
+    file: int = -1
 
 
 @dataclass(frozen=True)
@@ -65,20 +61,17 @@ class Reader:
         """A pipe for a rank's output in a cell. Returns its write end, which the caller must close."""
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
-        self._add(read_end, Pipe(rank, cell, self, read_end))
+        self.add(read_end, Pipe(rank, cell, self, read_end))
         return write_end
 
-    def add_channel(self, channel: Channel, source: Any) -> None:
-        """Read a channel. When its other end is closed, this thread calls `source.on_gone`."""
-        self._add(channel, source)
-
-    def note_taken(self, size: int) -> None:
-        """An event with so many bytes of text has been taken."""
-        self.taken += size + _EVENT_BYTES
-
-    def _add(self, file: Any, source: Any) -> None:
+    def add(self, file: Channel | int, source: Any) -> None:
+        """Read a channel, or a pipe. When a channel's other end is closed, this thread calls `source.on_gone`."""
         self._new.put((file, source))
         os.write(self._waker, b".")
+
+    def note_taken(self, size: int) -> None:
+        """An event with so many bytes of text has been taken: as much may be read again."""
+        self.taken += size + _EVENT_BYTES
 
     def _run(self) -> None:
         while True:
@@ -117,7 +110,7 @@ class Reader:
             self._events.put(Event("gone", key.data))
             return
         for message in messages:
-            if message["type"] in ("done", "input"):
+            if message["type"] == "done":
                 self._drain(key.data)
             self._events.put(Event("message", key.data, message))
 
