@@ -143,7 +143,7 @@ class Agent:
                 data = base64.b64encode(value).decode()
                 self.channel.send({"type": "text", "process": source.rank.number, "cell": source.cell, "data": data})
             elif kind == "gone" and source is self.launcher:
-                self._lost = f"the process that starts ranks has ended. {source.log()}".strip().rstrip(".")
+                self._lost = "the process that starts ranks has ended"
                 self.channel.shut_down()
             elif kind == "gone":
                 self.channel.send({"type": "gone", "process": source.number})

@@ -11,7 +11,7 @@ a signal never reaches a process of anybody else. A launcher that dies takes its
 import contextlib
 import json
 import os
-import selectors
+import select
 import shutil
 import signal
 import socket
@@ -32,7 +32,7 @@ from scratch_ddp.cells.processes import (
     kill_orphans,
 )
 
-_CHECK_KERNEL_EVERY = 0.25  # seconds
+_LOOK_EVERY = 0.1  # seconds: whether the kernel is there, and whether a child has ended
 
 
 def main(descriptor: str, kernel: str, folder: str) -> None:
@@ -93,31 +93,19 @@ class Launcher:
     def __init__(self, channel: Channel, kernel: int):
         self.channel, self.kernel = channel, kernel
         self.ranks: dict[int, dict[str, Any]] = {}  # process number → the rank's configuration
-        self.wake, waker = socket.socketpair()  # readable when a child has ended
-        self.wake.setblocking(False)
-        waker.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        self._waker = waker  # kept open
         self._spawned: list[subprocess.Popen] = []
 
     def serve(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.channel, selectors.EVENT_READ)
-            selector.register(self.wake, selectors.EVENT_READ)
-            try:
-                while os.getppid() == self.kernel:
-                    for key, _ in selector.select(_CHECK_KERNEL_EVERY):
-                        if key.fileobj is self.wake:
-                            self.wake.recv(4096)
-                        else:
-                            for message in self.channel.receive():
-                                self.handle(message)
-                    self.collect()
-            except (EOFError, OSError):
-                pass  # the kernel has closed its end, or is gone
-            finally:
-                self.end_all()
+        try:
+            while os.getppid() == self.kernel:
+                if select.select([self.channel], [], [], _LOOK_EVERY)[0]:
+                    for message in self.channel.receive():
+                        self.handle(message)
+                self.collect()
+        except (EOFError, OSError):
+            pass  # the kernel has closed its end, or is gone
+        finally:
+            self.end_all()
 
     def handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "start":
@@ -135,11 +123,7 @@ class Launcher:
         if pid:
             return pid
         try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.channel.close()
-            self.wake.close()
-            self._waker.close()
             become_rank(message["config"], *files)
         finally:
             os._exit(1)

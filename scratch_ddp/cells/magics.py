@@ -20,7 +20,6 @@ from nbdistributed.magic import DistributedMagic
 from scratch_ddp.cells.hosts.door import open_door
 from scratch_ddp.cells.hosts.host import Hosts, gather, place_ranks
 from scratch_ddp.cells.kernel.cluster import Cluster, LauncherProcess
-from scratch_ddp.cells.kernel.editor import answer_from_rank_0
 from scratch_ddp.cells.kernel.execution import Execution
 from scratch_ddp.cells.kernel.output import NotebookOutput
 from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, place
@@ -287,6 +286,26 @@ def _options(magic: Any, line: str) -> Any:
     except UsageError as error:
         usage = magic.parser.format_usage().strip().replace("::\n\n", "").strip()
         raise ClusterError(f"{error}. What it takes: {usage}") from None
+
+
+def answer_from_rank_0(kernel: Any, ask: Callable[[str, dict[str, Any]], dict[str, Any]]) -> None:
+    """Complete and inspect what only ranks have. What `ask` does not know is left to the kernel, as before."""
+    complete, inspect = kernel.do_complete, kernel.do_inspect
+
+    def do_complete(code: str, cursor_pos: int) -> Any:
+        found = ask(code, {"kind": "complete", "cursor": cursor_pos})
+        if not found:
+            return complete(code, cursor_pos)
+        places = {"cursor_start": found["start"], "cursor_end": found["end"], "metadata": {}, "status": "ok"}
+        return {"matches": found["matches"], **places}
+
+    def do_inspect(code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+        found = ask(code, {"kind": "inspect", "cursor": cursor_pos, "detail": detail_level})
+        if not found:
+            return inspect(code, cursor_pos, detail_level, omit_sections)
+        return {"status": "ok", "data": found["data"], "metadata": {}, "found": True}
+
+    kernel.do_complete, kernel.do_inspect = do_complete, do_inspect
 
 
 class PlainCells:

@@ -12,10 +12,6 @@ MISTAKES = {
         "dist.all_reduce(torch.ones(2 + rank // 2 * 1000))",
         *("all_reduce (SUM) of 2 × float32", "all_reduce (SUM) of 1002 × float32"),
     ),
-    "collectives": (
-        "dist.all_reduce(torch.ones(2)) if rank else dist.broadcast(torch.ones(2), 0)",
-        *("broadcast of 2 × float32 from rank 0", "all_reduce (SUM) of 2 × float32"),
-    ),
     "dtypes": (f"dist.all_reduce({INT})", "all_reduce (SUM) of 4 × int32", "all_reduce (SUM) of 4 × float32"),
     "operations": (
         "dist.all_reduce(torch.ones(4), op=dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM)",

@@ -136,9 +136,11 @@ while True:
 
 
 def test_cells_and_lines_are_counted_as_in_the_notebook(four_ranks):
-    number = int(four_ranks.run("%precision\nprint(get_ipython().execution_count)").text())
-    text = plain(four_ranks.run("# comment\n%%rank [2]\nx = 1\n1 / 0").traceback)
-    assert f"In[{number + 1}], line 4" in text and "> 4 1 / 0" in text
+    cell = four_ranks.start("# comment\n%%rank [2]\nx = 1\n1 / 0")
+    while (message := four_ranks.client.get_iopub_msg(timeout=10))["msg_type"] != "execute_input":
+        pass
+    text = plain(four_ranks.finish(cell).traceback)
+    assert f"In[{message['content']['execution_count']}], line 4" in text and "> 4 1 / 0" in text
 
 
 def test_half_a_character_is_shown_as_a_question_mark(four_ranks):

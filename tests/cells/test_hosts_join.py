@@ -1,7 +1,6 @@
-"""Who may join a notebook: tickets, the door, strangers, versions; and the keys by which ranks find each other."""
+"""Who may join a notebook: tickets, the door, strangers, versions."""
 
 import contextlib
-import datetime
 import io
 import queue
 import socket
@@ -12,13 +11,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
 
 from scratch_ddp.cells import join
 from scratch_ddp.cells.hosts import door as door_module
 from scratch_ddp.cells.hosts.door import Door, Ticket, make_client_context, open_door, own_versions
-from scratch_ddp.cells.hosts.host import Host, KeyBoard, gather, place_ranks
-from scratch_ddp.cells.hosts.store import LinkStore
+from scratch_ddp.cells.hosts.host import Host, gather, place_ranks
 from scratch_ddp.cells.hosts.tls_channel import TlsChannel
 from scratch_ddp.cells.words import ClusterError
 
@@ -212,30 +209,3 @@ def test_strangers_are_shown_out_and_stop_nothing(door, monkeypatch):
     assert len(gathering.hosts) == 1 and gathering.said[-1] == "Turned away: 10 connections without the ticket."
     for each in (channel, *sockets):
         each.close()
-
-
-class _Rank:
-    """A LinkStore whose channel leads to a KeyBoard at once."""
-
-    def __init__(self, board: KeyBoard):
-        self._board = board
-        self.store = LinkStore(self)
-
-    def send(self, message):
-        answer = self._board.ask(message["operation"], *message["arguments"])
-        self.store.take({"type": "stored", "number": message["number"], "answer": answer})
-
-
-def test_keys_in_the_kernel_are_a_store_as_torch_has_them():
-    board = KeyBoard()
-    stores = [dist.PrefixStore("meeting", _Rank(board).store) for _ in range(2)]
-    stores[0].set("bytes", bytes(range(256)).decode("latin-1"))
-    assert stores[1].get("bytes") == stores[0].get("bytes")
-    assert stores[0].add("count", 2) == 2 and stores[1].add("count", 3) == 5 and stores[0].get("count") == b"5"
-    assert stores[0].check(["count"]) and not stores[0].check(["count", "other"])
-    held = repr(vars(board))
-    with pytest.raises(RuntimeError, match="nobody has written this within 0.05 s"):
-        stores[0].wait(["later"], datetime.timedelta(seconds=0.05))
-    assert repr(vars(board)) == held, "the wait is over, and something has stayed"
-    threading.Timer(0.1, lambda: stores[1].set("later", "now")).start()
-    assert stores[0].get("later") == b"now"

@@ -1,15 +1,13 @@
 """Putting ranks' output in order, naming and placing ranks: without a kernel."""
 
-import io
 import json
 import os
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratch_ddp.cells.kernel.output import ERR, OUT, Excerpt, NotebookOutput, RankOutput
+from scratch_ddp.cells.kernel.output import ERR, OUT, Excerpt, RankOutput
 from scratch_ddp.cells.kernel.placement import Placement, place
 from scratch_ddp.cells.rank.output_streams import CellPipe
 from scratch_ddp.cells.words import ClusterError, name_ranks, parse_ranks
@@ -95,16 +93,6 @@ def test_an_excerpt_depends_on_nothing_but_what_was_written(chunks, first, last)
         assert whole.endswith(end) and len(end) <= last
 
 
-def test_a_passing_line_is_taken_away_by_backspaces_and_never_shown_to_nobody(monkeypatch):
-    for attended, expected in ((True, " wait" + "\b" * 5 + "done\n"), (False, "done\n")):
-        out = io.StringIO()
-        monkeypatch.setattr(sys, "stdout", out)
-        notebook = NotebookOutput(attended)
-        notebook.show_passing(" wait")
-        notebook.note("done")
-        assert out.getvalue() == expected
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -134,7 +122,6 @@ def test_names_of_ranks_can_be_read_back(ranks):
         ((2, 4, None, "cpu", None), "interruptible", [None, None], "on the CPU (--device cpu), over gloo"),
         ((2, 4, None, None, None), "nccl", [0, 1], "rank 0 on GPU 0, rank 1 on GPU 1, over nccl"),
         ((2, 4, "3,1", None, None), "nccl", [3, 1], "rank 0 on GPU 3, rank 1 on GPU 1, over nccl"),
-        ((2, 4, None, None, "gloo"), "gloo", [0, 1], "rank 0 on GPU 0, rank 1 on GPU 1, over gloo"),
         ((3, 2, None, None, None), "interruptible", [0, 1, 0], "2 GPU(s) shared in turn by 3 ranks"),
         ((1, 0, None, None, "gloo"), "gloo", [None], "over gloo"),
         ((2, 0, "0", None, None), "refused", [], "--gpu-ids 0: torch finds no GPU"),

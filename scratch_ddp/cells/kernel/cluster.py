@@ -102,12 +102,15 @@ class Cluster:
             yield event
 
     def _note(self, event: Event) -> None:
-        """Keep what an event says about the ranks' processes: device, exit code, closed channel, last output."""
+        """Keep what an event says about the ranks: device, exit code, closed channel, last and late output."""
         source, message = event.source, event.value
         kind = message["type"] if event.kind == "message" else event.kind
         if kind == "text":
             source.reader.note_taken(len(message))
             source.rank.remember_output(source.cell, message)
+            if 0 < source.cell != source.rank.running:
+                key = source.cell, source.rank.rank
+                self.late.setdefault(key, RankOutput(self.mark, _LATE, _LATE)).read(message)
         elif kind == "gone" and isinstance(source, RankProcess):
             source.gone = True
         elif kind == "ready":
@@ -125,23 +128,11 @@ class Cluster:
     def catch_up(self) -> None:
         """Take in all that has happened since the last cell."""
         for _ in range(self.events.qsize()):  # meanwhile more may arrive, without end
-            self._take_between_cells(self.events.get())
+            self._note(self.events.get())
         for rank in self.ranks:
             if not rank.alive and rank.rank not in self.dead:
                 self.await_status(rank)
                 self.dead[rank.rank] = rank.describe_death()
-
-    def _take_between_cells(self, event: Event) -> None:
-        self._note(event)
-        self.keep_late(event)
-
-    def keep_late(self, event: Event) -> None:
-        """Keep output of a cell that has ended. It is shown with the next cell."""
-        if event.kind == "text" and event.source.cell > 0:
-            key = event.source.cell, event.source.rank.rank
-            if key not in self.late:
-                self.late[key] = RankOutput(self.mark, _LATE, _LATE)
-            self.late[key].read(event.value)
 
     def ask(self, ranks: Sequence[int], question: dict[str, Any], seconds: float) -> dict[int, dict[str, Any]]:
         """What idle ranks answer: {rank: answer}. One that takes longer than so many seconds is missing."""
@@ -152,7 +143,6 @@ class Cluster:
         answers: dict[int, dict[str, Any]] = {}
         events = self.receive(time.monotonic() + seconds, pause=0.1)
         while any(rank.alive and rank.rank not in answers for rank in asked) and (event := next(events, None)):
-            self.keep_late(event)
             message = event.value if event.kind == "message" else {}
             if message.get("number") == self._questions and message["type"] == "answer":
                 answers[event.source.rank] = message["found"]
@@ -163,7 +153,7 @@ class Cluster:
         until = time.monotonic() + limit
         while rank.status is None and not rank.ended and (left := until - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                self._take_between_cells(self.events.get(timeout=left))
+                self._note(self.events.get(timeout=left))
 
 
 class LauncherProcess:
@@ -179,7 +169,7 @@ class LauncherProcess:
         self._numbers = itertools.count()
         self._started: list[RankProcess] = []
         self._closing = False
-        self._last_log = ""
+        self.log: str | None = None  # what it has written, once it has ended without being asked to
         package = str(Path(__file__).parents[3])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = "import sys; from scratch_ddp.cells.launcher import main; main(*sys.argv[1:])"
@@ -210,14 +200,9 @@ class LauncherProcess:
                 elif event.kind == "text":  # of an earlier cluster
                     event.source.reader.note_taken(len(event.value))
                 continue
-            if not self.alive:
-                raise ClusterError(f"the launcher of ranks did not start:\n{self.log()}")
+            if self.log is not None:
+                raise ClusterError(f"the launcher of ranks did not start:\n{self.log}")
         return self.gpu_count
-
-    def log(self) -> str:
-        """What it has written: why it has ended."""
-        path = self.root / "launcher.log"
-        return path.read_text(errors="replace") if path.exists() else self._last_log
 
     def start(self, config: dict[str, Any]) -> RankProcess:
         """Start a rank. It says that it is ready through its own channel."""
@@ -259,7 +244,8 @@ class LauncherProcess:
             rank.ended = "ended with the process that starts ranks"
             if rank.pid is not None and rank.status is None:
                 kill_group(rank.pid)  # the rank has died with the launcher, but not what it had started
-        self._last_log = self.log()
+        log = self.root / "launcher.log"
+        self.log = log.read_text(errors="replace") if log.exists() else ""
         shutil.rmtree(self.root, ignore_errors=True)
 
 

@@ -16,7 +16,7 @@ from scratch_ddp.cells.kernel.diagnosis import (
 from scratch_ddp.cells.kernel.output import CellOutput, NotebookOutput
 from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE
 from scratch_ddp.cells.kernel.rank_process import RankInCell, RankProcess
-from scratch_ddp.cells.kernel.reader import Event, Pipe
+from scratch_ddp.cells.kernel.reader import Event
 from scratch_ddp.cells.kernel.stop import Interruption, ranks_behind, recover, stop_button
 from scratch_ddp.cells.words import RankError, RankInterrupt
 
@@ -77,20 +77,15 @@ class Execution:
     def _take(self, event: Event) -> None:
         if event.kind == "stop":
             self._press()
-        elif event.kind == "text" and isinstance(event.source, Pipe):
-            rank = event.source.rank.rank
-            if event.source.cell == self.cell and not self.ranks[rank].done:
+        elif event.kind == "text":
+            if event.source.cell == event.source.rank.running == self.cell:
                 self.heard = time.monotonic()
-                self.output.of_rank[rank].read(event.value)
-            else:
-                self.cluster.keep_late(event)
+                self.output.of_rank[event.source.rank.rank].read(event.value)
         elif event.source in self.cluster.ranks:  # the end of an earlier cluster's rank may be heard of late
             if event.kind == "gone" or not event.source.alive:
                 self.died_at = self.died_at or time.monotonic()
             elif event.value.get("cell") == self.cell:
                 self._take_message(event.source.rank, event.value)
-            else:
-                self.cluster.keep_late(event)
 
     def _take_message(self, rank: int, message: dict[str, Any]) -> None:
         kind = message["type"]

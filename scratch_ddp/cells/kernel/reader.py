@@ -4,7 +4,6 @@ Messages are read at all times. Output is read only while not too much of it wai
 faster than that waits, as any process does whose pipe is full. So no rank can fill the kernel's memory.
 """
 
-import contextlib
 import fcntl
 import os
 import queue
@@ -49,12 +48,8 @@ class Reader:
     def __init__(self, events: "queue.SimpleQueue[Event]"):
         self._events = events
         self.read = self.taken = 0  # bytes of text; each is counted by one thread
-        self._selector = selectors.DefaultSelector()
-        self._wake, self._waker = os.pipe()
-        os.set_blocking(self._wake, False)
-        self._new: queue.SimpleQueue = queue.SimpleQueue()
+        self._selector = selectors.DefaultSelector()  # epoll and kqueue take files while another thread waits
         self._pipes: set[Pipe] = set()  # all that are open
-        self._selector.register(self._wake, selectors.EVENT_READ)
         threading.Thread(target=self._run, name="reads-from-ranks", daemon=True).start()
 
     def open_pipe(self, rank: Any, cell: int) -> int:
@@ -66,8 +61,9 @@ class Reader:
 
     def add(self, file: Channel | int, source: Any) -> None:
         """Read a channel, or a pipe. When a channel's other end is closed, this thread calls `source.on_gone`."""
-        self._new.put((file, source))
-        os.write(self._waker, b".")
+        self._selector.register(file, selectors.EVENT_READ, source)
+        if isinstance(source, Pipe):
+            self._pipes.add(source)
 
     def note_taken(self, size: int) -> None:
         """An event with so many bytes of text has been taken: as much may be read again."""
@@ -77,9 +73,7 @@ class Reader:
         while True:
             waits = False
             for key, _ in self._selector.select():
-                if key.fileobj == self._wake:
-                    self._take_new()
-                elif not isinstance(key.data, Pipe):
+                if not isinstance(key.data, Pipe):
                     self._read_channel(key)
                 elif self.read - self.taken < _MOST_AHEAD:
                     self._read_pipe(key.data)
@@ -87,16 +81,6 @@ class Reader:
                     waits = True
             if waits:
                 time.sleep(_LOOK_AGAIN)
-
-    def _take_new(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake, 4096)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                file, source = self._new.get_nowait()
-                self._selector.register(file, selectors.EVENT_READ, source)
-                if isinstance(source, Pipe):
-                    self._pipes.add(source)
 
     def _read_channel(self, key: selectors.SelectorKey) -> None:
         try:
@@ -119,8 +103,7 @@ class Reader:
 
         A process that the rank has started may go on writing without end.
         """
-        self._take_new()
-        pipes = [pipe for pipe in self._pipes if pipe.rank is rank]
+        pipes = [pipe for pipe in list(self._pipes) if pipe.rank is rank]
         for pipe in pipes:
             left = _held_by(pipe.file)
             while left > 0:

@@ -188,10 +188,12 @@ class Rank:
             self.channel.send(message)
 
     def _answer(self, question: dict[str, Any]) -> None:
-        if question["kind"] == "calls":
-            found = interruptible_group.open_calls(patience=0.2)
-        else:
-            found = answer(self.shell, question)
+        found = {}
+        with contextlib.suppress(Exception):  # of a learner's __repr__, say
+            if question["kind"] == "calls":
+                found = interruptible_group.open_calls(patience=0.2)
+            else:
+                found = answer(self.shell, question)
         self.channel.send({"type": "answer", "number": question["number"], "found": found})
 
     # Process groups after an interrupt
