@@ -22,16 +22,13 @@ PROTOCOL = {
     # type: (from → to, fields)
     # The launcher
     "launcher ready": ("launcher → kernel", "gpu_count"),
-    "start": ("kernel → launcher or agent", "config process?"),  # files: socket, output
-    "started": ("launcher → kernel or agent → kernel", "rank pid process?"),
-    "end": ("kernel → launcher or agent", "rank? process?"),
-    "ended": ("launcher → kernel or agent → kernel", "pid status crash calls process?"),
+    # `process`: the number of a rank's process, which stands in its config
+    "start": ("kernel → launcher", "config"),  # files: socket, output
+    "end": ("kernel → launcher", "process"),
+    "ended": ("launcher → kernel", "process status crash calls"),
     # A cell. `cell` is our number of it, `number` the notebook's
-    "ready": ("rank → kernel", "device"),
+    "ready": ("rank → kernel", "device pid"),
     "execute": ("kernel → rank", "cell number code"),  # file: output
-    "display": ("rank → kernel", "cell number data metadata"),
-    "input": ("rank → kernel", "cell prompt"),
-    "typed": ("kernel → rank", "text"),
     "done": ("rank → kernel", "cell error interrupted_in calls open begun members"),
     # Where a rank is; Stop (see `rank/stop.py`)
     "query_state": ("kernel → rank", "cell"),
@@ -41,18 +38,16 @@ PROTOCOL = {
     "interrupt": ("kernel → rank", "cell number together end"),
     "renew": ("kernel → rank", "generation timeout"),
     "renewed": ("rank → kernel", "retired? error?"),
-    # Between cells: completion, inspection, %pull, open calls. `cell` is negative
-    "ask": ("kernel → rank", "cell kind code? cursor? detail? name? folder?"),
-    "answer": ("rank → kernel", "cell found interrupted_in"),
-    # Ranks on other hosts. `process` is the kernel's number of a rank there. (An agent's first line is no message.)
+    # Between cells: completion, inspection, open calls
+    "ask": ("kernel → rank", "number kind code? cursor? detail?"),
+    "answer": ("rank → kernel", "number found"),
+    # Ranks on other hosts, whose agents pass "start" and "end" on. (An agent's first line is no message.)
     "refused": ("kernel → agent", "why"),
     "welcome": ("kernel → agent", ""),
-    "agent ready": ("agent → kernel", "gpu_count"),
-    "failed": ("agent → kernel", "why"),
     "to": ("kernel → agent", "process message"),  # for the rank
-    "from": ("agent → kernel", "process message"),  # from the rank
+    "from": ("agent → kernel", "process message"),  # from the rank, or from the launcher (None)
     "text": ("agent → kernel", "process cell data"),
-    "taken": ("kernel → agent", "size"),  # so much text, inside of "to"
+    "taken": ("kernel → agent", "size"),  # so much text
     "gone": ("agent → kernel", "process"),
     "let go": ("kernel → agent", ""),
     "store": ("rank → kernel", "number operation arguments"),
@@ -109,7 +104,7 @@ class Channel:
     def shut_down(self) -> None:
         """End the connection: the other end reads end-of-file even if a child of this process holds a copy of ours."""
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # that of TLS would go on without TLS
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

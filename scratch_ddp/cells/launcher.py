@@ -11,13 +11,12 @@ a signal never reaches a process of anybody else. A launcher that dies takes its
 import contextlib
 import json
 import os
-import selectors
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from scratch_ddp.cells.processes import (
     kill_orphans,
 )
 
-_CHECK_KERNEL_EVERY = 0.25  # seconds
+_LOOK_EVERY = 0.1  # seconds: whether the kernel is there, and whether a child has ended
 
 
 def main(descriptor: str, kernel: str, folder: str) -> None:
@@ -72,11 +71,8 @@ def leave(folder: str) -> None:
 
 def count_gpus() -> int:
     """How many GPUs torch can use. A child process counts them: a process that has touched CUDA can't be forked."""
-    if sys.platform != "linux":
+    if not can_fork():  # macOS
         return 0
-    if not can_fork():
-        command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-        return int(subprocess.run(command, capture_output=True, text=True).stdout or 0)
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
@@ -97,30 +93,19 @@ class Launcher:
     def __init__(self, channel: Channel, kernel: int):
         self.channel, self.kernel = channel, kernel
         self.ranks: dict[int, dict[str, Any]] = {}  # process number → the rank's configuration
-        self.wake, waker = socket.socketpair()  # readable when a child has ended
-        self.wake.setblocking(False)
-        waker.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        self._waker = waker  # kept open
+        self._spawned: list[subprocess.Popen] = []
 
     def serve(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.channel, selectors.EVENT_READ)
-            selector.register(self.wake, selectors.EVENT_READ)
-            try:
-                while os.getppid() == self.kernel:
-                    for key, _ in selector.select(_CHECK_KERNEL_EVERY):
-                        if key.fileobj is self.wake:
-                            self.wake.recv(4096)
-                        else:
-                            for message in self.channel.receive():
-                                self.handle(message)
-                    self.collect()
-            except (EOFError, OSError):
-                pass  # the kernel has closed its end, or is gone
-            finally:
-                self.end_all()
+        try:
+            while os.getppid() == self.kernel:
+                if select.select([self.channel], [], [], _LOOK_EVERY)[0]:
+                    for message in self.channel.receive():
+                        self.handle(message)
+                self.collect()
+        except (EOFError, OSError):
+            pass  # the kernel has closed its end, or is gone
+        finally:
+            self.end_all()
 
     def handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "start":
@@ -129,9 +114,8 @@ class Launcher:
             for file in files:
                 os.close(file)
             self.ranks[pid] = message["config"]
-            self.channel.send({"type": "started", "rank": message["config"]["rank"], "pid": pid})
         elif message["type"] == "end":
-            for pid in [pid for pid, config in self.ranks.items() if config["rank"] == message["rank"]]:
+            for pid in [pid for pid, config in self.ranks.items() if config["process"] == message["process"]]:
                 kill_family(pid)
 
     def _fork(self, message: dict[str, Any], files: list[int]) -> int:
@@ -139,27 +123,21 @@ class Launcher:
         if pid:
             return pid
         try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.channel.close()
-            self.wake.close()
-            self._waker.close()
             become_rank(message["config"], *files)
         finally:
             os._exit(1)
 
     def _spawn(self, message: dict[str, Any], files: list[int]) -> int:
-        """A fresh Python. It reads its configuration from a file, because everybody can see a process's arguments."""
+        """A fresh Python. Its configuration goes to its standard input: everybody can see a process's arguments."""
         command = "import sys; from scratch_ddp.cells.launcher import spawned; spawned(*map(int, sys.argv[1:]))"
-        with tempfile.TemporaryFile() as config:
-            config.write(json.dumps(message["config"]).encode())
-            config.flush()
-            inherited = [config.fileno(), *files]
-            for file in inherited:
-                os.set_inheritable(file, True)
-            arguments = [sys.executable, "-c", command, *map(str, inherited)]
-            environment = message["config"]["environment"] | {"PYTHONPATH": os.environ["PYTHONPATH"]}
-            return os.posix_spawn(sys.executable, arguments, environment)
+        arguments = [sys.executable, "-c", command, *map(str, files)]
+        environment = message["config"]["environment"] | {"PYTHONPATH": os.environ["PYTHONPATH"]}
+        process = subprocess.Popen(arguments, stdin=subprocess.PIPE, pass_fds=files, env=environment)
+        self._spawned.append(process)  # kept, or Python would collect its exit status
+        with process.stdin as pipe:
+            pipe.write(json.dumps(message["config"]).encode())
+        return process.pid
 
     def collect(self) -> None:
         """Report the ranks that have ended, and end what they have left behind."""
@@ -169,10 +147,10 @@ class Launcher:
                 pid, status = ended
                 if pid in self.ranks:
                     ranks_ended = True
-                    last = last_words(self.ranks.pop(pid))
+                    config = self.ranks.pop(pid)
                     kill_group(pid)
-                    ended = {"type": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)}
-                    self.channel.send(ended | last)
+                    ended = {"process": config["process"], "status": os.waitstatus_to_exitcode(status)}
+                    self.channel.send({"type": "ended", **ended, **last_words(config)})
         if ranks_ended:
             kill_orphans(self.ranks)
 
@@ -192,14 +170,11 @@ def last_words(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def spawned(config: int, *files: int) -> None:
+def spawned(*files: int) -> None:
     """The main function of a rank that is a fresh Python."""
-    with open(config, "rb") as file:
-        file.seek(0)
-        message = json.load(file)
-    for descriptor in files:
-        os.set_inheritable(descriptor, False)
-    become_rank(message, *files)
+    for file in files:
+        os.set_inheritable(file, False)
+    become_rank(json.load(sys.stdin), *files)
 
 
 def become_rank(config: dict[str, Any], sock: int, out: int) -> None:

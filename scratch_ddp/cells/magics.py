@@ -9,7 +9,6 @@ import contextlib
 import functools
 import queue
 import re
-import shlex
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import Any
@@ -19,18 +18,22 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from nbdistributed.magic import DistributedMagic
 
 from scratch_ddp.cells.hosts.door import open_door
-from scratch_ddp.cells.hosts.host import Hosts, describe_networks, gather, place_ranks
+from scratch_ddp.cells.hosts.host import Hosts, gather, place_ranks
 from scratch_ddp.cells.kernel.cluster import Cluster, LauncherProcess
-from scratch_ddp.cells.kernel.editor import answer_from_rank_0, ask_rank_0, pull, script_cell
 from scratch_ddp.cells.kernel.execution import Execution
 from scratch_ddp.cells.kernel.output import NotebookOutput
-from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, overload_warning, place
+from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE, Placement, place
 from scratch_ddp.cells.kernel.reader import Event, Reader
 from scratch_ddp.cells.kernel.stop import stop_button
 from scratch_ddp.cells.words import ClusterError, name_ranks, parse_cell_line
 
 _NO_CLUSTER = "no ranks are running. %dist_init -n 4 starts four."
 _HOSTS_EXAMPLE = "%dist_init --hosts 2 -n 2 --listen 10.0.0.5"
+_NETWORKS = (
+    "All hosts reach this notebook; their ranks must reach each other too. Does a firewall between them let any port "
+    "through, and does GLOO_SOCKET_IFNAME, where it is set, name the right interface?"
+)
+_PATIENCE = 1.0  # seconds that an editor's question may take
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -54,14 +57,11 @@ class RankMagics(DistributedMagic):
         self.cells: dict[int, int] = {}  # our number of a cell → the notebook's
         atexit.register(self.close)
         self._running = False  # whether a cell runs on ranks
-        self._failed: set[int] = set()  # the ranks that raised in the last cell that failed
-        self._debug_kernel = shell.find_line_magic("debug")
         self._end_with_kernel(getattr(shell, "kernel", None))
         self.plain_cells = PlainCells(shell, lambda: self.automatic and not self._silent())
         if getattr(shell, "kernel", None) is not None:
             answer_from_rank_0(shell.kernel, self._ask)
-        for magic in (self.pull, self.dist_run, self.debug):  # nbdistributed has none of these names
-            shell.register_magic_function(magic)
+        shell.register_magic_function(self.dist_run)  # nbdistributed has no such name
 
     # Clusters
 
@@ -95,8 +95,6 @@ class RankMagics(DistributedMagic):
         gpu_count = self.launcher.await_ready(self.events)
         world_size = options.num_processes
         placement = place(world_size, gpu_count, options.gpu_ids, options.device, options.backend)
-        if warning := overload_warning(world_size):
-            print(f"Warning: {warning}.")
         self._start(self.launcher, placement)
         print(f"{name_ranks(range(world_size)).capitalize()} ready, {placement.why}.")
 
@@ -115,14 +113,14 @@ class RankMagics(DistributedMagic):
             try:
                 self._start(launcher, placement)
             except ClusterError as error:
-                raise ClusterError(f"{error}\n{describe_networks(hosts)}") from None
+                raise ClusterError(f"{error}\n{_NETWORKS}") from None
         finally:
             if self.cluster is None:
                 launcher.close()
         print(f"{name_ranks(range(count * per_host)).capitalize()} ready, {placement.why}.")
 
     def _start(self, launcher: LauncherProcess | Hosts, placement: Placement) -> None:
-        with stop_button(self.events, None):
+        with stop_button(self.events):
             self.cluster = Cluster(launcher, self.events, placement)
         self.automatic = True
 
@@ -208,7 +206,6 @@ class RankMagics(DistributedMagic):
             execution.run(stop_after)
         finally:
             self._running = False
-            self._failed = set(execution.errors) or self._failed
             self._show_late(notebook)
 
     def _number_in_brackets(self) -> int:
@@ -216,35 +213,14 @@ class RankMagics(DistributedMagic):
         return len(self.shell.history_manager.input_hist_parsed) - 1
 
     def _show_late(self, notebook: NotebookOutput) -> None:
-        notebook.note_late(self.cluster.late, self.cluster.mark, self.cells)
-
-    def pull(self, line: str) -> None:
-        """%pull x y: the kernel's x becomes {rank: its value}, for the ranks that have one. Tensors come to the CPU."""
-        self._need_cluster()
-        names = line.split()
-        if not names or not all(name.isidentifier() for name in names):
-            raise ClusterError("%pull takes names of variables: %pull losses")
-        self.shell.push({name: pull(self.cluster, name) for name in names})
+        notebook.note_late(self.cluster.late, self.cells)
 
     def dist_run(self, line: str) -> None:
         """%dist_run train.py --lr 0.1: run a script for torchrun on every rank, in their process group."""
-        self._need_cluster()
-        self.distributed("", script_cell(shlex.split(line)))
-
-    def debug(self, line: str) -> None:
-        """%debug --rank 1: look around where that rank's last error was raised. Without ranks it is IPython's."""
-        rank = re.fullmatch(r"\s*--rank[ =](\d+)\s*", line)
-        if rank is None and (self.cluster is None or line.strip()):
-            self._debug_kernel(line)
-            return
-        self._need_cluster()
-        if not self._attended():
-            raise ClusterError("%debug asks for commands, and nobody can type here.")
-        chosen = rank[1] if rank else str(min(self._failed, default=0))
-        self._run(chosen, "get_ipython().debug_last_error()")
+        self.distributed("", f"%run {line}")
 
     def _attended(self) -> bool:
-        """Whether a frontend with a person in front of it has sent this cell; it can ask for input."""
+        """Whether a frontend with a person in front of it has sent this cell."""
         return bool(getattr(getattr(self.shell, "kernel", None), "_allow_stdin", False))
 
     def _ask(self, code: str, question: dict[str, Any]) -> dict[str, Any]:
@@ -252,7 +228,7 @@ class RankMagics(DistributedMagic):
         with contextlib.suppress(Exception):  # then the kernel answers
             if self.cluster is not None and not self._running and self.plain_cells.for_ranks(code):
                 self.cluster.catch_up()
-                return {} if self.cluster.dead else ask_rank_0(self.cluster, code, question)
+                return self.cluster.ask([0], {"code": code, **question}, _PATIENCE).get(0, {})
         return {}
 
     # Information and settings
@@ -265,18 +241,12 @@ class RankMagics(DistributedMagic):
         self.cluster.catch_up()
         for rank in self.cluster.ranks:
             state = "ready" if rank.alive else self.cluster.dead[rank.rank].split(" ", 2)[2]
-            where = f"   on {rank.host}" if rank.host else ""
+            where = f"   on {rank.launcher.name}" if rank.launcher.name else ""
             print(f"rank {rank.rank}{where}   process {rank.pid}   {rank.device}   {state}")
         self._print_mode()
 
     def dist_debug(self, line: str = "") -> None:
-        """What a bug report should contain."""
-        import platform
-        from importlib.metadata import version
-
-        for package in ("torch", "nbdistributed", "ipython", "ipykernel"):
-            print(f"{package} {version(package)}")
-        print(f"Python {platform.python_version()} on {platform.platform()}")
+        """The launcher of the ranks, and `%dist_status`."""
         print(f"launcher: process {self.launcher.process.pid}, {self.launcher.gpu_count} GPUs")
         self.dist_status()
 
@@ -286,8 +256,6 @@ class RankMagics(DistributedMagic):
     def dist_mode(self, line: str) -> None:
         """Where plain cells run."""
         options = _options(self.dist_mode, line)
-        if options.enable and options.disable:
-            raise ClusterError("%dist_mode takes -e or -d, not both.")
         if options.enable:
             self._need_cluster()
         if options.enable or options.disable:
@@ -318,6 +286,26 @@ def _options(magic: Any, line: str) -> Any:
     except UsageError as error:
         usage = magic.parser.format_usage().strip().replace("::\n\n", "").strip()
         raise ClusterError(f"{error}. What it takes: {usage}") from None
+
+
+def answer_from_rank_0(kernel: Any, ask: Callable[[str, dict[str, Any]], dict[str, Any]]) -> None:
+    """Complete and inspect what only ranks have. What `ask` does not know is left to the kernel, as before."""
+    complete, inspect = kernel.do_complete, kernel.do_inspect
+
+    def do_complete(code: str, cursor_pos: int) -> Any:
+        found = ask(code, {"kind": "complete", "cursor": cursor_pos})
+        if not found:
+            return complete(code, cursor_pos)
+        places = {"cursor_start": found["start"], "cursor_end": found["end"], "metadata": {}, "status": "ok"}
+        return {"matches": found["matches"], **places}
+
+    def do_inspect(code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+        found = ask(code, {"kind": "inspect", "cursor": cursor_pos, "detail": detail_level})
+        if not found:
+            return inspect(code, cursor_pos, detail_level, omit_sections)
+        return {"status": "ok", "data": found["data"], "metadata": {}, "found": True}
+
+    kernel.do_complete, kernel.do_inspect = do_complete, do_inspect
 
 
 class PlainCells:

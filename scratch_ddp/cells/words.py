@@ -43,27 +43,15 @@ def parse_ranks(text: str, world_size: int) -> list[int]:
     """The ranks that `text` names, ascending. Brackets may be left out. Raises ClusterError."""
     right = f"Write %%rank [0], %%rank [0,1] or %%rank [0-{max(world_size - 1, 1)}]; this cluster has {world_size} "
     right += f"ranks, 0 to {world_size - 1}." if world_size > 1 else "rank, 0."
-    inner = re.fullmatch(r"\s*(?:\[(.*)\]|([^\[\]]*))\s*", text)
-    if inner is None:
-        raise ClusterError(f"unbalanced brackets in the rank list {text.strip()!r}. {right}")
-    listed = (inner[1] if inner[1] is not None else inner[2]).strip()
-    if not listed:
-        raise ClusterError(f"the rank list is empty. {right}")
-    ranks: list[int] = []
-    for part in listed.split(","):
-        ends = re.fullmatch(r"\s*(\d+)\s*(?:[-–]\s*(\d+)\s*)?", part)
-        if ends is None:
-            raise ClusterError(f"{part.strip()!r} in the rank list {text.strip()!r} is not a rank. {right}")
-        first, last = int(ends[1]), int(ends[2] or ends[1])
-        if first > last:
-            raise ClusterError(f"the range {part.strip()} in {text.strip()!r} runs backwards. {right}")
-        if last >= world_size:
-            raise ClusterError(f"there is no rank {last}. {right}")
-        ranks += range(first, last + 1)
-    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
-    if twice:
-        are = "is" if len(twice) == 1 else "are"
-        raise ClusterError(f"{name_ranks(twice)} {are} listed twice in {text.strip()!r}. {right}")
+    part = r"\s*\d+\s*(?:[-–]\s*\d+\s*)?"
+    listed = re.fullmatch(rf"\s*(\[)?({part}(?:,{part})*)(?(1)\]|)\s*", text)
+    if listed is None:
+        raise ClusterError(f"{text.strip()!r} is not a list of ranks. {right}")
+    ranks: set[int] = set()
+    for first, last in re.findall(r"(\d+)\s*(?:[-–]\s*(\d+))?", listed[2]):
+        ranks.update(range(int(first), int(last or first) + 1))
+    if beyond := [rank for rank in sorted(ranks) if rank >= world_size]:
+        raise ClusterError(f"there is no rank {beyond[0]}. {right}")
     return sorted(ranks)
 
 

@@ -58,16 +58,6 @@ def dtensor():
     ]
 
 
-def tensor_parallel():
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    mesh = dist.init_device_mesh("cpu", (4,))
-    model = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    out = model(torch.ones(2, 4))
-    out.sum().backward()
-    return out.detach(), model[0].weight.grad.full_tensor()
-
-
 def pipeline():
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -89,4 +79,4 @@ def pipeline():
     return got, layer.weight.grad
 
 
-USERS = [torch_ddp, fsdp2, dtensor, tensor_parallel, pipeline]
+USERS = [torch_ddp, fsdp2, dtensor, pipeline]

@@ -74,11 +74,10 @@ def test_a_rank_killed_inside_a_collective_is_named_with_its_call_and_its_last_w
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("import os\nif rank == 3:\n    os._exit(3)\ndist.barrier()", "rank 3 left with exit code 3"),
         ("import os\nif rank == 0:\n    os.abort()\nimport time\ntime.sleep(30)", "rank 0 was ended by SIGABRT"),
         (
             "import ctypes\nif rank == 1:\n    ctypes.string_at(0)",
-            "rank 1 was ended by SIGSEGV (native code accessed memory that is not its own) in line 3 of the cell",
+            "rank 1 was ended by SIGSEGV in line 3 of the cell",
         ),
     ],
 )

@@ -60,14 +60,6 @@ RENEWED = "The ranks had not all made the same calls, so their process groups we
 RAISES = "\nif rank == 3:\n    raise ValueError('no batch')\n"
 UNEVEN = {
     "a collective that one rank has not begun": (RAISES + "work = dist.all_reduce(x, async_op=True)", ""),
-    "a collective that only one rank has begun": (
-        "if rank == 3:\n    work = dist.all_reduce(x, async_op=True)" + RAISES,
-        "",
-    ),
-    "broadcasts that nobody waits for": (
-        RAISES + "if rank == 0:\n    for _ in range(3):\n        dist.broadcast(x, 0, async_op=True).is_completed()",
-        "",
-    ),
     "a message that nobody receives": ("if rank == 3:\n    work = dist.isend(x, 0)" + RAISES, ""),
     "a message that nobody sends": ("if rank == 0:\n    work = dist.irecv(x, 3)" + RAISES, ""),
     "different calls": (
@@ -108,7 +100,6 @@ def test_a_cell_that_fails_between_calls_leaves_no_wrong_values_behind(four_rank
     [
         "dist.barrier()\n1 / 0",
         "work = dist.all_reduce(torch.ones(4), async_op=True)\n1 / 0",
-        "if rank == 3:\n    work = dist.isend(torch.ones(1), 0)\nif rank == 0:\n    dist.recv(torch.ones(1), 3)\n1 / 0",
         "work = dist.all_reduce(torch.ones(4), async_op=True)\nif rank == 1:\n    1 / 0\ntime.sleep(0.3)",
         "time.sleep(0.2 * rank)\nwork = dist.all_reduce(torch.ones(4), async_op=True)\n1 / 0",
     ],
@@ -138,15 +129,18 @@ while True:
     assert "rank 1 raised OSError: [Errno 24] Too many open files" in four_ranks.run(exhaust).message
     for _ in range(3):
         spoken = four_ranks.run("%%rank [1]\nprint(len(kept) > 0)", timeout=10)
-        assert "True" in spoken.text() and "no file descriptor is free on this rank" in spoken.text()
+        assert "True" in spoken.text()
     four_ranks.run("%%rank [1]\nkept.clear()\nresource.setrlimit(resource.RLIMIT_NOFILE, limits)")
     assert four_ranks.run("%%rank [1]\nprint('heard')").text() == "heard   ← rank 1\n"
     assert_next_works(four_ranks)
 
 
-def test_lines_are_counted_as_in_the_notebook(four_ranks):
-    text = plain(four_ranks.run("# comment\n%%rank [2]\nx = 1\n1 / 0").traceback)
-    assert "line 4" in text and "> 4 1 / 0" in text
+def test_cells_and_lines_are_counted_as_in_the_notebook(four_ranks):
+    cell = four_ranks.start("# comment\n%%rank [2]\nx = 1\n1 / 0")
+    while (message := four_ranks.client.get_iopub_msg(timeout=10))["msg_type"] != "execute_input":
+        pass
+    text = plain(four_ranks.finish(cell).traceback)
+    assert f"In[{message['content']['execution_count']}], line 4" in text and "> 4 1 / 0" in text
 
 
 def test_half_a_character_is_shown_as_a_question_mark(four_ranks):

@@ -3,8 +3,6 @@
 import datetime
 import socket
 import sys
-import threading
-import time
 
 import pytest
 import torch
@@ -42,52 +40,6 @@ def _same(one, other):
     if isinstance(one, (list, tuple)):
         return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
     return one == other
-
-
-def _lists_groups_while_another_thread_makes_some():
-    made = []
-
-    def make():
-        limit = datetime.timedelta(seconds=5)
-        made.extend(interruptible_group.InterruptibleGroup(dist.HashStore(), 0, 1, limit) for _ in range(40))
-
-    maker = threading.Thread(target=make)
-    sys.setswitchinterval(1e-6)
-    maker.start()
-    while maker.is_alive():
-        assert interruptible_group.open_calls()["open"] == []
-    return len(made)
-
-
-def test_groups_can_be_listed_while_another_thread_makes_some():
-    """A rank's control thread asks what is under way, whatever the cell does meanwhile."""
-    assert run_ranks(1, _lists_groups_while_another_thread_makes_some, timeout=60) == [40]
-
-
-def _sum_of_ones(group):
-    ones = torch.ones(3)
-    dist.all_reduce(ones, group=group)
-    return ones[0].item()
-
-
-def test_an_operation_that_does_not_notice_the_end_of_its_connection_keeps_nobody(monkeypatch):
-    """As now and then a send of gloo's: nobody waits until the time limit of the group for it."""
-
-    def renew():
-        group = dist.new_group([0, 1])
-        if dist.get_rank() == 0:
-            stuck = dist.all_reduce(torch.ones(1), group=group, async_op=True)
-        else:
-            stuck = dist.irecv(torch.ones(1), src=0, group=group)
-        began = time.monotonic()
-        interruptible_group.renew_groups(timeout=10)
-        took = time.monotonic() - began
-        return _sum_of_ones(group), stuck.is_completed(), took
-
-    monkeypatch.setattr(Connections, "end", lambda self: None)
-    for sums, ended, took in on_interruptible_ranks(2, renew):
-        assert sums == 2 and not ended
-        assert 1 <= took < 5
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="gloo's sockets can't be told from others there")

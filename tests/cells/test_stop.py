@@ -108,8 +108,6 @@ def test_ranks_that_come_too_late_are_stopped_where_they_are(four_ranks):
 WAITS = {
     "all_reduce": ("if rank == 0:\n    dist.all_reduce(torch.ones(4))", "rank 0 waits in all_reduce (line 2)"),
     "recv": ("if rank == 1:\n    dist.recv(torch.ones(4), src=2)", "rank 1 waits in recv from rank 2 (line 2)"),
-    "recv from any": ("if rank == 1:\n    dist.recv(torch.ones(4))", "rank 1 waits in recv from any rank (line 2)"),
-    "barrier": ("if rank != 2:\n    dist.barrier()", "ranks 0–1, 3 wait in barrier (line 2)"),
     "new_group": ("if rank == 0:\n    dist.new_group([0, 1])", "rank 0 waits in new_group (line 2)"),
     "all_gather_object": (
         "if rank < 2:\n    dist.all_gather_object([None] * 4, rank)",

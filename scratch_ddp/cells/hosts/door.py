@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +49,18 @@ class Ticket:
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
     def __str__(self) -> str:
-        address = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{address}:{self.port}/{self.fingerprint}/{self.secret}"
+        return f"{self.address}:{self.port}/{self.fingerprint}/{self.secret}"
 
     @classmethod
     def parse(cls, text: str) -> "Ticket":
         """Read a ticket. Raises ValueError, which says what is wrong."""
-        found = re.fullmatch(r"(?:\[(.+)\]|([^\[\]/:]+)):(\d{1,5})/([\w-]{43})/([\w-]{32})", text.strip())
+        found = re.fullmatch(r"([^/]+):(\d{1,5})/([\w-]{43})/([\w-]{32})", text.strip())
         if found is None:
             raise ValueError(
                 "this is not a whole ticket. Copy the command that %dist_init has printed, from its first to its last "
                 "character"
             )
-        return cls(found[1] or found[2], int(found[3]), found[4], found[5])
+        return cls(found[1], int(found[2]), found[3], found[4])
 
 
 class Door:
@@ -71,25 +70,19 @@ class Door:
     """
 
     def __init__(self, address: str, port: int = 0):
+        self._context, own_fingerprint = _make_server_context()
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         self._socket = socket.create_server(place[:2], family=family, backlog=128)
-        try:
-            self._context, own_fingerprint = _make_server_context()
-        except BaseException:
-            self._socket.close()
-            raise
         self._socket.settimeout(0.2)
         self.ticket = Ticket(*self._socket.getsockname()[:2], own_fingerprint)
         self.arrivals: queue.SimpleQueue[tuple[TlsChannel, dict[str, Any]]] = queue.SimpleQueue()
         self.strangers = 0  # connections that did not show the secret
-        self._lock = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, name="accepts-hosts", daemon=True).start()
 
     def close(self) -> None:
         """Let nobody in any more. The ticket is worthless from here on."""
-        with self._lock:
-            self._closed = True
+        self._closed = True
         self._socket.close()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -113,19 +106,13 @@ class Door:
             connection.settimeout(_HELLO_LIMIT)
             connection = self._context.wrap_socket(connection, server_side=True)
             hello = json.loads(connection.makefile("rb").readline(_LONGEST_HELLO))
-            if not hmac.compare_digest(str(hello.pop("secret")).encode(), self.ticket.secret.encode()):
+            if not hmac.compare_digest(hello.pop("secret").encode(), self.ticket.secret.encode()):
                 raise ValueError("another secret")
-            channel = TlsChannel(connection)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            with self._lock:
-                self.strangers += 1
+        except Exception:
+            self.strangers += 1
             connection.close()
-            return
-        with self._lock:
-            if not self._closed:
-                self.arrivals.put((channel, hello))
-                return
-        connection.close()
+        else:
+            self.arrivals.put((TlsChannel(connection), hello))
 
 
 def open_door(listen: str) -> Door:
@@ -134,15 +121,13 @@ def open_door(listen: str) -> Door:
     addresses = {
         each.address for of_one in psutil.net_if_addrs().values() for each in of_one if each.family == socket.AF_INET
     }
-    mine = f"This machine has {', '.join(sorted(addresses, key=lambda one: (one.startswith('127.'), one)))}."
-    if not port.isdecimal() or int(port) > 65535:
-        raise ClusterError(f"--listen {listen}: {port!r} is no port. Write an address, or an address and a port.")
+    mine = f"This machine has {', '.join(sorted(addresses))}."
     if address in ("", "0.0.0.0", "::", "*"):
         raise ClusterError(f"--listen {listen}: name the one address at which the hosts reach this machine. {mine}")
     try:
         return Door(address, int(port))
-    except OSError as error:
-        raise ClusterError(f"--listen {listen}: can't listen there ({error.strerror or error}). {mine}") from None
+    except (OSError, ValueError, OverflowError) as error:
+        raise ClusterError(f"--listen {listen}: can't listen there ({error}). {mine}") from None
 
 
 def refuse(channel: TlsChannel, why: str) -> None:
@@ -193,22 +178,12 @@ def fingerprint(certificate: bytes) -> str:
 
 @functools.cache
 def own_versions() -> dict[str, str]:
-    """This host's: Python to the minor version, torch without its build (+cpu), this package with a digest of its code.
+    """This host's: Python to the minor version, torch without its build (+cpu), a digest of this package's code.
 
     torch is not imported for it: that takes seconds.
     """
     code = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         code.update(f"{path.relative_to(_PACKAGE)}\n".encode() + path.read_bytes())
-    return {
-        "Python": ".".join(platform.python_version_tuple()[:2]),
-        "torch": _installed("torch").split("+")[0],
-        "scratch_ddp": f"{_installed('scratch-ddp')} (code {code.hexdigest()[:8]})",
-    }
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from its folder, without having been installed
-        return "not installed"
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python, "torch": version("torch").split("+")[0], "scratch_ddp": f"code {code.hexdigest()[:8]}"}

@@ -1,6 +1,7 @@
 """The ranks of one notebook: their start, what arrives from them, their end; and the launcher that starts them."""
 
 import contextlib
+import itertools
 import os
 import queue
 import secrets
@@ -15,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from scratch_ddp.cells.channel import channel_pair
-from scratch_ddp.cells.kernel.output import Excerpt
+from scratch_ddp.cells.kernel.output import RankOutput
 from scratch_ddp.cells.kernel.placement import Placement
 from scratch_ddp.cells.kernel.rank_process import RankProcess
-from scratch_ddp.cells.kernel.reader import Event, Pipe, Reader
+from scratch_ddp.cells.kernel.reader import Event, Reader
 from scratch_ddp.cells.processes import kill_group
 from scratch_ddp.cells.words import ClusterError, RankInterrupt, name_ranks
 
 _LATE = 1 << 14  # bytes of late output that are kept, of its beginning and of its end
-_START_LIMIT = 120.0  # seconds until the launcher or a rank must have answered for the first time
-_INTERRUPT_LIMIT = 1.0  # seconds in which a rank that is interrupted in a question should be idle again
+_START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
 
 
 class Cluster:
@@ -40,8 +40,7 @@ class Cluster:
         self.generation = 0  # how many times the process groups have been renewed
         self.rendezvous = 0  # counts the files by which ranks find each other: a new one when all ranks are new
         self.dead: dict[int, str] = {}  # rank → how it ended; such a cluster runs no more cells
-        self.late: dict[tuple[int, int], Excerpt] = {}  # (cell, rank) → text that came after its cell had ended
-        self.in_doubt = False  # whether a question was interrupted: the next cell renews the groups
+        self.late: dict[tuple[int, int], RankOutput] = {}  # (cell, rank) → text that came after its cell had ended
         self._questions = 0
         self.ranks: list[RankProcess] = []
         self.start(range(self.world_size), _START_LIMIT, stoppable=True)
@@ -73,7 +72,6 @@ class Cluster:
                 raise RankInterrupt("stopped: no ranks are running.")
             if event.kind == "message" and event.value["type"] == "ready" and event.source in missing:
                 missing.remove(event.source)
-                event.source.device = event.value["device"]
             if not missing:
                 return
             ended = [rank for rank in missing if rank.status is not None or rank.ended]
@@ -86,7 +84,7 @@ class Cluster:
     def shut_down(self) -> None:
         """End every rank and what it has started. Returns when they are gone."""
         for rank in self.ranks:
-            self.launcher.end(rank)
+            rank.launcher.end(rank)
         for rank in self.ranks:
             self.await_status(rank, 2.0)
 
@@ -104,101 +102,74 @@ class Cluster:
             yield event
 
     def _note(self, event: Event) -> None:
-        """Keep what an event says about the ranks' processes: pid, exit code, closed channel, last output."""
+        """Keep what an event says about the ranks: device, exit code, closed channel, last and late output."""
         source, message = event.source, event.value
         kind = message["type"] if event.kind == "message" else event.kind
         if kind == "text":
-            source.take(len(message))
+            source.reader.note_taken(len(message))
             source.rank.remember_output(source.cell, message)
+            if 0 < source.cell != source.rank.running:
+                key = source.cell, source.rank.rank
+                self.late.setdefault(key, RankOutput(self.mark, _LATE, _LATE)).read(message)
         elif kind == "gone" and isinstance(source, RankProcess):
             source.gone = True
-        elif kind == "started":
-            self.ranks[message["rank"]].pid = message["pid"]
+        elif kind == "ready":
+            source.device, source.pid = message["device"], message["pid"]
         elif kind == "renewed":
             source.renewed = message
-        elif kind == "answer":
-            self.in_doubt |= message["interrupted_in"] is not None
         elif kind == "launcher ready":  # not needed before
             source.gpu_count = message["gpu_count"]
         elif kind == "ended":
             for rank in self.ranks:
-                if rank.pid == message["pid"] and source in (self.launcher, rank):
+                if rank.number == message["process"] and rank.launcher is source:
                     rank.status, rank.crash = message["status"], message["crash"]
                     rank.note_calls(message["calls"])
 
     def catch_up(self) -> None:
         """Take in all that has happened since the last cell."""
         for _ in range(self.events.qsize()):  # meanwhile more may arrive, without end
-            self._take_between_cells(self.events.get())
+            self._note(self.events.get())
         for rank in self.ranks:
             if not rank.alive and rank.rank not in self.dead:
                 self.await_status(rank)
                 self.dead[rank.rank] = rank.describe_death()
 
-    def _take_between_cells(self, event: Event) -> None:
-        self._note(event)
-        self.keep_late(event)
-
-    def keep_late(self, event: Event) -> None:
-        """Keep output of a cell that has ended. It is shown with the next cell."""
-        if event.kind == "text" and isinstance(event.source, Pipe) and event.source.cell > 0:
-            self._add_late(event.source.cell, event.source.rank, event.value)
-        elif event.kind == "message" and event.value["type"] == "display" and event.source in self.ranks:
-            kinds = ", ".join(event.value["data"])
-            self._add_late(event.value["cell"], event.source, f"<{kinds}>\n".encode())
-
-    def _add_late(self, cell: int, rank: RankProcess, text: bytes) -> None:
-        self.late.setdefault((cell, rank.rank), Excerpt(_LATE, _LATE)).add(text)
-
     def ask(self, ranks: Sequence[int], question: dict[str, Any], seconds: float) -> dict[int, dict[str, Any]]:
-        """What idle ranks answer (see `answer` in `rank/shell.py`) within that time; {} for one that knows nothing.
-
-        Must not be called while a cell runs. A rank that takes longer is interrupted, and missing in what is returned.
-        """
+        """What idle ranks answer: {rank: answer}. One that takes longer than so many seconds is missing."""
         self._questions += 1
-        number = -self._questions  # cells have positive numbers
-        answers: dict[int, dict[str, Any]] = {}
         asked = [self.ranks[rank] for rank in ranks if self.ranks[rank].alive]
         for rank in asked:
-            rank.channel.send({"type": "ask", "cell": number, **question})
-        try:
-            self._collect(answers, number, asked, seconds)
-        finally:  # also at a Stop
-            late = [rank for rank in asked if rank.alive and rank.rank not in answers]
-            for rank in late:
-                rank.channel.send({"type": "interrupt", "cell": number, "number": 1, "together": False, "end": True})
-            self._collect({}, number, late, _INTERRUPT_LIMIT)
+            rank.channel.send({"type": "ask", "number": self._questions, **question})
+        answers: dict[int, dict[str, Any]] = {}
+        events = self.receive(time.monotonic() + seconds, pause=0.1)
+        while any(rank.alive and rank.rank not in answers for rank in asked) and (event := next(events, None)):
+            message = event.value if event.kind == "message" else {}
+            if message.get("number") == self._questions and message["type"] == "answer":
+                answers[event.source.rank] = message["found"]
         return answers
-
-    def _collect(self, answers: dict[int, Any], number: int, asked: Sequence[RankProcess], seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while any(rank.alive and rank.rank not in answers for rank in asked):
-            event = next(self.receive(until, pause=0.1), None)
-            if event is None:
-                return
-            self.keep_late(event)
-            if event.kind == "message" and event.value["type"] == "answer" and event.value["cell"] == number:
-                answers[event.source.rank] = event.value["found"]
 
     def await_status(self, rank: RankProcess, limit: float = 0.5) -> None:
         """Wait for a rank's exit code, which comes after its channel has been closed."""
         until = time.monotonic() + limit
         while rank.status is None and not rank.ended and (left := until - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                self._take_between_cells(self.events.get(timeout=left))
+                self._note(self.events.get(timeout=left))
 
 
 class LauncherProcess:
-    """The kernel's handle on its launcher (see `launcher`). One serves all clusters of a kernel, one after another."""
+    """A handle on a launcher (see `launcher`). One serves all clusters of a kernel, one after another."""
+
+    name = ""  # of the host, if it is not the kernel's
 
     def __init__(self, reader: Reader):
         self.reader = reader
         self.root = Path(tempfile.mkdtemp(prefix="scratch-ddp-"))  # readable by this user only
         self.channel, launchers_end = channel_pair()
         self.gpu_count: int | None = None  # known when it is ready
+        self._numbers = itertools.count()
         self._started: list[RankProcess] = []
         self._closing = False
-        self._last_log = ""
+        self.log: str | None = None  # what it has written, once it has ended without being asked to
         package = str(Path(__file__).parents[3])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = "import sys; from scratch_ddp.cells.launcher import main; main(*sys.argv[1:])"
@@ -213,7 +184,7 @@ class LauncherProcess:
                 start_new_session=True,
             )
         launchers_end.close()
-        reader.add_channel(self.channel, self)
+        reader.add(self.channel, self)
 
     @property
     def alive(self) -> bool:
@@ -221,35 +192,28 @@ class LauncherProcess:
 
     def await_ready(self, events: "queue.SimpleQueue[Event]") -> int:
         """Wait until it has imported what ranks need. Returns the number of GPUs. Raises ClusterError."""
-        until = time.monotonic() + _START_LIMIT
         while self.gpu_count is None:
             with contextlib.suppress(queue.Empty):
                 event = events.get(timeout=0.2)
                 if event.kind == "message" and event.value["type"] == "launcher ready":
                     self.gpu_count = event.value["gpu_count"]
                 elif event.kind == "text":  # of an earlier cluster
-                    event.source.take(len(event.value))
+                    event.source.reader.note_taken(len(event.value))
                 continue
-            if not self.alive:
-                raise ClusterError(f"the launcher of ranks did not start:\n{self.log()}")
-            if time.monotonic() > until:
-                raise ClusterError("the launcher of ranks has not answered for two minutes.")
+            if self.log is not None:
+                raise ClusterError(f"the launcher of ranks did not start:\n{self.log}")
         return self.gpu_count
 
-    def log(self) -> str:
-        """What it has written: why it has ended."""
-        path = self.root / "launcher.log"
-        return path.read_text(errors="replace") if path.exists() else self._last_log
-
     def start(self, config: dict[str, Any]) -> RankProcess:
-        """Start a rank. It says that it is ready through its own channel; its pid comes through the launcher's."""
+        """Start a rank. It says that it is ready through its own channel."""
         channel, ranks_end = channel_pair()
-        rank = RankProcess(config["rank"], channel)
+        config = {"process": next(self._numbers)} | config
+        rank = RankProcess(config["rank"], channel, self, config["process"])
         output = self.reader.open_pipe(rank, cell=0)
         self.channel.send({"type": "start", "config": config}, (ranks_end.fileno(), output))
         os.close(output)
         ranks_end.close()
-        self.reader.add_channel(channel, rank)
+        self.reader.add(channel, rank)
         self._started = [*(one for one in self._started if one.alive), rank]
         return rank
 
@@ -260,9 +224,9 @@ class LauncherProcess:
         os.close(output)
 
     def end(self, rank: RankProcess) -> None:
-        """SIGKILL for a rank, through the launcher: only its parent knows that the number is still this rank's."""
+        """SIGKILL for a rank, through the launcher: only its parent knows that the pid is still this rank's."""
         if rank.status is None:
-            self.channel.send({"type": "end", "rank": rank.rank})
+            self.channel.send({"type": "end", "process": rank.number})
 
     def close(self) -> None:
         """End the launcher and with it every rank. Returns when it is gone."""
@@ -280,7 +244,8 @@ class LauncherProcess:
             rank.ended = "ended with the process that starts ranks"
             if rank.pid is not None and rank.status is None:
                 kill_group(rank.pid)  # the rank has died with the launcher, but not what it had started
-        self._last_log = self.log()
+        log = self.root / "launcher.log"
+        self.log = log.read_text(errors="replace") if log.exists() else ""
         shutil.rmtree(self.root, ignore_errors=True)
 
 
@@ -289,8 +254,8 @@ def _config(folder: Path, world_size: int, backend: str) -> dict[str, Any]:
     environment = dict(os.environ) | {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        "GLOO_SOCKET_IFNAME": _loopback(),
-        "NCCL_SOCKET_IFNAME": _loopback(),
+        "GLOO_SOCKET_IFNAME": loopback(),
+        "NCCL_SOCKET_IFNAME": loopback(),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     }
     return {
@@ -304,7 +269,7 @@ def _config(folder: Path, world_size: int, backend: str) -> dict[str, Any]:
     }
 
 
-def _loopback() -> str:
+def loopback() -> str:
     """The name of the loopback interface. Without it gloo listens on the address that the host's name resolves to."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), "lo")

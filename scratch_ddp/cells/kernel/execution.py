@@ -1,12 +1,9 @@
 """One cell on some ranks: from sending the code to the one exception that says what happened."""
 
-import signal
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from scratch_ddp.cells.flight_recorder import tell_difference
 from scratch_ddp.cells.kernel.cluster import Cluster
 from scratch_ddp.cells.kernel.diagnosis import (
     compose_rank_error,
@@ -19,13 +16,14 @@ from scratch_ddp.cells.kernel.diagnosis import (
 from scratch_ddp.cells.kernel.output import CellOutput, NotebookOutput
 from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE
 from scratch_ddp.cells.kernel.rank_process import RankInCell, RankProcess
-from scratch_ddp.cells.kernel.reader import Event, Pipe
+from scratch_ddp.cells.kernel.reader import Event
 from scratch_ddp.cells.kernel.stop import Interruption, ranks_behind, recover, stop_button
 from scratch_ddp.cells.words import RankError, RankInterrupt
 
 _ASK_AFTER = 1.0  # seconds until ranks are asked where they are, and between two questions
 _ASK_AGAIN_AFTER = 0.4  # the same while they are being interrupted
 _SAY_AFTER = 4.0  # seconds without output after which a line says where each rank is
+_PRESS_AGAIN_AFTER = 5.0  # seconds until --stop-after ends what handles its first interrupt
 _AFTER_A_DEATH = 0.25  # seconds for the others to notice it by themselves
 
 
@@ -46,9 +44,8 @@ class Execution:
 
     def run(self, stop_after: float | None = None) -> None:
         """Returns when every rank is done. Raises RankError or RankInterrupt if one raised, died or was stopped."""
-        with stop_button(self.cluster.events, stop_after):
-            for note in recover(self.cluster, set()) if self.cluster.in_doubt else ():
-                self.notebook.note(note)
+        self.press_at = self.started + (float("inf") if stop_after is None else stop_after)
+        with stop_button(self.cluster.events):
             self._send()
             self._follow()
             self.output.finish()
@@ -63,59 +60,41 @@ class Execution:
             self.output.update()
             if self._finished() or self.interruption.time_is_up(self._running()):
                 return
-            self._look_after(time.monotonic())
+            now = time.monotonic()
+            if now > self.press_at:
+                self.press_at = now + _PRESS_AGAIN_AFTER
+                self._press()
+            self._look_after(now)
 
     def _send(self) -> None:
         for rank in [rank.process for rank in self._running()]:
             rank.begin_cell(self.cell)
             message = {"type": "execute", "cell": self.cell, "number": self.number, "code": self.code}
-            self.cluster.launcher.execute(rank, message)
+            rank.launcher.execute(rank, message)
 
     # What arrives
 
     def _take(self, event: Event) -> None:
         if event.kind == "stop":
             self._press()
-        elif event.kind == "text" and isinstance(event.source, Pipe):
-            rank = event.source.rank.rank
-            if event.source.cell == self.cell and not self.ranks[rank].done:
+        elif event.kind == "text":
+            if event.source.cell == event.source.rank.running == self.cell:
                 self.heard = time.monotonic()
-                self.output.of_rank[rank].read(event.value)
-            else:
-                self.cluster.keep_late(event)
+                self.output.of_rank[event.source.rank.rank].read(event.value)
         elif event.source in self.cluster.ranks:  # the end of an earlier cluster's rank may be heard of late
             if event.kind == "gone" or not event.source.alive:
                 self.died_at = self.died_at or time.monotonic()
             elif event.value.get("cell") == self.cell:
                 self._take_message(event.source.rank, event.value)
-            else:
-                self.cluster.keep_late(event)
 
     def _take_message(self, rank: int, message: dict[str, Any]) -> None:
         kind = message["type"]
-        if kind == "display":
-            self.output.of_rank[rank].add_display(message["number"], message)
-        elif kind == "place":
+        if kind == "place":
             self.interruption.note_place(rank, message)
-        elif kind == "input":
-            self._ask_person(self.ranks[rank].process, message["prompt"])
         elif kind in ("state", "done") and not self.ranks[rank].done:
             self.ranks[rank].note(message)
             if kind == "done":
                 self.output.close(rank)
-
-    def _ask_person(self, rank: RankProcess, prompt: str) -> None:
-        """A line for the debugger. Stop and the end of input interrupt the cell."""
-        self.output.update()
-        sys.stdout.flush()
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            rank.channel.send({"type": "typed", "text": input(prompt)})
-        except (KeyboardInterrupt, EOFError):
-            self._press()
-        finally:
-            signal.signal(signal.SIGINT, before)
-        self.heard = time.monotonic()
 
     def _running(self) -> list[RankInCell]:
         return [rank for rank in self.ranks.values() if rank.running]
@@ -218,10 +197,6 @@ class Execution:
             if last:
                 lines += [f"── last output of rank {process.rank} ──", *last, ""]
         message = "; ".join(self.cluster.dead[process.rank] for process in dead) + "."
-        if any(process.status == -signal.SIGABRT for process in dead):
-            calls = {process.rank: process.last_call() or "nothing" for process in self.cluster.ranks}
-            if said := tell_difference(calls):
-                message += f"\ngloo ends the whole process where sizes or types differ: {said}."
         message += "\nThis cluster runs no more cells: %dist_init starts a new one."
         errors = {rank: error for rank, error in self._own_errors().items() if not is_consequence(error)}
         if not errors:

@@ -5,18 +5,17 @@ depends on nothing but what the ranks wrote, so a saved notebook is the same aft
 therefore ends with the names of its ranks: at its beginning nobody knows which ranks will write the same. Of a stream
 of more than 1 MB the middle is left out (see `Excerpt`).
 
-A rank's output is one pipe. Marks in it tell what Python has written to stderr, and where displays stand, which
-come through the channel (see `rank/output_streams.py`).
+A rank's output is one pipe. Marks in it tell what Python has written to stderr, and hold displays (see
+`rank/output_streams.py`).
 """
 
 import codecs
 import itertools
+import json
 import re
 import sys
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from IPython.display import display
 
@@ -33,7 +32,7 @@ class OutputItem:
     """A part of a rank's output: text of a stream, or a display."""
 
     stream: str  # "stdout", "stderr" or "display"
-    content: Any  # the text, or {"data": …, "metadata": …} of the display
+    content: str  # the text, or {"data": …, "metadata": …} of the display as JSON
 
 
 class CellOutput:
@@ -134,88 +133,60 @@ class Excerpt:
         del self._end[:count]
 
 
-@dataclass
-class _Stream:
-    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _Utf8Decoder(errors="replace"))
-    excerpt: Excerpt = field(default_factory=Excerpt)
-
-
 class RankOutput:
-    """One rank's output in a cell, in its order."""
+    """One rank's output in a cell, in its order. Of each stream the `first` and the `last` bytes are kept."""
 
-    def __init__(self, mark: bytes):
-        self._mark_head, self._mark = b"\0" + mark, _mark_pattern(mark)
-        self._rest = b""  # the beginning of a mark whose end has not arrived
-        self._streams = {OUT: _Stream(), ERR: _Stream()}
+    def __init__(self, mark: bytes, first: int = _FIRST, last: int = _LAST):
+        self._mark_head = b"\0" + mark
+        self._mark = re.compile(re.escape(self._mark_head) + rb" (?:s([12])|d([^\0]*))\0")
+        self._rest = bytearray()  # the beginning of a mark whose end has not arrived
+        self._excerpts = {stream: Excerpt(first, last) for stream in (OUT, ERR)}
+        self._decoders = {stream: _Utf8Decoder(errors="replace") for stream in (OUT, ERR)}
         self._stream = OUT  # whose text comes next
-        self._coming: deque[OutputItem | int] = deque()  # not taken yet; a number stands for a display
-        self._displays: dict[int, OutputItem] = {}  # that have arrived
+        self._coming: list[OutputItem] = []  # not taken yet
         self._closed = False
 
     def read(self, data: bytes) -> None:
         """Bytes from the rank's pipe."""
-        data = self._rest + data
-        start = 0
+        self._rest += data
+        if len(self._rest) - len(data) > len(self._mark_head) and b"\0" not in data:
+            return  # in the midst of a long display
+        data, start = self._rest, 0
         for mark in self._mark.finditer(data):
             self._add(data[start : mark.start()])
-            if mark[1] == b"d":
-                self._coming.append(int(mark[2]))
+            if mark[1] is not None:
+                self._stream = int(mark[1])
             else:
-                self._stream = int(mark[2])
+                self._coming.append(OutputItem("display", mark[2].decode(errors="replace")))
             start = mark.end()
         cut = data.rfind(b"\0", start)
-        if cut < 0 or not _may_become_mark(data[cut:], self._mark_head):
+        if cut < 0 or not (data[cut:].startswith(self._mark_head) or self._mark_head.startswith(data[cut:])):
             cut = len(data)
         self._add(data[start:cut])
         self._rest = data[cut:]
 
     def _add(self, data: bytes) -> None:
-        excerpt = self._streams[self._stream].excerpt
+        excerpt = self._excerpts[self._stream]
         excerpt.add(data)
         self._add_text(self._stream, excerpt.take())
 
     def _add_text(self, stream: int, data: bytes) -> None:
-        if text := self._streams[stream].decoder.decode(data):
+        if text := self._decoders[stream].decode(data):
             self._coming.append(OutputItem(_NAMES[stream], text))
-
-    def add_display(self, number: int, message: dict[str, Any]) -> None:
-        """A display, which stands where the mark with this number is."""
-        self._displays[number] = OutputItem("display", {"data": message["data"], "metadata": message["metadata"]})
 
     def close(self) -> None:
         """All that belongs to the cell has arrived."""
         if not self._closed:
-            self._add(self._rest)
-            for number, stream in self._streams.items():
-                self._add_text(number, stream.excerpt.rest())
+            if not self._rest.startswith(self._mark_head):
+                self._add(self._rest)
+            for stream, excerpt in self._excerpts.items():
+                self._add_text(stream, excerpt.rest())
             self._closed = True
 
-    def take(self) -> Iterator[OutputItem]:
-        """What comes next and has not been taken yet."""
-        while self._coming:
-            item = self._coming[0]
-            if isinstance(item, int):
-                if item not in self._displays and not self._closed:
-                    return
-                item = self._displays.pop(item, None)
-            self._coming.popleft()
-            if item is not None:
-                yield item
-
-
-def without_marks(data: bytes, mark: bytes) -> str:
-    """Output as text, where the order of the streams does not matter any more."""
-    return _mark_pattern(mark).sub(b"", data).decode(errors="replace")
-
-
-def _mark_pattern(mark: bytes) -> re.Pattern[bytes]:
-    return re.compile(re.escape(b"\0" + mark) + rb" ([sd])(\d+)\0")
-
-
-def _may_become_mark(tail: bytes, head: bytes) -> bool:
-    if len(tail) < len(head):
-        return head.startswith(tail)
-    return tail.startswith(head) and len(tail) < len(head) + 24
+    def take(self) -> list[OutputItem]:
+        """What has come and was not taken yet."""
+        coming, self._coming = self._coming, []
+        return coming
 
 
 class NotebookOutput:
@@ -236,7 +207,8 @@ class NotebookOutput:
             self._release()
             self._plain = False
             try:
-                display(item.content["data"], metadata=item.content["metadata"], raw=True)
+                content = json.loads(item.content)
+                display(content["data"], metadata=content["metadata"], raw=True)
             except (TypeError, ValueError) as error:  # what a rank has sent is no display
                 self.note(f"(a display can't be shown: {type(error).__name__}: {error})")
             return
@@ -272,12 +244,15 @@ class NotebookOutput:
         self._to_stdout()
         self._write(text + "\n")
 
-    def note_late(self, late: dict[tuple[int, int], Excerpt], mark: bytes, numbers: dict[int, int]) -> None:
+    def note_late(self, late: "dict[tuple[int, int], RankOutput]", numbers: dict[int, int]) -> None:
         """Show what ranks wrote after their cell had ended (`Cluster.late`), and the number of that cell."""
         ranks_of: dict[tuple[int, str], list[int]] = {}
-        for (cell, rank), excerpt in sorted(late.items()):
-            text = without_marks(excerpt.take() + excerpt.rest(), mark).rstrip()
-            ranks_of.setdefault((cell, text), []).append(rank)
+        for cell, rank in sorted(late):
+            output = late[cell, rank]
+            output.close()
+            items = output.take()
+            text = "".join("<a display>\n" if item.stream == "display" else item.content for item in items)
+            ranks_of.setdefault((cell, text.rstrip()), []).append(rank)
         for (cell, text), ranks in ranks_of.items():
             if text.strip():
                 self.note(f"(late output of {name_ranks(ranks)} from cell [{numbers.get(cell, '?')}])\n{text}")

@@ -1,6 +1,5 @@
 """Where the ranks run: on which GPU each, or on the CPU, and over which backend they talk."""
 
-import os
 from dataclasses import dataclass
 
 from scratch_ddp.cells.words import ClusterError
@@ -46,27 +45,9 @@ def place(world_size: int, gpu_count: int, gpu_ids: str | None, device: str | No
 def _listed_gpus(gpu_ids: str | None, gpu_count: int) -> list[int]:
     if gpu_ids is None:
         return list(range(gpu_count))
-    try:
-        listed = [int(part) for part in gpu_ids.split(",")]
-    except ValueError:
-        raise ClusterError(f"--gpu-ids {gpu_ids}: not a list of numbers. Write for example --gpu-ids 0,1.") from None
     if not gpu_count:
-        raise ClusterError(
-            f"--gpu-ids {gpu_ids}: torch finds no GPU on this machine. Leave the option out to run on the CPU."
-        )
-    unknown = [gpu for gpu in listed if not 0 <= gpu < gpu_count]
-    if unknown:
-        raise ClusterError(
-            f"--gpu-ids {gpu_ids}: there is no GPU {unknown[0]}. This machine has {gpu_count}, numbered from 0."
-        )
-    if len(set(listed)) < len(listed):
-        raise ClusterError(f"--gpu-ids {gpu_ids}: a GPU is listed twice. Name each once; ranks take them in turn.")
-    return listed
-
-
-def overload_warning(world_size: int) -> str | None:
-    """Why this many ranks are too many for this machine, or None. They are started anyway."""
-    cores = os.cpu_count() or 1
-    if world_size > 4 * cores:
-        return f"{world_size} ranks share {cores} cores: they will mostly wait for each other"
-    return None
+        raise ClusterError(f"--gpu-ids {gpu_ids}: torch finds no GPU on this machine. Leave the option out.")
+    listed = gpu_ids.split(",")
+    if len(set(listed)) < len(listed) or not set(listed) <= set(map(str, range(gpu_count))):
+        raise ClusterError(f"--gpu-ids {gpu_ids}: write numbers from 0 to {gpu_count - 1}, each once, such as 0,1.")
+    return list(map(int, listed))

@@ -9,12 +9,6 @@ from typing import Any
 from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import Record
 
-_SIGNAL_MEANING = {
-    signal.SIGKILL: "somebody ended it, or the machine ran out of memory",
-    signal.SIGSEGV: "native code accessed memory that is not its own",
-    signal.SIGABRT: "native code aborted",
-    signal.SIGBUS: "native code accessed memory that does not exist",
-}
 _LAST_OUTPUT = 4096  # bytes
 _LONG = 2.0  # seconds
 
@@ -25,7 +19,8 @@ class RankProcess:
 
     rank: int
     channel: Channel
-    host: str = ""  # where it runs, if not on the kernel's machine
+    launcher: Any  # the `LauncherProcess` or `Host` that has started it
+    number: int  # of the process, among those of its launcher
     pid: int | None = None
     device: str = ""
     status: int | None = None  # exit code; -n for signal n
@@ -34,6 +29,7 @@ class RankProcess:
     renewed: dict[str, Any] | None = None  # its answer, once it has fresh process groups
     place: dict[str, Any] = field(default_factory=lambda: {"open": [], "begun": {}, "members": {}})
     cell: int = 0  # the last that it was given
+    running: int = 0  # the same, until it is done with it
     last_output: bytes = b""  # the end of what it has written in that cell
     calls: dict[tuple[str, int], str] = field(default_factory=dict)  # last in that cell: (group, number in it) → words
     crash: str = ""  # what Python's faulthandler has written
@@ -46,7 +42,8 @@ class RankProcess:
         """Called by the reader's thread when the channel is closed. The kernel's main thread gets an event."""
 
     def begin_cell(self, cell: int) -> None:
-        self.cell, self.last_output, self.calls = cell, b"", {}
+        self.cell = self.running = cell
+        self.last_output, self.calls = b"", {}
 
     def note_calls(self, records: list[Record]) -> None:
         """The collectives and messages that it has called last, as it says itself, or has left in its file."""
@@ -59,16 +56,16 @@ class RankProcess:
 
     @property
     def last_lines(self) -> list[str]:
-        text = re.sub("\0[^\0]*\0", "", self.last_output.decode(errors="replace"))  # without marks (see `output`)
-        return text.split("\n")[-8:]
+        parts = self.last_output.decode(errors="replace").split("\0")
+        return "".join(parts[::-2][::-1]).split("\n")[-8:]  # every second is a mark (see `output`)
 
     def describe_death(self) -> str:
         """How it ended, in which line of the cell, and what it had called last."""
         text = f"rank {self.rank} {self.how_it_ended()}"
         if line := re.search(r'(?:<ipython|ipython-input|ipykernel_).*", line (\d+)', self.crash):
             text += f" in line {line[1]} of the cell"
-        if called := self.last_call():
-            text += f"; its last call: {called}"
+        if self.calls:
+            text += f"; its last call: {next(reversed(self.calls.values()))}"
         return text
 
     def how_it_ended(self) -> str:
@@ -77,13 +74,10 @@ class RankProcess:
             return self.ended or "closed its connection"
         if self.status >= 0:
             return f"left with exit code {self.status}"
-        number = signal.Signals(-self.status)
-        meaning = _SIGNAL_MEANING.get(number)
-        return f"was ended by {number.name}" + (f" ({meaning})" if meaning else "")
-
-    def last_call(self) -> str:
-        """In its last cell; empty if there was none."""
-        return next(reversed(self.calls.values()), "")
+        name = signal.Signals(-self.status).name
+        if name == "SIGKILL":
+            return "was ended by SIGKILL (somebody ended it, or the machine ran out of memory)"
+        return f"was ended by {name}"
 
 
 class RankInCell:
@@ -103,6 +97,7 @@ class RankInCell:
         self.process.note_calls(message["calls"])
         if message["type"] == "done":
             self.done, self.error, self.interrupted_in = True, message["error"], message["interrupted_in"]
+            self.process.running = 0
             return
         if message["waits_in"] is None or message["waits_in"] != self.said.get("waits_in"):
             self.waits_since = time.monotonic()

@@ -4,7 +4,6 @@ Messages are read at all times. Output is read only while not too much of it wai
 faster than that waits, as any process does whose pipe is full. So no rank can fill the kernel's memory.
 """
 
-import contextlib
 import fcntl
 import os
 import queue
@@ -26,16 +25,12 @@ _LOOK_AGAIN = 0.005  # seconds, while as many have
 
 @dataclass(eq=False)
 class Pipe:
-    """The read end of the pipe to which a rank writes in one cell."""
+    """The read end of the pipe to which a rank writes in one cell. On another host its agent has it."""
 
     rank: Any  # the RankProcess that writes to it
     cell: int
-    reader: "Reader"
-    file: int
-
-    def take(self, size: int) -> None:
-        """An event with so many bytes of text has been taken: as much may be read again."""
-        self.reader.note_taken(size)
+    reader: Any  # the Reader, or the Host
+    file: int = -1
 
 
 @dataclass(frozen=True)
@@ -53,40 +48,32 @@ class Reader:
     def __init__(self, events: "queue.SimpleQueue[Event]"):
         self._events = events
         self.read = self.taken = 0  # bytes of text; each is counted by one thread
-        self._selector = selectors.DefaultSelector()
-        self._wake, self._waker = os.pipe()
-        os.set_blocking(self._wake, False)
-        self._new: queue.SimpleQueue = queue.SimpleQueue()
+        self._selector = selectors.DefaultSelector()  # epoll and kqueue take files while another thread waits
         self._pipes: set[Pipe] = set()  # all that are open
-        self._selector.register(self._wake, selectors.EVENT_READ)
         threading.Thread(target=self._run, name="reads-from-ranks", daemon=True).start()
 
     def open_pipe(self, rank: Any, cell: int) -> int:
         """A pipe for a rank's output in a cell. Returns its write end, which the caller must close."""
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
-        self._add(read_end, Pipe(rank, cell, self, read_end))
+        self.add(read_end, Pipe(rank, cell, self, read_end))
         return write_end
 
-    def add_channel(self, channel: Channel, source: Any) -> None:
-        """Read a channel. When its other end is closed, this thread calls `source.on_gone`."""
-        self._add(channel, source)
+    def add(self, file: Channel | int, source: Any) -> None:
+        """Read a channel, or a pipe. When a channel's other end is closed, this thread calls `source.on_gone`."""
+        self._selector.register(file, selectors.EVENT_READ, source)
+        if isinstance(source, Pipe):
+            self._pipes.add(source)
 
     def note_taken(self, size: int) -> None:
-        """An event with so many bytes of text has been taken."""
+        """An event with so many bytes of text has been taken: as much may be read again."""
         self.taken += size + _EVENT_BYTES
-
-    def _add(self, file: Any, source: Any) -> None:
-        self._new.put((file, source))
-        os.write(self._waker, b".")
 
     def _run(self) -> None:
         while True:
             waits = False
             for key, _ in self._selector.select():
-                if key.fileobj == self._wake:
-                    self._take_new()
-                elif not isinstance(key.data, Pipe):
+                if not isinstance(key.data, Pipe):
                     self._read_channel(key)
                 elif self.read - self.taken < _MOST_AHEAD:
                     self._read_pipe(key.data)
@@ -94,16 +81,6 @@ class Reader:
                     waits = True
             if waits:
                 time.sleep(_LOOK_AGAIN)
-
-    def _take_new(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake, 4096)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                file, source = self._new.get_nowait()
-                self._selector.register(file, selectors.EVENT_READ, source)
-                if isinstance(source, Pipe):
-                    self._pipes.add(source)
 
     def _read_channel(self, key: selectors.SelectorKey) -> None:
         try:
@@ -117,7 +94,7 @@ class Reader:
             self._events.put(Event("gone", key.data))
             return
         for message in messages:
-            if message["type"] in ("done", "input"):
+            if message["type"] == "done":
                 self._drain(key.data)
             self._events.put(Event("message", key.data, message))
 
@@ -126,8 +103,7 @@ class Reader:
 
         A process that the rank has started may go on writing without end.
         """
-        self._take_new()
-        pipes = [pipe for pipe in self._pipes if pipe.rank is rank]
+        pipes = [pipe for pipe in list(self._pipes) if pipe.rank is rank]
         for pipe in pipes:
             left = _held_by(pipe.file)
             while left > 0:

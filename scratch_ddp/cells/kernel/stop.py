@@ -33,30 +33,18 @@ _GRACE, _LONGEST_GRACE = 1.0, 5.0  # seconds in which ranks must have agreed whe
 _REPEAT_EVERY = 0.4  # seconds between two interrupts of a rank that goes on
 _STOP_LIMIT = 2.0  # seconds from an interrupt until a rank that has not noticed it is replaced
 _SLOW_STOP_LIMIT = 6.0  # the same for one that is known to be stopping, on a busy machine
-_PRESS_AGAIN_AFTER = 5.0  # seconds until --stop-after ends what handles its first interrupt
 _RENEW_LIMIT = 6.0  # seconds in which idle ranks must have renewed their process groups
 _REPLACE_LIMIT = 10.0  # the same, if they have to wait for a rank that is being started (spawned: longer)
 
 
 @contextlib.contextmanager
-def stop_button(events: "queue.SimpleQueue[Event]", stop_after: float | None) -> Iterator[None]:
-    """Turn SIGINT into a "stop" event, so that it can't interrupt our own code. So does the timer of --stop-after."""
-    press, ended = Event("stop", None), threading.Event()
-
-    def press_after(seconds: float) -> None:
-        while not ended.wait(seconds):
-            events.put(press)
-            seconds = _PRESS_AGAIN_AFTER
-
-    timer = threading.Thread(target=press_after, args=(stop_after,), daemon=True) if stop_after is not None else None
+def stop_button(events: "queue.SimpleQueue[Event]") -> Iterator[None]:
+    """Turn SIGINT into a "stop" event, so that it can't interrupt our own code."""
     in_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, lambda *_: events.put(press)) if in_main_thread else None
+    before = signal.signal(signal.SIGINT, lambda *_: events.put(Event("stop", None))) if in_main_thread else None
     try:
-        if timer:
-            timer.start()
         yield
     finally:
-        ended.set()
         if in_main_thread:
             signal.signal(signal.SIGINT, before)
 
@@ -233,9 +221,8 @@ def recover(cluster: Cluster, stuck: set[int]) -> list[str]:
     `stuck`: ranks that have not stopped. They become new processes, without their variables; so do those that can't
     renew their groups.
     """
-    cluster.in_doubt = False
     for rank in stuck:
-        cluster.launcher.end(cluster.ranks[rank])
+        cluster.ranks[rank].launcher.end(cluster.ranks[rank])
     for rank in stuck:
         cluster.await_status(cluster.ranks[rank], 1.0)
     kept = [rank for rank in cluster.ranks if rank.rank not in stuck]

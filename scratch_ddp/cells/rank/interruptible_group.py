@@ -83,7 +83,6 @@ class InterruptibleGroup(dist.ProcessGroup):
         self.renewals = -1  # how often a Stop has put another group of gloo inside: what was under way never arrives
         self.retired = False
         self._gloo: Connections | None = None  # its `made` is the group of gloo
-        self._bypass: dist.ProcessGroupGloo | None = None
         self.wrappers: weakref.WeakSet[Any] = weakref.WeakSet()  # groups around this one, which start over with it
         self.renew()
         _groups.add(weakref.ref(self, _groups.discard))
@@ -106,30 +105,26 @@ class InterruptibleGroup(dist.ProcessGroup):
             lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout)
         )
         self.uid = int(store.get("uid"), 16)  # the same on all of its ranks, and no other group's
-        if first or self._bypass._get_sequence_number_for_group():
-            self._register_bypass(store, name)
+        if first:
+            self._register_bypass(store)
         self.begun.clear()
         self.numbered = 0
         self.renewals += 1
         for wrapper in list(self.wrappers):
             wrapper.start_over()
 
-    def _register_bypass(self, store: dist.Store, name: str) -> None:
-        """Give torch a group of gloo for operations that some versions do not bring to the methods below.
+    def _register_bypass(self, store: dist.Store) -> None:
+        """Give torch a group of gloo, which it asks for its abilities. It would connect when it is first used.
 
-        It connects when it is first used. torch never gives a registered group back, and keeps the first that it was
-        given of each type. So this one stays until it has been used and is in doubt, and each has a type of its own.
+        torch 2.13 and 2.14 bring all operations to the methods below, so none goes through this group.
         """
         options = dist.ProcessGroupGloo._Options()
         options._devices, options._threads, options._timeout = [_lazy_device()], 1, self._timeout
-        bypass = dist.PrefixStore("bypass", store)
-        self._bypass = dist.ProcessGroupGloo(bypass, self._own_rank, self._own_size, options)
-        kind = dist.ProcessGroup.BackendType(100 + _generation) if _generation else dist.ProcessGroup.BackendType.GLOO
+        bypass = dist.ProcessGroupGloo(dist.PrefixStore("bypass", store), self._own_rank, self._own_size, options)
+        kind = dist.ProcessGroup.BackendType.GLOO
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-            self._register_backend(torch.device(device), kind, self._bypass)
+            self._register_backend(torch.device(device), kind, bypass)
         self._set_default_backend(kind)
-        if name:
-            self._set_group_name(name)  # registering forgets it
 
     def end_connections(self) -> None:
         """Who waits in this group gets an error."""

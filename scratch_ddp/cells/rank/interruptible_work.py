@@ -103,12 +103,11 @@ class InterruptibleWork(dist.Work):
 
     def _wait_in_gloo(self, timeout: datetime.timedelta) -> None:
         __tracebackhide__ = True
-        wait = _wait_aside if self.call["ranks"] is None and self.call["peer"] else dist.Work.wait
         here = threading.get_ident()
         try:
             _waits_in[here] = self.call
             for work in self._works:
-                wait(work, timeout)
+                work.wait(timeout)
         except RuntimeError as error:
             # gloo's threads live as long as its works, which this frame's traceback would hold.
             self._error, self._works, work = error, [], None
@@ -136,25 +135,6 @@ class InterruptibleWork(dist.Work):
         self.awaited = True
         futures = [work.get_future() for work in self._works]
         return futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)
-
-
-def _wait_aside(work: dist.Work, timeout: datetime.timedelta) -> None:
-    """Wait in a thread. gloo's wait for a message from any rank does not notice the end of its connections."""
-    ended, errors = threading.Event(), []
-
-    def run() -> None:
-        try:
-            work.wait(timeout)
-        except RuntimeError as error:
-            errors.append(error)
-        ended.set()
-
-    helper = threading.Thread(target=run, name="waits-in-gloo", daemon=True)
-    helper.belongs_to_no_cell = True  # see `output_streams`
-    helper.start()
-    ended.wait()
-    if errors:
-        raise errors[0]
 
 
 def wait_in_store(store: dist.Store, keys: list[str], timeout: datetime.timedelta, call: dict[str, Any]) -> None:

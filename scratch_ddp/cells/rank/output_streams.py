@@ -2,17 +2,19 @@
 
 A rank's descriptors 1 and 2 are a pipe to the kernel, a new one for each cell. So all that is written to them (by
 Python, C code, a child process) arrives in its order, even when the rank dies in the next instant, and the pipe tells
-which cell late text comes from. Marks stand around what Python writes to sys.stderr, and in the place of displays,
-which travel through the channel (see `kernel/output.py`). What C code and child processes write to descriptor 2 can't
-be told from their output.
+which cell late text comes from. Marks stand around what Python writes to sys.stderr, and hold the displays (see
+`kernel/output.py`). What C code and child processes write to descriptor 2 can't be told from their output.
 """
 
 import contextlib
 import ctypes
 import io
+import json
 import os
+import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 _OUT, _ERR = 1, 2
@@ -22,10 +24,8 @@ _libc = ctypes.CDLL(None)
 class CellPipe:
     """The pipe of one cell. Threads that the cell starts go on writing to it after it has ended."""
 
-    def __init__(self, file: int, mark: bytes, cell: int = 0):
-        self.cell = cell
+    def __init__(self, file: int, mark: bytes):
         self._file, self._mark = file, mark
-        self._displays = 0
         self._lock = threading.RLock()
 
     def __del__(self) -> None:
@@ -38,20 +38,19 @@ class CellPipe:
                 _write_all(self._file, data)
                 return
             try:
-                _write_all(self._file, self._mark_of("s", _ERR) + data)
+                _write_all(self._file, self._mark_with(b"s%d" % _ERR) + data)
             finally:  # also after an interrupt
-                _write_all(self._file, self._mark_of("s", _OUT))
+                _write_all(self._file, self._mark_with(b"s%d" % _OUT))
 
-    def begin_display(self) -> int:
-        """Mark the place of a display, which comes after all that was written so far. Returns its number."""
-        with self._lock:
+    def display(self, display: dict[str, Any]) -> None:
+        """Show {"data": …, "metadata": …} after all that was written so far."""
+        body = json.dumps(display, ensure_ascii=False).encode(errors="replace")  # half a character becomes "?"
+        with self._lock, uninterrupted():
             self.flush_c()
-            self._displays += 1
-            _write_all(self._file, self._mark_of("d", self._displays))
-            return self._displays
+            _write_all(self._file, self._mark_with(b"d" + body))
 
-    def _mark_of(self, kind: str, number: int) -> bytes:
-        return b"\0%s %s%d\0" % (self._mark, kind.encode(), number)
+    def _mark_with(self, what: bytes) -> bytes:
+        return b"\0%s %s\0" % (self._mark, what)
 
     @staticmethod
     def flush_c() -> None:
@@ -69,6 +68,16 @@ def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A Stop waits until the block is over: the kernel could not read what follows half a message."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class RankStream(io.TextIOBase):
@@ -95,7 +104,6 @@ class RankStream(io.TextIOBase):
 
 
 _current: CellPipe | None = None
-_forked = False  # this process is a child of the rank
 _start_thread = threading.Thread.start
 
 
@@ -104,14 +112,7 @@ def current_pipe() -> CellPipe:
     return getattr(threading.current_thread(), "_cell_pipe", None) or _current
 
 
-def is_forked() -> bool:
-    """Whether this process is a child that a cell has forked."""
-    return _forked
-
-
 def _after_fork() -> None:
-    global _forked
-    _forked = True
     if _current is not None:
         _current._lock = threading.RLock()  # another thread may have held it
 
@@ -119,17 +120,8 @@ def _after_fork() -> None:
 def begin_cell(pipe: CellPipe) -> None:
     """From here on the rank writes to this pipe, from Python and from C."""
     global _current
-    restore_streams()
     _current = pipe
     pipe.take_descriptors()
-
-
-def restore_streams() -> list[str]:
-    """Put the rank's own sys.stdout and sys.stderr back. Returns the names of those that a cell had replaced."""
-    replaced = [name for name, own in _own.items() if getattr(sys, name) is not own]
-    for name in replaced:
-        setattr(sys, name, _own[name])
-    return replaced
 
 
 def _start_in_cell(thread: threading.Thread, *args: Any, **kwargs: Any) -> None:
@@ -138,11 +130,9 @@ def _start_in_cell(thread: threading.Thread, *args: Any, **kwargs: Any) -> None:
     _start_thread(thread, *args, **kwargs)
 
 
-_own = {"stdout": RankStream(_OUT), "stderr": RankStream(_ERR)}
-
-
 def install(pipe: CellPipe) -> None:
     """Take over sys.stdout and sys.stderr of this process."""
+    sys.stdout, sys.stderr = RankStream(_OUT), RankStream(_ERR)
     threading.Thread.start = _start_in_cell
     os.register_at_fork(after_in_child=_after_fork)
     begin_cell(pipe)

@@ -23,6 +23,7 @@ from scratch_ddp.cells.rank.interruptible_work import waiting_in
 
 _TORCH = str(Path(torch.__file__).parent)
 _NAME = KeyboardInterrupt.__name__
+ANSWERS = "answers-an-editor"  # the name of threads that do
 APART = (
     "the ranks were stopped at different places, so what they call now would not fit together: process groups work "
     "again in the next cell"
@@ -46,7 +47,7 @@ class Interrupts:
         interruptible_group.gates.append(self.before_call)
 
     def begin(self, cell: int | None) -> None:
-        """A cell, or a question, begins (main thread)."""
+        """A cell begins (main thread)."""
         self.cell = cell
         self.interrupted_in: dict[str, Any] | None = None  # where it was when it was interrupted last
         self._found = _NOWHERE  # where it was when an interrupt was asked for
@@ -67,7 +68,9 @@ class Interrupts:
             self._send(self._place())
 
     def before_call(self, collective: bool) -> None:
-        """A call for other ranks is about to begin (main thread)."""
+        """A call for other ranks is about to begin."""
+        if threading.current_thread().name == ANSWERS:
+            raise RuntimeError("an editor has asked this rank alone")
         if threading.get_ident() != self._main_thread or not self.interruptible:
             return
         if self._caught and self._apart:

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import functools
 import os
 import queue
 import signal
@@ -19,12 +20,13 @@ from torch.distributed import distributed_c10d
 from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import FlightRecorder
 from scratch_ddp.cells.hosts.store import LinkStore
-from scratch_ddp.cells.rank import adapted, interruptible_group, output_streams
+from scratch_ddp.cells.rank import interruptible_group, output_streams
 from scratch_ddp.cells.rank.output_streams import CellPipe
 from scratch_ddp.cells.rank.shell import RankShell, answer, make_shell
-from scratch_ddp.cells.rank.stop import Interrupts
+from scratch_ddp.cells.rank.stop import ANSWERS, Interrupts
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
+_HAS_ITS_GROUP = "(a rank has its process group already, and keeps it: {} does nothing here)"
 
 
 def run_rank(channel: Channel, config: dict[str, Any]) -> None:
@@ -50,7 +52,6 @@ class Rank:
         self.rank, self.mark = config["rank"], config["mark"].encode()
         self.pid = os.getpid()
         self.tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.typed: queue.SimpleQueue[str] = queue.SimpleQueue()  # lines for the debugger
         self.shell: RankShell | None = None
         self.link_store: LinkStore | None = None  # if the ranks run on several hosts
 
@@ -61,10 +62,10 @@ class Rank:
         reader.belongs_to_no_cell = True
         reader.start()
         device = self._prepare()
-        self.channel.send({"type": "ready", "device": str(device)})
+        self.channel.send({"type": "ready", "device": str(device), "pid": self.pid})
         while True:
             task = self.tasks.get()
-            {"execute": self._execute, "renew": self._renew, "ask": self._answer}[task["type"]](task)
+            {"execute": self._execute, "renew": self._renew}[task["type"]](task)
 
     # Set-up
 
@@ -73,7 +74,6 @@ class Rank:
         os.environ.clear()
         os.environ.update(config["environment"])
         sys.path[:] = config["path"]
-        adapted.adapt_bars(self.rank)
         os.chdir(config["directory"])
         peers = [rank for rank in range(config["world_size"]) if rank != self.rank]
         self.recorder = FlightRecorder(Path(config["folder"]), self.rank, peers)
@@ -98,9 +98,7 @@ class Rank:
         }
         self.shell = make_shell(namespace, self._send_display)
         self.shell.on_failure = self.interrupts.end_of_learners_code
-        self.shell.ask_person = self._ask_person
-        adapted.adapt_process_group()
-        adapted.adapt_timeit(self.shell)
+        adapt_process_group()
         return device
 
     def _join_process_group(self, device: torch.device) -> None:
@@ -129,12 +127,8 @@ class Rank:
     # Cells
 
     def _execute(self, task: dict[str, Any]) -> None:
-        if task["files"]:
-            output_streams.begin_cell(CellPipe(*task["files"], self.mark, task["cell"]))
-        else:
-            print(
-                "(no file descriptor is free on this rank: output comes late until files are closed)", file=sys.stderr
-            )
+        if task["files"]:  # else no descriptor is free: the output comes late
+            output_streams.begin_cell(CellPipe(*task["files"], self.mark))
         signal.signal(signal.SIGINT, self.interrupts.on_signal)
         self.shell.execution_count = task["number"]
         self.shell.failure = None
@@ -150,8 +144,6 @@ class Rank:
             if error is not None:
                 print("\n".join(self.shell.failure or [repr(error)]), file=sys.stderr)
             os._exit(0 if error is None else 1)
-        for name in output_streams.restore_streams():
-            print(f"(sys.{name} had been replaced; it is the rank's own again)", file=sys.stderr)
         CellPipe.flush_c()
         done = {"type": "done", "cell": task["cell"], "error": self._describe(error)}
         where = self.interrupts.interrupted_in if interrupted else None
@@ -181,41 +173,28 @@ class Rank:
             text = text.replace(f"{folder}/", "")  # a file's name in its package says more, and is the same everywhere
         lines = text.split("\n")
         value = f"{error.msg} (line {error.lineno})" if isinstance(error, SyntaxError) else str(error)
-        value += adapted.NO_EVENT_LOOP if value == "no running event loop" else ""
         return {"name": type(error).__name__, "value": value, "traceback": lines}
 
     def _send_display(self, display: dict[str, Any]) -> None:
-        if display["data"].pop(_WIDGET, None) and "text/plain" not in display["data"]:
+        if display["data"].pop(_WIDGET, None) and not display["data"]:
             return  # the frontend could not reach a rank's widget, so its text is shown
-        text = display["data"].get("text/plain")
-        if text is not None and len(display["data"]) == 1:
-            print(text)  # plain text is shown as what a rank prints
-            return
-        if output_streams.is_forked():  # the channel is the rank's, not its child's
-            print(text if text is not None else f"<{', '.join(display['data'])}>")
-            return
-        pipe = output_streams.current_pipe()
-        self._send_whole({"type": "display", "cell": pipe.cell, "number": pipe.begin_display(), **display})
+        if list(display["data"]) == ["text/plain"]:
+            print(display["data"]["text/plain"])  # plain text is shown as what a rank prints
+        else:
+            output_streams.current_pipe().display(display)
 
     def _send_whole(self, message: dict[str, Any]) -> None:
-        """An interrupt waits until the message is sent: the kernel could not read what follows half a message."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
+        with output_streams.uninterrupted():
             self.channel.send(message)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _answer(self, task: dict[str, Any]) -> None:
-        """Answer a question of the kernel. If the kernel gives up waiting, it interrupts the "cell" of the question."""
-        self.interrupts.begin(task["cell"])
-        found, _ = self._run(lambda: answer(self.shell, task))
-        self.interrupts.cell = None
-        reply = {"type": "answer", "cell": task["cell"], "found": found or {}}
-        self.channel.send(reply | {"interrupted_in": self.interrupts.interrupted_in})
-
-    def _ask_person(self, prompt: str = "") -> str:
-        self.channel.send({"type": "input", "cell": self.interrupts.cell, "prompt": prompt})
-        return self.typed.get()
+    def _answer(self, question: dict[str, Any]) -> None:
+        found = {}
+        with contextlib.suppress(Exception):  # of a learner's __repr__, say
+            if question["kind"] == "calls":
+                found = interruptible_group.open_calls(patience=0.2)
+            else:
+                found = answer(self.shell, question)
+        self.channel.send({"type": "answer", "number": question["number"], "found": found})
 
     # Process groups after an interrupt
 
@@ -255,10 +234,12 @@ class Rank:
         kind = message["type"]
         if kind == "execute":
             self.tasks.put(message | {"files": self.channel.take_files(1)})
-        elif kind == "typed":
-            self.typed.put(message["text"])
-        elif kind in ("renew", "ask"):
+        elif kind == "renew":
             self.tasks.put(message)
+        elif kind == "ask":  # in a thread of its own: a __repr__ may take long
+            thread = threading.Thread(target=self._answer, args=(message,), name=ANSWERS, daemon=True)
+            thread.belongs_to_no_cell = True
+            thread.start()
         elif kind == "stored":
             self.link_store.take(message)
         elif kind == "hold" and message["cell"] == self.interrupts.cell:
@@ -268,3 +249,31 @@ class Rank:
         if kind == "query_state" or (kind == "interrupt" and not message["end"]):  # the kernel waits for all answers
             state = {"type": "state", "cell": message["cell"], "calls": self.recorder.calls()}
             self.channel.send(state | self.interrupts.state(message["cell"]) | interruptible_group.open_calls())
+
+
+def adapt_process_group() -> None:
+    """Let calls that would make or destroy the default process group do nothing but say so, and compare new groups.
+
+    So a script for torchrun runs in a cell, pasted or by %dist_run. And torch numbers groups by counting: ranks that
+    have counted differently would wait for each other for ever.
+    """
+    destroy, new_group = dist.destroy_process_group, dist.distributed_c10d._new_group_with_tag
+
+    @functools.wraps(dist.init_process_group)
+    def init_process_group(*_: Any, **__: Any) -> None:
+        print(_HAS_ITS_GROUP.format("init_process_group"), file=sys.stderr)
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
+        if group in (None, dist.group.WORLD):
+            print(_HAS_ITS_GROUP.format("destroy_process_group"), file=sys.stderr)
+        else:
+            destroy(group)
+
+    def new_group_with_tag(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> dist.ProcessGroup:
+        if not kwargs.get("use_local_synchronization"):
+            interruptible_group.announce_new_group(ranks)
+        return new_group(ranks, *args, **kwargs)
+
+    dist.init_process_group, dist.destroy_process_group = init_process_group, destroy_process_group
+    dist.distributed_c10d._new_group_with_tag = new_group_with_tag  # what `new_group` is for all kinds of groups
