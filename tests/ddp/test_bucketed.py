@@ -4,7 +4,6 @@ import itertools
 import math
 import random
 
-import pytest
 import torch
 import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
 from torch import nn
@@ -14,7 +13,7 @@ from scratch_ddp.ddp import BucketedDDP
 from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, bucket_groups
 from scratch_ddp.instruments.memory import memory_use
 from tests.ddp.cases import started
-from tests.ranks import run_ranks
+from tests.ranks import in_turn, run_ranks
 
 
 def parameters(sizes, dtypes=(torch.float32,)) -> list[nn.Parameter]:
@@ -54,25 +53,27 @@ def mlp(layers: int = 6, width: int = 64) -> nn.Module:
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
 
 
-def calls_of_a_step(bucket_mb) -> tuple:
-    wrapped = BucketedDDP(mlp(), bucket_mb)
+def sizes_of_messages(layers_a_bucket, layers_in_each: list[int]) -> None:
+    layer = 64 * 64 + 64
+    wrapped = BucketedDDP(mlp(), layers_a_bucket * layer * 4 / MB)
     with started() as sizes:
         wrapped(torch.ones(1, 64)).sum().backward()
         wrapped.sync_gradients()
-    return sizes
+    assert sizes == [layers * layer for layers in layers_in_each]
 
 
-@pytest.mark.parametrize("layers_a_bucket, calls", [(math.inf, [6]), (5, [5, 1]), (2, [2, 2, 2])])
-def test_as_many_calls_as_buckets(layers_a_bucket, calls):
-    layer = 64 * 64 + 64
-    found = run_ranks(2, calls_of_a_step, layers_a_bucket * layer * 4 / MB)
-    assert found == [[layers * layer for layers in calls]] * 2
+def test_as_many_calls_as_buckets():
+    in_turn(2, sizes_of_messages, [(math.inf, [6]), (5, [5, 1]), (2, [2, 2, 2])])
 
 
-def where_gradients_are() -> list:
-    model = mlp()
+def memory() -> None:
+    """Gradients are views of the same memory at every step, and no step but the first allocates more than a plain
+    model's: numbers and the small exchange of presence."""
+    plain, model = mlp(), mlp()
     wrapped, optimizer = BucketedDDP(model, 0.05), torch.optim.SGD(model.parameters(), lr=0.1)
-    buckets = [bucket.tensor for bucket in wrapped.buckets]
+    memories = [bucket.tensor for bucket in wrapped.buckets]
+    assert len(memories) == 2 and sum(each.nbytes for each in memories) == 6 * (64 * 64 + 64) * 4
+    spans = [range(each.data_ptr(), each.data_ptr() + each.nbytes) for each in memories]
     homes = []
     for set_to_none in (True, False, True, None, None):
         wrapped(torch.ones(1, 64)).sum().backward()
@@ -81,40 +82,22 @@ def where_gradients_are() -> list:
         optimizer.step()
         if set_to_none is not None:
             optimizer.zero_grad(set_to_none=set_to_none)
-    spans = [range(each.data_ptr(), each.data_ptr() + each.nbytes) for each in buckets]
-    inside = all(any(home in span for span in spans) for home in homes[0])
-    return len(buckets), inside, all(home == homes[0] for home in homes)
+    assert all(any(home in span for span in spans) for home in homes[0]) and homes == homes[:1] * 5
+    optimizer.zero_grad()
+    for accumulated in (False, True):
+        allocated = []
+        for each, sync in ((plain, lambda: None), (wrapped, wrapped.sync_gradients)):
+            for _ in range(3):
+                with memory_use() as used:
+                    if accumulated:
+                        with wrapped.no_sync():
+                            each(torch.ones(1, 64)).sum().backward()
+                    each(torch.ones(1, 64)).sum().backward()
+                    sync()
+                    each.zero_grad()
+            allocated.append(used.allocated_bytes)
+        assert allocated[1] - allocated[0] < 1000, accumulated
 
 
-def test_gradients_are_views_of_the_same_memory_at_every_step():
-    assert run_ranks(2, where_gradients_are) == [(2, True, True)] * 2
-
-
-def allocated(how: str) -> tuple[list, int]:
-    """Bytes that a step allocates without a wrapper and, later than the first, with it; the buckets' bytes."""
-    plain, wrapped = mlp(), BucketedDDP(mlp(), 0.05)
-
-    def a_step(model, synchronise) -> None:
-        x = torch.ones(1, 64)
-        if how == "accumulated":
-            with wrapped.no_sync():
-                model(x).sum().backward()
-        model(x).sum().backward()
-        if synchronise:
-            wrapped.sync_gradients()
-        model.zero_grad()
-
-    found = []
-    for model in (plain, wrapped):
-        for _ in range(3):
-            with memory_use() as used:
-                a_step(model, synchronise=model is wrapped)
-        found.append(used.allocated_bytes)
-    return found, sum(bucket.tensor.nbytes for bucket in wrapped.buckets)
-
-
-@pytest.mark.parametrize("how", ["usual", "accumulated"])
-def test_no_buffer_is_allocated_after_the_first_step(how):
-    for (plain, wrapped), buckets in run_ranks(2, allocated, how):
-        assert buckets == 6 * (64 * 64 + 64) * 4
-        assert wrapped - plain < 1000, "no more than numbers and the small exchange of presence"
+def test_memory_of_gradients_is_there_for_good():
+    run_ranks(2, memory)

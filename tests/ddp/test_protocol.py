@@ -13,14 +13,13 @@ from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistribut
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.traffic import traffic
 from tests.ddp.cases import CASES, STRATEGIES, build, calls, gathered, started
-from tests.ranks import run_ranks
+from tests.ranks import in_turn
 
-each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
+WRAPPERS = [(wrap,) for wrap in (*STRATEGIES, FSDP)]
 ONES = torch.ones(4, 6, dtype=torch.float64)
 
 
-def count_a_step(strategy, case: str) -> list[dict]:
-    """Collectives of building, of a step, of a micro-batch inside no_sync."""
+def collectives_of_a_step(strategy, case: str, all_reduces: int) -> None:
     with traffic() as built:
         wrapped = strategy(build(CASES[case]))
     with traffic() as step:
@@ -29,32 +28,31 @@ def count_a_step(strategy, case: str) -> list[dict]:
     with traffic() as quiet, wrapped.no_sync():
         wrapped(ONES).sum().backward()
         wrapped.sync_gradients()
-    return [calls(built), calls(step), calls(quiet)]
+    apart = calls(built)["apart"]
+    assert calls(built) == {"all_reduce": 0, "broadcast": 0, "apart": apart} and apart <= 8, "counted apart"
+    assert calls(step) == {"all_reduce": all_reduces, "broadcast": 0, "apart": 1}
+    assert calls(quiet) == {"all_reduce": 0, "broadcast": 0, "apart": 0}
 
 
-@pytest.mark.parametrize(
-    "strategy, case, all_reduces",
-    [
-        (SimpleDistributedDataParallelism, "tied", 1),
-        (SimpleDistributedDataParallelism, "frozen", 3),
-        (SimpleDistributedDataParallelism, "empty parameter", 2),
-        (FlatDDP, "several dtypes", 2),
-        (OverlappedDDP, "mlp", 4),
-        (BucketedDDP, "mlp", 1),
-    ],
-)
-def test_collectives_of_a_step(strategy, case, all_reduces):
-    for built, step, quiet in run_ranks(2, count_a_step, strategy, case):
-        assert (built["all_reduce"], built["broadcast"]) == (0, 0), "set-up is counted apart"
-        assert built["apart"] <= 8
-        assert (step["all_reduce"], step["broadcast"], step["apart"]) == (all_reduces, 0, 1)
-        assert quiet == {"all_reduce": 0, "broadcast": 0, "apart": 0}
+COUNTS = [
+    (SimpleDistributedDataParallelism, "tied", 1),
+    (SimpleDistributedDataParallelism, "frozen", 3),
+    (FlatDDP, "several dtypes", 2),
+    (OverlappedDDP, "mlp", 4),
+    (BucketedDDP, "mlp", 1),
+]
+
+
+def test_collectives_of_a_step():
+    in_turn(2, collectives_of_a_step, COUNTS)
 
 
 def switches(strategy) -> None:
     model = build(CASES["BatchNorm"])
+    names = list(model.state_dict())
     wrapped = strategy(model)
-    assert getattr(wrapped, "model", model) is wrapped.module is model
+    assert wrapped.module is model
+    assert list(wrapped.state_dict()) == [(strategy is not FSDP) * "module." + name for name in names]
     assert wrapped.do_sync is True
     with wrapped.no_sync():
         with wrapped.no_sync():
@@ -69,12 +67,13 @@ def switches(strategy) -> None:
     assert not wrapped.do_sync, "restored to what it was, not to on"
     wrapped.enable_grad_sync()
     assert wrapped.do_sync
-    assert torch.equal(wrapped.eval()(ONES), model(ONES)) and not model.training
+    for quiet in (torch.no_grad, torch.inference_mode):
+        with quiet():
+            assert torch.equal(wrapped.eval()(ONES), model(ONES)) and not model.training
 
 
-@each_strategy
-def test_an_ordinary_module_with_switches(strategy):
-    run_ranks(1, switches, strategy)
+def test_an_ordinary_module_with_switches():
+    in_turn(1, switches, WRAPPERS)
 
 
 def nothing_to_train(strategy) -> None:
@@ -89,9 +88,8 @@ def nothing_to_train(strategy) -> None:
             assert torch.equal(*gathered(buffer))
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES, FSDP], ids=lambda strategy: strategy.__name__)
-def test_a_model_with_nothing_to_train(strategy):
-    run_ranks(2, nothing_to_train, strategy)
+def test_a_model_with_nothing_to_train():
+    in_turn(2, nothing_to_train, WRAPPERS)
 
 
 class Heads(nn.Module):
@@ -134,12 +132,8 @@ def order_of_messages(strategy) -> None:
     wrapped.sync_gradients()
 
 
-A_BUCKET_EACH = functools.partial(BucketedDDP, bucket_mb=1e-6)
-
-
-@pytest.mark.parametrize("strategy", [OverlappedDDP, A_BUCKET_EACH], ids=["OverlappedDDP", "BucketedDDP"])
-def test_the_same_order_on_every_rank(strategy):
-    run_ranks(2, order_of_messages, strategy)
+def test_the_same_order_on_every_rank():
+    in_turn(2, order_of_messages, [(OverlappedDDP,), (functools.partial(BucketedDDP, bucket_mb=1e-6),)])
 
 
 def hooks_and_copies(strategy) -> None:
@@ -166,6 +160,5 @@ def hooks_and_copies(strategy) -> None:
     assert not sizes, "the hooks go with the wrapper"
 
 
-@each_strategy
-def test_hooks_can_be_removed_and_models_copied(strategy):
-    run_ranks(2, hooks_and_copies, strategy)
+def test_hooks_can_be_removed_and_models_copied():
+    in_turn(2, hooks_and_copies, [(strategy,) for strategy in STRATEGIES])

@@ -1,11 +1,10 @@
-"""Models that sharding must get right beside those of `ddp_cases`, and a comparison of sharded and plain models."""
+"""Models that sharding must get right beside those of `tests.ddp.cases`."""
 
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from scratch_ddp.fsdp import FSDP
 from tests.ddp.cases import CASES as REPLICATED_CASES
 from tests.ddp.cases import Case
 
@@ -210,29 +209,3 @@ CASES = REPLICATED_CASES | {
     "reentrant segments": Case(lambda: Segments(True)),
     "all recomputed": Case(lambda: Chain(0, 1, 2), whole_checkpointed),
 }
-
-
-def assert_equal(mine: FSDP, plain: nn.Module, told: object = "", atol: float = 1e-12) -> None:
-    """Parameters, gradients and buffers are those of the plain model, on every rank."""
-    assert [name for name, _ in mine.named_parameters()] == [name for name, _ in plain.named_parameters()]
-    parameters, gradients = mine.gather_full_params(), mine.gather_full_grads()
-    expected = dict(plain.named_parameters(remove_duplicate=False))
-    assert list(parameters) == list(gradients) == list(expected)
-    assert [name for name in gradients if gradients[name] is None] == [n for n, p in expected.items() if p.grad is None]
-    pairs = {name: (parameters[name], each.data) for name, each in expected.items()}
-    pairs |= {f"gradient of {name}": (gradients[name], each.grad) for name, each in expected.items()}
-    mine_buffers, buffers = dict(mine.named_buffers()), dict(plain.named_buffers())
-    pairs |= {name: (mine_buffers[name], buffer) for name, buffer in buffers.items()}
-    for name, (one, right) in pairs.items():
-        if right is not None:
-            allowed = atol if right.dtype == torch.float64 else max(atol, 1e-6)
-            torch.testing.assert_close(one, right, rtol=0, atol=allowed, msg=lambda text, n=name: f"{told} {n}: {text}")
-
-
-def message_of(do, errors=(ValueError, RuntimeError, OSError, TypeError)) -> str:
-    """What is said where `do` raises one of these errors; it must."""
-    try:
-        do()
-    except errors as error:
-        return str(error)
-    return "nothing was raised"

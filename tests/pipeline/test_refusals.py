@@ -2,7 +2,6 @@
 
 import copy
 import re
-import time
 
 import pytest
 import torch
@@ -150,35 +149,6 @@ def test_outputs_that_do_not_fit_the_next_stage():
     assert first == second
     for expected, message in zip(OUTPUTS, first, strict=True):
         assert re.search(expected, message), message
-
-
-INTERRUPTED = """
-import time
-from scratch_ddp import Pipeline
-
-torch.manual_seed(0)
-layers = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(8)))
-pipeline = Pipeline(layers, 4, "zb_h1", torch.nn.functional.mse_loss)
-x, y, waits = torch.ones(9, 6), torch.zeros(9, 6), False
-layers[4].register_full_backward_hook(lambda *_: time.sleep(60 if rank == 2 and waits else 0))
-loss = pipeline.step(x, y, everywhere=True)
-waits = True
-"""
-AFTER = """
-waits = False
-assert all(parameter.grad is None for parameter in pipeline.parameters())
-assert [pipeline.step(x, y, everywhere=True) for _ in range(2)] == [loss] * 2
-"""
-
-
-def test_stop_in_a_rank_cell_drops_the_gradients_and_the_next_step_is_right(four_ranks):
-    assert not four_ranks.run(INTERRUPTED).error
-    cell = four_ranks.start("pipeline.step(x, y)")
-    time.sleep(0.7)
-    four_ranks.interrupt()
-    assert "All variables are kept" in four_ranks.finish(cell).message
-    result = four_ranks.run(AFTER)
-    assert not result.error, result.traceback
 
 
 def test_a_decoder_whose_blocks_need_a_mask():
