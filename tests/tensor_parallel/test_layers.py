@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.tensor_parallel import (
@@ -17,16 +18,10 @@ from scratch_ddp.tensor_parallel import (
     move_input,
     on_token_slices,
     parallelize,
+    vocabulary_parallel_cross_entropy,
 )
-from tests.ranks import run_ranks
-from tests.tensor_parallel.cases import (
-    Block,
-    assert_close,
-    assert_same_model,
-    ids,
-    random_input,
-    seeded,
-)
+from tests.ranks import in_turn
+from tests.tensor_parallel.cases import Block, assert_close, assert_same_model, ids, random_input, seeded
 
 ROWS, TOKENS, IN, OUT = 2, 8, 16, 12
 WHOLE = ROWS * TOKENS * IN * 8  # bytes of an activation in float64
@@ -68,11 +63,6 @@ def each_layer(bias: bool) -> None:
         assert (forward.calls, backward.calls) == (in_forward, calls), (layer, options)
 
 
-@pytest.mark.parametrize(("world_size", "bias"), [(2, True), (4, False)])
-def test_linear_layers(world_size, bias):
-    run_ranks(world_size, each_layer, bias)
-
-
 def embedding() -> None:
     calls = {}
     for padding, output_move, cut in ((None, "reduce", None), (3, "reduce", None), (21, "reduce_scatter", 1)):
@@ -91,11 +81,6 @@ def embedding() -> None:
             assert counted.setup.calls == ({"all_reduce": 1} if first else {})  # are the tokens the same?
         calls[output_move] = counted.calls, counted.payload_bytes
     assert calls == {"reduce": ({"all_reduce": 1}, WHOLE), "reduce_scatter": ({"reduce_scatter": 1}, WHOLE)}
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_vocabulary_parallel_embedding(world_size):
-    run_ranks(world_size, embedding)
 
 
 def compare(plain: nn.Module, plan: dict, tokens_sliced: bool = False) -> tuple[dict, dict]:
@@ -133,11 +118,6 @@ def blocks() -> None:
     assert compare(seeded(nn.Sequential, nn.Linear(8, 8), nn.Tanh()), moved) == ({"all_gather": 1}, one)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_blocks(world_size):
-    run_ranks(world_size, blocks) if world_size > 1 else run_ranks(1, compare, seeded(Block), PAIR)
-
-
 def other_ways() -> None:
     """With frozen, bfloat16 and shared layers; a tensor of two dimensions; the first rank's values win."""
     frozen = seeded(Block)
@@ -161,20 +141,40 @@ def other_ways() -> None:
     assert layer.weight.untyped_storage().nbytes() == 4 * 2 * 8  # not a view of the plain one's
 
 
-def test_other_ways_to_use_them():
-    run_ranks(2, other_ways)
+def loss() -> None:
+    """The cross-entropy of sliced logits, which are nowhere whole."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    for reduction, scale, ignored in (("mean", 1, ()), ("sum", 1, (0, 3)), ("mean", 1e4, (5,)), ("mean", 1, range(6))):
+        logits = (scale * random_input(2, 3, 20)).requires_grad_()
+        targets = torch.tensor([[0, 7, 19], [4, 5, 10]])
+        targets.view(-1)[list(ignored)] = -100
+        mine = logits.detach().chunk(n, -1)[rank].clone().requires_grad_()
+        its = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+        with traffic() as forward:
+            its_loss = vocabulary_parallel_cross_entropy(mine, targets, reduction=reduction)
+        torch.testing.assert_close(its_loss, its, rtol=1e-13, atol=1e-13, equal_nan=True)
+        if len(ignored) < 6:
+            (3 * its).backward()
+            with traffic() as backward:
+                (3 * its_loss).backward(retain_graph=True)
+            assert_close(mine.grad, logits.grad.chunk(n, -1)[rank])
+            (3 * its_loss).backward()  # what is saved is not changed by a backward
+            assert_close(mine.grad, 2 * logits.grad.chunk(n, -1)[rank])
+            assert backward.calls == {}
+        assert forward.calls == {"all_reduce": 2} and forward.payload_bytes == (1 + 2) * targets.numel() * 8
 
 
-def moved(name: str) -> tuple:
-    """A rank's own number, moved along a dimension of two; the gradient is its number too."""
-    own = float(dist.get_rank() + 1)
-    x = torch.tensor([[own], [10 * own]], requires_grad=True)
-    y = move(x, name)
-    y.backward(own * torch.ones_like(y))
-    return y.flatten().tolist(), x.grad.flatten().tolist()
+def loss_in_half_precision() -> None:
+    """It is computed in float32."""
+    logits, targets = random_input(4, 20).bfloat16(), torch.arange(4)
+    mine_ = mine(logits, -1).requires_grad_()
+    found = vocabulary_parallel_cross_entropy(mine_, targets)
+    found.backward()
+    assert (found.dtype, mine_.grad.dtype) == (torch.float32, torch.bfloat16)
+    assert abs(found.item() - cross_entropy(logits.float(), targets).item()) < 1e-6
 
 
-MOVES = {  # what the two ranks get, forward and backward
+MOVES = {  # what the two ranks get of their own numbers: forward, and backward
     "copy": (([1, 10], [3, 3]), ([2, 20], [3, 3])),
     "reduce": (([3, 30], [1, 1]), ([3, 30], [2, 2])),
     "gather": (([1, 10, 2, 20], [3, 3]), ([1, 10, 2, 20], [3, 3])),
@@ -184,7 +184,26 @@ MOVES = {  # what the two ranks get, forward and backward
 }
 
 
-def test_the_table_of_moves():
-    found = run_ranks(2, lambda: [moved(name) for name in MOVES])
-    for place, expected in enumerate(MOVES.values()):
-        assert tuple(each[place] for each in found) == expected
+def table_of_moves() -> None:
+    """A rank's own number, moved along a dimension of two; the gradient is its number too."""
+    for name, expected in MOVES.items():
+        own = float(dist.get_rank() + 1)
+        x = torch.tensor([[own], [10 * own]], requires_grad=True)
+        y = move(x, name)
+        y.backward(own * torch.ones_like(y))
+        assert (y.flatten().tolist(), x.grad.flatten().tolist()) == expected[dist.get_rank()], name
+
+
+CHECKS = {
+    1: [(compare, seeded(Block), PAIR), (loss,)],
+    2: [
+        *[(each_layer, True), (embedding,), (blocks,), (loss,)],
+        *[(other_ways,), (loss_in_half_precision,), (table_of_moves,)],
+    ],
+    4: [(each_layer, False), (embedding,), (blocks,), (loss,)],
+}
+
+
+@pytest.mark.parametrize("world_size", CHECKS)
+def test_layers_blocks_and_the_loss(world_size):
+    in_turn(world_size, lambda check, *args: check(*args), CHECKS[world_size])
