@@ -30,46 +30,51 @@ class Case:
     whole_batch: bool = True  # False: the mean of the shards' losses, one after the other, is what n ranks compute
 
 
+class Made(nn.Module):
+    """Made of parts: modules, lists of them, parameters. `forward` is called with this module and its input."""
+
+    def __init__(self, forward: Callable, **parts: nn.Module | list[nn.Module] | nn.Parameter):
+        super().__init__()
+        self.compute = forward
+        for name, part in parts.items():
+            setattr(self, name, nn.ModuleList(part) if isinstance(part, list) else part)
+
+    def forward(self, *args, **kwargs):
+        return self.compute(self, *args, **kwargs)
+
+
+def linear(count: int) -> list[nn.Module]:
+    return [nn.Linear(6, 6) for _ in range(count)]
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6))
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.second(torch.tanh(self.first(x)))
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False))
+    model[2].weight = model[0].weight
+    return model
 
 
-class Router(nn.Module):
+def routed(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Rows with a positive first column take one expert, the others the other one; a third is never used."""
+    right = x[:, 0] > 0
+    y = torch.zeros_like(x)
+    for expert, rows in ((self.experts[0], right), (self.experts[1], ~right)):
+        if rows.any():
+            y[rows] = expert(x[rows])
+    return y
 
-    def __init__(self):
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+def mixed() -> nn.Module:
+    """Two dtypes, apart, so that each keeps its own precision; and a parameter without elements."""
 
     def forward(self, x):
-        right = x[:, 0] > 0
-        y = torch.zeros_like(x)
-        for expert, rows in ((self.experts[0], right), (self.experts[1], ~right)):
-            if rows.any():
-                y[rows] = expert(x[rows])
-        return y
-
-
-class Mixed(nn.Module):
-    """Two dtypes, and a parameter without elements."""
-
-    def __init__(self):
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(6, 6).double(), nn.Linear(6, 6).float()
-        self.nothing = nn.Parameter(torch.empty(0, 6))
-
-    def forward(self, x):  # apart: each keeps its own precision
         return torch.cat([self.wide(x), self.narrow(x.float()).double()]) + self.nothing.sum()
+
+    wide, narrow = nn.Linear(6, 6).double(), nn.Linear(6, 6).float()
+    return Made(forward, wide=wide, narrow=narrow, nothing=nn.Parameter(torch.empty(0, 6)))
 
 
 def frozen() -> nn.Module:
@@ -93,10 +98,10 @@ def two_forwards(model, x, y):
 
 CASES = {
     "mlp": Case(mlp),
-    "tied": Case(Tied),
+    "tied": Case(tied),
     "frozen": Case(frozen),
-    "unused": Case(Router),
-    "several dtypes": Case(Mixed, lambda model, x, y: mse_loss(model(x), y.repeat(2, 1))),
+    "unused": Case(lambda: Made(routed, experts=linear(3))),
+    "several dtypes": Case(mixed, lambda model, x, y: mse_loss(model(x), y.repeat(2, 1))),
     "BatchNorm": Case(batch_norm, whole_batch=False),
     "two forwards": Case(mlp, two_forwards),
     "channels last": Case(convolution),
@@ -107,7 +112,7 @@ def build(case: Case, seed: int = 0) -> nn.Module:
     """The case's model, float64 but for those that mix dtypes."""
     torch.manual_seed(seed)
     model = case.build()
-    return model if case.build is Mixed else model.double()
+    return model if case.build is mixed else model.double()
 
 
 def batches(steps: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,8 +1,6 @@
 """Buckets: which gradients share one, how many travel, and that their memory is there for good."""
 
-import itertools
 import math
-import random
 
 import torch
 import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
@@ -10,42 +8,27 @@ from torch import nn
 
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.ddp import BucketedDDP
-from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, bucket_groups
+from scratch_ddp.ddp.bucketed import bucket_groups
 from scratch_ddp.instruments.memory import memory_use
 from tests.ddp.cases import started
 from tests.ranks import in_turn, run_ranks
 
 
-def parameters(sizes, dtypes=(torch.float32,)) -> list[nn.Parameter]:
-    """Parameters of `sizes` MB on the meta device, which takes no memory, the dtypes in turn."""
-    kinds = itertools.cycle(dtypes)
-    return [
-        nn.Parameter(torch.empty(int(size * MB) // dtype.itemsize, dtype=dtype, device="meta"))
-        for size, dtype in zip(sizes, kinds, strict=False)
-    ]
+def parameters(sizes, dtype=torch.float32) -> list[nn.Parameter]:
+    """Parameters of `sizes` MB on the meta device, which takes no memory."""
+    elements = (int(size * MB) // dtype.itemsize for size in sizes)
+    return [nn.Parameter(torch.empty(each, dtype=dtype, device="meta")) for each in elements]
 
 
-def test_groups_hold_what_they_should():
-    """The first bucket is small, each is closed when it is full, and they are in the order in which they are full."""
-    draw = random.Random(0)
-    for _ in range(200):
-        bucket_mb = draw.choice([0.1, 0.7, 1, 3, 25, 1000, math.inf])
-        dtypes = [torch.float32, torch.float16, torch.float64][: draw.randint(1, 3)]
-        given = parameters([draw.uniform(0.01, 4) for _ in range(draw.randint(0, 40))], dtypes)
-        place = {parameter: number for number, parameter in enumerate(given)}
-        groups = bucket_groups(given, bucket_mb)
-        places = [[place[each] for each in group] for group in groups]
-        assert sorted(sum(places, [])) == list(range(len(given)))
-        assert all(one == sorted(one) for one in places), "in the order given"
-        assert places == sorted(places, key=lambda one: one[-1]), "in the order in which they are full"
-        for kind in dtypes:
-            alike = [group for group in groups if group[0].dtype == kind]
-            assert all(each.dtype == kind for group in alike for each in group)
-            for number, group in enumerate(alike):
-                limit = bucket_mb if number else min(bucket_mb, FIRST_BUCKET_MB)
-                size = sum(each.nbytes for each in group)
-                assert size - group[-1].nbytes < limit * MB, "closed no later than when it is full"
-                assert size >= limit * MB or number + 1 == len(alike), "and no earlier, but for what is left over"
+def test_which_gradients_share_a_bucket():
+    """A bucket of one dtype is closed when it is full, the first soon; they are in the order in which they are full."""
+    a, b, c, d, e, f = parameters([0.6, 0.6, 3, 20, 4, 1])
+    assert bucket_groups([a, b, c, d, e, f], 25) == [[a, b], [c, d, e], [f]]
+    assert bucket_groups([a, b, c, d, e, f], math.inf) == [[a, b], [c, d, e, f]]
+    assert bucket_groups([a, b, c, d, e, f], 0.1) == [[a], [b], [c], [d], [e], [f]]
+    g, h = parameters([0.9, 0.9], torch.float16)
+    assert bucket_groups([a, g, c, h, f], 25) == [[a, c], [g, h], [f]]
+    assert bucket_groups([], 25) == []
 
 
 def mlp(layers: int = 6, width: int = 64) -> nn.Module:

@@ -41,8 +41,6 @@ def a_right_step(wrapped) -> bool:
     return all(torch.allclose(a.grad, b.grad) for a, b in zip(wrapped.parameters(), expected.parameters(), strict=True))
 
 
-NOTHING = "nothing was raised"
-
 # Building a model.
 
 
@@ -157,6 +155,48 @@ def in_a_hook(wrapped, before=False) -> None:
     backward(wrapped)
 
 
+def read_by(look: Callable[[nn.Module], object]):
+    """Gradients on their way are read; the ranks synchronise nevertheless."""
+
+    def do(wrapped) -> None:
+        backward(wrapped)
+        try:
+            look(wrapped)
+        finally:
+            wrapped.sync_gradients()
+
+    return do
+
+
+def cleared_by(clear: Callable[[nn.Module], object]):
+    """Gradients on their way are cleared on rank 1."""
+
+    def do(wrapped) -> None:
+        backward(wrapped)
+        clear(wrapped) if dist.get_rank() == 1 else None
+        wrapped.sync_gradients()
+
+    return do
+
+
+def interrupted(who: list[int], then: Callable[[nn.Module], object]):
+    """Backward raises on some ranks; what they do afterwards. The others synchronise."""
+
+    def raises(_):
+        raise RuntimeError("this hook is broken")
+
+    def do(wrapped) -> None:
+        fails = dist.get_rank() in who
+        broken = wrapped.module[1].weight.register_hook(raises) if fails else None
+        said = message_of(lambda: backward(wrapped))
+        assert said == ("this hook is broken" if fails else "nothing was raised"), said
+        if fails:
+            broken.remove()
+        then(wrapped) if fails else wrapped.sync_gradients()
+
+    return do
+
+
 SHARDED = functools.partial(ShardedOptimizer, optimizer_cls=torch.optim.SGD)
 NOT_SYNCHRONISED = "the optimizer steps with gradients that were not synchronised"
 MISTAKES = [
@@ -169,6 +209,21 @@ MISTAKES = [
     (in_a_hook, "ranks 0, 1: " + NOT_SYNCHRONISED),
     (functools.partial(in_a_hook, before=True), "ranks 0, 1: " + NOT_SYNCHRONISED),
 ]
+READ = "gradients are on their way between backward and sync_gradients(): use them after it"
+CLEARED = "rank 1: gradients were cleared between backward and sync_gradients(), and"
+UNFINISHED = "backward did not reach its end, so not all gradients are complete: repeat the step"
+IN_BACKWARD = [  # of strategies that work from hooks
+    (read_by(lambda wrapped: next(wrapped.parameters()).grad.norm()), READ),
+    (read_by(lambda wrapped: nn.utils.clip_grad_norm_(wrapped.parameters(), 1e-3)), READ),
+    (read_by(lambda wrapped: wrapped.zero_grad(set_to_none=False)), READ),
+    (cleared_by(lambda wrapped: wrapped.zero_grad()), CLEARED),
+    (cleared_by(lambda wrapped: setattr(wrapped.module[0].weight, "grad", None)), CLEARED),
+    (cleared_by(lambda wrapped: (wrapped.zero_grad(), backward(wrapped))), CLEARED),
+    (interrupted([0, 1], lambda wrapped: wrapped.sync_gradients()), "ranks 0, 1: " + UNFINISHED),
+    (interrupted([0, 1], lambda wrapped: None), "nothing was raised"),
+    (interrupted([1], lambda wrapped: wrapped.sync_gradients()), "rank 1: " + UNFINISHED),
+    (interrupted([1], lambda wrapped: wrapped(torch.tensor([1]))), "rank 1: " + UNFINISHED),
+]
 
 
 def wrong_step(strategy, do, says: str) -> None:
@@ -180,6 +235,7 @@ def wrong_step(strategy, do, says: str) -> None:
 
 def test_steps_that_are_wrong():
     in_turn(2, wrong_step, [(strategy, *mistake) for strategy in STRATEGIES for mistake in MISTAKES])
+    in_turn(2, wrong_step, [(strategy, *mistake) for strategy in HOOKED for mistake in IN_BACKWARD])
 
 
 def intended(strategy) -> None:
@@ -208,63 +264,6 @@ def intended(strategy) -> None:
 
 def test_steps_that_are_meant_to_be_taken():
     in_turn(2, intended, [(strategy,) for strategy in STRATEGIES])
-
-
-def touched(strategy) -> list[str]:
-    """Rank 1 reads, clips or clears gradients before they are synchronised."""
-    said, wrapped = [], strategy(layers())
-    first = next(wrapped.parameters())
-    for touch in (
-        lambda: first.grad.norm(),
-        lambda: nn.utils.clip_grad_norm_(wrapped.parameters(), 1e-3),
-        lambda: wrapped.zero_grad(set_to_none=False),
-        wrapped.zero_grad,
-        lambda: setattr(first, "grad", None),
-        lambda: (wrapped.zero_grad(), backward(wrapped)),
-    ):
-        backward(wrapped)
-        if dist.get_rank() == 1:
-            said.append(message_of(touch))
-        if not (said and said[-1].startswith("rank 1: ")) or dist.get_rank() == 0:
-            said.append(message_of(wrapped.sync_gradients))
-        assert a_right_step(wrapped)
-    return said
-
-
-def test_gradients_that_are_touched_on_their_way():
-    read, nothing = "gradients are on their way between backward and sync_gradients(): use them after it", NOTHING
-    for first, second in zip(*in_turn(2, touched, [(strategy,) for strategy in HOOKED]), strict=True):
-        cleared = first[-1]
-        assert cleared.startswith("rank 1: gradients were cleared between backward and sync_gradients(), and")
-        assert first == [nothing] * 3 + [cleared] * 3
-        assert second == [read, nothing] * 3 + [nothing, cleared] * 2 + [cleared]
-
-
-def raises(_):
-    raise RuntimeError("this hook is broken")
-
-
-def backward_raises(strategy, who) -> list:
-    wrapped, said = strategy(layers()), []
-    for synchronise in (True, False):
-        broken = wrapped.module[1].weight.register_hook(raises) if dist.get_rank() in who else None
-        said.append(message_of(lambda: backward(wrapped)))
-        if broken:
-            broken.remove()
-        if synchronise or dist.get_rank() not in who:
-            said.append(message_of(wrapped.sync_gradients))
-        elif len(who) == 1:  # and goes on without the others: they must hear of it
-            said.append(message_of(lambda: wrapped(torch.tensor([1]))))
-        assert a_right_step(wrapped)
-    return said
-
-
-def test_a_backward_that_is_interrupted():
-    broken, told = "this hook is broken", "backward did not reach its end, so not all gradients are complete: repeat "
-    one, both = (f"rank{who}: {told}the step" for who in (" 1", "s 0, 1"))
-    first, second = in_turn(2, backward_raises, [(strategy, who) for strategy in HOOKED for who in ([0, 1], [1])])
-    assert first == [[broken, both, broken], [NOTHING, one] * 2] * 2
-    assert second == [[broken, both, broken], [broken, one] * 2] * 2
 
 
 def fewer_batches(strategy) -> None:

@@ -1,7 +1,5 @@
 """Computed and sent in half precision, with master weights, gradients and optimizer state in float32."""
 
-from collections import OrderedDict, namedtuple
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -44,29 +42,31 @@ def halves(dtype: torch.dtype) -> None:
     assert counted.payload_bytes == 2 * ((first + norm) // 2 + first + norm + last)
 
 
-Pair = namedtuple("Pair", "left right")
-
-
-class Remembering(nn.Module):
+class Remembering(nn.Linear):
     """A layer that takes its inputs from containers, and writes to a cache of its caller."""
 
+    def forward(self, inputs, cache):
+        cache["seen"].append(inputs["pair"][0].dtype)
+        y = super().forward(inputs["pair"][0] * inputs["pair"][1])
+        return {"pair": (y, y)}, cache
+
+
+class Nested(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer = nn.Linear(2, 2)
+        self.layers = nn.ModuleList([Remembering(2, 2), Remembering(2, 2)])
 
-    def forward(self, pair, named, cache):
-        cache["seen"].append((pair.left.dtype, named["bias"].dtype))
-        y = self.layer(pair.left * pair.right + named["bias"])
-        return Pair(y, y), named, cache
+    def forward(self, inputs, cache):
+        for layer in self.layers:
+            inputs, cache = layer(inputs, cache)
+        return inputs["pair"][0]
 
 
 def containers(dtype: torch.dtype | None) -> None:
     """Inputs in containers are converted, and a caller's cache stays its own."""
-    sharded = FSDP(nn.ModuleDict({"layers": nn.ModuleList([Remembering(), Remembering()])}), compute_dtype=dtype)
-    sharded.module.forward = lambda *given: sharded.module.layers[1](*sharded.module.layers[0](*given))[0].left
     cache = {"seen": []}
-    sharded(Pair(torch.ones(1, 2), torch.ones(1, 2)), OrderedDict(bias=torch.ones(2)), cache).sum().backward()
-    assert cache["seen"] == [(dtype or torch.float32,) * 2] * 2
+    FSDP(Nested(), compute_dtype=dtype)({"pair": (torch.ones(1, 2), torch.ones(1, 2))}, cache).sum().backward()
+    assert cache["seen"] == [dtype or torch.float32] * 2
 
 
 def accumulated() -> None:

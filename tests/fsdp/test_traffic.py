@@ -11,8 +11,8 @@ from scratch_ddp.course.pages.sleeping import SleepingBlocks
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.network import Link, lone_rank
 from scratch_ddp.instruments.traffic import traffic
-from tests.ddp.cases import batches, build, shard
-from tests.fsdp.cases import CASES, WithHead
+from tests.ddp.cases import batches, build, linear, shard
+from tests.fsdp.cases import CASES, with_head
 from tests.ranks import in_turn, run_ranks
 
 
@@ -50,7 +50,7 @@ def frozen_backbone() -> None:
     """Backward gathers no unit that it does not need: of frozen blocks, or but for one trained block of three."""
     # Of itself; the last one stays gathered after forward.
     for trained, gathered in (("last", {}), ("blocks.1", {"all_gather": 1})):
-        model = WithHead(*(torch.nn.Linear(6, 6) for _ in range(3))).requires_grad_(False)
+        model = with_head(*linear(3)).requires_grad_(False)
         model.get_submodule(trained).requires_grad_(True)
         sharded = FSDP(model)
         loss = sharded(torch.ones(2, 6)).sum()

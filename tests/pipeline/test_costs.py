@@ -9,7 +9,7 @@ from scratch_ddp.pipeline import held
 from scratch_ddp.pipeline.execute import execute
 from scratch_ddp.pipeline.simulate import homes
 from tests.pipeline.cases import SCHEDULES, WIDTH, batch, build, pipeline_of
-from tests.ranks import in_turn, run_ranks
+from tests.ranks import in_turn
 
 
 def expected_messages(rows, kinds: str) -> tuple[int, int]:
@@ -46,23 +46,6 @@ def exact_traffic(name: str) -> None:
 
 def test_messages_and_bytes():
     in_turn(4, exact_traffic, [(name,) for name in SCHEDULES])
-
-
-def tied_traffic() -> None:
-    embedding, head = torch.nn.Embedding(11, 6), torch.nn.Linear(6, 11, bias=False)
-    head.weight = embedding.weight
-    pipeline = pipeline_of(torch.nn.Sequential(embedding, torch.nn.Linear(6, 6), head), 2)
-    pipeline.loss = torch.nn.functional.cross_entropy
-    ids = torch.arange(4)
-    pipeline.step(ids, ids)
-    with traffic() as counted:
-        pipeline.step(ids, ids)
-    assert counted.calls == {"send": 3, "recv": 3}
-    assert counted.bytes_sent == 4 * 6 * 4 + 11 * 6 * 4  # activations or their gradients, and the matrix
-
-
-def test_a_tied_matrix_is_exchanged_once():
-    run_ranks(2, tied_traffic)
 
 
 def activations_held(name: str) -> None:

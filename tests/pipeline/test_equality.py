@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from scratch_ddp.pipeline import Pipeline
+from tests.ddp.cases import Made
 from tests.pipeline.cases import SCHEDULES, alone, batch, build, distance
 from tests.ranks import in_turn, message_of, run_ranks
 
@@ -40,27 +41,20 @@ def test_every_schedule(p):
     in_turn(p, lambda name, m: steps(build(), m, name), kinds)
 
 
-class Special(nn.Module):
-    """Checkpointed, with a frozen layer, an unused one, and one that is not nn.Linear itself."""
+def special() -> nn.Sequential:
+    """Checkpointed layers, each with an unused one and a parameter that is no linear layer's; the first is frozen."""
 
-    def __init__(self, kind: str):
-        super().__init__()
-        self.kind, self.linear, self.unused = kind, nn.Linear(6, 6), nn.Linear(6, 6)
-        self.own = nn.Parameter(torch.full((6,), 1.5))
-        if kind == "frozen":
-            self.linear.requires_grad_(False)
-
-    def forward(self, x):
-        if self.kind == "checkpointed":
-            return checkpoint(self.inner, x, use_reentrant=False)
-        return self.inner(x)
-
-    def inner(self, x):
+    def plain(self, x):
         return torch.tanh(self.linear(x)) * self.own + x.mean(-1, keepdim=True)
 
+    def recomputed(self, x):
+        return checkpoint(plain, self, x, use_reentrant=False)
 
-def special() -> nn.Sequential:
-    model = nn.Sequential(*map(Special, ("frozen", "checkpointed", "plain", "checkpointed")))
+    def layer(forward):
+        linear, unused = nn.Linear(6, 6), nn.Linear(6, 6)
+        return Made(forward, linear=linear, unused=unused, own=nn.Parameter(torch.full((6,), 1.5)))
+
+    model = nn.Sequential(*map(layer, (plain, recomputed, plain, recomputed)))
     model[0].requires_grad_(False)  # nothing to train on the first rank
     return model
 

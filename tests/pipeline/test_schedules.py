@@ -44,13 +44,6 @@ def test_units_and_activations_of_every_schedule(p, m):
             validate(make(p, m), m)
 
 
-def test_the_figures_that_the_lesson_quotes():
-    assert [held(row) for row in interleaved(4, 8, 2)] == [11, 9, 7, 5]
-    assert [held(row) for row in zb_h1(4, 8)] == [4, 4, 4, 4]
-    assert bubble(simulate(zb_h1(4, 8))) == pytest.approx(3 / 27)
-    assert bubble(simulate(interleaved(4, 8, 2), {"F": 0.5, "B": 1.0})) == pytest.approx(3 / 19)
-
-
 def test_messages_take_time_between_ranks_only():
     rows = [[Action(kind, stage, 0) for kind in "FB" for stage in (0, 1)]]
     rows = [[*rows[0][:2], rows[0][3], rows[0][2]]]

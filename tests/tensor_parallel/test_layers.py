@@ -28,8 +28,9 @@ WHOLE = ROWS * TOKENS * IN * 8  # bytes of an activation in float64
 PAIR = {"up": ColumnParallelLinear, "down": RowParallelLinear}
 
 
-def mine(x: torch.Tensor, dim: int) -> torch.Tensor:
-    return x.chunk(dist.get_world_size(), dim)[dist.get_rank()].clone()
+def mine(x: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """This rank's slice along a dimension, or all of it."""
+    return x.clone() if dim is None else x.chunk(dist.get_world_size(), dim)[dist.get_rank()].clone()
 
 
 LAYERS = [  # the layer, along what its input and output are sliced, and the calls of forward and backward
@@ -49,14 +50,14 @@ def each_layer(bias: bool) -> None:
         x, weights = random_input(ROWS, TOKENS, IN).requires_grad_(), random_input(ROWS, TOKENS, OUT, seed=2)
         y = plain(x)
         (y * weights).sum().backward()
-        its_x = (x if x_cut is None else mine(x, x_cut)).detach().clone().requires_grad_()
+        its_x = mine(x, x_cut).detach().requires_grad_()
         with traffic() as forward:
             its_y = sliced(its_x)
-        assert_close(its_y, y if y_cut is None else mine(y, y_cut), "output")
-        loss = (its_y * (weights if y_cut is None else mine(weights, y_cut))).sum()
+        assert_close(its_y, mine(y, y_cut), "output")
+        loss = (its_y * mine(weights, y_cut)).sum()
         with traffic() as backward:
             loss.backward()
-        assert_close(its_x.grad, x.grad if x_cut is None else mine(x.grad, x_cut), "input's gradient")
+        assert_close(its_x.grad, mine(x.grad, x_cut), "input's gradient")
         assert_same_model(sliced, plain)
         summed = bias and "output_move" in options  # the bias's gradient, from slices of tokens
         calls = in_backward | ({"all_reduce": 1} if summed else {})
@@ -75,22 +76,20 @@ def embedding() -> None:
             (y * weights).sum().backward()
             with traffic() as counted:
                 its_y = sliced(tokens)
-            assert_close(its_y, y if cut is None else mine(y, cut))
-            (its_y * (weights if cut is None else mine(weights, cut))).sum().backward()
+            assert_close(its_y, mine(y, cut))
+            (its_y * mine(weights, cut)).sum().backward()
             assert_same_model(sliced, plain)
             assert counted.setup.calls == ({"all_reduce": 1} if first else {})  # are the tokens the same?
         calls[output_move] = counted.calls, counted.payload_bytes
     assert calls == {"reduce": ({"all_reduce": 1}, WHOLE), "reduce_scatter": ({"reduce_scatter": 1}, WHOLE)}
 
 
-def compare(plain: nn.Module, plan: dict, tokens_sliced: bool = False) -> tuple[dict, dict]:
-    """A part of a model on a whole input, or on slices of tokens; the calls of forward and backward."""
-    plain = copy.deepcopy(plain)
-    plain.zero_grad()
+def compare(plain: nn.Module, plan: dict, cut: int | None = None) -> tuple[dict, dict]:
+    """A part of a model on a whole input, or on slices along a dimension; the calls of forward and backward."""
     sliced = parallelize(copy.deepcopy(plain), plan)
     width = next(plain.parameters()).shape[-1]
     x = random_input(ROWS, TOKENS, width)
-    its_x = (mine(x, 1) if tokens_sliced else x.clone()).requires_grad_()
+    its_x = mine(x, cut).requires_grad_()
     x.requires_grad_()
     y = plain(x)
     y.square().sum().backward()
@@ -98,8 +97,8 @@ def compare(plain: nn.Module, plan: dict, tokens_sliced: bool = False) -> tuple[
         its_y = sliced(its_x)
     with traffic() as backward:
         its_y.square().sum().backward()
-    assert_close(its_y, mine(y, 1) if tokens_sliced else y)
-    assert_close(its_x.grad, mine(x.grad, 1) if tokens_sliced else x.grad)
+    assert_close(its_y, mine(y, cut))
+    assert_close(its_x.grad, mine(x.grad, cut))
     assert_same_model(sliced, plain)
     return forward.calls, backward.calls
 
@@ -110,7 +109,7 @@ def blocks() -> None:
     assert compare(seeded(Block), PAIR) == (one, one)
     summed = partial(RowParallelLinear, output_move="reduce_scatter")
     tokens = {"up": partial(ColumnParallelLinear, input_move="gather"), "down": summed, "first": on_token_slices}
-    forward, backward = compare(seeded(Block), tokens, tokens_sliced=True)
+    forward, backward = compare(seeded(Block), tokens, cut=1)
     assert forward == {"all_gather": 1, "reduce_scatter": 1}
     assert backward == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 3}  # the norm's two parameters, a bias
     gathered = partial(ColumnParallelLinear, gather_output=True, input_move=None)

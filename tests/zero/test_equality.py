@@ -1,12 +1,9 @@
 """The sharded optimizer does what the plain one does, bit for bit; what a rank keeps of the state, what it sends."""
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
@@ -92,22 +89,6 @@ def beside_the_plain_one(use) -> None:
 
 def test_used_as_the_plain_optimizer():
     in_turn(3, beside_the_plain_one, [(schedulers,), (a_group_added_later,), (a_closure,)])
-
-
-def over_a_dimension_of_a_mesh() -> bool:
-    """Two pairs of ranks hold two models; each pair shares out its own."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    torch.manual_seed(dist.get_rank() % 2)  # the same along dp
-    model = nn.Linear(4, 4, bias=False)
-    alone = copy.deepcopy(model)
-    give_gradients(1, model, alone, all_have=True)
-    ShardedOptimizer(model.parameters(), AdamW, mesh["dp"]).step()
-    AdamW(alone.parameters()).step()
-    return same(list(model.parameters()), list(alone.parameters()))
-
-
-def test_a_dimension_of_a_mesh():
-    assert run_ranks(4, over_a_dimension_of_a_mesh) == [True] * 4
 
 
 def step_counted() -> tuple:

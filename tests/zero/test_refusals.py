@@ -34,17 +34,10 @@ def with_second(parameter):
     return lambda params: [*params[:2], ("1.weight", parameter(params[2][1])), params[3]]
 
 
-def of_class(cls):
-    return lambda: ShardedOptimizer(small().parameters(), cls(small().parameters()) if cls is AdamW else cls)
-
-
-def with_group(late):
-    def make() -> None:
-        model = small()
-        optimizer = ShardedOptimizer(model[0].named_parameters(), SGD)
-        optimizer.add_param_group({"params": late(model)})
-
-    return make
+def another_group() -> None:
+    model = small()
+    optimizer = ShardedOptimizer(model[0].named_parameters(), SGD)
+    optimizer.add_param_group({"params": [("late", (model[1].weight, model[1].bias)[dist.get_rank()])]})
 
 
 def step(before=lambda optimizer, model: None, on=(1,), reduces=False, then=ShardedOptimizer.step, **layer):
@@ -65,8 +58,8 @@ def step(before=lambda optimizer, model: None, on=(1,), reduces=False, then=Shar
     return run
 
 
-def add_to_gradient(optimizer, model) -> None:
-    model[0].weight.grad[1, 1] += 1e-3
+def overflow(_, model) -> None:
+    model[0].weight.grad.fill_(torch.inf)
 
 
 def scale_by_hand(optimizer) -> None:
@@ -77,8 +70,8 @@ def scale_by_hand(optimizer) -> None:
     scaler.step(optimizer)
 
 
-def parameters_of(optimizer) -> list[torch.Tensor]:
-    return optimizer.param_groups[0]["params"]
+def clip_by_torch(optimizer) -> None:
+    nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
 
 
 def step_in_a_hook() -> None:
@@ -89,35 +82,26 @@ def step_in_a_hook() -> None:
 
 
 REFUSED = [
-    ("ranks 0, 1: give an optimizer class and its options, as in", of_class(AdamW)),
-    ("ranks 0, 1: LBFGS evaluates the loss several times a step and looks at all", of_class(LBFGS)),
+    (
+        "ranks 0, 1: give an optimizer class and its options, as in",
+        lambda: ShardedOptimizer(small().parameters(), AdamW(small().parameters())),
+    ),
+    ("ranks 0, 1: LBFGS evaluates the loss several times a step and looks at all", made_of(cls=LBFGS)),
     ("Muon only supports 2D parameters", made_of(cls=Muon)),
     ("rank 1: can't optimize a non-leaf", made_of(with_second(lambda weight: weight * 2), on=(1,))),
     ("'1.weight' is on the meta device and", made_of(with_second(lambda weight: weight.detach().to("meta")))),
-    (
-        "ranks 0, 1: '0.weight' is a DTensor, so sharded already: give it to an ordinary optimizer",
-        lambda: ShardedOptimizer(FSDP(small()).named_parameters(), SGD),
-    ),
+    ("'0.weight' is a DTensor, so sharded", lambda: ShardedOptimizer(FSDP(small()).named_parameters(), SGD)),
     ("every rank must hold the same values (set", made_of(with_second(lambda weight: weight.detach() + 1), on=(1,))),
-    (
-        "rank 1: entry 2 is 'late': float32 (3,), checksum",
-        with_group(lambda model: [("late", (model[1].weight, model[1].bias)[dist.get_rank()])]),
-    ),
+    ("rank 1: entry 2 is 'late': float32 (3,), checksum", another_group),
     (SPARSE, step(sparse=True)),
     (SPARSE, step(sparse=True, reduces=True)),
-    (DIFFERENT, step(add_to_gradient)),
+    (DIFFERENT, step(lambda _, model: model[0].weight.grad[1, 1].add_(1e-3))),
     (DIFFERENT, step_in_a_hook),
     ("entry 2 is '0.weight': float32 (4, 3), gradient with", step(lambda _, model: model.zero_grad(), on=(0,))),
     ("rank 1: entry 1 is group 0", step(lambda optimizer, _: optimizer.param_groups[0].update(lr=0.3))),
     ("is a mean already, with more added to it: step and", step(reduces=True, then=reduce_gradients)),
-    (
-        "with a GradScaler, before unscale_()",
-        step(lambda _, model: model[0].weight.grad.fill_(torch.inf), then=scale_by_hand),
-    ),
-    (
-        "the norm of the gradients on this rank is not the norm of all",
-        step(reduces=True, then=lambda optimizer: nn.utils.clip_grad_norm_(parameters_of(optimizer), 1.0)),
-    ),
+    ("with a GradScaler, before unscale_()", step(overflow, then=scale_by_hand)),
+    ("the norm of the gradients on this rank is not the norm of all", step(reduces=True, then=clip_by_torch)),
 ]
 
 
