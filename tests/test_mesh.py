@@ -67,12 +67,12 @@ def test_a_dimension_of_a_larger_mesh_and_a_mesh_without_this_rank():
 
 
 def test_cache_mesh_uses_the_explicit_mesh_before_the_registered_one():
-    def ranks():
-        @cache_mesh
-        def ask(what, dm=None):
-            """What it says."""
-            return what, dm
+    @cache_mesh
+    def ask(what, dm=None):
+        """What it says."""
+        return what, dm
 
+    def ranks():
         first, second = (DeviceMesh("cpu", [0, 1], _init_backend=False) for _ in range(2))
         assert ask.register_mesh(first) is ask and ask.mesh is first
         assert ask("x")[1] is first and ask("x", second)[1] is ask("x", dm=second)[1] is second

@@ -1,6 +1,7 @@
 """Buckets: which gradients share one, how many travel, and that their memory is there for good."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch._dynamo  # noqa: F401  imported at first use: once here, not in every forked rank
@@ -11,7 +12,7 @@ from scratch_ddp.ddp import BucketedDDP
 from scratch_ddp.ddp.bucketed import bucket_groups
 from scratch_ddp.instruments.memory import memory_use
 from tests.ddp.cases import started
-from tests.ranks import in_turn, run_ranks
+from tests.ranks import in_turn
 
 
 def parameters(sizes, dtype=torch.float32) -> list[nn.Parameter]:
@@ -50,13 +51,9 @@ def test_as_many_calls_as_buckets():
 
 
 def memory() -> None:
-    """Gradients are views of the same memory at every step, and no step but the first allocates more than a plain
-    model's: numbers and the small exchange of presence."""
-    plain, model = mlp(), mlp()
+    model = mlp()
     wrapped, optimizer = BucketedDDP(model, 0.05), torch.optim.SGD(model.parameters(), lr=0.1)
-    memories = [bucket.tensor for bucket in wrapped.buckets]
-    assert len(memories) == 2 and sum(each.nbytes for each in memories) == 6 * (64 * 64 + 64) * 4
-    spans = [range(each.data_ptr(), each.data_ptr() + each.nbytes) for each in memories]
+    spans = [range(each.tensor.data_ptr(), each.tensor.data_ptr() + each.tensor.nbytes) for each in wrapped.buckets]
     homes = []
     for set_to_none in (True, False, True, None, None):
         wrapped(torch.ones(1, 64)).sum().backward()
@@ -65,22 +62,25 @@ def memory() -> None:
         optimizer.step()
         if set_to_none is not None:
             optimizer.zero_grad(set_to_none=set_to_none)
+    assert len(spans) == 2 and sum(map(len, spans)) == 6 * (64 * 64 + 64) * 4
     assert all(any(home in span for span in spans) for home in homes[0]) and homes == homes[:1] * 5
-    optimizer.zero_grad()
-    for accumulated in (False, True):
-        allocated = []
-        for each, sync in ((plain, lambda: None), (wrapped, wrapped.sync_gradients)):
-            for _ in range(3):
-                with memory_use() as used:
-                    if accumulated:
-                        with wrapped.no_sync():
-                            each(torch.ones(1, 64)).sum().backward()
-                    each(torch.ones(1, 64)).sum().backward()
-                    sync()
-                    each.zero_grad()
-            allocated.append(used.allocated_bytes)
-        assert allocated[1] - allocated[0] < 1000, accumulated
 
 
-def test_memory_of_gradients_is_there_for_good():
-    run_ranks(2, memory)
+def allocated(model: nn.Module, sync: Callable[[], None] = lambda: None) -> int:
+    """Bytes in a step that is not the first."""
+    for _ in range(3):
+        with memory_use() as used:
+            model(torch.ones(1, 64)).sum().backward()
+            sync()
+            model.zero_grad()
+    return used.allocated_bytes
+
+
+def no_buffers() -> None:
+    """None is allocated after the first step: no more than numbers and the small exchange of presence."""
+    wrapped = BucketedDDP(mlp(), 0.05)
+    assert allocated(wrapped, wrapped.sync_gradients) - allocated(mlp()) < 1000
+
+
+def test_gradients_are_views_of_the_same_memory_at_every_step():
+    in_turn(2, lambda check: check(), [(memory,), (no_buffers,)])

@@ -117,11 +117,6 @@ def sparse(wrapped) -> None:
     step(wrapped)
 
 
-def graph(wrapped) -> None:
-    backward(wrapped, create_graph=dist.get_rank() == 1)
-    wrapped.sync_gradients()
-
-
 def replaced(wrapped) -> None:
     if dist.get_rank() == 1:
         wrapped.module[1].weight = nn.Parameter(wrapped.module[1].weight.detach().clone())
@@ -201,7 +196,10 @@ SHARDED = functools.partial(ShardedOptimizer, optimizer_cls=torch.optim.SGD)
 NOT_SYNCHRONISED = "the optimizer steps with gradients that were not synchronised"
 MISTAKES = [
     (sparse, "rank 1: the gradient of '0.weight' is sparse"),
-    (graph, "rank 1: the gradient of '0.weight' has a graph of its own: no double backward"),
+    (
+        lambda wrapped: (backward(wrapped, create_graph=dist.get_rank() == 1), wrapped.sync_gradients()),
+        "rank 1: the gradient of '0.weight' has a graph of its own: no double backward",
+    ),
     (replaced, "rank 1: parameters were added, removed, replaced or tied after the model was wrapped"),
     (forgotten, "ranks 0, 1: " + NOT_SYNCHRONISED),
     (functools.partial(forgotten, make=SHARDED), "ranks 0, 1: " + NOT_SYNCHRONISED),

@@ -66,23 +66,8 @@ def wrapping(on_meta: bool) -> None:
     assert used.peak_bytes / MODEL < (share if on_meta else 0) + 3.1 / BLOCKS
 
 
-def without_synchronisation() -> None:
-    """`no_sync` keeps whole gradients until the next synchronisation."""
-    model, x = FSDP(build()), torch.randn(2, WIDTH)
-    time.sleep(0.2)
-    with memory_use() as used, model.no_sync():
-        model(x).sum().backward()
-        time.sleep(0.2)
-    with memory_use() as more:
-        model(x).sum().backward()
-        model.sync_gradients()
-        time.sleep(0.2)
-    assert used.kept_bytes / MODEL == pytest.approx(1, abs=0.05)
-    assert more.kept_bytes / MODEL == pytest.approx(1 / dist.get_world_size() - 1, abs=0.05)
-
-
 MEASURED = {
-    2: [(shares, torch.optim.SGD, 1), (shares, torch.optim.Adam, 3), (wrapping, False), (without_synchronisation,)],
+    2: [(shares, torch.optim.SGD, 1), (shares, torch.optim.Adam, 3), (wrapping, False)],
     4: [(shares, torch.optim.SGD, 1), (wrapping, True)],
 }
 

@@ -83,8 +83,6 @@ def rank() -> int:
 
 REPLACED = "'0.weight' was replaced, moved or converted"
 REFUSED = [
-    ("the model must be a torch.nn.Module, not dict", lambda: FSDP({})),
-    ("'weight' has no shape yet", lambda: FSDP(nn.LazyLinear(2))),
     ("'0.weight' has hooks, of another wrapper perhaps", lambda: FSDP(hooked())),
     ("'0.weight' is a DTensor, and only plain tensors can be sharded", lambda: FSDP(FSDP(model()).module)),
     ("'0' holds slices of a tensor-parallel layer", lambda: FSDP(sliced())),

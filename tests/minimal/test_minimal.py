@@ -11,7 +11,7 @@ from torch import nn
 import scratch_ddp
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.minimal import ddp, fsdp, zero
-from tests.ranks import RankFailed, in_turn, run_ranks
+from tests.ranks import assert_refused, in_turn, run_ranks
 
 STRATEGIES = ["SimpleDistributedDataParallelism", "FlatDDP", "OverlappedDDP", "BucketedDDP"]
 KINDS = [*STRATEGIES, "ZeRO-1", "ZeRO-2", "FSDP"]
@@ -59,16 +59,6 @@ def my_share():
     return slice(dist.get_rank(), None, dist.get_world_size())
 
 
-def one_process(steps=5):
-    model = build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
 def wrapped(kind):
     """The model, what to call after backward, and its optimizer."""
     model = build()
@@ -85,57 +75,55 @@ def wrapped(kind):
     return model, model.sync_gradients, optimizer
 
 
-def train(kind, steps=5):
-    model, sync, optimizer = wrapped(kind)
+def trains(kind, steps=5):
+    (model, sync, optimizer), alone = wrapped(kind), build()
+    plain = torch.optim.AdamW(alone.parameters(), lr=0.01)
     for step in range(steps):
-        optimizer.zero_grad()
+        for each in (optimizer, plain):
+            each.zero_grad()
         loss_of(model, step, my_share()).backward()
         sync()
-        optimizer.step()
+        loss_of(alone, step).backward()
+        for each in (optimizer, plain):
+            each.step()
     for unit in model.units if kind == "FSDP" else ():
         unit.gather()
-    return [parameter.detach().clone() for parameter in getattr(model, "module", model).parameters()]
+    for mine, right in zip(getattr(model, "module", model).parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach(), right.detach(), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_they_train_as_one_process(world_size):
-    alone = one_process()
-    for found in in_turn(world_size, train, [(kind,) for kind in KINDS]):
-        for kind, parameters in zip(KINDS, found, strict=True):
-            torch.testing.assert_close(parameters, alone, rtol=1e-9, atol=1e-12, msg=kind)
+    in_turn(world_size, trains, [(kind,) for kind in KINDS])
+
+
+def accumulates(kind):
+    (model, sync, _), alone = wrapped(kind), build()
+    for step in range(2):
+        loss_of(alone, step).backward()
+    with traffic() as silent, model.no_sync():
+        loss_of(model, 0, my_share()).backward()
+        sync()
+    loss_of(model, 1, my_share()).backward()
+    sync()
+    assert not silent.calls
+    for mine, right in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, right.grad, rtol=1e-9, atol=1e-15)
 
 
 def test_accumulation_under_no_sync():
-    def twice(kind):
-        model, sync, _ = wrapped(kind)
-        with traffic() as silent, model.no_sync():
-            loss_of(model, 0, my_share()).backward()
-            sync()
-        loss_of(model, 1, my_share()).backward()
-        sync()
-        return sum(silent.calls.values()), [parameter.grad for parameter in model.parameters()]
+    in_turn(2, accumulates, [(kind,) for kind in STRATEGIES])
 
-    model = build()
-    for step in range(2):
-        loss_of(model, step).backward()
-    for found in run_ranks(2, lambda: [twice(kind) for kind in STRATEGIES]):
-        for calls, mine in found:
-            assert calls == 0
-            expected = [parameter.grad for parameter in model.parameters()]
-            torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-15)
+
+def replicas_that_differ():
+    model = nn.Linear(2, 2)
+    nn.init.constant_(model.weight, 1.0)
+    nn.init.constant_(model.bias, float(dist.get_rank() == 2))
+    ddp.SimpleDistributedDataParallelism(model)
 
 
 def test_replicas_that_differ_are_refused_on_every_rank():
-    def refused():
-        model = nn.Linear(2, 2)
-        torch.nn.init.constant_(model.weight, 1.0)
-        torch.nn.init.constant_(model.bias, float(dist.get_rank() == 2))
-        ddp.SimpleDistributedDataParallelism(model)
-
-    with pytest.raises(RankFailed) as failed:
-        run_ranks(3, refused)
-    assert len(failed.value.failures) == 3
-    assert all("ValueError" in text and "{2: 'bias'}" in text for text in failed.value.failures.values())
+    assert_refused(3, [("{2: 'bias'}", replicas_that_differ)])
 
 
 def step_counted(kind):
