@@ -1,5 +1,47 @@
-"""The ranks that benchmarks run on, for tests (`from tests.ranks import run_ranks`)."""
+"""The ranks that benchmarks run on, for tests, and what several tests ask of them."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch.distributed as dist
 
 from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 
-__all__ = ["RankFailed", "run_ranks"]
+__all__ = ["RankFailed", "assert_refused", "in_turn", "message_of", "run_ranks"]
+Refused = Iterable[tuple[str, Callable[[], object]]]
+
+
+def in_turn(world_size: int, function: Callable[..., Any], cases: Iterable[tuple], timeout: float = 120) -> list[list]:
+    """Each rank's answers to `function(*case)`, one case after the other: starting ranks takes longer than a case."""
+
+    def all_cases() -> list:
+        answers = []
+        for case in cases:
+            try:
+                answers.append(function(*case))
+            except BaseException as error:
+                error.add_note(f"the case is {case}")
+                raise
+        return answers
+
+    return run_ranks(world_size, all_cases, timeout=timeout)
+
+
+def message_of(do: Callable[[], object]) -> str:
+    """What is said where `do` raises."""
+    try:
+        do()
+    except Exception as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def assert_refused(world_size: int, refused: Refused) -> None:
+    """Each call raises on every rank, with a message that holds its text, and the ranks go on afterwards."""
+
+    def each_call(text: str, call: Callable[[], object]) -> None:
+        said = message_of(call)
+        dist.barrier()
+        assert text in said, said
+
+    in_turn(world_size, each_call, refused)

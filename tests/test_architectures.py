@@ -14,7 +14,7 @@ from torch import nn
 
 import scratch_ddp
 from scratch_ddp import FSDP, BucketedDDP, ShardedOptimizer
-from tests.ranks import run_ranks
+from tests.ranks import in_turn
 
 transformers = pytest.importorskip("transformers")
 RANKS, ROWS, TOKENS, VOCABULARY, WIDTH = 2, 2, 6, 32, 16
@@ -134,17 +134,17 @@ PAIRS = list(zip(ARCHITECTURES, itertools.cycle(WRAPPERS)))
 PAIRS += [(name, wrapper) for name in ALL_WRAPPERS for wrapper in WRAPPERS if (name, wrapper) not in PAIRS]
 
 
-def difference(name: str, wrapper: str) -> float:
-    """Train on ranks and in one process; return how far apart the parameters are."""
+def compare(name: str, wrapper: str) -> None:
+    """Train on ranks and in one process."""
     build, make_batch = ARCHITECTURES[name]
     torch.manual_seed(0)
     alone = build().double().train()
     model = WRAPPERS[wrapper](copy.deepcopy(alone))
-    plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    settings = {"lr": 0.1, "momentum": 0.9}
+    plain = torch.optim.SGD(alone.parameters(), **settings)
+    optimizer = torch.optim.SGD(model.parameters(), **settings)
     if wrapper == "zero":
-        optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-    else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, **settings)
     for step in range(2):
         batches = [make_batch(torch.Generator().manual_seed(10 * step + rank)) for rank in range(RANKS)]
         for batch in batches:
@@ -155,21 +155,9 @@ def difference(name: str, wrapper: str) -> float:
             each.step()
             each.zero_grad()
     mine = model.gather_full_params() if wrapper == "fsdp" else dict(model.module.named_parameters())
-    pairs = [(mine[key], right) for key, right in alone.named_parameters()]
-    return max((one - right).abs().max().item() for one, right in pairs)
-
-
-def all_pairs() -> dict[tuple[str, str], float | str]:
-    found = {}
-    for pair in PAIRS:
-        try:
-            found[pair] = difference(*pair)
-        except Exception as error:
-            found[pair] = f"{type(error).__name__}: {error}"
-    return found
+    for key, right in alone.named_parameters():
+        torch.testing.assert_close(mine[key].detach(), right.detach(), rtol=0, atol=1e-9, msg=key)
 
 
 def test_two_steps_equal_one_process():
-    torch.set_num_threads(1)
-    found = run_ranks(RANKS, all_pairs, timeout=180)[0]  # ranks that are started once
-    assert not {pair: what for pair, what in found.items() if isinstance(what, str) or what > 1e-9}
+    in_turn(RANKS, compare, PAIRS, timeout=180)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from scratch_ddp.context_parallel import contiguous_positions, ring_attention, ulysses_attention, zigzag_positions
 from scratch_ddp.instruments.traffic import traffic
-from tests.ranks import run_ranks
+from tests.ranks import assert_refused, in_turn, run_ranks
 
 BATCH, HEADS, HEAD = 2, 4, 8
 KINDS = ["contiguous", "zigzag", "ulysses"]
@@ -27,7 +27,7 @@ def one_process(q, k, v, gradient):
     return [output.detach(), *(leaf.grad for leaf in leaves)]
 
 
-def attend(kind, q, k, v, positions, group=None):
+def attend(kind, q, k, v, positions=None, group=None):
     if kind == "ulysses":
         return ulysses_attention(q, k, v, group)
     return ring_attention(q, k, v, positions, group)
@@ -69,41 +69,35 @@ def test_equal_to_one_process_at_the_stated_cost(n):
     run_ranks(n, ranks)
 
 
-def test_a_dimension_of_a_mesh():
+def test_a_dimension_of_a_mesh_and_half_precision():
     def ranks():
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
         for kind in KINDS:
             assert compare(kind, 16, mesh["cp"].get_group())[0] <= 1e-12
         parts = [each[:, :, contiguous_positions(8, 2)[mesh["cp"].get_local_rank()]] for each in inputs(8)[:3]]
         assert ulysses_attention(*parts, mesh["cp"]).equal(ulysses_attention(*parts, mesh["cp"].get_group()))
-
-    run_ranks(4, ranks)
-
-
-def test_half_precision_is_as_good_as_its_inputs():
-    def ranks():
-        positions = zigzag_positions(64, 2)
+        positions = zigzag_positions(64, 4)
         whole, mine = [each.bfloat16() for each in inputs(64)], positions[dist.get_rank()]
         output = ring_attention(*(each[:, :, mine] for each in whole[:3]), positions)
         right = one_process(*(each.double() for each in whole))[0][:, :, mine]
-        assert output.dtype == torch.bfloat16 and (output - right).abs().max() < 0.02
+        assert output.dtype == torch.bfloat16 and (output - right).abs().max() < 0.02  # as good as its inputs
 
-    run_ranks(2, ranks)
+    run_ranks(4, ranks)
 
 
 def test_what_the_mask_hides_is_not_computed():
     """How many scores a rank computes in each batch entry and head, read off its multiplications."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    def ranks(cut):
+    def scores(cut):
         positions = cut(64, 4)
         parts = [each[:, :, positions[dist.get_rank()]] for each in inputs(64)[:3]]
         with FlopCounterMode(display=False) as counter:
             ring_attention(*parts, positions)
         return counter.get_total_flops() // (BATCH * HEADS * 2 * (HEAD + HEAD + 1))  # with keys, values, a column of 1
 
-    assert run_ranks(4, ranks, contiguous_positions) == [256, 512, 768, 1024]
-    assert run_ranks(4, ranks, zigzag_positions) == [640] * 4
+    found = in_turn(4, scores, [(contiguous_positions,), (zigzag_positions,)])
+    assert found == [[256, 640], [512, 640], [768, 640], [1024, 640]]
 
 
 def test_positions():
@@ -113,33 +107,27 @@ def test_positions():
         zigzag_positions(6, 2)
 
 
-REFUSED = {  # what both ranks say, and what rank 1 has done to its arguments
-    "k is (2, 2, 4, 8), torch.float64, but q is (2, 4,": lambda a: a | {"k": a["k"][:, :2]},
-    "q must be a floating tensor (batch, heads, tokens": lambda a: a | {"q": a["q"][0]},
-    "entry 1 is requires_grad of q, k": lambda a: a | {"k": a["k"].clone().requires_grad_()},
-}
-BY_RING = {
-    "entry 2 is positions [[0, 1, 2, 3]": lambda a: a | {"positions": contiguous_positions(8, 2)},
-    "positions must be (2, 4), a row for each rank, each": lambda a: a | {"positions": a["positions"] // 2},
-}
-BY_ULYSSES = {
-    "entry 0 is q, k and v: torch.float64 (1": lambda a: {name: each[:1] for name, each in a.items()},
-    "3 heads can't be shared out to 2 ranks": lambda a: {name: each[:, :3] for name, each in a.items()},
-}
+BOTH = ["zigzag", "ulysses"]
+REFUSED = [  # what both ranks say, of which kinds, and what rank 1 has done to its arguments
+    ("k is (2, 2, 4, 8), torch.float64, but q is (2, 4,", BOTH, lambda a: a | {"k": a["k"][:, :2]}),
+    ("q must be a floating tensor (batch, heads, tokens", BOTH, lambda a: a | {"q": a["q"][0]}),
+    ("entry 1 is requires_grad of q, k", BOTH, lambda a: a | {"k": a["k"].clone().requires_grad_()}),
+    ("entry 2 is positions [[0, 1, 2, 3]", ["zigzag"], lambda a: a | {"positions": contiguous_positions(8, 2)}),
+    ("positions must be (2, 4), a row for each", ["zigzag"], lambda a: a | {"positions": a["positions"] // 2}),
+    ("entry 0 is q, k and v: torch.float64 (1", ["ulysses"], lambda a: {name: each[:1] for name, each in a.items()}),
+    ("3 heads can't be shared out to 2 ranks", ["ulysses"], lambda a: {name: each[:, :3] for name, each in a.items()}),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "refused"), [(ring_attention, REFUSED | BY_RING), (ulysses_attention, REFUSED | BY_ULYSSES)]
-)
-def test_what_one_rank_has_wrong_all_ranks_say(kind, refused):
-    def ranks():
+def attended(kind, change):
+    def call():
         right = dict(zip("qkv", (each[:, :, :4].clone() for each in inputs(16)[:3]), strict=True))
-        if kind is ring_attention:
-            right["positions"] = zigzag_positions(8, 2)
-        for says, change in refused.items():
-            with pytest.raises(ValueError) as raised:
-                kind(**(change(right) if dist.get_rank() else right))
-            assert f"rank 1: {says}" in str(raised.value), raised.value
-            kind(**right)
+        positions = {} if kind == "ulysses" else {"positions": zigzag_positions(8, 2)}
+        attend(kind, **(change(right | positions) if dist.get_rank() else right | positions))
 
-    run_ranks(2, ranks)
+    return call
+
+
+def test_what_one_rank_has_wrong_all_ranks_say():
+    calls = [(f"rank 1: {says}", attended(kind, change)) for says, kinds, change in REFUSED for kind in kinds]
+    assert_refused(2, calls)

@@ -7,7 +7,7 @@ from torch import nn
 
 from scratch_ddp.experts import ExpertParallel
 from scratch_ddp.instruments.traffic import traffic
-from tests.ranks import run_ranks
+from tests.ranks import assert_refused, in_turn, run_ranks
 
 D = 6
 
@@ -55,28 +55,30 @@ def step(n_experts, k, counts, alike=False, group=None):
     return max(error.abs().max().item() for error in errors if error.numel()), layer
 
 
-@pytest.mark.parametrize(
-    ("n", "n_experts", "k", "counts", "alike"),
-    [
-        (2, 4, 1, [5, 9], False),
-        (2, 4, 2, [12, 12], True),  # all tokens go to two experts: the others, perhaps all of a rank's, are idle
-        (4, 8, 2, [12, 0, 3, 8], False),  # a rank without tokens
-        (4, 4, 4, [3, 3, 3, 3], False),  # every token to every expert
-    ],
-)
-def test_equal_to_one_process(n, n_experts, k, counts, alike):
-    def ranks():
-        error, layer = step(n_experts, k, counts, alike)
-        assert error <= 1e-12
-        assert [*layer.experts] == [str(i) for i in range(n_experts)][dist.get_rank() * n_experts // n :][
-            : n_experts // n
-        ]
-        return layer.rows
-
-    rows = [count for part in run_ranks(n, ranks) for count in part]
+def compare(n_experts, k, counts, alike):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    error, layer = step(n_experts, k, counts, alike)
+    assert error <= 1e-12
+    assert [*layer.experts] == [str(i) for i in range(n_experts) if i * n // n_experts == rank]
+    whole = [None] * n
+    dist.all_gather_object(whole, list(layer.rows))
+    rows = sum(whole, [])
     assert sum(rows) == k * sum(counts)
-    if alike:
-        assert sorted(rows)[-k:] == [sum(counts)] * k
+    assert not alike or sorted(rows)[-k:] == [sum(counts)] * k
+
+
+CASES = {  # ranks: experts, experts a token, tokens of each rank, whether all prefer the same ones
+    2: [
+        (4, 1, [5, 9], False),
+        (4, 2, [12, 12], True),
+    ],  # two experts get all: the others, perhaps all of a rank's, idle
+    4: [(8, 2, [12, 0, 3, 8], False), (4, 4, [3] * 4, False)],  # a rank without tokens; every token to every expert
+}
+
+
+@pytest.mark.parametrize("n", CASES)
+def test_equal_to_one_process(n):
+    in_turn(n, compare, CASES[n])
 
 
 def test_calls_and_bytes():
@@ -114,31 +116,30 @@ def test_a_mesh_and_inputs_of_any_shape():
     run_ranks(4, ranks)
 
 
-BUILT = [  # experts and k on each rank, and what both say
-    ((3, 3), (1, 1), "ranks 0, 1: 3 experts can't be shared out to 2 ranks equally"),
-    ((4, 4), (1, 5), "rank 1: k must be a number of experts from 1 to 4, not 5"),
-    ((4, 4), (1, 2), "rank 1: entry 0 is k=2, but k=1 on rank 0"),
-    ((4, 2), (1, 1), "rank 1: entry 1 is router [(2, 6)], but router [(4, 6)] on rank 0"),
-]
-GIVEN = [  # to rank 1
-    (torch.zeros(3, 2).double(), "rank 1: entry 0 is torch.float64, d = 2, but torch.float64, d = 6 on rank 0"),
-    (torch.zeros(3, D).double().requires_grad_(), "rank 1: entry 1 is requires_grad True"),
+def built(counts, k):
+    """Of this many experts and `k` on each rank."""
+    return lambda: ExpertParallel(*build(counts[dist.get_rank()]), k[dist.get_rank()])
+
+
+def called(x):
+    """With another input on rank 1."""
+    return lambda: ExpertParallel(*build(4), 2)(x if dist.get_rank() else GOOD)
+
+
+GOOD = torch.zeros(3, D).double()
+REFUSED = [
+    ("ranks 0, 1: 3 experts can't be shared out to 2 ranks equally", built((3, 3), (1, 1))),
+    ("rank 1: k must be a number of experts from 1 to 4, not 5", built((4, 4), (1, 5))),
+    ("rank 1: entry 0 is k=2, but k=1 on rank 0", built((4, 4), (1, 2))),
+    ("rank 1: entry 1 is router [(2, 6)], but router [(4, 6)] on rank 0", built((4, 2), (1, 1))),
+    ("rank 1: entry 0 is torch.float64, d = 2, but torch.float64, d = 6 on", called(torch.zeros(3, 2).double())),
+    ("rank 1: entry 1 is requires_grad True", called(GOOD.clone().requires_grad_())),
+    (
+        "the router gives 6 columns for 4 experts",
+        lambda: ExpertParallel(nn.Linear(D, 6).double(), build(4)[1], 2)(GOOD),
+    ),
 ]
 
 
 def test_what_is_refused_on_every_rank():
-    def ranks():
-        rank = dist.get_rank()
-        calls = [(lambda n=n, k=k: ExpertParallel(*build(n[rank]), k[rank]), says) for n, k, says in BUILT]
-        calls += [(lambda x=x: ExpertParallel(*build(4), 2)(x if rank else GOOD), says) for x, says in GIVEN]
-        other = ExpertParallel(nn.Linear(D, 6).double(), build(4)[1], 2)
-        calls.append((lambda: other(GOOD), "the router gives 6 columns for 4 experts"))
-        for call, says in calls:
-            with pytest.raises(ValueError) as raised:
-                call()
-            assert says in str(raised.value), raised.value
-
-    run_ranks(2, ranks)
-
-
-GOOD = torch.zeros(3, D).double()
+    assert_refused(2, REFUSED)

@@ -1,7 +1,8 @@
-"""Data, pipeline and tensor parallelism together on a mesh, each on one dimension of it: equal to one process."""
+"""Data, pipeline and tensor parallelism and ZeRO together on a mesh, each on one dimension: equal to one process."""
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
@@ -10,7 +11,8 @@ from scratch_ddp.benchmark.steps import build_llama
 from scratch_ddp.ddp import BucketedDDP, FlatDDP
 from scratch_ddp.pipeline import Pipeline
 from scratch_ddp.tensor_parallel import LLAMA, gather_full_grads, parallelize, vocabulary_parallel_cross_entropy
-from tests.ranks import run_ranks
+from scratch_ddp.zero import ShardedOptimizer
+from tests.ranks import assert_refused, run_ranks
 
 VOCABULARY, ROWS, TOKENS, N_MICRO = 32, 8, 5, 2
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -36,7 +38,8 @@ def train_on_mesh(shape: tuple[int, int, int], strategy: type) -> float:
 
     model = Pipeline(parallelize(llama(), LLAMA, mesh["tp"]), N_MICRO, loss=loss, group=mesh["pp"])
     replica = strategy(model.local_module, group=mesh["dp"])
-    optimizers = [torch.optim.SGD(each.parameters(), 0.5) for each in (model, whole)]
+    sharded = ShardedOptimizer(model.parameters(), torch.optim.SGD, mesh["dp"], lr=0.5)
+    optimizers = [sharded, torch.optim.SGD(whole.parameters(), 0.5)]
     worst = 0.0
     for step in range(2):
         x, y = batch(step)
@@ -57,30 +60,23 @@ def train_on_mesh(shape: tuple[int, int, int], strategy: type) -> float:
 
 
 @pytest.mark.parametrize(
-    ("shape", "strategy"),
-    [
-        ((2, 2, 1), FlatDDP),
-        ((1, 2, 2), BucketedDDP),
-        ((2, 2, 2), BucketedDDP),
-    ],
+    ("shape", "strategy"), [((2, 2, 1), FlatDDP), ((1, 2, 2), BucketedDDP), ((2, 2, 2), BucketedDDP)]
 )
 def test_a_mesh_trains_as_one_process_does(shape, strategy):
     n = shape[0] * shape[1] * shape[2]
     assert max(run_ranks(n, train_on_mesh, shape, strategy, timeout=120)) <= 1e-12
 
 
+def spread(make):
+    """Over a mesh of two dimensions."""
+    return lambda: make(nn.Sequential(nn.Linear(4, 4)), init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")))
+
+
 def test_a_mesh_of_which_no_dimension_is_named_is_refused():
-    """On every rank, by each of the three, with a sentence that says what to pass."""
-
-    def ranks():
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
-        for make in (
-            lambda: BucketedDDP(model, group=mesh),
-            lambda: Pipeline(model, 2, loss=F.mse_loss, group=mesh),
-            lambda: parallelize(model, {"0": lambda module, group: module}, mesh),
-        ):
-            with pytest.raises(ValueError, match=r"the mesh has 2 dimensions: pass the one to spread over"):
-                make()
-
-    run_ranks(4, ranks)
+    says = "the mesh has 2 dimensions: pass the one to spread over"
+    classes = (
+        lambda model, mesh: BucketedDDP(model, group=mesh),
+        lambda model, mesh: Pipeline(model, 2, loss=F.mse_loss, group=mesh),
+        lambda model, mesh: parallelize(model, {"0": lambda module, group: module}, mesh),
+    )
+    assert_refused(4, [(says, spread(make)) for make in classes])

@@ -7,62 +7,58 @@ import torch.distributed as dist
 from scratch_ddp import collectives as ours
 from scratch_ddp.collectives import unchecked
 from scratch_ddp.instruments.traffic import traffic
-from tests.ranks import run_ranks
+from tests.ranks import assert_refused, message_of, run_ranks
 
 
-def refused(function, *args):
-    with pytest.raises(ValueError) as caught:
-        function(*args)
-    return str(caught.value)
+def only(mine, others, rank=1):
+    """`mine` on this rank, else `others`."""
+    return mine if dist.get_rank() == rank else others
 
 
-def wrong_calls(rank):
-    """(what the message says, the call): wrong on every rank, on rank 1 only, or different on rank 1."""
-    odd = rank == 1
-    x, three = torch.zeros(3), [torch.zeros(3) for _ in range(3)]
-    tree = ours.tree_broadcast
-    yield "rank 1: tree_broadcast: tensor must be a torch.Tensor, not int", (tree, 3 if odd else x)
-    yield "rank 1: star_broadcast: src=3 is not in the group", (ours.star_broadcast, x, 3 if odd else 0)
-    yield "rank 1: entry 0 is tree_broadcast: src 1, but tree_broadcast: src 0 on rank 0", (tree, x, rank % 2)
-    yield "rank 1: entry 0 is ring_all_reduce: shape (4,), but", (ours.ring_all_reduce, torch.zeros(4) if odd else x)
-    yield "rank 1: entry 2 is reduce: dtype float64, but", (ours.reduce, x.double() if odd else x)
-    yield "tree_broadcast: src 0, but reduce: dst 0 on rank 0", (tree if odd else ours.reduce, x)
-    yield "tensor_list must be a list of 3 tensors", (ours.all_gather, three[:2], x)
-    yield "tensor_list[1] must be a torch.Tensor, not NoneType", (ours.all_gather, [x, None, x], x)
-    yield "tensor has dtype float64, but tensor_list[0] has dtype float32", (ours.all_gather, three, x.double())
+X, TREE, RING = torch.zeros(3), ours.tree_broadcast, ours.ring_all_reduce
+THREE = [torch.zeros(3) for _ in range(3)]
+REFUSED = [
+    ("rank 1: tree_broadcast: tensor must be a dense torch.Tensor with data, not int", lambda: TREE(only(3, X))),
+    ("with data", lambda: TREE(X.to_sparse())),
+    ("rank 1: star_broadcast: src=3 is not in the group", lambda: ours.star_broadcast(X, only(3, 0))),
+    ("rank 1: entry 0 is tree_broadcast: src 1, but tree_broadcast: src 0 on rank 0", lambda: TREE(X, only(1, 0))),
+    ("rank 1: entry 0 is ring_all_reduce: shape (4,), but", lambda: RING(only(torch.zeros(4), X))),
+    ("rank 1: entry 2 is reduce: dtype float64, but", lambda: ours.reduce(only(X.double(), X))),
+    ("tree_broadcast: src 0, but reduce: dst 0 on rank 0", lambda: only(TREE, ours.reduce)(X)),
+    ("rank 1: tree_broadcast: tensor requires grad", lambda: TREE(only(X.clone().requires_grad_(), X))),
+    ("a sum of bool", lambda: RING(X.bool())),
+    ("tensor_list must be a list of 3 tensors", lambda: ours.all_gather(THREE[:2], X)),
+    ("tensor_list[1] must be a dense torch.Tensor with data, not None", lambda: ours.all_gather([X, None, X], X)),
+    ("tensor has dtype float64, but tensor_list[0] has float32", lambda: ours.all_gather(THREE, X.double())),
+    ("rank 0: gather: gather_list must be a list of 3 tensors", lambda: ours.gather(X, None)),
+    ("ranks 1, 2: scatter: scatter_list must be None", lambda: ours.scatter(X, THREE)),
+]
 
 
 def test_wrong_arguments_are_refused_on_every_rank_alike():
-    def ranks():
-        answers = []
-        for _, (function, *args) in wrong_calls(dist.get_rank()):
-            answers.append(refused(function, *args))
-            assert ours.ring_all_reduce(torch.ones(2)).tolist() == [3, 3]  # and the next call works
-        return answers
-
-    all_answers = run_ranks(3, ranks)
-    for (expected, _), *answers in zip(wrong_calls(0), *all_answers, strict=True):
-        assert len(set(answers)) == 1 and expected in answers[0], (expected, answers)
+    assert_refused(3, REFUSED)
 
 
-def compared(function, *args):
+def compares(function, *args) -> bool:
     """Whether a call compares first."""
     with traffic() as counted:
         function(*args)
     return counted.setup.calls == {"all_reduce": 1}
 
 
-def test_unchecked_calls_compare_nothing():
-    def ranks():
-        x = torch.arange(10.0)
-        seen = [compared(ours.ring_all_reduce, x)]
+def without_comparing() -> None:
+    x = torch.arange(10.0)
+    assert compares(RING, x)
+    with unchecked():
         with unchecked():
-            with unchecked():
-                seen.append(compared(ours.ring_all_reduce, x))
-            seen.append(compared(ours.tree_broadcast, x))
-        with pytest.raises(KeyboardInterrupt), unchecked():
-            raise KeyboardInterrupt
-        assert x.tolist() == [4.0 * i for i in range(10)]
-        return [*seen, compared(ours.ring_all_reduce, x)]
+            assert not compares(RING, x)
+        assert not compares(TREE, x)
+        if dist.get_rank() == 1:
+            assert message_of(lambda: RING([1.0])).startswith("ring_all_reduce: tensor must be")
+    with pytest.raises(KeyboardInterrupt), unchecked():
+        raise KeyboardInterrupt
+    assert compares(RING, x) and x.tolist() == [8.0 * i for i in range(10)]
 
-    assert run_ranks(2, ranks) == [[True, False, False, True]] * 2
+
+def test_unchecked_calls_compare_nothing_and_raise_alone():
+    run_ranks(2, without_comparing)

@@ -1,23 +1,19 @@
 """The collectives made of send and recv give what torch.distributed gives."""
 
+import random
+
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from scratch_ddp import collectives as ours
 from scratch_ddp.instruments.traffic import traffic
-from tests.ranks import run_ranks
+from tests.ranks import in_turn
 
 SUMMABLE = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
 MOVABLE = SUMMABLE + [torch.bool, torch.int16, torch.complex64, torch.float8_e4m3fn]
 
-shapes = st.sampled_from([(), (0,), (1,), (2,), (3,), (4,), (5,), (17,), (4, 3), (2, 0), (2, 3, 4), (1001,)])
-cases = st.fixed_dictionaries(
-    {"shape": shapes, "movable": st.sampled_from(MOVABLE), "summable": st.sampled_from(SUMMABLE)}
-    | {"root": st.integers(0, 4), "strided": st.booleans()}
-)
+SHAPES = [(), (0,), (1,), (2,), (3,), (4,), (5,), (17,), (4, 3), (2, 0), (2, 3, 4), (1001,)]
 
 
 def values(shape, dtype, seed, strided=False):
@@ -38,6 +34,7 @@ def moves(case, n, rank, root):
     """What the collectives that only move data give, each with what it should be."""
     dtype, shape, strided = case["movable"], case["shape"], case["strided"]
     whole = [values(shape, dtype, seed=i) for i in range(n)]  # rank i's tensor
+    grid = [[values(shape, dtype, seed=n * i + j) for j in range(n)] for i in range(n)]  # rank i's list
 
     def empty():
         return values(shape, dtype, seed=99, strided=strided)
@@ -45,10 +42,16 @@ def moves(case, n, rank, root):
     def mine(i=rank):
         return values(shape, dtype, seed=i, strided=strided)
 
-    for broadcast in (ours.star_broadcast, ours.tree_broadcast):
+    for broadcast in (ours.star_broadcast, ours.tree_broadcast, ours.broadcast):
         tensor = mine()
         assert broadcast(tensor, root) is None
         yield broadcast.__name__, [tensor], [whole[root]]
+    gathered = [empty() for _ in range(n)] if rank == root else None
+    ours.gather(mine(), gathered, dst=root)
+    yield "gather", gathered or [], whole if gathered else []
+    scattered = empty()
+    ours.scatter(scattered, [mine(n * root + j) for j in range(n)] if rank == root else None, src=root)
+    yield "scatter", [scattered], [grid[root][rank]]
     gathered = [empty() for _ in range(n)]
     ours.all_gather(gathered, mine())
     yield "all_gather", gathered, whole
@@ -56,6 +59,12 @@ def moves(case, n, rank, root):
     gathered[rank].copy_(mine())
     ours.all_gather(gathered, gathered[rank])
     yield "all_gather in place", gathered, whole
+    pieces = [mine(n * root + j) for j in range(n)]
+    ours.scatter(pieces[-1] if rank == root else scattered, pieces if rank == root else None, src=root)
+    yield "scatter in place", [pieces[-1] if rank == root else scattered], [grid[root][rank]]
+    exchanged = [empty() for _ in range(n)]
+    ours.all_to_all(exchanged, [mine(n * rank + j) for j in range(n)])
+    yield "all_to_all", exchanged, [grid[i][rank] for i in range(n)]
 
 
 def sums(case, n, rank, root):
@@ -86,74 +95,79 @@ def sums(case, n, rank, root):
     yield "reduce_scatter in place", inputs[:1], [pieces[rank]]
 
 
-def run_cases(some):
-    n, rank = dist.get_world_size(), dist.get_rank()
-    for case in some:
-        root = case["root"] % n
-        for name, got, expected in [*moves(case, n, rank, root), *sums(case, n, rank, root)]:
-            assert len(got) == len(expected) and all(map(same, got, expected)), (name, case, got, expected)
+def compare(number: int) -> None:
+    """All collectives in a case that is drawn."""
+    n, rank, draw = dist.get_world_size(), dist.get_rank(), random.Random(number)
+    case = {"shape": draw.choice(SHAPES), "movable": draw.choice(MOVABLE), "summable": draw.choice(SUMMABLE)}
+    case["strided"], root = draw.random() < 0.5, draw.randrange(n)
+    for name, got, expected in [*moves(case, n, rank, root), *sums(case, n, rank, root)]:
+        assert len(got) == len(expected) and all(map(same, got, expected)), (name, case, got, expected)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-@settings(
-    max_examples=3, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-)
-@given(some=st.lists(cases, min_size=8, max_size=8))
-def test_the_same_as_torch_distributed(n, some):
-    run_ranks(n, run_cases, some)
+def test_the_same_as_torch_distributed(n):
+    in_turn(n, compare, [(number,) for number in range(24)])
 
 
-def test_a_ring_gives_every_rank_the_same_bits():
-    def ranks():
-        torch.manual_seed(dist.get_rank())
-        drawn = torch.randn(997)
-        kinds = [ours.ring_all_reduce(drawn.clone()), ours.false_ring_all_reduce(drawn.clone())]
-        return [kind.numpy().tobytes() for kind in kinds]
-
-    for answers in zip(*run_ranks(4, ranks), strict=True):
-        assert len(set(answers)) == 1
-
-
-def test_a_group_whose_ranks_are_not_those_of_the_world():
-    def ranks():
-        group, rank = dist.new_group([1, 3, 4]), dist.get_rank()  # src and dst are global ranks
-        if rank not in (1, 3, 4):
-            with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
-                ours.ring_all_reduce(torch.ones(2), group=group)
-            return
-        ours.star_broadcast(tensor := torch.tensor([rank]), src=3, group=group)
-        assert tensor.item() == 3
-        ours.reduce(tensor := torch.tensor([rank]), dst=4, group=group)
-        assert tensor.item() == (8 if rank == 4 else rank)
-        assert ours.ring_all_reduce(torch.full((5,), rank), group).tolist() == [8] * 5
-        with pytest.raises(ValueError, match=r"src=0 is not in the group.*\[1, 3, 4\]"):
-            ours.tree_broadcast(torch.ones(1), src=0, group=group)
-
-    run_ranks(5, ranks)
+def a_part_of_the_world() -> None:
+    """`src` and `dst` are global ranks."""
+    group, rank = dist.new_group([1, 3, 4]), dist.get_rank()
+    if rank not in (1, 3, 4):
+        with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
+            ours.ring_all_reduce(torch.ones(2), group=group)
+        return
+    ours.star_broadcast(tensor := torch.tensor([rank]), src=3, group=group)
+    assert tensor.item() == 3
+    ours.reduce(tensor := torch.tensor([rank]), dst=4, group=group)
+    assert tensor.item() == (8 if rank == 4 else rank)
+    assert ours.ring_all_reduce(torch.full((5,), rank), group).tolist() == [8] * 5
+    everyone = [torch.zeros(1, dtype=torch.int64) for _ in range(3)]
+    ours.gather(torch.tensor([rank * 10]), everyone if rank == 3 else None, dst=3, group=group)
+    assert torch.cat(everyone).tolist() == ([10, 30, 40] if rank == 3 else [0, 0, 0])
+    ours.scatter(piece := torch.zeros(1), [*torch.arange(3.0).split(1)] if rank == 4 else None, src=4, group=group)
+    assert piece.item() == [1, 3, 4].index(rank)
+    with pytest.raises(ValueError, match=r"src=0 is not in the group.*\[1, 3, 4\]"):
+        ours.broadcast(torch.ones(1), src=0, group=group)
 
 
-def test_complex_conjugates_arrive_as_what_they_show():
-    def ranks():
-        tensor = torch.full((3,), complex(1, dist.get_rank())).conj()
-        ours.tree_broadcast(tensor, src=1)
-        assert tensor.tolist() == [1 - 1j] * 3
-
-    run_ranks(2, ranks)
+def conjugates() -> None:
+    """They arrive as what they show."""
+    tensor = torch.full((3,), complex(1, dist.get_rank())).conj()
+    ours.broadcast(tensor, src=1)
+    assert tensor.tolist() == [1 - 1j] * 3
 
 
-def test_the_two_halves_make_the_ring():
-    def ranks():
-        torch.manual_seed(dist.get_rank())
-        tensor = torch.randn(10)
-        with traffic() as ring:
-            expected = ours.ring_all_reduce(tensor.clone())
-        with traffic() as halves:
-            chunks = tensor.tensor_split(4)
-            complete = ours.ring_reduce_scatter(chunks)
-            assert same(chunks[complete], expected.tensor_split(4)[complete])
-            assert halves.messages == 3
-            ours.ring_all_gather(chunks)
-        assert same(tensor, expected)
-        assert (halves.messages, halves.bytes_sent) == (ring.messages, ring.bytes_sent)
+def rings() -> None:
+    """Every rank gets the same bits, and the two halves make the ring."""
+    n = dist.get_world_size()
+    torch.manual_seed(dist.get_rank())
+    tensor = torch.randn(997)
+    for all_reduce in (ours.ring_all_reduce, ours.false_ring_all_reduce):
+        expected = all_reduce(tensor.clone())
+        everywhere = [torch.empty_like(expected) for _ in range(n)]
+        dist.all_gather(everywhere, expected)
+        assert all(same(each, expected) for each in everywhere)
+    expected, chunks = ours.ring_all_reduce(tensor.clone()), tensor.tensor_split(n)
+    with traffic() as ring:
+        ours.ring_all_reduce(tensor.clone())
+    with traffic() as halves:
+        complete = ours.ring_reduce_scatter(chunks)
+        assert same(chunks[complete], expected.tensor_split(n)[complete])
+        assert halves.messages == n - 1
+        ours.ring_all_gather(chunks)
+    assert same(tensor, expected)
+    assert (halves.messages, halves.bytes_sent) == (ring.messages, ring.bytes_sent)
 
-    run_ranks(4, ranks)
+
+def results() -> None:
+    """They are the caller's own, although memory is used again."""
+    found, n = [], dist.get_world_size()
+    for call in range(3):
+        mine = torch.full((1001,), 10.0**call)
+        ours.reduce_scatter(part := torch.empty(1001), [mine] * n)
+        found += [ours.ring_all_reduce(mine.clone()), ours.false_ring_all_reduce(mine.clone()), part]
+    assert [each.unique().tolist() for each in found] == [[n * 10.0 ** (i // 3)] for i in range(9)]
+
+
+def test_groups_complex_numbers_rings_and_results():
+    in_turn(5, lambda check: check(), [(a_part_of_the_world,), (conjugates,), (rings,), (results,)])

@@ -1,4 +1,4 @@
-"""Models and losses that a data-parallel strategy must get right, and the one process that it must equal."""
+"""Models and losses that a wrapper must get right, and the one process that it must equal."""
 
 import contextlib
 import copy
@@ -12,16 +12,14 @@ import torch._dynamo  # noqa: F401  optimizers and DDP import it at first use: o
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils.checkpoint import checkpoint
 
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
+from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.traffic import Counted
 
 STRATEGIES = [SimpleDistributedDataParallelism, FlatDDP, OverlappedDDP, BucketedDDP]
-HOOKED = {  # those that work from gradient hooks; buckets so small that each has a few gradients at most
-    "OverlappedDDP": OverlappedDDP,
-    "BucketedDDP": functools.partial(BucketedDDP, bucket_mb=100 / 2**20),
-}
+# Those that work from gradient hooks; buckets so small that each has a few gradients at most.
+HOOKED = [OverlappedDDP, functools.partial(BucketedDDP, bucket_mb=100 / 2**20)]
 ROWS = 8  # a rank's share of a batch
 
 
@@ -32,74 +30,51 @@ class Case:
     whole_batch: bool = True  # False: the mean of the shards' losses, one after the other, is what n ranks compute
 
 
+class Made(nn.Module):
+    """Made of parts: modules, lists of them, parameters. `forward` is called with this module and its input."""
+
+    def __init__(self, forward: Callable, **parts: nn.Module | list[nn.Module] | nn.Parameter):
+        super().__init__()
+        self.compute = forward
+        for name, part in parts.items():
+            setattr(self, name, nn.ModuleList(part) if isinstance(part, list) else part)
+
+    def forward(self, *args, **kwargs):
+        return self.compute(self, *args, **kwargs)
+
+
+def linear(count: int) -> list[nn.Module]:
+    return [nn.Linear(6, 6) for _ in range(count)]
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6))
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.second(torch.tanh(self.first(x)))
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False))
+    model[2].weight = model[0].weight
+    return model
 
 
-class Router(nn.Module):
+def routed(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Rows with a positive first column take one expert, the others the other one; a third is never used."""
-
-    def __init__(self):
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
-
-    def forward(self, x):
-        right = x[:, 0] > 0
-        y = torch.zeros_like(x)
-        for expert, rows in ((self.experts[0], right), (self.experts[1], ~right)):
-            if rows.any():
-                y[rows] = expert(x[rows])
-        return y
+    right = x[:, 0] > 0
+    y = torch.zeros_like(x)
+    for expert, rows in ((self.experts[0], right), (self.experts[1], ~right)):
+        if rows.any():
+            y[rows] = expert(x[rows])
+    return y
 
 
-class Mixed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(6, 6).double(), nn.Linear(6, 6).float()
+def mixed() -> nn.Module:
+    """Two dtypes, apart, so that each keeps its own precision; and a parameter without elements."""
 
     def forward(self, x):
-        return torch.cat([self.wide(x), self.narrow(x.float()).double()])  # apart: each keeps its own precision
+        return torch.cat([self.wide(x), self.narrow(x.float()).double()]) + self.nothing.sum()
 
-
-class WithEmpty(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.nothing, self.layer = nn.Parameter(torch.empty(0, 6)), nn.Linear(6, 6)
-
-    def forward(self, x):
-        return self.layer(x) + self.nothing.sum()
-
-
-class Checkpointed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
-        return x
-
-
-class Transposed(nn.Module):
-    """A parameter whose memory is laid out column by column."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(6, 6).t())
-
-    def forward(self, x):
-        return x @ self.weight
+    wide, narrow = nn.Linear(6, 6).double(), nn.Linear(6, 6).float()
+    return Made(forward, wide=wide, narrow=narrow, nothing=nn.Parameter(torch.empty(0, 6)))
 
 
 def frozen() -> nn.Module:
@@ -123,15 +98,12 @@ def two_forwards(model, x, y):
 
 CASES = {
     "mlp": Case(mlp),
-    "tied": Case(Tied),
+    "tied": Case(tied),
     "frozen": Case(frozen),
-    "unused": Case(Router),
-    "several dtypes": Case(Mixed, lambda model, x, y: mse_loss(model(x), y.repeat(2, 1))),
-    "empty parameter": Case(WithEmpty),
+    "unused": Case(lambda: Made(routed, experts=linear(3))),
+    "several dtypes": Case(mixed, lambda model, x, y: mse_loss(model(x), y.repeat(2, 1))),
     "BatchNorm": Case(batch_norm, whole_batch=False),
-    "checkpointing": Case(Checkpointed),
     "two forwards": Case(mlp, two_forwards),
-    "transposed": Case(Transposed),
     "channels last": Case(convolution),
 }
 
@@ -140,7 +112,7 @@ def build(case: Case, seed: int = 0) -> nn.Module:
     """The case's model, float64 but for those that mix dtypes."""
     torch.manual_seed(seed)
     model = case.build()
-    return model if case.build is Mixed else model.double()
+    return model if case.build is mixed else model.double()
 
 
 def batches(steps: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -169,6 +141,63 @@ def one_process_step(case: Case, model: nn.Module, x: torch.Tensor, y: torch.Ten
 
 def shard(rows: torch.Tensor, rank: int) -> torch.Tensor:
     return rows[rank * ROWS : (rank + 1) * ROWS]
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Parameters, gradients and buffers of a model by their names; of a wrapper those of its model, all whole."""
+    plain = getattr(model, "module", model)
+    if isinstance(model, FSDP):
+        found, gradients = model.gather_full_params(), model.gather_full_grads()
+    else:
+        found = dict(plain.named_parameters(remove_duplicate=False))
+        gradients = {name: each.grad for name, each in found.items()}
+    return found | {f"gradient of {name}": each for name, each in gradients.items()} | dict(plain.named_buffers())
+
+
+def assert_equal(mine: nn.Module, plain: nn.Module, told: object = "", atol: float = 1e-12) -> None:
+    """All values are those of the plain model, or of another wrapper, on every rank."""
+    found, expected = values(mine), values(plain)
+    assert list(found) == list(expected)
+    for name, right in expected.items():
+        assert (found[name] is None) == (right is None), f"{told} {name}"
+        if right is not None:
+            allowed = atol if right.dtype == torch.float64 else max(atol, 1e-6)
+            told_by = functools.partial("{} {}: {}".format, told, name)
+            torch.testing.assert_close(found[name].data, right.data, rtol=0, atol=allowed, msg=told_by)
+
+
+def compare_with_one_process(
+    wrap: Callable[[nn.Module], nn.Module],
+    case_name: str,
+    *,
+    cases: dict[str, Case] = CASES,
+    make_optimizer: Callable = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    micro_batches: int = 1,
+    frozen_from: int | None = None,
+    atol: float = 1e-12,
+) -> None:
+    """Train both for three steps, from the step `frozen_from` on without the first layer."""
+    case, rank, world_size = cases[case_name], dist.get_rank(), dist.get_world_size()
+    alone, wrapped = build(case), wrap(build(case))
+    optimizers = [make_optimizer(model.parameters()) for model in (alone, wrapped)]
+    data = iter(batches(3 * micro_batches, world_size))
+    for step in range(3):
+        for model in (alone, wrapped.module) if step == frozen_from else ():
+            next(model.children()).requires_grad_(False)
+        for last in [False] * (micro_batches - 1) + [True]:
+            x, y = next(data)
+            one_process_step(case, alone, x, y, world_size)
+            with contextlib.nullcontext() if last else wrapped.no_sync():
+                case.loss(wrapped, shard(x, rank), shard(y, rank)).backward()
+                wrapped.sync_gradients()
+        for each in optimizers:
+            each.step()
+        assert_equal(wrapped, alone, f"step {step}", atol)
+        if not isinstance(wrapped, FSDP):
+            assert len(set(gathered(bits(wrapped.module)))) == 1, f"replicas differ after step {step}"
+        for each in (*optimizers, alone):
+            each.zero_grad(set_to_none=step % 2 == 0 or each is alone)
+        wrapped.zero_grad()  # gradients that are zero are no longer None
 
 
 def bits(model: nn.Module) -> str:

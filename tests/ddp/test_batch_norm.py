@@ -9,7 +9,7 @@ from torch import nn
 
 from scratch_ddp.ddp import SyncBatchNorm
 from scratch_ddp.instruments.traffic import traffic
-from tests.ranks import run_ranks
+from tests.ranks import in_turn
 
 
 class Activated(nn.BatchNorm1d):
@@ -17,16 +17,16 @@ class Activated(nn.BatchNorm1d):
         return super().forward(x).relu()
 
 
-def _model():
+def build() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4)
     ).double()
 
 
-def _trained():
+def trained() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
-    alone, synced = _model(), SyncBatchNorm.convert(_model())
+    alone, synced = build(), SyncBatchNorm.convert(build())
     whole = torch.randn(7, 2, 4, 4, dtype=torch.float64)
     mine = whole.tensor_split(n)[rank]
     for _ in range(2):
@@ -47,12 +47,8 @@ def _trained():
     assert counted.calls == {}
 
 
-def test_a_converted_model_trains_as_one_process():
-    run_ranks(3, _trained)
-
-
 def test_conversion_keeps_the_tensors_and_names_what_it_cannot_convert():
-    model = _model()
+    model = build()
     before = copy.copy(list(model.parameters()))
     converted = SyncBatchNorm.convert(model)
     assert converted is model and all(a is b for a, b in zip(before, model.parameters(), strict=True))
@@ -65,7 +61,8 @@ def test_conversion_keeps_the_tensors_and_names_what_it_cannot_convert():
             SyncBatchNorm.convert(nn.Sequential(norm))
 
 
-def _too_few_rows() -> None:
+def too_few_rows() -> None:
+    """One row over all ranks is refused as by BatchNorm."""
     model = SyncBatchNorm.convert(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
     for rows in (1, 0):
         with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
@@ -74,5 +71,5 @@ def _too_few_rows() -> None:
     model(torch.ones(1, 2))  # on each rank
 
 
-def test_one_row_over_all_ranks_is_refused_as_by_batch_norm():
-    run_ranks(2, _too_few_rows)
+def test_a_converted_model_trains_as_one_process():
+    in_turn(3, lambda check: check(), [(trained,), (too_few_rows,)])

@@ -1,16 +1,19 @@
-"""Strategies that work from gradient hooks: whatever a step looks like, they do what the simple one does after it."""
+"""Wrappers that work in backward: whatever a step looks like, they do what the simple strategy does after it."""
 
-import pytest
+import contextlib
+import functools
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from scratch_ddp.ddp import SimpleDistributedDataParallelism
-from tests.ddp.cases import HOOKED, bits, gathered
-from tests.ranks import run_ranks
+from scratch_ddp.fsdp import FSDP
+from tests.ddp.cases import HOOKED, assert_equal, bits, gathered
+from tests.ranks import in_turn
 
-hooked = pytest.mark.parametrize("strategy", HOOKED.values(), ids=HOOKED)
+SHARDED = functools.partial(FSDP, units=[nn.Linear])
 
 
 class Heads(nn.Module):
@@ -39,8 +42,7 @@ def back(wrapped, names="abcd", scale=None, **options):
 
 
 def step(wrapped, names="abcd", scale=None):
-    if names:
-        back(wrapped, names, scale)
+    back(wrapped, names, scale)
     wrapped.sync_gradients()
 
 
@@ -54,9 +56,24 @@ def freeze(wrapped, name="c", frozen=True):
 
 
 def two_forwards(wrapped):
-    losses = wrapped("abcd", rank() + 1.0), wrapped("bc", 3.0)
-    for loss in losses:
-        loss.backward()
+    first, second = wrapped("abcd", rank() + 1.0), wrapped("bc", 3.0)
+    second.backward()
+    first.backward()
+    wrapped.sync_gradients()
+
+
+def thrown_away(wrapped, under_no_sync, late):
+    """A batch whose gradients are NaN; `late`: it is thrown away after the next forward pass only."""
+    step(wrapped)
+    wrapped.zero_grad()
+    with wrapped.no_sync() if under_no_sync else contextlib.nullcontext():
+        back(wrapped, scale=float("nan"))
+    if not late:
+        wrapped.zero_grad()
+    loss = wrapped("abc")
+    if late:
+        wrapped.zero_grad()
+    loss.backward()
     wrapped.sync_gradients()
 
 
@@ -88,19 +105,23 @@ def recomputed(wrapped, reentrant):
 
 
 OWN, FROZEN_FIRST = "frozen with a gradient of the rank's own", "frozen when it was wrapped"
+TWICE, LATE, ALL = "backward twice on rank 1", "thrown away late", "all thrown away"
 SCENARIOS = {  # the calls of each, in order
     "another order on rank 1": lambda w: step(w, ["abcd", "dcba", "bdac"][rank()]),
     "unused on rank 1": lambda w: step(w, "abcd" if rank() != 1 else "bd"),
-    "no backward on rank 1": lambda w: step(w, "abcd" if rank() != 1 else ""),
+    "no backward on rank 1": lambda w: (back(w) if rank() != 1 else w("abcd"), w.sync_gradients()),
     "two forwards, two backwards": two_forwards,
     "the same graph twice": the_same_graph_twice,
     "backward three times": lambda w: (back(w, "bc"), back(w, "abcd", 3.0), back(w, "bc", 2.0), w.sync_gradients()),
-    "backward twice on rank 1": lambda w: (
+    TWICE: lambda w: (
         *(back(w) for _ in range(1 + (rank() == 1))),
         quiet(w, "ab", 3.0),
         w.sync_gradients(),
     ),
-    "thrown away on every rank": lambda w: (back(w, scale=float("nan")), w.zero_grad(), step(w, "abc")),
+    "thrown away": lambda w: thrown_away(w, under_no_sync=False, late=False),
+    LATE: lambda w: thrown_away(w, under_no_sync=False, late=True),
+    "thrown away under no_sync": lambda w: thrown_away(w, under_no_sync=True, late=True),
+    ALL: lambda w: (back(w), w.zero_grad(), w.sync_gradients()),
     "the last micro-batch uses less": lambda w: (quiet(w), step(w, "b" if rank() else "c", 2.0)),
     "synchronised outside of no_sync": lambda w: (quiet(w, "abc"), w.sync_gradients()),
     "not zeroed": lambda w: [step(w, names) for names in ("abcd", "bc", "cd")],
@@ -118,24 +139,42 @@ SCENARIOS = {  # the calls of each, in order
     "recomputed, reentrant": lambda w: recomputed(w, True),
     "recomputed": lambda w: recomputed(w, False),
 }
+ONLY = {OWN: HOOKED, TWICE: HOOKED, LATE: [SHARDED], ALL: [SHARDED]}  # what the other classes refuse
 
 
-def each_scenario(strategy) -> None:
-    for about, scenario in SCENARIOS.items():
-        expected, mine = model(), model()
-        for each in (expected, mine):
-            for name in "ad" if about == FROZEN_FIRST else "":
-                each.layers[name].requires_grad_(False)
-        scenario(SimpleDistributedDataParallelism(expected))
-        scenario(strategy(mine))
-        for (name, a), b in zip(mine.named_parameters(), expected.parameters(), strict=True):
-            told = f"{about}: {name} on rank {rank()}"
-            assert (a.grad is None) == (b.grad is None), told
-            if a.grad is not None:
-                torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-12, msg=lambda text, at=told: at + text)
-        assert len(set(gathered(bits(mine)))) == (3 if about == OWN else 1), f"{about}: ranks have different bits"
+def compare(wrap, about: str) -> None:
+    expected, mine = model(), model()
+    for each in (expected, mine):
+        for name in "ad" if about == FROZEN_FIRST else "":
+            each.layers[name].requires_grad_(False)
+    simple, wrapped = SimpleDistributedDataParallelism(expected), wrap(mine)
+    SCENARIOS[about](simple)
+    SCENARIOS[about](wrapped)
+    assert_equal(wrapped, simple, f"on rank {rank()}")
+    if not isinstance(wrapped, FSDP):
+        assert len(set(gathered(bits(mine)))) == (3 if about == OWN else 1), "ranks have different bits"
 
 
-@hooked
-def test_the_same_as_the_simple_strategy(strategy):
-    run_ranks(3, each_scenario, strategy, timeout=60)
+def test_the_same_as_the_simple_strategy():
+    in_turn(3, compare, [(wrap, about) for about in SCENARIOS for wrap in ONLY.get(about, [*HOOKED, SHARDED])])
+
+
+def without_a_call(wrap) -> None:
+    """`sync="backward"`: a step of one backward, one that accumulates under no_sync, and one of two backwards."""
+    expected, mine = SimpleDistributedDataParallelism(model()), wrap(model(), sync="backward")
+    for wrapped in (expected, mine):
+        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+        for quiet in (["ab"], ["abc", "bcd"], ["a", "abcd"]):
+            for names in quiet:
+                inside = len(quiet) > 1 and names is quiet[0] and quiet[0] == "abc"
+                with wrapped.no_sync() if inside else contextlib.nullcontext():
+                    wrapped(names, rank() + 1.0).backward()
+                    if wrapped is expected:
+                        wrapped.sync_gradients()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_equal(mine, expected)
+
+
+def test_synchronised_at_the_end_of_backward():
+    in_turn(2, without_a_call, [(wrap,) for wrap in (*HOOKED, SHARDED)])

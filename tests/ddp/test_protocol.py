@@ -1,7 +1,6 @@
 """What every strategy offers: switches, `no_sync`, the number of messages and their order, groups, copies."""
 
 import copy
-import functools
 import gc
 
 import pytest
@@ -13,48 +12,48 @@ from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistribut
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.traffic import traffic
 from tests.ddp.cases import CASES, STRATEGIES, build, calls, gathered, started
-from tests.ranks import run_ranks
+from tests.ranks import in_turn
 
-each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
+WRAPPERS = [(wrap,) for wrap in (*STRATEGIES, FSDP)]
 ONES = torch.ones(4, 6, dtype=torch.float64)
 
 
-def count_a_step(strategy, case: str) -> list[dict]:
-    """Collectives of building, of a step, of a micro-batch inside no_sync."""
+def collectives_of_a_step(strategy, case: str, all_reduces: int, in_backward: int = 0) -> None:
     with traffic() as built:
         wrapped = strategy(build(CASES[case]))
     with traffic() as step:
-        wrapped(ONES).sum().backward()
+        with started() as sizes:
+            wrapped(ONES).sum().backward()
         wrapped.sync_gradients()
+    assert len(sizes) == in_backward
     with traffic() as quiet, wrapped.no_sync():
         wrapped(ONES).sum().backward()
         wrapped.sync_gradients()
-    return [calls(built), calls(step), calls(quiet)]
+    apart = calls(built)["apart"]
+    assert calls(built) == {"all_reduce": 0, "broadcast": 0, "apart": apart} and apart <= 8, "counted apart"
+    assert calls(step) == {"all_reduce": all_reduces, "broadcast": 0, "apart": 1}
+    assert calls(quiet) == {"all_reduce": 0, "broadcast": 0, "apart": 0}
 
 
-@pytest.mark.parametrize(
-    "strategy, case, all_reduces",
-    [
-        (SimpleDistributedDataParallelism, "tied", 1),
-        (SimpleDistributedDataParallelism, "frozen", 3),
-        (SimpleDistributedDataParallelism, "empty parameter", 2),
-        (FlatDDP, "several dtypes", 2),
-        (OverlappedDDP, "mlp", 4),
-        (BucketedDDP, "mlp", 1),
-    ],
-)
-def test_collectives_of_a_step(strategy, case, all_reduces):
-    for built, step, quiet in run_ranks(2, count_a_step, strategy, case):
-        assert (built["all_reduce"], built["broadcast"]) == (0, 0), "set-up is counted apart"
-        assert built["apart"] <= 8
-        assert (step["all_reduce"], step["broadcast"], step["apart"]) == (all_reduces, 0, 1)
-        assert quiet == {"all_reduce": 0, "broadcast": 0, "apart": 0}
+COUNTS = [
+    (SimpleDistributedDataParallelism, "tied", 1),
+    (SimpleDistributedDataParallelism, "frozen", 3),
+    (FlatDDP, "several dtypes", 2),
+    (OverlappedDDP, "mlp", 4, 4),
+    (BucketedDDP, "mlp", 1, 1),
+]
+
+
+def test_collectives_of_a_step():
+    in_turn(2, collectives_of_a_step, COUNTS)
 
 
 def switches(strategy) -> None:
     model = build(CASES["BatchNorm"])
+    names = list(model.state_dict())
     wrapped = strategy(model)
-    assert getattr(wrapped, "model", model) is wrapped.module is model
+    assert wrapped.module is model
+    assert list(wrapped.state_dict()) == [(strategy is not FSDP) * "module." + name for name in names]
     assert wrapped.do_sync is True
     with wrapped.no_sync():
         with wrapped.no_sync():
@@ -69,12 +68,13 @@ def switches(strategy) -> None:
     assert not wrapped.do_sync, "restored to what it was, not to on"
     wrapped.enable_grad_sync()
     assert wrapped.do_sync
-    assert torch.equal(wrapped.eval()(ONES), model(ONES)) and not model.training
+    for quiet in (torch.no_grad, torch.inference_mode):
+        with quiet():
+            assert torch.equal(wrapped.eval()(ONES), model(ONES)) and not model.training
 
 
-@each_strategy
-def test_an_ordinary_module_with_switches(strategy):
-    run_ranks(1, switches, strategy)
+def test_an_ordinary_module_with_switches():
+    in_turn(1, switches, WRAPPERS)
 
 
 def nothing_to_train(strategy) -> None:
@@ -89,71 +89,27 @@ def nothing_to_train(strategy) -> None:
             assert torch.equal(*gathered(buffer))
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES, FSDP], ids=lambda strategy: strategy.__name__)
-def test_a_model_with_nothing_to_train(strategy):
-    run_ranks(2, nothing_to_train, strategy)
+def test_a_model_with_nothing_to_train():
+    in_turn(2, nothing_to_train, WRAPPERS)
 
 
-class Heads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(n, n, bias=False) for n in (2, 3, 4))
-
-    def forward(self, order) -> torch.Tensor:
-        """Layer after layer in this order; backward reaches them in the opposite one."""
-        total = torch.zeros(1)
-        for number in order:
-            layer = self.layers[number]
-            total = (total + layer(torch.ones(1, layer.in_features)).sum()) * 0.5
-        return total
-
-
-ORDER = [16, 9, 4]  # elements of the weights, the last registered first
-ORDERS = [  # of the layers on each rank, and how many messages each starts in backward
-    ([[0, 1, 2], [2, 1, 0]], [3, 3]),  # on rank 1 all wait for the one that comes last
-    ([[0, 1, 2], [0, 2]], [3, 1]),  # rank 1 has no gradient for the second message, so the third waits as well
-    ([[0, 1, 2], []], [3, 0]),
-    ([[1], [2]], [0, 1]),
-]
-
-
-def order_of_messages(strategy) -> None:
-    for orders, in_backward in ORDERS:
-        wrapped = strategy(Heads())
-        with started() as sizes:
-            if order := orders[dist.get_rank()]:
-                wrapped(order).backward()
-            assert len(sizes) == in_backward[dist.get_rank()]
-            wrapped.sync_gradients()
-        assert sizes == ORDER
-    wrapped.module.layers[1].requires_grad_(False)
-    wrapped.zero_grad()
-    with started() as sizes:
-        wrapped([0, 1, 2]).backward()
-        assert sizes == ORDER, "what was frozen meanwhile is not waited for"
-    wrapped.sync_gradients()
-
-
-A_BUCKET_EACH = functools.partial(BucketedDDP, bucket_mb=1e-6)
-
-
-@pytest.mark.parametrize("strategy", [OverlappedDDP, A_BUCKET_EACH], ids=["OverlappedDDP", "BucketedDDP"])
-def test_the_same_order_on_every_rank(strategy):
-    run_ranks(2, order_of_messages, strategy)
+def backward(model: nn.Module, scale: float = 1.0) -> None:
+    (model(ONES).sum() * scale).backward()
 
 
 def hooks_and_copies(strategy) -> None:
-    model = Heads()
+    model, alone, rank = build(CASES["mlp"]), build(CASES["mlp"]), dist.get_rank()
+    backward(alone)
     wrapped = strategy(model)
-    wrapped([0, 1, 2]).backward()
+    backward(wrapped)
     wrapped.remove_hooks()  # in the middle of a step: it is given up
     wrapped.zero_grad()
-    (model([0, 1, 2]) * dist.get_rank()).backward()
-    assert model.layers[2].weight.grad[0, 0] == dist.get_rank() / 2, "the model is an ordinary one"
+    backward(model, rank)
+    assert torch.equal(model[2].bias.grad, rank * alone[2].bias.grad), "the model is an ordinary one"
     wrapped.sync_gradients()  # goes on averaging
-    assert model.layers[2].weight.grad[0, 0] == 0.25
+    assert torch.equal(model[2].bias.grad, 0.5 * alone[2].bias.grad)
     second = strategy(model)
-    (copy.deepcopy(second.module)([0, 1, 2]) * dist.get_rank()).backward()  # a copy of the model has no hooks
+    backward(copy.deepcopy(second.module), rank)  # a copy of the model has no hooks
     with pytest.raises(TypeError, match="can't be pickled or copied, since it belongs to a group of ranks: take its"):
         copy.deepcopy(second)
     if strategy not in STRATEGIES[:2]:
@@ -162,10 +118,9 @@ def hooks_and_copies(strategy) -> None:
     del second
     gc.collect()
     with started() as sizes:
-        model([0, 1, 2]).backward()
+        backward(model)
     assert not sizes, "the hooks go with the wrapper"
 
 
-@each_strategy
-def test_hooks_can_be_removed_and_models_copied(strategy):
-    run_ranks(2, hooks_and_copies, strategy)
+def test_hooks_can_be_removed_and_models_copied():
+    in_turn(2, hooks_and_copies, [(strategy,) for strategy in STRATEGIES])

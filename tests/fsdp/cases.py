@@ -1,13 +1,12 @@
-"""Models that sharding must get right beside those of `ddp_cases`, and a comparison of sharded and plain models."""
+"""Models that sharding must get right beside those of `tests.ddp.cases`."""
 
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from scratch_ddp.fsdp import FSDP
 from tests.ddp.cases import CASES as REPLICATED_CASES
-from tests.ddp.cases import Case
+from tests.ddp.cases import Case, Made, linear
 
 
 class Tiny(nn.Module):
@@ -29,7 +28,7 @@ class Chain(nn.Module):
 
     def __init__(self, *order: int):
         super().__init__()
-        self.blocks, self.order = nn.ModuleList(nn.Linear(6, 6) for _ in range(3)), order
+        self.blocks, self.order = nn.ModuleList(linear(3)), order
 
     def forward(self, x):
         for i in self.order:
@@ -37,44 +36,31 @@ class Chain(nn.Module):
         return x
 
 
-class Recurrent(nn.Module):
-    """A module that keeps a list of its parameters of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.LSTM(6, 6) for _ in range(2))
-
-    def forward(self, x):
-        x = x[None]  # a sequence of one step
-        for layer in self.layers:
-            x, _ = layer(x)
-        return x[0]
-
-
-class Adapter(nn.Module):
-    """A frozen layer beside a trained one: its weight is needed in backward after the last gradient has come."""
-
-    def __init__(self):
-        super().__init__()
-        self.base, self.down, self.up = nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(2, 6)
-        self.base.requires_grad_(False)
-
-    def forward(self, x):
-        return self.base(x) + self.up(self.down(x))
-
-
-class WithHead(nn.Module):
+def with_head(*blocks: nn.Module) -> nn.Module:
     """A layer outside of every unit, before and after them, so that the first unit's input needs a gradient too."""
+    first, last = linear(2)
+    return Made(
+        lambda self, x: self.last(nn.Sequential(*self.blocks)(self.first(x))), first=first, blocks=[*blocks], last=last
+    )
 
-    def __init__(self, *blocks: nn.Module):
-        super().__init__()
-        self.first, self.blocks, self.last = nn.Linear(6, 6), nn.ModuleList(blocks), nn.Linear(6, 6)
 
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.last(x)
+def recurrent() -> nn.Module:
+    """Modules that keep lists of their parameters of their own; a sequence of one step."""
+    return Made(
+        lambda self, x: self.layers[1](self.layers[0](x[None])[0])[0][0], layers=[nn.LSTM(6, 6) for _ in range(2)]
+    )
+
+
+def adapter() -> nn.Module:
+    """A frozen layer beside a trained one: its weight is needed in backward after the last gradient has come."""
+    base, down, up = nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 2), nn.Linear(2, 6)
+    return Made(lambda self, x: self.base(x) + self.up(self.down(x)), base=base, down=down, up=up)
+
+
+def frozen_unit() -> nn.Module:
+    model = with_head(*linear(3))
+    model.blocks[1].requires_grad_(False)
+    return model
 
 
 class Result:
@@ -86,55 +72,37 @@ class Result:
         self.hidden, self.others = hidden, others
 
 
-class Structured(nn.Module):
-    """Tensors in keyword arguments, dicts and an object; the first block's output is used by all others."""
+def structured() -> nn.Module:
+    """Tensors in keyword arguments, dicts and an object; the first layer's output is used by all blocks."""
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(6, 6)
-
-        def forward(self, x, *, memory):
-            y = torch.tanh(self.layer(x + memory["first"]))
-            return Result(y, {"twice": [2 * y]})
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.blocks = nn.Linear(6, 6), nn.ModuleList(Structured.Block() for _ in range(3))
+    def block(self, x, *, memory):
+        y = torch.tanh(self.layer(x + memory["first"]))
+        return Result(y, {"twice": [2 * y]})
 
     def forward(self, x):
         memory = {"first": self.first(x)}
-        for block in self.blocks:
-            result = block(x, memory=memory)
+        for each in self.blocks:
+            result = each(x, memory=memory)
             x = result.hidden + result.others["twice"][0]
         return x
 
-
-class InPlace(nn.Linear):
-    """A block that writes to its input."""
-
-    def forward(self, x):
-        return super().forward(x.relu_())
+    first, *layers = linear(4)
+    return Made(forward, first=first, blocks=[Made(block, layer=layer) for layer in layers])
 
 
-class Shown(nn.Module):
+def in_place() -> nn.Module:
+    """Blocks that write to their inputs."""
+    return with_head(*(Made(lambda self, x: self.layer(x.relu_()), layer=layer) for layer in linear(2)))
+
+
+def shown() -> nn.Module:
     """The model returns a parameter of its own, and a unit a view of one."""
-
-    class Positions(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(9, 6))
-
-        def forward(self, x):
-            return self.weight[: len(x)]
-
-    def __init__(self):
-        super().__init__()
-        self.places, self.layer = Shown.Positions(), nn.Linear(6, 6)
-        self.scale = nn.Parameter(torch.ones(6))
-
-    def forward(self, x):
-        return self.layer(x) + self.places(x), self.scale
+    places = Made(lambda self, x: self.weight[: len(x)], weight=nn.Parameter(torch.randn(9, 6)))
+    return Made(
+        lambda self, x: (self.units[1](x) + self.units[0](x), self.scale),
+        units=[places, nn.Linear(6, 6)],
+        scale=nn.Parameter(torch.ones(6)),
+    )
 
 
 def scaled_loss(model, x, y):
@@ -148,91 +116,44 @@ def written_views() -> nn.Module:
     return nn.Sequential(nn.Unflatten(0, (2, -1)), *layers, nn.Flatten(0, 1))
 
 
-class Penalised(nn.Module):
+def penalised(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """A gradient inside of the forward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        y = torch.tanh(self.blocks[1](torch.tanh(self.blocks[0](x))))
-        (slope,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
-        return y + slope
+    x = x.detach().requires_grad_()
+    y = torch.tanh(self.blocks[1](torch.tanh(self.blocks[0](x))))
+    (slope,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    return y + slope
 
 
-class Segments(nn.Module):
+def segments(reentrant: bool) -> nn.Module:
     """Two blocks a segment of activation checkpointing."""
-
-    def __init__(self, reentrant: bool):
-        super().__init__()
-        self.first, self.blocks = nn.Linear(6, 6), nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
-        self.reentrant = reentrant
 
     def forward(self, x):
         x = self.first(x)
         for pair in (self.blocks[:2], self.blocks[2:]):
-            x = checkpoint(nn.Sequential(pair[0], nn.Tanh(), pair[1]), x, use_reentrant=self.reentrant)
+            x = checkpoint(nn.Sequential(pair[0], nn.Tanh(), pair[1]), x, use_reentrant=reentrant)
         return x
+
+    first, *blocks = linear(5)
+    return Made(forward, first=first, blocks=blocks)
 
 
 def whole_checkpointed(model, x, y):
     return mse_loss(checkpoint(model, x, use_reentrant=False), y)
 
 
-def tied_units() -> nn.Module:
-    model = Chain(0, 1, 2)
-    model.blocks[2].weight = model.blocks[0].weight
-    return model
-
-
-def frozen_unit() -> nn.Module:
-    model = WithHead(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
-    model.blocks[1].requires_grad_(False)
-    return model
-
-
 CASES = REPLICATED_CASES | {
     "tiny parameters": Case(Tiny),
-    "tied units": Case(tied_units),
     "another order": Case(lambda: Chain(2, 0, 1)),
     "a unit twice": Case(lambda: Chain(0, 1, 0, 2, 1)),
-    "LSTM": Case(Recurrent),
-    "adapters": Case(lambda: WithHead(Adapter(), Adapter())),
+    "LSTM": Case(recurrent),
+    "adapters": Case(lambda: with_head(adapter(), adapter())),
     "a frozen unit": Case(frozen_unit),
-    "structured": Case(Structured),
-    "in place": Case(lambda: WithHead(InPlace(6, 6), InPlace(6, 6))),
-    "a parameter is returned": Case(Shown, scaled_loss, whole_batch=False),
+    "structured": Case(structured),
+    "in place": Case(in_place),
+    "a parameter is returned": Case(shown, scaled_loss, whole_batch=False),
     "views written to": Case(written_views),
-    "penalty": Case(Penalised),
-    "segments": Case(lambda: Segments(False)),
-    "reentrant segments": Case(lambda: Segments(True)),
+    "penalty": Case(lambda: Made(penalised, blocks=linear(2))),
+    "segments": Case(lambda: segments(False)),
+    "reentrant segments": Case(lambda: segments(True)),
     "all recomputed": Case(lambda: Chain(0, 1, 2), whole_checkpointed),
 }
-
-
-def assert_equal(mine: FSDP, plain: nn.Module, told: object = "", atol: float = 1e-12) -> None:
-    """Parameters, gradients and buffers are those of the plain model, on every rank."""
-    assert [name for name, _ in mine.named_parameters()] == [name for name, _ in plain.named_parameters()]
-    parameters, gradients = mine.gather_full_params(), mine.gather_full_grads()
-    expected = dict(plain.named_parameters(remove_duplicate=False))
-    assert list(parameters) == list(gradients) == list(expected)
-    assert [name for name in gradients if gradients[name] is None] == [n for n, p in expected.items() if p.grad is None]
-    pairs = {name: (parameters[name], each.data) for name, each in expected.items()}
-    pairs |= {f"gradient of {name}": (gradients[name], each.grad) for name, each in expected.items()}
-    mine_buffers, buffers = dict(mine.named_buffers()), dict(plain.named_buffers())
-    pairs |= {name: (mine_buffers[name], buffer) for name, buffer in buffers.items()}
-    for name, (one, right) in pairs.items():
-        if right is not None:
-            allowed = atol if right.dtype == torch.float64 else max(atol, 1e-6)
-            torch.testing.assert_close(one, right, rtol=0, atol=allowed, msg=lambda text, n=name: f"{told} {n}: {text}")
-
-
-def message_of(do, errors=(ValueError, RuntimeError, OSError, TypeError)) -> str:
-    """What is said where `do` raises one of these errors; it must."""
-    try:
-        do()
-    except errors as error:
-        return str(error)
-    return "nothing was raised"

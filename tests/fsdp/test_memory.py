@@ -5,11 +5,12 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.memory import memory_use
-from tests.ranks import run_ranks
+from tests.ranks import in_turn
 
 WIDTH, BLOCKS = 256, 16
 BLOCK = 4 * WIDTH * WIDTH  # bytes: 256 KiB
@@ -42,49 +43,35 @@ def measure(wrap, optimizer_class=torch.optim.SGD) -> tuple[float, float]:
     return until_then.kept_bytes / MODEL, (until_then.kept_bytes + one_step.peak_bytes) / MODEL
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_between_steps_a_rank_holds_its_share(world_size):
-    """And at the peak parameters and gradients in shards, and a few units: one whole and its gradients, messages."""
-    for kept, peak in run_ranks(world_size, measure, FSDP):
-        assert kept == pytest.approx(1 / world_size, abs=0.02)
-        assert 2 / world_size < peak < 2 / world_size + 8 / BLOCKS
-    for kept, _ in run_ranks(world_size, measure, FSDP, torch.optim.Adam):
-        assert kept == pytest.approx(3 / world_size, abs=0.02)
+def shares(optimizer_class, copies: int) -> None:
+    """Between steps a rank holds its share of `copies` of the model. At the peak parameters and gradients in shards,
+    and a few units: one whole and its gradients, messages."""
+    n = dist.get_world_size()
+    kept, peak = measure(FSDP, optimizer_class)
+    assert kept == pytest.approx(copies / n, abs=0.02)
+    assert copies > 1 or 2 / n < peak < 2 / n + 8 / BLOCKS
 
 
-def wrapping(on_meta: bool) -> tuple[float, float]:
-    model = build() if not on_meta else None
+def wrapping(on_meta: bool) -> None:
+    """The model is freed unit by unit; on the meta device it is never there."""
+    share, model = 1 / dist.get_world_size(), build() if not on_meta else None
     with torch.device("meta"):
         model = model or build()
-    torch.manual_seed(0)
     with memory_use() as used:
         sharded = FSDP(model)
         time.sleep(0.2)  # gloo's own thread lets go of the last message a moment after the call is over
     assert sharded.module is model
-    return used.kept_bytes / MODEL, used.peak_bytes / MODEL
+    there_before = 0 if on_meta else 1
+    assert used.kept_bytes / MODEL == pytest.approx(share - there_before, abs=0.02)
+    assert used.peak_bytes / MODEL < (share if on_meta else 0) + 3.1 / BLOCKS
 
 
-def test_wrapping_frees_the_model_unit_by_unit_and_on_the_meta_device_it_is_never_there():
-    for kept, peak in run_ranks(2, wrapping, False):
-        assert kept == pytest.approx(-0.5, abs=0.02)  # all of it was there before
-        assert peak < 3.1 / BLOCKS
-    for kept, peak in run_ranks(4, wrapping, True):
-        assert kept == pytest.approx(0.25, abs=0.02) and peak < 0.25 + 3.1 / BLOCKS
+MEASURED = {
+    2: [(shares, torch.optim.SGD, 1), (shares, torch.optim.Adam, 3), (wrapping, False)],
+    4: [(shares, torch.optim.SGD, 1), (wrapping, True)],
+}
 
 
-def without_synchronisation() -> tuple[float, float]:
-    model, x = FSDP(build()), torch.randn(2, WIDTH)
-    time.sleep(0.2)
-    with memory_use() as used, model.no_sync():
-        model(x).sum().backward()
-        time.sleep(0.2)
-    with memory_use() as more:
-        model(x).sum().backward()
-        model.sync_gradients()
-        time.sleep(0.2)
-    return used.kept_bytes / MODEL, more.kept_bytes / MODEL
-
-
-def test_no_sync_keeps_whole_gradients_until_the_next_synchronisation():
-    for accumulated, afterwards in run_ranks(2, without_synchronisation):
-        assert accumulated == pytest.approx(1, abs=0.05) and afterwards == pytest.approx(-0.5, abs=0.05)
+@pytest.mark.parametrize("world_size", MEASURED)
+def test_what_a_rank_holds(world_size):
+    in_turn(world_size, lambda check, *args: check(*args), MEASURED[world_size])

@@ -6,8 +6,7 @@ from torch import nn
 
 from scratch_ddp.fsdp import FSDP
 from tests.ddp.cases import gathered
-from tests.fsdp.cases import message_of
-from tests.ranks import run_ranks
+from tests.ranks import in_turn
 
 
 def layers() -> nn.Module:
@@ -16,40 +15,31 @@ def layers() -> nn.Module:
     return nn.Sequential(*tied, nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7)), nn.BatchNorm1d(7), nn.LSTM(7, 5))
 
 
-def on_meta(build, *args) -> nn.Module:
+def on_meta() -> nn.Module:
     with torch.device("meta"):
-        return build(*args)
+        return layers()
 
 
-def initialised() -> list[str]:
-    """The model's own initialisation, the same values on every rank, whatever their seeds; and what is refused."""
+def initialised() -> None:
+    """The model's own initialisation, the same values on every rank, whatever their seeds."""
     torch.manual_seed(dist.get_rank())
-    sharded = FSDP(on_meta(layers))
+    sharded = FSDP(on_meta())
     whole = sharded.gather_full_params()
     assert whole["2.0.weight"].abs().max() <= 6**-0.5 and whole["2.0.weight"].std() > 0.1
     assert (whole["2.1.weight"] == 1).all() and (sharded.module[3].running_var == 1).all()
     assert sharded.module[0].weight is sharded.module[1].weight
     assert all(torch.equal(*gathered(tensor)) for tensor in whole.values())
-    none = message_of(lambda: FSDP(on_meta(nn.TransformerEncoderLayer, 4, 2)), AttributeError)
-    unset = message_of(lambda: FSDP(on_meta(layers), init=lambda module: None))
-    return [none, unset]
 
 
-def test_rows_of_the_first_ranks_own_initialisation():
-    for none, unset in run_ranks(2, initialised):
-        assert none == "'MultiheadAttention' object has no attribute 'reset_parameters'"
-        assert unset.startswith("init of a ") and "without values, or NaN" in unset
-
-
-def one_rank_has_the_values() -> None:
-    """The first rank has read a checkpoint, the others have built the model on the meta device."""
+def the_first_rank_has_values() -> None:
+    """It has read a checkpoint, the others have built the model on the meta device."""
     torch.manual_seed(3)
-    sharded = FSDP(layers() if dist.get_rank() == 0 else on_meta(layers))
+    sharded = FSDP(layers() if dist.get_rank() == 0 else on_meta())
     torch.manual_seed(3)
     expected = layers().state_dict()
     whole = sharded.gather_full_params() | dict(sharded.named_buffers())
     assert all(torch.equal(whole[name], tensor) for name, tensor in expected.items())
 
 
-def test_the_first_ranks_values_for_ranks_that_have_none():
-    run_ranks(3, one_rank_has_the_values)
+def test_values_on_the_meta_device():
+    in_turn(2, lambda check: check(), [(initialised,), (the_first_rank_has_values,)])

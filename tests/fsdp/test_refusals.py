@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,8 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.tensor_parallel import ColumnParallelLinear
-from tests.fsdp.cases import message_of
-from tests.ranks import run_ranks
+from tests.ranks import assert_refused, run_ranks
 
 X = torch.ones(1, 2)
 
@@ -44,6 +44,10 @@ def after(change) -> None:
     model(X)
 
 
+def adafactor_step(model: FSDP) -> None:
+    torch.optim.Adafactor(model.parameters()).step()
+
+
 def hooked() -> nn.Module:
     plain = model()
     plain[0].weight.register_hook(print)
@@ -68,63 +72,63 @@ def second_derivative() -> None:
     slope.square().sum().backward()
 
 
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(2, 2), nn.MultiheadAttention(4, 2))
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+REPLACED = "'0.weight' was replaced, moved or converted"
 REFUSED = [
     ("'0.weight' has hooks, of another wrapper perhaps", lambda: FSDP(hooked())),
     ("'0.weight' is a DTensor, and only plain tensors can be sharded", lambda: FSDP(FSDP(model()).module)),
     ("'0' holds slices of a tensor-parallel layer", lambda: FSDP(sliced())),
-    ("units overlap: '1.0' lies in '1'", lambda: FSDP(model(), units=[nn.Sequential, nn.Linear])),
+    ("rank 1: units overlap: '1.0' lies in '1'", lambda: FSDP(model(), units=[nn.Sequential, nn.Linear][: 1 + rank()])),
     ("units: Conv2d is no module of the model, nor the type of one", lambda: FSDP(model(), units=[nn.Conv2d])),
     ("units: Linear is no module of the model", lambda: FSDP(model(), units=[nn.Linear(2, 2)])),
     ("'type' object is not iterable", lambda: FSDP(model(), units=nn.Linear)),
+    ("rank 1: sync must be 'call' or 'backward', not 'always'", lambda: FSDP(model(), sync=["call", "always"][rank()])),
+    ("rank 1: prefetch must be 0 or more, not -1", lambda: FSDP(model(), prefetch=-rank())),
+    (
+        "rank 1: entry 0 is parameter '0.weight': float32 (3, 2), but",
+        lambda: FSDP(nn.Sequential(nn.Linear(2, 2 + rank()))),
+    ),
+    (
+        "is the root with 0.weight, 0.bias, 2.weight, 2.bias, but",
+        lambda: FSDP(model(), units=[[nn.ReLU], [nn.Sequential]][rank()]),
+    ),
+    ("prefetch 1, free", lambda: FSDP(model(), prefetch=rank())),
+    ("compute_dtype torch.bfloat16", lambda: FSDP(model(), compute_dtype=[None, torch.bfloat16][rank()])),
+    ("no attribute 'reset_parameters'", lambda: FSDP(on_meta())),
+    ("without values, or NaN", lambda: FSDP(on_meta(), init=lambda module: None)),
     ("an FSDP can't be pickled or copied", lambda: pickle.dumps(sharded())),
     ("an FSDP can't be pickled or copied", lambda: copy.deepcopy(sharded())),
-    ("a unit is called by itself: call the whole model", lambda: sharded().module[0](X)),
     ("that the model had before it was wrapped: make it from the parameters()", stale_optimizer),
     ("second derivatives (create_graph=True) need parameters that are freed", second_derivative),
     ("'0.weight' is sparse", lambda: sharded(nn.Sequential(nn.Embedding(4, 2, sparse=True)), torch.tensor([1]))),
     ("the model writes to its parameter '0.weight'", lambda: sharded(nn.Sequential(Writes(2, 2)))(X)),
-    ("'0.weight' was replaced, moved or converted", lambda: after(lambda model: model.to(torch.float64))),
-    (
-        "'0.weight' was replaced, moved or converted",
-        lambda: after(lambda m: setattr(m.module[0], "weight", m.module[1].weight)),
-    ),
+    (REPLACED, lambda: after(lambda model: model.to(torch.float64))),
+    (REPLACED, lambda: after(lambda model: setattr(model.module[0], "weight", model.module[1].weight))),
     ("a hook on '0.weight' is never called", lambda: after(lambda m: m.module[0].weight.register_hook(print))),
+    ("in-place operations that require placement changes", lambda: after(adafactor_step)),
 ]
 
 
 def test_what_is_refused():
+    assert_refused(2, REFUSED)
+
+
+def test_a_parameter_that_is_read_outside_of_its_unit():
+    """A module that reads its children's parameters itself: right with default units, and a sentence with others."""
+
     def ranks():
-        return [message_of(do, (ValueError, TypeError, RuntimeError, AttributeError)) for _, do in REFUSED]
+        attention, x = nn.MultiheadAttention(4, 2), torch.ones(1, 3, 4)
+        FSDP(attention)(x, x, x)[0].sum().backward()
+        with pytest.raises(RuntimeError) as caught:
+            FSDP(nn.MultiheadAttention(4, 2), units=[nn.Linear])(x, x, x)
+        return caught.value.__notes__[0]
 
-    for messages in run_ranks(2, ranks, timeout=120):
-        for message, (expected, _) in zip(messages, REFUSED, strict=True):
-            assert expected in message, message
-
-
-def on_one_rank() -> list[str]:
-    """The same on the second rank alone, and arguments that differ."""
-    rank = dist.get_rank()
-    refused = [message_of(do if rank else lambda: FSDP(model())) for _, do in REFUSED[3:7]]
-    return refused, [
-        message_of(lambda: FSDP(nn.Sequential(nn.Linear(2, 2 + rank)))),
-        message_of(lambda: FSDP(model(), units=[nn.Sequential] if rank else [nn.ReLU])),
-        message_of(lambda: FSDP(model(), prefetch=rank)),
-        message_of(lambda: FSDP(model(), compute_dtype=torch.bfloat16 if rank else None)),
-    ]
-
-
-def test_what_one_rank_does_otherwise():
-    for refused, (size, units, prefetch, dtype) in run_ranks(2, on_one_rank):
-        for message, (expected, _) in zip(refused, REFUSED[3:7], strict=True):
-            assert message.startswith("rank 1: ") and expected in message, message
-        assert "rank 1: entry 0 is parameter '0.weight': float32 (3, 2), but" in size and "(2, 2) on rank 0" in size
-        assert "is the root with 0.weight, 0.bias, 2.weight, 2.bias, but the root with 0.weight, 0.bias, 1.0" in units
-        assert "prefetch 1, free" in prefetch and "compute_dtype torch.bfloat16" in dtype
-
-
-def test_a_module_that_reads_its_childrens_parameters_itself():
-    def ranks():
-        x = torch.ones(1, 3, 4)
-        FSDP(nn.MultiheadAttention(4, 2))(x, x, x)[0].sum().backward()
-
-    run_ranks(2, ranks)
+    assert all("name that module in units" in note for note in run_ranks(2, ranks))

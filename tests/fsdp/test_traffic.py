@@ -11,12 +11,12 @@ from scratch_ddp.course.pages.sleeping import SleepingBlocks
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.network import Link, lone_rank
 from scratch_ddp.instruments.traffic import traffic
-from tests.ddp.cases import batches, build, shard
-from tests.fsdp.cases import CASES
-from tests.ranks import run_ranks
+from tests.ddp.cases import batches, build, linear, shard
+from tests.fsdp.cases import CASES, with_head
+from tests.ranks import in_turn, run_ranks
 
 
-def one_step(name: str = "adapters", **settings) -> tuple:
+def one_step(name: str, **settings) -> tuple:
     case, world_size = CASES[name], dist.get_world_size()
     model = build(case).requires_grad_(True)
     elements, block = (sum(each.numel() for each in part.parameters()) for part in (model, model.blocks[0]))
@@ -29,40 +29,52 @@ def one_step(name: str = "adapters", **settings) -> tuple:
     return counted.calls, counted.wire_bytes / 8, counted.setup.calls, elements, block
 
 
-def test_one_all_gather_and_one_reduce_scatter_a_unit():
-    for calls, sent, apart, elements, block in run_ranks(2, one_step):
-        # Three units, the root is one of them. It and the last one stay between forward and backward.
-        assert calls == {"all_gather": 3 + 1, "reduce_scatter": 3} and apart == {"all_reduce": 3}
-        assert sent == (2 * elements + block) / 2  # (n-1)/n of all twice, of a block once more
+def calls_and_bytes() -> None:
+    calls, sent, apart, elements, block = one_step("adapters")
+    # Three units, the root is one of them. It and the last one stay between forward and backward.
+    assert calls == {"all_gather": 3 + 1, "reduce_scatter": 3} and apart == {"all_reduce": 3}
+    assert sent == (2 * elements + block) / 2  # (n-1)/n of all twice, of a block once more
+    calls, sent, _, elements, _ = one_step("adapters", free_after_forward=False)
+    assert calls == {"all_gather": 3, "reduce_scatter": 3} and sent == 2 * elements / 2
+    # The first unit of a segment computes again before the others have gradients: they are reduced without them, and
+    # once more.
+    assert one_step("segments")[0]["reduce_scatter"] == 5 + 2
+    alone = FSDP(build(CASES["mlp"]))
+    with traffic() as counted, alone.no_sync():
+        alone(torch.ones(1, 6).double()).sum().backward()
+        alone.sync_gradients()
+    assert "reduce_scatter" not in counted.calls
 
 
-def test_units_that_stay_after_forward_are_not_gathered_again():
-    for calls, sent, _, elements, _ in run_ranks(2, lambda: one_step(free_after_forward=False)):
-        assert calls == {"all_gather": 3, "reduce_scatter": 3} and sent == 2 * elements / 2
+def frozen_backbone() -> None:
+    """Backward gathers no unit that it does not need: of frozen blocks, or but for one trained block of three."""
+    # Of itself; the last one stays gathered after forward.
+    for trained, gathered in (("last", {}), ("blocks.1", {"all_gather": 1})):
+        model = with_head(*linear(3)).requires_grad_(False)
+        model.get_submodule(trained).requires_grad_(True)
+        sharded = FSDP(model)
+        loss = sharded(torch.ones(2, 6)).sum()
+        with traffic() as counted:
+            loss.backward()
+            sharded.sync_gradients()
+        assert counted.calls == gathered | {"reduce_scatter": 1}
 
 
-def test_a_recomputed_segment_costs_a_reduce_scatter_more_for_each_unit_but_its_first():
-    """Its first unit computes again before the others have gradients: they are reduced without them, and once more."""
-    for calls, *_ in run_ranks(2, lambda: one_step("segments")):
-        assert calls["reduce_scatter"] == 5 + 2
+def test_what_travels_in_a_step():
+    in_turn(2, lambda check: check(), [(calls_and_bytes,), (frozen_backbone,)])
 
 
-def bytes_on_a_mesh() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
+def on_a_mesh() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    sharded, each = FSDP(model, mesh), 8 * 8 * 4
+    sharded = FSDP(torch.nn.Sequential(*linear(2)), mesh)
     with traffic() as counted:
-        sharded(torch.ones(1, 8)).sum().backward()
+        sharded(torch.ones(1, 6)).sum().backward()
         sharded.sync_gradients()
     assert counted.calls == {"all_gather": 3, "reduce_scatter": 2, "all_reduce": 2}  # the last unit stays for backward
-    # Each rank gives a shard to each all-gather and all-reduce, and a whole unit to each reduce-scatter. It sends half
-    # of a unit in each of the row's collectives, and a shard in each of the column's.
-    assert counted.payload_bytes == (3 + 2) * each // 2 + 2 * each
-    assert counted.collective_bytes == (3 + 2 + 2) * each // 2
 
 
-def test_the_bytes_of_both_groups_of_a_mesh_are_counted():
-    run_ranks(4, bytes_on_a_mesh)
+def test_what_travels_on_a_mesh():
+    run_ranks(4, on_a_mesh)
 
 
 def seconds_of_a_step(group, prefetch: int) -> float:

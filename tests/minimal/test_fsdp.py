@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.minimal.fsdp import FSDP
-from tests.ranks import run_ranks
+from tests.ranks import in_turn, run_ranks
 
 
 class Attention(nn.Module):
@@ -84,28 +84,21 @@ def loss_of(model, x):
     return sum(each.square().sum(1).mean() for each in (output.values() if options else [output]))
 
 
-def whole_parameters(model):
-    for unit in model.units:
-        unit.gather()
-    return [parameter.detach().clone() for parameter in model.module.parameters()]
-
-
-def sharded(case):
-    model, units = built(case)
+def compare(case):
+    (model, units), (alone, _) = built(case), built(case)
     model = FSDP(model, units=units)
     train(model, slice(dist.get_rank(), None, dist.get_world_size()))
-    return sum(unit.whole.untyped_storage().size() for unit in model.units), whole_parameters(model)
+    train(alone)
+    assert not any(unit.whole.untyped_storage().size() for unit in model.units)  # after backward all is freed
+    for unit in model.units:
+        unit.gather()
+    for mine, right in zip(model.module.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach(), right.detach(), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_it_trains_as_one_process(world_size):
-    for found in run_ranks(world_size, lambda: {case: sharded(case) for case in CASES}):
-        for case, (stored, parameters) in found.items():
-            alone, _ = built(case)
-            train(alone)
-            assert stored == 0  # after backward all is freed
-            expected = [parameter.detach() for parameter in alone.parameters()]
-            torch.testing.assert_close(parameters, expected, rtol=1e-9, atol=1e-12, msg=case)
+    in_turn(world_size, compare, [(case,) for case in CASES])
 
 
 def late_backward(model):
@@ -121,14 +114,15 @@ def late_backward(model):
     return model(x).detach()
 
 
-@pytest.mark.parametrize("units", [[], [0, 3]])
-def test_no_forward_computes_with_values_from_before_a_step(units):
-    def outputs():
-        model = built("only the root")[0]
-        return late_backward(FSDP(model, units=[model[index] for index in units]))
+def values_of_now(units):
+    """No forward computes with values from before a step."""
+    model = built("only the root")[0]
+    mine = late_backward(FSDP(model, units=[model[index] for index in units]))
+    torch.testing.assert_close(mine, late_backward(built("only the root")[0]))
 
-    for mine in run_ranks(2, outputs):
-        torch.testing.assert_close(mine, late_backward(built("only the root")[0]))
+
+def test_a_backward_that_comes_late():
+    in_turn(2, values_of_now, [([],), ([0, 3],)])
 
 
 def test_what_is_left_out_is_refused():

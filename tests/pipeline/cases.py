@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.pipeline import Pipeline, gpipe, interleaved, one_f_one_b, zb_h1
@@ -59,15 +58,3 @@ def distance(pipeline: Pipeline, whole: nn.Module) -> float:
 
 def pipeline_of(model: nn.Module, m: int, schedule: str | Schedule = "1f1b", **settings) -> Pipeline:
     return Pipeline(copy.deepcopy(model), m, schedule, nn.functional.mse_loss, **settings)
-
-
-def message_of(call: Callable, errors: tuple[type[Exception], ...] = (ValueError, RuntimeError)) -> str:
-    """The message of the error that the call raises on this rank; then all ranks can still talk to one another."""
-    try:
-        call()
-    except errors as error:
-        message = str(error)
-    else:
-        message = "no error"
-    dist.barrier()
-    return message

@@ -1,6 +1,5 @@
 """What a step costs: messages and bytes, activations held, and the bubble, all as the schedule says."""
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -10,7 +9,7 @@ from scratch_ddp.pipeline import held
 from scratch_ddp.pipeline.execute import execute
 from scratch_ddp.pipeline.simulate import homes
 from tests.pipeline.cases import SCHEDULES, WIDTH, batch, build, pipeline_of
-from tests.ranks import run_ranks
+from tests.ranks import in_turn
 
 
 def expected_messages(rows, kinds: str) -> tuple[int, int]:
@@ -25,62 +24,39 @@ def expected_messages(rows, kinds: str) -> tuple[int, int]:
     return sent, received
 
 
-def exact_traffic() -> None:
+def exact_traffic(name: str) -> None:
     p = dist.get_world_size()
-    for name, make in SCHEDULES.items():
-        m, items = 2 * p, 5 * p + 1
-        pipeline, (x, y) = pipeline_of(build(), m, name), batch(items)
-        for headers in (True, False):
-            with traffic() as counted:
-                pipeline.step(x, y)
-            sent, received = expected_messages(make(p, m), "FBI")
-            assert counted.calls == {"send": sent, "recv": received}, name
-            # All micro-batches together have `items` items, and each stage passes each micro-batch on.
-            assert counted.bytes_sent == sent // m * items * 3 * WIDTH * 8, name
-            forwards, backwards = expected_messages(make(p, m), "F"), expected_messages(make(p, m), "BI")
-            headers_sent = forwards[0] if headers else 0
-            assert counted.setup.messages == headers_sent and counted.setup.bytes_sent == 80 * headers_sent, name
-            assert counted.setup.calls["all_reduce"] == 2, name  # before and after
-            assert backwards[0] == forwards[1], name
-        pipeline.evaluate(x, y)
+    m, items, rows = 2 * p, 5 * p + 1, SCHEDULES[name](p, 2 * p)
+    pipeline, (x, y) = pipeline_of(build(), m, name), batch(items)
+    (sent, received), forwards = expected_messages(rows, "FBI"), expected_messages(rows, "F")
+    for headers in (forwards[0], 0):
         with traffic() as counted:
-            pipeline.evaluate(x, y, everywhere=True)
-        calls = {"send": forwards[0], "recv": forwards[1], "broadcast": 1}
-        assert counted.calls == {call: times for call, times in calls.items() if times}, name
+            pipeline.step(x, y)
+        assert counted.calls == {"send": sent, "recv": received}
+        # All micro-batches together have `items` items, and each stage passes each micro-batch on.
+        assert counted.bytes_sent == sent // m * items * 3 * WIDTH * 8
+        assert counted.setup.messages == headers and counted.setup.bytes_sent == 80 * headers
+        assert counted.setup.calls["all_reduce"] == 2  # before and after
+    pipeline.evaluate(x, y)
+    with traffic() as counted:
+        pipeline.evaluate(x, y, everywhere=True)
+    calls = {"send": forwards[0], "recv": forwards[1], "broadcast": 1}
+    assert counted.calls == {call: times for call, times in calls.items() if times}
 
 
 def test_messages_and_bytes():
-    run_ranks(4, exact_traffic)
+    in_turn(4, exact_traffic, [(name,) for name in SCHEDULES])
 
 
-def tied_traffic() -> None:
-    embedding, head = torch.nn.Embedding(11, 6), torch.nn.Linear(6, 11, bias=False)
-    head.weight = embedding.weight
-    pipeline = pipeline_of(torch.nn.Sequential(embedding, torch.nn.Linear(6, 6), head), 2)
-    pipeline.loss = torch.nn.functional.cross_entropy
-    ids = torch.arange(4)
-    pipeline.step(ids, ids)
-    with traffic() as counted:
-        pipeline.step(ids, ids)
-    assert counted.calls == {"send": 3, "recv": 3}
-    assert counted.bytes_sent == 4 * 6 * 4 + 11 * 6 * 4  # activations or their gradients, and the matrix
-
-
-def test_a_tied_matrix_is_exchanged_once():
-    run_ranks(2, tied_traffic)
-
-
-def most_alive(rows, m: int) -> int:
-    """How many activations were alive at most, in two passes of this rank's row."""
-    live, rank = LiveActivations(), dist.get_rank()
+def activations_held(name: str) -> None:
+    """At most, in two passes of this rank's row."""
+    rows, live, rank = SCHEDULES[name](4, 8), LiveActivations(), dist.get_rank()
     stages = {stage: SleepingStage(0.0, live=live) for stage, home in homes(rows).items() if home == rank}
     for _ in range(2):
-        execute(rows, stages, [torch.ones(1, 4)] * m, lambda _, y: y.sum())
+        execute(rows, stages, [torch.ones(1, 4)] * 8, lambda _, y: y.sum())
         assert live.now == 0
-    return live.most
+    assert live.most == held(rows[rank])
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_activations_held(name):
-    rows = SCHEDULES[name](4, 8)
-    assert run_ranks(4, most_alive, rows, 8) == [held(row) for row in rows]
+def test_activations_held():
+    in_turn(4, activations_held, [(name,) for name in SCHEDULES])

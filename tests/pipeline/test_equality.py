@@ -12,8 +12,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from scratch_ddp.pipeline import Pipeline
-from tests.pipeline.cases import SCHEDULES, alone, batch, build, distance, message_of
-from tests.ranks import run_ranks
+from tests.ddp.cases import Made
+from tests.pipeline.cases import SCHEDULES, alone, batch, build, distance
+from tests.ranks import in_turn, message_of, run_ranks
 
 EXACT = 1e-12
 
@@ -33,40 +34,27 @@ def steps(
         assert abs(its - expected) < EXACT and distance(pipeline, whole) < EXACT, (schedule, m, step)
 
 
-def every_schedule() -> None:
-    p = dist.get_world_size()
-    for name in SCHEDULES:
-        for m in {1, p, p + 1, 2 * p}:
-            if name != "interleaved" or m % p == 0:
-                steps(build(), m, name)
-
-
 @pytest.mark.parametrize("p", [1, 2, 4])
 def test_every_schedule(p):
-    run_ranks(p, every_schedule)
-
-
-class Special(nn.Module):
-    """Checkpointed, with a frozen layer, an unused one, and one that is not nn.Linear itself."""
-
-    def __init__(self, kind: str):
-        super().__init__()
-        self.kind, self.linear, self.unused = kind, nn.Linear(6, 6), nn.Linear(6, 6)
-        self.own = nn.Parameter(torch.full((6,), 1.5))
-        if kind == "frozen":
-            self.linear.requires_grad_(False)
-
-    def forward(self, x):
-        if self.kind == "checkpointed":
-            return checkpoint(self.inner, x, use_reentrant=False)
-        return self.inner(x)
-
-    def inner(self, x):
-        return torch.tanh(self.linear(x)) * self.own + x.mean(-1, keepdim=True)
+    numbers = {1, p, p + 1, 2 * p}
+    kinds = [(name, m) for name in SCHEDULES for m in numbers if name != "interleaved" or m % p == 0]
+    in_turn(p, lambda name, m: steps(build(), m, name), kinds)
 
 
 def special() -> nn.Sequential:
-    model = nn.Sequential(*map(Special, ("frozen", "checkpointed", "plain", "checkpointed")))
+    """Checkpointed layers, each with an unused one and a parameter that is no linear layer's; the first is frozen."""
+
+    def plain(self, x):
+        return torch.tanh(self.linear(x)) * self.own + x.mean(-1, keepdim=True)
+
+    def recomputed(self, x):
+        return checkpoint(plain, self, x, use_reentrant=False)
+
+    def layer(forward):
+        linear, unused = nn.Linear(6, 6), nn.Linear(6, 6)
+        return Made(forward, linear=linear, unused=unused, own=nn.Parameter(torch.full((6,), 1.5)))
+
+    model = nn.Sequential(*map(layer, (plain, recomputed, plain, recomputed)))
     model[0].requires_grad_(False)  # nothing to train on the first rank
     return model
 
@@ -109,11 +97,7 @@ UNEQUAL = {"data": lambda items, seed: tokens(items, seed, counts=lambda row: 2 
 CASES = {
     "frozen, checkpointed and unused": (special, "1f1b", {"cuts": [1]}),
     "the same in halves": (special, "zb_h1", {"cuts": [1]}),
-    "changed in place": (
-        in_place,
-        "1f1b",
-        {"cuts": [4]},
-    ),  # the second stage begins with a layer that changes its input
+    "changed in place": (in_place, "1f1b", {"cuts": [4]}),  # by the first layer of the second stage
     "a module in several places": (repeated, "1f1b", {"cuts": [3]}),
     "tied ends": (tied, "1f1b", TOKENS),
     "labels ignored": (tied, "1f1b", TOKENS | UNEQUAL),
@@ -130,15 +114,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_models_and_losses(case):
+def model_and_loss(case: str) -> None:
     build_model, schedule, settings = CASES[case]
+    torch.manual_seed(0)
+    steps(build_model().double(), 2, schedule, **settings)
 
-    def ranks():
-        torch.manual_seed(0)
-        steps(build_model().double(), 2, schedule, **settings)
 
-    run_ranks(2, ranks)
+def test_models_and_losses():
+    in_turn(2, model_and_loss, [(case,) for case in CASES])
 
 
 def whole_names() -> None:
@@ -179,7 +162,6 @@ def a_decoder() -> None:
     assert distance(pipeline, whole) < EXACT
 
 
-@pytest.mark.parametrize("p", [2, 4])
-def test_a_transformers_decoder_with_tied_embeddings(p):
+def test_a_transformers_decoder_with_tied_embeddings():
     pytest.importorskip("transformers.models.llama.modeling_llama")  # before the fork: it takes seconds
-    run_ranks(p, a_decoder)
+    run_ranks(4, a_decoder)

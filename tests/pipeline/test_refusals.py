@@ -2,7 +2,6 @@
 
 import copy
 import re
-import time
 
 import pytest
 import torch
@@ -12,52 +11,50 @@ from torch.nn.functional import mse_loss
 
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.pipeline import Action, Pipeline, gpipe, layers_of, one_f_one_b
-from tests.pipeline.cases import alone, batch, build, distance, message_of, pipeline_of
-from tests.ranks import run_ranks
+from tests.ddp.cases import Made
+from tests.pipeline.cases import alone, batch, build, distance, pipeline_of
+from tests.ranks import assert_refused, in_turn, message_of, run_ranks
 
 DIFFERENT = "the ranks build different pipelines; do the same everywhere\nrank 1: "
 ONE_LESS = [[each for each in row if each != Action("B", 1, 2)] for row in one_f_one_b(2, 4)]
-BUILT = [  # what rank 1 passes, and what both ranks say
-    ({"n_micro": 0}, "rank 1: "),
-    (
-        {"schedule": "2f2b"},
-        "rank 1: schedule must be one of 'gpipe', '1f1b', 'interleaved', 'zb_h1' or rows, not '2f2b'",
+NOT_BUILT = [  # what both ranks say, and what rank 1 passes
+    ("rank 1: n_micro must be a number of micro-batches, 1 or more, not 0", {"n_micro": 0}),
+    ("'gpipe', '1f1b', 'interleaved', 'zb_h1' or rows, not '2f2b'", {"schedule": "2f2b"}),
+    ("rank 1: the schedule has 3 rows, but there are 2 ranks", {"schedule": gpipe(3, 4)}),
+    ("rank 1: B2 of stage 1 is missing", {"schedule": ONE_LESS}),
+    ("rank 1: 1 layers can't be cut into 2 stages: use fewer ranks or fewer stages", {"layers": build(1)}),
+    ("rank 1: TypeError: layers must be modules, but number 1 is a int", {"layers": [nn.Linear(2, 2), 3]}),
+    ("rank 1: TypeError: a Bilinear can't be cut, only an nn.Sequential", {"layers": nn.Bilinear(2, 2, 2)}),
+    ("cuts must be 1 growing numbers from 1 to 3, to cut 4 layers into 2 stages, not [4]", {"cuts": [4]}),
+    ("rank 1: '0.norm.weight' is on the meta device", {"layers": build(4).to("meta")}),
+    *(
+        (DIFFERENT, settings)
+        for settings in ({"layers": build(5)}, {"n_micro": 5}, {"schedule": "gpipe"}, {"cuts": [1]})
     ),
-    ({"schedule": gpipe(3, 4)}, "rank 1: the schedule has 3 rows, but there are 2 ranks"),
-    ({"schedule": ONE_LESS}, "rank 1: B2 of stage 1 is there 0 times, must be there 1 times"),
-    ({"layers": build(1)}, "rank 1: 1 layers can't be cut into 2 stages: use fewer ranks or fewer stages"),
-    ({"layers": nn.Bilinear(2, 2, 2)}, "rank 1: TypeError: a Bilinear can't be cut, only an nn.Sequential"),
-    ({"cuts": [4]}, "rank 1: cuts must be 1 growing numbers from 1 to 3, not [4]"),
-    ({"layers": build(5)}, DIFFERENT),
-    ({"n_micro": 5}, DIFFERENT),
-    ({"schedule": "gpipe"}, DIFFERENT),
-    ({"cuts": [1]}, DIFFERENT),
 ]
 
 
-def test_what_can_not_be_built():
-    def ranks():
-        for settings, says in BUILT:
-            mine = {"layers": build(4), "n_micro": 4} | (settings if dist.get_rank() else {})
-            said = message_of(lambda mine=mine: Pipeline(**mine))
-            assert said.startswith(says), said
+def built(settings: dict):
+    return lambda: Pipeline(**{"layers": build(4), "n_micro": 4} | (settings if dist.get_rank() else {}))
 
-    run_ranks(2, ranks)
+
+def test_what_can_not_be_built():
+    assert_refused(2, [(says, built(settings)) for says, settings in NOT_BUILT])
 
 
 def no_batch() -> None:
     pipeline, (x, y), rank = pipeline_of(build(4), 4), batch(8), dist.get_rank()
-    for call, says in (
-        (lambda: pipeline.step(x[:3], y), "rank 0: x must be a tensor of at least 4 items, not tensor"),
-        (lambda: pipeline.step(x, y[:7]), "x has 8 items and y 7"),
-        (lambda: pipeline.step(None, y), "rank 0: x must be a tensor of at least 4 items, not None"),
-        (lambda: pipeline.step(x, torch.tensor(1.0)), "rank 1: y must be a tensor"),
-        (lambda: (pipeline.evaluate if rank else pipeline.step)(x, y), "some ranks call step, others evaluate"),
+    for says, call in (
+        ("rank 0: x has 3 items, too few for 4 micro-batches", lambda: pipeline.step(x[:3], y)),
+        ("x has 8 items and y 7", lambda: pipeline.step(x, y[:7])),
+        ("rank 0: x must be a tensor with an entry for each item, not None", lambda: pipeline.step(None, y)),
+        ("rank 1: y must be a tensor", lambda: pipeline.step(x, torch.tensor(1.0))),
+        ("some ranks call step, others evaluate", lambda: (pipeline.evaluate if rank else pipeline.step)(x, y)),
     ):
         with traffic() as counted:
             said = message_of(call)
         assert said.startswith(says), said
-        assert counted.calls == {"barrier": 1}, "nothing is sent"
+        assert not counted.calls, "nothing is sent"
 
 
 def test_batches_that_do_not_fit():
@@ -86,14 +83,17 @@ class Breaks(nn.Module):
             raise RuntimeError("the stage is broken")
 
 
-def failing(schedule: str, when: str, new_sizes: bool) -> list[str]:
-    p, healthy, breaks = dist.get_world_size(), build(8), Breaks(when)
+def failing(schedule: str, when: str, new_sizes: bool) -> None:
+    healthy, breaks = build(8), Breaks(when)
     whole = nn.Sequential(*healthy[:4], nn.Sequential(breaks, healthy[4]), *healthy[5:])
-    pipeline, (x, y) = Pipeline(whole, p, schedule, mse_loss), batch(5 * p)
+    pipeline, (x, y) = Pipeline(whole, 4, schedule, mse_loss), batch(20)
     if not new_sizes:
         pipeline.step(x, y)
     breaks.arm()
     said = message_of(lambda: pipeline.step(x, y))
+    stage, home = (4, 0) if schedule == "interleaved" else (2, 2)
+    assert said.startswith(f"rank {home}: stage {stage}"), said
+    assert f"in the {when} of micro-batch 1: RuntimeError: the stage is broken" in said, said
     assert all(each.grad is None for each in pipeline.parameters()), "half a step's gradients are dropped"
     whole = copy.deepcopy(whole)
     alone(whole, x, y)
@@ -101,82 +101,32 @@ def failing(schedule: str, when: str, new_sizes: bool) -> list[str]:
         pipeline.zero_grad()
         pipeline.step(x, y)
         assert distance(pipeline, whole) < 1e-12
-    return said
 
 
-@pytest.mark.parametrize(
-    ("schedule", "when", "new_sizes"),
-    [("interleaved", "forward", True), ("interleaved", "backward", True), ("zb_h1", "forward", False)],
-)
-def test_a_stage_that_fails(schedule, when, new_sizes):
-    for said in run_ranks(4, failing, schedule, when, new_sizes):
-        stage, home = (4, 0) if schedule == "interleaved" else (2, 2)
-        assert said.startswith(f"rank {home}: stage {stage}"), said
-        assert f"in the {when} of micro-batch 1: RuntimeError: the stage is broken" in said, said
+def test_a_stage_that_fails():
+    in_turn(
+        4, failing, [("interleaved", "forward", True), ("interleaved", "backward", True), ("zb_h1", "forward", False)]
+    )
 
 
-class Does(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+OUTPUTS = [  # what every rank says, and a first stage
+    (r"rank 1: stage 1, which got float64 \(2, 3, 5\), failed in the forward of micro-batch 0", lambda x: x[..., 1:]),
+    ("rank 0: stage 0 failed.* one tensor of floating-point numbers, not a tuple", lambda x: (x, x)),
+    (r"put out float64 \(1, 3, 6\), and float64 \(2, 3, 6\) before", lambda x: x[: 1 + int(x[0, 0, 0] > 0)]),
+]
 
 
-OUTPUTS = {  # a first stage, and what every rank says
-    r"rank 1: stage 1, which got float64 \(2, 3, 5\), failed in the forward of micro-batch 0: .*6x6": lambda x: x[
-        ..., 1:
-    ],
-    "rank 0: stage 0 failed.* one tensor of floating-point numbers, not a tuple": lambda x: (x, x),
-    r"put out float64 \(1, 3, 6\), and float64 \(2, 3, 6\) before": lambda x: x[: 1 + int(x[0, 0, 0] > 0)],
-}
-
-
-def wrong_outputs() -> list[str]:
-    (x, y), said = batch(4), []
+def wrong_output(expected: str, function) -> None:
+    x, y = batch(4)
     x[:, 0, 0] = 1
     turned = torch.where(torch.arange(4)[:, None, None] < 2, x, -x)  # the second micro-batch is another one
-    for function in OUTPUTS.values():
-        pipeline = pipeline_of(nn.Sequential(Does(function), nn.Linear(6, 6).double()), 2, cuts=[1])
-        said.append(message_of(lambda p=pipeline: [p.step(each, y) for each in (x, turned)]))
-    return said
+    pipeline = pipeline_of(nn.Sequential(Made(lambda _, x: function(x)), nn.Linear(6, 6).double()), 2, cuts=[1])
+    said = message_of(lambda: [pipeline.step(each, y) for each in (x, turned)])
+    assert re.search(expected, said), said
 
 
 def test_outputs_that_do_not_fit_the_next_stage():
-    first, second = run_ranks(2, wrong_outputs)
-    assert first == second
-    for expected, message in zip(OUTPUTS, first, strict=True):
-        assert re.search(expected, message), message
-
-
-INTERRUPTED = """
-import time
-from scratch_ddp import Pipeline
-
-torch.manual_seed(0)
-layers = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(8)))
-pipeline = Pipeline(layers, 4, "zb_h1", torch.nn.functional.mse_loss)
-x, y, waits = torch.ones(9, 6), torch.zeros(9, 6), False
-layers[4].register_full_backward_hook(lambda *_: time.sleep(60 if rank == 2 and waits else 0))
-loss = pipeline.step(x, y, everywhere=True)
-waits = True
-"""
-AFTER = """
-waits = False
-assert all(parameter.grad is None for parameter in pipeline.parameters())
-assert [pipeline.step(x, y, everywhere=True) for _ in range(2)] == [loss] * 2
-"""
-
-
-def test_stop_in_a_rank_cell_drops_the_gradients_and_the_next_step_is_right(four_ranks):
-    assert not four_ranks.run(INTERRUPTED).error
-    cell = four_ranks.start("pipeline.step(x, y)")
-    time.sleep(0.7)
-    four_ranks.interrupt()
-    assert "All variables are kept" in four_ranks.finish(cell).message
-    result = four_ranks.run(AFTER)
-    assert not result.error, result.traceback
+    in_turn(2, wrong_output, OUTPUTS)
 
 
 def test_a_decoder_whose_blocks_need_a_mask():

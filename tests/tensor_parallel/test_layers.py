@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.tensor_parallel import (
@@ -17,24 +18,19 @@ from scratch_ddp.tensor_parallel import (
     move_input,
     on_token_slices,
     parallelize,
+    vocabulary_parallel_cross_entropy,
 )
-from tests.ranks import run_ranks
-from tests.tensor_parallel.cases import (
-    Block,
-    assert_close,
-    assert_same_model,
-    ids,
-    random_input,
-    seeded,
-)
+from tests.ranks import in_turn
+from tests.tensor_parallel.cases import Block, assert_close, assert_same_model, ids, random_input, seeded
 
 ROWS, TOKENS, IN, OUT = 2, 8, 16, 12
 WHOLE = ROWS * TOKENS * IN * 8  # bytes of an activation in float64
 PAIR = {"up": ColumnParallelLinear, "down": RowParallelLinear}
 
 
-def mine(x: torch.Tensor, dim: int) -> torch.Tensor:
-    return x.chunk(dist.get_world_size(), dim)[dist.get_rank()].clone()
+def mine(x: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """This rank's slice along a dimension, or all of it."""
+    return x.clone() if dim is None else x.chunk(dist.get_world_size(), dim)[dist.get_rank()].clone()
 
 
 LAYERS = [  # the layer, along what its input and output are sliced, and the calls of forward and backward
@@ -54,23 +50,18 @@ def each_layer(bias: bool) -> None:
         x, weights = random_input(ROWS, TOKENS, IN).requires_grad_(), random_input(ROWS, TOKENS, OUT, seed=2)
         y = plain(x)
         (y * weights).sum().backward()
-        its_x = (x if x_cut is None else mine(x, x_cut)).detach().clone().requires_grad_()
+        its_x = mine(x, x_cut).detach().requires_grad_()
         with traffic() as forward:
             its_y = sliced(its_x)
-        assert_close(its_y, y if y_cut is None else mine(y, y_cut), "output")
-        loss = (its_y * (weights if y_cut is None else mine(weights, y_cut))).sum()
+        assert_close(its_y, mine(y, y_cut), "output")
+        loss = (its_y * mine(weights, y_cut)).sum()
         with traffic() as backward:
             loss.backward()
-        assert_close(its_x.grad, x.grad if x_cut is None else mine(x.grad, x_cut), "input's gradient")
+        assert_close(its_x.grad, mine(x.grad, x_cut), "input's gradient")
         assert_same_model(sliced, plain)
         summed = bias and "output_move" in options  # the bias's gradient, from slices of tokens
         calls = in_backward | ({"all_reduce": 1} if summed else {})
         assert (forward.calls, backward.calls) == (in_forward, calls), (layer, options)
-
-
-@pytest.mark.parametrize(("world_size", "bias"), [(2, True), (4, False)])
-def test_linear_layers(world_size, bias):
-    run_ranks(world_size, each_layer, bias)
 
 
 def embedding() -> None:
@@ -85,27 +76,20 @@ def embedding() -> None:
             (y * weights).sum().backward()
             with traffic() as counted:
                 its_y = sliced(tokens)
-            assert_close(its_y, y if cut is None else mine(y, cut))
-            (its_y * (weights if cut is None else mine(weights, cut))).sum().backward()
+            assert_close(its_y, mine(y, cut))
+            (its_y * mine(weights, cut)).sum().backward()
             assert_same_model(sliced, plain)
             assert counted.setup.calls == ({"all_reduce": 1} if first else {})  # are the tokens the same?
         calls[output_move] = counted.calls, counted.payload_bytes
     assert calls == {"reduce": ({"all_reduce": 1}, WHOLE), "reduce_scatter": ({"reduce_scatter": 1}, WHOLE)}
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_vocabulary_parallel_embedding(world_size):
-    run_ranks(world_size, embedding)
-
-
-def compare(plain: nn.Module, plan: dict, tokens_sliced: bool = False) -> tuple[dict, dict]:
-    """A part of a model on a whole input, or on slices of tokens; the calls of forward and backward."""
-    plain = copy.deepcopy(plain)
-    plain.zero_grad()
+def compare(plain: nn.Module, plan: dict, cut: int | None = None) -> tuple[dict, dict]:
+    """A part of a model on a whole input, or on slices along a dimension; the calls of forward and backward."""
     sliced = parallelize(copy.deepcopy(plain), plan)
     width = next(plain.parameters()).shape[-1]
     x = random_input(ROWS, TOKENS, width)
-    its_x = (mine(x, 1) if tokens_sliced else x.clone()).requires_grad_()
+    its_x = mine(x, cut).requires_grad_()
     x.requires_grad_()
     y = plain(x)
     y.square().sum().backward()
@@ -113,8 +97,8 @@ def compare(plain: nn.Module, plan: dict, tokens_sliced: bool = False) -> tuple[
         its_y = sliced(its_x)
     with traffic() as backward:
         its_y.square().sum().backward()
-    assert_close(its_y, mine(y, 1) if tokens_sliced else y)
-    assert_close(its_x.grad, mine(x.grad, 1) if tokens_sliced else x.grad)
+    assert_close(its_y, mine(y, cut))
+    assert_close(its_x.grad, mine(x.grad, cut))
     assert_same_model(sliced, plain)
     return forward.calls, backward.calls
 
@@ -125,17 +109,12 @@ def blocks() -> None:
     assert compare(seeded(Block), PAIR) == (one, one)
     summed = partial(RowParallelLinear, output_move="reduce_scatter")
     tokens = {"up": partial(ColumnParallelLinear, input_move="gather"), "down": summed, "first": on_token_slices}
-    forward, backward = compare(seeded(Block), tokens, tokens_sliced=True)
+    forward, backward = compare(seeded(Block), tokens, cut=1)
     assert forward == {"all_gather": 1, "reduce_scatter": 1}
     assert backward == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 3}  # the norm's two parameters, a bias
     gathered = partial(ColumnParallelLinear, gather_output=True, input_move=None)
     moved = {"": move_input, "0": gathered}
     assert compare(seeded(nn.Sequential, nn.Linear(8, 8), nn.Tanh()), moved) == ({"all_gather": 1}, one)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_blocks(world_size):
-    run_ranks(world_size, blocks) if world_size > 1 else run_ranks(1, compare, seeded(Block), PAIR)
 
 
 def other_ways() -> None:
@@ -161,20 +140,40 @@ def other_ways() -> None:
     assert layer.weight.untyped_storage().nbytes() == 4 * 2 * 8  # not a view of the plain one's
 
 
-def test_other_ways_to_use_them():
-    run_ranks(2, other_ways)
+def loss() -> None:
+    """The cross-entropy of sliced logits, which are nowhere whole."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    for reduction, scale, ignored in (("mean", 1, ()), ("sum", 1, (0, 3)), ("mean", 1e4, (5,)), ("mean", 1, range(6))):
+        logits = (scale * random_input(2, 3, 20)).requires_grad_()
+        targets = torch.tensor([[0, 7, 19], [4, 5, 10]])
+        targets.view(-1)[list(ignored)] = -100
+        mine = logits.detach().chunk(n, -1)[rank].clone().requires_grad_()
+        its = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+        with traffic() as forward:
+            its_loss = vocabulary_parallel_cross_entropy(mine, targets, reduction=reduction)
+        torch.testing.assert_close(its_loss, its, rtol=1e-13, atol=1e-13, equal_nan=True)
+        if len(ignored) < 6:
+            (3 * its).backward()
+            with traffic() as backward:
+                (3 * its_loss).backward(retain_graph=True)
+            assert_close(mine.grad, logits.grad.chunk(n, -1)[rank])
+            (3 * its_loss).backward()  # what is saved is not changed by a backward
+            assert_close(mine.grad, 2 * logits.grad.chunk(n, -1)[rank])
+            assert backward.calls == {}
+        assert forward.calls == {"all_reduce": 2} and forward.payload_bytes == (1 + 2) * targets.numel() * 8
 
 
-def moved(name: str) -> tuple:
-    """A rank's own number, moved along a dimension of two; the gradient is its number too."""
-    own = float(dist.get_rank() + 1)
-    x = torch.tensor([[own], [10 * own]], requires_grad=True)
-    y = move(x, name)
-    y.backward(own * torch.ones_like(y))
-    return y.flatten().tolist(), x.grad.flatten().tolist()
+def loss_in_half_precision() -> None:
+    """It is computed in float32."""
+    logits, targets = random_input(4, 20).bfloat16(), torch.arange(4)
+    mine_ = mine(logits, -1).requires_grad_()
+    found = vocabulary_parallel_cross_entropy(mine_, targets)
+    found.backward()
+    assert (found.dtype, mine_.grad.dtype) == (torch.float32, torch.bfloat16)
+    assert abs(found.item() - cross_entropy(logits.float(), targets).item()) < 1e-6
 
 
-MOVES = {  # what the two ranks get, forward and backward
+MOVES = {  # what the two ranks get of their own numbers: forward, and backward
     "copy": (([1, 10], [3, 3]), ([2, 20], [3, 3])),
     "reduce": (([3, 30], [1, 1]), ([3, 30], [2, 2])),
     "gather": (([1, 10, 2, 20], [3, 3]), ([1, 10, 2, 20], [3, 3])),
@@ -184,7 +183,26 @@ MOVES = {  # what the two ranks get, forward and backward
 }
 
 
-def test_the_table_of_moves():
-    found = run_ranks(2, lambda: [moved(name) for name in MOVES])
-    for place, expected in enumerate(MOVES.values()):
-        assert tuple(each[place] for each in found) == expected
+def table_of_moves() -> None:
+    """A rank's own number, moved along a dimension of two; the gradient is its number too."""
+    for name, expected in MOVES.items():
+        own = float(dist.get_rank() + 1)
+        x = torch.tensor([[own], [10 * own]], requires_grad=True)
+        y = move(x, name)
+        y.backward(own * torch.ones_like(y))
+        assert (y.flatten().tolist(), x.grad.flatten().tolist()) == expected[dist.get_rank()], name
+
+
+CHECKS = {
+    1: [(compare, seeded(Block), PAIR), (loss,)],
+    2: [
+        *[(each_layer, True), (embedding,), (blocks,), (loss,)],
+        *[(other_ways,), (loss_in_half_precision,), (table_of_moves,)],
+    ],
+    4: [(each_layer, False), (embedding,), (blocks,), (loss,)],
+}
+
+
+@pytest.mark.parametrize("world_size", CHECKS)
+def test_layers_blocks_and_the_loss(world_size):
+    in_turn(world_size, lambda check, *args: check(*args), CHECKS[world_size])

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy
 
 from scratch_ddp.ddp import BucketedDDP, FlatDDP
 from scratch_ddp.instruments.traffic import traffic
@@ -14,29 +15,29 @@ from scratch_ddp.tensor_parallel import (
     LLAMA,
     LLAMA_SEQUENCE,
     clip_grad_norm_,
-    gather_full_grads,
     gather_full_params,
     parallelize,
 )
-from tests.ranks import run_ranks
-from tests.tensor_parallel.cases import (
-    SMALL_LLAMA,
-    TOKENS,
-    VOCABULARY,
-    assert_close,
-    assert_same_model,
-    ids,
-    llama,
-    message_of,
-    next_token_loss,
-)
+from tests.ranks import in_turn, message_of, run_ranks
+from tests.tensor_parallel.cases import SMALL_LLAMA, TOKENS, VOCABULARY, assert_close, assert_same_model, ids, llama
 
 BLOCKS, WIDTH = SMALL_LLAMA["num_hidden_layers"], SMALL_LLAMA["hidden_size"]
 ROWS = 2
 
 
-def steps(shape: tuple[int, int], plan: dict, tied: bool = False, norm_type: float = 2.0, clip=clip_grad_norm_) -> dict:
-    """Three steps on a mesh (dp, tp) beside one process, with clipping; the traffic of the last."""
+HIDDEN, A_TOKEN, CALLS = ROWS * TOKENS * WIDTH * 8, ROWS * TOKENS * 8, 1 + 2 * BLOCKS
+
+
+def next_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def torchs_clip(model: torch.nn.Module, *args: float) -> torch.Tensor:
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), *args, foreach=False)
+
+
+def compare(shape: tuple[int, int], plan: dict, tied: bool = False, norm_type: float = 2.0, clip=clip_grad_norm_):
+    """Three steps on a mesh (dp, tp) beside one process, with clipping; and what they cost."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
     plain, model = llama(tie_word_embeddings=tied), llama(tie_word_embeddings=tied)
     sliced = parallelize(model, plan, mesh["tp"])
@@ -62,38 +63,30 @@ def steps(shape: tuple[int, int], plan: dict, tied: bool = False, norm_type: flo
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    passes = {"forward": forward, "backward": backward}
-    return {name: (each.calls, each.payload_bytes) for name, each in passes.items()}
-
-
-HIDDEN, A_TOKEN, CALLS = ROWS * TOKENS * WIDTH * 8, ROWS * TOKENS * 8, 1 + 2 * BLOCKS
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_equals_one_process_and_costs_what_it_says(world_size):
-    for tied, norm_type in ((False, 2.0), (True, float("inf"))):
-        for found in run_ranks(world_size, steps, (1, world_size), LLAMA, tied, norm_type):
-            # Forward: the embedding, two in each block, two for the loss. Backward: two in each block, and the head's.
-            assert found["forward"] == ({"all_reduce": CALLS + 2}, CALLS * HIDDEN + 3 * A_TOKEN)
-            assert found["backward"] == ({"all_reduce": CALLS}, CALLS * HIDDEN)
-
-
-@pytest.mark.parametrize(("world_size", "tied"), [(2, False), (4, True)])
-def test_sequence_parallel(world_size, tied):
-    for found in run_ranks(world_size, steps, (1, world_size), LLAMA_SEQUENCE, tied):
+    if plan is LLAMA:
+        # Forward: the embedding, two in each block, two for the loss. Backward: two in each block, and the head's.
+        assert forward.calls == {"all_reduce": CALLS + 2} and backward.calls == {"all_reduce": CALLS}
+        moved, norms = CALLS * HIDDEN, 0
+    else:
         moves = {"all_gather": CALLS, "reduce_scatter": CALLS}
-        moved = CALLS * (HIDDEN + HIDDEN // world_size)  # an all-gather is counted by what a rank puts in
-        assert found["forward"] == (moves | {"all_reduce": 2}, moved + 3 * A_TOKEN)
-        assert found["backward"] == (moves | {"all_reduce": CALLS}, moved + CALLS * WIDTH * 8)  # one for each norm
+        assert forward.calls == moves | {"all_reduce": 2} and backward.calls == moves | {"all_reduce": CALLS}
+        # An all-gather is counted by what a rank puts in. In backward an all-reduce for each norm.
+        moved, norms = CALLS * (HIDDEN + HIDDEN // shape[1]), CALLS * WIDTH * 8
+    assert (forward.payload_bytes, backward.payload_bytes) == (moved + 3 * A_TOKEN, moved + norms)
 
 
-def torchs_clip(model: torch.nn.Module, *args: float) -> torch.Tensor:
-    return torch.nn.utils.clip_grad_norm_(model.parameters(), *args, foreach=False)
+STEPS = {
+    2: [((1, 2), LLAMA), ((1, 2), LLAMA, True, float("inf")), ((1, 2), LLAMA_SEQUENCE)],
+    4: [
+        *[((1, 4), LLAMA), ((1, 4), LLAMA_SEQUENCE, True)],
+        *[((2, 2), plan, False, 2.0, torchs_clip) for plan in (LLAMA, LLAMA_SEQUENCE)],
+    ],
+}
 
 
-@pytest.mark.parametrize("plan", [LLAMA, LLAMA_SEQUENCE], ids=["whole", "sequence"])
-def test_two_by_two(plan):
-    run_ranks(4, steps, (2, 2), plan, False, 2.0, torchs_clip)
+@pytest.mark.parametrize("world_size", STEPS)
+def test_equals_one_process_and_costs_what_it_says(world_size):
+    in_turn(world_size, compare, STEPS[world_size])
 
 
 def optimizers_agree() -> None:
@@ -103,10 +96,7 @@ def optimizers_agree() -> None:
         for model in (plain, sliced):
             model(input_ids=ids(), labels=ids()).loss.backward()
             torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings).step()
-        for name, parameter in gather_full_params(sliced).items():
-            torch.testing.assert_close(
-                parameter, plain.get_parameter(name).data, rtol=0, atol=1e-7
-            )  # of Adam's quotient
+        assert_same_model(sliced, plain, atol=1e-7)  # transformers' own loss is computed in float32
     weight = sliced.lm_head.weight
     weight.grad = torch.full_like(weight, dist.get_rank() + 1.0)
     assert_close(weight.grad.norm(), (weight.numel() * torch.tensor(5.0, dtype=torch.float64)).sqrt())
@@ -156,9 +146,7 @@ def other_architectures() -> None:
             for each in (loss, its_loss):
                 each.backward()
             torch.testing.assert_close(its_loss.double(), loss.double(), rtol=0, atol=1e-6)  # float32 in places
-            gradients = gather_full_grads(sliced)
-            for each, parameter in plain.named_parameters():
-                torch.testing.assert_close(gradients[each], parameter.grad, rtol=0, atol=1e-6)
+            assert_same_model(sliced, plain, atol=1e-6)
 
 
 def test_models_built_like_a_llama():

@@ -1,5 +1,6 @@
 """Optimizer state saved by one number of ranks and loaded by another: whole, in shares, and by torch's functions."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import AdamW
 
+from scratch_ddp.fsdp import FSDP
 from scratch_ddp.zero import ShardedOptimizer
-from tests.ranks import run_ranks
-from tests.zero.cases import everything, full_state_dict, give_gradients, same, two_groups
+from tests.ranks import in_turn, message_of, run_ranks
+from tests.zero.cases import everything, give_gradients, same, two_groups
 
 SHARES = StateDictOptions(strict=False)  # a rank lacks the state that others own
 
@@ -34,7 +36,8 @@ def first_half(folder: Path) -> None:
     model = everything()
     optimizer = ShardedOptimizer(two_groups(model), AdamW, lr=0.1)
     stepped(optimizer, model, range(2))
-    whole = full_state_dict(optimizer)
+    whole = optimizer.gather_full_state_dict()
+    optimizer.save(folder / "shares")
     dcp.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=folder / "by torch")
     if dist.get_rank() == 0:
         plain = AdamW(two_groups(model), lr=0.1)
@@ -52,6 +55,8 @@ def second_half(folder: Path, how: str) -> None:
     optimizer = AdamW(groups, lr=0.1) if how == "plain" else ShardedOptimizer(groups, AdamW, lr=0.1)
     if how in ("whole", "plain"):
         optimizer.load_state_dict(saved["optimizer"])
+    elif how == "shares":
+        optimizer.load(folder / "shares")
     elif how == "by torch":
         states = get_optimizer_state_dict(model, optimizer)
         dcp.load(states, checkpoint_id=folder / "by torch")
@@ -62,22 +67,27 @@ def second_half(folder: Path, how: str) -> None:
     plain = AdamW(two_groups(alone), lr=0.1)
     stepped(plain, alone, range(4))
     assert same(list(model.parameters()), list(alone.parameters())), how
-    if how == "whole":
-        assert same(full_state_dict(optimizer), plain.state_dict()), how
+    if how in ("whole", "shares"):
+        whole = optimizer.gather_full_state_dict(to=dist.get_world_size() - 1)
+        assert (whole is not None) == (dist.get_rank() == dist.get_world_size() - 1), how
+        assert whole is None or same(whole, plain.state_dict()), how
 
 
-@pytest.mark.parametrize("saved_by, loaded_by", [(2, 3), (3, 2)])
-def test_saved_by_some_ranks_and_loaded_by_others(tmp_path, saved_by, loaded_by):
-    run_ranks(saved_by, first_half, tmp_path)
-
-    def each_way():
-        for how in ("whole", "plain", "by torch", "with names"):
-            second_half(tmp_path, how)
-
-    run_ranks(loaded_by, each_way)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A folder with what two ranks have saved."""
+    folder = tmp_path_factory.mktemp("saved")
+    run_ranks(2, first_half, folder)
+    return folder
 
 
-def refusals() -> None:
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_saved_by_two_ranks_and_loaded_by_others(saved, ranks):
+    ways = ("whole", "shares", "plain", "by torch", "with names")
+    in_turn(ranks, second_half, [(saved, how) for how in ways])
+
+
+def refusals(folder: Path) -> None:
     model, n = everything(), dist.get_world_size()
     optimizer = ShardedOptimizer(two_groups(model), AdamW)
     stepped(optimizer, model, range(2))
@@ -85,25 +95,32 @@ def refusals() -> None:
     dist.all_gather_object(shares, (optimizer.state_dict(), get_optimizer_state_dict(model, optimizer)))
     optimizer.load_state_dict(shares[dist.get_rank()][0])  # its own comes back
     assert same(optimizer.state_dict(), shares[dist.get_rank()][0]) and optimizer.state is optimizer.own.state
-    for attempt, says in (
-        (lambda: optimizer.load_state_dict({"model": 1}), "ranks 0, 1: KeyError: 'param_groups'"),
+    other = torch.load(folder / "whole.pt")["optimizer"]
+    for entry in other["state"].values():
+        entry["exp_avg"] = entry["exp_avg"].t() if entry["exp_avg"].shape == (5, 7) else entry["exp_avg"]
+    FSDP(everything().layers).save(folder / "model")
+    for says, attempt in (
+        ("ranks 0, 1: KeyError: 'param_groups'", lambda: optimizer.load_state_dict({"model": 1})),
+        ("saved with shape (7, 5), the parameter has (5, 7)", lambda: optimizer.load_state_dict(other)),
+        ("rank 0: the state of parameter 0 is missing", lambda: optimizer.load_state_dict(shares[1][0])),
         (
-            lambda: optimizer.load_state_dict(shares[1][0]),
-            "rank 0: the state of parameter ",
-        ),
-        (
+            "rank 1: the state of parameter 'nothing' is missing",
             lambda: set_optimizer_state_dict(model, optimizer, shares[0][1], options=SHARES),
-            "rank 1: the state of parameter '",
         ),
+        ("nowhere holds no checkpoint", lambda: optimizer.load(folder / "nowhere")),
+        ("or one that was cut short: __0_0.distcp has", lambda: optimizer.load(folder / "short")),
+        ("a checkpoint, but no state of a sharded optimizer", lambda: optimizer.load(folder / "model")),
     ):
-        with pytest.raises(ValueError) as caught:
-            attempt()
+        said = message_of(attempt)
         dist.barrier()
-        assert says in str(caught.value), (says, caught.value)
+        assert says in said, said
 
 
-def test_what_does_not_fit_is_refused_on_every_rank():
-    run_ranks(2, refusals)
+def test_what_does_not_fit_is_refused_on_every_rank(saved):
+    shutil.copytree(saved / "shares", saved / "short")
+    for part in (saved / "short").glob("*.distcp"):
+        part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+    run_ranks(2, refusals, saved)
 
 
 def nothing_owned() -> int:

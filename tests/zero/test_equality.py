@@ -1,26 +1,23 @@
 """The sharded optimizer does what the plain one does, bit for bit; what a rank keeps of the state, what it sends."""
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.zero import ShardedOptimizer
-from scratch_ddp.zero.owners import LARGE, share_out
-from tests.ranks import run_ranks
-from tests.zero.cases import OPTIMIZERS, everything, full_state_dict, give_gradients, matrices, same, two_groups
+from scratch_ddp.zero.owners import LARGE
+from tests.ranks import in_turn, run_ranks
+from tests.zero.cases import OPTIMIZERS, everything, give_gradients, matrices, same, two_groups
 
 FORMS = {"parameters": nn.Module.parameters, "groups": two_groups, "named": nn.Module.named_parameters}
 
 
-def steps_as_the_plain_one(name: str, form) -> list[str]:
-    """Step both side by side; return what differs."""
+def steps_as_the_plain_one(name: str, form) -> None:
+    """Step both side by side."""
     cls, options = OPTIMIZERS[name]
     fused_sgd = name == "momentum, fused"  # torch's own: in bfloat16 two runs differ, and it wants every gradient
     form = matrices if name in ("Adafactor", "Muon") else form
@@ -31,23 +28,16 @@ def steps_as_the_plain_one(name: str, form) -> list[str]:
         for optimizer in (sharded, plain):
             optimizer.step()
             optimizer.zero_grad()
-    whole = full_state_dict(sharded)
-    held = {
-        "parameters": same(dict(model.named_parameters()), dict(alone.named_parameters())),
-        "state": same(whole, plain.state_dict()),
-        "shares": all(sharded.owns(parameter) for parameter, entry in sharded.state.items() if entry),
-    }
-    return [f"{name}: {what}" for what, holds in held.items() if not holds]
+    whole = sharded.gather_full_state_dict()
+    assert same(dict(model.named_parameters()), dict(alone.named_parameters()))
+    assert dist.get_rank() > 0 or same(whole, plain.state_dict())
+    assert all(sharded.owns(parameter) for parameter, entry in sharded.state.items() if entry)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_every_optimizer(n):
-    def all_of_them():
-        cases = [(name, nn.Module.parameters) for name in OPTIMIZERS]
-        cases += [("AdamW, foreach", form) for form in FORMS.values()]
-        return sum((steps_as_the_plain_one(*case) for case in cases), [])
-
-    assert run_ranks(n, all_of_them) == [[]] * n
+    cases = [(name, nn.Module.parameters) for name in OPTIMIZERS]
+    in_turn(n, steps_as_the_plain_one, cases + [("AdamW, foreach", form) for form in FORMS.values()])
 
 
 def schedulers(model, make) -> None:
@@ -90,31 +80,15 @@ def a_closure(model, make) -> None:
     assert calls == [True, True]
 
 
-@pytest.mark.parametrize("use", [schedulers, a_group_added_later, a_closure])
-def test_used_as_the_plain_optimizer(use):
-    def beside_it():
-        model, alone = everything(), everything()
-        use(model, ShardedOptimizer)
-        use(alone, lambda params, cls, **options: cls(params, **options))
-        return same(list(model.parameters()), list(alone.parameters()))
-
-    assert run_ranks(3, beside_it) == [True] * 3
+def beside_the_plain_one(use) -> None:
+    model, alone = everything(), everything()
+    use(model, ShardedOptimizer)
+    use(alone, lambda params, cls, **options: cls(params, **options))
+    assert same(list(model.parameters()), list(alone.parameters()))
 
 
-def over_a_dimension_of_a_mesh() -> bool:
-    """Two pairs of ranks hold two models; each pair shares out its own."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    torch.manual_seed(dist.get_rank() % 2)  # the same along dp
-    model = nn.Linear(4, 4, bias=False)
-    alone = copy.deepcopy(model)
-    give_gradients(1, model, alone, all_have=True)
-    ShardedOptimizer(model.parameters(), AdamW, mesh["dp"]).step()
-    AdamW(alone.parameters()).step()
-    return same(list(model.parameters()), list(alone.parameters()))
-
-
-def test_a_dimension_of_a_mesh():
-    assert run_ranks(4, over_a_dimension_of_a_mesh) == [True] * 4
+def test_used_as_the_plain_optimizer():
+    in_turn(3, beside_the_plain_one, [(schedulers,), (a_group_added_later,), (a_closure,)])
 
 
 def step_counted() -> tuple:
@@ -138,14 +112,3 @@ def test_a_step_costs_what_its_docstring_says_and_a_rank_keeps_an_nth_of_the_sta
     sent, states, (whole, *_), (largest, *_) = zip(*run_ranks(n, step_counted), strict=True)
     assert sum(sent) == (n - 1) * whole  # (n-1)/n of them a rank, on average
     assert sum(states) == 2 * whole and all(abs(state - 2 * whole / n) <= 2 * largest for state in states)
-
-
-def test_shares_are_as_even_as_promised_and_the_same_for_all():
-    sizes = [13, 7, 7, 7, 1, 0, 30, 2, 2, 9]
-    for n in (1, 2, 3, 4, 7):
-        loads = [0] * n
-        owners = share_out(sizes, loads)
-        assert owners == share_out(sizes, [0] * n)
-        assert [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == r) for r in range(n)] == loads
-        assert max(loads) - min(loads) <= max(sizes)
-    assert share_out([5, 5], [10, 0]) == [1, 1]  # what comes later goes to whom has least
