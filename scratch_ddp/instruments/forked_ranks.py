@@ -47,10 +47,9 @@ def run_ranks(
 ) -> list[Any]:
     """Call `function(*args)` on `world_size` ranks of one process group and return [rank 0's result, rank 1's, …].
 
-    Results are pickled, including tensors. With `capture`, each entry is (result, what the rank printed). With the
-    backend nccl, each rank uses the GPU of its number. `waits`: seconds that a collective waits for other ranks
-    (default: `timeout`). Raises RankFailed, naming every rank that raised, died or did not answer within `timeout`
-    seconds.
+    Results are pickled. With `capture`, each entry is (result, what the rank printed). `waits`: seconds that a
+    collective waits for other ranks (default: `timeout`). Raises RankFailed, naming every rank that raised, died or did
+    not answer within `timeout` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         own = (world_size, function, args, backend, waits or timeout, capture, Path(folder))

@@ -6,7 +6,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the same time in ascending order, with intervals that touch or overlap joined into one."""
+    """The same time in ascending order, with intervals that touch or overlap joined into one."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:

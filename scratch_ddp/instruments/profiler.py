@@ -11,8 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 def recording(**options: bool) -> Iterator[profile]:
     """Record what torch does on this thread (and on the GPU, where one is in use) until the block ends.
 
-    `options` are those of `torch.profiler.profile`. Raises RuntimeError if a profiler is on already: torch allows one
-    per thread. Its library writes two lines to stderr per block, unless scratch_ddp was imported before torch.
+    `options` are those of `torch.profiler.profile`. Raises RuntimeError if a profiler is on already.
     """
     if torch.autograd._profiler_enabled():
         raise RuntimeError("torch's profiler is on already, and a thread has only one: end the other block first")

@@ -43,9 +43,8 @@ def interleaved(
     """Run every variant once per round, and return its samples, one per round, by the variant's name.
 
     Call it on every rank of `group` with the same variants; without a process group, this process is timed alone. The
-    ranks start each run together (after a barrier, which is not timed), and a GPU's work is waited for. Each round has
-    its own order: a variant finds the data of the one before it in the caches, so it must not always follow the same
-    one. The first `warm_up` rounds are dropped. Costs one all-reduce at the end.
+    ranks start each run together, and a GPU's work is waited for. Each round has its own order, since a variant finds
+    the data of the one before it in the caches. The first `warm_up` rounds are dropped. Costs one all-reduce at the end.
     """
     names = list(variants)
     taken = torch.zeros(rounds, len(names), 2, dtype=torch.float64)

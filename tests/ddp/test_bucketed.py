@@ -12,7 +12,7 @@ from torch import nn
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.ddp import BucketedDDP
 from scratch_ddp.ddp.bucketed import FIRST_BUCKET_MB, bucket_groups
-from scratch_ddp.instruments.memory import memory_use
+from scratch_ddp.instruments.memory.use import memory_use
 from tests.ddp.cases import started
 from tests.ranks import run_ranks
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.instruments.memory import memory_use
+from scratch_ddp.instruments.memory.use import memory_use
 from tests.ranks import run_ranks
 
 WIDTH, BLOCKS = 256, 16

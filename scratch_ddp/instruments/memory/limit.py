@@ -1,7 +1,4 @@
-"""A real limit on the memory of this process: the operating system refuses what exceeds it.
-
-Linux counts the private memory that a process has reserved (RLIMIT_DATA, VmData).
-"""
+"""A real limit on the private memory that this process has reserved (RLIMIT_DATA, VmData): Linux refuses more."""
 
 import contextlib
 import ctypes
@@ -22,12 +19,8 @@ def process_limit(nbytes: int) -> Iterator[None]:
     """Let this process allocate at most `nbytes` of main memory beyond what it holds now, until the block ends.
 
     A tensor that does not fit raises torch.OutOfMemoryError (the error of a full GPU), which names the rank, the size
-    and the limit. The process goes on, and after the block the limit is lifted. Memory that is freed inside the block
-    may be allocated again. What malloc keeps of tensors that were freed before comes on top, usually a few megabytes.
-
-    It holds for the whole process: its other threads are refused as well. A rank that is refused alone leaves the
-    others waiting in their next collective. Raises NotImplementedError where the system does not limit a process's
-    memory (Linux does). No communication.
+    and the limit. What malloc keeps of tensors that were freed before comes on top, usually a few megabytes. It holds
+    for all threads of the process. Raises NotImplementedError on other systems than Linux.
     """
     if not sys.platform.startswith("linux"):
         raise NotImplementedError(f"process_limit needs Linux; {sys.platform} does not limit a process's memory")

@@ -1,7 +1,7 @@
 """Hosts whose ranks share one network card: what passes the cards, and how long it takes.
 
-A ring over all ranks passes the cards on some of its edges. How often depends on the order of the ranks: in blocks,
-each host is left once, as `cost.Wire` has it; where hosts alternate, each edge leaves one.
+How often a ring passes them depends on the order of the ranks: in blocks, each host is left once, as `cost.Wire` has
+it; where hosts alternate, each edge leaves one.
 """
 
 from collections import Counter
@@ -17,10 +17,7 @@ _DIRECT = ("all_to_all", "gather", "scatter", "send", "recv")  # not on a ring: 
 
 
 class Hosts:
-    """Which rank is on which host, and what has left each. Made by `linked_group` and `linked_mesh`.
-
-    `of_rank`: the host's number of each global rank; `sent`: bytes, by the rank that counts them.
-    """
+    """The host's number of each global rank, and bytes that have left hosts, by the rank that counts them."""
 
     def __init__(self, of_rank: dict[int, int], sent: memoryview):
         self.of_rank, self._sent = of_rank, sent
@@ -41,10 +38,7 @@ class Hosts:
             self._sent[me] += round(out[self.of_rank[me]])
 
     def seconds(self, call: Call, own: int, between: Link, inside: Link) -> float:
-        """Seconds of a call in which this rank sends `own` bytes.
-
-        All edges of a ring are busy at once, so the slower level decides for the bytes.
-        """
+        """Seconds of a call in which this rank sends `own` bytes. All edges are busy at once: the slower level counts."""
         hosts = self._of(call)
         rounds, slow = rounds_of(call), rounds_between(call, hosts)
         cards = max((load for way in card_loads(call, hosts) for load in way.values()), default=0)
@@ -98,10 +92,7 @@ def _messages(call: Call) -> list[tuple[int, int, float]]:
 
 
 def share_hosts(hosts: int | Sequence[int], group: dist.ProcessGroup | None) -> Hosts:
-    """Return the hosts of the group's ranks: in equal blocks, or as listed. Collective.
-
-    Raises ValueError if they don't fit the ranks, or if not all ranks are on this machine.
-    """
+    """Return the hosts of the group's ranks: in equal blocks, or as listed. Collective. Raises as `linked_group`."""
     ranks = dist.get_process_group_ranks(group)
     numbers = [place * hosts // len(ranks) for place in range(len(ranks))] if isinstance(hosts, int) else hosts
     if len(numbers) != len(ranks) or (isinstance(hosts, int) and len(ranks) % hosts):

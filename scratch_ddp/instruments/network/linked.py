@@ -23,10 +23,9 @@ _FIRST_TYPE = 200  # number of our first backend type; torch's own have lower nu
 class LinkedGroup(dist.ProcessGroup):
     """A process group on a link: the group `below` moves the data, and each operation lasts as long as its transfer.
 
-    Made by `linked_group` and `lone_rank`. Set `link` to another Link, a preset's name or None (no link: operations go
-    straight to the group below); transfers under way are not affected. Ranks may set different links, each for its own
-    end. `transfers` lists what this rank's end carried, in the order in which it was posted; you may clear the list.
-    With `hosts`, `link` is that between hosts, and `inside` that in each of them.
+    Set `link` to another Link, a preset's name or None for no link, on each rank for its own end; transfers under way
+    are not affected. `transfers` lists what this rank's end carried, in the order in which it was posted. With `hosts`,
+    `link` is that between hosts, and `inside` that in each of them.
     """
 
     def __init__(
@@ -58,19 +57,19 @@ class LinkedGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """The group's name in torch's tables, or its last one; empty before it is registered."""
+        """The group's name in torch's tables, or its last one."""
         self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
         return self._name
 
     def shutdown(self) -> None:
-        """Called by `destroy_process_group`: futures under way are done, and the group below is destroyed too."""
+        """Called by `destroy_process_group`: ends what is under way, and destroys the group below."""
         self.give_up()
         _ = self.group_name  # torch removes the group from its tables first, and then asks for its name
         if self.below in dist.distributed_c10d._world.pg_map:  # not of a lone rank, and not when all are destroyed
             dist.destroy_process_group(self.below)
 
     def follow(self, group: dist.ProcessGroup | None) -> None:
-        """If `group` is one of rank cells, give up at a Stop, and start over whenever the group does."""
+        """If `group` is one of rank cells: give up at a Stop, and start over whenever the group does."""
         if hasattr(group, "wrappers"):
             group.wrappers.add(self)
             self.wrappers = group.wrappers  # whatever works in this group starts over with it, too
@@ -108,11 +107,7 @@ class LinkedGroup(dist.ProcessGroup):
         else:
             seconds = self.hosts.seconds(call, nbytes, link, self.inside)
         transfer = self.nic.book(call, nbytes, posted, seconds)  # the peers must know before the call can end anywhere
-        try:
-            below = operate(*args, **kwargs)
-        except BaseException:
-            self.nic.cancel(call, transfer)
-            raise
+        below = operate(*args, **kwargs)
         if self.hosts is not None:
             self.hosts.count(call)
         return below and LinkedWork(self.nic, below, args[0] if args else [], call, transfer)
@@ -132,10 +127,7 @@ for _method in METHODS:
 
 
 def link_bytes(call: Call, args: tuple) -> int:
-    """Bytes that pass this rank's end of the link: those it sends or those it receives, whichever is more.
-
-    `args`: the arguments of the group's method, of which the first holds the output.
-    """
+    """Bytes that this rank sends or receives, whichever is more. `args`: of the group's method, the first the output."""
     if call.name in ("send", "recv", "broadcast", "reduce"):  # on a ring, a rank receives what it passes on
         return call.payload
     at_root, n = call.rank == call.peer, len(call.members)
@@ -158,9 +150,7 @@ def linked_group(
     """Return a process group of the same ranks as `group` (default: all), whose operations take time on `link`.
 
     `link` is a Link, a preset's name, or None for no link at first. The data moves over a new group with the backend
-    that `group` uses for tensors in main memory: gloo, or that of rank cells. For a group of NCCL it is gloo too: NCCL
-    lets a rank continue before the data is there, so nobody could tell when a transfer has ended. Pass the new group
-    wherever torch takes one:
+    that `group` uses for tensors in main memory; for NCCL that is gloo. Pass the new group wherever torch takes one:
 
         slow = linked_group("Ethernet 10 Gb")
         model = DistributedDataParallel(model, process_group=slow)
@@ -168,17 +158,14 @@ def linked_group(
         slow.link = "NVLink 4"                       # another link; None: no link
 
     By default each rank has a network card of its own. With `hosts`, what leaves or enters a host passes its one card,
-    and `inside` connects the ranks of a host (None: in no time). `hosts` is a number of hosts, which have the group's
-    ranks in equal blocks; the host of each of the group's ranks, such as (0, 1, 0, 1); or another linked group's
-    `hosts`, with which this group's bytes are then counted: `hosts.bytes_out` is what has left each. A group is taken
-    to have the cards for itself.
+    which no other group uses, and `inside` connects the ranks of a host (None: in no time). `hosts` is a number of
+    hosts, which have the ranks in equal blocks; the host of each rank, such as (0, 1, 0, 1); or another linked group's
+    `hosts`, with which this group's bytes are then counted: `hosts.bytes_out` is what has left each.
 
     Every rank of `group` calls it with the same arguments. Raises ValueError if a preset is unknown, if the hosts don't
-    fit the ranks, if not all ranks are on this machine, or if there is no process group. Costs a new group and two
-    small collectives; with new hosts, two more.
+    fit the ranks, or if not all ranks are on this machine. Costs a new group and two small collectives; with new hosts,
+    two more.
     """
-    if dist.get_rank(group) < 0:  # of what new_group returns outside
-        raise ValueError(f"rank {dist.get_rank()} is not in the group: link it on the group's ranks only")
     if isinstance(group or dist.group.WORLD, LinkedGroup):
         raise ValueError("this group is on a link already: set its .link")
     link, ranks = link and preset(link), dist.get_process_group_ranks(group)
@@ -197,14 +184,8 @@ def linked_mesh(link: Link | str, hosts: int, inside: Link | str | None = None) 
     """Return a mesh ("host", "local") of all ranks on a network of two levels, as `linked_group` makes it.
 
     `mesh["local"]` are the ranks of this rank's host, connected by `inside`; `mesh["host"]` those with the same place
-    in each host, connected by `link`, each with its share of the host's card:
-
-        mesh = linked_mesh("Ethernet 10 Gb", hosts=2, inside="NVLink 4")
-        dist.all_reduce(tensor, group=mesh["host"].get_group())
-        model = fully_shard(model, mesh=mesh)        # HSDP
-        flat = linked_group("Ethernet 10 Gb", hosts=mesh["host"].get_group().hosts, inside="NVLink 4")
-
-    Every rank calls it. Raises and costs what `linked_group` does, for two groups of each rank.
+    in each host, connected by `link`, each with its share of the host's card. A further group on the same cards is
+    `linked_group(link, hosts=mesh["host"].get_group().hosts, inside=inside)`. Every rank calls it.
     """
     shared, local = share_hosts(hosts, None), dist.get_world_size() // hosts
     plain, link = init_device_mesh("cpu", (hosts, local), mesh_dim_names=("host", "local")), preset(link)

@@ -14,15 +14,13 @@ from torch.utils._pytree import tree_leaves
 from scratch_ddp.instruments.cost.wire import Link
 from scratch_ddp.instruments.network.linked import LinkedGroup, register
 
-_BACKEND = "lone"
 _made = itertools.count()
 
 
 class LoneGroup(LinkedGroup):
     """A group on a link over torch's fake backend, which sends nothing and copies this rank's tensors to its outputs.
 
-    Sums are multiplied by the group's size. Tensors that depend on other ranks alone (a receive, the output of a
-    scatter from another root) stay unchanged.
+    What depends on other ranks alone, such as a receive, stays unchanged.
     """
 
     def __init__(self, rank: int, size: int, link: Link | str | None):
@@ -47,39 +45,18 @@ def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> Linked
     Every peer is taken to hold the same tensors at the same time, which is right for timing and for averages of equal
     gradients: SUM multiplies by `world_size`, other reductions return them as they are. Use the group like a
     `linked_group`. If there is no default group it becomes the default, until `dist.destroy_process_group()`. Otherwise
-    it is an additional group, whose absent ranks have numbers that no other rank has.
-
-    An interrupt ends a wait at once and frees the link. torch's DDP waits in C++, where only the Stop of a rank cell
-    reaches it; elsewhere Python handles the interrupt after that wait.
-
-    No communication. Raises ValueError for a rank outside the world size, or an unknown preset.
+    it is an additional group, whose absent ranks have numbers that no other rank has. No communication. Raises
+    ValueError for an unknown preset.
     """
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be one of 0 to {world_size - 1}, not {rank!r}")
     group = LoneGroup(rank, world_size, link)
     is_first = not dist.is_initialized()
     own_number = rank if is_first else dist.get_rank()
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    config = ",".join(f"{device}:{_BACKEND}" for device in devices)
-    numbers = _global_ranks(world_size, rank, own_number)
-    register(group, f"lone rank {next(_made)}", numbers, _BACKEND, config, dist.HashStore())
+    others = (number for number in range(world_size + 1) if number != own_number)
+    numbers = [own_number if each == rank else next(others) for each in range(world_size)]
+    config = "cpu:lone,cuda:lone" if torch.cuda.is_available() else "cpu:lone"
+    register(group, f"lone rank {next(_made)}", numbers, "lone", config, dist.HashStore())
     if is_first:
         dist.distributed_c10d._update_default_pg(group)
     else:
         group.follow(dist.group.WORLD)
     return group
-
-
-def _global_ranks(world_size: int, rank: int, own_number: int) -> list[int]:
-    """The global ranks of the group: `own_number` for the one that exists, other numbers for the rest."""
-    others = (number for number in range(world_size + 1) if number != own_number)
-    return [own_number if each == rank else next(others) for each in range(world_size)]
-
-
-def _create(store: dist.Store, rank: int, size: int, timeout: object) -> LinkedGroup:
-    """Called by torch for a new group among the ranks of a lone one."""
-    link = dist.group.WORLD.link if isinstance(dist.group.WORLD, LinkedGroup) else None
-    return LoneGroup(rank, size, link)
-
-
-dist.Backend.register_backend(_BACKEND, _create, devices=["cpu", "cuda"])

@@ -2,9 +2,9 @@
 
 import bisect
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from scratch_ddp.instruments.network.ready_times import Places, ReadyTimes
+from scratch_ddp.instruments.network.ready_times import ReadyTimes
 from scratch_ddp.instruments.traffic.calls import Call
 
 _SETTLED = 32  # settled sends, and settled receives, among which a delayed one is placed
@@ -12,11 +12,9 @@ _SETTLED = 32  # settled sends, and settled receives, among which a delayed one 
 
 @dataclass
 class Transfer:
-    """A collective or message on the wire.
+    """A collective or message on the wire, in seconds of time.monotonic as the link's clock shows them (see `clock`).
 
-    Times are in seconds of time.monotonic, which all processes of a machine share, as the link's clock shows them (up
-    to 20 ms earlier on a busy machine, see `clock`). Until the transfer is waited for, `started` and `ended` are this
-    rank's forecast: a peer may come later.
+    Until the transfer is waited for, `started` and `ended` are this rank's forecast: a peer may come later.
     """
 
     call: str  # "all_reduce", "send", …
@@ -24,7 +22,7 @@ class Transfer:
     posted: float
     started: float
     ended: float
-    places: Places = field(default_factory=list, repr=False)  # where the times that it depends on are written
+    number: int | None = None  # among those of its ranks
 
 
 class Nic:
@@ -65,14 +63,15 @@ class Nic:
             self._keep_taken(transfer)
             self.transfers.append(transfer)
         if self._ready_times is not None and (call.peer is not None or call.name != "recv"):
-            transfer.places = self._ready_times.write(call, started)
+            transfer.number = self._ready_times.write(call, started)
         return transfer
 
     def settle(self, call: Call, transfer: Transfer) -> None:
         """Find out when a transfer began: its data has arrived, so all ranks that matter have written their times."""
         if self._ready_times is not None:
-            places = transfer.places or self._ready_times.write(call, transfer.started)  # the source is known by now
-            self.delay(transfer, self._ready_times.latest(places))
+            if transfer.number is None:  # a receive, whose source is known by now
+                transfer.number = self._ready_times.write(call, transfer.started)
+            self.delay(transfer, self._ready_times.latest(call, transfer.number))
 
     def delay(self, transfer: Transfer, ready: float) -> None:
         """Start a transfer no earlier than `ready`, the time at which the last of its ranks was ready."""
@@ -87,13 +86,6 @@ class Nic:
                 del settled[:-_SETTLED]
             transfer.started, transfer.ended = started, started + seconds
             self._keep_taken(transfer)
-
-    def cancel(self, call: Call, transfer: Transfer) -> None:
-        """Forget the latest transfer, whose call has failed."""
-        self.transfers.remove(transfer)
-        self.clear_queue()
-        if transfer.places:
-            self._ready_times.undo(call)
 
     def _keep_taken(self, transfer: Transfer) -> None:
         for direction in _directions(transfer.call):

@@ -1,9 +1,8 @@
 """What the ranks of one machine tell each other through memory: when each was ready for each transfer.
 
-A collective begins when its last rank is ready, which no rank can tell from the data that it receives. The ranks of one
-machine share a clock, and through this module a file in memory. Each rank writes the time at which its own wire is free
-for its k-th transfer before it calls the process group. Once that call has ended, it reads the times of the others,
-which they wrote before their calls.
+A collective begins when its last rank is ready, which no rank can tell from the data that it receives. But the ranks of
+one machine share a clock. Before it calls the process group, each rank writes into a shared file when its own wire is
+free for its k-th transfer. Once that call has ended, it reads the times of the others.
 """
 
 import contextlib
@@ -11,14 +10,12 @@ import mmap
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
 
 import torch.distributed as dist
 
 from scratch_ddp.instruments.traffic.calls import Call
 
 _KEPT = 2**13  # times kept in a row: far more than can be under way
-Places = list[int]  # of the times that a transfer depends on
 
 
 class ReadyTimes:
@@ -33,20 +30,21 @@ class ReadyTimes:
         """Count transfers from 0 again. Every rank does so at the same point."""
         self._counts.clear()
 
-    def write(self, call: Call, time: float) -> Places:
-        """Write when this rank is ready for its next transfer. Return where all times are that it depends on."""
+    def write(self, call: Call, time: float) -> int:
+        """Write when this rank is ready for its next transfer. Return the transfer's number."""
         number = self._counts[_pair(call, self._rank)]
         self._counts[_pair(call, self._rank)] += 1
         self._times[self._place(call, self._rank, number)] = time
-        return [self._place(call, rank, number) for rank in _awaited(call)]
+        return number
 
-    def undo(self, call: Call) -> None:
-        """Undo `write` for a call that failed to start."""
-        self._counts[_pair(call, self._rank)] -= 1
-
-    def latest(self, places: Places) -> float:
-        """Return the latest of the times that the transfer depends on, as far as they are written."""
-        return max(self._times[place] for place in places)
+    def latest(self, call: Call, number: int) -> float:
+        """Return when the last rank was ready that must be, before the transfer can begin on this rank."""
+        ranks = range(self._size)
+        if call.name in ("send", "recv", "broadcast", "scatter"):
+            ranks = (call.rank, call.peer)
+        elif call.name in ("reduce", "gather") and call.rank != call.peer:
+            ranks = (call.rank,)
+        return max(self._times[self._place(call, rank, number)] for rank in ranks)
 
     def _place(self, call: Call, rank: int, number: int) -> int:
         source, destination = _pair(call, rank)
@@ -57,15 +55,6 @@ class ReadyTimes:
 def _pair(call: Call, rank: int) -> tuple[int, int]:
     """The ranks whose messages are numbered one after the other; all collectives of a rank are, too."""
     return {"send": (call.rank, call.peer), "recv": (call.peer, call.rank)}.get(call.name, (rank, rank))
-
-
-def _awaited(call: Call) -> Iterable[int]:
-    """The ranks that must be ready before the transfer can begin on this rank."""
-    if call.name in ("send", "recv", "broadcast", "scatter"):
-        return {call.rank, call.peer}
-    if call.name in ("reduce", "gather") and call.rank != call.peer:
-        return {call.rank}
-    return range(len(call.members))
 
 
 def share_memory(count: int, group: dist.ProcessGroup | None) -> memoryview:

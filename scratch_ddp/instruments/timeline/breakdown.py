@@ -1,8 +1,7 @@
 """Where a step's time went, on each rank: parts that follow one another and add up to the step.
 
-A rank that computes nothing and has called a collective either waits for the last rank to call it, too, or the data is
-on its way. A rank's own record can't tell which. The ranks of one machine share a clock, so the records of all ranks
-can: the data can't be on its way before the last rank has called.
+A rank that has called a collective either waits for the last rank to call it, too, or the data is on its way. Only the
+records of all ranks, which share a clock, can tell: data can't be on its way before the last rank has called.
 """
 
 from collections.abc import Sequence
@@ -18,11 +17,10 @@ _MESSAGES = ("send", "recv", "SendRecv")  # between two ranks; the last is in th
 
 @dataclass(frozen=True)
 class Breakdown:
-    """A step of one rank, in parts that don't overlap.
+    """A step of one rank, in parts that don't overlap: by name from PARTS, when it took place, in seconds.
 
-    parts: by name from PARTS, when it took place, in seconds of time.monotonic. "forward", "backward", "optimizer",
-    "other" and "data" (loading it): this rank was busy, whatever was on the wire. Of the rest: "waiting", for a rank
-    that had not called the same collective yet; "transfer", when all had; "idle", when nothing was under way.
+    "forward", "backward", "optimizer", "other" and "data" (loading it): this rank was busy, whatever was on the wire.
+    Of the rest: "waiting", for a rank that had not called the same collective yet; "transfer", when all had; "idle".
     """
 
     rank: int
@@ -43,7 +41,7 @@ class Breakdown:
 def breakdown(timelines: Sequence[Timeline]) -> list[Breakdown]:
     """Divide what each rank recorded in one block of `timeline()`; by rank, as `over_ranks()` returns it.
 
-    Costs nothing: no communication. Raises ValueError if the ranks did not make the same collectives.
+    Raises ValueError if the ranks did not make the same collectives.
     """
     return _divided(timelines, [(each.start, each.end) for each in timelines])
 
@@ -66,10 +64,8 @@ def collectives(timelines: Sequence[Timeline]) -> list[list[tuple[Span, float]]]
     """
     spans = [[span for span in each.communication if not _is_message(span)] for each in timelines]
     if any([span.name for span in mine] != [span.name for span in spans[0]] for mine in spans):
-        raise ValueError(
-            f"the ranks recorded different collectives (in number {[len(mine) for mine in spans]}), so they can't be "
-            f"compared: record calls of one group, which all of its ranks make"
-        )
+        counts = [len(mine) for mine in spans]
+        raise ValueError(f"the ranks recorded different collectives ({counts}): record calls of one group")
     ready = [max(span.called for span in same) for same in zip(*spans, strict=True)]
     return [list(zip(mine, ready, strict=True)) for mine in spans]
 

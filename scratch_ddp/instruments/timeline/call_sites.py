@@ -24,10 +24,9 @@ _LIBRARIES = tuple(map(str, (*torch.__path__, Path(__file__).parents[2], *_PYTHO
 
 
 def by_call_site(timeline: Timeline, within: Breakdown, *parts: str) -> dict[str, float]:
-    """Seconds of a step by the line of your own code that the rank was at, largest first; of these parts alone.
+    """Seconds of a step, or of these parts of it, by the line of your own code that the rank was at, largest first.
 
-    Needs `timeline(group, call_sites=True)`. Without parts: of all, so that the seconds add up to the step. Raises
-    ValueError if no lines were recorded.
+    Raises ValueError if no lines were recorded: it needs `timeline(group, call_sites=True)`.
     """
     if not timeline.sites:
         raise ValueError(f"rank {timeline.rank} recorded no lines: open the block with timeline(call_sites=True)")
@@ -40,10 +39,7 @@ def by_call_site(timeline: Timeline, within: Breakdown, *parts: str) -> dict[str
 
 @contextlib.contextmanager
 def call_sites_recorded() -> Iterator[list[Span]]:
-    """Look every two milliseconds which line this thread is at, and list how long it was seen at each.
-
-    A library's lines count for the line of your own that called it: those of torch, of Python and of this package.
-    """
+    """Look every two milliseconds which line this thread is at, and list how long it was seen at each."""
     spans: list[Span] = []
     over, watched, began = threading.Event(), threading.get_ident(), time.monotonic()
 

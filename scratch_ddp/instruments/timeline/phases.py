@@ -1,8 +1,7 @@
 """From the profiler's events of one rank to its phases: forward, backward, optimizer, communication.
 
-torch names what it runs: backward is the autograd engine's `evaluate_function`, and the optimizer's step and zero_grad
-have events of their own. An operation outside both is forward if a backward comes next. Otherwise it is "other", such
-as the copies and divisions of a strategy after backward.
+torch names what it runs: backward is the autograd engine's `evaluate_function`, and optimizers have events of their
+own. An operation outside both is forward if a backward comes next, and "other" if not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,10 +25,7 @@ def span_of(event: Any, later: float) -> Span:
 
 
 def compute_spans(events: Sequence[Any], waits: Sequence[Interval], later: float) -> list[Span]:
-    """The computing of one thread, from its events. `waits` are cut out.
-
-    A range named by `torch.profiler.record_function("forward")`, or by another name from COMPUTING, is that phase.
-    """
+    """The computing of one thread, from its events, without `waits`. A range with a name from COMPUTING is that phase."""
     outermost: list[Span] = []
     for event in sorted(events, key=lambda each: (each.start_ns(), -each.duration_ns())):
         span, phase = span_of(event, later), _phase(event)

@@ -31,21 +31,11 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
 
     The ranks of `group` (default: the default group) start together, so each of them must open a block.
 
-    ```python
-    with timeline(group) as recorded:
-        loss = model(batch)
-        loss.backward()
-        model.sync_gradients()
-    recorded.exposed_seconds()      # of this rank
-    recorded.save("step.json")      # a collective
-    timeline_chart({"": recorded.over_ranks()})
-    ```
-    Communication is what the simulated link carried if `group` is on one. Otherwise it is what gloo ran, from when one
-    of its threads took a collective up, or on a GPU, NCCL's kernels. Computing is recorded in the thread that opens the
-    block and in the backward passes that it starts. On a GPU it is the kernels, except on a simulated link, which has
-    the processor's clock alone. With `call_sites`, the lines of your own code that the thread is at are recorded, too
-    (see `by_call_site`). Each operation takes some microseconds longer. Costs a barrier, which is not recorded.
-    Raises RuntimeError where torch's profiler is on already.
+    Communication is what the simulated link carried if `group` is on one. Otherwise it is what gloo ran, or on a GPU,
+    NCCL's kernels. Computing is recorded in the thread that opens the block and in the backward passes that it starts.
+    On a GPU it is the kernels, except on a simulated link. With `call_sites`, the lines of your own code that the
+    thread is at are recorded, too (see `by_call_site`). Costs a barrier, which is not recorded. Raises RuntimeError
+    where torch's profiler is on already.
     """
     group = group or (dist.group.WORLD if dist.is_initialized() else None)
     recorded = Timeline(rank=dist.get_rank() if dist.is_initialized() else group.rank() if group else 0)

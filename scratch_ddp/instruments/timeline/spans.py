@@ -76,10 +76,9 @@ class Timeline:
         return total_seconds(without(sent, busy))
 
     def over_ranks(self, group: dist.ProcessGroup | None = None) -> list["Timeline"]:
-        """Return the timelines of all ranks, by rank. A collective: every rank of `group` (default: all) calls it.
+        """Return the timelines of all ranks of one machine, by rank; without a process group, of this one alone.
 
-        The ranks must be on one machine, whose clock they share. Without a process group, the list holds this rank
-        alone. Costs one all_gather_object, counted as set-up.
+        Costs one all_gather_object, counted as set-up.
         """
         if not dist.is_initialized():
             return [self]
@@ -89,20 +88,14 @@ class Timeline:
         return list({theirs.rank: theirs for theirs in reports}.values())  # a lone rank receives its own n times
 
     def save(self, path: str | Path, group: dist.ProcessGroup | None = None) -> None:
-        """Write one trace of all ranks, compressed if `path` ends in ".gz".
-
-        A collective, as `over_ranks`; the first rank writes, and raises OSError if it can't.
-        """
+        """Write one trace of all ranks, compressed if `path` ends in ".gz". A collective; the first rank writes."""
         timelines = self.over_ranks(group)
         if self.rank == timelines[0].rank:
             write_trace(timelines, path)
 
 
 def by_operator(timeline: Timeline) -> dict[str, float]:
-    """Seconds of each operator without those that it calls, largest first. On a GPU: of the calls that launch kernels.
-
-    It is `key_averages()` of torch's profiler, for this thread and for the ranks' gathered timelines.
-    """
+    """Seconds of each operator without those that it calls, largest first: `key_averages()` of torch's profiler."""
     spent: Counter[str] = Counter()
     open_spans: list[Span] = []
     for span in sorted(timeline.operations, key=lambda each: (each.start, -each.end)):
@@ -116,10 +109,10 @@ def by_operator(timeline: Timeline) -> dict[str, float]:
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
-    """Write one trace of the timelines, compressed if `path` ends in ".gz". Raises OSError if it can't.
+    """Write one trace of the timelines in Chrome's "Trace Event Format", compressed if `path` ends in ".gz".
 
-    The format is Chrome's "Trace Event Format". A rank is a process; computing, operations, waiting and communication
-    are its threads. Times are microseconds from the start of the earliest rank.
+    A rank is a process; computing, operations, waiting and communication are its threads. Times are microseconds from
+    the start of the earliest rank.
     """
     zero = min(each.start for each in timelines)
     events = [event for each in timelines for event in _events_of(each, zero)]

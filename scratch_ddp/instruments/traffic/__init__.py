@@ -1,8 +1,7 @@
 """Traffic: what the ranks send each other while some code runs, in calls, messages, bytes and rounds.
 
-`with traffic() as counted:` counts this rank's communication, whoever starts it: our collectives, torch.distributed,
-DistributedDataParallel, FSDP. `counted.over_ranks()` puts all ranks together, with every message and the depth: the
-longest chain of messages in which each waited for the one before. Set-up, such as checks, is counted apart.
+`with traffic() as counted:` counts this rank's communication, whoever starts it. `counted.over_ranks()` puts all ranks
+together. Set-up, such as checks, is counted apart.
 """
 
 from scratch_ddp.instruments.cost.wire import ring_bytes, ring_rounds

@@ -17,11 +17,11 @@ from scratch_ddp.instruments.traffic.watch import listening
 class Counts:
     """What one rank sent and received. Bytes are payload: elements times element size, without protocol headers."""
 
-    calls: dict[str, int] = field(default_factory=dict)  # by name; isend counts as send, irecv as recv
+    calls: dict[str, int] = field(default_factory=dict)  # by name
     messages: int = 0  # point-to-point messages sent
     bytes_sent: int = 0  # in those messages
     payload_bytes: int = 0  # this rank's input to torch's own collectives
-    collective_bytes: int = 0  # what this rank sends for those collectives, by the formula for a ring (`Call.sent`)
+    collective_bytes: int = 0  # what this rank sends for those, by the formula for a ring
 
     @property
     def wire_bytes(self) -> int:
@@ -51,7 +51,7 @@ class Totals:
 
     @functools.cached_property
     def depth(self) -> int:
-        """Longest chain of messages in which each waited for the one before (see the module `depth`)."""
+        """Longest chain of messages in which each waited for the one before."""
         return depth([counted.events for counted in self.per_rank])
 
     @property
@@ -78,20 +78,14 @@ class Totals:
 
 @dataclass
 class Counted(Counts):
-    """What `traffic` yields: this rank's counts, and in `setup` those of the calls made under `set_up()`.
-
-    `events`: the start of every other call and, if it was waited for inside the block, its end.
-    """
+    """This rank's counts, and in `setup` those of calls under `set_up()`. `events`: start and wait of every other."""
 
     setup: Counts = field(default_factory=Counts)
     events: Log = field(default_factory=list, repr=False)
     _begun: set[Call] = field(default_factory=set, repr=False)
 
     def over_ranks(self, group: dist.ProcessGroup | None = None) -> Totals:
-        """Put the counts of all ranks together. A collective: every rank of `group` (default: all) must call it.
-
-        Costs one all_gather_object, which counts as set-up.
-        """
+        """Put the counts of all ranks together. Costs one all_gather_object, which counts as set-up."""
         counts: list[Counted] = [self] * dist.get_world_size(group)
         with set_up():
             dist.all_gather_object(counts, self, group=group)
@@ -114,21 +108,13 @@ class Counted(Counts):
 def traffic() -> Iterator[Counted]:
     """Count this rank's communication inside the block, through our functions and through torch.distributed.
 
-    ```python
-    with traffic() as counted:
-        tree_broadcast(x)
-    counted.calls, counted.messages, counted.bytes_sent, counted.wire_bytes   # this rank
-    counted.over_ranks().depth                                                # all ranks: a collective
-    ```
-    Blocks may be nested. Each counts every call that reaches a process group inside it, once, whoever makes it;
-    one that raises is not. Coalesced calls count as the one call they become, an object collective as the two or three
-    that it is made of, and what runs under `counted_as` as the call named there. Counting itself sends nothing.
+    Blocks may be nested. Each counts every call that reaches a process group inside it, once, whoever makes it. An
+    object collective counts as the two or three calls that it is made of, and what runs under `counted_as` as the call
+    named there. Counting itself sends nothing.
 
-    Not seen: what bypasses process groups (new_group, stores, monitored_barrier, RPC, NVSHMEM), functional isend/irecv,
-    and a group class written in Python that was defined inside the block. Calls from C++ to a plain group (one that is
-    no Python class) are seen if there was one before the block, in the thread that opened it and in the backward passes
-    it starts; there every tensor operation takes some microseconds longer. For the depth, waiting is seen in
-    `Work.wait()` alone: a wait for a call's future is not, and a call from C++ counts as waited for at once.
+    Not seen: what bypasses process groups (new_group, stores, RPC), functional isend/irecv, and calls from C++ in
+    threads other than the block's and its backward passes'. For the depth, waiting is seen in `Work.wait()` alone; a
+    call from C++ to a plain group counts as waited for at once.
     """
     counted = Counted()
     with listening(counted):

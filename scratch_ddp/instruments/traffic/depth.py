@@ -1,9 +1,8 @@
 """The depth of a run: its longest chain of messages in which each waited for the one before.
 
-Each rank has a clock that counts rounds. A message takes one round and begins when both of its ends have posted it, as
-a large message does. `wait()`, and so a blocking send or receive, holds its rank until the message has ended. So n-1
-blocking sends from one rank are n-1 rounds deep, and n-1 `isend`s posted before the first wait are one round deep.
-A collective takes the rounds of a ring.
+Each rank has a clock that counts rounds. A message takes one round and begins when both of its ends have posted it; a
+collective takes the rounds of a ring. `wait()` holds its rank until the message has ended. So n-1 blocking sends from
+one rank are n-1 rounds deep, and n-1 `isend`s posted before the first wait are one.
 """
 
 from collections import Counter
@@ -24,7 +23,7 @@ class Message(NamedTuple):
 
 
 def depth(logs: list[Log]) -> int:
-    """Rounds until every call in the logs has ended. There is one log per rank, with waits for calls in it only."""
+    """Rounds until every call in the logs has ended. There is one log per rank."""
     return max(_ends(logs).values(), default=0)
 
 

@@ -1,10 +1,9 @@
 """How traffic is seen: every call that reaches a process group, whoever makes it, is reported to the listeners.
 
 `torch.distributed.all_reduce`, under whatever name it was imported, ends in `group.allreduce(...)`. The first listener
-wraps these methods, of `ProcessGroup` and of its subclasses in Python, for good: without listeners they cost nothing.
-C++ code (DistributedDataParallel's reducer, functional collectives) calls the methods of such a subclass too, but not
-those of a plain group. There its calls are operators, which a dispatch mode sees. The outermost call is the one that
-counts: what a call does on its way down, to another group or as an operator, is part of it.
+wraps these methods, of `ProcessGroup` and of its subclasses in Python, for good. C++ code (DistributedDataParallel's
+reducer, functional collectives) calls the methods of such a subclass too, but not those of a plain group. There its
+calls are operators, which a dispatch mode sees. The outermost call counts: what it does on its way down is part of it.
 """
 
 import contextlib
