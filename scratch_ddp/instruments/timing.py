@@ -2,7 +2,6 @@
 
 import os
 import random
-import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +43,7 @@ def interleaved(
 
     Call it on every rank of `group` with the same variants; without a process group, this process is timed alone. The
     ranks start each run together, and a GPU's work is waited for. Each round has its own order, since a variant finds
-    the data of the one before it in the caches. The first `warm_up` rounds are dropped. Costs one all-reduce at the end.
+    the data of the one before it in the caches. The first `warm_up` rounds are dropped. Costs an all-reduce at the end.
     """
     names = list(variants)
     taken = torch.zeros(rounds, len(names), 2, dtype=torch.float64)
@@ -76,16 +75,11 @@ def spread_of(figures: Sequence[float]) -> Spread:
 def _timed(run: Callable[[], object], group: dist.ProcessGroup | None) -> torch.Tensor:
     if dist.is_initialized():
         dist.barrier(group=group)
-    began, used = time.perf_counter(), _cpu_seconds()
+    began, used = time.perf_counter(), time.process_time()
     run()
     if torch.cuda.is_initialized():  # otherwise nothing runs on a GPU, and synchronize would initialize it
         torch.cuda.synchronize()  # a GPU's calls return before its work is done
-    return torch.tensor([time.perf_counter() - began, _cpu_seconds() - used], dtype=torch.float64)
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    return torch.tensor([time.perf_counter() - began, time.process_time() - used], dtype=torch.float64)
 
 
 def machine() -> str:

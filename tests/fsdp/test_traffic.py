@@ -58,7 +58,7 @@ def bytes_on_a_mesh() -> None:
     # Each rank gives a shard to each all-gather and all-reduce, and a whole unit to each reduce-scatter. It sends half
     # of a unit in each of the row's collectives, and a shard in each of the column's.
     assert counted.payload_bytes == (3 + 2) * each // 2 + 2 * each
-    assert counted.collective_bytes == (3 + 2 + 2) * each // 2
+    assert counted.wire_bytes == (3 + 2 + 2) * each // 2
 
 
 def test_the_bytes_of_both_groups_of_a_mesh_are_counted():

@@ -11,7 +11,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from scratch_ddp.instruments.cost.layouts import EFFICIENCIES
 from scratch_ddp.instruments.cost.models import flops_per_token, from_config
 from scratch_ddp.instruments.cost.plan import plan
 from scratch_ddp.instruments.cost.published import MODELS, model
@@ -30,8 +29,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sequence", type=count, default=4096, help="tokens of a sequence (4096)")
     parser.add_argument("--tokens", type=float, default=1e12, help="of the whole training (1e12)")
     parser.add_argument("--price", type=float, help="dollars for an hour of a device")
-    span = "least and greatest share of the peak ({} {})".format(*EFFICIENCIES)
-    parser.add_argument("--efficiency", type=float, nargs=2, metavar="SHARE", default=EFFICIENCIES, help=span)
     parser.add_argument("--wide-gradients", action="store_true", help="gradients are held and sent in float32")
     options = parser.parse_args(arguments)
     try:
@@ -53,10 +50,7 @@ def _print(options: argparse.Namespace, cluster: Cluster) -> int:
         held = model_states(shape.parameters, options.gpus, stage, precision)
         parts = (held.weights, held.gradients, held.master, held.optimizer, held.total)
         print(f"{stage:14}" + "".join(f"{part / 1e9:10,.1f}" for part in parts))
-    if shape.idle:
-        print(f"\n{shape.name} is a mixture of experts: its layouts can't be forecast here.")
-        return 0
-    found = plan(shape, cluster, options.gpus, options.batch, options.sequence, options.efficiency, precision)
+    found = plan(shape, cluster, options.gpus, options.batch, options.sequence, precision=precision)
     print(f"\n{options.gpus} {options.gpu}, {options.batch} sequences of {options.sequence} tokens a step:")
     print(found.table())
     if not found.best:

@@ -31,12 +31,16 @@ def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = No
         "gather": n * (rank != root),
         "scatter": (n - 1) * (rank == root),
         "barrier": 0,
+        "send": n,
+        "recv": 0,
     }
     return round(parts[call] * payload / n) if n > 1 else 0
 
 
 def ring_rounds(call: str, n: int) -> int:
-    """Messages that follow one another when the collective `call` runs on a ring of `n` ranks."""
+    """Messages that follow one another when the collective `call` runs on a ring of `n` ranks; 1 for a message."""
+    if call in ("send", "recv"):
+        return 1
     return (2 if call in ("all_reduce", "barrier") else 1) * (n - 1)
 
 
@@ -46,7 +50,7 @@ class Link:
 
     `alpha`: per call; `beta`: per byte that a rank sends (or receives, if that is more); `per_round`: of which an
     all-reduce on a ring has 2(n−1), a message one; `source`: of the figures; `small`: alpha, per_round and least beta
-    of a protocol that sends twice the bytes: the quicker counts. Raises ValueError if a figure is negative.
+    of a protocol that sends twice the bytes: the quicker counts.
     """
 
     alpha: float
@@ -55,10 +59,6 @@ class Link:
     source: str = ""
     per_round: float = 0.0
     small: tuple[float, float, float] | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if not all(each >= 0 for each in (self.alpha, self.beta, self.per_round)):
-            raise ValueError(f"a link's seconds are 0 or more: {self}")
 
     def seconds(self, nbytes: float, rounds: int = 0) -> float:
         """Seconds for which one collective or message takes the wire."""

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from scratch_ddp.common.accounting import is_part_of_a_call
 from scratch_ddp.instruments.traffic import Counted, traffic
-from scratch_ddp.instruments.traffic.watch import LightMode, in_a_call
+from scratch_ddp.instruments.traffic.calls import LightMode
 
 OTHER, UNNAMED = "other", "unnamed"
 _PATIENCE = 20  # milliseconds that a library's threads get to release tensors
@@ -133,7 +134,7 @@ class _Observer(LightMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if threading.get_ident() == self._thread and not in_a_call():
+        if threading.get_ident() == self._thread and not is_part_of_a_call():
             self._see((args, kwargs, result))
         return result
 

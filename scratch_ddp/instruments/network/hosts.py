@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from scratch_ddp.instruments.cost.wire import Link, collective_seconds, ring_bytes, ring_rounds
-from scratch_ddp.instruments.network.ready_times import share_memory
+from scratch_ddp.instruments.network.nic import share_memory
 from scratch_ddp.instruments.traffic.calls import Call
 
 _DIRECT = ("all_to_all", "gather", "scatter", "send", "recv")  # not on a ring: from the source to the destination
@@ -38,9 +38,9 @@ class Hosts:
             self._sent[me] += round(out[self.of_rank[me]])
 
     def seconds(self, call: Call, own: int, between: Link, inside: Link) -> float:
-        """Seconds of a call in which this rank sends `own` bytes. All edges are busy at once: the slower level counts."""
+        """Seconds of a call in which this rank sends `own` bytes. All edges are busy at once, so the slower counts."""
         hosts = self._of(call)
-        rounds, slow = rounds_of(call), rounds_between(call, hosts)
+        rounds, slow = ring_rounds(call.name, len(hosts)), rounds_between(call, hosts)
         cards = max((load for way in card_loads(call, hosts) for load in way.values()), default=0)
         busy = max(inside.beta * own, between.beta * cards)
         return collective_seconds(inside, between, rounds - slow, slow, own, busy)
@@ -49,17 +49,13 @@ class Hosts:
         return [self.of_rank[rank] for rank in call.members]
 
 
-def rounds_of(call: Call) -> int:
-    """Messages that follow one another in a call."""
-    return 1 if call.name in ("send", "recv") else ring_rounds(call.name, len(call.members))
-
-
 def rounds_between(call: Call, hosts: Sequence[int]) -> int:
     """How many of a call's rounds pass from host to host on the way of the chunk that passes most of them.
 
     `hosts`: of each rank, in the order of the ring.
     """
-    n, rounds = len(hosts), rounds_of(call)
+    n = len(hosts)
+    rounds = ring_rounds(call.name, n)
     if call.name in _DIRECT:
         out, _ = card_loads(call, hosts)
         return rounds * bool(out)

@@ -1,22 +1,25 @@
-"""`linked_group`: put the ranks of a process group on a simulated link."""
+"""`linked_group`: put the ranks of a process group on a simulated link. `lone_rank`: one process stands for n."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _register_process_group
+from torch._C._distributed_c10d import FakeProcessGroup, _register_process_group
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils._pytree import tree_leaves
 
 from scratch_ddp.common.wrapper import local_group
-from scratch_ddp.instruments.cost.wire import Link, preset
+from scratch_ddp.instruments.cost.wire import Link, preset, ring_rounds
 from scratch_ddp.instruments.network.clock import now
-from scratch_ddp.instruments.network.hosts import Hosts, rounds_of, share_hosts
-from scratch_ddp.instruments.network.nic import Nic
-from scratch_ddp.instruments.network.ready_times import ReadyTimes
+from scratch_ddp.instruments.network.hosts import Hosts, share_hosts
+from scratch_ddp.instruments.network.nic import Nic, ReadyTimes
 from scratch_ddp.instruments.network.work import LinkedWork
 from scratch_ddp.instruments.traffic.calls import METHODS, Call, read_method
 
+_made = itertools.count()  # lone groups
 _FIRST_TYPE = 200  # number of our first backend type; torch's own have lower numbers
 
 
@@ -77,7 +80,8 @@ class LinkedGroup(dist.ProcessGroup):
     def start_over(self) -> None:
         """Called when the group that this one follows was rebuilt: drop what was under way, adopt the new backends."""
         self.give_up()
-        self.nic.count_from_0()
+        if self.nic.ready_times is not None:
+            self.nic.ready_times.reset()
         self.adopt_backends()
 
     def give_up(self) -> None:
@@ -103,7 +107,7 @@ class LinkedGroup(dist.ProcessGroup):
         call, link = read_method(method, self, [*args, *kwargs.values()]), self._link or Link(0, 0)
         nbytes = link_bytes(call, args)
         if self.hosts is None:
-            seconds = link.seconds(nbytes, rounds_of(call))
+            seconds = link.seconds(nbytes, ring_rounds(call.name, self.size()))
         else:
             seconds = self.hosts.seconds(call, nbytes, link, self.inside)
         transfer = self.nic.book(call, nbytes, posted, seconds)  # the peers must know before the call can end anywhere
@@ -127,7 +131,7 @@ for _method in METHODS:
 
 
 def link_bytes(call: Call, args: tuple) -> int:
-    """Bytes that this rank sends or receives, whichever is more. `args`: of the group's method, the first the output."""
+    """Bytes that this rank sends or receives, whichever is more. `args`: of the method, the output first."""
     if call.name in ("send", "recv", "broadcast", "reduce"):  # on a ring, a rank receives what it passes on
         return call.payload
     at_root, n = call.rank == call.peer, len(call.members)
@@ -215,3 +219,48 @@ def register(
     world.pg_to_tag[group] = tag
     for each in ("", tag):
         world.tags_to_pg.setdefault(each, []).append(group)
+
+
+class LoneGroup(LinkedGroup):
+    """A group on a link over torch's fake backend, which sends nothing and copies this rank's tensors to its outputs.
+
+    What depends on other ranks alone, such as a receive, stays unchanged.
+    """
+
+    def __init__(self, rank: int, size: int, link: Link | str | None):
+        below = dist.ProcessGroup(rank, size)
+        fake = FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            below._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, fake)
+        below._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        super().__init__(below, link)
+
+    def _run(self, method: str, args: tuple, kwargs: dict[str, Any]) -> dist.Work:
+        work = super()._run(method, args, kwargs)
+        if any(getattr(each, "reduceOp", None) == dist.ReduceOp.SUM for each in (*args, *kwargs.values())):
+            for output in tree_leaves(args[0]):
+                output.mul_(self.size())
+        return work
+
+
+def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> LinkedGroup:
+    """Return a process group of `world_size` ranks of which only `rank` exists: this process.
+
+    Every peer is taken to hold the same tensors at the same time, which is right for timing and for averages of equal
+    gradients: SUM multiplies by `world_size`, other reductions return them as they are. Use the group like a
+    `linked_group`. If there is no default group it becomes the default, until `dist.destroy_process_group()`. Otherwise
+    it is an additional group, whose absent ranks have numbers that no other rank has. No communication. Raises
+    ValueError for an unknown preset.
+    """
+    group = LoneGroup(rank, world_size, link)
+    is_first = not dist.is_initialized()
+    own_number = rank if is_first else dist.get_rank()
+    others = (number for number in range(world_size + 1) if number != own_number)
+    numbers = [own_number if each == rank else next(others) for each in range(world_size)]
+    config = "cpu:lone,cuda:lone" if torch.cuda.is_available() else "cpu:lone"
+    register(group, f"lone rank {next(_made)}", numbers, "lone", config, dist.HashStore())
+    if is_first:
+        dist.distributed_c10d._update_default_pg(group)
+    else:
+        group.follow(dist.group.WORLD)
+    return group

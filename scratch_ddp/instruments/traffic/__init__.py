@@ -5,7 +5,6 @@ together. Set-up, such as checks, is counted apart.
 """
 
 from scratch_ddp.instruments.cost.wire import ring_bytes, ring_rounds
-from scratch_ddp.instruments.traffic.counts import Counted, Counts, Totals, traffic
-from scratch_ddp.instruments.traffic.depth import Message
+from scratch_ddp.instruments.traffic.counts import Counted, Counts, Message, Totals, traffic
 
 __all__ = ["Counted", "Counts", "Message", "Totals", "ring_bytes", "ring_rounds", "traffic"]

@@ -1,16 +1,32 @@
-"""`traffic`: count what this rank sends and receives inside a block, and put the counts of all ranks together."""
+"""`traffic`: count what this rank sends and receives inside a block, and put the counts of all ranks together.
+
+Depth is the longest chain of messages in which each waited for the one before. Each rank has a clock that counts
+rounds. A message takes one round and begins when both of its ends have posted it; a collective takes the rounds of a
+ring. `wait()` holds its rank until the message has ended. So n-1 blocking sends from one rank are n-1 rounds deep, and
+n-1 `isend`s posted before the first wait are one.
+"""
 
 import contextlib
-import functools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import is_set_up, set_up
-from scratch_ddp.instruments.traffic.calls import Call
-from scratch_ddp.instruments.traffic.depth import Log, Message, depth, messages
-from scratch_ddp.instruments.traffic.watch import listening
+from scratch_ddp.instruments.cost.wire import ring_rounds
+from scratch_ddp.instruments.traffic.calls import Call, listening
+
+Log = list[tuple[str, Call]]  # one rank's events in their order: ("start" or "wait", the call)
+
+
+class Message(NamedTuple):
+    """A point-to-point message: the round in which it ended, and its two global ranks."""
+
+    round: int
+    sender: int
+    receiver: int
 
 
 @dataclass
@@ -21,59 +37,33 @@ class Counts:
     messages: int = 0  # point-to-point messages sent
     bytes_sent: int = 0  # in those messages
     payload_bytes: int = 0  # this rank's input to torch's own collectives
-    collective_bytes: int = 0  # what this rank sends for those, by the formula for a ring
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes this rank sends: counted for messages, by the formula for a ring for torch's collectives."""
-        return self.bytes_sent + self.collective_bytes
+    wire_bytes: int = 0  # sent by this rank in messages, and for those collectives, by the formula for a ring
 
     def add(self, call: Call) -> None:
         self.calls[call.name] = self.calls.get(call.name, 0) + 1
+        self.wire_bytes += call.sent
         if call.name == "send":
             self.messages += 1
             self.bytes_sent += call.payload
         elif call.name != "recv":
             self.payload_bytes += call.payload
-            self.collective_bytes += call.sent
 
 
-@dataclass
 class Totals:
-    """The counts of all ranks of a group, the same on each of them. `per_rank` is in the order of its ranks."""
+    """The counts of all ranks of a group, the same on each of them.
 
-    per_rank: list["Counted"]
+    per_rank: in the order of its ranks · log: the messages, round by round · depth: see above · max_…: of the rank that
+    sent the most
+    """
 
-    @functools.cached_property
-    def log(self) -> list[Message]:
-        """The point-to-point messages, round by round."""
-        return messages([counted.events for counted in self.per_rank])
-
-    @functools.cached_property
-    def depth(self) -> int:
-        """Longest chain of messages in which each waited for the one before."""
-        return depth([counted.events for counted in self.per_rank])
-
-    @property
-    def messages(self) -> int:
-        return sum(counts.messages for counts in self.per_rank)
-
-    @property
-    def bytes_sent(self) -> int:
-        return sum(counts.bytes_sent for counts in self.per_rank)
-
-    @property
-    def wire_bytes(self) -> int:
-        return sum(counts.wire_bytes for counts in self.per_rank)
-
-    @property
-    def max_bytes_sent(self) -> int:
-        """Bytes sent in messages by the rank that sent the most."""
-        return max(counts.bytes_sent for counts in self.per_rank)
-
-    @property
-    def max_wire_bytes(self) -> int:
-        return max(counts.wire_bytes for counts in self.per_rank)
+    def __init__(self, per_rank: list["Counted"]):
+        logs = [counted.events for counted in per_rank]
+        self.per_rank, self.log, self.depth = per_rank, messages(logs), depth(logs)
+        self.messages = sum(counts.messages for counts in per_rank)
+        self.bytes_sent = sum(counts.bytes_sent for counts in per_rank)
+        self.wire_bytes = sum(counts.wire_bytes for counts in per_rank)
+        self.max_bytes_sent = max(counts.bytes_sent for counts in per_rank)
+        self.max_wire_bytes = max(counts.wire_bytes for counts in per_rank)
 
 
 @dataclass
@@ -119,3 +109,56 @@ def traffic() -> Iterator[Counted]:
     counted = Counted()
     with listening(counted):
         yield counted
+
+
+def depth(logs: list[Log]) -> int:
+    """Rounds until every call in the logs has ended. There is one log per rank."""
+    return max(_ends(logs).values(), default=0)
+
+
+def messages(logs: list[Log]) -> list[Message]:
+    """The messages in the logs, round by round."""
+    ends = [(channel, end) for (channel, _), end in _ends(logs).items() if channel[0] == "message"]
+    return sorted(Message(end, *channel[1:3]) for channel, end in ends if None not in channel)  # None: never received
+
+
+def _ends(logs: list[Log]) -> dict[tuple, int]:
+    """The round in which each exchange ended. An exchange is (channel, how many came before it on that channel).
+
+    Going through the logs again and again moves the ends back until they agree.
+    """
+    ends: dict[tuple, int] = {}
+    exchanges = [_exchanges(log) for log in logs]
+    for _ in range(1 + sum(map(len, logs))):
+        before = dict(ends)
+        for log, exchange_of in zip(logs, exchanges, strict=True):
+            clock = 0
+            for event, call in log:
+                exchange = exchange_of[call]
+                if event == "wait":
+                    clock = max(clock, ends[exchange])
+                else:
+                    rounds = ring_rounds(call.name, len(call.members))
+                    ends[exchange] = max(ends.get(exchange, 0), clock + rounds)
+        if ends == before:
+            break
+    return ends
+
+
+def _exchanges(log: Log) -> dict[Call, tuple]:
+    """The k-th call on a channel at one end belongs to the k-th at the other end."""
+    seen: Counter = Counter()
+    found = {}
+    for call in (call for event, call in log if event == "start"):
+        channel = _channel(call)
+        found[call] = channel, seen[channel]
+        seen[channel] += 1
+    return found
+
+
+def _channel(call: Call) -> tuple:
+    if call.name not in ("send", "recv"):
+        return "collective", call.members
+    here, there = call.members[call.rank], None if call.peer is None else call.members[call.peer]
+    ends = (here, there) if call.name == "send" else (there, here)
+    return "message", *ends, call.members, call.tag

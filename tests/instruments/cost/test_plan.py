@@ -196,7 +196,7 @@ def test_bad_input_is_refused_in_a_sentence(wrong, says):
     [
         ("--model Llama-3-8B --gpus 16 --batch 64", 0, "% of the peak; at worst "),
         ("--model XXL --gpus 8 --batch 8", 1, "GB more than the 72.0 GB that may be used"),
-        ("--model Mixtral-8x7B --gpus 8", 0, "46,702,792,704 parameters, 12,879,925,248 active"),
+        ("--model Mixtral-8x7B --gpus 8", 2, "Mixtral-8x7B is a mixture of experts"),
         ("--model nothing --gpus 8", 2, "there is no model 'nothing', and no such file"),
     ],
 )
