@@ -2,11 +2,11 @@
 
 import os
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -66,10 +66,7 @@ def ratio(samples: Sequence[Sample], reference: Sequence[Sample], figure: str = 
 
 def spread_of(figures: Sequence[float]) -> Spread:
     """Median and quartiles. One figure is its own quartiles."""
-    if len(figures) == 1:
-        return Spread(figures[0], figures[0], figures[0])
-    low, median, high = statistics.quantiles(figures, n=4, method="inclusive")
-    return Spread(median, low, high)
+    return Spread(*np.quantile(figures, (0.5, 0.25, 0.75)).tolist())
 
 
 def _timed(run: Callable[[], object], group: dist.ProcessGroup | None) -> torch.Tensor:

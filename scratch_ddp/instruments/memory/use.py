@@ -13,7 +13,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import profile
 from torch.profiler._utils import traverse_dfs
 
-from scratch_ddp.instruments.profiler import recording
+from scratch_ddp.instruments.timeline.record import recording
 
 
 @dataclass

@@ -48,7 +48,6 @@ class LinkedGroup(dist.ProcessGroup):
 
     @property
     def link(self) -> Link | None:
-        """The link, or None if there is none."""
         return self._link
 
     @link.setter
@@ -173,7 +172,8 @@ def linked_group(
     if isinstance(group or dist.group.WORLD, LinkedGroup):
         raise ValueError("this group is on a link already: set its .link")
     link, ranks = link and preset(link), dist.get_process_group_ranks(group)
-    below = local_group(group, _backend_on_cpu(group))
+    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))  # "cpu:gloo,cuda:nccl"
+    below = local_group(group, backends.get("cpu", "gloo"))
     if hosts is not None and not isinstance(hosts, Hosts):
         hosts = share_hosts(hosts, below)
     linked = LinkedGroup(below, link, ReadyTimes(below), hosts, inside)
@@ -196,12 +196,6 @@ def linked_mesh(link: Link | str, hosts: int, inside: Link | str | None = None) 
     share = replace(link, beta=local * link.beta)
     groups = [linked_group(share, plain.get_group(name), shared, inside) for name in plain.mesh_dim_names]
     return DeviceMesh.from_group(groups, "cpu", mesh=plain.mesh, mesh_dim_names=plain.mesh_dim_names)
-
-
-def _backend_on_cpu(group: dist.ProcessGroup | None) -> str:
-    """The group's backend for tensors in main memory; gloo if it has none, as with NCCL alone."""
-    of_device = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))  # "cpu:gloo,cuda:nccl"
-    return of_device.get("cpu", "gloo")
 
 
 def register(

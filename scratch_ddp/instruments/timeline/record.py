@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 
-from scratch_ddp.instruments.profiler import recording
 from scratch_ddp.instruments.timeline.breakdown import call_sites_recorded
 from scratch_ddp.instruments.timeline.spans import COMPUTING, Interval, Span, Timeline, union, without
 from scratch_ddp.instruments.traffic.calls import waits_recorded
@@ -62,6 +61,19 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
             stack.close()
             recorded.sites = list(sites)
             _fill(recorded, profile.profiler.kineto_results.events(), waits, group, before)
+
+
+@contextlib.contextmanager
+def recording(**options: bool) -> Iterator[torch.profiler.profile]:
+    """Record what torch does on this thread (and on the GPU, where one is in use) until the block ends.
+
+    `options` are those of `torch.profiler.profile`. Raises RuntimeError if a profiler is on already.
+    """
+    if torch.autograd._profiler_enabled():
+        raise RuntimeError("torch's profiler is on already, and a thread has only one: end the other block first")
+    on_gpu = [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_initialized() else []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, *on_gpu], **options) as recorded:
+        yield recorded
 
 
 def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], group: Any, before: Any) -> None:
