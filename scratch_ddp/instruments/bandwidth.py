@@ -27,10 +27,7 @@ _FLOAT = 4  # bytes of a float32
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """T(S) = alpha + beta·S, in seconds and seconds per byte.
-
-    `worst`: how far it is off the times that it was fitted to, at most: 0.2 is a time that the line misses by 20 %.
-    """
+    """T(S) = alpha + beta·S, in seconds. `worst`: by what share it is off the times that it was fitted to, at most."""
 
     alpha: float
     beta: float
@@ -52,10 +49,7 @@ class AlphaBeta:
 
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
-    """Fit α and β to the times, with the least sum of squared relative residuals, so that small messages count too.
-
-    Raises ValueError for fewer than three different sizes, or if α or β comes out negative, which can't be.
-    """
+    """Fit α and β by least squares of relative residuals. Raises ValueError for too few sizes, or a negative α or β."""
     if len(set(sizes)) < 3:
         raise ValueError(f"{len(set(sizes))} sizes are too few for a line: measure 3 or more")
     size, time = np.array(sizes, dtype=float), np.array(seconds)
@@ -68,10 +62,7 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> AlphaBeta:
 
 @dataclass(frozen=True)
 class Row:
-    """All-reduces of one size in bytes, S: `seconds` per call, over `samples` samples of `calls` calls each.
-
-    Bandwidths are bytes per second of the median time.
-    """
+    """All-reduces of `size` bytes: `seconds` per call, over `samples` samples of `calls` calls. Bandwidths: bytes/s."""
 
     backend: str
     ranks: int

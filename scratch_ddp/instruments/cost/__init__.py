@@ -1,10 +1,4 @@
-"""Cost: forecasts by formula, in seconds and bytes.
-
-`wire`: links, clusters, and the seconds of a collective. `steps`: those of a training step, and the best size of a
-bucket. `states`: bytes of a model's states. `models`: a model's sizes without its weights. `layouts`: what each
-rank holds, and how long a step takes. `plan`: the best layouts, which `python -m scratch_ddp.instruments.cost`
-prints. `published`: what others have reached.
-"""
+"""Cost: forecasts by formula, in seconds and bytes. `python -m scratch_ddp.instruments.cost` plans a training."""
 
 from scratch_ddp.instruments.cost.layouts import Layout, rank_memory, step_time
 from scratch_ddp.instruments.cost.models import ModelShape, bytes_per_token, flops_per_token, from_config

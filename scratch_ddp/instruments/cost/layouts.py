@@ -72,10 +72,7 @@ class Layout:
 
 
 def blocks_of_stages(blocks: int, pp: int) -> list[int]:
-    """How many blocks each stage of a pipeline has: as alike as can be, fewer on the first and the last.
-
-    Raises ValueError if there are fewer blocks than stages.
-    """
+    """Blocks of each stage, as alike as can be, fewer on both ends. Raises ValueError if there are too few."""
     if pp > blocks:
         raise ValueError(f"{blocks} blocks can't be cut into {pp} stages")
     inner_first = sorted(range(pp), key=lambda stage: (stage in (0, pp - 1), stage))
@@ -93,10 +90,7 @@ def parameters_of_rank(shape: ModelShape, layout: Layout, stage: int) -> int:
 
 
 def rank_memory(shape: ModelShape, layout: Layout, sequence: int, precision: Precision = MIXED) -> RankMemory:
-    """What the fullest rank holds at the worst moment of a step. What libraries and single operations need is extra.
-
-    Raises ValueError for a mixture of experts.
-    """
+    """What the fullest rank holds at the worst moment of a step. Raises ValueError for a mixture of experts."""
     stages = sorted({0, min(1, layout.pp - 1), layout.pp - 1})  # of those in the middle the second holds most
     each = (_stage_memory(shape, layout, stage, sequence, precision) for stage in stages)
     return max(each, key=lambda memory: memory.total)
@@ -146,10 +140,7 @@ def step_time(
     efficiency: float = EFFICIENCY,
     precision: Precision = MIXED,
 ) -> StepTime:
-    """Return the forecast of a step, for devices that reach this share of their peak while they compute.
-
-    Raises ValueError for a mixture of experts.
-    """
+    """A step's forecast, at this share of the devices' peak. Raises ValueError for a mixture of experts."""
     refuse_mixture(shape)
     m, p, v = layout.micro_batches, layout.pp, layout.chunks
     tokens, speed = layout.micro * sequence, cluster.device.flops * efficiency * layout.tp
@@ -180,12 +171,9 @@ def hop_wire(layout: Layout, cluster: Cluster) -> Wire:
 
 
 def hops(p: int, m: int, hop: float) -> float:
-    """Seconds that messages of `hop` seconds add to 1F1B of m micro-batches on p ranks.
-
-    Within 4 % of `cost.pipelined`, which goes through every action. The first forward passes p − 1 wires, and its
-    gradient passes them back; while the pipeline fills, each rank waits for one gradient more than it has forwards to
-    do; then p micro-batches share each round trip.
-    """
+    """Seconds that messages of `hop` seconds add to 1F1B, within 4 % of `cost.pipelined`, which goes through it."""
+    # The first forward passes p − 1 wires, and its gradient passes them back. While the pipeline fills, each rank waits
+    # for one gradient more than it has forwards to do. Then p micro-batches share each round trip.
     return hop * (2 * (p - 1) + 2 * max(0, min(m, p) - 2) + max(0, m - p) * 2 * (p - 1) / p)
 
 

@@ -91,10 +91,9 @@ class ModelShape:
 
 
 def from_config(config: "PretrainedConfig | str | Path", name: str = "") -> ModelShape:
-    """Return the shape that a transformers config describes: an object, or the path of a config.json or its folder.
+    """The shape that a transformers config describes: an object, or the path of a config.json or its folder.
 
-    The model is built on the meta device, and its parameters are counted. Activations are taken for a Llama's, but for
-    GPT-2. Raises ValueError with what transformers says if that can't be done.
+    Parameters are counted on the meta device; activations are taken for a Llama's, but for GPT-2. Raises ValueError.
     """
     import transformers  # a second and more, which forecasts for known models do without
 
@@ -151,10 +150,9 @@ def forward_flops_of_block(shape: ModelShape, sequence: int) -> float:
 
 
 def flops_per_token(shape: ModelShape, sequence: int, recomputes: bool = False) -> float:
-    """Operations of forward and backward for a token of a sequence: the backward takes two forwards.
+    """Operations of forward and backward for a token: about 6 N, and 12 · blocks · width · sequence.
 
-    About 6 N for N parameters, and 12 · blocks · width · sequence. Of a mixture only the active experts count.
-    `recomputes`: checkpointing does each block's forward twice.
+    Of a mixture only the active experts count. `recomputes`: checkpointing does each block's forward twice.
     """
     blocks = shape.blocks * forward_flops_of_block(shape, sequence)
     return (4 if recomputes else 3) * blocks + 6 * shape.head

@@ -81,10 +81,7 @@ class Plan:
 
 
 def layouts(shape: ModelShape, cluster: Cluster, devices: int, batch: int) -> Iterator[Layout | str]:
-    """Every layout of so many devices for a step of so many sequences; for one that can't be, why.
-
-    A micro-batch has 1, 2, 4, … sequences.
-    """
+    """Every layout for a step of so many sequences (1, 2, 4, … in a micro-batch); for one that can't be, why."""
     divisors = [each for each in range(1, devices + 1) if devices % each == 0]
     for tp in divisors:
         if cluster.per_node % tp or (shape.kv_heads or shape.inner) % tp:
@@ -162,10 +159,7 @@ def _in_order(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def tokens_to_be_compute_bound(flops: float, wire: Wire, weights: float, tp: int = 1, element: int = 2) -> int:
-    """The least tokens of a replica (of `tp` devices) with which a block computes as long as the next one is gathered.
-
-    `flops`: of a device; `weights`: of a block, which tp devices gather together.
-    """
+    """The least tokens of a replica of `tp` devices with which a block computes while the next one is gathered."""
     return math.ceil(wire.all_gather(element * weights / tp) * flops * tp / (2 * weights))
 
 
@@ -178,10 +172,7 @@ def what_binds(
     tp: int = 1,
     checkpointing: bool = False,
 ) -> str:
-    """Return which of BOUNDS sets the pace of a step of `batch` sequences under ZeRO-3 over devices / tp replicas.
-
-    A replica takes as many sequences at once as the memory holds; devices compute at their peak.
-    """
+    """Which of BOUNDS sets the pace under ZeRO-3, where a replica takes as many of its sequences at once as fit."""
     replicas = devices // tp
     if batch < replicas:
         return "too few sequences"

@@ -49,8 +49,7 @@ def model_states(parameters: int, ranks: int, stage: str, precision: Precision =
     """Bytes that a rank holds between backward and step, as the average over ranks. Activations are extra.
 
     ZeRO-1 shards the optimizer state and the master weights, ZeRO-2 the gradients too, ZeRO-3 the weights too.
-    `gathered`: how many parameters are whole at the same time under ZeRO-3. Raises ValueError for a stage not in
-    STAGES.
+    `gathered`: how many parameters are whole at once under ZeRO-3. Raises ValueError for a stage not in STAGES.
     """
     if stage not in STAGES:
         raise ValueError(f"stage: {stage!r}; allowed are {', '.join(STAGES)}")

@@ -24,10 +24,9 @@ from scratch_ddp.pipeline.simulate import simulate
 
 @dataclass(frozen=True)
 class Backward:
-    """The timeline of a backward pass: when each gradient is ready to be sent, in the order of arrival.
+    """A backward pass: when each gradient is `ready`, in seconds from its start and in the order of arrival.
 
-    `ready`: seconds after the backward's start; `nbytes`: bytes of each gradient; `seconds`: of the whole backward;
-    `forward`: seconds of the forward before it.
+    `nbytes`: of each gradient; `seconds`: of the whole backward; `forward`: of the forward before it.
     """
 
     ready: tuple[float, ...]
@@ -44,18 +43,14 @@ class Backward:
 
     @classmethod
     def measured(cls, model: nn.Module, loss: Callable[[], torch.Tensor]) -> "Backward":
-        """Run `loss()` and its backward once, and record when each parameter of `model` has its gradient.
-
-        Warm up before, and measure a model without a strategy's hooks. On a GPU the times are those of Python.
-        """
+        """Run `loss()` and its backward once, with a warm model without hooks, and record each gradient's time."""
         arrived: list[tuple[float, int]] = []
-        hooks = [
-            parameter.register_post_accumulate_grad_hook(
-                lambda each: arrived.append((time.perf_counter(), each.grad.nbytes))
-            )
-            for parameter in model.parameters()
-            if parameter.requires_grad
-        ]
+
+        def note(parameter: torch.Tensor) -> None:
+            arrived.append((time.perf_counter(), parameter.grad.nbytes))
+
+        trained = [each for each in model.parameters() if each.requires_grad]
+        hooks = [each.register_post_accumulate_grad_hook(note) for each in trained]
         began = time.perf_counter()
         value = loss()
         backward_began = time.perf_counter()
@@ -112,10 +107,7 @@ def per_parameter(backward: Backward, wire: Wire) -> Forecast:
 
 
 def bucketed(backward: Backward, wire: Wire, bucket_mb: float = 25.0, first_mb: float = FIRST_BUCKET_MB) -> Forecast:
-    """One all-reduce per bucket of `bucket_mb` (of 2²⁰ bytes), posted when its last gradient is ready.
-
-    Buckets are those of `BucketedDDP`: the first one holds the smaller of `first_mb` and `bucket_mb`.
-    """
+    """One all-reduce per bucket of `BucketedDDP`, in MB of 2²⁰ bytes, posted when its last gradient is ready."""
     plan = bucket_plan(backward.nbytes, bucket_mb * MB, min(first_mb, bucket_mb) * MB)
     return _queue(backward, wire, ((backward.ready[full[-1]], sum(backward.nbytes[i] for i in full)) for full in plan))
 
@@ -164,18 +156,14 @@ def best_bucket(backward: Backward, wire: Wire, first_mb: float = FIRST_BUCKET_M
 
 
 def tensor_parallel(compute: float, all_reduces: int, nbytes: float, wire: Wire) -> float:
-    """Seconds of a step under tensor parallelism, with so many all-reduces of `nbytes` bytes, which nothing hides.
-
-    `compute`: seconds for which a rank computes in forward and backward.
-    """
+    """Seconds of a step that computes for `compute`, with all-reduces of `nbytes` bytes, which nothing hides."""
     return compute + all_reduces * wire.all_reduce(nbytes)
 
 
 def pipelined(schedule: Schedule, forward: float, backward: float, nbytes: float, wire: Wire) -> float:
-    """Seconds of a step of a pipeline, from the first action to the end of the last one of all ranks.
+    """Seconds of a step of a pipeline. Messages don't queue for the wire. Raises ValueError for a deadlock.
 
     `forward`, `backward`: seconds of a stage for one micro-batch; `nbytes`: bytes of an output, and of its gradient.
-    Messages don't queue for the wire. Raises ValueError if the schedule deadlocks.
     """
     cost = {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2}
     return max(row[-1][2] for row in simulate(schedule, cost, wire.message(nbytes)) if row)

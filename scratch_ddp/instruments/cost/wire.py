@@ -75,9 +75,8 @@ class Link:
 
 
 def collective_seconds(inside: Link, between: Link, fast: int, slow: int, nbytes: float, busy: float) -> float:
-    """Seconds of a collective whose `nbytes` of a rank take `busy`. A ring has no barrier: what a chunk passes adds up,
-    `fast` links in hosts and `slow` ones between them.
-    """
+    """Seconds of a collective whose bytes take `busy`: a chunk passes `fast` links in hosts and `slow` ones between."""
+    # A ring has no barrier: what a chunk passes adds up.
     used = [link for link, rounds in ((inside, fast), (between, slow)) if rounds] or [inside]
     seconds = max(link.alpha for link in used) + fast * inside.per_round + slow * between.per_round + busy
     if all(link.small for link in used):

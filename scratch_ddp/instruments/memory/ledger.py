@@ -21,7 +21,6 @@ from scratch_ddp.common.accounting import is_part_of_a_call
 from scratch_ddp.instruments.traffic import Counted, traffic
 from scratch_ddp.instruments.traffic.calls import LightMode
 
-OTHER, UNNAMED = "other", "unnamed"
 _PATIENCE = 20  # milliseconds that a library's threads get to release tensors
 
 
@@ -119,9 +118,9 @@ class MemoryLedger:
             storages = _storages(vars(self._names)[name]) & unnamed
             unnamed -= storages
             if storages:
-                held.append(Held(name, self._kinds.get(name, OTHER), _nbytes(storages) // self._itemsize))
+                held.append(Held(name, self._kinds.get(name, "other"), _nbytes(storages) // self._itemsize))
         if elements := _nbytes(unnamed) // self._itemsize:
-            held.append(Held(UNNAMED, OTHER, elements))
+            held.append(Held("unnamed", "other", elements))
         return tuple(held)
 
 

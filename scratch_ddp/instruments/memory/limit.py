@@ -18,9 +18,8 @@ _M_MMAP_THRESHOLD = -3  # from <malloc.h>
 def process_limit(nbytes: int) -> Iterator[None]:
     """Let this process allocate at most `nbytes` of main memory beyond what it holds now, until the block ends.
 
-    A tensor that does not fit raises torch.OutOfMemoryError (the error of a full GPU), which names the rank, the size
-    and the limit. What malloc keeps of tensors that were freed before comes on top, usually a few megabytes. It holds
-    for all threads of the process. Raises NotImplementedError on other systems than Linux.
+    A tensor that does not fit raises torch.OutOfMemoryError, which names the rank, the size and the limit. What malloc
+    keeps of freed tensors comes on top, usually a few megabytes. Raises NotImplementedError elsewhere than on Linux.
     """
     if not sys.platform.startswith("linux"):
         raise NotImplementedError(f"process_limit needs Linux; {sys.platform} does not limit a process's memory")

@@ -1,8 +1,4 @@
-"""A simulated network on one machine: process groups whose operations take as long as they would on a real link.
-
-A collective or message takes α + bytes·β seconds, and transfers queue at each rank as at a network card. With `hosts`,
-ranks share a card.
-"""
+"""A simulated network on one machine: process groups whose operations take as long as they would on a real link."""
 
 from scratch_ddp.instruments.cost.wire import PRESETS, Link, preset
 from scratch_ddp.instruments.network.linked import LinkedGroup, linked_group, linked_mesh, lone_rank

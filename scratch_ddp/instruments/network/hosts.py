@@ -50,10 +50,7 @@ class Hosts:
 
 
 def rounds_between(call: Call, hosts: Sequence[int]) -> int:
-    """How many of a call's rounds pass from host to host on the way of the chunk that passes most of them.
-
-    `hosts`: of each rank, in the order of the ring.
-    """
+    """Rounds from host to host of the chunk that has most of them. `hosts`: of each rank, in the order of the ring."""
     n = len(hosts)
     rounds = ring_rounds(call.name, n)
     if call.name in _DIRECT:
@@ -88,7 +85,7 @@ def _messages(call: Call) -> list[tuple[int, int, float]]:
 
 
 def share_hosts(hosts: int | Sequence[int], group: dist.ProcessGroup | None) -> Hosts:
-    """Return the hosts of the group's ranks: in equal blocks, or as listed. Collective. Raises as `linked_group`."""
+    """The hosts of the group's ranks: in equal blocks, or as listed. Collective. Raises as `linked_group`."""
     ranks = dist.get_process_group_ranks(group)
     numbers = [place * hosts // len(ranks) for place in range(len(ranks))] if isinstance(hosts, int) else hosts
     if len(numbers) != len(ranks) or (isinstance(hosts, int) and len(ranks) % hosts):

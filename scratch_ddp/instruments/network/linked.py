@@ -152,13 +152,8 @@ def linked_group(
 ) -> LinkedGroup:
     """Return a process group of the same ranks as `group` (default: all), whose operations take time on `link`.
 
-    `link` is a Link, a preset's name, or None for no link at first. The data moves over a new group with the backend
-    that `group` uses for tensors in main memory; for NCCL that is gloo. Pass the new group wherever torch takes one:
-
-        slow = linked_group("Ethernet 10 Gb")
-        model = DistributedDataParallel(model, process_group=slow)
-        model = fully_shard(model, mesh=DeviceMesh.from_group(slow, "cpu"))
-        slow.link = "NVLink 4"                       # another link; None: no link
+    `link` is a Link, a preset's name, or None for no link at first; set the group's `.link` later to change it. The
+    data moves over a new group with the backend that `group` uses for tensors in main memory; for NCCL that is gloo.
 
     By default each rank has a network card of its own. With `hosts`, what leaves or enters a host passes its one card,
     which no other group uses, and `inside` connects the ranks of a host (None: in no time). `hosts` is a number of
@@ -166,8 +161,7 @@ def linked_group(
     `hosts`, with which this group's bytes are then counted: `hosts.bytes_out` is what has left each.
 
     Every rank of `group` calls it with the same arguments. Raises ValueError if a preset is unknown, if the hosts don't
-    fit the ranks, or if not all ranks are on this machine. Costs a new group and two small collectives; with new hosts,
-    two more.
+    fit the ranks, or if not all ranks are on this machine. Costs a new group and two to four small collectives.
     """
     if isinstance(group or dist.group.WORLD, LinkedGroup):
         raise ValueError("this group is on a link already: set its .link")
@@ -216,10 +210,7 @@ def register(
 
 
 class LoneGroup(LinkedGroup):
-    """A group on a link over torch's fake backend, which sends nothing and copies this rank's tensors to its outputs.
-
-    What depends on other ranks alone, such as a receive, stays unchanged.
-    """
+    """A group on a link over torch's fake backend, which sends nothing and copies this rank's tensors to outputs."""
 
     def __init__(self, rank: int, size: int, link: Link | str | None):
         below = dist.ProcessGroup(rank, size)
@@ -242,9 +233,8 @@ def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> Linked
 
     Every peer is taken to hold the same tensors at the same time, which is right for timing and for averages of equal
     gradients: SUM multiplies by `world_size`, other reductions return them as they are. Use the group like a
-    `linked_group`. If there is no default group it becomes the default, until `dist.destroy_process_group()`. Otherwise
-    it is an additional group, whose absent ranks have numbers that no other rank has. No communication. Raises
-    ValueError for an unknown preset.
+    `linked_group`. If there is no default group it becomes the default; otherwise it is an additional group, whose
+    absent ranks have numbers that no other rank has. No communication. Raises ValueError for an unknown preset.
     """
     group = LoneGroup(rank, world_size, link)
     is_first = not dist.is_initialized()

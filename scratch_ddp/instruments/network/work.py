@@ -18,10 +18,7 @@ _CLOSE = 2e-3  # seconds before a transfer's end: from then on its thread no lon
 
 
 class LinkedWork(dist.Work):
-    """The work of one transfer. `wait` sleeps; a thread is needed only for a future, as torch's DDP asks for one.
-
-    `below`: the work of the group below; `outputs`: its tensors, the future's value.
-    """
+    """The work of one transfer over that of the group `below`. A thread is needed for a future alone, as of DDP."""
 
     def __init__(self, nic: Nic, below: dist.Work, outputs: Any, call: Call, transfer: Transfer):
         super().__init__()

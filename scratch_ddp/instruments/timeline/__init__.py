@@ -1,8 +1,4 @@
-"""Timelines: when each rank computed, waited and communicated during a step, from recorded events.
-
-`with timeline(group) as recorded:` records this rank. `breakdown` says of each rank where a step's time went,
-`by_operator` and `by_call_site` where in the program.
-"""
+"""Timelines: when each rank computed, waited and communicated during a step, and where in the program."""
 
 from scratch_ddp.instruments.timeline.breakdown import Breakdown, as_table, breakdown, breakdown_of_steps, by_call_site
 from scratch_ddp.instruments.timeline.record import timeline

@@ -20,6 +20,10 @@ import torch
 
 from scratch_ddp.instruments.timeline.spans import COMPUTING, PARTS, Span, Timeline, total_seconds, union, without
 
+_EVERY = 2e-3  # seconds from one look at the thread to the next
+_WIDTH = 60  # characters of a line that are shown
+_PYTHONS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_LIBRARIES = tuple(map(str, (*torch.__path__, Path(__file__).parents[2], *_PYTHONS, "<frozen")))
 _MESSAGES = ("send", "recv", "SendRecv")  # between two ranks; the last is in the name of NCCL's kernel
 
 
@@ -27,8 +31,8 @@ _MESSAGES = ("send", "recv", "SendRecv")  # between two ranks; the last is in th
 class Breakdown:
     """A step of one rank, in parts that don't overlap: by name from PARTS, when it took place, in seconds.
 
-    "forward", "backward", "optimizer", "other" and "data" (loading it): this rank was busy, whatever was on the wire.
-    Of the rest: "waiting", for a rank that had not called the same collective yet; "transfer", when all had; "idle".
+    Those of COMPUTING: this rank was busy, whatever was on the wire. Of the rest: "waiting", for a rank that had not
+    called the same collective yet; "transfer", when all had; "idle".
     """
 
     rank: int
@@ -47,18 +51,12 @@ class Breakdown:
 
 
 def breakdown(timelines: Sequence[Timeline]) -> list[Breakdown]:
-    """Divide what each rank recorded in one block of `timeline()`; by rank, as `over_ranks()` returns it.
-
-    Raises ValueError if the ranks did not make the same collectives.
-    """
+    """Divide what each rank recorded; by rank. Raises ValueError if the ranks did not make the same collectives."""
     return _divided(timelines, [(each.start, each.end) for each in timelines])
 
 
 def breakdown_of_steps(timelines: Sequence[Timeline]) -> list[list[Breakdown]]:
-    """Divide each step that was marked by `with recorded.step():`. A list per step; in it, by rank.
-
-    Raises ValueError as `breakdown`, and if no step is marked or the ranks marked different numbers of steps.
-    """
+    """Divide each block of `with recorded.step():`: a list per step, by rank. Raises as `breakdown`, or without."""
     counts = [len(each.steps) for each in timelines]
     if not all(counts) or len(set(counts)) > 1:
         raise ValueError(f"put each step into a block `with recorded.step():`; steps that the ranks recorded: {counts}")
@@ -66,10 +64,7 @@ def breakdown_of_steps(timelines: Sequence[Timeline]) -> list[list[Breakdown]]:
 
 
 def collectives(timelines: Sequence[Timeline]) -> list[list[tuple[Span, float]]]:
-    """Each rank's collectives, in order, with the time at which the last of all ranks called the same one.
-
-    Raises ValueError if the ranks recorded different collectives. Messages between two ranks are left out.
-    """
+    """Each rank's collectives, with the time at which the last rank called the same one. Raises as `breakdown`."""
     spans = [[span for span in each.communication if not _is_message(span)] for each in timelines]
     if any([span.name for span in mine] != [span.name for span in spans[0]] for mine in spans):
         counts = [len(mine) for mine in spans]
@@ -112,17 +107,8 @@ def _divided(timelines: Sequence[Timeline], steps: Sequence[tuple[float, float]]
     return found
 
 
-_EVERY = 2e-3  # seconds from one look at the thread to the next
-_WIDTH = 60  # characters of a line that are shown
-_PYTHONS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_LIBRARIES = tuple(map(str, (*torch.__path__, Path(__file__).parents[2], *_PYTHONS, "<frozen")))
-
-
 def by_call_site(timeline: Timeline, within: Breakdown, *parts: str) -> dict[str, float]:
-    """Seconds of a step, or of these parts of it, by the line of your own code that the rank was at, largest first.
-
-    Raises ValueError if no lines were recorded: it needs `timeline(group, call_sites=True)`.
-    """
+    """Seconds of a step, or of parts of it, by line of your own code. Raises ValueError without `call_sites=True`."""
     if not timeline.sites:
         raise ValueError(f"rank {timeline.rank} recorded no lines: open the block with timeline(call_sites=True)")
     wanted = [interval for name in parts or within.parts for interval in within.parts[name]]

@@ -65,10 +65,7 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
 
 @contextlib.contextmanager
 def recording(**options: bool) -> Iterator[torch.profiler.profile]:
-    """Record what torch does on this thread (and on the GPU, where one is in use) until the block ends.
-
-    `options` are those of `torch.profiler.profile`. Raises RuntimeError if a profiler is on already.
-    """
+    """Record what torch does on this thread and a GPU in use. Raises RuntimeError if a profiler is on already."""
     if torch.autograd._profiler_enabled():
         raise RuntimeError("torch's profiler is on already, and a thread has only one: end the other block first")
     on_gpu = [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_initialized() else []

@@ -109,10 +109,7 @@ class Timeline:
         return total_seconds(without(sent, busy))
 
     def over_ranks(self, group: dist.ProcessGroup | None = None) -> list["Timeline"]:
-        """Return the timelines of all ranks of one machine, by rank; without a process group, of this one alone.
-
-        Costs one all_gather_object, counted as set-up.
-        """
+        """The timelines of all ranks of one machine, by rank. Costs one all_gather_object, counted as set-up."""
         if not dist.is_initialized():
             return [self]
         reports: list[Timeline] = [self] * dist.get_world_size(group)
@@ -144,8 +141,7 @@ def by_operator(timeline: Timeline) -> dict[str, float]:
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
     """Write one trace of the timelines in Chrome's "Trace Event Format", compressed if `path` ends in ".gz".
 
-    A rank is a process; computing, operations, waiting and communication are its threads. Times are microseconds from
-    the start of the earliest rank.
+    A rank is a process with a thread for each track. Times are microseconds from the start of the earliest rank.
     """
     zero = min(each.start for each in timelines)
     events = [event for each in timelines for event in _events_of(each, zero)]

@@ -96,11 +96,10 @@ class Counted(Counts):
 
 @contextlib.contextmanager
 def traffic() -> Iterator[Counted]:
-    """Count this rank's communication inside the block, through our functions and through torch.distributed.
+    """Count this rank's communication inside the block: every call that reaches a process group, whoever makes it.
 
-    Blocks may be nested. Each counts every call that reaches a process group inside it, once, whoever makes it. An
-    object collective counts as the two or three calls that it is made of, and what runs under `counted_as` as the call
-    named there. Counting itself sends nothing.
+    Set-up is counted apart. An object collective counts as the calls that it is made of, and what runs under
+    `counted_as` as the call named there. Blocks may be nested. Counting itself sends nothing.
 
     Not seen: what bypasses process groups (new_group, stores, RPC), functional isend/irecv, and calls from C++ in
     threads other than the block's and its backward passes'. For the depth, waiting is seen in `Work.wait()` alone; a
@@ -123,11 +122,8 @@ def messages(logs: list[Log]) -> list[Message]:
 
 
 def _ends(logs: list[Log]) -> dict[tuple, int]:
-    """The round in which each exchange ended. An exchange is (channel, how many came before it on that channel).
-
-    Going through the logs again and again moves the ends back until they agree.
-    """
-    ends: dict[tuple, int] = {}
+    """The round in which each exchange ended: (channel, how many came before it on that channel)."""
+    ends: dict[tuple, int] = {}  # going through the logs again and again moves them back until they agree
     exchanges = [_exchanges(log) for log in logs]
     for _ in range(1 + sum(map(len, logs))):
         before = dict(ends)
