@@ -166,9 +166,9 @@ def tokens_to_be_compute_bound(flops: float, wire: Wire, weights: float, tp: int
 def what_binds(
     shape: ModelShape,
     cluster: Cluster,
-    devices: int,
-    batch: int,
-    sequence: int,
+    devices: int,  # that compute at their peak
+    batch: int,  # sequences in a step
+    sequence: int,  # tokens
     tp: int = 1,
     checkpointing: bool = False,
 ) -> str:
