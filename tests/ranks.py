@@ -1,5 +1,7 @@
 """The ranks that benchmarks run on, for tests, and what several tests ask of them."""
 
+import contextlib
+import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -7,8 +9,14 @@ import torch.distributed as dist
 
 from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 
-__all__ = ["RankFailed", "assert_refused", "in_turn", "message_of", "run_ranks"]
+__all__ = ["RankFailed", "assert_refused", "captured", "in_turn", "message_of", "run_ranks"]
 Refused = Iterable[tuple[str, Callable[[], object]]]
+
+
+def captured(function: Callable[[], Any]) -> tuple[Any, str]:
+    """What the function returns, and what it prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        return function(), printed.getvalue()
 
 
 def in_turn(world_size: int, function: Callable[..., Any], cases: Iterable[tuple], timeout: float = 120) -> list[list]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import run_ranks
+from tests.ranks import captured, run_ranks
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -35,7 +35,7 @@ def run(name: str, folder: Path, world_size: int = 2) -> list[str]:
         torch.manual_seed(0)
         runpy.run_path(name, run_name="__main__")
 
-    return [printed for _, printed in run_ranks(world_size, rank_main, capture=True)]
+    return [printed for _, printed in run_ranks(world_size, captured, rank_main)]
 
 
 def test_data_parallelism_with_accumulation_and_clipping(tmp_path):

@@ -1,13 +1,12 @@
 """Our collectives beside gloo's own, on 2 ranks, in turns."""
 
 import argparse
-from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from scratch_ddp import collectives as ours
 from scratch_ddp.benchmark import steps
-from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, Workspace
 from scratch_ddp.instruments.sizes import format_size, parse_size
 from scratch_ddp.instruments.timing import Sample, interleaved
 
@@ -22,9 +21,25 @@ PAIRS = (
 
 def measure(rounds: int, size: int) -> dict[str, list[Sample]]:
     """On each rank: all operations at one size in bytes, in turns. Collective."""
-    space = Workspace(size, dist.group.WORLD, torch.device("cpu"))
-    names = dict.fromkeys(name for pair in PAIRS for name in pair)
-    return interleaved({name: partial(OPERATIONS[name].run, space) for name in names}, rounds)
+    n = dist.get_world_size()
+    # Filled, so that their pages exist: touching a page for the first time takes longer than a message.
+    whole, part = torch.empty(size // 4 // n * n).fill_(0), torch.empty(size // 4 // n).fill_(0)
+    parts = list(whole.chunk(n))
+
+    def unchecked() -> None:  # torch does not compare the ranks' calls either
+        with ours.unchecked():
+            ours.ring_all_reduce(whole)
+
+    operations = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "ring_all_reduce": lambda: ours.ring_all_reduce(whole),
+        "unchecked_ring_all_reduce": unchecked,
+        "all_gather": lambda: dist.all_gather_single(whole, part),
+        "direct_all_gather": lambda: ours.all_gather(parts, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole),
+        "direct_reduce_scatter": lambda: ours.reduce_scatter(part, parts),
+    }
+    return interleaved(operations, rounds)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

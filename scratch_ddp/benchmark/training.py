@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from scratch_ddp.benchmark import steps
 from scratch_ddp.ddp import BucketedDDP
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.instruments.memory import memory_use
+from scratch_ddp.instruments.memory.use import memory_use
 from scratch_ddp.instruments.timing import Sample, interleaved
 from scratch_ddp.zero import ShardedOptimizer
 

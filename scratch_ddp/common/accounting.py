@@ -33,12 +33,17 @@ def is_set_up() -> bool:
 @contextlib.contextmanager
 def counted_as(name: str, payload: int, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Count this thread's calls inside as one call `name` of `payload` bytes: a collective made of others."""
-    with set_up(_part):
+    with part_of_a_call():
         yield
     for counter in counters:
         counter(name, payload, group)
 
 
-def is_counted_as_another() -> bool:
-    """Whether this thread is inside `counted_as`: its calls are then parts of a call that is counted as a whole."""
+def part_of_a_call() -> contextlib.AbstractContextManager[None]:
+    """Mark this thread's calls inside as parts of a call that is counted as a whole."""
+    return set_up(_part)
+
+
+def is_part_of_a_call() -> bool:
+    """Whether this thread is inside `part_of_a_call`."""
     return _part.get()

@@ -4,8 +4,6 @@ The ranks are forked, so the function may be a closure, and the caller must not 
 Nothing outlives the call: ranks that have not answered after `timeout` seconds are killed and named.
 """
 
-import contextlib
-import io
 import os
 import pickle
 import signal
@@ -42,18 +40,15 @@ def run_ranks(
     *args: Any,
     backend: str = "gloo",
     timeout: float = 60.0,
-    capture: bool = False,
     waits: float | None = None,
 ) -> list[Any]:
     """Call `function(*args)` on `world_size` ranks of one process group and return [rank 0's result, rank 1's, …].
 
-    Results are pickled, including tensors. With `capture`, each entry is (result, what the rank printed). With the
-    backend nccl, each rank uses the GPU of its number. `waits`: seconds that a collective waits for other ranks
-    (default: `timeout`). Raises RankFailed, naming every rank that raised, died or did not answer within `timeout`
-    seconds.
+    Results are pickled. `waits`: seconds that a collective waits for other ranks (default: `timeout`). Raises
+    RankFailed, naming every rank that raised, died or did not answer within `timeout` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
-        own = (world_size, function, args, backend, waits or timeout, capture, Path(folder))
+        own = (world_size, function, args, backend, waits or timeout, Path(folder))
         ranks = start_processes(_rank_main, own, world_size, join=False, start_method="fork").processes
         deadline = time.monotonic() + timeout
         while (alive := [rank.sentinel for rank in ranks if rank.is_alive()]) and time.monotonic() < deadline:
@@ -77,7 +72,7 @@ def _answer(process: BaseProcess, path: Path) -> tuple[bool, Any]:
     return False, f"died with exit code {process.exitcode}" if in_time else "did not answer in time"
 
 
-def _rank_main(rank, world_size, function, args, backend, waits, capture, folder: Path) -> None:
+def _rank_main(rank, world_size, function, args, backend, waits, folder: Path) -> None:
     os.setsid()  # so that processes started by the rank can be killed with it
     # Loopback alone, and no variables about ranks from the calling process.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
@@ -85,13 +80,11 @@ def _rank_main(rank, world_size, function, args, backend, waits, capture, folder
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
-    printed, failed = io.StringIO(), False
+    failed = False
     try:
         store, limit = dist.FileStore(f"{folder}/rendezvous", world_size), timedelta(seconds=waits)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-        with contextlib.redirect_stdout(printed) if capture else contextlib.nullcontext():
-            result = function(*args)
-        answer = pickle.dumps((True, (result, printed.getvalue()) if capture else result))
+        answer = pickle.dumps((True, function(*args)))
     except BaseException:
         answer, failed = pickle.dumps((False, traceback.format_exc())), True
     Path(folder, f"{rank}.partial").write_bytes(answer)

@@ -14,10 +14,7 @@ def count(text: str) -> int:
 
 
 def parse_size(text: str | int) -> int:
-    """Return bytes: "10MiB" and "10 mib" are 10,485,760, "10MB" is 10,000,000, "4096" and 4096 are 4,096.
-
-    Raises ValueError, naming the units, for any other text.
-    """
+    """Bytes: "10MiB" is 10,485,760, "10MB" 10,000,000, "4096" and 4096 are 4,096. Raises ValueError for other texts."""
     factors = {unit.lower(): factor for unit, factor in UNITS.items()} | {"": 1, "b": 1}
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(text).strip().lower())
     if not found or found[2] not in factors:

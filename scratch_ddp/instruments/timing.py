@@ -2,12 +2,11 @@
 
 import os
 import random
-import resource
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -43,9 +42,8 @@ def interleaved(
     """Run every variant once per round, and return its samples, one per round, by the variant's name.
 
     Call it on every rank of `group` with the same variants; without a process group, this process is timed alone. The
-    ranks start each run together (after a barrier, which is not timed), and a GPU's work is waited for. Each round has
-    its own order: a variant finds the data of the one before it in the caches, so it must not always follow the same
-    one. The first `warm_up` rounds are dropped. Costs one all-reduce at the end.
+    ranks start each run together, and a GPU's work is waited for. Each round has its own order, since a variant finds
+    the data of the one before it in the caches. The first `warm_up` rounds are dropped. Costs an all-reduce at the end.
     """
     names = list(variants)
     taken = torch.zeros(rounds, len(names), 2, dtype=torch.float64)
@@ -68,25 +66,17 @@ def ratio(samples: Sequence[Sample], reference: Sequence[Sample], figure: str = 
 
 def spread_of(figures: Sequence[float]) -> Spread:
     """Median and quartiles. One figure is its own quartiles."""
-    if len(figures) == 1:
-        return Spread(figures[0], figures[0], figures[0])
-    low, median, high = statistics.quantiles(figures, n=4, method="inclusive")
-    return Spread(median, low, high)
+    return Spread(*np.quantile(figures, (0.5, 0.25, 0.75)).tolist())
 
 
 def _timed(run: Callable[[], object], group: dist.ProcessGroup | None) -> torch.Tensor:
     if dist.is_initialized():
         dist.barrier(group=group)
-    began, used = time.perf_counter(), _cpu_seconds()
+    began, used = time.perf_counter(), time.process_time()
     run()
     if torch.cuda.is_initialized():  # otherwise nothing runs on a GPU, and synchronize would initialize it
         torch.cuda.synchronize()  # a GPU's calls return before its work is done
-    return torch.tensor([time.perf_counter() - began, _cpu_seconds() - used], dtype=torch.float64)
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    return torch.tensor([time.perf_counter() - began, time.process_time() - used], dtype=torch.float64)
 
 
 def machine() -> str:

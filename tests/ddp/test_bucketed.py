@@ -10,7 +10,7 @@ from torch import nn
 from scratch_ddp.common.tensors import MB
 from scratch_ddp.ddp import BucketedDDP
 from scratch_ddp.ddp.bucketed import bucket_groups
-from scratch_ddp.instruments.memory import memory_use
+from scratch_ddp.instruments.memory.use import memory_use
 from tests.ddp.cases import started
 from tests.ranks import in_turn
 

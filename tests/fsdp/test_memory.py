@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.instruments.memory import memory_use
+from scratch_ddp.instruments.memory.use import memory_use
 from tests.ranks import in_turn
 
 WIDTH, BLOCKS = 256, 16

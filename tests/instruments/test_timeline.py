@@ -16,13 +16,12 @@ from torch.autograd import DeviceType
 
 from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.ddp import FlatDDP, OverlappedDDP
-from scratch_ddp.instruments.intervals import total_seconds, union, without
 from scratch_ddp.instruments.network import Link, linked_group
 from scratch_ddp.instruments.network.clock import take_time
 from scratch_ddp.instruments.timeline import PARTS, Span, Timeline, as_table, breakdown, breakdown_of_steps, timeline
-from scratch_ddp.instruments.timeline.call_sites import by_call_site
-from scratch_ddp.instruments.timeline.phases import gpu_spans
-from scratch_ddp.instruments.timeline.spans import by_operator, write_trace
+from scratch_ddp.instruments.timeline.breakdown import by_call_site
+from scratch_ddp.instruments.timeline.record import gpu_spans
+from scratch_ddp.instruments.timeline.spans import by_operator, total_seconds, union, without, write_trace
 from tests.ranks import run_ranks
 
 LINK = Link(alpha=1e-3, beta=2e-8)

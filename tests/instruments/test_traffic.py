@@ -12,7 +12,7 @@ from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_te
 from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.instruments.traffic import Counts, Message, traffic
 from scratch_ddp.instruments.traffic.calls import Call
-from scratch_ddp.instruments.traffic.depth import depth
+from scratch_ddp.instruments.traffic.counts import depth
 from tests.ranks import run_ranks
 
 

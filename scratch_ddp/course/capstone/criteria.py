@@ -14,7 +14,7 @@ from torch import nn
 
 from scratch_ddp.course.capstone.reference_class import MyDDP
 from scratch_ddp.course.exercise import Exercise
-from scratch_ddp.instruments.memory import memory_use
+from scratch_ddp.instruments.memory.use import memory_use
 from scratch_ddp.instruments.traffic import ring_bytes, traffic
 
 MIB, SMALL = 2**20, 1024

@@ -101,7 +101,7 @@ def _by_dimension(counted: Counted, mesh: DeviceMesh) -> dict[str, list[int]]:
         if kind == "start" and call.name != "recv":
             entry = sent[f"{names[call.members]} {call.name}"]
             entry[0] += 1
-            entry[1] += call.payload if call.name == "send" else call.sent
+            entry[1] += call.sent
     return dict(sent)
 
 

@@ -32,8 +32,8 @@ from scratch_ddp.instruments.cost import (
     step_time,
     tensor_parallel,
 )
+from scratch_ddp.instruments.cost.layouts import hop_wire
 from scratch_ddp.instruments.cost.models import forward_flops_of_block
-from scratch_ddp.instruments.cost.times import hop_wire
 from scratch_ddp.instruments.network import Link, LinkedGroup, linked_group, preset
 from scratch_ddp.pipeline import Pipeline, one_f_one_b
 from scratch_ddp.pipeline.schedules import Schedule

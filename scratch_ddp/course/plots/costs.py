@@ -24,7 +24,7 @@ from scratch_ddp.instruments.sizes import format_size
 def time_chart(
     results: Results, fits: Mapping[str, AlphaBeta] | None = None, others: Mapping[str, AlphaBeta] | None = None
 ) -> Figure:
-    """A line per operation, backend and number of ranks: median time by size, on logarithmic axes.
+    """A line per number of ranks: median time by size, on logarithmic axes.
 
     The bars show the quartiles. `fits`, by the names of `Results.series`, are dashed lines. `others`, by any names, are
     thin grey lines to compare with, with their names at the right.
@@ -53,17 +53,14 @@ def time_chart(
 def bandwidth_chart(results: Results) -> Figure:
     """A panel per kind of bandwidth (algbw, busbw, as published) with the lines of `time_chart`, in GB/s.
 
-    The published kind is drawn for all-reduces alone. All panels have the same scale.
+    All panels have the same scale.
     """
-    published = [row.published is not None for row in results]
-    factor = "2(n−1)/n" if all(published) else "factor"  # other operations have other factors
-    kinds = {"algbw: S/t": "algbw", f"busbw: {factor} · S/t": "busbw"}
-    kinds |= {"as published: 2 · S/t": "published"} if any(published) else {}
+    kinds = {"algbw: S/t": "algbw", "busbw: 2(n−1)/n · S/t": "busbw", "as published: 2 · S/t": "published"}
     figure, panels = style.titled_panels(kinds, 3.1 * len(kinds) + 0.6, 3.9, sharey=True)
     for panel, kind in panels:
         for number, (name, series) in enumerate(results.series().items()):
-            rates = {row.size: getattr(row, kind) / 1e9 for row in series if getattr(row, kind) is not None}
-            panel.plot(list(rates), list(rates.values()), label=name, **_line_style(number))
+            rates = [getattr(row, kind) / 1e9 for row in series]
+            panel.plot([row.size for row in series], rates, label=name, **_line_style(number))
         _label_sizes(panel, sorted({row.size for row in results}))
     figure.axes[0].set(ylabel="GB/s (10⁹ bytes per second)", ylim=(0, None))
     style.add_legend(figure, handles=figure.axes[0].lines, loc="outside lower left", ncols=len(kinds))

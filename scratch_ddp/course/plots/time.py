@@ -11,8 +11,8 @@ from matplotlib.patches import Patch
 
 from scratch_ddp.course.plots import style
 from scratch_ddp.course.plots.style import GREY, SENT_COLOR, draw_box, write
-from scratch_ddp.instruments.intervals import Interval, without
 from scratch_ddp.instruments.timeline import PARTS, Breakdown, Timeline
+from scratch_ddp.instruments.timeline.spans import Interval, without
 from scratch_ddp.pipeline.simulate import Spans, bubble
 
 _COLORS = ("#9ecae1", "#4e79a7", "#59a14f", "#b9a38f", "#edc948", "#e3e3e3", SENT_COLOR, "white")

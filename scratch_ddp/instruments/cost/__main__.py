@@ -2,46 +2,39 @@
 
 Times are for devices that reach 38 to 62 % of their peak while they compute. Against published trainings: Megatron-LM's
 GPT of 7.5 to 1,008 billion parameters and Llama 3 405B are within 11 % of the forecast at 55 %; torchtitan's Llama 3 8B
-reaches 33 to 39 %, on H100 of 500 W. What the forecast does not have: software that sends slower than the network
-(ZeRO-3 of 2021 on 1,536 A100 took four times as long), context and expert parallelism. Memory has no fused kernels:
-Llama 3's ranks would need half as much again as they had.
+reaches 33 to 39 %, on H100 of 500 W. Not in the forecast: software that sends slower than the network (ZeRO-3 of 2021
+on 1,536 A100 took four times as long), context and expert parallelism, fused kernels (Llama 3's ranks had two thirds).
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from scratch_ddp.instruments.cost.clusters import CLUSTERS, Cluster
 from scratch_ddp.instruments.cost.models import flops_per_token, from_config
 from scratch_ddp.instruments.cost.plan import plan
 from scratch_ddp.instruments.cost.published import MODELS, model
 from scratch_ddp.instruments.cost.states import MIXED, STAGES, WIDE_GRADIENTS, model_states
-from scratch_ddp.instruments.cost.times import EFFICIENCIES
+from scratch_ddp.instruments.cost.wire import CLUSTERS, Cluster
+from scratch_ddp.instruments.sizes import count
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables. Return the exit status: 1 if no layout fits, 2 for input that can't be."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m scratch_ddp.instruments.cost", description=__doc__)
+    parser.add_argument("--model", required=True, help=f"a config.json of transformers, or one of {', '.join(MODELS)}")
+    parser.add_argument("--gpus", type=count, required=True, help="number of devices")
+    parser.add_argument("--gpu", choices=CLUSTERS, default="H100", help="kind of device (H100)")
+    parser.add_argument("--batch", type=count, default=512, help="sequences in a step, on all devices together (512)")
+    parser.add_argument("--sequence", type=count, default=4096, help="tokens of a sequence (4096)")
+    parser.add_argument("--tokens", type=float, default=1e12, help="of the whole training (1e12)")
+    parser.add_argument("--price", type=float, help="dollars for an hour of a device")
+    parser.add_argument("--wide-gradients", action="store_true", help="gradients are held and sent in float32")
+    options = parser.parse_args(arguments)
     try:
         return _print(options, CLUSTERS[options.gpu])
     except ValueError as error:
         print(f"cost: {error}", file=sys.stderr)
         return 2
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m scratch_ddp.instruments.cost", description=__doc__)
-    parser.add_argument("--model", required=True, help=f"a config.json of transformers, or one of {', '.join(MODELS)}")
-    parser.add_argument("--gpus", type=int, required=True, help="number of devices")
-    parser.add_argument("--gpu", choices=CLUSTERS, default="H100", help="kind of device (H100)")
-    parser.add_argument("--batch", type=int, default=512, help="sequences in a step, on all devices together (512)")
-    parser.add_argument("--sequence", type=int, default=4096, help="tokens of a sequence (4096)")
-    parser.add_argument("--tokens", type=float, default=1e12, help="of the whole training (1e12)")
-    parser.add_argument("--price", type=float, help="dollars for an hour of a device")
-    span = "least and greatest share of the peak ({} {})".format(*EFFICIENCIES)
-    parser.add_argument("--efficiency", type=float, nargs=2, metavar="SHARE", default=EFFICIENCIES, help=span)
-    parser.add_argument("--wide-gradients", action="store_true", help="gradients are held and sent in float32")
-    return parser
 
 
 def _print(options: argparse.Namespace, cluster: Cluster) -> int:
@@ -56,10 +49,7 @@ def _print(options: argparse.Namespace, cluster: Cluster) -> int:
         held = model_states(shape.parameters, options.gpus, stage, precision)
         parts = (held.weights, held.gradients, held.master, held.optimizer, held.total)
         print(f"{stage:14}" + "".join(f"{part / 1e9:10,.1f}" for part in parts))
-    if shape.idle:
-        print(f"\n{shape.name} is a mixture of experts: its layouts can't be forecast here.")
-        return 0
-    found = plan(shape, cluster, options.gpus, options.batch, options.sequence, options.efficiency, precision)
+    found = plan(shape, cluster, options.gpus, options.batch, options.sequence, precision=precision)
     print(f"\n{options.gpus} {options.gpu}, {options.batch} sequences of {options.sequence} tokens a step:")
     print(found.table())
     if not found.best:

@@ -1,24 +1,31 @@
-"""Layouts: how a model's training is spread over devices, and what one of its ranks holds."""
+"""Layouts: how a model's training is spread over devices, what one of its ranks holds, and how long a step takes.
+
+Left out of a step are the optimizer, loading data, and what waits for memory, except as far as `efficiency` stands for
+them. In backward nothing hides tensor parallelism's messages here; Megatron hides half of them.
+"""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
-from scratch_ddp.instruments.cost.models import ModelShape, bytes_per_token
+from scratch_ddp.instruments.cost.models import ModelShape, bytes_per_token, forward_flops_of_block, refuse_mixture
 from scratch_ddp.instruments.cost.states import MIXED, Precision, RankMemory, model_states
+from scratch_ddp.instruments.cost.wire import Cluster, Wire
 
 _LOGIT = 2 + 3 * 4  # bytes at the loss, at its peak: in bfloat16, and in float32 it, its logarithm and its gradient
+EFFICIENCY = 0.55  # of the peak, while a device computes: fits large models, within 11 % (see `published`)
+EFFICIENCIES = (0.38, 0.62)  # between these are the published runs, small models on slower H100 at the lower end
+_ELEMENT = 2  # bytes of a number in activations
+_LITTLE = 0.05  # of a forward: norms and activations done again, which wait for memory (1.8 % of a step of an 8B)
 
 
 @dataclass(frozen=True)
 class Layout:
     """dp replicas of a pipeline of pp stages, each of tp ranks that share its matrices: dp · tp · pp devices.
 
-    micro: sequences in a micro-batch · micro_batches: of a replica in a step · stage: "DDP" or one of ZeRO's; ZeRO-3
-    without a pipeline only, since it would gather the stage again for every micro-batch · checkpointing: True keeps
-    only the input of each block, and does its forward again in backward; "selective" does again what costs little ·
-    chunks: of the model on each rank of an interleaved pipeline; 1 is 1F1B · shards: over how many of the dp replicas
-    ZeRO-3 shards, which then average their gradients with the others (HSDP); 0: over all. Raises ValueError for what
-    can't be.
+    micro: sequences in a micro-batch · micro_batches: of a replica in a step · stage: "DDP" or one of ZeRO's, ZeRO-3
+    without a pipeline only · checkpointing: True keeps only each block's input; "selective" does again what costs
+    little · chunks: of the model on each rank of an interleaved pipeline; 1 is 1F1B · shards: over how many replicas
+    ZeRO-3 shards (HSDP); 0: over all. Raises ValueError for what can't be.
     """
 
     dp: int = 1
@@ -32,8 +39,6 @@ class Layout:
     shards: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.dp, self.tp, self.pp, self.micro, self.micro_batches, self.chunks) < 1:
-            raise ValueError(f"a layout's numbers are 1 or more, not as in {self}")
         if self.stage == "ZeRO-3" and self.pp > 1:
             raise ValueError("ZeRO-3 with a pipeline would gather each stage again for every micro-batch: take ZeRO-2")
         if self.chunks > 1 and (self.pp == 1 or self.micro_batches % self.pp):
@@ -47,7 +52,7 @@ class Layout:
 
     @property
     def batch(self) -> int:
-        """Sequences in a step, on all devices: the global batch."""
+        """Sequences in a step, on all devices."""
         return self.dp * self.micro * self.micro_batches
 
     @property
@@ -67,10 +72,7 @@ class Layout:
 
 
 def blocks_of_stages(blocks: int, pp: int) -> list[int]:
-    """How many blocks each stage of a pipeline has: as alike as can be, fewer on the first and the last.
-
-    Raises ValueError if there are fewer blocks than stages.
-    """
+    """Blocks of each stage, as alike as can be, fewer on both ends. Raises ValueError if there are too few."""
     if pp > blocks:
         raise ValueError(f"{blocks} blocks can't be cut into {pp} stages")
     inner_first = sorted(range(pp), key=lambda stage: (stage in (0, pp - 1), stage))
@@ -79,10 +81,7 @@ def blocks_of_stages(blocks: int, pp: int) -> list[int]:
 
 
 def parameters_of_rank(shape: ModelShape, layout: Layout, stage: int) -> int:
-    """Parameters of a rank of this stage of the pipeline, before ZeRO: tp cuts matrices, not norms and biases.
-
-    The biases of a column-parallel layer are cut in truth: a difference far below a thousandth.
-    """
+    """Parameters of a rank of this stage of the pipeline, before ZeRO: tp cuts matrices, not norms and biases."""
     blocks = blocks_of_stages(shape.blocks, layout.pp)[stage]
     first, last = stage == 0, stage == layout.pp - 1
     head = shape.head if last and not (shape.tied and first) else 0
@@ -91,11 +90,7 @@ def parameters_of_rank(shape: ModelShape, layout: Layout, stage: int) -> int:
 
 
 def rank_memory(shape: ModelShape, layout: Layout, sequence: int, precision: Precision = MIXED) -> RankMemory:
-    """Return what the fullest rank holds at the worst moment of a step: that of the pipeline's stage with most bytes.
-
-    Buffers of libraries, fragments of the allocator and what a single operation needs for a moment are extra. Raises
-    ValueError for a mixture of experts.
-    """
+    """What the fullest rank holds at the worst moment of a step. Raises ValueError for a mixture of experts."""
     stages = sorted({0, min(1, layout.pp - 1), layout.pp - 1})  # of those in the middle the second holds most
     each = (_stage_memory(shape, layout, stage, sequence, precision) for stage in stages)
     return max(each, key=lambda memory: memory.total)
@@ -115,3 +110,128 @@ def _stage_memory(shape: ModelShape, layout: Layout, stage: int, sequence: int, 
     parameters, shards = parameters_of_rank(shape, layout, stage), layout.shards or layout.dp
     states = model_states(parameters, shards, layout.stage, precision, gathered)
     return replace(states, activations=tokens * kept, logits=logits)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step of the slowest rank, in parts that nothing else hides. Messages: tensor, pipeline, data."""
+
+    compute: float
+    tensor: float = 0.0
+    pipeline: float = 0.0
+    bubble: float = 0.0
+    data: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(astuple(self))
+
+    @property
+    def binds(self) -> str:
+        """The part that takes longest."""
+        return max(vars(self), key=vars(self).get)
+
+
+def step_time(
+    shape: ModelShape,
+    layout: Layout,
+    cluster: Cluster,
+    sequence: int,
+    efficiency: float = EFFICIENCY,
+    precision: Precision = MIXED,
+) -> StepTime:
+    """A step's forecast, at this share of the devices' peak. Raises ValueError for a mixture of experts."""
+    refuse_mixture(shape)
+    m, p, v = layout.micro_batches, layout.pp, layout.chunks
+    tokens, speed = layout.micro * sequence, cluster.device.flops * efficiency * layout.tp
+    block = tokens * forward_flops_of_block(shape, sequence) / speed
+    head = tokens * 2 * shape.head / speed
+    # Before attention and MLP tokens are gathered over tp, and behind them scattered.
+    sent = (4 if shape.heads else 2) * cluster.wire(layout.tp).all_gather(_ELEMENT * tokens * shape.width)
+    again = {False: 0, "selective": _LITTLE, True: 1}[layout.checkpointing]  # of a forward, in backward
+    resent = 1 + (layout.checkpointing is True)  # messages of backward, in units of forward's
+
+    stages = blocks_of_stages(shape.blocks, p)
+    heads = [0.0] * (p - 1) + [head]
+    blocks, head = max(zip(stages, heads, strict=True), key=lambda stage: stage[0] * block + stage[1])  # the slowest
+    forward = blocks * (block + sent) + head
+    backward = blocks * ((2 + again) * block + resent * sent) + 2 * head
+    computes, tensor = m * (blocks * (3 + again) * block + 3 * head), m * blocks * (1 + resent) * sent
+    data = _data(shape, layout, cluster, forward, backward, precision)
+    if p == 1:
+        return StepTime(computes, tensor, data=data)
+    hop = hop_wire(layout, cluster).message(_ELEMENT * tokens * shape.width / layout.tp)
+    messages = hops(p, m, hop) if v == 1 else 2 * (p * v - 1) * hop  # the others are hidden
+    return StepTime(computes, tensor, messages, (p - 1) / v * (forward + backward), data)
+
+
+def hop_wire(layout: Layout, cluster: Cluster) -> Wire:
+    """What connects two stages of a pipeline: those of two nodes, if it doesn't fit into one."""
+    return cluster.wire(2, layout.tp if layout.tp * layout.pp <= cluster.per_node else cluster.per_node)
+
+
+def hops(p: int, m: int, hop: float) -> float:
+    """Seconds that messages of `hop` seconds add to 1F1B, within 4 % of `cost.pipelined`, which goes through it."""
+    # The first forward passes p − 1 wires, and its gradient passes them back. While the pipeline fills, each rank waits
+    # for one gradient more than it has forwards to do. Then p micro-batches share each round trip.
+    return hop * (2 * (p - 1) + 2 * max(0, min(m, p) - 2) + max(0, m - p) * 2 * (p - 1) / p)
+
+
+def _data(
+    shape: ModelShape, layout: Layout, cluster: Cluster, forward: float, backward: float, precision: Precision
+) -> float:
+    """Seconds that messages of data parallelism stick out of a step; `forward`, `backward`: of a micro-batch."""
+    if layout.dp == 1:
+        return 0.0
+    m, shards = layout.micro_batches, layout.shards or layout.dp
+    wire = cluster.wire(shards, layout.tp * layout.pp)
+    reduce = wire.all_reduce if layout.stage == "DDP" else wire.all_gather
+    if layout.pp > 1:  # gradients are complete with the last micro-batch: its last chunk's messages come after it
+        parameters = max(parameters_of_rank(shape, layout, stage) for stage in (0, 1, layout.pp - 1))
+        reduced = reduce(precision.reduced * parameters)
+        if layout.stage == "DDP":
+            return reduced / layout.chunks
+        # ZeRO-2 has reduced those of each micro-batch while the next one computed
+        early = (m - 1) * max(0.0, reduced - forward - backward) if layout.stage == "ZeRO-2" else 0.0
+        return early + (reduced + wire.all_gather(precision.sent * parameters)) / layout.chunks
+
+    blocks, block = shape.blocks, shape.block / layout.tp
+    ends = (shape.embedding + shape.head * (not shape.tied)) / layout.tp
+    gather = wire.all_gather(precision.sent * block) if layout.stage == "ZeRO-3" else 0.0
+    took = sharded_pass(blocks, forward, backward, gather, reduce(precision.reduced * block)) - forward - backward
+    took += reduce(precision.reduced * ends) if ends else 0.0
+    if layout.stage == "DDP":
+        return took
+    if layout.stage != "ZeRO-3":
+        return took * (m if layout.stage == "ZeRO-2" else 1) + wire.all_gather(precision.sent * (blocks * block + ends))
+    took += wire.all_gather(precision.sent * ends) if ends else 0.0
+    between = cluster.wire(layout.dp // shards, layout.tp * shards)  # HSDP averages shards there meanwhile
+    average = sharded_pass(blocks, 0.0, backward, 0.0, between.all_reduce(precision.reduced * block / shards))
+    return m * took + average - backward
+
+
+def sharded_pass(blocks: int, forward: float, backward: float, gather: float, scatter: float) -> float:
+    """Seconds of forward and backward of equal blocks under ZeRO-3, each gathered while the one before computes.
+
+    `forward`, `backward`: of all blocks; `gather`: of a block's weights, 0 where they are whole; `scatter`: of its
+    gradient. The last block stays whole in between. Messages queue for one wire.
+    """
+    clock = wire = 0.0
+    there = [0.0] * blocks  # when each block is whole
+
+    def fetch(i: int) -> None:
+        nonlocal wire
+        if gather and 0 <= i < blocks:
+            there[i] = wire = max(wire, clock) + gather
+
+    fetch(0)
+    for i in range(blocks):
+        fetch(i + 1)
+        clock = max(clock, there[i]) + forward / blocks
+    fetch(blocks - 2)
+    for i in reversed(range(blocks)):
+        if i < blocks - 1:
+            fetch(i - 1)
+        clock = max(clock, there[i]) + backward / blocks
+        wire = max(wire, clock) + scatter
+    return wire

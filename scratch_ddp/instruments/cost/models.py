@@ -1,9 +1,8 @@
 """A transformer's sizes, read from its config without its weights: parameters, operations, and what a forward saves.
 
 Sources: J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020 (6 N operations a token); A. Chowdhery
-et al., "PaLM", 2022, appendix B (the attention's). Saved are the tensors that torch saves for models of transformers'
-code: each once, however many operations need it, with an attention that does not keep its scores (`sdpa`), and norms
-that compute in float32.
+et al., "PaLM", 2022, appendix B (the attention's). Saved are the tensors that torch saves for transformers' models,
+each once, with an attention that does not keep its scores (`sdpa`), and norms that compute in float32.
 """
 
 from dataclasses import dataclass, replace
@@ -24,12 +23,11 @@ _FLOAT32 = 4
 class ModelShape:
     """A model of equal blocks, each with an attention (none if `heads` is 0) and an MLP, between embedding and head.
 
-    width: of the residual stream · inner: of the MLP · kv_heads: heads of keys and values, fewer than `heads` in
-    grouped-query attention · vocabulary: 0 for a model without embedding and head · tied: these two are one matrix ·
-    positions: of a learned position embedding · mlp_matrices: 3 for a gated MLP, else 2 · norm_vectors: of each of a
-    block's two norms, 2 with a bias, 0 without norms · saved_in_mlp: tensors of width `inner` that the MLP saves for
-    backward. If the parameters were counted, not computed: in_blocks: of all blocks · idle: of these the ones that a
-    token does not pass, in a mixture of experts · beside: of what is no part of the text model.
+    width: of the residual stream · inner: of the MLP · kv_heads: heads of keys and values · vocabulary: 0 without
+    embedding and head · tied: these two are one matrix · positions: of a learned position embedding · mlp_matrices: 3
+    for a gated MLP · norm_vectors: of each of a block's two norms, 2 with a bias, 0 without norms · saved_in_mlp:
+    tensors of width `inner` that the MLP saves for backward. If the parameters were counted: in_blocks: of all blocks ·
+    idle: of these, what a token does not pass in a mixture of experts · beside: of what is no part of the text model.
     """
 
     name: str
@@ -57,7 +55,7 @@ class ModelShape:
 
     @property
     def block(self) -> int:
-        """Parameters of a block: four matrices of the attention, the MLP's, biases, norms. The average, if counted."""
+        """Parameters of a block: matrices of attention and MLP, biases, norms. The average, if counted."""
         if self.in_blocks:
             return round(self.in_blocks / self.blocks)
         query, key = self.heads * self.head_width, self.kv_heads * self.head_width
@@ -93,11 +91,9 @@ class ModelShape:
 
 
 def from_config(config: "PretrainedConfig | str | Path", name: str = "") -> ModelShape:
-    """Return the shape that a transformers config describes: an object, or the path of a config.json or its folder.
+    """The shape that a transformers config describes: an object, or the path of a config.json or its folder.
 
-    The model's class in transformers is built without memory (on the meta device), and its parameters are counted. The
-    blocks' activations are taken for a Llama's, but for GPT-2. Raises ValueError with what transformers says if that
-    can't be done: a wrong count would be worse than none.
+    Parameters are counted on the meta device; activations are taken for a Llama's, but for GPT-2. Raises ValueError.
     """
     import transformers  # a second and more, which forecasts for known models do without
 
@@ -113,7 +109,7 @@ def from_config(config: "PretrainedConfig | str | Path", name: str = "") -> Mode
 
 
 def _counted(model: torch.nn.Module, text: "PretrainedConfig", name: str) -> ModelShape:
-    """The shape of a model; `text`: the config of its text model, if it has another one beside."""
+    """The shape of a model; `text`: the config of its text model."""
 
     def size(*names: str) -> Any:
         return next((value for each in names if (value := getattr(text, each, None))), None)
@@ -148,20 +144,15 @@ def _parameters(module: torch.nn.Module) -> int:
 
 
 def forward_flops_of_block(shape: ModelShape, sequence: int) -> float:
-    """Operations of a block's forward for a token: two for each weight, and the attention's for each token it sees.
-
-    The attention's are counted as if each token saw the whole `sequence`. A causal one may leave out half of them.
-    """
+    """Operations of a block's forward for a token: two for each weight, and the attention's over a whole `sequence`."""
     weights = shape.block - shape.norms - shape.idle // shape.blocks
     return 2 * weights + 4 * sequence * shape.heads * shape.head_width
 
 
 def flops_per_token(shape: ModelShape, sequence: int, recomputes: bool = False) -> float:
-    """Operations of forward and backward for a token of a sequence: the backward takes two forwards.
+    """Operations of forward and backward for a token: about 6 N, and 12 · blocks · width · sequence.
 
-    About 6 N for N parameters, and 12 · blocks · width · sequence. Of a mixture only the active experts count, and the
-    embedding only looks up. `recomputes`: with checkpointing each block's forward is done twice, which is work but no
-    progress.
+    Of a mixture only the active experts count. `recomputes`: checkpointing does each block's forward twice.
     """
     blocks = shape.blocks * forward_flops_of_block(shape, sequence)
     return (4 if recomputes else 3) * blocks + 6 * shape.head
@@ -170,15 +161,14 @@ def flops_per_token(shape: ModelShape, sequence: int, recomputes: bool = False) 
 def bytes_per_token(shape: ModelShape, element: int = 2, checkpointing: bool | str = False, tp: int = 1) -> float:
     """Bytes that a block saves for each token, on each of `tp` ranks that share it (sequence parallelism included).
 
-    `element`: bytes of a number. With `checkpointing` only a block's input is kept. If it is "selective", what matrices
-    and the attention put out is kept, and norms and the MLP's activation are done again. Raises ValueError for a
-    mixture of experts: its bytes hang on which experts the tokens choose.
+    `element`: bytes of a number. With `checkpointing` only a block's input is kept; if it is "selective", what matrices
+    and the attention put out. Raises ValueError for a mixture of experts.
     """
     refuse_mixture(shape)
     width, inner = shape.width, shape.inner
     if checkpointing is True:
         return element * width / tp
-    # The attention's q, k, v and output, and a sum of exponentials for each head
+    # q, k, v, the output, and a sum of exponentials for each head
     attention = 2 * element * (shape.heads + shape.kv_heads) * shape.head_width + _FLOAT32 * shape.heads
     if checkpointing == "selective":
         return (element * (2 * width + (shape.mlp_matrices - 1) * inner) + attention) / tp

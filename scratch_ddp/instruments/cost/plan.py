@@ -1,22 +1,20 @@
 """`plan`: the quickest layouts of a model on a cluster, and why the others fail; `what_binds`: what sets the pace.
 
-A device that has t tokens does 2 P t operations in forward with a block of P weights, most of which it has to gather
-under ZeRO-3: about 2 P bytes in bfloat16. So the weights cancel, and what counts is how many operations a device does
-while one byte travels. The backward does twice of both. Source: J. Austin et al., "How to Scale Your Model", 2025, part
-5.
+With t tokens a device does 2 P t operations in forward for a block of P weights, of which it gathers 2 P bytes under
+ZeRO-3. So what counts is how many operations it does while one byte travels. The backward does twice of both. Source:
+J. Austin et al., "How to Scale Your Model", 2025, part 5.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 
-from scratch_ddp.instruments.cost.clusters import Cluster
-from scratch_ddp.instruments.cost.layouts import Layout, rank_memory
+from scratch_ddp.instruments.cost.layouts import EFFICIENCIES, Layout, StepTime, rank_memory, step_time
 from scratch_ddp.instruments.cost.models import ModelShape
 from scratch_ddp.instruments.cost.states import MIXED, STAGES, Precision, RankMemory
-from scratch_ddp.instruments.cost.times import EFFICIENCIES, StepTime, step_time
-from scratch_ddp.instruments.cost.wire import Wire
+from scratch_ddp.instruments.cost.wire import Cluster, Wire
 
 _USABLE = 0.9  # of the memory: the rest is for what the formulas leave out
 BOUNDS = ("compute", "FSDP's messages", "tensor parallel's messages", "memory", "too few sequences")
@@ -43,8 +41,8 @@ class Candidate:
 class Plan:
     """The best layout of each (dp, tp, pp) that fits, the quickest first, and what became of the others.
 
-    devices: such as "16 H100" · room: bytes of a device that may be used · refused: how many layouts were not possible,
-    by the reason · closest: the layout with least bytes of those too large
+    devices: such as "16 H100" · room: bytes of a device that may be used · refused: numbers of layouts by the reason ·
+    closest: the layout with least bytes of those too large
     """
 
     shape: ModelShape
@@ -83,16 +81,13 @@ class Plan:
 
 
 def layouts(shape: ModelShape, cluster: Cluster, devices: int, batch: int) -> Iterator[Layout | str]:
-    """Every layout of so many devices with a global batch of so many sequences; for one that can't be, why.
-
-    tp divides the heads of keys and values (or the MLP's width where there are none) and a node's devices; pp is at
-    most the number of blocks; a micro-batch has 1, 2, 4, … sequences.
-    """
-    for tp in _divisors(devices):
+    """Every layout for a step of so many sequences (1, 2, 4, … in a micro-batch); for one that can't be, why."""
+    divisors = [each for each in range(1, devices + 1) if devices % each == 0]
+    for tp in divisors:
         if cluster.per_node % tp or (shape.kv_heads or shape.inner) % tp:
             yield "tp doesn't divide a node, or the heads of keys and values"
             continue
-        for pp in _divisors(devices // tp):
+        for pp in (each for each in divisors if devices // tp % each == 0):
             dp = devices // tp // pp
             if pp > shape.blocks:
                 yield "more stages than blocks"
@@ -111,12 +106,9 @@ def _ways(dp: int, tp: int, pp: int, sequences: int, blocks: int, per_node: int)
     micro = 1
     while sequences % micro == 0:
         m = sequences // micro
-        for chunks in _CHUNKS:
-            if chunks > 1 and (pp == 1 or m % pp or pp * chunks > blocks + 2):
-                continue
-            for stage, shards in stages:
-                for checkpointing in (False, "selective", True):
-                    yield Layout(dp, tp, pp, micro, m, stage, checkpointing, chunks, shards)
+        for chunks, (stage, shards), checkpointing in product(_CHUNKS, stages, (False, "selective", True)):
+            if chunks == 1 or (pp > 1 and m % pp == 0 and pp * chunks <= blocks + 2):
+                yield Layout(dp, tp, pp, micro, m, stage, checkpointing, chunks, shards)
         micro *= 2
 
 
@@ -131,12 +123,10 @@ def plan(
 ) -> Plan:
     """Try every layout of `devices` devices for steps of `batch` sequences of `sequence` tokens.
 
-    `efficiencies`: the least and the greatest share of the peak that a device may reach while it computes. Raises
-    ValueError, in a sentence, for a mixture of experts, numbers below 1, and shares that are not above 0 and at most 1.
-    A model that fits nowhere gives a plan without layouts, which says by how much it is too large.
+    `efficiencies`: the least and the greatest share of the peak that a device may reach while it computes. A model that
+    fits nowhere gives a plan without layouts, which says by how much it is too large. Raises ValueError for a mixture
+    of experts, and for shares that can't be.
     """
-    if min(devices, batch, sequence) < 1:
-        raise ValueError(f"a plan needs 1 or more of devices, sequences and tokens, not {devices}, {batch}, {sequence}")
     worst, best = sorted(efficiencies)
     if not 0 < worst <= best <= 1:
         raise ValueError(f"an efficiency is above 0 and at most 1, not {worst} or {best}")
@@ -168,33 +158,21 @@ def _in_order(candidates: list[Candidate]) -> list[Candidate]:
     return ordered
 
 
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
-
-
 def tokens_to_be_compute_bound(flops: float, wire: Wire, weights: float, tp: int = 1, element: int = 2) -> int:
-    """The least tokens of a replica (of `tp` devices) with which a block computes as long as the next one is gathered.
-
-    `weights`: of a block, of which each of the tp devices gathers its part from wire.world_size ranks; `flops`: of a
-    device.
-    """
+    """The least tokens of a replica of `tp` devices with which a block computes while the next one is gathered."""
     return math.ceil(wire.all_gather(element * weights / tp) * flops * tp / (2 * weights))
 
 
 def what_binds(
     shape: ModelShape,
     cluster: Cluster,
-    devices: int,
-    batch: int,
-    sequence: int,
+    devices: int,  # that compute at their peak
+    batch: int,  # sequences in a step
+    sequence: int,  # tokens
     tp: int = 1,
     checkpointing: bool = False,
 ) -> str:
-    """Return which of BOUNDS sets the pace under ZeRO-3 over devices / tp replicas, each of tp devices.
-
-    `batch`: sequences in a step. A replica takes as many at once as the memory holds: each micro-batch gathers every
-    block twice and scatters its gradient once. Devices compute at their peak.
-    """
+    """Which of BOUNDS sets the pace under ZeRO-3, where a replica takes as many of its sequences at once as fit."""
     replicas = devices // tp
     if batch < replicas:
         return "too few sequences"

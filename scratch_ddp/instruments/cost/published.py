@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from functools import cache
 
-from scratch_ddp.instruments.cost.clusters import CLUSTERS, Cluster
-from scratch_ddp.instruments.cost.layouts import Layout
+from scratch_ddp.instruments.cost.layouts import EFFICIENCY, Layout, step_time
 from scratch_ddp.instruments.cost.models import GPT_2, ModelShape, flops_per_token, from_config
 from scratch_ddp.instruments.cost.states import MIXED, WIDE_GRADIENTS, Precision
-from scratch_ddp.instruments.cost.times import EFFICIENCY, step_time
+from scratch_ddp.instruments.cost.wire import CLUSTERS, Cluster
 
 _A100, _H100 = CLUSTERS["A100 HDR"], CLUSTERS["H100"]
 
@@ -37,16 +36,12 @@ _MIXTURES = {"DeepSeek-V3": "deepseek_v3", "Mixtral-8x7B": "mixtral"}  # transfo
 
 @cache
 def model(name: str) -> ModelShape:
-    """Return the shape of that name, in capitals or not. Raises ValueError, listing all names, if there is none.
-
-    Mixtures of experts are counted when they are first asked for.
-    """
-    known = {each.lower(): each for each in (*MODELS, *_MIXTURES)}
-    if name.lower() not in known:
-        raise ValueError(f"there is no model {name!r}, and no such file; there are {', '.join(known.values())}")
-    name = known[name.lower()]
+    """Return the shape of that name; mixtures of experts are counted. Raises ValueError, listing all names."""
     if name in MODELS:
         return MODELS[name]
+    if name not in _MIXTURES:
+        known = ", ".join([*MODELS, *_MIXTURES])
+        raise ValueError(f"there is no model {name!r}, and no such file; there are {known}")
     from transformers import AutoConfig
 
     return from_config(AutoConfig.for_model(_MIXTURES[name]), name)
@@ -54,10 +49,7 @@ def model(name: str) -> ModelShape:
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A training run as its authors describe it: its layout, and the TFLOP/s of each GPU.
-
-    With checkpointing `tflops` counts what is computed twice.
-    """
+    """A run as its authors describe it: its layout, and the TFLOP/s of a GPU, with what is computed twice."""
 
     shape: ModelShape
     cluster: Cluster
@@ -67,7 +59,7 @@ class PublishedRun:
     precision: Precision = MIXED
 
     def forecast(self, efficiency: float = EFFICIENCY) -> float:
-        """The TFLOP/s by `step_time`, for devices that reach this share of their peak while they compute."""
+        """The TFLOP/s by `step_time`."""
         took = step_time(self.shape, self.layout, self.cluster, self.sequence, efficiency, self.precision).total
         flops = flops_per_token(self.shape, self.sequence, self.layout.checkpointing is True)
         return flops * self.layout.batch * self.sequence / took / self.layout.devices / 1e12

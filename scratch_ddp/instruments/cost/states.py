@@ -1,4 +1,4 @@
-"""The bytes that a rank holds for a model's states and sends in a step: DDP and the three stages of ZeRO.
+"""The bytes that a rank holds for a model's states, and sends in a step: DDP and the three stages of ZeRO.
 
 Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models", SC 2020, sections 5 (memory) and 7 (communication). The optimizer is Adam, with two float32 a parameter.
@@ -14,10 +14,7 @@ _ADAM = 2 * 4  # bytes per parameter
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes per element. `master`: of the wide copy of narrow weights, 0 without one.
-
-    `sent`: of weights on the wire; `reduced`: of gradients on the wire.
-    """
+    """Bytes per element. `master`: of a wide copy of the weights; `sent`, `reduced`: weights, gradients on the wire."""
 
     weights: int
     gradients: int
@@ -33,10 +30,7 @@ WIDE_GRADIENTS = Precision(weights=2, gradients=4, master=4, sent=2, reduced=4) 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes that one rank holds, by purpose.
-
-    gathered: under ZeRO-3, for a while: whole weights and gradients of the part that computes
-    """
+    """Bytes that one rank holds. `gathered`: under ZeRO-3, weights and gradients that are whole for a while."""
 
     weights: float
     gradients: float
@@ -54,12 +48,11 @@ class RankMemory:
 def model_states(parameters: int, ranks: int, stage: str, precision: Precision = FP32, gathered: int = 0) -> RankMemory:
     """Bytes that a rank holds between backward and step, as the average over ranks. Activations are extra.
 
-    Each stage shards more than the one before: ZeRO-1 the optimizer state and the master weights, ZeRO-2 the gradients
-    too, ZeRO-3 the weights too. `gathered`: under ZeRO-3, how many parameters are whole at the same time, with their
-    gradients, in the precision in which they are sent. Raises ValueError for a stage not in STAGES, and without ranks.
+    ZeRO-1 shards the optimizer state and the master weights, ZeRO-2 the gradients too, ZeRO-3 the weights too.
+    `gathered`: how many parameters are whole at once under ZeRO-3. Raises ValueError for a stage not in STAGES.
     """
-    if stage not in STAGES or ranks < 1:
-        raise ValueError(f"stage: {stage!r} on {ranks} ranks; allowed are {', '.join(STAGES)}, on 1 or more")
+    if stage not in STAGES:
+        raise ValueError(f"stage: {stage!r}; allowed are {', '.join(STAGES)}")
     level, share = STAGES.index(stage), parameters / ranks
     return RankMemory(
         weights=precision.weights * (share if level >= 3 else parameters),
@@ -75,10 +68,8 @@ def bytes_sent(
 ) -> float:
     """Bytes that a rank sends per step on a ring, as the average over ranks: a multiple of (n - 1)/n of all bytes.
 
-    DDP all-reduces the gradients: 2 times. ZeRO-1 and ZeRO-2 reduce-scatter them and send the weights: 2 times, too;
-    ZeRO-1 after an all-reduce (`reduce_scatters` False) 3 times. ZeRO-3 gathers the weights in forward and again in
-    backward, and reduce-scatters the gradients: 3 times. With several micro-batches ZeRO-2 sends gradients, and ZeRO-3
-    everything, for each; the others once a step.
+    DDP: 2 times, ZeRO-1 and ZeRO-2 as well (ZeRO-1 after an all-reduce, without `reduce_scatters`, 3), ZeRO-3: 3 times.
+    With several micro-batches ZeRO-2 sends gradients, and ZeRO-3 everything, for each.
     """
     weights = {"DDP": 0, "ZeRO-3": 2}.get(stage, 1)
     gradients = 2 if stage == "DDP" or (stage == "ZeRO-1" and not reduce_scatters) else 1
@@ -86,10 +77,7 @@ def bytes_sent(
 
 
 def measured_states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> RankMemory:
-    """Bytes that this rank's tensors take. A storage that several tensors share counts once. No communication.
-
-    Master weights in an optimizer's state count as optimizer state.
-    """
+    """Bytes that this rank's tensors take. A storage that several tensors share counts once. No communication."""
     parameters = list(model.parameters())
     state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -1,9 +1,8 @@
 """The forecast of a training step: when each gradient is ready, and all-reduces that queue for one wire.
 
 An all-reduce takes α + β·bytes, and starts once it is posted and the wire is free. The step is the compute plus the
-communication that is still under way when the backward ends. Copies and calls on the processor are left out. So is the
-small message of each step in which the ranks compare which gradients they have (8 bytes per parameter).
-Nothing hides that message, so it adds about α.
+communication that is still under way when the backward ends. Left out are copies and calls on the processor, and the
+small message of each step in which the ranks compare which gradients they have, which adds about α.
 """
 
 import math
@@ -11,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -24,10 +24,9 @@ from scratch_ddp.pipeline.simulate import simulate
 
 @dataclass(frozen=True)
 class Backward:
-    """The timeline of a backward pass: when each gradient is ready to be sent, in the order of arrival.
+    """A backward pass: when each gradient is `ready`, in seconds from its start and in the order of arrival.
 
-    `ready`: seconds after the backward's start; `nbytes`: bytes of each gradient; `seconds`: of the whole backward;
-    `forward`: seconds of the forward before it.
+    `nbytes`: of each gradient; `seconds`: of the whole backward; `forward`: of the forward before it.
     """
 
     ready: tuple[float, ...]
@@ -44,19 +43,14 @@ class Backward:
 
     @classmethod
     def measured(cls, model: nn.Module, loss: Callable[[], torch.Tensor]) -> "Backward":
-        """Run `loss()` and its backward once, and record when each parameter of `model` has its gradient.
-
-        Warm up before, and measure a model without a strategy's hooks. The gradients are added to those already there.
-        No communication. On a GPU the times are those at which Python sees the gradients.
-        """
+        """Run `loss()` and its backward once, with a warm model without hooks, and record each gradient's time."""
         arrived: list[tuple[float, int]] = []
-        hooks = [
-            parameter.register_post_accumulate_grad_hook(
-                lambda each: arrived.append((time.perf_counter(), each.grad.nbytes))
-            )
-            for parameter in model.parameters()
-            if parameter.requires_grad
-        ]
+
+        def note(parameter: torch.Tensor) -> None:
+            arrived.append((time.perf_counter(), parameter.grad.nbytes))
+
+        trained = [each for each in model.parameters() if each.requires_grad]
+        hooks = [each.register_post_accumulate_grad_hook(note) for each in trained]
         began = time.perf_counter()
         value = loss()
         backward_began = time.perf_counter()
@@ -74,8 +68,7 @@ class Backward:
         return sum(self.nbytes)
 
 
-@dataclass(frozen=True)
-class AllReduce:
+class AllReduce(NamedTuple):
     """One all-reduce of a forecast: when it is posted, starts and ends (seconds after backward starts), its bytes."""
 
     posted: float
@@ -114,11 +107,7 @@ def per_parameter(backward: Backward, wire: Wire) -> Forecast:
 
 
 def bucketed(backward: Backward, wire: Wire, bucket_mb: float = 25.0, first_mb: float = FIRST_BUCKET_MB) -> Forecast:
-    """One all-reduce per bucket of `bucket_mb` (of 2²⁰ bytes), posted when its last gradient is ready.
-
-    Buckets are filled by `bucket_plan`; the first one holds the smaller of `first_mb` and `bucket_mb`. If `bucket_mb`
-    is larger than the model, such as `math.inf`, one bucket follows the first, as in `BucketedDDP`.
-    """
+    """One all-reduce per bucket of `BucketedDDP`, in MB of 2²⁰ bytes, posted when its last gradient is ready."""
     plan = bucket_plan(backward.nbytes, bucket_mb * MB, min(first_mb, bucket_mb) * MB)
     return _queue(backward, wire, ((backward.ready[full[-1]], sum(backward.nbytes[i] for i in full)) for full in plan))
 
@@ -135,9 +124,8 @@ def _queue(backward: Backward, wire: Wire, posted: Iterable[tuple[float, int]]) 
 
 
 def best_bucket_bytes(wire: Wire, nbytes: float, seconds: float) -> float:
-    """The best bucket size in bytes by formula, for `nbytes` of gradients in a backward of `seconds`.
+    """The best bucket size in bytes by formula, for `nbytes` of gradients that arrive evenly in `seconds`.
 
-    Assumes that gradients arrive evenly and can be cut anywhere, and that the first bucket is as large as the others.
     If the wire keeps up, all but the last bucket is hidden, and small ones are best. If not, it is busy from the first
     full bucket on: what sticks out is seconds·b/n + α·n/b and what hangs on no b, least at b = n·√(α/seconds). Beyond
     the size at which the wire just keeps up, larger buckets only lengthen the tail: so the smaller of the two is best.
@@ -156,35 +144,26 @@ def best_bucket_bytes(wire: Wire, nbytes: float, seconds: float) -> float:
 def best_bucket(backward: Backward, wire: Wire, first_mb: float = FIRST_BUCKET_MB) -> tuple[float, Forecast]:
     """Find the best bucket size in MB (of 2²⁰ bytes) on this timeline by trying sizes; return it with its forecast.
 
-    Sizes from the smallest gradient to all gradients are tried, four per doubling. Of the sizes whose steps are within
-    a thousandth of the best, the largest is taken: each message costs the processor something that the forecast leaves
-    out. Raises ValueError for a backward without gradients.
+    Sizes from the smallest gradient to all gradients are tried, four per doubling. Of those within a thousandth of the
+    best step, the largest is taken: each message costs the processor something that the forecast leaves out.
     """
-    sizes = [size for size in backward.nbytes if size]
-    if not sizes:
-        raise ValueError("there is no gradient to put into buckets")
-    doublings = math.log2(backward.total_bytes / min(sizes))
-    tried = [min(sizes) * 2 ** (i / 4) for i in range(int(4 * doublings) + 1)]
+    smallest = min(size for size in backward.nbytes if size)
+    doublings = math.log2(backward.total_bytes / smallest)
+    tried = [smallest * 2 ** (i / 4) for i in range(int(4 * doublings) + 1)]
     candidates = [(size / MB, bucketed(backward, wire, size / MB, first_mb)) for size in [*tried, backward.total_bytes]]
     least = min(forecast.step for _, forecast in candidates)
     return next((size, forecast) for size, forecast in reversed(candidates) if forecast.step <= 1.001 * least)
 
 
 def tensor_parallel(compute: float, all_reduces: int, nbytes: float, wire: Wire) -> float:
-    """Seconds of a step under tensor parallelism. Nothing hides an all-reduce: what comes next needs the sum.
-
-    `compute`: seconds for which a rank computes in forward and backward; `all_reduces`: how many there are in both, of
-    `nbytes` bytes each.
-    """
+    """Seconds of a step that computes for `compute`, with all-reduces of `nbytes` bytes, which nothing hides."""
     return compute + all_reduces * wire.all_reduce(nbytes)
 
 
 def pipelined(schedule: Schedule, forward: float, backward: float, nbytes: float, wire: Wire) -> float:
-    """Seconds of a step of a pipeline, from the first action to the end of the last one of all ranks.
+    """Seconds of a step of a pipeline. Messages don't queue for the wire. Raises ValueError for a deadlock.
 
-    `forward`, `backward`: seconds of a stage for one micro-batch; either half of a backward takes half of it.
-    `nbytes`: bytes of an output, and of its gradient. Messages don't queue for the wire. Raises ValueError if the
-    schedule deadlocks.
+    `forward`, `backward`: seconds of a stage for one micro-batch; `nbytes`: bytes of an output, and of its gradient.
     """
     cost = {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2}
     return max(row[-1][2] for row in simulate(schedule, cost, wire.message(nbytes)) if row)

@@ -1,17 +1,15 @@
-"""Links, and what connects a group of ranks: the seconds of its collectives, T = α·P + β·n for P messages and n bytes.
+"""Links, clusters, and what connects a group of ranks: the seconds of collectives, T = α·P + β·n.
 
 Sources: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
-Distrib. Comput. 69 (2009), for the ring; the factors in PERFORMANCE.md of NVIDIA/nccl-tests; R. Hockney, "The
-communication challenge for MPP", Parallel Computing 20 (1994), for α and β; src/graph/tuning.cc of NVIDIA/nccl for
-latencies, and for how a collective over several hosts adds them up.
+Distrib. Comput. 69 (2009), for the ring; R. Hockney, "The communication challenge for MPP", Parallel Computing 20
+(1994), for α and β; src/graph/tuning.cc of NVIDIA/nccl for latencies, and how a collective over hosts adds them up.
 """
 
 import math
 from dataclasses import dataclass, field, replace
 
-# Seconds with which NCCL itself forecasts a ring: of a call, and of a round, by what the round passes. `Simple` is its
-# protocol for large messages; LL, for small ones, sends a flag with every four bytes, and no more than so many bytes a
-# second (of Hopper, in a node and between four).
+# Seconds with which NCCL forecasts a ring: of a call, and of a round, by what it passes. `Simple` is its protocol for
+# large messages; LL, for small ones, sends a flag with every four bytes, and no more than so many bytes a second.
 CALL = 8.4e-6
 NVLINK, PCIE, NETWORK = (3.4e-6, 0.6e-6, 141e9), (5.7e-6, 1.0e-6, 141e9), (14.0e-6, 2.7e-6, 35e9)  # Simple, LL, LL
 _SMALL_CALL = 6.6e-6
@@ -20,9 +18,8 @@ _SMALL_CALL = 6.6e-6
 def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = None) -> int:
     """Bytes that `rank` (of `n`, in the group) sends when the collective `call` runs on a ring.
 
-    `payload`: bytes of this rank's input: S for all_reduce and broadcast, the rank's own chunk for all_gather and
-    gather, all n chunks together for reduce_scatter, all_to_all and the source of a scatter. `root`: the group rank of
-    the source or destination, if the collective has one.
+    `payload`: bytes of this rank's input, for reduce_scatter, all_to_all and the source of a scatter of all n chunks;
+    `root`: the group rank of the source or destination.
     """
     parts = {  # of the n parts of a payload, how many are sent
         "all_reduce": 2 * (n - 1),  # a reduce-scatter, then an all-gather
@@ -34,12 +31,16 @@ def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = No
         "gather": n * (rank != root),
         "scatter": (n - 1) * (rank == root),
         "barrier": 0,
+        "send": n,
+        "recv": 0,
     }
     return round(parts[call] * payload / n) if n > 1 else 0
 
 
 def ring_rounds(call: str, n: int) -> int:
-    """Messages that follow one another when the collective `call` runs on a ring of `n` ranks."""
+    """Messages that follow one another when the collective `call` runs on a ring of `n` ranks; 1 for a message."""
+    if call in ("send", "recv"):
+        return 1
     return (2 if call in ("all_reduce", "barrier") else 1) * (n - 1)
 
 
@@ -47,10 +48,9 @@ def ring_rounds(call: str, n: int) -> int:
 class Link:
     """The wire at each rank. A collective or message takes `alpha` + rounds·`per_round` + bytes·`beta` seconds.
 
-    `alpha`: seconds per call; `beta`: seconds per byte that a rank sends (or receives, if that is more); `per_round`:
-    seconds per round of the algorithm, which is 2(n−1) rounds for an all-reduce on a ring of n ranks and one for a
-    message; `source`: where the figures come from; `small`: alpha, per_round and least beta of a protocol for small
-    messages that sends twice the bytes, if there is one: the quicker counts. Raises ValueError if a figure is negative.
+    `alpha`: per call; `beta`: per byte that a rank sends (or receives, if that is more); `per_round`: of which an
+    all-reduce on a ring has 2(n−1), a message one; `source`: of the figures; `small`: alpha, per_round and least beta
+    of a protocol that sends twice the bytes: the quicker counts.
     """
 
     alpha: float
@@ -59,10 +59,6 @@ class Link:
     source: str = ""
     per_round: float = 0.0
     small: tuple[float, float, float] | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if not all(each >= 0 for each in (self.alpha, self.beta, self.per_round)):
-            raise ValueError(f"a link's seconds are 0 or more: {self}")
 
     def seconds(self, nbytes: float, rounds: int = 0) -> float:
         """Seconds for which one collective or message takes the wire."""
@@ -79,10 +75,8 @@ class Link:
 
 
 def collective_seconds(inside: Link, between: Link, fast: int, slow: int, nbytes: float, busy: float) -> float:
-    """Seconds of a collective whose bytes, `nbytes` of a rank, take `busy`; with so many rounds in and between hosts.
-
-    A ring has no barrier: what a chunk passes adds up, `fast` links in hosts and `slow` ones between them.
-    """
+    """Seconds of a collective whose bytes take `busy`: a chunk passes `fast` links in hosts and `slow` ones between."""
+    # A ring has no barrier: what a chunk passes adds up.
     used = [link for link, rounds in ((inside, fast), (between, slow)) if rounds] or [inside]
     seconds = max(link.alpha for link in used) + fast * inside.per_round + slow * between.per_round + busy
     if all(link.small for link in used):
@@ -96,9 +90,8 @@ def collective_seconds(inside: Link, between: Link, fast: int, slow: int, nbytes
 class Wire:
     """What connects the ranks of a group, numbered in blocks: up to `per_host` in a host.
 
-    `inside`: the link of two ranks of a host; `between`: that of a rank to other hosts, its share of the host's network
-    cards. A ring leaves a host on the shares of all its members. `trees`: an all-reduce takes a tree where that is
-    quicker, as in NCCL: its latency grows with the logarithm of the hosts.
+    `inside`: the link of two ranks of a host; `between`: a rank's share of the host's network cards. A ring leaves a
+    host on the shares of all its members. `trees`: an all-reduce takes a tree where that is quicker, as in NCCL.
     """
 
     inside: Link
@@ -109,7 +102,6 @@ class Wire:
 
     @property
     def hosts(self) -> int:
-        """How many hosts the ranks are on."""
         return -(-self.world_size // self.per_host)
 
     @property
@@ -125,17 +117,16 @@ class Wire:
 
     @property
     def _large(self) -> "Wire":
-        """The same with the protocol for large messages alone."""
         return replace(self, inside=replace(self.inside, small=None), between=replace(self.between, small=None))
 
     def _of_tree(self, nbytes: float) -> float:
-        """2·((ranks/host − 1)·inside + log2(hosts)·between): up to the root and down again."""
+        # 2·((ranks/host − 1)·inside + log2(hosts)·between): up to the root and down again
         up, ranks = math.floor(math.log2(self.hosts)), min(self.per_host, self.world_size)
         links = self._large.inside, self._large.between
         return collective_seconds(*links, 2 * (ranks - 1), 2 * up, nbytes, self.beta_of_all_reduce * nbytes)
 
     def all_reduce(self, nbytes: float) -> float:
-        """Seconds for an all-reduce of `nbytes` bytes; 0 for a single rank."""
+        """Seconds for an all-reduce of `nbytes` bytes."""
         n = self.world_size
         if n == 1:
             return 0.0
@@ -158,7 +149,7 @@ class Wire:
 
     @property
     def alpha_of_all_reduce(self) -> float:
-        """Seconds that an all-reduce takes regardless of its size, with the protocol for large messages."""
+        """Seconds that an all-reduce takes regardless of its size."""
         return self._large.all_reduce(0)
 
     @property
@@ -171,10 +162,7 @@ _NCCL = "latencies: NVIDIA/nccl, src/graph/tuning.cc, a call and a round of a ri
 
 
 def by_bandwidth(name: str, gigabytes: float, rounds: tuple[float, float, float], source: str) -> Link:
-    """A link by its bandwidth in one direction, in 10⁹ bytes per second, with NCCL's latencies.
-
-    `rounds`: NVLINK, PCIE or NETWORK. Vendors and standards state the bandwidths; real transfers are slower.
-    """
+    """A link by its bandwidth in one direction, in 10⁹ bytes per second, as vendors state it, with NCCL's latencies."""
     per_round, small, most = rounds
     source = f"bandwidth: {source}; {_NCCL}"
     return Link(CALL, 1e-9 / gigabytes, name, source, per_round, small=(_SMALL_CALL, small, 1 / most))
@@ -208,3 +196,45 @@ def preset(link: Link | str) -> Link:
     if link not in PRESETS:
         raise ValueError(f"there is no link {link!r}; there are {', '.join(map(repr, PRESETS))}")
     return PRESETS[link]
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """`flops`: operations a second in bfloat16, at best; `memory`: bytes; `price`: of an hour, about, in dollars."""
+
+    name: str
+    flops: float
+    memory: float
+    price: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of `per_node` devices: `inside` connects those of a node, `between` is a device's share of its cards."""
+
+    name: str
+    device: Accelerator
+    per_node: int
+    inside: Link
+    between: Link
+
+    def wire(self, ranks: int, apart: int = 1) -> Wire:
+        """What connects a group of `ranks` devices, each `apart` from the next, on the cards of all its devices."""
+        return Wire(self.inside, self.between, ranks, max(1, self.per_node // apart), trees=True)
+
+
+# Operations and memory: data sheets of NVIDIA (BF16 without sparsity; of the T4 FP16) and Google Cloud. Links: NVIDIA
+# DGX SuperPOD, eight devices over NVLink with a port each; AWS g4dn.12xlarge, four T4 that share 50 Gb/s. TPU v5p: J.
+# Austin et al., "How to Scale Your Model", 2025: 8960 chips, 90 GB/s a link each way, so 180 on a ring, and three
+# rings; Google Cloud: 50 Gb/s to other pods. Its latency, a hop of about 1 µs, is a guess.
+_NVLINK_4, _NDR = PRESETS["NVLink 4"], PRESETS["InfiniBand NDR"]
+_ICI, _POD_TO_POD = Link(CALL, 1 / 180e9, "ICI", per_round=1e-6), by_bandwidth("between pods", 6.25, NETWORK, "")
+_OF_T4 = by_bandwidth("PCIe of T4", 1e-9 / PRESETS["T4 over PCIe"].beta, PCIE, "")
+_CLUSTERS = [
+    Cluster("A100 HDR", Accelerator("A100", 312e12, 80e9, 1.5), 8, PRESETS["NVLink 3"], PRESETS["InfiniBand HDR"]),
+    Cluster("H100", Accelerator("H100", 989e12, 80e9, 2.5), 8, _NVLINK_4, _NDR),
+    Cluster("H200", Accelerator("H200", 989e12, 141e9, 3.5), 8, _NVLINK_4, _NDR),
+    Cluster("TPU v5p", Accelerator("TPU v5p", 459e12, 95 * 2**30, 4.2), 8960, _ICI, _POD_TO_POD),
+    Cluster("T4", Accelerator("T4", 65e12, 16e9, 0.35), 4, _OF_T4, by_bandwidth("of a T4", 50 / 8 / 4, NETWORK, "")),
+]
+CLUSTERS: dict[str, Cluster] = {cluster.name: cluster for cluster in _CLUSTERS}

@@ -1,8 +1,8 @@
 """A ledger of one rank's memory: which elements it holds and how many it sends, block by block.
 
-The ledger observes; nothing is declared. A dispatch mode sees every tensor that an operation reads or makes inside a
-block, and the ledger keeps a weak reference to its storage. The rank holds the storages that are still alive at the end
-of the block, at the size that they have then. Names only label storages; those without a name are listed as "unnamed".
+A dispatch mode sees every tensor that an operation reads or makes inside a block, and the ledger keeps a weak reference
+to its storage. The rank holds the storages that are still alive at the end of the block, at the size that they have
+then. Names only label storages; those without a name are listed as "unnamed".
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from scratch_ddp.common.accounting import is_part_of_a_call
 from scratch_ddp.instruments.traffic import Counted, traffic
-from scratch_ddp.instruments.traffic.watch import LightMode, in_a_call
+from scratch_ddp.instruments.traffic.calls import LightMode
 
-OTHER, UNNAMED = "other", "unnamed"
 _PATIENCE = 20  # milliseconds that a library's threads get to release tensors
 
 
@@ -35,10 +35,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Moment:
-    """The end of a block: what this rank holds then, and how many elements it sent inside.
-
-    `peak`: the most elements held after any operation of the block.
-    """
+    """The end of a block: what is held then; elements sent inside; the `peak` held after any operation of it."""
 
     name: str
     held: tuple[Held, ...]
@@ -50,7 +47,6 @@ class Moment:
         return sum(each.elements for each in self.held if not kinds or each.kind in kinds)
 
     def __str__(self) -> str:
-        """`gather W1        sent 12   own 8 (w1 w2), borrowed 16 (W1)`"""
         kinds = dict.fromkeys(each.kind for each in self.held)
         names = {kind: " ".join(each.name for each in self.held if each.kind == kind) for kind in kinds}
         held = ", ".join(f"{kind} {self.elements(kind)} ({names[kind]})" for kind in kinds)
@@ -68,10 +64,8 @@ class MemoryLedger:
     print(ledger.moments[-1], ledger.sent, ledger.peak("own", "borrowed"))
     ```
     `names` may hold tensors and lists of them. An element is `dtype.itemsize` bytes, whatever dtype a tensor has. What
-    is sent is counted by `traffic`: for torch's collectives, by the formula for a ring.
-
-    Not seen: what a library allocates inside one of its operations (gloo and NCCL copy some collectives' tensors), and
-    tensors that were made outside all blocks, have no name, and are not used in a block.
+    is sent is counted by `traffic`. Not seen: what a library allocates inside one of its operations, and tensors from
+    outside all blocks that have no name and are not used in a block.
     """
 
     def __init__(self, names: SimpleNamespace, dtype: torch.dtype = torch.float64, **kinds: str):
@@ -111,8 +105,7 @@ class MemoryLedger:
         self._peak = max(self._peak, _nbytes(self._storages))
 
     def _settle(self, expected: int) -> bool:
-        """Wait a little while more bytes are held: a library's threads release a collective's tensors only shortly
-        after it has ended. Returns whether no more are."""
+        """Wait a little for a library's threads to release a collective's tensors. Returns whether no more is held."""
         for _ in range(_PATIENCE):  # counted, not timed: on a busy machine the threads need longer, too
             if _nbytes(self._storages) <= expected:
                 return True
@@ -125,9 +118,9 @@ class MemoryLedger:
             storages = _storages(vars(self._names)[name]) & unnamed
             unnamed -= storages
             if storages:
-                held.append(Held(name, self._kinds.get(name, OTHER), _nbytes(storages) // self._itemsize))
+                held.append(Held(name, self._kinds.get(name, "other"), _nbytes(storages) // self._itemsize))
         if elements := _nbytes(unnamed) // self._itemsize:
-            held.append(Held(UNNAMED, OTHER, elements))
+            held.append(Held("unnamed", "other", elements))
         return tuple(held)
 
 
@@ -140,7 +133,7 @@ class _Observer(LightMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if threading.get_ident() == self._thread and not in_a_call():
+        if threading.get_ident() == self._thread and not is_part_of_a_call():
             self._see((args, kwargs, result))
         return result
 

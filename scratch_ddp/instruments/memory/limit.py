@@ -1,7 +1,4 @@
-"""A real limit on the memory of this process: the operating system refuses what exceeds it.
-
-Linux counts the private memory that a process has reserved (RLIMIT_DATA, VmData).
-"""
+"""A real limit on the private memory that this process has reserved (RLIMIT_DATA, VmData): Linux refuses more."""
 
 import contextlib
 import ctypes
@@ -21,13 +18,9 @@ _M_MMAP_THRESHOLD = -3  # from <malloc.h>
 def process_limit(nbytes: int) -> Iterator[None]:
     """Let this process allocate at most `nbytes` of main memory beyond what it holds now, until the block ends.
 
-    A tensor that does not fit raises torch.OutOfMemoryError (the error of a full GPU), which names the rank, the size
-    and the limit. The process goes on, and after the block the limit is lifted. Memory that is freed inside the block
-    may be allocated again.
-
-    It holds for the whole process: its other threads are refused as well. A rank that is refused alone leaves the
-    others waiting in their next collective. Raises NotImplementedError where the system does not limit a process's
-    memory (Linux does). No communication.
+    A tensor that does not fit raises torch.OutOfMemoryError, which names the rank, the size and the limit. Memory that
+    is freed inside the block may be allocated again. A rank that is refused alone leaves the others waiting in their
+    next collective. Raises NotImplementedError elsewhere than on Linux.
     """
     if not sys.platform.startswith("linux"):
         raise NotImplementedError(f"process_limit needs Linux; {sys.platform} does not limit a process's memory")

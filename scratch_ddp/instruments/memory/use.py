@@ -1,8 +1,4 @@
-"""`memory_use`: measure what torch's allocator hands out.
-
-The operating system's figure for a process (RSS) varies by 20 % with what malloc keeps for later. The allocator's own
-events are exact to the byte, and include what torch allocates inside its operations.
-"""
+"""`memory_use`: what torch's allocator hands out, exact to the byte, also inside torch's operations."""
 
 import contextlib
 import ctypes
@@ -17,7 +13,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import profile
 from torch.profiler._utils import traverse_dfs
 
-from scratch_ddp.instruments.profiler import recording
+from scratch_ddp.instruments.timeline.record import recording
 
 
 @dataclass
@@ -27,7 +23,6 @@ class MemoryUse:
     peak_bytes: int = 0  # the most held at any time, above what was held at the start of the block
     kept_bytes: int = 0  # held at the end of the block, above what was held at its start; negative if it freed more
     allocated_bytes: int = 0  # all that was allocated, including what was freed again
-    allocations: int = 0  # how many allocations there were
     over_time: list[tuple[float, int]] = field(default_factory=list)  # (seconds, bytes held above the start)
 
 
@@ -36,9 +31,8 @@ def memory_use() -> Iterator[MemoryUse]:
     """Measure what torch allocates inside the block: on the current GPU in a process that uses one, else on the CPU.
 
     Bytes are the requested ones on a CPU, and whole blocks of 512 bytes on a GPU. Allocations of the block's own thread
-    are counted, in Python and in C++; memory that other threads hold is seen at this thread's next allocation. Freeing
-    a tensor that is older than the block counts, unless the tensor is older than the import of this module.
-    Raises RuntimeError where torch's profiler is on already. Costs some microseconds per operation.
+    are counted; memory of other threads is seen at its next one. Freeing an older tensor counts, unless it is older
+    than the import of this module. Raises RuntimeError where torch's profiler is on already.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")
     used = MemoryUse()
@@ -64,7 +58,6 @@ def _fill(used: MemoryUse, recorded: profile, device: torch.device, began: int) 
     at_first = first.typed[1].total_allocated
     for event in events:
         size = event.typed[1].alloc_size  # negative where memory is freed
-        used.allocations += size > 0
         used.allocated_bytes += max(size, 0)
         held = event.typed[1].total_allocated - at_first
         used.over_time.append(((event.start_time_ns - began) / 1e9, held))
@@ -72,16 +65,9 @@ def _fill(used: MemoryUse, recorded: profile, device: torch.device, began: int) 
     used.peak_bytes = max([0, used.kept_bytes, *(held for _, held in used.over_time)])
 
 
-def _track_from_now_on() -> None:
-    """Have torch record the size of every CPU allocation, so that freeing it later can be counted.
-
-    By default it records those made under its profiler alone. The setting belongs to torch's C++ library and has no
-    name in Python. A build without it works too, but does not count the freeing of tensors older than the block.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / f"libc10.{_LIBRARY_SUFFIX}"))
-        ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage").value = True
-
-
-_LIBRARY_SUFFIX = "dylib" if sys.platform == "darwin" else "so"
-_track_from_now_on()
+# Have torch record the size of every CPU allocation, so that freeing it later can be counted. By default it records
+# those made under its profiler alone. The setting belongs to torch's C++ library and has no name in Python.
+with contextlib.suppress(OSError, ValueError):
+    _suffix = "dylib" if sys.platform == "darwin" else "so"
+    _library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / f"libc10.{_suffix}"))
+    ctypes.c_bool.in_dll(_library, "FLAGS_caffe2_report_cpu_memory_usage").value = True

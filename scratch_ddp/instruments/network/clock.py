@@ -1,8 +1,7 @@
 """The clock of the simulation, and sleeping by it: exact even on a busy machine, and without processor time.
 
-A thread wakes up later than it asked to, by some hundredths of a millisecond, on a busy machine by milliseconds. The
-link is not to blame for that. So each thread has a clock that is set back by as much as its last sleep was too long,
-and its next sleep is up to that much shorter. Over several sleeps the errors don't add up.
+A thread wakes up later than it asked to. So each thread has a clock that is set back by as much as its last sleep was
+too long. Over several sleeps the errors don't add up.
 """
 
 import ctypes
@@ -37,10 +36,7 @@ def now() -> float:
 
 
 def sleep_until(moment: float) -> None:
-    """Return when this thread's clock shows `moment`, or at once if it has passed.
-
-    In the main thread, a signal whose handler raises (as Stop does) ends the sleep.
-    """
+    """Return when this thread's clock shows `moment`. A signal whose handler raises (as Stop does) ends the sleep."""
     if moment <= now():
         return
     left = moment - time.monotonic()
@@ -54,10 +50,7 @@ def sleep_until(moment: float) -> None:
 def take_time(tensor: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
     """Return the tensor `forward` seconds later; in backward, pass its gradient on `backward` seconds later.
 
-    Around a layer's output it simulates a slower processor: `take_time(layer(x), 5e-3, 10e-3)` makes the layer take
-    that long in addition to its own computing, on any machine, and leaves the processor free meanwhile. Values and
-    gradients don't change. In backward the time passes before the layer's own gradients are computed. Seconds are those
-    of the clock above.
+    `take_time(layer(x), 5e-3, 10e-3)` makes a layer take so much longer. Values and gradients don't change.
     """
     return _TakesTime.apply(tensor, forward, backward)
 

@@ -1,7 +1,7 @@
 """Hosts whose ranks share one network card: what passes the cards, and how long it takes.
 
-A ring over all ranks passes the cards on some of its edges. How often depends on the order of the ranks: in blocks,
-each host is left once, as `cost.Wire` has it; where hosts alternate, each edge leaves one.
+How often a ring passes them depends on the order of the ranks: in blocks, each host is left once, as `cost.Wire` has
+it; where hosts alternate, each edge leaves one.
 """
 
 from collections import Counter
@@ -10,17 +10,14 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from scratch_ddp.instruments.cost.wire import Link, collective_seconds, ring_bytes, ring_rounds
-from scratch_ddp.instruments.network.ready_times import share_memory
+from scratch_ddp.instruments.network.nic import share_memory
 from scratch_ddp.instruments.traffic.calls import Call
 
 _DIRECT = ("all_to_all", "gather", "scatter", "send", "recv")  # not on a ring: from the source to the destination
 
 
 class Hosts:
-    """Which rank is on which host, and what has left each. Made by `linked_group` and `linked_mesh`.
-
-    `of_rank`: the host's number of each global rank; `sent`: bytes, by the rank that counts them.
-    """
+    """The host's number of each global rank, and bytes that have left hosts, by the rank that counts them."""
 
     def __init__(self, of_rank: dict[int, int], sent: memoryview):
         self.of_rank, self._sent = of_rank, sent
@@ -41,12 +38,9 @@ class Hosts:
             self._sent[me] += round(out[self.of_rank[me]])
 
     def seconds(self, call: Call, own: int, between: Link, inside: Link) -> float:
-        """Seconds of a call in which this rank sends `own` bytes.
-
-        All edges of a ring are busy at once, so the slower level decides for the bytes.
-        """
+        """Seconds of a call in which this rank sends `own` bytes. All edges are busy at once, so the slower counts."""
         hosts = self._of(call)
-        rounds, slow = rounds_of(call), rounds_between(call, hosts)
+        rounds, slow = ring_rounds(call.name, len(hosts)), rounds_between(call, hosts)
         cards = max((load for way in card_loads(call, hosts) for load in way.values()), default=0)
         busy = max(inside.beta * own, between.beta * cards)
         return collective_seconds(inside, between, rounds - slow, slow, own, busy)
@@ -55,17 +49,10 @@ class Hosts:
         return [self.of_rank[rank] for rank in call.members]
 
 
-def rounds_of(call: Call) -> int:
-    """Messages that follow one another in a call."""
-    return 1 if call.name in ("send", "recv") else ring_rounds(call.name, len(call.members))
-
-
 def rounds_between(call: Call, hosts: Sequence[int]) -> int:
-    """How many of a call's rounds pass from host to host on the way of the chunk that passes most of them.
-
-    `hosts`: of each rank, in the order of the ring.
-    """
-    n, rounds = len(hosts), rounds_of(call)
+    """Rounds from host to host of the chunk that has most of them. `hosts`: of each rank, in the order of the ring."""
+    n = len(hosts)
+    rounds = ring_rounds(call.name, n)
     if call.name in _DIRECT:
         out, _ = card_loads(call, hosts)
         return rounds * bool(out)
@@ -98,10 +85,7 @@ def _messages(call: Call) -> list[tuple[int, int, float]]:
 
 
 def share_hosts(hosts: int | Sequence[int], group: dist.ProcessGroup | None) -> Hosts:
-    """Return the hosts of the group's ranks: in equal blocks, or as listed. Collective.
-
-    Raises ValueError if they don't fit the ranks, or if not all ranks are on this machine.
-    """
+    """The hosts of the group's ranks: in equal blocks, or as listed. Collective. Raises as `linked_group`."""
     ranks = dist.get_process_group_ranks(group)
     numbers = [place * hosts // len(ranks) for place in range(len(ranks))] if isinstance(hosts, int) else hosts
     if len(numbers) != len(ranks) or (isinstance(hosts, int) and len(ranks) % hosts):

@@ -1,32 +1,34 @@
-"""`linked_group`: put the ranks of a process group on a simulated link."""
+"""`linked_group`: put the ranks of a process group on a simulated link. `lone_rank`: one process stands for n."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _register_process_group
+from torch._C._distributed_c10d import FakeProcessGroup, _register_process_group
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils._pytree import tree_leaves
 
 from scratch_ddp.common.wrapper import local_group
-from scratch_ddp.instruments.cost.wire import Link, preset
+from scratch_ddp.instruments.cost.wire import Link, preset, ring_rounds
 from scratch_ddp.instruments.network.clock import now
-from scratch_ddp.instruments.network.hosts import Hosts, rounds_of, share_hosts
-from scratch_ddp.instruments.network.nic import Nic
-from scratch_ddp.instruments.network.ready_times import ReadyTimes
+from scratch_ddp.instruments.network.hosts import Hosts, share_hosts
+from scratch_ddp.instruments.network.nic import Nic, ReadyTimes
 from scratch_ddp.instruments.network.work import LinkedWork
 from scratch_ddp.instruments.traffic.calls import METHODS, Call, read_method
 
+_made = itertools.count()  # lone groups
 _FIRST_TYPE = 200  # number of our first backend type; torch's own have lower numbers
 
 
 class LinkedGroup(dist.ProcessGroup):
     """A process group on a link: the group `below` moves the data, and each operation lasts as long as its transfer.
 
-    Made by `linked_group` and `lone_rank`. Set `link` to another Link, a preset's name or None (no link: operations go
-    straight to the group below); transfers under way are not affected. Ranks may set different links, each for its own
-    end. `transfers` lists what this rank's end carried, in the order in which it was posted; you may clear the list.
-    With `hosts`, `link` is that between hosts, and `inside` that in each of them.
+    Set `link` to another Link, a preset's name or None for no link, on each rank for its own end; transfers under way
+    are not affected. `transfers` lists what this rank's end carried, in the order in which it was posted. With `hosts`,
+    `link` is that between hosts, and `inside` that in each of them.
     """
 
     def __init__(
@@ -46,7 +48,6 @@ class LinkedGroup(dist.ProcessGroup):
 
     @property
     def link(self) -> Link | None:
-        """The link, or None if there is none."""
         return self._link
 
     @link.setter
@@ -58,19 +59,19 @@ class LinkedGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """The group's name in torch's tables, or its last one; empty before it is registered."""
+        """The group's name in torch's tables, or its last one."""
         self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
         return self._name
 
     def shutdown(self) -> None:
-        """Called by `destroy_process_group`: futures under way are done, and the group below is destroyed too."""
+        """Called by `destroy_process_group`: ends what is under way, and destroys the group below."""
         self.give_up()
         _ = self.group_name  # torch removes the group from its tables first, and then asks for its name
         if self.below in dist.distributed_c10d._world.pg_map:  # not of a lone rank, and not when all are destroyed
             dist.destroy_process_group(self.below)
 
     def follow(self, group: dist.ProcessGroup | None) -> None:
-        """If `group` is one of rank cells, give up at a Stop, and start over whenever the group does."""
+        """If `group` is one of rank cells: give up at a Stop, and start over whenever the group does."""
         if hasattr(group, "wrappers"):
             group.wrappers.add(self)
             self.wrappers = group.wrappers  # whatever works in this group starts over with it, too
@@ -78,7 +79,8 @@ class LinkedGroup(dist.ProcessGroup):
     def start_over(self) -> None:
         """Called when the group that this one follows was rebuilt: drop what was under way, adopt the new backends."""
         self.give_up()
-        self.nic.count_from_0()
+        if self.nic.ready_times is not None:
+            self.nic.ready_times.reset()
         self.adopt_backends()
 
     def give_up(self) -> None:
@@ -104,15 +106,11 @@ class LinkedGroup(dist.ProcessGroup):
         call, link = read_method(method, self, [*args, *kwargs.values()]), self._link or Link(0, 0)
         nbytes = link_bytes(call, args)
         if self.hosts is None:
-            seconds = link.seconds(nbytes, rounds_of(call))
+            seconds = link.seconds(nbytes, ring_rounds(call.name, self.size()))
         else:
             seconds = self.hosts.seconds(call, nbytes, link, self.inside)
         transfer = self.nic.book(call, nbytes, posted, seconds)  # the peers must know before the call can end anywhere
-        try:
-            below = operate(*args, **kwargs)
-        except BaseException:
-            self.nic.cancel(call, transfer)
-            raise
+        below = operate(*args, **kwargs)
         if self.hosts is not None:
             self.hosts.count(call)
         return below and LinkedWork(self.nic, below, args[0] if args else [], call, transfer)
@@ -132,10 +130,7 @@ for _method in METHODS:
 
 
 def link_bytes(call: Call, args: tuple) -> int:
-    """Bytes that pass this rank's end of the link: those it sends or those it receives, whichever is more.
-
-    `args`: the arguments of the group's method, of which the first holds the output.
-    """
+    """Bytes that this rank sends or receives, whichever is more. `args`: of the method, the output first."""
     if call.name in ("send", "recv", "broadcast", "reduce"):  # on a ring, a rank receives what it passes on
         return call.payload
     at_root, n = call.rank == call.peer, len(call.members)
@@ -157,32 +152,22 @@ def linked_group(
 ) -> LinkedGroup:
     """Return a process group of the same ranks as `group` (default: all), whose operations take time on `link`.
 
-    `link` is a Link, a preset's name, or None for no link at first. The data moves over a new group with the backend
-    that `group` uses for tensors in main memory: gloo, or that of rank cells. For a group of NCCL it is gloo too: NCCL
-    lets a rank continue before the data is there, so nobody could tell when a transfer has ended. Pass the new group
-    wherever torch takes one:
-
-        slow = linked_group("Ethernet 10 Gb")
-        model = DistributedDataParallel(model, process_group=slow)
-        model = fully_shard(model, mesh=DeviceMesh.from_group(slow, "cpu"))
-        slow.link = "NVLink 4"                       # another link; None: no link
+    `link` is a Link, a preset's name, or None for no link at first; set the group's `.link` later to change it. The
+    data moves over a new group with the backend that `group` uses for tensors in main memory; for NCCL that is gloo.
 
     By default each rank has a network card of its own. With `hosts`, what leaves or enters a host passes its one card,
-    and `inside` connects the ranks of a host (None: in no time). `hosts` is a number of hosts, which have the group's
-    ranks in equal blocks; the host of each of the group's ranks, such as (0, 1, 0, 1); or another linked group's
-    `hosts`, with which this group's bytes are then counted: `hosts.bytes_out` is what has left each. A group is taken
-    to have the cards for itself.
+    which no other group uses, and `inside` connects the ranks of a host (None: in no time). `hosts` is a number of
+    hosts, which have the ranks in equal blocks; the host of each rank, such as (0, 1, 0, 1); or another linked group's
+    `hosts`, with which this group's bytes are then counted: `hosts.bytes_out` is what has left each.
 
     Every rank of `group` calls it with the same arguments. Raises ValueError if a preset is unknown, if the hosts don't
-    fit the ranks, if not all ranks are on this machine, or if there is no process group. Costs a new group and two
-    small collectives; with new hosts, two more.
+    fit the ranks, or if not all ranks are on this machine. Costs a new group and two to four small collectives.
     """
-    if dist.get_rank(group) < 0:  # of what new_group returns outside
-        raise ValueError(f"rank {dist.get_rank()} is not in the group: link it on the group's ranks only")
     if isinstance(group or dist.group.WORLD, LinkedGroup):
         raise ValueError("this group is on a link already: set its .link")
     link, ranks = link and preset(link), dist.get_process_group_ranks(group)
-    below = local_group(group, _backend_on_cpu(group))
+    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))  # "cpu:gloo,cuda:nccl"
+    below = local_group(group, backends.get("cpu", "gloo"))
     if hosts is not None and not isinstance(hosts, Hosts):
         hosts = share_hosts(hosts, below)
     linked = LinkedGroup(below, link, ReadyTimes(below), hosts, inside)
@@ -197,26 +182,14 @@ def linked_mesh(link: Link | str, hosts: int, inside: Link | str | None = None) 
     """Return a mesh ("host", "local") of all ranks on a network of two levels, as `linked_group` makes it.
 
     `mesh["local"]` are the ranks of this rank's host, connected by `inside`; `mesh["host"]` those with the same place
-    in each host, connected by `link`, each with its share of the host's card:
-
-        mesh = linked_mesh("Ethernet 10 Gb", hosts=2, inside="NVLink 4")
-        dist.all_reduce(tensor, group=mesh["host"].get_group())
-        model = fully_shard(model, mesh=mesh)        # HSDP
-        flat = linked_group("Ethernet 10 Gb", hosts=mesh["host"].get_group().hosts, inside="NVLink 4")
-
-    Every rank calls it. Raises and costs what `linked_group` does, for two groups of each rank.
+    in each host, connected by `link`, each with its share of the host's card. A further group on the same cards is
+    `linked_group(link, hosts=mesh["host"].get_group().hosts, inside=inside)`. Every rank calls it.
     """
     shared, local = share_hosts(hosts, None), dist.get_world_size() // hosts
     plain, link = init_device_mesh("cpu", (hosts, local), mesh_dim_names=("host", "local")), preset(link)
     share = replace(link, beta=local * link.beta)
     groups = [linked_group(share, plain.get_group(name), shared, inside) for name in plain.mesh_dim_names]
     return DeviceMesh.from_group(groups, "cpu", mesh=plain.mesh, mesh_dim_names=plain.mesh_dim_names)
-
-
-def _backend_on_cpu(group: dist.ProcessGroup | None) -> str:
-    """The group's backend for tensors in main memory; gloo if it has none, as with NCCL alone."""
-    of_device = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))  # "cpu:gloo,cuda:nccl"
-    return of_device.get("cpu", "gloo")
 
 
 def register(
@@ -234,3 +207,44 @@ def register(
     world.pg_to_tag[group] = tag
     for each in ("", tag):
         world.tags_to_pg.setdefault(each, []).append(group)
+
+
+class LoneGroup(LinkedGroup):
+    """A group on a link over torch's fake backend, which sends nothing and copies this rank's tensors to outputs."""
+
+    def __init__(self, rank: int, size: int, link: Link | str | None):
+        below = dist.ProcessGroup(rank, size)
+        fake = FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            below._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, fake)
+        below._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        super().__init__(below, link)
+
+    def _run(self, method: str, args: tuple, kwargs: dict[str, Any]) -> dist.Work:
+        work = super()._run(method, args, kwargs)
+        if any(getattr(each, "reduceOp", None) == dist.ReduceOp.SUM for each in (*args, *kwargs.values())):
+            for output in tree_leaves(args[0]):
+                output.mul_(self.size())
+        return work
+
+
+def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> LinkedGroup:
+    """Return a process group of `world_size` ranks of which only `rank` exists: this process.
+
+    Every peer is taken to hold the same tensors at the same time, which is right for timing and for averages of equal
+    gradients: SUM multiplies by `world_size`, other reductions return them as they are. Use the group like a
+    `linked_group`. If there is no default group it becomes the default; otherwise it is an additional group, whose
+    absent ranks have numbers that no other rank has. No communication. Raises ValueError for an unknown preset.
+    """
+    group = LoneGroup(rank, world_size, link)
+    is_first = not dist.is_initialized()
+    own_number = rank if is_first else dist.get_rank()
+    others = (number for number in range(world_size + 1) if number != own_number)
+    numbers = [own_number if each == rank else next(others) for each in range(world_size)]
+    config = "cpu:lone,cuda:lone" if torch.cuda.is_available() else "cpu:lone"
+    register(group, f"lone rank {next(_made)}", numbers, "lone", config, dist.HashStore())
+    if is_first:
+        dist.distributed_c10d._update_default_pg(group)
+    else:
+        group.follow(dist.group.WORLD)
+    return group

@@ -1,22 +1,32 @@
-"""One rank's end of the link, where transfers queue as they do at a network card."""
+"""One rank's end of the link, where transfers queue as at a network card; and what the ranks tell each other about it.
+
+A collective begins when its last rank is ready, which no rank can tell from the data that it receives. But the ranks of
+one machine share a clock. Before it calls the process group, each rank writes into a shared file when its own wire is
+free for its k-th transfer. Once that call has ended, it reads the times of the others.
+"""
 
 import bisect
+import contextlib
+import mmap
+import os
+import tempfile
 import threading
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 
-from scratch_ddp.instruments.network.ready_times import Places, ReadyTimes
+import torch.distributed as dist
+
 from scratch_ddp.instruments.traffic.calls import Call
 
 _SETTLED = 32  # settled sends, and settled receives, among which a delayed one is placed
+_KEPT = 2**13  # times kept in a row: far more than can be under way
 
 
 @dataclass
 class Transfer:
-    """A collective or message on the wire.
+    """A collective or message on the wire, in seconds of time.monotonic as the link's clock shows them (see `clock`).
 
-    Times are in seconds of time.monotonic, which all processes of a machine share, as the link's clock shows them (up
-    to 20 ms earlier on a busy machine, see `clock`). Until the transfer is waited for, `started` and `ended` are this
-    rank's forecast: a peer may come later.
+    Until the transfer is waited for, `started` and `ended` are this rank's forecast: a peer may come later.
     """
 
     call: str  # "all_reduce", "send", …
@@ -24,18 +34,15 @@ class Transfer:
     posted: float
     started: float
     ended: float
-    places: Places = field(default_factory=list, repr=False)  # where the times that it depends on are written
+    number: int | None = None  # among those of its ranks
 
 
 class Nic:
-    """Carries one transfer at a time in each direction. A collective takes both directions, a message one.
+    """Carries one transfer at a time in each direction; a collective takes both. `ready_times`: None without peers."""
 
-    `ready_times`: where ranks tell each other when their wires are free; None without peers.
-    """
-
-    def __init__(self, ready_times: ReadyTimes | None):
+    def __init__(self, ready_times: "ReadyTimes | None"):
         self.transfers: list[Transfer] = []  # in the order in which they were posted
-        self._ready_times = ready_times
+        self.ready_times = ready_times
         self._lock = threading.Lock()
         self.over = threading.Event()  # set, and another one from then on, when a Stop ends what is under way
         self.clear_queue()
@@ -52,11 +59,6 @@ class Nic:
         # when the latest sends and receives had the wire, by time
         self._settled: dict[str, list[tuple[float, float]]] = {"send": [], "recv": []}
 
-    def count_from_0(self) -> None:
-        """Number calls from 0 again. Every rank does so at the same point."""
-        if self._ready_times is not None:
-            self._ready_times.reset()
-
     def book(self, call: Call, nbytes: int, posted: float, seconds: float) -> Transfer:
         """Queue a transfer that was called at `posted` and takes the wire for `seconds`, and tell the peers when."""
         with self._lock:
@@ -64,15 +66,16 @@ class Nic:
             transfer = Transfer(call.name, nbytes, posted, started, started + seconds)
             self._keep_taken(transfer)
             self.transfers.append(transfer)
-        if self._ready_times is not None and (call.peer is not None or call.name != "recv"):
-            transfer.places = self._ready_times.write(call, started)
+        if self.ready_times is not None and (call.peer is not None or call.name != "recv"):
+            transfer.number = self.ready_times.write(call, started)
         return transfer
 
     def settle(self, call: Call, transfer: Transfer) -> None:
         """Find out when a transfer began: its data has arrived, so all ranks that matter have written their times."""
-        if self._ready_times is not None:
-            places = transfer.places or self._ready_times.write(call, transfer.started)  # the source is known by now
-            self.delay(transfer, self._ready_times.latest(places))
+        if self.ready_times is not None:
+            if transfer.number is None:  # a receive, whose source is known by now
+                transfer.number = self.ready_times.write(call, transfer.started)
+            self.delay(transfer, self.ready_times.latest(call, transfer.number))
 
     def delay(self, transfer: Transfer, ready: float) -> None:
         """Start a transfer no earlier than `ready`, the time at which the last of its ranks was ready."""
@@ -88,13 +91,6 @@ class Nic:
             transfer.started, transfer.ended = started, started + seconds
             self._keep_taken(transfer)
 
-    def cancel(self, call: Call, transfer: Transfer) -> None:
-        """Forget the latest transfer, whose call has failed."""
-        self.transfers.remove(transfer)
-        self.clear_queue()
-        if transfer.places:
-            self._ready_times.undo(call)
-
     def _keep_taken(self, transfer: Transfer) -> None:
         for direction in _directions(transfer.call):
             self._free[direction] = max(self._free[direction], transfer.ended)
@@ -102,3 +98,64 @@ class Nic:
 
 def _directions(call: str) -> tuple[str, ...]:
     return {"send": ("out",), "recv": ("in",)}.get(call, ("out", "in"))
+
+
+class ReadyTimes:
+    """The times of one group. Each pair of ranks has a row for either end; that of a rank with itself: collectives."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self._rank, self._size = group.rank(), group.size()
+        self._times = share_memory(2 * self._size**2 * _KEPT, group)
+        self._counts: Counter = Counter()
+
+    def reset(self) -> None:
+        """Count transfers from 0 again. Every rank does so at the same point."""
+        self._counts.clear()
+
+    def write(self, call: Call, time: float) -> int:
+        """Write when this rank is ready for its next transfer. Return the transfer's number."""
+        number = self._counts[_pair(call, self._rank)]
+        self._counts[_pair(call, self._rank)] += 1
+        self._times[self._place(call, self._rank, number)] = time
+        return number
+
+    def latest(self, call: Call, number: int) -> float:
+        """Return when the last rank was ready that must be, before the transfer can begin on this rank."""
+        ranks = range(self._size)
+        if call.name in ("send", "recv", "broadcast", "scatter"):
+            ranks = (call.rank, call.peer)
+        elif call.name in ("reduce", "gather") and call.rank != call.peer:
+            ranks = (call.rank,)
+        return max(self._times[self._place(call, rank, number)] for rank in ranks)
+
+    def _place(self, call: Call, rank: int, number: int) -> int:
+        source, destination = _pair(call, rank)
+        row = 2 * (source * self._size + destination) + (rank == destination)
+        return row * _KEPT + number % _KEPT
+
+
+def _pair(call: Call, rank: int) -> tuple[int, int]:
+    """The ranks whose messages are numbered one after the other; all collectives of a rank are, too."""
+    return {"send": (call.rank, call.peer), "recv": (call.peer, call.rank)}.get(call.name, (rank, rank))
+
+
+def share_memory(count: int, group: dist.ProcessGroup | None) -> memoryview:
+    """`count` float64 zeros that all ranks share. Collective. Raises ValueError unless all are on one machine."""
+    path: list[str | None] = [None]
+    if dist.get_rank(group) == 0:
+        handle, path[0] = tempfile.mkstemp(prefix="scratch_ddp-link-")
+        os.truncate(handle, 8 * count)  # zeros that take no room
+        os.close(handle)
+    try:
+        dist.broadcast_object_list(path, group=group, group_src=0)
+        memory = None
+        with contextlib.suppress(OSError), open(path[0], "r+b") as file:
+            memory = memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
+        found: list[bool | None] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, memory is not None, group=group)
+    finally:
+        if dist.get_rank(group) == 0:
+            os.unlink(path[0])
+    if not all(found):
+        raise ValueError("a simulated link connects ranks of one machine")
+    return memory

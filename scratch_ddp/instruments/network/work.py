@@ -1,5 +1,6 @@
 """An operation on a link: it ends when the group below is done and the transfer's time on the wire has passed."""
 
+import contextlib
 import datetime
 import threading
 import time
@@ -17,10 +18,7 @@ _CLOSE = 2e-3  # seconds before a transfer's end: from then on its thread no lon
 
 
 class LinkedWork(dist.Work):
-    """The work of one transfer. `wait` sleeps; a thread is needed only for a future, as torch's DDP asks for one.
-
-    `below`: the work of the group below; `outputs`: its tensors, the future's value.
-    """
+    """The work of one transfer over that of the group `below`. A thread is needed for a future alone, as of DDP."""
 
     def __init__(self, nic: Nic, below: dist.Work, outputs: Any, call: Call, transfer: Transfer):
         super().__init__()
@@ -49,36 +47,22 @@ class LinkedWork(dist.Work):
     def get_future(self) -> torch.futures.Future:
         """A future that is done when the transfer has ended."""
         with self._lock:
-            if self._future is not None:
-                return self._future
-            self._future = torch.futures.Future()
-        self._below.get_future().add_done_callback(self._below_done)
-        return self._future
+            if self._future is None:
+                self._future, over = torch.futures.Future(), (self._nic.over,)
+                threading.Thread(target=self._finish, args=over, name="transfer-alarm", daemon=True).start()
+            return self._future
 
-    def _below_done(self, below: torch.futures.Future) -> None:
+    def _finish(self, over: threading.Event) -> None:
+        error = None
         try:
-            below.wait()
-        except Exception as error:
-            self._finish(error)
-        else:
-            over = (self._nic.over,)
-            threading.Thread(target=self._finish_in_time, args=over, name="transfer-alarm", daemon=True).start()
-
-    def _finish_in_time(self, over: threading.Event) -> None:
-        if not over.wait(max(0.0, self._end() - time.monotonic() - _CLOSE)):
-            sleep_until(self._end())
-        self._finish()
-
-    def _finish(self, error: Exception | None = None) -> None:
-        try:
-            if error is not None:
-                self._future.set_exception(error)
-            else:
-                self._below.wait()  # it has ended; on a GPU the stream then waits for the copy back from main memory
-                self._future.set_result(self._outputs)
-        except RuntimeError:
-            if not self._future.done():  # otherwise Stop has ended the wait meanwhile
-                raise
+            self._below.wait()
+            if not over.wait(max(0.0, self._end() - time.monotonic() - _CLOSE)):
+                sleep_until(self._end())
+            self._below.wait()  # it has ended; on a GPU the stream then waits for the copy back from main memory
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # Stop may have ended the wait meanwhile
+            self._future.set_exception(error) if error else self._future.set_result(self._outputs)
 
     def _end(self) -> float:
         """When the transfer ends. Called only once the group below is done."""

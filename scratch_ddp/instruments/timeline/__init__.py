@@ -1,15 +1,8 @@
-"""Timelines: when each rank computed, waited and communicated during a step, from recorded events.
+"""Timelines: when each rank computed, waited and communicated during a step, and where in the program."""
 
-`with timeline(group) as recorded:` records this rank by torch's profiler; on a simulated link, communication is what
-the link carried. A `Timeline` measures what communication was exposed, gathers the timelines of all ranks, and writes
-one trace of them for ui.perfetto.dev. `breakdown` says of each rank where a step's time went, `by_operator` and
-`by_call_site` where in the program.
-"""
-
-from scratch_ddp.instruments.timeline.breakdown import PARTS, Breakdown, as_table, breakdown, breakdown_of_steps
-from scratch_ddp.instruments.timeline.call_sites import by_call_site
+from scratch_ddp.instruments.timeline.breakdown import Breakdown, as_table, breakdown, breakdown_of_steps, by_call_site
 from scratch_ddp.instruments.timeline.record import timeline
-from scratch_ddp.instruments.timeline.spans import Span, Timeline, by_operator, write_trace
+from scratch_ddp.instruments.timeline.spans import PARTS, Span, Timeline, by_operator
 
 __all__ = ["PARTS", "Breakdown", "Span", "Timeline", "as_table", "breakdown", "breakdown_of_steps", "by_call_site"]
-__all__ += ["by_operator", "timeline", "write_trace"]
+__all__ += ["by_operator", "timeline"]

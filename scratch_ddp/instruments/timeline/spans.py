@@ -13,9 +13,42 @@ from typing import Any
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.instruments.intervals import Interval, total_seconds, without
+
+Interval = tuple[float, float]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time in ascending order, with intervals that touch or overlap joined into one."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
+    """Return what is left of `intervals` outside `removed`, in ascending order."""
+    left, holes = [], union(removed)
+    for start, end in union(intervals):
+        for hole_start, hole_end in holes:
+            if start < hole_start < end:
+                left.append((start, hole_start))
+            if hole_start < end:
+                start = max(start, hole_end)
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+def total_seconds(intervals: Iterable[Interval]) -> float:
+    """How long the intervals are together. Time in which they overlap counts once."""
+    return sum(end - start for start, end in union(intervals))
+
 
 COMPUTING = ("forward", "backward", "optimizer", "other", "data")  # what a rank is busy with; "data": loading it
+PARTS = (*COMPUTING, "waiting", "transfer", "idle")  # of a step, see `breakdown`
 
 
 @dataclass(frozen=True)
@@ -76,11 +109,7 @@ class Timeline:
         return total_seconds(without(sent, busy))
 
     def over_ranks(self, group: dist.ProcessGroup | None = None) -> list["Timeline"]:
-        """Return the timelines of all ranks, by rank. A collective: every rank of `group` (default: all) calls it.
-
-        The ranks must be on one machine, whose clock they share. Without a process group, the list holds this rank
-        alone. Costs one all_gather_object, counted as set-up.
-        """
+        """The timelines of all ranks of one machine, by rank. Costs one all_gather_object, counted as set-up."""
         if not dist.is_initialized():
             return [self]
         reports: list[Timeline] = [self] * dist.get_world_size(group)
@@ -89,20 +118,14 @@ class Timeline:
         return list({theirs.rank: theirs for theirs in reports}.values())  # a lone rank receives its own n times
 
     def save(self, path: str | Path, group: dist.ProcessGroup | None = None) -> None:
-        """Write one trace of all ranks, compressed if `path` ends in ".gz".
-
-        A collective, as `over_ranks`; the first rank writes, and raises OSError if it can't.
-        """
+        """Write one trace of all ranks, compressed if `path` ends in ".gz". A collective; the first rank writes."""
         timelines = self.over_ranks(group)
         if self.rank == timelines[0].rank:
             write_trace(timelines, path)
 
 
 def by_operator(timeline: Timeline) -> dict[str, float]:
-    """Seconds of each operator without those that it calls, largest first. On a GPU: of the calls that launch kernels.
-
-    It is `key_averages()` of torch's profiler, for this thread and for the ranks' gathered timelines.
-    """
+    """Seconds of each operator without those that it calls, largest first: `key_averages()` of torch's profiler."""
     spent: Counter[str] = Counter()
     open_spans: list[Span] = []
     for span in sorted(timeline.operations, key=lambda each: (each.start, -each.end)):
@@ -116,10 +139,9 @@ def by_operator(timeline: Timeline) -> dict[str, float]:
 
 
 def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
-    """Write one trace of the timelines, compressed if `path` ends in ".gz". Raises OSError if it can't.
+    """Write one trace of the timelines in Chrome's "Trace Event Format", compressed if `path` ends in ".gz".
 
-    The format is Chrome's "Trace Event Format". A rank is a process; computing, operations, waiting and communication
-    are its threads. Times are microseconds from the start of the earliest rank.
+    A rank is a process with a thread for each track. Times are microseconds from the start of the earliest rank.
     """
     zero = min(each.start for each in timelines)
     events = [event for each in timelines for event in _events_of(each, zero)]

@@ -1,12 +1,6 @@
-"""Traffic: what the ranks send each other while some code runs, in calls, messages, bytes and rounds.
-
-`with traffic() as counted:` counts this rank's communication, whoever starts it: our collectives, torch.distributed,
-DistributedDataParallel, FSDP. `counted.over_ranks()` puts all ranks together, with every message and the depth: the
-longest chain of messages in which each waited for the one before. Set-up, such as checks, is counted apart.
-"""
+"""Traffic: what the ranks send each other while some code runs, in calls, messages, bytes and rounds."""
 
 from scratch_ddp.instruments.cost.wire import ring_bytes, ring_rounds
-from scratch_ddp.instruments.traffic.counts import Counted, Counts, Totals, traffic
-from scratch_ddp.instruments.traffic.depth import Message
+from scratch_ddp.instruments.traffic.counts import Counted, Counts, Message, Totals, traffic
 
 __all__ = ["Counted", "Counts", "Message", "Totals", "ring_bytes", "ring_rounds", "traffic"]

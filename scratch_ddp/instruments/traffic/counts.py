@@ -1,97 +1,81 @@
-"""`traffic`: count what this rank sends and receives inside a block, and put the counts of all ranks together."""
+"""`traffic`: count what this rank sends and receives inside a block, and put the counts of all ranks together.
+
+Depth is the longest chain of messages in which each waited for the one before. Each rank has a clock that counts
+rounds. A message takes one round and begins when both of its ends have posted it; a collective takes the rounds of a
+ring. `wait()` holds its rank until the message has ended. So n-1 blocking sends from one rank are n-1 rounds deep, and
+n-1 `isend`s posted before the first wait are one.
+"""
 
 import contextlib
-import functools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from scratch_ddp.common.accounting import is_set_up, set_up
-from scratch_ddp.instruments.traffic.calls import Call
-from scratch_ddp.instruments.traffic.depth import Log, Message, depth, messages
-from scratch_ddp.instruments.traffic.watch import listening
+from scratch_ddp.instruments.cost.wire import ring_rounds
+from scratch_ddp.instruments.traffic.calls import Call, listening
+
+Log = list[tuple[str, Call]]  # one rank's events in their order: ("start" or "wait", the call)
+
+
+class Message(NamedTuple):
+    """A point-to-point message: the round in which it ended, and its two global ranks."""
+
+    round: int
+    sender: int
+    receiver: int
 
 
 @dataclass
 class Counts:
     """What one rank sent and received. Bytes are payload: elements times element size, without protocol headers."""
 
-    calls: dict[str, int] = field(default_factory=dict)  # by name; isend counts as send, irecv as recv
+    calls: dict[str, int] = field(default_factory=dict)  # by name
     messages: int = 0  # point-to-point messages sent
     bytes_sent: int = 0  # in those messages
     payload_bytes: int = 0  # this rank's input to torch's own collectives
-    collective_bytes: int = 0  # what this rank sends for those collectives, by the formula for a ring (`Call.sent`)
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes this rank sends: counted for messages, by the formula for a ring for torch's collectives."""
-        return self.bytes_sent + self.collective_bytes
+    wire_bytes: int = 0  # sent by this rank in messages, and for those collectives, by the formula for a ring
 
     def add(self, call: Call) -> None:
         self.calls[call.name] = self.calls.get(call.name, 0) + 1
+        self.wire_bytes += call.sent
         if call.name == "send":
             self.messages += 1
             self.bytes_sent += call.payload
         elif call.name != "recv":
             self.payload_bytes += call.payload
-            self.collective_bytes += call.sent
 
 
-@dataclass
 class Totals:
-    """The counts of all ranks of a group, the same on each of them. `per_rank` is in the order of its ranks."""
+    """The counts of all ranks of a group, the same on each of them.
 
-    per_rank: list["Counted"]
+    per_rank: in the order of its ranks · log: the messages, round by round · depth: see above · max_…: of the rank that
+    sent the most
+    """
 
-    @functools.cached_property
-    def log(self) -> list[Message]:
-        """The point-to-point messages, round by round."""
-        return messages([counted.events for counted in self.per_rank])
-
-    @functools.cached_property
-    def depth(self) -> int:
-        """Longest chain of messages in which each waited for the one before (see the module `depth`)."""
-        return depth([counted.events for counted in self.per_rank])
-
-    @property
-    def messages(self) -> int:
-        return sum(counts.messages for counts in self.per_rank)
-
-    @property
-    def bytes_sent(self) -> int:
-        return sum(counts.bytes_sent for counts in self.per_rank)
-
-    @property
-    def wire_bytes(self) -> int:
-        return sum(counts.wire_bytes for counts in self.per_rank)
-
-    @property
-    def max_bytes_sent(self) -> int:
-        """Bytes sent in messages by the rank that sent the most."""
-        return max(counts.bytes_sent for counts in self.per_rank)
-
-    @property
-    def max_wire_bytes(self) -> int:
-        return max(counts.wire_bytes for counts in self.per_rank)
+    def __init__(self, per_rank: list["Counted"]):
+        logs = [counted.events for counted in per_rank]
+        self.per_rank, self.log, self.depth = per_rank, messages(logs), depth(logs)
+        self.messages = sum(counts.messages for counts in per_rank)
+        self.bytes_sent = sum(counts.bytes_sent for counts in per_rank)
+        self.wire_bytes = sum(counts.wire_bytes for counts in per_rank)
+        self.max_bytes_sent = max(counts.bytes_sent for counts in per_rank)
+        self.max_wire_bytes = max(counts.wire_bytes for counts in per_rank)
 
 
 @dataclass
 class Counted(Counts):
-    """What `traffic` yields: this rank's counts, and in `setup` those of the calls made under `set_up()`.
-
-    `events`: the start of every other call and, if it was waited for inside the block, its end.
-    """
+    """This rank's counts, and in `setup` those of calls under `set_up()`. `events`: start and wait of every other."""
 
     setup: Counts = field(default_factory=Counts)
     events: Log = field(default_factory=list, repr=False)
     _begun: set[Call] = field(default_factory=set, repr=False)
 
     def over_ranks(self, group: dist.ProcessGroup | None = None) -> Totals:
-        """Put the counts of all ranks together. A collective: every rank of `group` (default: all) must call it.
-
-        Costs one all_gather_object, which counts as set-up.
-        """
+        """Put the counts of all ranks together. Costs one all_gather_object, which counts as set-up."""
         counts: list[Counted] = [self] * dist.get_world_size(group)
         with set_up():
             dist.all_gather_object(counts, self, group=group)
@@ -112,24 +96,65 @@ class Counted(Counts):
 
 @contextlib.contextmanager
 def traffic() -> Iterator[Counted]:
-    """Count this rank's communication inside the block, through our functions and through torch.distributed.
+    """Count this rank's communication inside the block: every call that reaches a process group, whoever makes it.
 
-    ```python
-    with traffic() as counted:
-        tree_broadcast(x)
-    counted.calls, counted.messages, counted.bytes_sent, counted.wire_bytes   # this rank
-    counted.over_ranks().depth                                                # all ranks: a collective
-    ```
-    Blocks may be nested. Each counts every call that reaches a process group inside it, once, whoever makes it;
-    one that raises is not. Coalesced calls count as the one call they become, an object collective as the two or three
-    that it is made of, and what runs under `counted_as` as the call named there. Counting itself sends nothing.
+    Set-up is counted apart. An object collective counts as the calls that it is made of, and what runs under
+    `counted_as` as the call named there. Blocks may be nested. Counting itself sends nothing.
 
-    Not seen: what bypasses process groups (new_group, stores, monitored_barrier, RPC, NVSHMEM), functional isend/irecv,
-    and a group class written in Python that was defined inside the block. Calls from C++ to a plain group (one that is
-    no Python class) are seen if there was one before the block, in the thread that opened it and in the backward passes
-    it starts; there every tensor operation takes some microseconds longer. For the depth, waiting is seen in
-    `Work.wait()` alone: a wait for a call's future is not, and a call from C++ counts as waited for at once.
+    Not seen: what bypasses process groups (new_group, stores, RPC), functional isend/irecv, and calls from C++ in
+    threads other than the block's and its backward passes'. For the depth, waiting is seen in `Work.wait()` alone; a
+    call from C++ to a plain group counts as waited for at once.
     """
     counted = Counted()
     with listening(counted):
         yield counted
+
+
+def depth(logs: list[Log]) -> int:
+    """Rounds until every call in the logs has ended. There is one log per rank."""
+    return max(_ends(logs).values(), default=0)
+
+
+def messages(logs: list[Log]) -> list[Message]:
+    """The messages in the logs, round by round."""
+    ends = [(channel, end) for (channel, _), end in _ends(logs).items() if channel[0] == "message"]
+    return sorted(Message(end, *channel[1:3]) for channel, end in ends if None not in channel)  # None: never received
+
+
+def _ends(logs: list[Log]) -> dict[tuple, int]:
+    """The round in which each exchange ended: (channel, how many came before it on that channel)."""
+    ends: dict[tuple, int] = {}  # going through the logs again and again moves them back until they agree
+    exchanges = [_exchanges(log) for log in logs]
+    for _ in range(1 + sum(map(len, logs))):
+        before = dict(ends)
+        for log, exchange_of in zip(logs, exchanges, strict=True):
+            clock = 0
+            for event, call in log:
+                exchange = exchange_of[call]
+                if event == "wait":
+                    clock = max(clock, ends[exchange])
+                else:
+                    rounds = ring_rounds(call.name, len(call.members))
+                    ends[exchange] = max(ends.get(exchange, 0), clock + rounds)
+        if ends == before:
+            break
+    return ends
+
+
+def _exchanges(log: Log) -> dict[Call, tuple]:
+    """The k-th call on a channel at one end belongs to the k-th at the other end."""
+    seen: Counter = Counter()
+    found = {}
+    for call in (call for event, call in log if event == "start"):
+        channel = _channel(call)
+        found[call] = channel, seen[channel]
+        seen[channel] += 1
+    return found
+
+
+def _channel(call: Call) -> tuple:
+    if call.name not in ("send", "recv"):
+        return "collective", call.members
+    here, there = call.members[call.rank], None if call.peer is None else call.members[call.peer]
+    ends = (here, there) if call.name == "send" else (there, here)
+    return "message", *ends, call.members, call.tag

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from scratch_ddp.commands.notebooks import NOTEBOOKS
 from scratch_ddp.course.capstone import observe, script, torchrun
 from tests.course.answers import edited, read
-from tests.ranks import run_ranks
+from tests.ranks import captured, run_ranks
 
 GIVEN = NOTEBOOKS / "capstone" / "misbehaving.py"
 MENDS = """
@@ -50,7 +50,7 @@ def test_each_fault_is_found_by_its_criterion(fault, tmp_path):
             return ended.code
         return 0
 
-    results = run_ranks(2, observed, capture=True, waits=3.0)
+    results = run_ranks(2, captured, observed, waits=3.0)
     ended = torchrun.Ended(results[0][0], [line for _, printed in results for line in printed.splitlines()])
     seen = [torch.load(tmp_path / f"seen.{rank}") for rank in range(2)]
     found = script.complaints(seen, ended.complaint)

@@ -13,7 +13,7 @@ from scratch_ddp.course.pages.held_by_ranks import CONFIGS as TAUGHT
 from scratch_ddp.course.pages.held_by_ranks import SHAPES
 from scratch_ddp.instruments.cost import bytes_per_token, flops_per_token, from_config, model
 from scratch_ddp.instruments.cost.published import MEGATRON, MODELS
-from scratch_ddp.instruments.memory import memory_use
+from scratch_ddp.instruments.memory.use import memory_use
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SMALL |= {"vocab_size": 128, "num_key_value_heads": 2}
@@ -68,7 +68,7 @@ def test_published_counts():
     assert MODELS["Llama-3-8B"].parameters == 8_030_261_248  # of the model's card on the hub
     assert MODELS["Llama-3-405B"].parameters == 405_853_388_800
     assert MODELS["GPT-2"].parameters == 124_439_808
-    found, mixtral = model("deepseek-v3"), model("Mixtral-8x7B")
+    found, mixtral = model("DeepSeek-V3"), model("Mixtral-8x7B")
     assert (round(found.parameters / 1e9), round(found.active_parameters / 1e9)) == (671, 38)  # its paper: 671, 37
     assert (mixtral.parameters, mixtral.active_parameters) == (46_702_792_704, 12_879_925_248)
     for run in MEGATRON[1:]:  # the first is 1.65, printed as 1.7

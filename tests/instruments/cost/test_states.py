@@ -24,7 +24,7 @@ def test_the_figures_of_the_paper():
     fsdp = [bytes_sent(10, 2, "ZeRO-3", each) for each in (WIDE_GRADIENTS, FP32)]  # gradients reduced in float32
     assert fsdp[0] / fsdp[1] == 2 / 3
     assert model_states(1000, 4, "ZeRO-3", MIXED, gathered=100).gathered == 400
-    with pytest.raises(ValueError, match="stage: 'zero' on 2 ranks; allowed are DDP, ZeRO-1, ZeRO-2, ZeRO-3"):
+    with pytest.raises(ValueError, match="stage: 'zero'; allowed are DDP"):
         model_states(10, 2, "zero")
 
 

@@ -42,10 +42,6 @@ def test_a_lone_rank_is_the_default_group_where_there_is_none(no_group_left):
     further = lone_rank(4, None, rank=2)
     assert (dist.get_rank(further), dist.get_world_size(further)) == (2, 4)
     assert dist.get_process_group_ranks(further) == [0, 1, 7, 2]  # 7 is this process
-    dist.destroy_process_group(further)
-    pair, x = dist.new_group([1, 7]), torch.ones(2)
-    dist.all_reduce(x, group=pair)
-    assert x.tolist() == [2, 2] and pair.link == group.link and dist.get_rank(pair) == 1
 
 
 def test_the_link_is_switched_in_a_line(no_group_left):
@@ -62,23 +58,17 @@ def test_the_link_is_switched_in_a_line(no_group_left):
 
 def test_what_is_refused():
     def refused():
-        pair, linked = dist.new_group([0, 1]), linked_group(None)
+        linked = linked_group(None)
         for message, arguments in {
             "there is no link 'Token Ring'; there are 'T4 over PCIe', ": ("Token Ring",),
             "this group is on a link already": (None, linked),
             "3 ranks need the number of a host each, or hosts that share them: not 2": (None, None, 2),
             "need the number of a host each": (None, None, (0, 1)),
-            "rank 2 is not in the group": (None, pair),
         }.items():
-            if dist.get_rank() == 2 or "rank 2" not in message:
-                with pytest.raises(ValueError, match=message):
-                    linked_group(*arguments)
-        if dist.get_rank() < 2:
-            linked_group(None, pair)
+            with pytest.raises(ValueError, match=message):
+                linked_group(*arguments)
 
     run_ranks(3, refused)
-    with pytest.raises(ValueError, match="rank must be one of 0 to 3, not 4"):
-        lone_rank(4, "NVLink 4", 4)
 
 
 def test_what_is_destroyed_is_gone(tmp_path):

@@ -131,19 +131,6 @@ def test_a_message_finds_the_wire_taken_by_any_of_those_before():
     assert [each.started for each in transfers] == [10, 6, 12, 8]
 
 
-def test_a_call_that_fails_takes_no_link():
-    def mistaken():
-        group, x = linked_group(Link(10, 0)), torch.ones(2)
-        with pytest.raises((RuntimeError, ValueError)):
-            dist.all_gather([torch.ones(2)] * 2, torch.ones(3), group=group)
-        assert group.transfers == []
-        group.link = Link(ALPHA, 0)
-        dist.all_reduce(x, group=group)
-        return x.tolist(), [round(each.ended - each.posted, 3) < 1 for each in group.transfers]
-
-    assert run_ranks(2, mistaken) == [([2, 2], [True])] * 2
-
-
 def test_ranks_begin_together_when_the_last_one_is_ready():
     """Every rank's log has the same moments, whichever comes late, and however many are under way."""
 
