@@ -24,7 +24,7 @@ def really_sent() -> tuple[dict[str, list[int]], int]:
     for _ in range(2):
         with traffic() as counted:
             torchs_own.step(stage, schedule, ids, ids)
-    return rehearsal._by_dimension(counted, mesh), sum(each.to_local().nbytes for each in stage.parameters())
+    return rehearsal.by_dimension(counted, mesh), sum(each.to_local().nbytes for each in stage.parameters())
 
 
 def test_a_rehearsal_counts_what_the_rank_sends_and_holds():

@@ -5,6 +5,7 @@ checkpoints and a log of the steps.
 """
 
 import importlib.util
+import itertools
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from scratch_ddp.course.capstone import torchrun
 from scratch_ddp.course.pages.light_training import light
@@ -72,29 +74,25 @@ def main(path: str, folder: Path, kill: bool) -> None:
     light()
     if path != "-":
         own = load(Path(path).resolve()).MyDDP
-        mortal = kill and os.environ["RANK"] == "1" and not (folder / "killed").exists()
-        command.WRAPPERS["simple"] = _killed_in_backward(own, folder) if mortal else own
+        command.WRAPPERS["simple"] = own
+        if kill and os.environ["RANK"] == "1" and not (folder / "killed").exists():
+            _kill_in_backward(own, folder)
     sys.argv[1:] = ["--device=cpu", "--dtype=float64", "--lr=0.02", "--epochs=1", "--every=2", "--strategy=simple"]
     sys.argv += [f"--checkpoints={folder}/saved", f"--step-log={folder}/log", f"--timeout={torchrun.TIMEOUT}"]
     with torchrun.says_where(Path(path).resolve()):
         command.main()
 
 
-def _killed_in_backward(own: type[nn.Module], folder: Path) -> type[nn.Module]:
-    """The class, with which this process is killed in the backward pass of step KILL_AT."""
+def _kill_in_backward(own: type[nn.Module], folder: Path) -> None:
+    """Let this process be killed in the backward pass of step KILL_AT."""
+    passes = itertools.count(1)
 
-    class Mortal(own):
-        passes = 0
+    def after_forward(module: nn.Module, args: tuple, output: Any) -> None:
+        if isinstance(module, own) and module.training and next(passes) == KILL_AT:
+            (folder / "killed").touch()
+            output.logits.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            output = super().forward(*args, **kwargs)
-            Mortal.passes += self.training
-            if Mortal.passes == KILL_AT:
-                (folder / "killed").touch()
-                output.logits.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-            return output
-
-    return Mortal
+    register_module_forward_hook(after_forward)
 
 
 if __name__ == "__main__":

@@ -196,7 +196,11 @@ def hosts() -> alt.Chart:
     rows: Rows = []
     for count, each in product(range(2, 9), range(1, 9)):
         of_a_rank = 2 - 2 / (count * each)  # in S, on a ring of all ranks
-        out = {"ring, ranks in blocks": of_a_rank, "ring, ranks cyclic": each * of_a_rank, "hierarchical": 2 - 2 / count}
+        out = {
+            "ring, ranks in blocks": of_a_rank,
+            "ring, ranks cyclic": each * of_a_rank,
+            "hierarchical": 2 - 2 / count,
+        }
         rows += [{"hosts": count, "each": each, "way": way, "out": amount} for way, amount in out.items()]
     sliders = {"hosts": (2, 8, 2, "hosts"), "each": (1, 8, 2, "ranks in each")}
     bars = figure(rows, "Bytes that leave a host", **sliders)

@@ -1,15 +1,14 @@
 """The capstone's judge of a class: it earns everything or is refused by the right criterion, and nothing hangs."""
 
+import importlib
 from pathlib import Path
 
-import pytest
-
 from scratch_ddp.commands import grade as grading
-from scratch_ddp.course.capstone import real_loop, trials
+from scratch_ddp.course.capstone import my_class, real_loop
 from scratch_ddp.course.capstone.torchrun import Ended
-from tests.course.answers import edited, read
+from tests.course.answers import edited, on_ranks, read
 
-REFERENCE = Path(trials.__file__).with_name("reference_class.py")
+REFERENCE = Path(my_class.__file__).with_name("reference_class.py")
 MISTAKES = read("""
 MyDDP
   ✓ the reference in other words, with a message for each MiB
@@ -45,42 +44,48 @@ REFUSED = {  # file: words of every criterion
 }
 
 
-def written(folder: Path, source: str) -> Path:
-    path = folder.resolve() / "my_ddp.py"
-    path.write_text(source)
-    return path
+def found_on_ranks(folder: Path, sources: list[str], *options) -> list[dict[str, str]]:
+    """What is wrong with each of these files, all in one start of ranks."""
+    paths = [folder.resolve() / f"{number}" / "my_ddp.py" for number in range(len(sources))]
+    for path, source in zip(paths, sources, strict=True):
+        path.parent.mkdir()
+        path.write_text(source)
+    importlib.import_module("torch._dynamo.utils")  # which the profiler needs: here once, instead of on each rank
+    return on_ranks(my_class.RANKS, lambda: [my_class.judged(path, *options) for path in paths], timeout=200)
 
 
 def test_the_reference_earns_everything_also_under_torchrun_and_a_killed_rank(tmp_path, capsys):
-    assert grading.main([str(written(tmp_path, REFERENCE.read_text()))]) == 0
+    path = tmp_path / "my_ddp.py"
+    path.write_text(REFERENCE.read_text())
+    assert grading.main([str(path)]) == 0
     printed = capsys.readouterr().out
-    assert f"{len(trials.PROMISES)} of {len(trials.PROMISES)} criteria hold." in printed and "✗" not in printed
+    assert f"{len(my_class.PROMISES)} of {len(my_class.PROMISES)} criteria hold." in printed and "✗" not in printed
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.title)
-def test_a_wrong_class_is_refused_by_the_right_criterion(mistake, tmp_path):
+def test_a_wrong_class_is_refused_by_the_right_criterion(tmp_path):
     """All others hold."""
-    found = trials.on_ranks(written(tmp_path, edited(REFERENCE.read_text(), mistake.text)))
-    expected = mistake.fails.split(", ") if mistake.fails else []
-    assert {each for each, complaint in found.items() if complaint} == set(expected), found
-    assert not expected or mistake.says in found[expected[0]], found
+    sources = [edited(REFERENCE.read_text(), mistake.text) for mistake in MISTAKES]
+    for mistake, found in zip(MISTAKES, found_on_ranks(tmp_path, sources), strict=True):
+        expected = mistake.fails.split(", ") if mistake.fails else []
+        assert {each for each, complaint in found.items() if complaint} == set(expected), (mistake.title, found)
+        assert not expected or mistake.says in found[expected[0]], (mistake.title, found)
 
 
-@pytest.mark.parametrize("mistake", ENDED)
-def test_what_stops_a_rank_is_named_with_its_line(mistake, tmp_path):
-    path = written(tmp_path, edited(REFERENCE.read_text(), f"dist.all_reduce(flat) => {mistake}"))
-    assert ENDED[mistake] in trials.on_ranks(path, 1.5, [("value", "replicas")])["value"]
+def test_what_stops_a_rank_is_named_with_its_line(tmp_path):
+    sources = [edited(REFERENCE.read_text(), f"dist.all_reduce(flat) => {mistake}") for mistake in ENDED]
+    for words, found in zip(
+        ENDED.values(), found_on_ranks(tmp_path, sources, 1.5, [("value", "replicas")]), strict=True
+    ):
+        assert words in found["value"]
 
 
-@pytest.mark.parametrize("source", REFUSED)
-def test_a_file_without_the_class_fails_every_criterion(source, tmp_path):
-    found = trials.judge(written(tmp_path, source))
-    assert list(found) == list(trials.PROMISES) and all(REFUSED[source] in words for words in found.values())
-
-
-def test_borrowed_work_is_not_the_learners_own(tmp_path):
-    path = written(tmp_path, "from scratch_ddp import BucketedDDP as MyDDP")
-    assert trials.looked_at(path) == ("", "my_ddp.py uses MyDDP of scratch_ddp.ddp.bucketed")
+def test_a_file_without_the_class_fails_every_criterion_and_borrowed_work_is_not_the_learners_own(tmp_path):
+    *refused, borrowed = found_on_ranks(
+        tmp_path, [*REFUSED, "from scratch_ddp import BucketedDDP as MyDDP"], 20, [("start",)]
+    )
+    for words, found in zip(REFUSED.values(), refused, strict=True):
+        assert list(found) == list(my_class.PROMISES) and all(words in each for each in found.values())
+    assert borrowed["own work"] == "my_ddp.py uses MyDDP of scratch_ddp.ddp.bucketed"
 
 
 def test_what_is_said_of_the_run_under_torchrun():
