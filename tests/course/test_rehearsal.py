@@ -32,4 +32,3 @@ def test_a_rehearsal_counts_what_the_rank_sends_and_holds():
     for rank, found in rehearsal.rehearse([0, 7], mesh=MESH, llama=LLAMA, tokens=TOKENS, n_micro=N_MICRO).items():
         assert found["sent"] == {call: list(each) for call, each in real[rank][0].items()}
         assert found["held"]["master"] == real[rank][1] and found["kept"] > 0
-        assert found["held"]["gradients"] == MESH["dp"] * found["held"]["master"]  # both float32

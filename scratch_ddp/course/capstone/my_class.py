@@ -7,7 +7,6 @@ Budgets are those of `notebooks/capstone.md`, which are above the reference's ne
 import contextlib
 import importlib
 import math
-from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -94,9 +93,8 @@ def borrowed(module: ModuleType) -> str:
 
 def tied():
     """Two layers with one weight, a norm between them, and a buffer."""
-    layers = {"first": nn.Linear(6, 6), "tanh": nn.Tanh(), "norm": nn.LayerNorm(6), "second": nn.Linear(6, 6)}
-    model = nn.Sequential(OrderedDict(layers))
-    model.second.weight = model.first.weight
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 6))
+    model[3].weight = model[0].weight
     model.register_buffer("scale", torch.rand(6))
     return model
 

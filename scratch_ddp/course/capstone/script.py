@@ -35,9 +35,9 @@ Seen = list[dict]  # of each rank
 def judge(path: Path) -> dict[str, str]:
     """Run the script. Return what is wrong by criterion; "" where it holds."""
     with tempfile.TemporaryDirectory() as folder:
-        ended = torchrun.run(__spec__.name, path.resolve(), folder)
+        wrong, _ = torchrun.run(__spec__.name, path.resolve(), folder)
         seen = [torch.load(file) for file in sorted(Path(folder).glob("seen.*"))]
-    return complaints(seen, ended.complaint)
+    return complaints(seen, wrong)
 
 
 def complaints(seen: Seen, end: str) -> dict[str, str]:
@@ -51,12 +51,11 @@ def _replicas(seen: Seen) -> str:
     """Say whose gradient is not the mean of all ranks' own ones, where a gradient that is missing counts as zero."""
     for number, ranks in enumerate(zip(*(each["steps"] for each in seen), strict=False), start=1):
         for name in dict.fromkeys(name for each in ranks for name in [*each["own"], *each["used"]]):
-            own = [each["own"][name] for each in ranks if name in each["own"]]
             absent = [str(rank) for rank, each in enumerate(ranks) if name not in each["own"]]
             unused = f" (it was not used on rank {', '.join(absent)})" if absent else ""
+            mean = sum(each["own"].get(name, torch.zeros(())) for each in ranks) / len(ranks)
             for rank, each in enumerate(ranks):
-                mean = sum(own) / len(ranks) if own else 0.0 * each["used"][name]
-                if not torch.allclose(each["used"].get(name, 0.0 * mean), mean, rtol=1e-4, atol=1e-7):
+                if not torch.allclose(each["used"].get(name, torch.zeros(())), mean, rtol=1e-4, atol=1e-7):
                     text = f"the gradient of {name} that rank {rank} steps with is not the mean over the ranks{unused}"
                     return f"step {number}: {text}"
     return ""

@@ -63,13 +63,13 @@ def one_rank(
             step(stage, schedule, ids, ids)
         optimizer.step()
         state = [each for entry in optimizer.state.values() for each in entry.values()]
-        held = {"master": _bytes(stage.parameters()), "optimizer": _bytes(state)}
+        master = _bytes(stage.parameters())
+        held = {"master": master, "optimizer": _bytes(state)}
+        held["gradients"] = mesh["dp"] * master  # whole: FSDP scatters them at the last micro-batch
         hidden = torch.empty(sequences, tokens // mesh["tp"], whole.config.hidden_size, dtype=torch.bfloat16)
         kept = _kept(stage, ids[:sequences] if stage.first else hidden)
         held["weights"] = _bytes(stage.parameters())  # whole, after a forward
-    sent, dp = by_dimension(counted, device_mesh), mesh["dp"]
-    held["gradients"] = sent["dp reduce_scatter"][1] * dp // (dp - 1)  # of all layers: until the last micro-batch
-    return {"held": held, "kept": kept, "sent": sent}
+    return {"held": held, "kept": kept, "sent": by_dimension(counted, device_mesh)}
 
 
 def _kept(stage: nn.Module, x: torch.Tensor) -> int:

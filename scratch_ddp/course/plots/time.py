@@ -15,12 +15,8 @@ from scratch_ddp.instruments.timeline import PARTS, Breakdown, Timeline
 from scratch_ddp.pipeline.simulate import Spans, bubble
 
 _MESSAGES = ("communication, hidden", "exposed")
-_COLORS = {
-    **dict(
-        zip(PARTS, ("#9ecae1", "#4e79a7", "#59a14f", "#b9a38f", "#edc948", "#e3e3e3", SENT_COLOR, "white"), strict=True)
-    ),
-    **dict(zip(_MESSAGES, ("#f2b5b5", SENT_COLOR), strict=True)),
-}
+_BLUES, _OTHERS = ("#9ecae1", "#4e79a7"), ("#59a14f", "#b9a38f", "#edc948", "#e3e3e3", SENT_COLOR, "white")
+_COLORS = dict(zip((*PARTS, *_MESSAGES), (*_BLUES, *_OTHERS, "#f2b5b5", SENT_COLOR), strict=True))
 _HATCHES = {"waiting": "////"}  # nothing happens, but the rank can't go on
 _ACTIONS = {"F": "#9ecae1", "B": "#4e79a7", "I": "#76b7b2", "W": "#f2b263"}
 _ACTION_NAMES = {"F": "forward", "B": "backward", "I": "backward: input", "W": "backward: weights"}
@@ -29,8 +25,8 @@ _ACTION_NAMES = {"F": "forward", "B": "backward", "I": "backward: input", "W": "
 def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
     """A panel per title with two bars per rank: what it computed, and below it what was on its wire.
 
-    Communication is pale while the rank computes, and red while it does not. A thin line separates two messages. All
-    panels have the same axis: milliseconds from the start of their earliest rank.
+    Communication is pale while the rank computes, and red while it does not. A thin line separates two messages. Time
+    is in milliseconds from the start of the earliest rank.
     """
     figure, drawn = style.panels_with_lanes(panels, inches=0.42, axis="milliseconds")
     names = set()
@@ -51,8 +47,7 @@ def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
 def breakdown_chart(panels: Mapping[str, Sequence[Breakdown]]) -> Figure:
     """A panel per title with a bar per rank, cut into parts in the order in which they took place.
 
-    Waiting for another rank is hatched, idle time is white. All panels have the same axis: milliseconds from the start
-    of their earliest rank.
+    Waiting for another rank is hatched, idle time is white. Time as in `timeline_chart`.
     """
     figure, drawn = style.panels_with_lanes(panels, inches=0.34, axis="milliseconds")
     names = set()
@@ -70,8 +65,8 @@ def breakdown_chart(panels: Mapping[str, Sequence[Breakdown]]) -> Figure:
 def schedule_chart(panels: Mapping[str, Spans], unit: float = 1.0) -> Figure:
     """A panel per title, with a row for each rank: its actions over time, with the number of the micro-batch.
 
-    Of several stages on a rank, later ones are darker. White is the bubble; its share stands in the title. Each panel
-    begins with its first action; all have the same axis, in forwards, which are `unit` long.
+    Of several stages on a rank, later ones are darker. White is the bubble; its share stands in the title. Time is in
+    forwards, which are `unit` long, from the first action.
     """
     titled = {}
     for title, spans in panels.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scratch_ddp.commands import grade as grading
 from scratch_ddp.course.capstone import my_class, real_loop
-from scratch_ddp.course.capstone.torchrun import Ended
+from scratch_ddp.course.capstone.torchrun import complaint
 from tests.course.answers import edited, on_ranks, read
 
 REFERENCE = Path(my_class.__file__).with_name("reference_class.py")
@@ -42,16 +42,33 @@ REFUSED = {  # file: words of every criterion
     "": "my_ddp.py defines no class MyDDP yet",
     "def MyDDP(:": "my_ddp.py can't be imported: SyntaxError",
 }
+BORROWED = "from scratch_ddp import BucketedDDP as MyDDP"
 
 
-def found_on_ranks(folder: Path, sources: list[str], *options) -> list[dict[str, str]]:
-    """What is wrong with each of these files, all in one start of ranks."""
-    paths = [folder.resolve() / f"{number}" / "my_ddp.py" for number in range(len(sources))]
-    for path, source in zip(paths, sources, strict=True):
+def test_wrong_classes_are_refused_by_the_right_criterion_and_what_stops_a_rank_is_named(tmp_path):
+    """All in one start of ranks; a mistake is tried with the exercises of its criteria."""
+    reference, value, tries = REFERENCE.read_text(), [("value", "replicas")], []
+    for mistake in MISTAKES:
+        names = [each for each in my_class.EXERCISES if not mistake.fails or {*each} & {*mistake.fails.split(", ")}]
+        tries.append((edited(reference, mistake.text), 20, names))
+    tries += [(edited(reference, f"dist.all_reduce(flat) => {instead}"), 1.5, value) for instead in ENDED]
+    tries += [(source, 20, value) for source in (*REFUSED, BORROWED)]
+    paths = [tmp_path.resolve() / f"{number}" / "my_ddp.py" for number in range(len(tries))]
+    for path, (source, *_) in zip(paths, tries, strict=True):
         path.parent.mkdir()
         path.write_text(source)
     importlib.import_module("torch._dynamo.utils")  # which the profiler needs: here once, instead of on each rank
-    return on_ranks(my_class.RANKS, lambda: [my_class.judged(path, *options) for path in paths], timeout=200)
+    given = [(path, *others) for path, (_, *others) in zip(paths, tries, strict=True)]
+    found = on_ranks(3, lambda: [my_class.judged(*each) for each in given], timeout=200)
+    for mistake, complaints in zip(MISTAKES, found, strict=False):
+        expected = mistake.fails.split(", ") if mistake.fails else []
+        assert {each for each, words in complaints.items() if words} == {*expected}, (mistake.title, complaints)
+        assert not expected or mistake.says in complaints[expected[0]], (mistake.title, complaints)
+    *ended, empty, unreadable, borrowed = found[len(MISTAKES) :]
+    assert all(words in each["value"] for words, each in zip(ENDED.values(), ended, strict=True)), ended
+    for words, complaints in zip(REFUSED.values(), (empty, unreadable), strict=True):
+        assert list(complaints) == list(my_class.PROMISES) and all(words in each for each in complaints.values())
+    assert borrowed["own work"] == "my_ddp.py uses MyDDP of scratch_ddp.ddp.bucketed"
 
 
 def test_the_reference_earns_everything_also_under_torchrun_and_a_killed_rank(tmp_path, capsys):
@@ -62,41 +79,15 @@ def test_the_reference_earns_everything_also_under_torchrun_and_a_killed_rank(tm
     assert f"{len(my_class.PROMISES)} of {len(my_class.PROMISES)} criteria hold." in printed and "✗" not in printed
 
 
-def test_a_wrong_class_is_refused_by_the_right_criterion(tmp_path):
-    """All others hold."""
-    sources = [edited(REFERENCE.read_text(), mistake.text) for mistake in MISTAKES]
-    for mistake, found in zip(MISTAKES, found_on_ranks(tmp_path, sources), strict=True):
-        expected = mistake.fails.split(", ") if mistake.fails else []
-        assert {each for each, complaint in found.items() if complaint} == set(expected), (mistake.title, found)
-        assert not expected or mistake.says in found[expected[0]], (mistake.title, found)
-
-
-def test_what_stops_a_rank_is_named_with_its_line(tmp_path):
-    sources = [edited(REFERENCE.read_text(), f"dist.all_reduce(flat) => {mistake}") for mistake in ENDED]
-    for words, found in zip(
-        ENDED.values(), found_on_ranks(tmp_path, sources, 1.5, [("value", "replicas")]), strict=True
-    ):
-        assert words in found["value"]
-
-
-def test_a_file_without_the_class_fails_every_criterion_and_borrowed_work_is_not_the_learners_own(tmp_path):
-    *refused, borrowed = found_on_ranks(
-        tmp_path, [*REFUSED, "from scratch_ddp import BucketedDDP as MyDDP"], 20, [("start",)]
-    )
-    for words, found in zip(REFUSED.values(), refused, strict=True):
-        assert list(found) == list(my_class.PROMISES) and all(words in each for each in found.values())
-    assert borrowed["own work"] == "my_ddp.py uses MyDDP of scratch_ddp.ddp.bucketed"
-
-
 def test_what_is_said_of_the_run_under_torchrun():
-    losses = {step: {"loss": 1.0} for step in range(1, real_loop.STEPS + 1)}
-    lost, resumed = "rank 1 raises ValueError: lost", Ended(0, ["resumed after step 4"])
+    losses, lost, resumed = {step: {"loss": 1.0} for step in range(1, 11)}, "rank 1 raises: x", ["resumed after step 4"]
 
     def said(*run):
         return list(real_loop.complaints(losses, *run).values())
 
-    assert said(losses, True, resumed) == ["", ""]
-    assert said({}, False, Ended(1, ["rank 0 waits at x", lost])) == [lost, "the run did not come so far"]
-    assert said(losses, True, Ended(0, [])) == ["", "the run did not go on from its checkpoint"]
-    assert said({1: {"loss": 1.0}}, True, resumed) == ["", "only 1 of 10 steps were made"]
-    assert said(losses | {3: {"loss": 2.0}}, True, resumed)[0].startswith("step 3: loss 2.000000; one process has 1.0")
+    assert said(losses, True, "", resumed) == ["", ""]
+    assert said({}, False, lost, []) == [lost, "the run did not come so far"]
+    assert said(losses, True, "", []) == ["", "the run did not go on from its checkpoint"]
+    assert said({1: {"loss": 1.0}}, True, "", resumed) == ["", "only 1 of 10 steps were made"]
+    assert said(losses | {3: {"loss": 2.0}}, True, "", resumed)[0] == "step 3: loss 2.000000; one process has 1.000000"
+    assert complaint(1, ["rank 0 waits at x", "rank 1 raises ValueError: lost"]) == "rank 1 raises ValueError: lost"

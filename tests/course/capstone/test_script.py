@@ -43,9 +43,9 @@ def test_a_mended_script_holds_and_a_fault_is_found_by_its_criterion(edit, tmp_p
         return 0
 
     results = run_ranks(2, observed, capture=True, waits=3.0)
-    ended = torchrun.Ended(results[0][0], [line for _, printed in results for line in printed.splitlines()])
+    wrong = torchrun.complaint(results[0][0], [line for _, printed in results for line in printed.splitlines()])
     seen = [torch.load(tmp_path / f"seen.{rank}") for rank in range(2)]
-    found = script.complaints(seen, ended.complaint)
+    found = script.complaints(seen, wrong)
     fails, words = EDITS[edit]
     assert {each for each, complaint in found.items() if complaint} == {fails} - {""}, found
     assert not fails or words in found[fails]
