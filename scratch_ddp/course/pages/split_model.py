@@ -53,7 +53,7 @@ SCHEDULES = {"PP": one_f_one_b(2, MICRO_BATCHES), "PP, 2 more": with_forwards_ah
 SHAPE = ModelShape(
     "eight blocks", LAYERS, WIDTH, 4 * WIDTH, heads=16, kv_heads=16, head_width=64, mlp_matrices=2, norm_vectors=0
 )
-SEQUENCE, BATCH = 512, 64  # tokens, sequences
+SEQUENCE = 512  # tokens
 DEVICE = Accelerator("a GPU", FLOPS, 16e9)
 NEAR, FAR = Link(8.4e-6, 1e-9 / 64, per_round=3.4e-6), Link(8.4e-6, 1e-9 / 6.25, per_round=14e-6)
 CLUSTER = Cluster("nodes of two", DEVICE, 2, NEAR, FAR)  # PCIe 5.0 x16 in a node, one card of 100 Gb/s for both
