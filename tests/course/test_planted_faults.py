@@ -1,23 +1,6 @@
-"""Each planted fault is found from the profile, on whatever rank it is; the game says how far a guess is right."""
+"""The game of lesson 12 says how far a guess is right."""
 
-import torch.distributed as dist
-
-from scratch_ddp.course.lessons.lesson_12 import culprit
-from scratch_ddp.course.pages.planted_faults import FAULTS, STRAGGLER, WITH_A_RANK, Game, Job, in_seconds, profile
-from scratch_ddp.instruments.network import linked_group
-from tests.ranks import run_ranks
-
-
-def _named():
-    group = linked_group(None)
-    planted = [(fault, place % dist.get_world_size()) for place, fault in enumerate(FAULTS, start=1)]
-    return [(fault, at, culprit(*in_seconds(*profile(Job(group, fault, at), steps=3)))) for fault, at in planted]
-
-
-def test_every_fault_is_named():
-    for found in run_ranks(4, _named):
-        for fault, at, named in found:
-            assert named == (fault, at if fault in WITH_A_RANK else None)
+from scratch_ddp.course.pages.planted_faults import FAULTS, STRAGGLER, WITH_A_RANK, Game
 
 
 def test_a_guess_is_right_if_fault_and_rank_are(capsys):

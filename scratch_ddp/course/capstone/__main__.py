@@ -4,11 +4,11 @@ import json
 import sys
 from pathlib import Path
 
-from scratch_ddp.course.capstone import script, trials
+from scratch_ddp.course.capstone import my_class, script
 
 
 def main(path: Path) -> None:
-    judge, promises = trials.judge, trials.PROMISES
+    judge, promises = my_class.judge, my_class.PROMISES
     if path.stem.startswith("misbehaving"):
         judge, promises = script.judge, script.PROMISES
     print(json.dumps([(name, promises[name], complaint) for name, complaint in judge(path).items()]))

@@ -5,6 +5,7 @@ checkpoints and a log of the steps.
 """
 
 import importlib.util
+import itertools
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from scratch_ddp.course.capstone import torchrun
 from scratch_ddp.course.pages.light_training import light
@@ -40,30 +42,27 @@ def judge(path: Path) -> dict[str, str]:
     """Train on one process, then with the class under torchrun. Return what is wrong by criterion."""
     with tempfile.TemporaryDirectory() as name:
         alone, together = Path(name, "alone"), Path(name, "together")
-        subprocess.run([sys.executable, "-m", __spec__.name, "-", alone], check=True, capture_output=True)
-        ended = torchrun.run(__spec__.name, path, together, "--kill", restarts=1)
+        reference = subprocess.Popen([sys.executable, "-m", __spec__.name, "-", alone], stdout=subprocess.DEVNULL)
+        wrong, printed = torchrun.run(__spec__.name, path, together, "--kill", restarts=1)
+        reference.wait()
         log = together / "log"
         steps = command.read_steps(log) if log.exists() else {}
-        return complaints(command.read_steps(alone / "log"), steps, (together / "killed").exists(), ended)
+        return complaints(command.read_steps(alone / "log"), steps, (together / "killed").exists(), wrong, printed)
 
 
-def complaints(expected: dict, steps: dict, was_killed: bool, ended: torchrun.Ended) -> dict[str, str]:
+def complaints(expected: dict, steps: dict, was_killed: bool, wrong: str, printed: list[str]) -> dict[str, str]:
     """What is wrong by criterion. expected, steps: lines of the step logs of one process, and of the class."""
-    far = [n for n, step in steps.items() if abs(step["loss"] - expected[n]["loss"]) > 1e-9]
-    first, second = "", ended.complaint
     if not was_killed:
-        return {
-            "torchrun": ended.complaint or f"the run ended before step {KILL_AT}",
-            "interrupted": "the run did not come so far",
-        }
-    if far:
-        losses = (each[far[0]]["loss"] for each in (steps, expected))
-        first = "step {}: loss {:.6f}; one process has {:.6f}".format(far[0], *losses)
-    if not second and not any("resumed after step" in line for line in ended.printed):
-        second = "the run did not go on from its checkpoint"
-    if not second and len(steps) < STEPS:
-        second = f"only {len(steps)} of {STEPS} steps were made"
-    return {"torchrun": first, "interrupted": second}
+        first = wrong or f"the run ended before step {KILL_AT}"
+        return {"torchrun": first, "interrupted": "the run did not come so far"}
+    losses = [(n, step["loss"], expected[n]["loss"]) for n, step in steps.items()]
+    far = (each for each in losses if abs(each[1] - each[2]) > 1e-9)
+    first = next(("step {}: loss {:.6f}; one process has {:.6f}".format(*each) for each in far), "")
+    if not any("resumed after step" in line for line in printed):
+        wrong = wrong or "the run did not go on from its checkpoint"
+    if len(steps) < STEPS:
+        wrong = wrong or f"only {len(steps)} of {STEPS} steps were made"
+    return {"torchrun": first, "interrupted": wrong}
 
 
 def main(path: str, folder: Path, kill: bool) -> None:
@@ -72,29 +71,25 @@ def main(path: str, folder: Path, kill: bool) -> None:
     light()
     if path != "-":
         own = load(Path(path).resolve()).MyDDP
-        mortal = kill and os.environ["RANK"] == "1" and not (folder / "killed").exists()
-        command.WRAPPERS["simple"] = _killed_in_backward(own, folder) if mortal else own
+        command.WRAPPERS["simple"] = own
+        if kill and os.environ["RANK"] == "1" and not (folder / "killed").exists():
+            _kill_in_backward(own, folder)
     sys.argv[1:] = ["--device=cpu", "--dtype=float64", "--lr=0.02", "--epochs=1", "--every=2", "--strategy=simple"]
     sys.argv += [f"--checkpoints={folder}/saved", f"--step-log={folder}/log", f"--timeout={torchrun.TIMEOUT}"]
     with torchrun.says_where(Path(path).resolve()):
         command.main()
 
 
-def _killed_in_backward(own: type[nn.Module], folder: Path) -> type[nn.Module]:
-    """The class, with which this process is killed in the backward pass of step KILL_AT."""
+def _kill_in_backward(own: type[nn.Module], folder: Path) -> None:
+    """Let this process be killed in the backward pass of step KILL_AT."""
+    passes = itertools.count(1)
 
-    class Mortal(own):
-        passes = 0
+    def after_forward(module: nn.Module, args: tuple, output: Any) -> None:
+        if isinstance(module, own) and module.training and next(passes) == KILL_AT:
+            (folder / "killed").touch()
+            output.logits.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            output = super().forward(*args, **kwargs)
-            Mortal.passes += self.training
-            if Mortal.passes == KILL_AT:
-                (folder / "killed").touch()
-                output.logits.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
-            return output
-
-    return Mortal
+    register_module_forward_hook(after_forward)
 
 
 if __name__ == "__main__":

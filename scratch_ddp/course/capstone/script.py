@@ -1,28 +1,43 @@
-"""Judges a mended `misbehaving.py` by what its ranks do under torchrun."""
+"""Judges a mended `misbehaving.py` by what its ranks do under torchrun.
 
+As `python -m scratch_ddp.course.capstone.script SCRIPT FOLDER` this module runs the script on a rank and writes down
+what it does: the rows that go through the model, in training and otherwise, and for each optimizer step this rank's own
+gradients and those that it steps with.
+"""
+
+import datetime
+import functools
+import os
+import runpy
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from scratch_ddp.course.capstone import observe, torchrun
+from scratch_ddp.course.capstone import torchrun
 
-ITEMS, VALIDATION, EPOCHS = 256, 64, 3  # as in the script
+MODEL, ITEMS, VALIDATION, EPOCHS = "TwoExperts", 256, 64, 3  # as in the script
 PROMISES = {
     "replicas": "every rank steps with the mean gradient, so the replicas stay equal",
     "data": "in an epoch each item is read once, by one rank",
     "ends": "every rank comes to the end, and all validation items are predicted",
 }
-Seen = list[dict]  # of each rank, what `observe` wrote down
+Seen = list[dict]  # of each rank
 
 
 def judge(path: Path) -> dict[str, str]:
     """Run the script. Return what is wrong by criterion; "" where it holds."""
     with tempfile.TemporaryDirectory() as folder:
-        ended = torchrun.run(observe.__name__, path.resolve(), folder)
+        wrong, _ = torchrun.run(__spec__.name, path.resolve(), folder)
         seen = [torch.load(file) for file in sorted(Path(folder).glob("seen.*"))]
-    return complaints(seen, ended.complaint)
+    return complaints(seen, wrong)
 
 
 def complaints(seen: Seen, end: str) -> dict[str, str]:
@@ -36,12 +51,11 @@ def _replicas(seen: Seen) -> str:
     """Say whose gradient is not the mean of all ranks' own ones, where a gradient that is missing counts as zero."""
     for number, ranks in enumerate(zip(*(each["steps"] for each in seen), strict=False), start=1):
         for name in dict.fromkeys(name for each in ranks for name in [*each["own"], *each["used"]]):
-            own = [each["own"][name] for each in ranks if name in each["own"]]
             absent = [str(rank) for rank, each in enumerate(ranks) if name not in each["own"]]
             unused = f" (it was not used on rank {', '.join(absent)})" if absent else ""
+            mean = sum(each["own"].get(name, torch.zeros(())) for each in ranks) / len(ranks)
             for rank, each in enumerate(ranks):
-                mean = sum(own) / len(ranks) if own else 0.0 * each["used"][name]
-                if not torch.allclose(each["used"].get(name, 0.0 * mean), mean, rtol=1e-4, atol=1e-7):
+                if not torch.allclose(each["used"].get(name, torch.zeros(())), mean, rtol=1e-4, atol=1e-7):
                     text = f"the gradient of {name} that rank {rank} steps with is not the mean over the ranks{unused}"
                     return f"step {number}: {text}"
     return ""
@@ -67,3 +81,52 @@ def _predictions(seen: Seen) -> str:
         least = f"one of them {min(counts.values(), default=0)} times in {EPOCHS} epochs"
         return f"{len(counts)} of the {VALIDATION} validation items are predicted, {least}"
     return ""
+
+
+class Observer:
+    """What one rank did: `trained` and `predicted` rows, and `steps`."""
+
+    def __init__(self) -> None:
+        self.trained: list[bytes] = []
+        self.predicted: list[bytes] = []
+        self.steps: list[dict[str, dict[str, torch.Tensor]]] = []
+        self._own: dict[str, torch.Tensor] = {}  # gradients since the last step
+        self._parameters: dict[str, nn.Parameter] = {}
+        register_module_forward_pre_hook(self._forward)
+        register_optimizer_step_pre_hook(self._before_step)
+
+    def _forward(self, module: nn.Module, args: tuple) -> None:
+        if type(module).__name__ != MODEL:
+            return  # a part of it, or a wrapper
+        (self.trained if module.training else self.predicted).extend(row.numpy().tobytes() for row in args[0].detach())
+        if not self._parameters:
+            self._parameters = dict(module.named_parameters())
+            for name, parameter in self._parameters.items():
+                parameter.register_hook(functools.partial(self._arrived, name))
+
+    def _arrived(self, name: str, gradient: torch.Tensor) -> None:
+        self._own[name] = self._own.get(name, 0) + gradient.detach()
+
+    def _before_step(self, *_: Any) -> None:
+        used = {name: each.grad.clone() for name, each in self._parameters.items() if each.grad is not None}
+        self.steps.append({"own": self._own, "used": used})
+        self._own = {}
+
+
+def main(path: Path, folder: Path) -> None:
+    """Run the script, whose collectives wait for torchrun.TIMEOUT seconds. What was seen is in `folder`/seen.RANK."""
+    observer = Observer()
+    limit = datetime.timedelta(seconds=torchrun.TIMEOUT)
+    init = dist.init_process_group
+    dist.init_process_group = lambda *args, **options: init(*args, **options | {"timeout": limit})
+    sys.argv = [str(path)]
+    with torchrun.says_where(path):
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        finally:
+            seen = {"trained": observer.trained, "predicted": observer.predicted, "steps": observer.steps}
+            torch.save(seen, folder / f"seen.{os.environ['RANK']}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

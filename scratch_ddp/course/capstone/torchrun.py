@@ -9,7 +9,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from scratch_ddp.cells.processes import kill_family
@@ -23,39 +22,32 @@ _LOST = ("Timed out", "timed out", "timeout", "Connection closed", "Connection r
 _SAID = re.compile(r"rank (\d) (waits|raises)(.*)")
 
 
-@dataclass
-class Ended:
-    """How a run ended: its exit status (None: it was ended after LIMIT seconds), and what it printed."""
-
-    status: int | None
-    printed: list[str]
-
-    @property
-    def complaint(self) -> str:
-        """What went wrong, or ""."""
-        if self.status == 0:
-            return ""
-        said = {found[1]: found for line in self.printed if (found := _SAID.search(line))}
-        raised = [found[0] for found in said.values() if found[2] == "raises"]
-        if said:  # a cause before what follows from it
-            return "; ".join(sorted(raised or [found[0] for found in said.values()]))
-        if self.status is None:
-            return f"it had not ended after {LIMIT} seconds"
-        return f"it ended with status {self.status}: {(self.printed or ['it printed nothing'])[-1][:300]}"
-
-
-def run(module: str, *arguments: object, restarts: int = 0) -> Ended:
-    """Run a module on RANKS ranks of this machine."""
+def run(module: str, *arguments: object, restarts: int = 0) -> tuple[str, list[str]]:
+    """Run a module on RANKS ranks of this machine. Return what went wrong, or "", and the lines it has printed."""
     options = f"--nproc-per-node {RANKS} --max-restarts {restarts} --monitor-interval 0.1 "
     options += "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1"
     given = shlex.join(map(str, arguments))
     process = start(f"torchrun {options} -m {module} {given}", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
     try:
         printed, _ = process.communicate(timeout=LIMIT)
-        return Ended(process.returncode, printed.splitlines())
+        status = process.returncode
     except subprocess.TimeoutExpired:
         kill_family(process.pid)
-        return Ended(None, process.communicate()[0].splitlines())
+        printed, status = process.communicate()[0], None
+    return complaint(status, printed.splitlines()), printed.splitlines()
+
+
+def complaint(status: int | None, printed: list[str]) -> str:
+    """What went wrong in a run with this exit status (None: it was ended after LIMIT seconds), or ""."""
+    if status == 0:
+        return ""
+    said = {found[1]: found for line in printed if (found := _SAID.search(line))}
+    raised = [found[0] for found in said.values() if found[2] == "raises"]
+    if said:  # a cause before what follows from it
+        return "; ".join(sorted(raised or [found[0] for found in said.values()]))
+    if status is None:
+        return f"it had not ended after {LIMIT} seconds"
+    return f"it ended with status {status}: {(printed or ['it printed nothing'])[-1][:300]}"
 
 
 @contextlib.contextmanager

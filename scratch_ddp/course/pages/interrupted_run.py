@@ -31,7 +31,6 @@ _TORCHRUN = (  # host 0 keeps the rendezvous; the times are shorter than torch's
     "--rdzv-backend c10d --rdzv-endpoint {endpoint} --local-addr {address} "
     "--rdzv-conf is_host={is_host},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3 "
 )
-_PROGRAMS = {"python": (), "torchrun": ("-m", "torch.distributed.run")}
 _OF_THE_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LIMIT = 600  # seconds for the whole run
 _SAYS = {  # who notices, by a piece of what is said
@@ -60,20 +59,20 @@ class InterruptedRun:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="scratch_ddp-lesson-16-"))
         self.failures: list[Failure] = []
-        self._log, self._written, self._error = self.folder / "hosts.log", [], None
-        self._thread = threading.Thread(target=self._guarded, daemon=True)
+        self._log, self._written, self._ended = self.folder / "hosts.log", [], False
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def wait(self) -> "InterruptedRun":
-        """Return when all has ended. Raises what went wrong."""
+        """Return when all has ended. Raises RuntimeError with what was said last if it did not."""
         self._thread.join(_LIMIT)
-        if self._error or self._thread.is_alive():
-            raise RuntimeError("the run did not come to its end:\n" + "\n".join(self._written[-30:])) from self._error
+        if not self._ended:
+            raise RuntimeError("the run did not come to its end:\n" + "\n".join(self._written[-30:]))
         self.plain, self.steps = read_steps(self.folder / "plain.log"), read_steps(self._log)
         self.lines = [json.loads(line) for line in self._log.read_text().splitlines()]
         return self
 
-    def _guarded(self) -> None:
+    def _run(self) -> None:
         endpoint, started = f"{ADDRESSES[0]}:{free_port()}", [self._start("plain", "python ")]
         try:
             for address in ADDRESSES:
@@ -84,11 +83,11 @@ class InterruptedRun:
             self._after(18, "host", lambda: kill_family(started[2].pid))
             for process in started[:2]:
                 process.wait(_LIMIT)
-        except BaseException as error:
-            self._error = error
-        for process in started:
-            if process.poll() is None:
-                kill_family(process.pid)
+            self._ended = True
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    kill_family(process.pid)
 
     def _start(self, name: str, program: str, variables: dict[str, str] | None = None) -> subprocess.Popen:
         """Start the training, with a step log of this name, and read what it says."""
@@ -118,11 +117,11 @@ class InterruptedRun:
 
 def start(command: str, variables: dict[str, str] | None = None) -> subprocess.Popen:
     """Start `python …` or `torchrun …` with this Python, and not as a rank of this notebook; its output can be read."""
-    program, *arguments = shlex.split(command)
+    module = "-m torch.distributed.run " if command.startswith("torchrun ") else ""
     own = {name: value for name, value in os.environ.items() if name not in _OF_THE_RANK}
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     return subprocess.Popen(
-        [sys.executable, *_PROGRAMS[program], *arguments],
+        [sys.executable, *shlex.split(module + command.partition(" ")[2])],
         env=own | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, **(variables or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

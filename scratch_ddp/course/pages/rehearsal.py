@@ -35,7 +35,7 @@ def one_rank(
 
     mesh: the sizes of dp, pp and tp. llama: those of a LlamaConfig. Micro-batches are `sequences` of `tokens`. Weights
     and activations are bfloat16, gradients float32. Returns, in bytes, `held` by purpose, `kept` of one micro-batch's
-    forward, and `sent`: for each dimension and call the number of calls, and what this rank sends in them.
+    forward, and `sent` as in `by_dimension`.
     """
     import torch.distributed._tools.fake_collectives  # noqa: F401  the shapes of what collectives return
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -63,12 +63,13 @@ def one_rank(
             step(stage, schedule, ids, ids)
         optimizer.step()
         state = [each for entry in optimizer.state.values() for each in entry.values()]
-        held = {"master": _bytes(stage.parameters()), "optimizer": _bytes(state)}
-        held["gradients"] = _scattered(counted, device_mesh)
+        master = _bytes(stage.parameters())
+        held = {"master": master, "optimizer": _bytes(state)}
+        held["gradients"] = mesh["dp"] * master  # whole: FSDP scatters them at the last micro-batch
         hidden = torch.empty(sequences, tokens // mesh["tp"], whole.config.hidden_size, dtype=torch.bfloat16)
         kept = _kept(stage, ids[:sequences] if stage.first else hidden)
         held["weights"] = _bytes(stage.parameters())  # whole, after a forward
-    return {"held": held, "kept": kept, "sent": _by_dimension(counted, device_mesh)}
+    return {"held": held, "kept": kept, "sent": by_dimension(counted, device_mesh)}
 
 
 def _kept(stage: nn.Module, x: torch.Tensor) -> int:
@@ -87,14 +88,8 @@ def _kept(stage: nn.Module, x: torch.Tensor) -> int:
     return sum(storage.nbytes() for storage in found.values())
 
 
-def _scattered(counted: Counted, mesh: DeviceMesh) -> int:
-    """Bytes of the gradients that FSDP scatters at the last micro-batch: until then they are whole."""
-    dp = tuple(dist.get_process_group_ranks(mesh.get_group("dp")))
-    wanted = ("start", "reduce_scatter", dp)
-    return sum(call.payload for kind, call in counted.events if (kind, call.name, call.members) == wanted)
-
-
-def _by_dimension(counted: Counted, mesh: DeviceMesh) -> dict[str, list[int]]:
+def by_dimension(counted: Counted, mesh: DeviceMesh) -> dict[str, list[int]]:
+    """For each dimension and call the number of calls, and the bytes that this rank sends in them."""
     names = {tuple(dist.get_process_group_ranks(mesh.get_group(name))): name for name in mesh.mesh_dim_names}
     sent = defaultdict(lambda: [0, 0])
     for kind, call in counted.events:

@@ -6,9 +6,7 @@ strategy's hooks fire as they do for a real model. `SleepingModel` has parameter
 """
 
 import weakref
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -36,9 +34,10 @@ class SleepingModel(nn.Module):
         """Sleep for the forward's seconds; return 0, which depends on every parameter. No communication."""
         until = now() + self.timeline.forward
         x = torch.zeros((), requires_grad=True) * 1.0
-        x.register_hook(lambda _: self._wait(self.timeline.seconds))
+        x.register_hook(partial(self._wait, self.timeline.seconds))
         for weight, ready in zip(self.weights, reversed(self.timeline.ready), strict=True):
-            x = _Layer.apply(x, weight, partial(self._wait, ready))
+            x = x + weight.sum()
+            x.register_hook(partial(self._wait, ready))
         sleep_until(until)
         x = x * 1.0
         x.register_hook(self._start)
@@ -47,7 +46,7 @@ class SleepingModel(nn.Module):
     def _start(self, _: torch.Tensor) -> None:
         self._began = now()
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float, _: torch.Tensor) -> None:
         sleep_until(self._began + seconds)
 
 
@@ -60,66 +59,40 @@ def scaled(timeline: Backward, factor: float) -> Backward:
 class SleepingBlocks(nn.Module):
     """`count` blocks that share `nbytes` of float32 parameters, and the seconds of `forward` and `backward`, evenly.
 
-    `model()` returns a loss; each gradient is all ones. One number belongs to no block.
+    `model()` sleeps and returns a loss; each gradient is all ones. One number belongs to no block.
     """
 
     def __init__(self, count: int, nbytes: int, forward: float, backward: float):
         super().__init__()
         self.scale = nn.Parameter(torch.zeros(1))
         elements = nbytes // count // _ELEMENT
-        self.blocks = nn.ModuleList(SleepingBlock(elements, forward / count, backward / count) for _ in range(count))
+        self.blocks = nn.Sequential(*(SleepingBlock(elements, forward / count, backward / count) for _ in range(count)))
 
     def forward(self) -> torch.Tensor:
-        """Sleep for the forward's seconds; return 0, which depends on every parameter. No communication."""
-        x = self.scale * 1.0
-        for block in self.blocks:
-            x = block(x)
-        return x.sum()
+        return self.blocks(self.scale * 1.0).sum()
 
 
 class SleepingBlock(nn.Module):
-    """A layer of so many parameters whose forward and backward take so many seconds. It returns its input."""
+    """A layer of so many parameters, all 0, whose forward and backward take so many seconds. It returns its input."""
 
     def __init__(self, elements: int, forward: float, backward: float):
         super().__init__()
         self.weight, self.seconds = nn.Parameter(torch.zeros(elements)), (forward, backward)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        forward, backward = self.seconds
-        sleep_until(now() + forward)
-        return _Layer.apply(x, self.weight, lambda: sleep_until(now() + backward))
-
-
-class _Layer(torch.autograd.Function):
-    """Returns its input. In backward it calls a function; then its weight's gradient is ready, all ones."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
-        ctx.shape, ctx.function = weight.shape, function
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple:
-        ones = torch.ones(ctx.shape)
-        ctx.function()
-        return grad, ones, None
+        return take_time(x + self.weight.sum(), *self.seconds)
 
 
 class LiveActivations:
-    """How many of the tensors that forwards have saved for backward are in memory: `now`, and `most` so far."""
+    """How many of the tensors given to `count` are in memory: `now`, and `most` so far."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
 
-    def watch(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """`with live.watch():` around a forward. Parameters and views of them don't count."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
-
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter):
-            self.now += 1
-            self.most = max(self.most, self.now)
-            weakref.finalize(tensor.untyped_storage(), self._freed)
+    def count(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        weakref.finalize(tensor.untyped_storage(), self._freed)
         return tensor
 
     def _freed(self) -> None:
@@ -139,5 +112,4 @@ class SleepingStage(nn.Module):
         self.linear.weight.register_hook(lambda _: sleep_until(now() + self.unit))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with self.live.watch():
-            return take_time(self.linear(x.clone()), forward=self.unit, backward=self.unit)
+        return take_time(self.linear(self.live.count(x.clone())), forward=self.unit, backward=self.unit)

@@ -6,11 +6,11 @@ Processes are slower than GPUs at sending, so a measured step is stretched: all 
 are multiplied by one factor, and messages are made smaller by another, which changes nothing but the work of moving
 them.
 
-`forecasts` and `measure_ways` split it over two GPUs and any link, `forecast` and `measure_layout` over a cluster.
+`measure_ways` splits it over two GPUs and any link, `forecast` and `measure_layout` over a cluster.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -20,18 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from scratch_ddp.course.pages.sleeping import SleepingBlock
 from scratch_ddp.ddp import FlatDDP, OverlappedDDP
 from scratch_ddp.fsdp import FSDP
-from scratch_ddp.instruments.cost import (
-    Accelerator,
-    Backward,
-    Cluster,
-    Layout,
-    ModelShape,
-    Wire,
-    per_parameter,
-    pipelined,
-    step_time,
-    tensor_parallel,
-)
+from scratch_ddp.instruments.cost import Accelerator, Cluster, Layout, ModelShape, Wire, step_time
 from scratch_ddp.instruments.cost.layouts import hop_wire
 from scratch_ddp.instruments.cost.models import forward_flops_of_block
 from scratch_ddp.instruments.network import Link, LinkedGroup, linked_group, preset
@@ -63,34 +52,22 @@ SCHEDULES = {"PP": one_f_one_b(2, MICRO_BATCHES), "PP, 2 more": one_f_one_b(2, M
 SHAPE = ModelShape(
     "eight blocks", LAYERS, WIDTH, 4 * WIDTH, heads=16, kv_heads=16, head_width=64, mlp_matrices=2, norm_vectors=0
 )
-SEQUENCE, BATCH = 512, 64  # tokens, sequences
+SEQUENCE = 512  # tokens
 DEVICE = Accelerator("a GPU", FLOPS, 16e9)
 NEAR, FAR = Link(8.4e-6, 1e-9 / 64, per_round=3.4e-6), Link(8.4e-6, 1e-9 / 6.25, per_round=14e-6)
 CLUSTER = Cluster("nodes of two", DEVICE, 2, NEAR, FAR)  # PCIe 5.0 x16 in a node, one card of 100 Gb/s for both
 
 
-def forecasts(link: Link) -> dict[str, float]:
-    """Seconds of a step on two GPUs, by the way in which the model is split."""
-    wire, stage = link.wire(2), LAYERS / 2 / MICRO_BATCHES * FORWARD
-    gradients = Backward.in_proportion([GRADIENTS] * LAYERS, LAYERS * FORWARD, LAYERS / 2 * FORWARD)
-    found = {
-        "DP": per_parameter(gradients, wire).step,
-        "TP": tensor_parallel(ALONE / 2, 4 * LAYERS, ACTIVATIONS, wire),
-    }
-    message = ACTIVATIONS / MICRO_BATCHES
-    return found | {way: pipelined(rows, stage, 2 * stage, message, wire) for way, rows in SCHEDULES.items()}
-
-
-def measure_ways(link: str, group: LinkedGroup, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Steps of two GPUs on this link: for each way the seconds of `rounds` steps of the slower rank, not stretched.
+def measure_ways(link: str, forecasts: Mapping[str, float], group: LinkedGroup, seconds: float) -> dict[str, float]:
+    """A step of two GPUs on this link in each of the forecast ways: seconds of the slower rank, not stretched.
 
     `group`: two ranks, whose link is changed; every rank calls it alike. `seconds`: how long a step takes here.
     """
-    link, taken = preset(link), {}
-    for way, forecast in forecasts(link).items():
+    taken = {}
+    for way, forecast in forecasts.items():
         slower = seconds / forecast
-        group.link = _stretched(link, slower)
-        taken[way] = _measure(step_of_way(way, group, slower), rounds, slower)
+        group.link = _stretched(preset(link), slower)
+        taken[way] = _measure(step_of_way(way, group, slower)) / slower
     group.link = None
     return taken
 
@@ -108,13 +85,13 @@ def forecast(layout: Layout) -> float:
     return step_time(SHAPE, layout, CLUSTER, SEQUENCE, efficiency=1.0).total
 
 
-def measure_layout(layout: Layout, rounds: int, least: float, each: float) -> list[float]:
-    """Seconds of `rounds` steps of the slowest rank, not stretched. Every rank calls it; they are layout.devices.
+def measure_layout(layout: Layout, seconds: float) -> float:
+    """Seconds of a step of the slowest rank, not stretched. Every rank calls it; they are layout.devices.
 
-    A step takes `least` seconds here, or `each` for every collective and message if that is more. Tensor parallelism
-    slices tokens between its layers. Without a pipeline there is one micro-batch; sharding is ZeRO-3 or none.
+    `seconds`: how long it takes here. Tensor parallelism slices tokens between its layers. Without a pipeline there is
+    one micro-batch; sharding is ZeRO-3 or none.
     """
-    slower = max(least, each * _calls(layout)) / forecast(layout)
+    slower = seconds / forecast(layout)
     mesh = init_device_mesh("cpu", (layout.dp, layout.pp, layout.tp), mesh_dim_names=("dp", "pp", "tp"))
     wires = {"dp": CLUSTER.wire(layout.dp, layout.tp * layout.pp), "tp": CLUSTER.wire(layout.tp)}  # dp's far apart
     wires["pp"] = hop_wire(layout, CLUSTER)
@@ -122,16 +99,10 @@ def measure_layout(layout: Layout, rounds: int, least: float, each: float) -> li
     groups = {name: linked_group(link, mesh[name].get_group()) for name, link in links.items()}
     tokens = layout.micro * SEQUENCE
     forward = slower * tokens * forward_flops_of_block(SHAPE, SEQUENCE) / FLOPS
-    taken = _measure(_step(layout, tokens, forward, groups, ("gather", "reduce_scatter")), rounds, slower)
+    taken = _measure(_step(layout, tokens, forward, groups, ("gather", "reduce_scatter")))
     for group in groups.values():
         dist.destroy_process_group(group)
-    return taken
-
-
-def _calls(layout: Layout) -> int:
-    """About how many collectives and messages a rank has in a step: each costs the processor something."""
-    passed = layout.micro_batches * LAYERS // layout.pp  # layers, by a micro-batch
-    return 8 * passed * (layout.tp > 1) + 4 * layout.micro_batches * (layout.pp > 1) + 3 * LAYERS * (layout.dp > 1)
+    return taken / slower
 
 
 def _as_link(wire: Wire) -> Link:
@@ -171,44 +142,38 @@ def _step(
         nn.Sequential(*(_Part(elements, seconds, inside, groups["tp"]) for _ in range(parts))) for _ in range(LAYERS)
     ]
     slices = layout.tp if moves[0] == "gather" else 1
-    x = torch.zeros(m, round(tokens * WIDTH / slices * _NUMBERS))
+    x = torch.zeros(m, round(tokens * WIDTH / slices * _NUMBERS), requires_grad=True)
     if layout.pp > 1:
-        every = LAYERS // layout.pp
-        cuts = list(range(every, LAYERS, every))
+        cuts = list(range(0, LAYERS, LAYERS // layout.pp))[1:]
         rows = rows or one_f_one_b(layout.pp, m)
-        pipeline = Pipeline(layers, m, rows, lambda output, _: output.mean(), groups["pp"], cuts=cuts)
-        replica = FlatDDP(pipeline.local_module, group=groups["dp"]) if layout.dp > 1 else None
-
-        def step() -> None:
-            pipeline.step(x, torch.zeros(m))
-            if replica:
-                replica.sync_gradients()
-            pipeline.zero_grad()
-
-        return step
-    model = nn.Sequential(*layers)
-    if layout.dp > 1:
-        sharded = layout.stage == "ZeRO-3"
-        model = FSDP(model, groups["dp"], units=layers) if sharded else OverlappedDDP(model, group=groups["dp"])
+        model = replica = Pipeline(layers, m, rows, lambda output, _: output.mean(), groups["pp"], cuts=cuts)
+        if layout.dp > 1:
+            replica = FlatDDP(model.local_module, group=groups["dp"])
+    else:
+        model = replica = nn.Sequential(*layers)
+        if layout.dp > 1 and layout.stage == "ZeRO-3":
+            model = replica = FSDP(model, groups["dp"], units=layers)
+        elif layout.dp > 1:
+            model = replica = OverlappedDDP(model, group=groups["dp"])
 
     def step() -> None:
-        model(x.requires_grad_()).sum().backward()
+        if layout.pp > 1:
+            model.step(x.detach(), torch.zeros(m))
+        else:
+            model(x).sum().backward()
         if layout.dp > 1:
-            model.sync_gradients()
+            replica.sync_gradients()
         model.zero_grad()
 
     return step
 
 
-def _measure(step: Step, rounds: int, slower: float) -> list[float]:
-    """Seconds of the rank that takes longest, not stretched."""
-    step()  # agrees on sizes, makes buffers
-    taken = []
-    for _ in range(rounds):
-        dist.barrier()
-        began = time.perf_counter()
-        step()
-        longest = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
-        dist.all_reduce(longest, dist.ReduceOp.MAX)
-        taken.append(longest.item() / slower)
-    return taken
+def _measure(step: Step) -> float:
+    """Seconds of the rank that takes longest, in the second of two steps: the first agrees on sizes, makes buffers."""
+    step()
+    dist.barrier()
+    began = time.perf_counter()
+    step()
+    longest = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return longest.item()

@@ -1,7 +1,7 @@
 """Pictures of what the ranks held, computed and sent, drawn from recorded data.
 
-Every function returns a matplotlib Figure. What they show is in the files' names: tensors, messages, time, lines (over
-steps and seconds), costs (forecast and measured). style.py has what all pictures share.
+Every function returns a matplotlib Figure. What they show is in the files' names: tensors, messages, time, and charts
+(lines and bars). style.py has what all pictures share.
 """
 
 from scratch_ddp.common.extras import extra
@@ -9,8 +9,7 @@ from scratch_ddp.common.extras import extra
 with extra("cells"):
     import matplotlib  # noqa: F401
 
-from scratch_ddp.course.plots.costs import *  # noqa: F403
-from scratch_ddp.course.plots.lines import *  # noqa: F403
+from scratch_ddp.course.plots.charts import *  # noqa: F403
 from scratch_ddp.course.plots.messages import *  # noqa: F403
 from scratch_ddp.course.plots.tensors import *  # noqa: F403
 from scratch_ddp.course.plots.time import *  # noqa: F403

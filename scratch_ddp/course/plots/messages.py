@@ -118,8 +118,7 @@ def mesh_traffic(groups: Sequence[Mapping[str, Sequence[int]]], sent: Sequence[M
         panel.axvline(border - 0.5, color="black", lw=0.8)
         panel.axhline(border - 0.5, color="black", lw=0.8)
     panel.set(xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5), xlabel="to rank", ylabel="from rank")
-    legend = figure.legend(frameon=False, fontsize=9, loc="outside upper center", ncols=3)
-    for mark in legend.legend_handles:
+    for mark in style.add_legend(figure, fontsize=9, loc="outside upper center", ncols=3).legend_handles:
         mark.set_sizes([40])
     return figure
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.patches import Rectangle
 
 T = TypeVar("T")
@@ -66,9 +67,9 @@ def panels_with_lanes(
     return figure, panels
 
 
-def add_legend(whose: Figure | Axes, *args: Any, **options: Any) -> None:
+def add_legend(whose: Figure | Axes, *args: Any, **options: Any) -> Legend:
     """A legend in small text without a frame, of a figure or a panel; everything else is as for `legend`."""
-    whose.legend(*args, **({"fontsize": 8, "frameon": False} | options))
+    return whose.legend(*args, **({"fontsize": 8, "frameon": False} | options))
 
 
 def draw_box(panel: Axes, x: float, y: float, width: float, height: float, **style: Any) -> None:

@@ -8,7 +8,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import MultipleLocator
 
 from scratch_ddp.course.plots import style
 from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, draw_box, rank_color, write
@@ -357,22 +356,3 @@ def _draw_arrow(panel: Axes, at: Point, step: Point, color: str, width: float, n
     dots = width * panel.figure.dpi / 72
     panel.quiver(*at.tolist(), *step.tolist(), color=color, width=dots, zorder=5 - width / 10, **head, **exact)
     panel.plot([], [], color=color, lw=width, label=name)
-
-
-def saved_bars(rows: Sequence[tuple[str, str, float, bool]]) -> Figure:
-    """What the operations of a forward keep for backward, from top to bottom: a bar for each tensor, in units.
-
-    rows: (operation, name of what it keeps, units, whether an earlier one keeps it already). Grey bars are kept already
-    and cost nothing; what is smaller than a tenth of a unit is left out.
-    """
-    rows = [row for row in rows if row[2] >= 0.1]
-    figure, (panel,) = style.quiet_panels(8.6, 0.24 * len(rows) + 0.9)
-    lengths = [units for _, _, units, _ in rows]
-    panel.barh(range(len(rows)), lengths, color=[QUIET if again else rank_color(0) for *_, again in rows], height=0.7)
-    names = [f"{operation.removesuffix('Backward0')}  {kept.removeprefix('_saved_')}" for operation, kept, *_ in rows]
-    panel.set_yticks(range(len(rows)), names)
-    panel.set(ylim=(len(rows) - 0.5, -0.5), xlabel="times the block's input")
-    panel.xaxis.set_major_locator(MultipleLocator(1))
-    for place, (_, _, units, again) in enumerate(rows):
-        write(panel, units + 0.08, place, "kept already" if again else f"{units:.0f}", size=8, ha="left")
-    return figure

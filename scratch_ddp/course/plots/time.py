@@ -2,7 +2,6 @@
 
 import colorsys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
@@ -15,9 +14,9 @@ from scratch_ddp.instruments.timeline import PARTS, Breakdown, Timeline
 from scratch_ddp.instruments.timeline.spans import Interval, without
 from scratch_ddp.pipeline.simulate import Spans, bubble
 
-_COLORS = ("#9ecae1", "#4e79a7", "#59a14f", "#b9a38f", "#edc948", "#e3e3e3", SENT_COLOR, "white")
-_PARTS = dict(zip(PARTS, _COLORS, strict=True))  # from "forward" to "idle"
-_MESSAGES = {"communication, hidden": "#f2b5b5", "exposed": SENT_COLOR}
+_MESSAGES = ("communication, hidden", "exposed")
+_BLUES, _OTHERS = ("#9ecae1", "#4e79a7"), ("#59a14f", "#b9a38f", "#edc948", "#e3e3e3", SENT_COLOR, "white")
+_COLORS = dict(zip((*PARTS, *_MESSAGES), (*_BLUES, *_OTHERS, "#f2b5b5", SENT_COLOR), strict=True))
 _HATCHES = {"waiting": "////"}  # nothing happens, but the rank can't go on
 _ACTIONS = {"F": "#9ecae1", "B": "#4e79a7", "I": "#76b7b2", "W": "#f2b263"}
 _ACTION_NAMES = {"F": "forward", "B": "backward", "I": "backward: input", "W": "backward: weights"}
@@ -26,8 +25,8 @@ _ACTION_NAMES = {"F": "forward", "B": "backward", "I": "backward: input", "W": "
 def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
     """A panel per title with two bars per rank: what it computed, and below it what was on its wire.
 
-    Communication is pale while the rank computes, and red while it does not. A thin line separates two messages. All
-    panels have the same axis: milliseconds from the start of their earliest rank.
+    Communication is pale while the rank computes, and red while it does not. A thin line separates two messages. Time
+    is in milliseconds from the start of the earliest rank.
     """
     figure, drawn = style.panels_with_lanes(panels, inches=0.42, axis="milliseconds")
     names = set()
@@ -35,23 +34,20 @@ def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
         zero = min(span.start for each in ranks for span in [*each.compute, *each.communication])
         for row, each in enumerate(ranks):
             for span in each.compute:
-                _draw_bars(panel, [span.interval], zero, (row - 0.42, 0.42), color=_PARTS[span.name])
+                _draw_bars(panel, [span.interval], zero, (row - 0.42, 0.42), span.name)
             messages = [span.interval for span in each.communication]
+            _draw_bars(panel, messages, zero, (row, 0.42), "communication, hidden")
             exposed = without(messages, [span.interval for span in each.compute])
-            for color, intervals in zip(_MESSAGES.values(), (messages, exposed), strict=True):
-                _draw_bars(panel, intervals, zero, (row, 0.42), color=color)
+            _draw_bars(panel, exposed, zero, (row, 0.42), "exposed")
             panel.vlines([1e3 * (start - zero) for start, _ in messages], row, row + 0.42, color="white", lw=0.6)
             names |= {*(span.name for span in each.compute), *(_MESSAGES if messages else ())}
-    figure.axes[-1].set_xlim(left=0)
-    _add_legend(figure, {name: color for name, color in (_PARTS | _MESSAGES).items() if name in names})
-    return figure
+    return _in_milliseconds(figure, names)
 
 
 def breakdown_chart(panels: Mapping[str, Sequence[Breakdown]]) -> Figure:
     """A panel per title with a bar per rank, cut into parts in the order in which they took place.
 
-    Waiting for another rank is hatched, idle time is white. All panels have the same axis: milliseconds from the start
-    of their earliest rank.
+    Waiting for another rank is hatched, idle time is white. Time as in `timeline_chart`.
     """
     figure, drawn = style.panels_with_lanes(panels, inches=0.34, axis="milliseconds")
     names = set()
@@ -60,27 +56,24 @@ def breakdown_chart(panels: Mapping[str, Sequence[Breakdown]]) -> Figure:
         for row, each in enumerate(ranks):
             lane = (row - 0.36, 0.72)
             for name, intervals in each.parts.items():
-                look = {"facecolor": _PARTS[name], "hatch": _HATCHES.get(name), "edgecolor": GREY}
-                _draw_bars(panel, intervals, zero, lane, **look)
+                _draw_bars(panel, intervals, zero, lane, name)
             panel.broken_barh([(1e3 * (each.start - zero), 1e3 * each.step)], lane, facecolor="none", ec=GREY, lw=0.4)
             names |= {name for name in PARTS if each.seconds(name) > 0.005 * each.step}
-    figure.axes[-1].set_xlim(left=0)
-    _add_legend(figure, {name: _PARTS[name] for name in PARTS if name in names})
-    return figure
+    return _in_milliseconds(figure, names)
 
 
-def schedule_chart(panels: Mapping[str, Spans], axis: str = "time, in forwards", unit: float = 1.0) -> Figure:
+def schedule_chart(panels: Mapping[str, Spans], unit: float = 1.0) -> Figure:
     """A panel per title, with a row for each rank: its actions over time, with the number of the micro-batch.
 
-    Of several stages on a rank, later ones are darker. White is the bubble; its share stands in the title. Each panel
-    begins with its first action; all have the same axis, in units of `unit` seconds, which `axis` names.
+    Of several stages on a rank, later ones are darker. White is the bubble; its share stands in the title. Time is in
+    forwards, which are `unit` long, from the first action.
     """
     titled = {}
     for title, spans in panels.items():
         zero = min(start for row in spans for _, start, _ in row)
         moved = [[(action, (start - zero) / unit, (end - zero) / unit) for action, start, end in row] for row in spans]
         titled[f"{title}: bubble {bubble(spans):.1%}"] = moved
-    figure, drawn = style.panels_with_lanes(titled, inches=0.27, axis=axis)
+    figure, drawn = style.panels_with_lanes(titled, inches=0.27, axis="time, in forwards")
     longest = max(end for spans in titled.values() for row in spans for *_, end in row)
     for panel, spans in drawn:
         for rank, row in enumerate(spans):
@@ -93,20 +86,27 @@ def schedule_chart(panels: Mapping[str, Spans], axis: str = "time, in forwards",
                     write(panel, (start + end) / 2, rank, str(action.micro), ink, 7.5, va="center_baseline")
     figure.axes[-1].set_xlim(0, longest)
     kinds = {action.kind for spans in panels.values() for row in spans for action, *_ in row}
-    _add_legend(figure, {_ACTION_NAMES[kind]: color for kind, color in _ACTIONS.items() if kind in kinds})
-    return figure
+    return _with_legend(figure, {_ACTION_NAMES[kind]: color for kind, color in _ACTIONS.items() if kind in kinds})
 
 
-def _draw_bars(panel: Axes, intervals: Sequence[Interval], zero: float, lane: tuple[float, float], **look: Any) -> None:
-    panel.broken_barh([(1e3 * (start - zero), 1e3 * (end - start)) for start, end in intervals], lane, lw=0, **look)
+def _draw_bars(panel: Axes, intervals: Sequence[Interval], zero: float, lane: tuple[float, float], name: str) -> None:
+    bars = [(1e3 * (start - zero), 1e3 * (end - start)) for start, end in intervals]
+    panel.broken_barh(bars, lane, lw=0, facecolor=_COLORS[name], hatch=_HATCHES.get(name), edgecolor=GREY)
 
 
-def _add_legend(figure: Figure, colors: Mapping[str, str]) -> None:
+def _in_milliseconds(figure: Figure, names: set[str]) -> Figure:
+    figure.axes[-1].set_xlim(left=0)
+    return _with_legend(figure, {name: color for name, color in _COLORS.items() if name in names})
+
+
+def _with_legend(figure: Figure, colors: Mapping[str, str]) -> Figure:
     edge = {"edgecolor": GREY, "lw": 0.3}
     patches = [Patch(facecolor=color, hatch=_HATCHES.get(name), label=name, **edge) for name, color in colors.items()]
     style.add_legend(figure, handles=patches, loc="outside upper right", ncols=len(patches))
+    return figure
 
 
 def _shade(color: str, lap: int) -> tuple[float, float, float]:
+    """Darker with each lap."""
     hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(color))
     return colorsys.hls_to_rgb(hue, lightness * 0.72**lap, saturation)

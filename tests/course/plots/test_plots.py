@@ -1,4 +1,4 @@
-"""Every picture shows the numbers that it was given, one test for each kind; and JupyterLab gets sliders."""
+"""Every picture shows the numbers that it was given, one test for each kind."""
 
 from collections import Counter
 
@@ -115,12 +115,11 @@ def test_a_timeline_shows_what_of_the_communication_is_exposed():
 def test_a_schedule_has_a_bar_for_each_action_and_shades_for_laps():
     panels = {"GPipe": simulate(gpipe(4, 8)), "laps": simulate(interleaved(2, 2, 2))}
     panels["laps"] = [[(action, 5 + start, 5 + end) for action, start, end in row] for row in panels["laps"]]
-    figure = plots.schedule_chart(panels, axis="seconds", unit=0.5)
+    figure = plots.schedule_chart(panels, unit=0.5)
     for panel, spans, zero in zip(figure.axes, panels.values(), (0, 5), strict=True):
         drawn = [(each.get_x(), each.get_width(), round(each.get_y() + 0.42)) for each in panel.patches]
         assert drawn == [(2 * (s - zero), 2 * (e - s), rank) for rank, row in enumerate(spans) for _, s, e in row]
     assert titles(figure)[0] == "GPipe: bubble 27.3%" and len(faces(figure.axes[1])) == 4  # two kinds, two laps
-    assert plots.schedule_chart(panels).axes[-1].get_xlabel() == "time, in forwards"  # as in lesson 13
 
 
 def test_a_saw_marks_steps_with_different_gradients():
@@ -156,17 +155,6 @@ def test_the_map_asks_for_every_place():
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["2 Ki", "8 Ki"]
 
 
-def test_sliders_in_jupyterlab_and_a_picture_elsewhere(monkeypatch):
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    assert len(plots.bound_sliders().axes) == 1
-    ipywidgets = pytest.importorskip("ipywidgets")
-    shown = {}
-    monkeypatch.setattr(ipywidgets, "interact", lambda function, **controls: shown.update(controls))
-    monkeypatch.setenv("JPY_SESSION_NAME", "15_accounting.ipynb")
-    assert plots.bound_sliders() is None
-    assert list(shown) == ["model", "cluster", "tp", "checkpointing"] and "XXL" in shown["model"]
-
-
 LOG = [{"step": step, "loss": 1 / step, "ranks": 2, "time": 10.0 + step} for step in (1, 2)]
 LOG += [{"step": step, "loss": 1 / step, "ranks": 1, "time": 20.0 + step} for step in (2, 4)]
 SWEEP = plots.Sweep({1: 1.7, 10: 1.5}, per_parameter=1.8, flat=2.0, compute=0.9, best=(10, 1.5))
@@ -178,9 +166,7 @@ SWEEP = plots.Sweep({1: 1.7, 10: 1.5}, per_parameter=1.8, flat=2.0, compute=0.9,
         (lambda: plots.step_curves({"a": {"x": [1, 2], "y": [3, 4]}}, "loss"), [[(0, 1), (1, 2)], [(0, 3), (1, 4)]]),
         (lambda: plots.losses_and_residuals({"x": [2, 1]}, {"y": [0, 1e-8]}), [[(0, 2), (1, 1)], [(0, 0), (1, 1e-8)]]),
         (lambda: plots.steps_over_time(LOG, {}), [[(0, 1), (1, 2)], [(11, 2), (13, 4)]]),
-        (lambda: plots.saving_curve({5: 0.5, 50: 0.1}, young=49), [[(5, 50), (50, 10)], [(49, 0), (49, 1)]]),
         (lambda: plots.bucket_sweep({"a": SWEEP}, {"a": {1: 1.75}}), [[(1, 1.7), (10, 1.5)], [(10, 1.5)], [(1, 1.75)]]),
-        (lambda: plots.forecast_curve([1, 2], [2, 6], {2: 8}, 2, 0.1), [[(1, 2e3), (2, 3e3)], [(2, 4e3)]]),
     ],
 )
 def test_lines_and_dots_are_where_the_numbers_are(figure, lines):
@@ -208,7 +194,6 @@ STATIONS = {"sequence": [plots.Station("norm", (8, 64), (16, 64)), plots.Station
 HOSTS = plots.HostTraffic([(0, 1), (2, 3)], {(0, 1): 5.0, (0, 2): 0.5, (1, 3): 0.75, (3, 1): 2.0})
 CURVES = {"DDP": [(0.0, 0), (0.2, 90_000_000), (0.5, 0)], "FSDP": [(0.0, 0), (2.0, 50_000_000)]}
 MEMORIES = {"small": RankMemory(1e9, 1e9, 0, 2e9, 0, 0.5e9, 0), "large": RankMemory(9e9, 0, 0, 0, 0, 0, 0)}
-SAVED = [("GeluBackward0", "_saved_self", 4.0, False), ("AddmmBackward0", "_saved_mat1", 4.0, True)]
 
 
 def test_a_mesh_has_a_square_from_each_rank_to_the_next_of_its_group():
@@ -222,26 +207,14 @@ def test_a_mesh_has_a_square_from_each_rank_to_the_next_of_its_group():
 
 
 @pytest.mark.parametrize(
-    ("figure", "says", "colors"),
+    ("figure", "says"),
     [
-        (
-            lambda: plots.cut_products(X, W, BY_COLUMNS, BY_ROWS),
-            {"all-gather", "all-reduce", *(f"{number:g}" for number in (X @ W).flatten())},
-            {QUIET: 8, BLUE: 16, ORANGE: 16, "#ffffff": 8, SUM_COLOR: 4},
-        ),
-        (lambda: plots.slice_layouts(STATIONS, rank=1), {"sequence", "8 × 64", "call"}, {}),
-        (lambda: plots.host_traffic({"a ring": HOSTS}, "S"), {"2.00 S out of a host", "5.00", "0.50", "0.75"}, {}),
-        (
-            lambda: plots.memory_curves(CURVES, limit=6e7, ends={"DDP": [0.1]}),
-            {"90 MB", "50 MB", "the limit"},
-            {},
-        ),
-        (lambda: plots.memory_bars(MEMORIES, 5e9), {"4.5 GB", "9 GB", "room"}, {}),
-        (lambda: plots.saved_bars(SAVED), {"4", "kept already"}, {BLUE: 1, QUIET: 1}),
+        (lambda: plots.cut_products(X, W, BY_COLUMNS, BY_ROWS), {"all-gather", "all-reduce", "28", "34", "76", "98"}),
+        (lambda: plots.slice_layouts(STATIONS, rank=1), {"sequence", "8 × 64", "call"}),
+        (lambda: plots.host_traffic({"a ring": HOSTS}, "S"), {"2.00 S out of a host", "5.00", "0.50", "0.75"}),
+        (lambda: plots.memory_curves(CURVES, limit=6e7, ends={"DDP": [0.1]}), {"90 MB", "50 MB", "the limit"}),
+        (lambda: plots.memory_bars(MEMORIES, 5e9), {"4.5 GB", "9 GB", "room"}),
     ],
 )
-def test_a_picture_says_its_numbers_in_the_right_colors(figure, says, colors):
-    panels = figure().axes
-    assert says <= {text for panel in panels for text in texts(panel)}
-    drawn = sum((faces(panel) for panel in panels), Counter())
-    assert not colors or drawn == colors
+def test_a_picture_says_its_numbers(figure, says):
+    assert says <= {text for panel in figure().axes for text in texts(panel)}

@@ -1,10 +1,7 @@
-"""Seconds and bytes, forecast and measured: of collectives, buckets and layouts, and which bound binds."""
+"""Lines and bars over axes: steps, seconds, sizes, bytes, tokens; forecast beside measured; and which bound binds."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,13 +9,155 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, NullLocator
+from matplotlib.ticker import EngFormatter
 
 from scratch_ddp.course.plots import style
 from scratch_ddp.course.plots.style import GREY, QUIET, SENT_COLOR, SUM_COLOR, rank_color, write
 from scratch_ddp.instruments.bandwidth import AlphaBeta, Results
-from scratch_ddp.instruments.cost import BOUNDS, CLUSTERS, MODELS, RankMemory, what_binds
+from scratch_ddp.instruments.cost import BOUNDS, RankMemory
 from scratch_ddp.instruments.sizes import format_size
+
+Lines = Mapping[str, Sequence[float]]  # by name
+
+
+def step_curves(
+    panels: Mapping[str, Lines], what: str, log: bool = False, limits: tuple[float, float] | None = None
+) -> Figure:
+    """A panel per title, with a line per name: one number per step, from step 0 on. `what` names the numbers.
+
+    Each line is thinner than the one before, so that equal lines are all visible. `log` and `limits` (lowest, highest)
+    hold for every panel; lines beyond the limits are cut off.
+    """
+    figure, drawn = style.titled_panels(panels, min(10, 3.9 * len(panels) + 0.6), 2.9)
+    for panel, lines in drawn:
+        _draw_lines(panel, lines, thickest=4)
+        panel.set(xlabel="step", yscale="log" if log else "linear", ylim=limits)
+        style.add_legend(panel)
+    figure.axes[0].set_ylabel(what)
+    return figure
+
+
+def losses_and_residuals(losses: Lines, residuals: Lines) -> Figure:
+    """The `losses` of runs that should be equal, and below their `residuals`: a number per step and name, from step 0.
+
+    Residuals are not negative; their axis is logarithmic down to 1e-17 and also shows 0. A name has the same colour in
+    both panels.
+    """
+    figure, (above, below) = style.quiet_panels(7.6, 4.7, rows=2, sharex=True, height_ratios=[3, 2])
+    _draw_lines(above, losses, thickest=8)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys([*losses, *residuals]))}
+    for name, values in residuals.items():
+        below.plot(values, ".", ms=6, color=rank_color(numbers[name]), label=name, clip_on=False)
+    above.set_ylabel("loss")
+    below.set(xlabel="step", ylabel="difference from\none process", ylim=(0, 1))
+    below.set_yscale("symlog", linthresh=1e-17, linscale=0.5)
+    below.set_yticks([0, 1e-16, 1e-12, 1e-8, 1e-4, 1], ["0", "1e-16", "1e-12", "1e-8", "1e-4", "1"])
+    below.minorticks_off()
+    below.grid(axis="y", color=QUIET, lw=0.5)
+    for panel in (above, below):
+        style.add_legend(panel, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _draw_lines(panel: Axes, lines: Lines, thickest: float) -> None:
+    """Each thinner than the one before."""
+    widths = np.linspace(1.4, thickest, len(lines))[::-1]
+    for number, (name, values) in enumerate(lines.items()):
+        panel.plot(values, lw=widths[number], color=rank_color(number), label=name, solid_capstyle="butt")
+
+
+def disagreement_saw(panels: Mapping[str, Sequence[tuple[str, float]]]) -> Figure:
+    """A panel per loop: the largest difference between the ranks' gradients over the micro-batches of an epoch.
+
+    The events of a loop are, in order, ("backward", d) when a micro-batch's gradients have been accumulated, ("sync",
+    d) after `sync_gradients`, and ("step", d) before an optimizer step, where d is the difference then. A step with the
+    same gradients on all ranks is a dark dot, a step with different gradients a red cross. Solid lines: the gradients.
+    Dotted lines: a step has used them, and they are cleared.
+    """
+    height = 1.25 * len(panels) + 0.85
+    figure, drawn = style.titled_panels(panels, 7.6, height, down=True, sharex=True, sharey=True)
+    marks = {}
+    for panel, events in drawn:
+        micro_batch, at = 0, (0, 0.0)
+        for what, apart in events:
+            micro_batch += what == "backward"
+            here = (micro_batch, apart)
+            if what == "step":
+                name = "a step, each rank with its own" if apart else "a step, all ranks with the same gradient"
+                marker, color = ("X", SENT_COLOR) if apart else ("o", SUM_COLOR)
+                (marks[name],) = panel.plot(*here, marker, color=color, ms=7, zorder=4)
+                panel.plot([micro_batch] * 2, [apart, 0], ":", color=SENT_COLOR, lw=1.2, zorder=2)
+                here = (micro_batch, 0.0)
+            else:
+                panel.fill_between(*zip(at, here, strict=True), color=QUIET, alpha=0.35, lw=0, zorder=0)
+                panel.plot(*zip(at, here, strict=True), color=SUM_COLOR, lw=1.6, zorder=3, solid_capstyle="round")
+            at = here
+        panel.axhline(0, color=QUIET, lw=0.8, zorder=1)
+    most = max(sum(what == "backward" for what, _ in events) for events in panels.values())
+    highest = max(apart for events in panels.values() for _, apart in events)
+    panel.set(xlabel="micro-batch", xticks=range(1, most + 1), ylim=(-0.1 * highest, 1.15 * highest))
+    figure.supylabel("difference between gradients" if len(panels) > 1 else "difference", fontsize=9)
+    style.add_legend(figure, marks.values(), marks, loc="outside upper right", ncols=2)
+    return figure
+
+
+def memory_curves(
+    curves: Mapping[str, Sequence[tuple[float, int]]], limit: int, ends: Mapping[str, Sequence[float]]
+) -> Figure:
+    """A panel per name: the bytes held over time, as in `memory_use().over_time`, with the peak written beside.
+
+    `limit` (bytes) is a line through all panels; what exceeds it is red. `ends`: by name, the seconds at which parts
+    ended, such as building the model and each step.
+    """
+    figure, panels = style.titled_panels(curves, 2.15 * len(curves) + 0.7, 2.9, sharey=True)
+    room = limit / 1e6
+    top = max(limit, *(nbytes for curve in curves.values() for _, nbytes in curve)) / 1e6
+    for number, (name, (panel, curve)) in enumerate(zip(curves, panels, strict=True)):
+        seconds, held = [at for at, _ in curve], [nbytes / 1e6 for _, nbytes in curve]
+        panel.fill_between(seconds, held, step="post", color=rank_color(number), alpha=0.35, lw=0)
+        panel.step(seconds, held, where="post", color=rank_color(number), lw=0.9)
+        beyond = [max(each, room) for each in held]
+        panel.fill_between(seconds, room, beyond, step="post", color=SENT_COLOR, alpha=0.6, lw=0)
+        panel.axhline(room, color=SUM_COLOR, lw=0.9, ls="--")
+        peak = max(held)
+        at = seconds[held.index(peak)]
+        side = "right" if at > (seconds[0] + seconds[-1]) / 2 else "left"
+        write(panel, at, peak + 0.01 * top, f"{peak:.0f} MB", SUM_COLOR, 8, ha=side, va="bottom")
+        panel.vlines(ends.get(name, ()), 0, 1.12 * top, color=QUIET, lw=0.8, zorder=0)
+        panel.set(xlabel="seconds", ylim=(0, 1.12 * top))
+    figure.axes[0].set_ylabel("MB held")
+    write(panel, 1, room, " the limit", SUM_COLOR, 8, ha="left", transform=panel.get_yaxis_transform())
+    return figure
+
+
+def steps_over_time(lines: Sequence[Mapping], killed: Mapping[str, float]) -> Figure:
+    """Which step a run was at, over the seconds since its first: a colour per attempt, a line where it lost something.
+
+    `killed`: what was killed, and when, as times of the log.
+    """
+    figure, (panel,) = style.quiet_panels(7.2, 2.7)
+    begin = lines[0]["time"]
+    for number, attempt in enumerate(attempts(lines)):
+        times, steps = [line["time"] - begin for line in attempt], [line["step"] for line in attempt]
+        ranks = attempt[0]["ranks"]
+        label = f"{ranks} rank{'s' * (ranks > 1)}, steps {steps[0]} to {steps[-1]}"
+        panel.plot(times, steps, ".-", ms=5, lw=1.2, color=rank_color(number), label=label)
+    for what, when in killed.items():
+        panel.axvline(when - begin, color=SENT_COLOR, lw=1, ls="--")
+        write(panel, when - begin, 0.3, f" {what} killed", SENT_COLOR, 8, ha="left", va="bottom")
+    panel.set(xlabel="seconds", ylabel="step", xlim=(-1, None), ylim=(0, None))
+    style.add_legend(figure, loc="outside upper left", ncols=3, labelcolor=GREY)
+    return figure
+
+
+def attempts(lines: Sequence[Mapping]) -> list[list[Mapping]]:
+    """The lines of a step log, cut where a run went back to a checkpoint."""
+    parts: list[list[Mapping]] = []
+    for line in lines:
+        if not parts or line["step"] <= parts[-1][-1]["step"]:
+            parts.append([])
+        parts[-1].append(line)
+    return parts
 
 
 def time_chart(
@@ -51,12 +190,9 @@ def time_chart(
 
 
 def bandwidth_chart(results: Results) -> Figure:
-    """A panel per kind of bandwidth (algbw, busbw, as published) with the lines of `time_chart`, in GB/s.
-
-    All panels have the same scale.
-    """
+    """A panel per kind of an all-reduce's bandwidth (algbw, busbw, as published), in GB/s; lines as in `time_chart`."""
     kinds = {"algbw: S/t": "algbw", "busbw: 2(n−1)/n · S/t": "busbw", "as published: 2 · S/t": "published"}
-    figure, panels = style.titled_panels(kinds, 3.1 * len(kinds) + 0.6, 3.9, sharey=True)
+    figure, panels = style.titled_panels(kinds, 9.9, 3.9, sharey=True)
     for panel, kind in panels:
         for number, (name, series) in enumerate(results.series().items()):
             rates = [getattr(row, kind) / 1e9 for row in series]
@@ -76,7 +212,7 @@ def _label_sizes(panel: Axes, sizes: Sequence[int]) -> None:
     shown = sizes[:: -(-len(sizes) // 8)]
     panel.set(xscale="log", xlabel="size of the tensor, S")
     panel.set_xticks(shown, [format_size(size).replace(" ", "\n") for size in shown])
-    panel.xaxis.set_minor_locator(NullLocator())
+    panel.set_xticks([], minor=True)
     panel.grid(color=QUIET, lw=0.4, alpha=0.6)
 
 
@@ -125,43 +261,6 @@ def bucket_sweep(forecasts: Mapping[str, Sweep], measured: Mapping[str, Mapping[
     panel.minorticks_off()
     panel.grid(axis="y", color=QUIET, lw=0.4, alpha=0.6)
     style.add_legend(panel, loc="upper center", ncols=2)
-    return figure
-
-
-def forecast_curve(
-    tokens: Sequence[int], forecast: Sequence[float], measured: Mapping[int, float], knee: float, compute: float
-) -> Figure:
-    """Seconds of a step for each token a device has: a line, and dots where it was measured.
-
-    `knee`: the tokens from which on the step is compute-bound; `compute`: seconds of computing for a token.
-    """
-    figure, (panel,) = style.quiet_panels(6.4, 3.2)
-    panel.plot(tokens, [1e3 * each / t for t, each in zip(tokens, forecast, strict=True)], color=SUM_COLOR, lw=1.4)
-    places = [1e3 * seconds / t for t, seconds in measured.items()]
-    panel.plot(list(measured), places, "o", color=rank_color(0), label="measured")
-    panel.axhline(1e3 * compute, color=GREY, lw=1, ls="--", label="computing alone")
-    panel.axvline(knee, color=SENT_COLOR, lw=1, label="compute-bound from here on")
-    panel.set(xscale="log", xlabel="tokens of a device", ylabel="ms of a step for each token", ylim=(0, None))
-    panel.set_xticks(list(measured), [str(each) for each in measured])
-    panel.minorticks_off()
-    style.add_legend(panel)
-    return figure
-
-
-def forecast_bars(forecast: Mapping[str, float], measured: Mapping[str, float]) -> Figure:
-    """Two bars for each layout, the quickest first: forecast milliseconds and measured ones."""
-    figure, (panel,) = style.quiet_panels(6.4, 3.8)
-    names = sorted(measured, key=forecast.__getitem__)
-    for number, (label, seconds) in enumerate({"forecast": forecast, "measured": measured}.items()):
-        places = np.arange(len(names)) + 0.4 * number - 0.2
-        values = [1e3 * seconds[name] for name in names]
-        panel.barh(places, values, 0.36, color=(GREY, rank_color(0))[number], label=label)
-        for place, value in zip(places, values, strict=True):
-            write(panel, value, place, f" {value:.0f}", size=8, ha="left")
-    panel.set_yticks(range(len(names)), names)
-    panel.set(xlabel="ms of a step", xlim=(0, 1.1e3 * max(*forecast.values(), *measured.values())))
-    panel.invert_yaxis()
-    style.add_legend(figure, loc="outside lower center", ncols=2)
     return figure
 
 
@@ -239,24 +338,3 @@ def bound_map(
     handles = [Patch(color=color, label=name) for name, color in colors.items()]
     style.add_legend(figure, handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
-
-
-def bound_sliders() -> Figure | None:
-    """Show the map with sliders for the model, the cluster, tp and checkpointing. Return a Figure where it can't be.
-
-    JupyterLab names the notebook in the kernel's environment; a run without a browser, as for saving outputs, does not.
-    """
-    if "JPY_SESSION_NAME" not in os.environ or not find_spec("ipywidgets"):
-        return _one_map()
-    import ipywidgets
-
-    tp = ipywidgets.SelectionSlider(options=[1, 2, 4, 8], value=8)
-    ipywidgets.interact(_one_map, model=list(MODELS), cluster=list(CLUSTERS), tp=tp, checkpointing=True)
-    return None
-
-
-def _one_map(model: str = "XXL", cluster: str = "H100", tp: int = 8, checkpointing: bool = True) -> Figure:
-    options = {"sequence": 2048, "tp": tp, "checkpointing": checkpointing}
-    binds = partial(what_binds, MODELS[model], CLUSTERS[cluster], **options)
-    name = f"{model} on {cluster}, tp {tp}{', checkpointing' * checkpointing}"
-    return bound_map({name: binds}, [2**k for k in range(4, 15)], [2**k for k in range(3, 15)], sequence=2048)

@@ -1,30 +1,98 @@
-"""What a class of the learner's own is judged by, on ranks: it must do what the reference class does.
+"""What a `my_ddp.py` is judged by: on ranks its class must do what the reference class does; then under torchrun.
 
 The reference and the class wrap equal models and are trained on equal batches, by the engine of the lessons' exercises.
 Budgets are those of `notebooks/capstone.md`, which are above the reference's needs.
 """
 
 import contextlib
+import importlib
 import math
-from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from scratch_ddp.cells.rank.interruptible_group import BACKEND
+from scratch_ddp.course.arena import Arena
+from scratch_ddp.course.capstone import real_loop
 from scratch_ddp.course.capstone.reference_class import MyDDP
+from scratch_ddp.course.check import try_cases
 from scratch_ddp.course.exercise import Exercise
+from scratch_ddp.course.run import in_short
+from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 from scratch_ddp.instruments.memory.use import memory_use
 from scratch_ddp.instruments.traffic import ring_bytes, traffic
 
 MIB, SMALL = 2**20, 1024
+RANKS, LIMIT = 3, 20.0  # seconds for a class to do what a criterion asks
+AS_THE_ENGINE, FAILURES = {"replicas": "agreement"}, ("runs", "group", "waits", "written")  # its names
+OWN = "own work"
+PROMISES = {
+    OWN: "written with torch's tensors and collectives",
+    "start": "all ranks begin with rank 0's parameters and buffers",
+    "value": "the gradients are the mean, in float64, and so the parameters those of one process",
+    "replicas": "the replicas are equal, bit for bit, after each step",
+    "calls": "one call a MiB of gradients at most, and two more",
+    "bytes": "no more than a ring sends for 4 bytes a parameter, and 1 KiB",
+    "memory": "no more than one further copy of the gradients",
+    "accumulation": "nothing is sent inside no_sync(), and once after it",
+    "unused": "parameters that a rank, or no rank, has used",
+    "frozen": "frozen parameters have no gradient and are not sent",
+    **real_loop.PROMISES,
+}
+
+
+def judge(path: Path) -> dict[str, str]:
+    """Return what is wrong by criterion; "" where it holds."""
+    importlib.import_module("torch._dynamo.utils")  # which the profiler needs: here once, instead of on each rank
+    try:
+        found = run_ranks(RANKS, judged, path.resolve(), backend=BACKEND, timeout=300)[0]
+    except RankFailed as failed:  # a rank has died
+        words = (f"rank {rank} {report.splitlines()[-1]}" for rank, report in sorted(failed.failures.items()))
+        return dict.fromkeys(PROMISES, "; ".join(words))
+    return found if found.keys() == PROMISES.keys() else found | real_loop.judge(path.resolve())
+
+
+def judged(path: Path, limit: float = LIMIT, names: Iterable[tuple[str, ...]] | None = None) -> dict[str, str]:
+    """On a rank: what is wrong, by the exercises of these names. The class may take `limit` seconds for each.
+
+    If the file holds no class to judge, all criteria say so.
+    """
+    try:
+        module = real_loop.load(path)
+    except BaseException as error:
+        return dict.fromkeys(PROMISES, f"{path.name} can't be imported: {in_short(error)}")
+    if not hasattr(module, "MyDDP"):
+        return dict.fromkeys(PROMISES, f"{path.name} defines no class MyDDP yet")
+    found = {OWN: borrowed(module)}
+    # As if it were a line of the learner's file, so that complaints name lines of it.
+    wrap = eval(compile("lambda model: MyDDP(model)", str(path), "eval"), vars(module))
+    for each in names or EXERCISES:
+        arena = Arena()
+        with arena:
+            complaints = try_cases(EXERCISES[each], wrap, arena, limit, arena.everyone)
+        failed = next((words for name, words in complaints.items() if name in FAILURES and words), "")
+        found |= {name: failed or complaints.get(AS_THE_ENGINE.get(name, name), "") for name in each}
+    return found
+
+
+def borrowed(module: ModuleType) -> str:
+    """What the file uses that does the work for it, or ""."""
+    bases = {base.__name__: base for base in getattr(module.MyDDP, "__mro__", ())}
+    for name, used in (vars(module) | bases).items():
+        home = str(getattr(used, "__module__", None) or getattr(used, "__name__", ""))
+        if home.split(".")[0] == "scratch_ddp" or home.startswith("torch.nn.parallel"):
+            return f"my_ddp.py uses {name} of {home}"
+    return ""
 
 
 def tied():
     """Two layers with one weight, a norm between them, and a buffer."""
-    layers = {"first": nn.Linear(6, 6), "tanh": nn.Tanh(), "norm": nn.LayerNorm(6), "second": nn.Linear(6, 6)}
-    model = nn.Sequential(OrderedDict(layers))
-    model.second.weight = model.first.weight
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 6))
+    model[3].weight = model[0].weight
     model.register_buffer("scale", torch.rand(6))
     return model
 
@@ -64,22 +132,20 @@ def train(wrap, model, steps):
         model.zero_grad()
 
 
-def costs(wrap, model, steps):
-    """Calls and bytes of a step, or the budget if they are fewer."""
-    model, size = wrap(model), _size(model)
-    counted = _second_step(model, steps)
-    made, budget = sum(counted.calls.values()), math.ceil(size / MIB) + 2
-    yield "calls", f"the number of calls for {size / MIB:.1f} MiB of gradients", max(made, budget)
-    yield "bytes", f"the number of bytes sent for {size:,} bytes of gradients", _bytes(counted, size)
+def costs(wrap, alone, model, steps):
+    """Calls and bytes of a step, and how much more is held at the peak than with the plain model.
 
-
-def memory(wrap, alone, model, steps):
-    """How much more is held at the peak than with the plain model, or the budget if that is less."""
+    If that is less than the budget, the budget.
+    """
     with memory_use() as plain:
         _second_step(alone, steps)
     with memory_use() as used:
-        _second_step(wrap(model), steps)
-    copies = (used.peak_bytes - plain.peak_bytes) / _size(alone)
+        counted = _second_step(wrap(model), steps)
+    size = _size(alone)
+    made, budget = sum(counted.calls.values()), math.ceil(size / MIB) + 2
+    yield "calls", f"the number of calls for {size / MIB:.1f} MiB of gradients", max(made, budget)
+    yield "bytes", f"the number of bytes sent for {size:,} bytes of gradients", _bytes(counted, size)
+    copies = (used.peak_bytes - plain.peak_bytes) / size
     yield "memory", "the peak, in further copies of the gradients,", max(round(copies, 1), 1.0)
 
 
@@ -164,22 +230,10 @@ def _one_ranks(at):
     return (tied(),)
 
 
-PROMISES = {
-    "start": "all ranks begin with rank 0's parameters and buffers",
-    "value": "the gradients are the mean, in float64, and so the parameters those of one process",
-    "replicas": "the replicas are equal, bit for bit, after each step",
-    "calls": "one call a MiB of gradients at most, and two more",
-    "bytes": "no more than a ring sends for 4 bytes a parameter, and 1 KiB",
-    "memory": "no more than one further copy of the gradients",
-    "accumulation": "nothing is sent inside no_sync(), and once after it",
-    "unused": "parameters that a rank, or no rank, has used",
-    "frozen": "frozen parameters have no gradient and are not sent",
-}
 EXERCISES = {
     ("start",): _exercise(start, "each rank has a model of its own", _one_ranks),
     ("value", "replicas"): _exercise(train, "SGD", lambda at: (tied().double(), _batches(at, 5))),
-    ("calls", "bytes"): _exercise(costs, "many layers", lambda at: (tower(), _batches(at, 2, 160))),
-    ("memory",): _exercise(memory, "many layers", lambda at: (tower(), tower(), _batches(at, 2, 160))),
+    ("calls", "bytes", "memory"): _exercise(costs, "many layers", lambda at: (tower(), tower(), _batches(at, 2, 160))),
     ("accumulation",): _exercise(accumulation, "micro-batches", lambda at: (tied().double(), _batches(at, 3))),
     ("unused",): _exercise(unused, "heads", lambda at: (Heads().double(), *_batches(at, 1), [at.rank % 2, 0])),
     ("frozen",): _exercise(frozen, "half are frozen", lambda at: (tower(20), _batches(at, 1, 160))),
