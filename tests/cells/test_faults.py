@@ -4,6 +4,16 @@ import pytest
 
 from tests.cells.cases import assert_next_works, plain
 
+
+def test_cells_and_lines_are_counted_as_in_the_notebook(four_ranks):
+    """Before any cell says exit(), which IPython does not count in its history."""
+    cell = four_ranks.start("# comment\n%%rank [2]\nx = 1\n1 / 0")
+    while (message := four_ranks.client.get_iopub_msg(timeout=10))["msg_type"] != "execute_input":
+        pass
+    text = plain(four_ranks.finish(cell).traceback)
+    assert f"In[{message['content']['execution_count']}], line 4" in text and "> 4 1 / 0" in text
+
+
 # Ranks that raise
 
 
@@ -133,14 +143,6 @@ while True:
     four_ranks.run("%%rank [1]\nkept.clear()\nresource.setrlimit(resource.RLIMIT_NOFILE, limits)")
     assert four_ranks.run("%%rank [1]\nprint('heard')").text() == "heard   ← rank 1\n"
     assert_next_works(four_ranks)
-
-
-def test_cells_and_lines_are_counted_as_in_the_notebook(four_ranks):
-    cell = four_ranks.start("# comment\n%%rank [2]\nx = 1\n1 / 0")
-    while (message := four_ranks.client.get_iopub_msg(timeout=10))["msg_type"] != "execute_input":
-        pass
-    text = plain(four_ranks.finish(cell).traceback)
-    assert f"In[{message['content']['execution_count']}], line 4" in text and "> 4 1 / 0" in text
 
 
 def test_half_a_character_is_shown_as_a_question_mark(four_ranks):
