@@ -2,12 +2,10 @@
 
 import os
 import signal
-import sys
 import time
 from functools import partial
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from scratch_ddp.instruments.bandwidth import AlphaBeta, fit, load_machine, measure, measurement, save_machine
@@ -16,7 +14,7 @@ from scratch_ddp.instruments.bandwidth.operations import OPERATIONS, Operation
 from scratch_ddp.instruments.bandwidth.results import Results, Row
 from scratch_ddp.instruments.sizes import format_size, parse_size, three_digits
 from scratch_ddp.instruments.timing import Spread, interleaved
-from tests.processes import alive, listening_beyond_loopback
+from tests.processes import alive
 from tests.ranks import RankFailed, run_ranks
 
 SIZES = [2**10, 2**14, 2**17, 2**20, 2**24, 2**27]
@@ -51,15 +49,6 @@ def test_the_slowest_rank_counts_and_short_calls_are_timed_several_at_once(monke
     assert slow.samples <= 0.8 / 0.03  # as many as the time given allows
 
 
-def test_more_ranks_than_there_are_and_a_text_that_is_no_size_are_refused():
-    for arguments, says in (
-        ((["1KiB"], ["all_reduce"], [3]), "the new group's world size"),
-        ((["1 MX"],), "'1 MX' is no size"),
-    ):
-        with pytest.raises(RankFailed, match=f"ValueError: .*{says}"):
-            run_ranks(2, measure, *arguments)
-
-
 def test_bandwidths():
     """nccl-tests' definitions; and the write-up's 1.0172 ms for 1 MiB, which it calls 1.92 GB/s."""
     published = row(seconds=1.0172e-3)
@@ -72,11 +61,9 @@ def test_bandwidths():
 def test_series_fits_and_table():
     line = [row(ranks=n, size=size, seconds=n * (1e-4 + 1e-9 * size)) for n in (2, 4) for size in SIZES[::2]]
     found = Results((*line, row("all_gather")))
-    of_two, of_four, alone = "all_reduce, gloo, 2 ranks", "all_reduce, gloo, 4 ranks", "all_gather, gloo, 2 ranks"
-    assert list(found.series()) == [alone, of_two, of_four]
     fits, missing = found.fits()
-    assert fits[of_four].alpha == pytest.approx(4e-4) and fits[of_two].beta == pytest.approx(2e-9)
-    assert list(missing) == [alone] and "1 sizes" in missing[alone]
+    assert [fits[f"all_reduce, gloo, {n} ranks"].alpha for n in (2, 4)] == pytest.approx([2e-4, 4e-4])
+    assert "1 sizes" in missing["all_gather, gloo, 2 ranks"] and len(missing) == 1
     above, empty, *lines = str(found).splitlines()
     assert (above, empty) == ("gloo:", "") and len(lines) == 9 and len(set(map(len, lines))) == 1
     assert "1 KiB" in lines[2] and str(found.of("all_reduce", ranks=2)).startswith("all_reduce, gloo:\n\n| ranks |")
@@ -88,9 +75,7 @@ def test_a_line_from_times():
     assert found.alpha == pytest.approx(70e-6, rel=1e-9) and found.beta == pytest.approx(0.4e-9, rel=1e-9)
     assert found.worst < 1e-9 and found.half_way == pytest.approx(70e-6 / 0.4e-9)
     # 20 % more at the largest size is 10 ms, 140 times all of the smallest message's 70 µs: still, it counts as much.
-    found = fit(SIZES, [*seconds[:-1], 1.2 * seconds[-1]])
-    assert found.alpha == pytest.approx(70e-6, rel=0.05)
-    assert found.beta == pytest.approx(0.4e-9, rel=0.2) and 0.05 < found.worst < 0.2
+    assert fit(SIZES, [*seconds[:-1], 1.2 * seconds[-1]]).alpha == pytest.approx(70e-6, rel=0.05)
     for sizes, times, says in (
         ([8, 8, 8], [1.0, 1.1, 1.2], "1 sizes"),
         ([10, 20, 30], [3.0, 2.0, 1.0], "measure larger sizes"),
@@ -104,17 +89,14 @@ def test_fits_are_kept_beside_what_was_kept_before(tmp_path):
     assert load_machine(folder=tmp_path) is None
     two, four = AlphaBeta(1e-5, 1e-9, 0.1), AlphaBeta(2e-5, 2e-9)
     save_machine({key("all_reduce", "gloo", 2): two}, tmp_path)
-    path = save_machine({key("all_reduce", "nccl", 4): four}, tmp_path)
-    assert str(load_machine(folder=tmp_path)) == str(two)
-    assert load_machine(ranks=4, folder=tmp_path).alpha == four.alpha
-    path.write_text('{"all_reduce, gloo, 2 ranks": {"alpha": 1}}')
-    with pytest.raises(ValueError, match=f"{path.name} is damaged .* delete it"):
-        load_machine(folder=tmp_path)
+    save_machine({key("all_reduce", "nccl", 4): four}, tmp_path)
+    assert [load_machine(ranks, tmp_path).alpha for ranks in (2, 4)] == [1e-5, 2e-5]
 
 
 def test_sizes_as_text():
-    sizes = [parse_size(text) for text in ("1KiB", "1 kb", "1.5MiB", "77", 12)]
-    assert sizes == [1024, 1000, 1572864, 77, 12]
+    assert [parse_size(text) for text in ("1KiB", "1 kb", "1.5MiB", "77", 12)] == [1024, 1000, 1572864, 77, 12]
+    with pytest.raises(ValueError, match="'1 MX' is no size"):
+        parse_size("1 MX")
     assert [format_size(size) for size in (1024, 1000, 2**30, 1500, 5)] == ["1 KiB", "1 KB", "1 GiB", "1,500 B", "5 B"]
     assert [three_digits(value) for value in (0.003236, 12.44, 999.7, 2093.0)] == ["0.00324", "12.4", "1,000", "2,090"]
 
@@ -132,30 +114,18 @@ def test_every_variant_once_a_round_in_another_order_each_time_and_the_same_one_
     assert samples == dict.fromkeys("abc", 30) and other == (order, samples)
 
 
-def test_ranks_listen_on_loopback_only_and_end():
-    def sum_of_ranks():
-        tensor = torch.tensor([dist.get_rank()])
-        dist.all_reduce(tensor)
-        listening = listening_beyond_loopback([os.getpid()]) if sys.platform == "linux" else []
-        return tensor.item(), listening, os.getpid()
-
-    results = run_ranks(3, sum_of_ranks)
-    assert [(total, listening) for total, listening, _ in results] == [(3, [])] * 3
-    assert not any(alive(pid) for _, _, pid in results)
-
-
-def test_a_rank_that_fails_is_named_and_nobody_stays():
+def test_a_rank_that_fails_is_named_and_nobody_stays(tmp_path):
     def fail():
         rank = dist.get_rank()
         if rank == 1:
             raise ZeroDivisionError("rank 1 divides")
         if rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
+        (tmp_path / "pid").write_text(str(os.getpid()))
         time.sleep(30)
 
-    began = time.monotonic()
     with pytest.raises(RankFailed) as failed:
         run_ranks(3, fail)
-    assert time.monotonic() - began < 20
+    assert not alive(int((tmp_path / "pid").read_text()))
     assert failed.value.failures[0] == "did not answer in time"
     assert "rank 1 divides" in failed.value.failures[1] and "exit code -9" in failed.value.failures[2]
