@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from scratch_ddp.commands.copies import make_copies
-from scratch_ddp.commands.notebooks import COPIES, KERNEL_NAME, UsageError, lesson_paths
+from scratch_ddp.commands.notebooks import COPIES, KERNEL_NAME, lesson_paths
 
 SETTINGS = {  # JupyterLab's own names
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -49,7 +49,7 @@ def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES)
     """
     for argument in arguments:
         if argument.lstrip("-").split("=")[0] in ("ip", "ServerApp.ip"):
-            raise UsageError(NO_IP.format(argument))
+            raise SystemExit(NO_IP.format(argument))
     # The root is the clone, not the copies' folder: a server shows nothing above its root, and the pictures are there.
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={copies.parent}"]
     command += [f"--FileContentsManager.preferred_dir={copies}", f"--LabApp.workspaces_dir={copies / '.workspaces'}"]
