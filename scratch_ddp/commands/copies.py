@@ -9,8 +9,9 @@ from pathlib import Path
 
 import nbformat
 from ipykernel.ipkernel import IPythonKernel
+from jupyter_client.kernelspec import get_kernel_spec
 
-from scratch_ddp.commands.notebooks import COPIES, KERNEL_NAME, NOTEBOOKS, find_lesson, lesson_paths
+from scratch_ddp.commands.notebooks import COPIES, NOTEBOOKS, find_lesson, lesson_paths
 from scratch_ddp.commands.outputs import KERNELSPEC, clear_outputs, replace, to_text
 
 INSTEAD_OF_SOLUTIONS = "solutions.md"  # scratch_ddp.course.check looks for it
@@ -38,7 +39,7 @@ def copy(source: Path, target: Path) -> None:
         clear_outputs(notebook)
         # As JupyterLab would set them: it would mark the copy unsaved.
         notebook.metadata["language_info"] = IPythonKernel.language_info
-        notebook.metadata["kernelspec"] = KERNELSPEC | {"display_name": KERNEL_NAME}
+        notebook.metadata["kernelspec"] = KERNELSPEC | {"display_name": get_kernel_spec("python3").display_name}
         text = to_text(notebook)
     target.parent.mkdir(parents=True, exist_ok=True)
     replace(target, text)

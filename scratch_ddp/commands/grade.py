@@ -123,16 +123,11 @@ def main(arguments: list[str]) -> int:
         "and criteria hold. What is graded runs with all your rights: trusted code only.",
     )
     parser.add_argument("notebooks", nargs="+", type=Path, metavar="FILE", help="it stays as it is")
-    parser.add_argument("--json", action="store_true", help="print JSON, a list of notebooks, instead of tables")
     parser.add_argument("--cell-timeout", type=float, default=300.0, metavar="SECONDS", help="interrupt longer cells")
     options = parser.parse_args(arguments)
     reports = []
     for path in options.notebooks:
         is_capstone = path.suffix == ".py" and path.stem.startswith(CAPSTONE)
         reports.append(grade_capstone(path) if is_capstone else grade(path, options.cell_timeout))
-        if not options.json:
-            print(as_text(reports[-1]), flush=True)
-    if options.json:
-        rows = [{**dataclasses.asdict(report), "held": report.held} for report in reports]
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print(as_text(reports[-1]), flush=True)
     return 0 if all(report.held == len(report.exercises) and not report.stopped for report in reports) else 1

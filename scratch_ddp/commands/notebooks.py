@@ -15,7 +15,6 @@ from scratch_ddp.commands.environment import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 COPIES = ROOT / "my_lessons"  # beside the originals, so that ../assets/… is the same folder for both
-KERNEL_NAME = "Distributed training"  # as JupyterLab shows it
 EXERCISE = "exercise:"  # a cell tagged `exercise:NAME` holds the stub of exercise NAME, and nothing else
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
