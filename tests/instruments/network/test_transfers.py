@@ -75,45 +75,26 @@ def test_bytes_of_each_collective():
         dist.destroy_process_group()
 
 
-def messages_of(function, size):
-    """Run `function(rank, group, x)` on linked ranks and return each rank's spans: {"send": […], "recv": […]}."""
+def test_messages_begin_when_both_ends_are_ready_and_leave_a_rank_one_after_the_other():
+    """A star: the source's wire is taken by one message after the other, though all receivers but one wait."""
 
-    def ranks():
-        group = linked_group(Link(ALPHA, BETA))
+    def star():
+        rank, group, x = dist.get_rank(), linked_group(Link(ALPHA, BETA)), torch.ones(X)
         dist.barrier(group=group)
-        function(dist.get_rank(), group, torch.ones(X))
-        return {call: spans(group, call) for call in ("send", "recv")}
-
-    return run_ranks(size, ranks)
-
-
-def test_a_message_begins_when_both_ends_are_ready():
-    def one_message_each_late(rank, group, x):
-        for late in (0, 1):
-            if rank == late:
-                time.sleep(0.05)
-            dist.send(x, 1, group=group) if rank == 0 else dist.recv(x, 0 if late else None, group=group)
-
-    sender, receiver = messages_of(one_message_each_late, 2)
-    assert same(sender["send"], receiver["recv"])
-    assert [ended - started for started, ended in sender["send"]] == pytest.approx([COST, COST])
-
-
-def test_messages_of_one_rank_go_one_after_the_other():
-    """A star: the source's wire is taken by one message after the other, though all receivers wait."""
-
-    def star(rank, group, x):
         if rank == 0:
             time.sleep(0.05)
             for work in [dist.isend(x, peer, group=group) for peer in (1, 2, 3)]:
                 work.wait()
         else:
-            dist.recv(x, 0, group=group)
+            time.sleep(0.1 if rank == 3 else 0)
+            dist.recv(x, None if rank == 1 else 0, group=group)
+        return spans(group, "send", "recv")
 
-    source, *others = messages_of(star, 4)
-    ends = [0.0, *(ended for _, ended in source["send"])]
+    source, *others = run_ranks(4, star)
+    ends = [0.0, *(ended for _, ended in source)]
     assert all(later - earlier >= 0.999 * COST for earlier, later in itertools.pairwise(ends))
-    assert all(same([mine], other["recv"]) for mine, other in zip(source["send"], others, strict=True))
+    assert all(same([mine], other) for mine, other in zip(source, others, strict=True))
+    assert [ended - started for started, ended in source] == pytest.approx([COST] * 3)
 
 
 def test_ranks_begin_together_when_the_last_one_is_ready():
