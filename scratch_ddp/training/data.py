@@ -104,7 +104,7 @@ class Batches:
 
     Every rank has the same number of batches. The last one may be smaller, and empty on some ranks (`Batch.count` 0).
     With `seed`, each epoch has its own order, the same on every rank; without, items stay in their order. Raises
-    ValueError if there are fewer items than ranks, or if the ranks can't share a batch evenly. No communication.
+    ValueError if the ranks can't share a batch evenly. There are as many items as ranks, or more. No communication.
     """
 
     items: Sequence[Item]
@@ -116,8 +116,6 @@ class Batches:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if len(self.items) < self.world_size:
-            raise ValueError(f"{len(self.items)} items can't be shared by {self.world_size} ranks: each needs one")
         if self.batch_size % self.world_size:
             raise ValueError(f"a global batch of {self.batch_size} can't be shared evenly by {self.world_size} ranks")
 

@@ -13,14 +13,6 @@ from scratch_ddp.training.data import load_pairs
 from scratch_ddp.training.models import SMOLLM2, SMOLLM2_360M, build_small, build_tokenizer, load_model
 from scratch_ddp.training.pairs import make_pairs
 
-SMALL = {"train": 12, "validation": 4, "test": 4}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """What `datasets` prepares from a folder goes with the test."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
-
 
 def test_built_in_pairs_are_the_same_everywhere_and_occur_once(capsys):
     loaded = load_pairs("built-in")
@@ -30,14 +22,6 @@ def test_built_in_pairs_are_the_same_everywhere_and_occur_once(capsys):
     assert hashlib.sha256(json.dumps(pairs, sort_keys=True).encode()).hexdigest()[:16] == "f978f9cb7a3988c2"
     both = [pair for rows in pairs.values() for pair in zip(rows["sentence1"], rows["sentence2"], strict=True)]
     assert len(set(both)) == len(both) == 1200 and all(first != second for first, second in both)
-
-
-def test_pairs_of_a_folder(tmp_path):
-    pairs = make_pairs(SMALL)
-    for split, columns in pairs.items():
-        datasets.Dataset.from_dict(columns).to_csv(tmp_path / f"{split}.csv")
-    loaded = load_pairs(str(tmp_path))
-    assert loaded["train"]["sentence2"][:] == pairs["train"]["sentence2"] and len(loaded["test"]) == 4
 
 
 def test_the_hub_is_asked_for_mrpc_and_smollm2(monkeypatch):
