@@ -72,7 +72,7 @@ def test_the_learning_rate_rises_and_falls():
 def lines_of(*options: str) -> list[str]:
     """What the command prints on this rank, without times."""
     os.environ.pop("RANK", None)  # of the group that the ranks are in already
-    sys.argv = ["training", "--epochs=1", "--device=cpu", *options]
+    sys.argv = ["training", "--epochs=1", "--device=cpu", "--batch-size=32", *options]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         command.main()
     return re.sub(r"in [\d.]+ s", "in … s", printed.getvalue()).splitlines()
@@ -81,9 +81,9 @@ def lines_of(*options: str) -> list[str]:
 def test_the_same_lines_in_one_process_and_on_two_ranks():
     (alone,) = run_ranks(1, lines_of)
     first, second = run_ranks(2, lines_of, "--strategy=bucketed")
-    assert alone[-1].startswith("1 process on cpu: 50 steps in … s; test accuracy") and len(alone) == 4
+    assert alone[-1].startswith("1 process on cpu: 25 steps in … s; test accuracy") and len(alone) == 4
     assert first.pop(0) == "2 ranks on 1 host, cpu" and second == []
-    assert first[-1].startswith("2 ranks on cpu: 50 steps")
+    assert first[-1].startswith("2 ranks on cpu: 25 steps")
     assert alone[:-1] == first[:-1] and alone[-1].split(";")[1] == first[-1].split(";")[1]
 
 
