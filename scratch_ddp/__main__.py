@@ -15,10 +15,7 @@ COMMANDS = {  # name: (module of scratch_ddp.commands with `main(arguments) -> e
     "book": ("book", "build a site of all lessons with their outputs, to be read without installing anything"),
     "refresh": ("refresh", "run lessons again and save their outputs as they are committed"),
     "grade": ("grade", "run notebooks (trusted code only) and say which of their exercises hold"),
-    "test": (
-        "test",
-        "run every check: ruff, the tests, all cells of all lessons (arguments: that pytest call only)",
-    ),
+    "test": ("test", "run every check: ruff, the tests, all lessons (arguments: that pytest call only)"),
 }
 
 
@@ -34,17 +31,9 @@ def main(arguments) -> int:
         return 0 if arguments else 2
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
-        print(f"There is no command {command!r}.\n\n{usage()}", file=sys.stderr)
-        return 2
-    try:
-        environment.enter(arguments)
-        return importlib.import_module("scratch_ddp.commands." + COMMANDS[command][0]).main(rest)
-    except environment.SetupFailed as failure:
-        print(f"\n{failure}", file=sys.stderr)
-        return 1
-    except environment.UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
+        raise SystemExit(f"There is no command {command!r}.\n\n{usage()}")
+    environment.enter(arguments)
+    return importlib.import_module("scratch_ddp.commands." + COMMANDS[command][0]).main(rest)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ class cache_mesh:
         self.mesh: DeviceMesh | None = None
 
     def register_mesh(self, mesh: DeviceMesh | None) -> "cache_mesh":
-        """Store `mesh` for later calls and return this object; None forgets the mesh. TypeError if it is no mesh."""
-        _check_is_mesh(mesh)
+        """Store `mesh` for later calls and return this object; None forgets the mesh."""
         self.mesh = mesh
         return self
 
@@ -43,19 +42,15 @@ def get(what: str, dm: DeviceMesh | None = None) -> int | dist.ProcessGroup:
     "lrank"  with a mesh the rank in it, else LOCAL_RANK: the rank on this machine
 
     Dimensions of size 1 are ignored. A mesh with several others is ambiguous: pass `mesh["name"]`.
-    Raises ValueError for any other `what`, an ambiguous mesh and a mesh that this rank is not in, TypeError if `dm` is
-    no mesh, RuntimeError if there is no process group yet or LOCAL_RANK is not set.
+    Raises ValueError for any other `what`, an ambiguous mesh and a mesh that this rank is not in, RuntimeError if there
+    is no process group yet, KeyError if LOCAL_RANK, which torchrun and rank cells set, is not there.
     """
     if what not in WHAT:
         raise ValueError(f"get() knows {', '.join(map(repr, WHAT))}; got {what!r}")
-    _check_is_mesh(dm)
     if what == "lrank" and dm is None:
-        return _local_rank()
+        return int(os.environ["LOCAL_RANK"])
     if not dist.is_initialized():
-        raise RuntimeError(
-            f"get({what!r}): there is no process group yet. In a notebook run %dist_init, "
-            "in a script call torch.distributed.init_process_group() first."
-        )
+        raise RuntimeError("there is no process group yet: in a notebook run %dist_init, else init_process_group()")
     if what == "grank":
         return dist.get_rank()
     group = dist.group.WORLD if dm is None else _only_group(dm)
@@ -65,28 +60,11 @@ def get(what: str, dm: DeviceMesh | None = None) -> int | dist.ProcessGroup:
 
 
 def _only_group(mesh: DeviceMesh) -> dist.ProcessGroup:
-    members = mesh.mesh.flatten().tolist()
-    if dist.get_rank() not in members:
-        raise ValueError(f"rank {dist.get_rank()} is not in this mesh, which holds the ranks {members}")
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"rank {dist.get_rank()} is not in this mesh, which holds the ranks {mesh.mesh.tolist()}")
     # A mesh of shape (1, 4) is one row of four ranks. If all dimensions have size 1, each holds this rank alone.
     several = [dim for dim in range(mesh.ndim) if mesh.size(dim) > 1] or [mesh.ndim - 1]
     if len(several) > 1:
-        names = mesh.mesh_dim_names
-        example = names[several[0]] if names else "name"
-        hint = "" if names else " after naming its dimensions with mesh_dim_names=(...)"
-        raise ValueError(
-            f'a mesh of shape {tuple(mesh.shape)} is ambiguous: pass one dimension, mesh["{example}"]{hint}'
-        )
+        example = mesh.mesh_dim_names[several[0]] if mesh.mesh_dim_names else "name"
+        raise ValueError(f'a mesh of shape {tuple(mesh.shape)} is ambiguous: pass one dimension, mesh["{example}"]')
     return mesh.get_group(several[0])
-
-
-def _local_rank() -> int:
-    try:
-        return int(os.environ["LOCAL_RANK"])
-    except KeyError:
-        raise RuntimeError("LOCAL_RANK is not set: torchrun and rank cells set it for each rank") from None
-
-
-def _check_is_mesh(mesh: object) -> None:
-    if mesh is not None and not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"a DeviceMesh or None is needed, not {type(mesh).__name__}")

@@ -1,8 +1,6 @@
-"""`python -m scratch_ddp.benchmark WHAT`: measure, and print a table of the README. Without WHAT, print all tables."""
+"""`python -m scratch_ddp.benchmark WHAT`: measure, and print a table of the README."""
 
 import argparse
-import subprocess
-import sys
 
 from scratch_ddp.benchmark import cells, collectives, link, pipeline, rings, seldom, tensor_parallel, training
 
@@ -18,28 +16,17 @@ COMMANDS = {
 }
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scratch_ddp.benchmark", description=__doc__)
-    commands = parser.add_subparsers(dest="what")
+    commands = parser.add_subparsers(dest="what", required=True)
     for name, (module, what) in COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=what))
     options = parser.parse_args()
-    if options.what is None:
-        ended = [_in_its_own_process(name) for name in COMMANDS]
-        return int(any(ended))
     try:
         COMMANDS[options.what][0].main(options)
     except ValueError as error:
-        print(f"{options.what}: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _in_its_own_process(name: str) -> int:
-    """Run a command and return its exit status. Ranks are forked, so their parent must not have run another command."""
-    print(f"\n## {name}\n", flush=True)
-    return subprocess.call([sys.executable, "-m", "scratch_ddp.benchmark", name])
+        raise SystemExit(f"{options.what}: {error}") from None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

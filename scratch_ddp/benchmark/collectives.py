@@ -1,16 +1,20 @@
-"""All-reduces on ranks of this machine: times, bandwidths, and the α and β of their messages.
+"""All-reduces on ranks of this machine, or on torchrun's: times, bandwidths, and the α and β of their messages.
 
 `collectives --ranks 2 4 6 --sizes 1KiB 1MiB 100MiB`
 """
 
 import argparse
+import os
+from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from scratch_ddp.benchmark import steps
 from scratch_ddp.instruments.bandwidth import SIZES, measure
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.timing import machine
+from scratch_ddp.training.__main__ import choose_device
 
 HANGS = 3600.0  # seconds, longer than any measurement
 LEGEND = (
@@ -29,9 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    print(f"Collectives on {machine()}, {options.backend}, torch {torch.__version__}.\n", flush=True)
-    what = (options.sizes, options.ranks, options.seconds)
-    found = run_ranks(max(options.ranks), measure, *what, backend=options.backend, timeout=HANGS)[0]
+    what = {"sizes": options.sizes, "seconds": options.seconds}
+    if "RANK" in os.environ:  # torchrun has started the ranks, maybe on several hosts
+        options.backend = "nccl" if choose_device(None).type == "cuda" else "gloo"
+        dist.init_process_group(options.backend)
+        found, is_first = measure(**what), dist.get_rank() == 0
+        dist.destroy_process_group()
+        if not is_first:
+            return
+    else:
+        on_each = partial(measure, ranks=options.ranks, **what)
+        found = run_ranks(max(options.ranks), on_each, backend=options.backend, timeout=HANGS)[0]
+    print(f"All-reduces on {machine()}, {options.backend}, torch {torch.__version__}.\n")
     fits, missing = found.fits()
     print(f"{found}\n\n{LEGEND}\n\nT = α + β·S by least squares of relative residuals:")
     for name, each in {**fits, **missing}.items():

@@ -1,12 +1,9 @@
-"""Drive a real kernel as a frontend does: run cells, collect their output, interrupt, restart, kill."""
+"""Drive a real kernel as a frontend does: run cells, collect their output, interrupt."""
 
 import contextlib
 import os
-import re
-import signal
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,22 +40,18 @@ class Result:
 class Kernel:
     """A kernel of this Python, with `cluster` ranks. `with Kernel() as kernel: kernel.run("1 + 1")`."""
 
-    def __init__(
-        self, cluster: int = 0, options: str = "", env: dict[str, str] | None = None, within: Sequence[str] = ()
-    ):
-        """`within`: a command that runs the kernel's command, such as `ip netns exec NAME`."""
+    def __init__(self, cluster: int = 0):
         self.manager = SocketKernelManager()
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        self.manager.kernel_spec.argv = [*within, *command]
-        self._cluster, self._options = cluster, options
-        self._env = os.environ | (env or {})
+        self.manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self.dist_init = f"%dist_init -n {cluster}" if cluster else ""
+        self.env = dict(os.environ)
 
     def __enter__(self) -> "Kernel":
-        self.manager.start_kernel(env=self._env)
+        self.manager.start_kernel(env=self.env)
         self._connect()
-        if self._cluster:
+        if self.dist_init:
             self.run("%load_ext scratch_ddp")
-            started = self.run(f"%dist_init -n {self._cluster} {self._options}", timeout=120)
+            started = self.run(self.dist_init, timeout=120)
             assert not started.error, started.traceback
         return self
 
@@ -76,9 +69,9 @@ class Kernel:
     def pid(self) -> int:
         return self.manager.provisioner.pid
 
-    def start(self, code: str, attended: bool = False) -> str:
-        """Start a cell and return its message id. `attended`: as a frontend that a person looks at."""
-        return self.client.execute(code, allow_stdin=attended)
+    def start(self, code: str) -> str:
+        """Start a cell and return its message id."""
+        return self.client.execute(code, allow_stdin=False)
 
     def finish(self, message_id: str, timeout: float = 60) -> Result:
         """Wait until a cell has ended, and return its output. Raises TimeoutError."""
@@ -103,21 +96,8 @@ class Kernel:
         result.seconds = time.monotonic() - began
         return result
 
-    def await_text(self, message_id: str, pattern: str, timeout: float = 60) -> re.Match[str]:
-        """Wait until a running cell has written a text. What it has written so far is not in its result any more."""
-        text, until = "", time.monotonic() + timeout
-        while (found := re.search(pattern, text)) is None:
-            message = self.client.get_iopub_msg(timeout=max(until - time.monotonic(), 0.01))
-            if message["parent_header"].get("msg_id") != message_id:
-                continue
-            if message["msg_type"] == "stream":
-                text += message["content"]["text"]
-            elif message["msg_type"] == "error":
-                raise RuntimeError(message["content"]["evalue"])
-        return found
-
-    def run(self, code: str, timeout: float = 60, attended: bool = False) -> Result:
-        return self.finish(self.start(code, attended), timeout)
+    def run(self, code: str, timeout: float = 60) -> Result:
+        return self.finish(self.start(code), timeout)
 
     def interrupt(self) -> None:
         """Interrupt, as the Stop button does."""
@@ -131,15 +111,3 @@ class Kernel:
         self.interrupt()
         message = self.finish(cell).message
         return message, time.monotonic() - began
-
-    def restart(self) -> None:
-        self.client.stop_channels()
-        self.manager.restart_kernel(now=False, env=self._env)
-        self._connect()
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-    def pids(self) -> list[int]:
-        """The process ids of the ranks."""
-        return [int(line.split()[0]) for line in self.run("import os; print(os.getpid())").text().splitlines()]

@@ -6,7 +6,6 @@ Lesson 18 has the losses.
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,9 +25,9 @@ from scratch_ddp.training.pairs import PLACES, make_pairs
 FILE = "seldom.json"
 RANKS, ROWS, LENGTH = 4, 2, 32  # in each step, a rank has so many rows of so many tokens
 SIZES = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 1}
-EVERY = (1, 10, 100, 500)
+WAYS = {"gradients at every step": None, "never": None}  # name: steps from one meeting to the next
+WAYS |= {f"DiLoCo, once in {every}": every for every in (1, 10, 100, 500)}
 OUTER = {"lr": 0.7, "momentum": 0.9}  # as DiLoCo's authors have them
-Hook = Callable[[nn.Module, int], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,18 +55,15 @@ def measure(seeds: int, count: int) -> dict:
     _, tokenizer = small_model(texts)
     test = tokens(tokenizer, texts[:400], 64)
     batches = tokens(tokenizer, mine, count * ROWS).view(count, ROWS, LENGTH)
-    kinds: dict[str, tuple[Hook, Hook]] = {"gradients at every step": (average_gradients, stay), "never": (stay, stay)}
     ways: dict[str, dict] = {}
     for seed in range(seeds):
-        for way in (*kinds, *EVERY):
+        for name in WAYS:
             torch.manual_seed(seed)
             model, _ = small_model(texts)
-            before, after = kinds.get(way) or (stay, diloco(model, way))
             with traffic() as counted:
-                train(model, batches, before, after)
+                train(model, batches, name)
             with torch.no_grad():
                 loss = model(input_ids=test, labels=test).loss.item()
-            name = way if way in kinds else f"DiLoCo, once in {way}"
             runs = ways.setdefault(name, {"losses": [], "bytes": counted.wire_bytes})
             runs["losses"].append(round(loss, 4))
     parameters = [each.numel() for each in model.parameters()]
@@ -82,35 +78,20 @@ def tokens(tokenizer: Any, texts: list[str], rows: int) -> torch.Tensor:
     return torch.tensor(tokenizer(" ".join(texts))["input_ids"])[: rows * LENGTH].view(rows, LENGTH)
 
 
-def train(model: nn.Module, batches: torch.Tensor, before: Hook, after: Hook) -> None:
-    """AdamW with a learning rate that falls to 0 along a cosine; `before` and `after` are called around its steps."""
+def train(model: nn.Module, batches: torch.Tensor, way: str) -> None:
+    """AdamW with a learning rate that falls to 0 along a cosine; ranks send what the way says."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
+    agreed = [parameter.detach().clone() for parameter in model.parameters()]
+    velocity = [torch.zeros_like(each) for each in agreed]
     for step, ids in enumerate(batches, start=1):
         model(input_ids=ids, labels=ids).loss.backward()
-        before(model, step)
+        if way == "gradients at every step":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= RANKS
         optimizer.step()
         optimizer.zero_grad()
         falling.step()
-        after(model, step)
-
-
-def stay(model: nn.Module, step: int) -> None:
-    """Send nothing."""
-
-
-def average_gradients(model: nn.Module, step: int) -> None:
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= RANKS
-
-
-def diloco(model: nn.Module, every: int) -> Hook:
-    agreed = [parameter.detach().clone() for parameter in model.parameters()]
-    velocity = [torch.zeros_like(each) for each in agreed]
-
-    def meet(model: nn.Module, step: int) -> None:
-        if step % every == 0:
+        if WAYS[way] and step % WAYS[way] == 0:
             outer_step([parameter.data for parameter in model.parameters()], agreed, velocity, **OUTER)
-
-    return meet

@@ -32,29 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
     parser.add_argument("--ranks", type=count, default=2, help="number of ranks (2)")
 
 
-def prepare(options: argparse.Namespace, title: str, backend: str = "gloo") -> None:
-    """Print what is measured where, and get the process ready to be forked into ranks.
-
-    Raises ValueError if NCCL lacks a GPU for each rank.
-    """
-    if backend == "nccl" and torch.cuda.device_count() < options.ranks:
-        raise ValueError(f"--backend nccl: {torch.cuda.device_count()} GPUs for {options.ranks} ranks")
-    print(f"{title}, {options.ranks} ranks, {backend}, {machine()}.\n", flush=True)
+def prepare(options: argparse.Namespace, title: str) -> None:
+    """Print what is measured where, and get the process ready to be forked into ranks."""
+    print(f"{title}, {options.ranks} ranks over gloo, {machine()}.\n", flush=True)
     torch.set_num_threads(1)
     for name in ("torch._dynamo", "torch.distributed.pipelining", "transformers.models.llama.modeling_llama"):
         importlib.import_module(name)  # at first use it takes seconds: once here, not in every rank
 
 
-def on_ranks(ranks: int, measure: Callable[..., Any], rounds: int, *args: Any, backend: str = "gloo") -> Any:
+def on_ranks(ranks: int, measure: Callable[..., Any], rounds: int, *args: Any) -> Any:
     """Call `measure(rounds, *args)` on so many ranks, and return the first one's answer."""
-    return run_ranks(ranks, measure, rounds, *args, backend=backend, timeout=60 + 60.0 * rounds)[0]
+    return run_ranks(ranks, measure, rounds, *args, timeout=60 + 60.0 * rounds)[0]
 
 
 def build_llama(seed: int = 0, dtype: torch.dtype = torch.float32, **sizes: Any) -> nn.Module:
     """Return a LlamaForCausalLM with weights from `seed`, the same on every rank. `model(**batch).loss` is its loss.
 
-    It has six blocks, and embeddings not tied to the head; `sizes` change that, with the names of transformers'
-    LlamaConfig. No communication, no network.
+    `sizes` change LLAMA's, with the names of transformers' LlamaConfig. No communication, no network.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -64,11 +58,9 @@ def build_llama(seed: int = 0, dtype: torch.dtype = torch.float32, **sizes: Any)
         return LlamaForCausalLM(config).to(dtype)
 
 
-def make_batch(
-    rank: int = 0, device: torch.device | str = "cpu", vocabulary: int = VOCABULARY
-) -> dict[str, torch.Tensor]:
+def make_batch(rank: int = 0, vocabulary: int = VOCABULARY) -> dict[str, torch.Tensor]:
     """Return a rank's own random batch: `input_ids` and `labels`, both int64 (4, 32). The same at every call."""
-    ids = torch.randint(vocabulary, (4, 32), generator=torch.Generator().manual_seed(rank)).to(device)
+    ids = torch.randint(vocabulary, (4, 32), generator=torch.Generator().manual_seed(rank))
     return {"input_ids": ids, "labels": ids}
 
 

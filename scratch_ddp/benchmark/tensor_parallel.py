@@ -8,10 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
     loss_parallel,
@@ -20,11 +18,10 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 
 from scratch_ddp.benchmark import steps
+from scratch_ddp.course.pages.torchs_own import ALL, FIRST, PLAN, TOKENS
 from scratch_ddp.instruments.timing import Sample, interleaved
 from scratch_ddp.tensor_parallel import LLAMA, LLAMA_SEQUENCE, parallelize, vocabulary_parallel_cross_entropy
 
-COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-ROWS = ("self_attn.o_proj", "mlp.down_proj")
 PAIRS = (
     ("parallelize", "DTensor"),
     ("parallelize", "DTensor with loss_parallel"),
@@ -33,22 +30,15 @@ PAIRS = (
 
 
 def by_dtensor(model: nn.Module, mesh: DeviceMesh, sequence: bool = False, with_loss: bool = False) -> nn.Module:
-    """The layout of `parallelize` by torch's `parallelize_module`."""
-    stream = Shard(1) if sequence else Replicate()
-    logits = {"use_local_output": False} if with_loss else {"output_layouts": Replicate()}
-    parallelize_module(model, mesh, {"lm_head": ColwiseParallel(input_layouts=stream, **logits)})
-    plan: dict = {"embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)}
-    parallelize_module(model.model, mesh, plan | ({"norm": SequenceParallel()} if sequence else {}))
-    plan = {name: ColwiseParallel() for name in COLUMNS}
-    plan |= {name: RowwiseParallel(output_layouts=stream) for name in ROWS}
+    """The layout of `parallelize` by torch's `parallelize_module`: lesson 17's; without `sequence`, of whole tokens."""
+    logits = {"use_local_output": False} if with_loss else {"output_layouts": ALL}
     if sequence:
-        plan |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), SequenceParallel())
-        by_name = {"input_kwarg_layouts": {"hidden_states": stream}}
-        plan["self_attn"] = PrepareModuleInput(**by_name, desired_input_kwarg_layouts={"hidden_states": Replicate()})
-        plan["mlp"] = PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(Replicate(),))
-    for block in model.model.layers:
-        parallelize_module(block, mesh, plan)
-    return model
+        last = {"model.norm": SequenceParallel(), "lm_head": ColwiseParallel(input_layouts=TOKENS, **logits)}
+        return parallelize_module(model, mesh, PLAN | FIRST | last)
+    plan = {name: RowwiseParallel() for name, style in PLAN.items() if isinstance(style, RowwiseParallel)}
+    plan |= {name: style for name, style in PLAN.items() if isinstance(style, ColwiseParallel)}
+    ends = {"model.embed_tokens": RowwiseParallel(input_layouts=ALL), "lm_head": ColwiseParallel(**logits)}
+    return parallelize_module(model, mesh, plan | ends)
 
 
 def whole_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

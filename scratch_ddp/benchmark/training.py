@@ -44,33 +44,33 @@ DDP: dict[str, Wrap] = {
 SHARDED: dict[str, Wrap] = {"fully_shard": sharded_by_torch, "FSDP": sharded}
 
 
-def measure(rounds: int, wrappers: dict[str, Wrap], sizes: dict[str, int], device: str) -> dict[str, list[Sample]]:
+def measure(rounds: int, wrappers: dict[str, Wrap], sizes: dict[str, int]) -> dict[str, list[Sample]]:
     """On each rank: steps of every wrapper with a model of its own, without and with AdamW (fused), in turns."""
-    batch, variants = steps.make_batch(dist.get_rank(), device), {}
+    batch, variants = steps.make_batch(dist.get_rank()), {}
     for name, wrap in wrappers.items():
-        model = wrap(steps.build_llama(**sizes).to(device))
+        model = wrap(steps.build_llama(**sizes))
         optimizer = AdamW(model.parameters(), lr=1e-4, fused=True)
         variants[name] = partial(steps.step, model, **batch)
         variants[name + ADAMW] = partial(steps.step, model, optimizer, **batch)
     return interleaved(variants, rounds)
 
 
-def measure_on_mesh(rounds: int, sizes: dict[str, int], device: str) -> dict[str, list[Sample]]:
+def measure_on_mesh(rounds: int, sizes: dict[str, int]) -> dict[str, list[Sample]]:
     """The same on 2 × 2 ranks: sharded in the row, replicated over the column."""
-    mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     wrappers = {"fully_shard": partial(sharded_by_torch, mesh=mesh), "FSDP": partial(sharded, group=mesh)}
-    return measure(rounds, wrappers, sizes, device)
+    return measure(rounds, wrappers, sizes)
 
 
-def measure_zero(rounds: int, sizes: dict[str, int], device: str) -> dict[str, list[Sample]]:
+def measure_zero(rounds: int, sizes: dict[str, int]) -> dict[str, list[Sample]]:
     """The optimizers' steps alone, and whole steps: each with BucketedDDP or torch's DDP."""
-    batch, variants = steps.make_batch(dist.get_rank(), device), {}
+    batch, variants = steps.make_batch(dist.get_rank()), {}
     kinds = {
         "ZeroRedundancyOptimizer": (DistributedDataParallel, partial(ZeroRedundancyOptimizer, optimizer_class=AdamW)),
         "ShardedOptimizer": (BucketedDDP, partial(ShardedOptimizer, optimizer_cls=AdamW)),
     }
     for name, (wrap, make) in kinds.items():
-        alone, model = (steps.build_llama(**sizes).to(device) for _ in range(2))
+        alone, model = (steps.build_llama(**sizes) for _ in range(2))
         for parameter in alone.parameters():
             parameter.grad = torch.ones_like(parameter)
         model = wrap(model)
@@ -79,11 +79,11 @@ def measure_zero(rounds: int, sizes: dict[str, int], device: str) -> dict[str, l
     return interleaved(variants, rounds)
 
 
-def peak(_: int, wrap: Wrap, sizes: dict[str, int], device: str) -> float:
+def peak(_: int, wrap: Wrap, sizes: dict[str, int]) -> float:
     """On each rank: the peak memory of a later step with AdamW, in units of the parameters' bytes."""
-    batch = steps.make_batch(dist.get_rank(), device)
+    batch = steps.make_batch(dist.get_rank())
     with memory_use() as until_then:
-        model = steps.build_llama(**sizes).to(device)
+        model = steps.build_llama(**sizes)
         nbytes = sum(parameter.nbytes for parameter in model.parameters())
         model = wrap(model)
         optimizer = AdamW(model.parameters(), lr=1e-4)
@@ -96,31 +96,27 @@ def peak(_: int, wrap: Wrap, sizes: dict[str, int], device: str) -> float:
 
 def rows(options: argparse.Namespace, sizes: dict[str, int], larger: dict[str, int]) -> list[steps.Row]:
     """Every row of the table. `sizes`, `larger`: of the models that are timed, and whose memory is measured."""
-    device = "cuda" if options.backend == "nccl" else "cpu"
-    run = partial(steps.on_ranks, backend=options.backend)
-    found = run(options.ranks, measure, options.rounds, DDP, sizes, device)
+    found = steps.on_ranks(options.ranks, measure, options.rounds, DDP, sizes)
     table = steps.beside(found, [("BucketedDDP" + end, each + end) for end in ("", ADAMW) for each in list(DDP)[:2]])
-    found = run(options.ranks, measure, options.rounds, SHARDED, sizes, device)
+    found = steps.on_ranks(options.ranks, measure, options.rounds, SHARDED, sizes)
     both = [("FSDP" + end, "fully_shard" + end) for end in ("", ADAMW)]
     table += steps.beside(found, both)
-    if options.backend == "gloo" or torch.cuda.device_count() >= 4:
-        found = run(4, measure_on_mesh, max(1, options.rounds // 2), sizes, device)
-        table += [(f"mesh of 2 × 2: {what}", figure) for what, figure in steps.beside(found, both)]
-    found = run(options.ranks, measure_zero, options.rounds, sizes, device)
+    found = steps.on_ranks(4, measure_on_mesh, max(1, options.rounds // 2), sizes)
+    table += [(f"mesh of 2 × 2: {what}", figure) for what, figure in steps.beside(found, both)]
+    found = steps.on_ranks(options.ranks, measure_zero, options.rounds, sizes)
     names = [("ShardedOptimizer", "ZeroRedundancyOptimizer")]
     names += [tuple(f"{name}, whole step" for name in names[0])]
     table += steps.beside(found, names)
     for name, wrap in {**SHARDED, "torch's DDP": DistributedDataParallel}.items():
-        most = run(options.ranks, peak, 5, wrap, larger, device)
+        most = steps.on_ranks(options.ranks, peak, 5, wrap, larger)
         table.append((f"peak memory of a step with AdamW / bytes of the parameters, {name}", f"{most:.2f}"))
     return table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     steps.add_arguments(parser, rounds=20)
-    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="gloo on CPUs, nccl on GPUs")
 
 
 def main(options: argparse.Namespace) -> None:
-    steps.prepare(options, "Steps of a Llama of 16 M parameters (memory: 43 M)", options.backend)
+    steps.prepare(options, "Steps of a Llama of 16 M parameters (memory: 43 M)")
     steps.show(rows(options, {}, LARGER))

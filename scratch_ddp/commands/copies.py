@@ -9,8 +9,9 @@ from pathlib import Path
 
 import nbformat
 from ipykernel.ipkernel import IPythonKernel
+from jupyter_client.kernelspec import get_kernel_spec
 
-from scratch_ddp.commands.notebooks import COPIES, KERNEL_NAME, NOTEBOOKS, UsageError, find_lesson, lesson_paths
+from scratch_ddp.commands.notebooks import COPIES, NOTEBOOKS, find_lesson, lesson_paths
 from scratch_ddp.commands.outputs import KERNELSPEC, clear_outputs, replace, to_text
 
 INSTEAD_OF_SOLUTIONS = "solutions.md"  # scratch_ddp.course.check looks for it
@@ -30,15 +31,6 @@ def make_copies(notebooks: Path = NOTEBOOKS, copies: Path = COPIES) -> None:
             copy(source, target)
 
 
-def copy_fresh(source: Path, target: Path) -> Path | None:
-    """Put a fresh copy in place; an older one is kept under a dated name, which is returned."""
-    kept = None
-    if target.exists():
-        kept = target.rename(target.with_stem(f"{target.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"))
-    copy(source, target)
-    return kept
-
-
 def copy(source: Path, target: Path) -> None:
     """Write a copy, of a notebook without outputs."""
     text = source.read_text(encoding="utf-8")
@@ -47,7 +39,7 @@ def copy(source: Path, target: Path) -> None:
         clear_outputs(notebook)
         # As JupyterLab would set them: it would mark the copy unsaved.
         notebook.metadata["language_info"] = IPythonKernel.language_info
-        notebook.metadata["kernelspec"] = KERNELSPEC | {"display_name": KERNEL_NAME}
+        notebook.metadata["kernelspec"] = KERNELSPEC | {"display_name": get_kernel_spec("python3").display_name}
         text = to_text(notebook)
     target.parent.mkdir(parents=True, exist_ok=True)
     replace(target, text)
@@ -62,7 +54,8 @@ def main(arguments: list[str]) -> int:
     if (options.lesson is None) == (options.for_students is None):
         parser.error("give a LESSON, or --for-students FOLDER")
     if options.for_students:
-        return hand_out(options.for_students)
+        hand_out(options.for_students)
+        return 0
     named = (source for source in sources(NOTEBOOKS) if options.lesson in (source.stem, source.name))
     source = next(named, None) or find_lesson(options.lesson)
     target = COPIES / source.relative_to(NOTEBOOKS)
@@ -70,19 +63,20 @@ def main(arguments: list[str]) -> int:
         command = f"python3 -m scratch_ddp copy {source.stem} --fresh"
         print(f"{target} already exists and was not changed. To keep it and start again: {command}")
         return 1
-    if kept := copy_fresh(source, target):
+    if target.exists():
+        kept = target.rename(target.with_stem(f"{target.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"))
         print(f"Your work is now in {kept}.")
+    copy(source, target)
     print(f"A fresh copy is in {target}.")
     return 0
 
 
-def hand_out(folder: Path, notebooks: Path = NOTEBOOKS) -> int:
+def hand_out(folder: Path, notebooks: Path = NOTEBOOKS) -> None:
     """Make a new folder with copies of everything, and the file that `solution` prints there instead."""
     if folder.exists():
-        raise UsageError(f"{folder} already exists: name a new folder.")
+        raise SystemExit(f"{folder} already exists: name a new folder.")
     make_copies(notebooks, folder)
     note = folder / INSTEAD_OF_SOLUTIONS
     replace(note, WHERE_SOLUTIONS_ARE)
     print(f"The lessons are in {folder}. Students put this folder into their clone as my_lessons/.")
     print(f"In it, solution(...) prints what {note} says: edit that file.")
-    return 0

@@ -20,14 +20,6 @@ STAMP = "scratch_ddp.json"
 USABLE = f"import pip, sys; sys.exit(sys.version_info < {OLDEST})"
 
 
-class SetupFailed(Exception):
-    """The environment could not be made; the message says what to do."""
-
-
-class UsageError(Exception):
-    """Something that does not exist was asked for; the message says what does."""
-
-
 def folder() -> Path:
     """The environment's folder: `.venv` in the clone, or what SCRATCH_DDP_VENV says."""
     return Path(os.environ.get("SCRATCH_DDP_VENV") or ROOT / ".venv").absolute()
@@ -41,7 +33,7 @@ def enter(arguments: list[str]) -> None:
     """
     check_python(sys.version_info)
     if not REQUIREMENTS.exists():
-        raise SetupFailed(f"These commands work in a clone of the repository; {ROOT} has no requirements.txt.")
+        raise SystemExit(f"These commands work in a clone of the repository; {ROOT} has no requirements.txt.")
     venv = folder()
     update(venv)
     if Path(sys.prefix).resolve() == venv.resolve():
@@ -55,7 +47,7 @@ def enter(arguments: list[str]) -> None:
 def check_python(version: tuple[int, ...]) -> None:
     """Refuse a Python that is too old, in one sentence."""
     if tuple(version[:2]) < OLDEST:
-        raise SetupFailed(
+        raise SystemExit(
             "This needs Python {}.{} or newer, and {} is Python {}.{}: run the same command with a newer one, "
             "for example python3.12.".format(*OLDEST, sys.executable, *version[:2])
         )
@@ -95,7 +87,7 @@ def update(venv: Path, requirements: Path = REQUIREMENTS) -> None:
     print(f"Installing {requirements.relative_to(ROOT)} (the first time this takes some minutes) …", flush=True)
     command = [python, "-m", "pip", "install", "--disable-pip-version-check", "-r", str(requirements)]
     if subprocess.call(command, cwd=str(ROOT)) != 0:  # in ROOT, for the line `-e .`
-        raise SetupFailed(
+        raise SystemExit(
             f"pip could not install {requirements.relative_to(ROOT)} (the reason is above). Check the network and the "
             "proxy first (pip reads HTTPS_PROXY and PIP_INDEX_URL), and that about 3 GB of disk is free. Then run the "
             "same command again: it continues where it stopped."
@@ -106,9 +98,9 @@ def update(venv: Path, requirements: Path = REQUIREMENTS) -> None:
 def create(venv: Path) -> None:
     """Make the environment anew; an old environment in that folder goes, anything else there is left alone."""
     if venv.exists() and any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists():
-        raise SetupFailed(f"{venv} is a folder with something else in it: name another one in SCRATCH_DDP_VENV.")
+        raise SystemExit(f"{venv} is a folder with something else in it: name another one in SCRATCH_DDP_VENV.")
     if subprocess.call([sys.executable, "-m", "venv", "--clear", str(venv)]) != 0:
-        raise SetupFailed(
+        raise SystemExit(
             "No virtual environment could be made (the reason is above). On Debian and Ubuntu the package is called "
             "python3-venv: sudo apt install python3-venv. Then run the same command again."
         )

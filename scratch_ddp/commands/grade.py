@@ -1,8 +1,8 @@
 """`grade`: run learners' notebooks and say which of their exercises hold.
 
 An exercise is a cell with a line `check(NAME)`. Its verdict is what that cell prints: a line for each group of
-criteria, beginning with ✓ or ✗, or `not written yet`. Exercises of the lesson whose check was removed count as missing.
-Files of the capstone are judged in a process of their own; their criteria stand for exercises.
+criteria, beginning with ✓ or ✗, or `not written yet`. Files of the capstone are judged in a process of their own; their
+criteria stand for exercises.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from scratch_ddp.commands.notebooks import ANSI_COLOUR, NOTEBOOKS, CellFailed, UsageError, lesson_paths, run
+from scratch_ddp.commands.notebooks import ANSI_COLOUR, CellFailed, run
 from scratch_ddp.commands.outputs import clean_outputs, clear_outputs
 
 CAPSTONE = ("my_ddp", "misbehaving")  # what the names of its files begin with
 SAID_BY = re.compile(r"\s+← ranks? [\d–, ]+$")  # the rank cells' label at the end of a line
 CHECK = re.compile(r"^check\(\s*([A-Za-z_]\w*)", re.MULTILINE)
 HOLDS, FAILS = "holds", "fails"
-NOT_WRITTEN, NOT_REACHED, MISSING = "not written", "not reached", "missing"
+NOT_WRITTEN, NOT_REACHED = "not written", "not reached"
 MARKS = {HOLDS: "✓", FAILS: "✗"}
 
 
@@ -50,22 +50,18 @@ class Report:
         return sum(exercise.status == HOLDS for exercise in self.exercises)
 
 
-def grade(path: Path, cell_timeout: float, notebooks: Path = NOTEBOOKS) -> Report:
-    """Run a notebook to its end, whatever fails, without changing the file.
-
-    It is of the lesson in `notebooks` that has its number: `02_inside_all_reduce-2026-01-31-….ipynb` is of 02.
-    """
-    notebook, report = nbformat.read(path, as_version=4), Report(str(path), [])
+def grade(path: Path, cell_timeout: float) -> Report:
+    """Run a notebook to its end, whatever fails, without changing the file."""
+    try:
+        notebook, report = nbformat.read(path, as_version=4), Report(str(path), [])
+    except Exception as error:  # nbformat raises whatever its parser does
+        return Report(str(path), [], f"{path} can't be read as a notebook: {error}")
     clear_outputs(notebook)
     try:
         run(notebook, path.absolute().parent, keep_going=True, cell_timeout=cell_timeout)
     except CellFailed as failure:
         report.stopped = str(failure)
     report.exercises += exercises_of(notebook)
-    there = {exercise.name for exercise in report.exercises}
-    for lesson in (lesson for lesson in lesson_paths(notebooks) if path.name.startswith(lesson.stem[:3])):
-        wanted = [exercise.name for exercise in exercises_of(nbformat.read(lesson, as_version=4))]
-        report.exercises += [Exercise(name, MISSING, []) for name in wanted if name not in there]
     return report
 
 
@@ -80,20 +76,6 @@ def grade_capstone(path: Path) -> Report:
         return Report(str(path), [], f"{path} could not be judged: {why}")
     rows = [Exercise(name, FAILS if wrong else HOLDS, [wrong or promise]) for name, promise, wrong in criteria]
     return Report(str(path), rows)
-
-
-def is_capstone(path: Path) -> bool:
-    return path.suffix == ".py" and path.stem.startswith(CAPSTONE)
-
-
-def refuse_others(path: Path) -> None:
-    """Raise UsageError unless the file is a notebook or one of the capstone."""
-    try:
-        path.read_bytes() if is_capstone(path) else nbformat.read(path, as_version=4)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except Exception as error:  # nbformat raises whatever its parser does
-        raise UsageError(f"{path} is not a notebook: {error}") from None
 
 
 def exercises_of(notebook: NotebookNode) -> Iterator[Exercise]:
@@ -123,27 +105,15 @@ def verdict(cell: NotebookNode) -> tuple[str, list[str]]:
 
 
 def as_text(report: Report) -> str:
-    """The notebook's name, a row for each exercise with its criteria below one another, and how many hold."""
-    lines, width = [f"── {report.notebook}"], max((len(each.name) for each in report.exercises), default=0)
+    """A row for each exercise with its criteria below one another, and how many hold."""
+    lines, width = [], max((len(each.name) for each in report.exercises), default=0)
     for exercise in report.exercises:
         first, *others = exercise.lines or [""]
         lines.append(f"{exercise.name:{width}}  {MARKS.get(exercise.status, exercise.status):11}  {first}".rstrip())
         lines += [f"{'':{width}}  {'':11}  {line}" for line in others]
     lines += [report.stopped] if report.stopped else []
     counted = "criteria" if report.notebook.endswith(".py") else "exercises"
-    return "\n".join([*lines, f"{report.held} of {len(report.exercises)} {counted} hold.\n"])
-
-
-def as_overview(reports: list[Report]) -> str:
-    """One row a notebook: how many of its exercises hold, and what became of the others."""
-    width = max(len(report.notebook) for report in reports)
-    rows = []
-    for report in reports:
-        others = [f"{each.name} {each.status}" for each in report.exercises if each.status != HOLDS]
-        others += ["not run to its end"] if report.stopped else []
-        held = f"{report.held} of {len(report.exercises)}"
-        rows.append(f"{report.notebook:{width}}  {held:8}  {', '.join(others)}".rstrip())
-    return "\n".join(rows)
+    return "\n".join([*lines, f"{report.notebook}: {report.held} of {len(report.exercises)} {counted} hold.\n"])
 
 
 def main(arguments: list[str]) -> int:
@@ -153,19 +123,11 @@ def main(arguments: list[str]) -> int:
         "and criteria hold. What is graded runs with all your rights: trusted code only.",
     )
     parser.add_argument("notebooks", nargs="+", type=Path, metavar="FILE", help="it stays as it is")
-    parser.add_argument("--json", action="store_true", help="print JSON, a list of notebooks, instead of tables")
     parser.add_argument("--cell-timeout", type=float, default=300.0, metavar="SECONDS", help="interrupt longer cells")
     options = parser.parse_args(arguments)
-    for path in options.notebooks:
-        refuse_others(path)  # before anything runs
     reports = []
     for path in options.notebooks:
-        reports.append(grade_capstone(path) if is_capstone(path) else grade(path, options.cell_timeout))
-        if not options.json:
-            print(as_text(reports[-1]), flush=True)
-    if options.json:
-        rows = [{**dataclasses.asdict(report), "held": report.held} for report in reports]
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
-    elif len(reports) > 1:
-        print(as_overview(reports))
+        is_capstone = path.suffix == ".py" and path.stem.startswith(CAPSTONE)
+        reports.append(grade_capstone(path) if is_capstone else grade(path, options.cell_timeout))
+        print(as_text(reports[-1]), flush=True)
     return 0 if all(report.held == len(report.exercises) and not report.stopped for report in reports) else 1

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from scratch_ddp.commands.copies import make_copies
-from scratch_ddp.commands.notebooks import COPIES, KERNEL_NAME, UsageError, lesson_paths
+from scratch_ddp.commands.notebooks import COPIES, lesson_paths
 
 SETTINGS = {  # JupyterLab's own names
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -49,7 +49,7 @@ def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES)
     """
     for argument in arguments:
         if argument.lstrip("-").split("=")[0] in ("ip", "ServerApp.ip"):
-            raise UsageError(NO_IP.format(argument))
+            raise SystemExit(NO_IP.format(argument))
     # The root is the clone, not the copies' folder: a server shows nothing above its root, and the pictures are there.
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={copies.parent}"]
     command += [f"--FileContentsManager.preferred_dir={copies}", f"--LabApp.workspaces_dir={copies / '.workspaces'}"]
@@ -58,11 +58,7 @@ def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES)
 
 
 def write_settings() -> None:
-    """For this environment's lab alone: markdown opens as a page, no question about news, and the kernel's own name."""
-    share = Path(sys.prefix) / "share/jupyter"
-    settings = share / "lab/settings"
+    """For this environment's lab alone: markdown opens as a page, and there is no question about news."""
+    settings = Path(sys.prefix) / "share/jupyter/lab/settings"
     settings.mkdir(parents=True, exist_ok=True)
     (settings / "overrides.json").write_text(json.dumps(SETTINGS, indent=1))
-    kernel = share / "kernels/python3/kernel.json"
-    if kernel.exists():  # ipykernel's; where an environment shares that of another, it is not ours to name
-        kernel.write_text(json.dumps(json.loads(kernel.read_text()) | {"display_name": KERNEL_NAME}, indent=1))

@@ -11,11 +11,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
 
-from scratch_ddp.commands.environment import ROOT, UsageError
+from scratch_ddp.commands.environment import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 COPIES = ROOT / "my_lessons"  # beside the originals, so that ../assets/… is the same folder for both
-KERNEL_NAME = "Distributed training"  # as JupyterLab shows it
 EXERCISE = "exercise:"  # a cell tagged `exercise:NAME` holds the stub of exercise NAME, and nothing else
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -35,7 +34,7 @@ def find_lesson(name: str, folder: Path = NOTEBOOKS) -> Path:
     for path in lesson_paths(folder):
         if stem == path.stem or stem.zfill(2) == path.stem.partition("_")[0]:
             return path
-    raise UsageError(f"There is no lesson {name!r}. The lessons: {', '.join(p.stem for p in lesson_paths(folder))}.")
+    raise SystemExit(f"There is no lesson {name!r}. The lessons: {', '.join(p.stem for p in lesson_paths(folder))}.")
 
 
 class _OverUnixSockets:

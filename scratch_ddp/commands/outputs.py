@@ -81,7 +81,7 @@ def clean_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:
             cleaned.append(output)
     for output in cleaned:
         if output.output_type == "stream":
-            output.text = "\n".join(_as_a_terminal_shows(line) for line in output.text.split("\n"))
+            output.text = _as_a_terminal_shows(output.text)
     return [output for output in cleaned if output.get("text", "something")]
 
 
@@ -97,22 +97,11 @@ def _with_few_colours(picture: str) -> str:
     return base64.b64encode(smaller.getvalue()).decode("ascii")
 
 
-def _as_a_terminal_shows(line: str) -> str:
-    """The line after its backspaces and carriage returns; the blanks that wiped something out go too."""
-    if "\b" not in line and "\r" not in line:
-        return line
-    shown: list[str] = []
-    at = 0
-    for character in line.removesuffix("\r"):  # \r\n is a plain end of line
-        if character == "\r":
-            at = 0
-        elif character == "\b":
-            at = max(at - 1, 0)
-            del shown[at : at + 1]
-        else:
-            shown[at : at + 1] = [character]
-            at += 1
-    return "".join(shown).rstrip(" ")
+def _as_a_terminal_shows(text: str) -> str:
+    """The text without what backspaces and carriage returns have wiped out."""
+    while (shorter := re.sub(r"[^\n\b][\b]", "", text)) != text:
+        text = shorter
+    return re.sub(r"[^\n]*\r(?!\n)", "", text).replace("\b", "")
 
 
 def _without_paths(value: Any) -> Any:

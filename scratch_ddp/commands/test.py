@@ -1,4 +1,4 @@
-"""`test`: everything that must hold before a change is committed; `--quick`: some fast tests."""
+"""`test`: everything that must hold before a change is committed."""
 
 import os
 import subprocess
@@ -11,39 +11,22 @@ PYTEST = [sys.executable, "-m", "pytest", "-q"]
 # A test starts two to four ranks, which wait for one another most of the time.
 SIDE_BY_SIDE = [*PYTEST, f"-n{max(2, (os.cpu_count() or 2) // 2)}"]
 SOLVED = "tests/notebooks/test_solved.py"
-QUICK_TESTS = (
-    "tests/common",
-    "tests/commands/test_commands.py",
-    "tests/ddp/test_bucketed.py",
-    "tests/notebooks/test_form.py",
-    "tests/test_front_door.py",
-    "tests/test_mesh.py",
-    "tests/training/test_batches.py",
-)
-LINT = {
+CHECKS = {
     "ruff check": [sys.executable, "-m", "ruff", "check", "."],
     "ruff format": [sys.executable, "-m", "ruff", "format", "--check", "."],
-}
-ALL = {
-    **LINT,
     "tests": [*SIDE_BY_SIDE, "--dist=worksteal", "-m", "not measures_time", f"--ignore={SOLVED}", "tests"],
     "tests that measure time": [*PYTEST, "-m", "measures_time", "tests"],
     "lessons (strict nbval)": [*SIDE_BY_SIDE, "--dist=loadfile", "--nbval", "notebooks"],
     "lessons, with answers": [*SIDE_BY_SIDE, "--dist=worksteal", SOLVED],
 }
-QUICK = {
-    **LINT,
-    "tests, a few": [*SIDE_BY_SIDE, "--dist=worksteal", *QUICK_TESTS],
-    "lesson 01": [*PYTEST, "--nbval", "notebooks/01_collectives.ipynb"],
-}
 
 
 def main(arguments: list[str]) -> int:
     """Run the checks to the end whatever fails on the way, or the one pytest call that the arguments make."""
-    if arguments and arguments != ["--quick"]:
+    if arguments:
         return subprocess.call([sys.executable, "-m", "pytest", *arguments], cwd=ROOT)
     verdicts = {}
-    for name, command in (QUICK if arguments else ALL).items():
+    for name, command in CHECKS.items():
         print(f"\n── {name}", flush=True)
         started = time.monotonic()
         status = subprocess.call(command, cwd=ROOT, stdin=subprocess.DEVNULL)

@@ -13,27 +13,21 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.common.agreement import gather_texts, raise_everywhere
+from scratch_ddp.common.agreement import gather_texts, together
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.sizes import count
 from scratch_ddp.training import Batches, evaluate, load_model, load_pairs, sentences, tokenise, train
 from scratch_ddp.training.checkpoints import Checkpoints
-from scratch_ddp.training.data import Batch
+from scratch_ddp.training.data import Batch, is_first, print_once
 from scratch_ddp.training.loop import History
 from scratch_ddp.zero import ShardedOptimizer
 
-LOST_STORE = (
-    "torchrun's store would keep the addresses of the old ranks over a restart, and a lost worker would end this job: "
-    "start torchrun on every host with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
-)
 WRAPPERS = {
     "simple": SimpleDistributedDataParallelism,
     "flat": FlatDDP,
@@ -43,7 +37,7 @@ WRAPPERS = {
     "zero": BucketedDDP,  # and a sharded optimizer
     "fsdp": FSDP,
 }
-DECISIVE = ("data", "model", "epochs", "batch_size", "accumulation", "lr", "max_length", "seed", "dtype")  # for losses
+DECISIVE = ("data", "model", "epochs", "batch_size", "lr", "dtype")  # for losses
 
 
 def arguments() -> argparse.Namespace:
@@ -55,11 +49,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="hub (SmolLM2), built-in (default), or a folder")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU per rank")
     parser.add_argument("--epochs", type=count, default=8)
-    parser.add_argument("--batch-size", type=count, default=16, help="items per micro-batch, over all ranks")
-    parser.add_argument("--accumulation", type=count, default=1, help="micro-batches per optimizer step")
+    parser.add_argument("--batch-size", type=count, default=16, help="items per step, over all ranks")
     parser.add_argument("--lr", type=float, help="default: 1e-3 for a small model, 2e-5 for a large one")
-    parser.add_argument("--max-length", type=count, default=256, help="most tokens of a pair")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="where to save, and to go on from")
     parser.add_argument("--every", type=count, default=50, help="steps from one checkpoint to the next (default: 50)")
@@ -74,11 +65,16 @@ def main() -> None:
     options = arguments()
     device = choose_device(options.device)
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of checkpoints of a single process
-    with ranks(device, options.timeout) as (rank, world_size):
-        try:
-            run(options, device, rank, world_size)
-        except (ValueError, OSError) as error:  # data, model, or sizes that don't fit: the message says it all
-            raise SystemExit(f"scratch_ddp.training: {error}" if rank == 0 else 1) from None
+    launched = "RANK" in os.environ  # by torchrun
+    if launched:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=options.timeout)
+    try:
+        run(options, device)
+    except (ValueError, OSError) as error:  # data, model, or sizes that don't fit: the message says it all
+        raise SystemExit(f"scratch_ddp.training: {error}" if is_first() else 1) from None
+    finally:
+        if launched:
+            dist.destroy_process_group()
 
 
 def choose_device(wanted: str | None) -> torch.device:
@@ -90,41 +86,22 @@ def choose_device(wanted: str | None) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-@contextmanager
-def ranks(device: torch.device, timeout: datetime.timedelta | None) -> Iterator[tuple[int, int]]:
-    """Yield (rank, world size). Under torchrun, its process group exists inside the block."""
-    if "RANK" not in os.environ:
-        yield 0, 1
-        return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
-    try:
-        yield dist.get_rank(), dist.get_world_size()
-    finally:
-        dist.destroy_process_group()
-
-
-def run(options: argparse.Namespace, device: torch.device, rank: int, world_size: int) -> None:
-    report = print if rank == 0 else None
-    hosts = int(os.environ.get("GROUP_WORLD_SIZE", 1))
-    if report and hosts > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        report(LOST_STORE)
-    if report and world_size > 1:  # after each restart there may be fewer
-        report(f"{world_size} ranks on {hosts} host{'s' if hosts > 1 else ''}, {device.type}", flush=True)
-    problem = None
-    try:
+def run(options: argparse.Namespace, device: torch.device) -> None:
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if world_size > 1:  # after each restart there may be fewer
+        hosts = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+        print_once(f"{world_size} ranks on {hosts} host{'s' if hosts > 1 else ''}, {device.type}")
+    with together(None):
         pairs = load_pairs(options.data)
-        torch.manual_seed(options.seed)  # the same on every rank: the model's new weights come from it
+        torch.manual_seed(0)  # the same on every rank: the model's new weights come from it
         texts, dtype = sentences(pairs["train"]), getattr(torch, options.dtype)
         model, tokenizer = load_model(options.model, texts=texts, dtype=dtype)
         if options.checkpoints and rank == 0:
             options.checkpoints.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as error:
-        problem = str(error)
-    raise_everywhere(problem)
     model, optimizer = wrap(model.to(device), options, world_size)
 
     def share(split: str, seed: int | None = None) -> Batches:
-        items = tokenise(pairs[split], tokenizer, options.max_length)
+        items = tokenise(pairs[split], tokenizer)
         return Batches(items, options.batch_size, tokenizer.pad_token_id, rank, world_size, seed=seed)
 
     history, checkpoints = History(), None
@@ -132,26 +109,24 @@ def run(options: argparse.Namespace, device: torch.device, rank: int, world_size
         settings = {name: getattr(options, name) for name in DECISIVE}
         checkpoints = Checkpoints(options.checkpoints, options.every, model, optimizer, settings, options.timeout)
         history = checkpoints.resume()
-        if report and history.losses:
-            report(f"resumed after step {len(history.losses)} ({options.checkpoints})")
+        if history.losses:
+            print_once(f"resumed after step {len(history.losses)} ({options.checkpoints})")
 
-    def after_step(window: list[Batch], history: History) -> None:
+    def after_step(batch: Batch, history: History) -> None:
         if options.step_log:
-            log_step(options.step_log, window, history)
+            log_step(options.step_log, batch, history)
         if checkpoints:
             checkpoints.after_step(history)
 
     began, resumed_at = time.perf_counter(), len(history.losses)
-    parts = {"optimizer": optimizer, "validation": share("validation"), "report": report, "history": history}
-    steps = {"epochs": options.epochs, "accumulation": options.accumulation, "after_step": after_step}
-    train(model, share("train", options.seed), **parts, **steps)
+    parts = {"optimizer": optimizer, "validation": share("validation"), "report": print_once, "history": history}
+    train(model, share("train", seed=0), options.epochs, after_step=after_step, **parts)
     if checkpoints:
         checkpoints.save(history)
     took = time.perf_counter() - began
     score = evaluate(model, share("test" if "test" in pairs else "validation"))
-    if report:
-        who = "1 process" if world_size == 1 else f"{world_size} ranks"
-        report(f"{who} on {device.type}: {len(history.losses) - resumed_at} steps in {took:.1f} s; test {score}")
+    who = "1 process" if world_size == 1 else f"{world_size} ranks"
+    print_once(f"{who} on {device.type}: {len(history.losses) - resumed_at} steps in {took:.1f} s; test {score}")
 
 
 def wrap(
@@ -167,14 +142,14 @@ def wrap(
     return model, torch.optim.AdamW(model.parameters(), **settings)
 
 
-def log_step(path: Path, window: list[Batch], history: History) -> None:
+def log_step(path: Path, batch: Batch, history: History) -> None:
     """Append a line of JSON for the step that has just ended: step, loss, items, ranks, time. The first rank writes.
 
     Costs two all-gathers of a few bytes per item.
     """
-    mine = json.dumps([history.losses[-1], [number for batch in window for number in batch.numbers]])
+    mine = json.dumps([history.losses[-1], batch.numbers])
     losses, items = zip(*map(json.loads, gather_texts(mine) if dist.is_initialized() else [mine]), strict=True)
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    if is_first():
         line = {"step": len(history.losses), "loss": sum(losses) / len(losses), "items": sorted(sum(items, []))}
         with open(path, "a") as file:
             file.write(json.dumps(line | {"ranks": len(losses), "time": time.time()}) + "\n")

@@ -24,18 +24,16 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.optim import Optimizer
 
 from scratch_ddp.common.agreement import compare, raise_everywhere
+from scratch_ddp.training.data import is_first, print_once
 from scratch_ddp.training.loop import History, Score
-
-KEPT = 2  # checkpoints; the older one is for the case that the newer one is damaged
 
 
 class Checkpoints:
     """Saves a run every `every` steps and when SIGTERM comes, and finds its last checkpoint.
 
-    `settings`: by name, what decides which items a step sees and what it does with them. A checkpoint of a run with
-    others is refused. Training goes on while a checkpoint is written. Every rank makes one, in the main thread. Raises
-    ValueError on every rank if one does not see the folder, which exists. Costs two process groups of gloo, and in each
-    step one all-reduce of 8 bytes.
+    `settings`: by name, what decides the losses: a checkpoint of a run with others is refused. Training goes on while a
+    checkpoint is written. Every rank makes one, in the main thread. Raises ValueError on every rank if one does not see
+    the folder, which exists. Costs two process groups of gloo, and in each step one all-reduce of 8 bytes.
     """
 
     def __init__(
@@ -58,31 +56,38 @@ class Checkpoints:
         self._group = self._threads = None
         if dist.is_initialized():  # GPUs shall not wait for our messages, and the writing threads need their own group
             self._group, self._threads = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
-        problem = None if folder.exists() else f"{folder} is not the first rank's: hosts must share it"
-        raise_everywhere(problem, self._group)
+        missing = None if folder.exists() else f"{folder} is not the first rank's: hosts must share it"
+        raise_everywhere(missing, self._group)
 
     def resume(self) -> History:
         """Load the last complete checkpoint and return its history; an empty one if there is none.
 
-        Every rank calls it. Raises ValueError on every rank if that checkpoint is damaged, and names an older one that
-        is whole, or if it is of a run with other settings.
+        Every rank calls it. Raises ValueError on every rank if that checkpoint is damaged, and names the one before it,
+        or if it is of a run with other settings.
         """
-        names, problem = [self._complete()], ""
+        names = [self._complete()]
         if self._group is not None:  # another host may see them later than the first rank
             dist.broadcast_object_list(names, group=self._group)
-        for name in names[0]:
-            state = self._state("")
-            try:
-                dcp.load(state, checkpoint_id=self.folder / name, process_group=self._group)
-            except (Exception, CheckpointException) as error:
-                problem = problem or f"{self.folder / name} can't be loaded: {_cause(error)}"
-            else:
-                if problem:
-                    raise ValueError(f"{problem}; {name} is whole: move the newer away, and the same command goes on")
-                return self._restore(name, state)
-        if problem:
-            raise ValueError(f"{problem}; no older one is whole: move {self.folder} away to start anew")
-        return History()
+        if not names[0]:
+            return History()
+        name, *older = names[0]
+        state, place = self._state(""), self.folder / name
+        try:
+            dcp.load(state, checkpoint_id=place, process_group=self._group)
+        except (Exception, CheckpointException) as error:
+            then = f"goes on from {older[0]}" if older else "starts anew"
+            why = f"{place} can't be loaded: {_cause(error)}"
+            raise ValueError(f"{why}; move it away, and the same command {then}") from None
+        extra = json.loads(state["extra"])
+        for key in self.settings | extra["settings"]:
+            there, here = extra["settings"].get(key), self.settings.get(key)
+            if there != here:
+                raise ValueError(f"{place} is of a run with {key} {there}, but this one has {key} {here}")
+        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        share = StateDictOptions(strict=False)  # of a sharded optimizer it is a part
+        set_state_dict(self._named, self.optimizer, **parts, options=share)
+        self._last = len(extra["losses"])
+        return History(extra["losses"], extra["epoch_losses"], [Score(*values) for values in extra["scores"]])
 
     def after_step(self, history: History) -> None:
         """Save if it is time to. If SIGTERM came to any rank, all of them end the process, after saving."""
@@ -91,8 +96,7 @@ class Checkpoints:
             asked = compare(self._group, {}, {}, asked).flags
         if asked[0]:
             self.save(history)
-            if _is_first():
-                print(f"stopped by SIGTERM after step {self._last}, saved; the same command goes on from there")
+            print_once(f"stopped by SIGTERM after step {self._last}, saved; the same command goes on from there")
             # torchrun would start a run again that fails
             raise SystemExit(0 if "TORCHELASTIC_RUN_ID" in os.environ else 128 + signal.SIGTERM)
         if len(history.losses) % self.every == 0:
@@ -113,8 +117,7 @@ class Checkpoints:
             "scores": [dataclasses.astuple(score) for score in history.scores],
         }
         self._last = len(history.losses)
-        place = self.folder / f"step_{self._last:08}"
-        state = self._state(json.dumps(extra))
+        place, state = self.folder / f"step_{self._last:08}", self._state(json.dumps(extra))
         self._writing = dcp.async_save(state, checkpoint_id=place, process_group=self._threads)
 
     def _state(self, extra: str) -> dict[str, Any]:
@@ -127,31 +130,20 @@ class Checkpoints:
         return {"model": {name: each.clone() for name, each in weights.items()}, "optimizer": state, "extra": extra}
 
     def _finish(self) -> None:
-        """Wait for the thread, and remove what is older. Raises OSError on every rank if it could not write."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            try:
-                writing.result()
-            except (Exception, CheckpointException) as error:
-                last = ", ".join(self._complete()[:1]) or "none"
-                raise OSError(f"{self.folder} can't be written: {_cause(error)}; last complete: {last}") from None
-            if _is_first():
-                oldest = self._complete()[:KEPT][-1]
-                for place in self.folder.glob("step_*"):
-                    if place.name < oldest:
-                        shutil.rmtree(place)
-
-    def _restore(self, name: str, state: dict[str, Any]) -> History:
-        extra = json.loads(state["extra"])
-        for key in self.settings | extra["settings"]:
-            there, here = extra["settings"].get(key), self.settings.get(key)
-            if there != here:
-                raise ValueError(f"{self.folder / name} is of a run with {key} {there}, but this one has {key} {here}")
-        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        share = StateDictOptions(strict=False)  # of a sharded optimizer it is a part
-        set_state_dict(self._named, self.optimizer, **parts, options=share)
-        self._last = len(extra["losses"])
-        return History(extra["losses"], extra["epoch_losses"], [Score(*values) for values in extra["scores"]])
+        """Wait for the thread, and remove all but two. Raises OSError on every rank if it could not write."""
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        try:
+            writing.result()
+        except (Exception, CheckpointException) as error:
+            last = ", ".join(self._complete()[:1]) or "none"
+            raise OSError(f"{self.folder} can't be written: {_cause(error)}; last complete: {last}") from None
+        if is_first():
+            oldest = self._complete()[:2][-1]  # the older one is for the case that the newer one is damaged
+            for place in self.folder.glob("step_*"):
+                if place.name < oldest:
+                    shutil.rmtree(place)
 
     def _complete(self) -> list[str]:
         """The complete checkpoints, the last one first."""
@@ -159,10 +151,6 @@ class Checkpoints:
 
     def _ask(self, *_: object) -> None:
         self._asked = True
-
-
-def _is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def _cause(error: BaseException) -> str:

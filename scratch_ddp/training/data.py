@@ -1,7 +1,4 @@
-"""Sentence pairs with the question "do both say the same?": loading, tokenising, and each rank's share of a batch.
-
-Shards lose no item. Of each global batch, every one of n ranks takes a share.
-"""
+"""Sentence pairs with the question "do both say the same?": loading, tokenising, and each rank's share of a batch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +18,8 @@ def load_pairs(source: str | None = None):
     """Return a `datasets.DatasetDict` with splits train, validation, test, and columns sentence1, sentence2, label.
 
     `source` is "built-in" (our own pairs; the default), "hub" (GLUE's MRPC, downloaded once), or a local folder with
-    files train*, validation* and optionally test*, in parquet, csv or json. Rank 0 prints what it is. Raises ValueError
-    if it can't be loaded or holds no such pairs. No communication.
+    files train*, validation* and optionally test*, in parquet, csv or json. Rank 0 prints what it is. Raises what
+    `datasets` does. No communication.
     """
     with extra("text"):
         import datasets
@@ -31,21 +28,21 @@ def load_pairs(source: str | None = None):
     if place == "built-in":
         pairs = datasets.DatasetDict({name: datasets.Dataset.from_dict(rows) for name, rows in make_pairs().items()})
     else:
-        try:
-            pairs = datasets.load_dataset(*(("nyu-mll/glue", "mrpc") if place == "hub" else (place,)))
-            pairs = pairs.select_columns(list(COLUMNS))
-            pairs["train"], pairs["validation"]
-        except Exception as error:  # the library and what it calls raise many kinds
-            raise ValueError(f"no pairs can be loaded from {place!r}: {type(error).__name__}: {error}") from error
+        pairs = datasets.load_dataset(*(("nyu-mll/glue", "mrpc") if place == "hub" else (place,)))
+        pairs = pairs.select_columns(list(COLUMNS))
     sizes = ", ".join(f"{len(rows)} {split}" for split, rows in pairs.items())
     print_once(f"pairs: {place} ({'as asked' if source else 'the default'}); {sizes}")
     return pairs
 
 
+def is_first() -> bool:
+    """Whether this process speaks for all ranks, as rank 0 or as the only one."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
 def print_once(line: str) -> None:
-    """Print a line on rank 0 alone."""
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        print(line)
+    if is_first():
+        print(line, flush=True)
 
 
 def sentences(rows: Any) -> list[str]:
@@ -63,17 +60,14 @@ def tokenise(rows: Any, tokenizer: Any, max_length: int = 256) -> list[Item]:
     """Turn each pair into at most `max_length` token ids: sentence 1, separator, sentence 2, separator.
 
     The separator is the tokenizer's own, or its end-of-text token. If a pair is too long, the longer sentence is
-    shortened at its end. Raises ValueError if `max_length` has no room for a token of each sentence.
+    shortened at its end.
     """
-    if max_length < 4:
-        raise ValueError(f"max_length must be 4 or more, for a token of each sentence; it is {max_length}")
     separator = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     encoded = [tokenizer(list(rows[name]), add_special_tokens=False)["input_ids"] for name in COLUMNS[:2]]
     items = []
     for first, second, label in zip(*encoded, rows["label"], strict=True):
         while len(first) + len(second) > max_length - 2:
-            longer = first if len(first) > len(second) else second
-            longer.pop()
+            max(second, first, key=len).pop()
         items.append(Item([*first, separator, *second, separator], label))
     return items
 
@@ -110,7 +104,7 @@ class Batches:
 
     Every rank has the same number of batches. The last one may be smaller, and empty on some ranks (`Batch.count` 0).
     With `seed`, each epoch has its own order, the same on every rank; without, items stay in their order. Raises
-    ValueError if there are fewer items than ranks, or if the ranks can't share a batch evenly. No communication.
+    ValueError if the ranks can't share a batch evenly. There are as many items as ranks, or more. No communication.
     """
 
     items: Sequence[Item]
@@ -122,8 +116,6 @@ class Batches:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if len(self.items) < self.world_size:
-            raise ValueError(f"{len(self.items)} items can't be shared by {self.world_size} ranks: each needs one")
         if self.batch_size % self.world_size:
             raise ValueError(f"a global batch of {self.batch_size} can't be shared evenly by {self.world_size} ranks")
 

@@ -3,9 +3,7 @@
 A plain model is trained by this process alone, a model in a strategy's wrapper by all ranks of its group.
 """
 
-import contextlib
 import functools
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -55,20 +53,19 @@ def train(
     batches: Batches,
     epochs: int = 1,
     lr: float = 1e-3,
-    accumulation: int = 1,
     validation: Batches | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     report: Callable[[str], None] | None = None,
     history: History | None = None,
-    after_step: Callable[[list[Batch], History], None] | None = None,
+    after_step: Callable[[Batch, History], None] | None = None,
 ) -> History:
     """Train with AdamW (or `optimizer`) and a learning rate that rises over a tenth of the steps, then falls to zero.
 
     `batches` and `validation` share their items over the same ranks as the model (`world_size` 1 for a plain model);
-    if `batches` does not, ValueError is raised. `accumulation` micro-batches make a step. After each epoch, `report`
-    gets a line. Returns this rank's history. With the `history` of an interrupted run, whose state model and optimizer
-    have, training goes on where that one ended. `after_step` is called with each step's micro-batches and the history.
-    Communication: that of the strategy, and after each epoch one all-reduce of one number and an evaluation.
+    if `batches` does not, ValueError is raised. After each epoch, `report` gets a line. Returns this rank's history.
+    With the `history` of an interrupted run, whose state model and optimizer have, training goes on where that one
+    ended. `after_step` is called with each step's batch and the history. Communication: that of the strategy, and after
+    each epoch one all-reduce of one number and an evaluation.
     """
     with extra("cells"):
         from tqdm import tqdm
@@ -81,29 +78,25 @@ def train(
         )
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     history = history or History()
-    per_epoch = -(-len(batches) // accumulation)
-    steps, done = epochs * per_epoch, len(history.losses)
+    steps, done = epochs * len(batches), len(history.losses)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, functools.partial(warm_up_then_fall, steps=steps), last_epoch=done - 1
     )
     device = next(model.parameters()).device
-    bar = tqdm(total=steps, initial=done, unit="step", disable=not shows_progress(batches.rank))
-    with bar:
+    with tqdm(total=steps, initial=done, unit="step", disable=not shows_progress(batches.rank)) as bar:
         for epoch in range(len(history.epoch_losses), epochs):
             model.train()
-            began = epoch * per_epoch
-            first = (len(history.losses) - began) * accumulation
-            micro_batches = (batch.to(device) for batch in batches.epoch(epoch, first))
-            while window := list(itertools.islice(micro_batches, accumulation)):  # the last one may be smaller
-                history.losses.append(accumulate(model, window, batches.world_size).item())
+            began = epoch * len(batches)
+            for batch in batches.epoch(epoch, len(history.losses) - began):
+                history.losses.append(backward(model, batch.to(device), ranks))
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()
                 bar.update()
                 if after_step:
-                    after_step(window, history)
-            mean = torch.tensor(history.losses[began:], dtype=torch.float64).mean() / batches.world_size
-            history.epoch_losses.append(_sum_over_ranks(mean, model, batches.world_size).item())
+                    after_step(batch, history)
+            mean = torch.tensor(history.losses[began:], dtype=torch.float64).mean() / ranks
+            history.epoch_losses.append(_sum_over_ranks(mean, model, ranks).item())
             line = f"epoch {epoch + 1}: loss {history.epoch_losses[-1]:.4f}"
             if validation:
                 history.scores.append(evaluate(model, validation))
@@ -119,33 +112,24 @@ def warm_up_then_fall(step: int, steps: int) -> float:
     return min((step + 1) / rising, (steps - step) / max(1, steps - rising))
 
 
-def accumulate(model: nn.Module, window: list[Batch], world_size: int) -> torch.Tensor:
-    """Leave in `.grad` the gradient of the mean loss over all rows of the window on all ranks; return this rank's part.
+def backward(model: nn.Module, batch: Batch, world_size: int) -> float:
+    """Leave in `.grad` the gradient of the mean loss over the rows of the batch on all ranks; return this rank's part.
 
-    The mean of the returned parts over the ranks is that loss. Communication: one `sync_gradients()`, at the end.
+    The mean of the returned parts over the ranks is that loss. Communication: one `sync_gradients()`.
     """
-    sync_gradients = getattr(model, "sync_gradients", lambda: None)  # plain models and torch's DDP have none
-    no_sync = getattr(model, "no_sync", contextlib.nullcontext)
-    rows = sum(batch.global_count for batch in window)
-    part = 0.0
-    for i, batch in enumerate(window):
-        last = i + 1 == len(window)
-        with contextlib.nullcontext() if last else no_sync():
-            logits = model(**batch.inputs).logits[: batch.count]
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            losses = nn.functional.cross_entropy(logits, batch.labels[: batch.count], reduction="sum")
-            loss = losses * (world_size / rows)
-            loss.backward()
-            sync_gradients()
-        part = part + loss.detach()
-    return part
+    logits = model(**batch.inputs).logits[: batch.count]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = nn.functional.cross_entropy(logits, batch.labels[: batch.count], reduction="sum")
+    loss = losses * (world_size / batch.global_count)
+    loss.backward()
+    getattr(model, "sync_gradients", lambda: None)()  # plain models and torch's DDP have none
+    return loss.item()
 
 
 def evaluate(model: nn.Module, batches: Batches) -> Score:
-    """Score the model on all items, and return the same score on every rank that shares them.
+    """Score the model on all items of `batches`, and return the same score on every rank that shares them.
 
-    The rank's share comes from `batches`; rows that fill in to keep ranks in step are not counted. Costs one all-reduce
-    of four numbers if there is more than one rank.
+    Costs one all-reduce of four numbers if there is more than one rank.
     """
     device = next(model.parameters()).device
     table = torch.zeros(2, 2, dtype=torch.int64)

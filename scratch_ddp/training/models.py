@@ -46,7 +46,7 @@ def load_model(
     model. Rank 0 prints what it is. `head` "classifier" scores two classes; "language model" scores the next token,
     its weights tied to the embedding. The built-in tokenizer is built from `texts`, or from the built-in pairs; `sizes`
     change the built-in architecture, with the names of transformers' LlamaConfig. New weights come from torch's random
-    numbers: set the same seed on every rank before. Raises ValueError if nothing can be loaded. No communication.
+    numbers: set the same seed on every rank before. Raises what transformers does. No communication.
     """
     place = source or "built-in"
     if place == "built-in":
@@ -92,11 +92,8 @@ def _read(name: str, head: str, dtype: torch.dtype) -> tuple[torch.nn.Module, An
     with extra("text"):
         import transformers
 
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-        options = {"num_labels": 2, "pad_token_id": tokenizer.pad_token_id, "use_cache": False}
-        auto = getattr(transformers, f"AutoModelFor{HEADS[head]}")
-        return auto.from_pretrained(name, dtype=dtype, **options), tokenizer
-    except Exception as error:  # the library and what it calls raise many kinds
-        raise ValueError(f"no model can be loaded from {name!r}: {type(error).__name__}: {error}") from error
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    options = {"num_labels": 2, "pad_token_id": tokenizer.pad_token_id, "use_cache": False}
+    auto = getattr(transformers, f"AutoModelFor{HEADS[head]}")
+    return auto.from_pretrained(name, dtype=dtype, **options), tokenizer

@@ -1,16 +1,20 @@
 """Every benchmark measures: one round of tiny sizes, and a figure in each row. Bad options are refused in a line."""
 
 import argparse
-import subprocess
+import contextlib
+import os
+import socket
 import sys
 
 import pytest
+import torch.distributed as dist
 
 from scratch_ddp.benchmark import cells, link, pipeline, rings, steps, tensor_parallel, training
 from scratch_ddp.benchmark.__main__ import main
+from tests.ranks import captured, run_ranks
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
-OPTIONS = argparse.Namespace(rounds=1, ranks=2, backend="gloo")
+OPTIONS = argparse.Namespace(rounds=1, ranks=2)
 
 
 def holds(rows: list[steps.Row], count: int) -> None:
@@ -42,13 +46,27 @@ def test_collectives_beside_gloos():
     holds(steps.beside(steps.on_ranks(2, rings.measure, 1, 2**16), rings.PAIRS), 4)
 
 
-@pytest.mark.parametrize("options", [["collectives", "--ranks", "2"], ["link", "--transfers", "2"]])
-def test_commands(options):
-    small = ["--sizes", "64KiB", "--seconds", "0.1"] if options[0] == "collectives" else []
-    command = [sys.executable, "-m", "scratch_ddp.benchmark", *options, *small]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert ("64 KiB" if small else "two ranks over gloo |") in ended.stdout
+def printed_by(monkeypatch, capsys, *options: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["benchmark", *options])
+    main()
+    return capsys.readouterr().out
+
+
+def test_commands(monkeypatch, capsys):
+    small = ["collectives", "--sizes", "64KiB", "--seconds", "0.1"]
+    assert "|     2 | 64 KiB |" in printed_by(monkeypatch, capsys, *small, "--ranks", "2")
+    assert "two ranks over gloo |" in printed_by(monkeypatch, capsys, "link", "--transfers", "2")
+
+    def as_torchrun_starts_it():
+        dist.destroy_process_group()
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        sys.argv = ["benchmark", *small]
+        main()
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    (_, first), *others = run_ranks(3, captured, as_torchrun_starts_it)
+    assert "|     3 | 64 KiB |" in first and [printed for _, printed in others] == ["", ""]
 
 
 def test_a_transfer_begins_with_the_last_call_and_ends_on_the_first_rank():
@@ -57,22 +75,21 @@ def test_a_transfer_begins_with_the_last_call_and_ends_on_the_first_rank():
     assert table[0] == ("a transfer / (α + bytes·β), 1 ms, here", "1000.0000 [1000.0000–1000.0000]; 25.0% of a core")
 
 
-def test_rank_cells():
-    holds([cells.stops(1), cells.round_trips(2, 3), *cells.beside_gloo()], 5)
+def test_rank_cells(four_ranks, monkeypatch):
+    """On ranks that are there already."""
+    monkeypatch.setattr(cells, "Kernel", lambda **_: contextlib.nullcontext(four_ranks))
+    holds([cells.stops(1), cells.round_trips(4, 3), *cells.beside_gloo()], 5)
 
 
 @pytest.mark.parametrize(
     "options, said",
     [
         (["training", "--rounds", "0"], "a whole number, 1 or more, is needed, not '0'"),
-        (["training", "--backend", "nccl", "--ranks", "99"], "GPUs for 99 ranks"),
         (["rings", "--sizes", "soon"], "'soon' is no size"),
     ],
 )
 def test_refused(monkeypatch, capsys, options, said):
     monkeypatch.setattr(sys, "argv", ["benchmark", *options])
-    try:
-        assert main() == 2
-    except SystemExit as ended:  # argparse's own
-        assert ended.code == 2
-    assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert said in f"{capsys.readouterr().err}{ended.value}"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import psutil
 
-from scratch_ddp.benchmark.kernel import Kernel, Result
 from tests import namespaces
+from tests.kernel import Kernel, Result
 
 JOIN = (sys.executable, "-m", "scratch_ddp.cells.join", "-")
 

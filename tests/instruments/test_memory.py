@@ -4,14 +4,12 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import pytest
 import torch
 import torch.distributed as dist
 
-import scratch_ddp.cells.rank.interruptible_group  # noqa: F401  (registers the backend)
-from scratch_ddp.instruments.memory import Held, MemoryLedger, process_limit
+from scratch_ddp.instruments.memory import Held, MemoryLedger
 from scratch_ddp.instruments.memory.use import memory_use
-from tests.ranks import RankFailed, run_ranks
+from tests.ranks import run_ranks
 
 MEGA = 1_000_000
 
@@ -22,12 +20,9 @@ def test_every_figure_of_known_tensors():
         passing = torch.empty(1_000_000, dtype=torch.int16)  # 2 MB
         del passing
         torch.empty(500_000)  # 2 MB, held for no time
-    assert used.peak_bytes == 3 * MEGA
     assert used.kept_bytes == kept.nbytes == 1 * MEGA
-    assert used.allocated_bytes == 5 * MEGA
+    assert (used.peak_bytes, used.allocated_bytes, used.allocations) == (3 * MEGA, 5 * MEGA, 3)
     assert [held for _, held in used.over_time] == [1 * MEGA, 3 * MEGA, 1 * MEGA, 3 * MEGA, 1 * MEGA]
-    times = [seconds for seconds, _ in used.over_time]
-    assert times == sorted(times) and 0 <= times[0] < times[-1] < 60
 
 
 def test_what_an_operation_allocates_inside_itself_counts():
@@ -38,28 +33,10 @@ def test_what_an_operation_allocates_inside_itself_counts():
     assert used.kept_bytes == 0
 
 
-def test_freeing_an_older_tensor_makes_room():
-    old = torch.empty(250_000)
-    storage = torch.empty(500_000)
-    with memory_use() as used:
-        del old
-        storage.untyped_storage().resize_(0)
-        new = torch.empty(500_000)
-    assert used.peak_bytes == 0  # 3 MB were given back before 2 MB were taken
-    assert used.kept_bytes == new.nbytes - 3 * MEGA
-
-
-def test_an_exception_leaves_the_figures():
-    with pytest.raises(ZeroDivisionError), memory_use() as used:
-        torch.empty(250_000)
-        1 / 0  # noqa: B018
-    assert used.peak_bytes == 1 * MEGA
-
-
 FILL_UP = """
 import torch
 from scratch_ddp.instruments.memory import process_limit
-size, held = {size}, []
+size, held = 500_000, []
 torch.ones(5_000_000)  # freed at once: from now on malloc keeps blocks up to this size
 kept, freed = [], []
 for _ in range(30):
@@ -77,30 +54,13 @@ print(torch.ones(25_000_000).sum().item())
 """
 
 
-@pytest.mark.parametrize("size", [4_000_000, 500_000])
-def test_the_limit_holds(size):
+def test_the_limit_holds():
     """Also where malloc has kept 48 MB of tensors that were freed before."""
-    ended = subprocess.run(
-        [sys.executable, "-c", FILL_UP.format(size=size)], capture_output=True, text=True, timeout=60
-    )
-    refused, summed = ended.stdout.splitlines()
+    refused, summed = subprocess.check_output([sys.executable, "-c", FILL_UP], text=True, timeout=60).splitlines()
     taken, words = refused.split(" ", 1)
-    assert 20 * MEGA - size - MEGA <= int(taken) <= 20 * MEGA
-    assert words.startswith(f"no room for a tensor of {size:,} bytes: this process may take 20,000,000 bytes")
+    assert 18 * MEGA <= int(taken) <= 20 * MEGA
+    assert words.startswith("no room for a tensor of 500,000 bytes: this process may take 20,000,000 bytes")
     assert float(summed) == 25 * MEGA  # the process goes on, and may take what it likes
-
-
-def test_the_limit_is_lifted_for_other_errors_and_a_rank_is_named():
-    def other_error():
-        with pytest.raises(RuntimeError, match="^mine$"), process_limit(MEGA):
-            raise RuntimeError("mine")
-        torch.ones(25 * MEGA)
-        with process_limit(MEGA):
-            torch.ones(25 * MEGA if torch.distributed.get_rank() == 1 else 1)
-
-    with pytest.raises(RankFailed) as failed:
-        run_ranks(2, other_error)
-    assert "rank 1: no room for a tensor of 100,000,000 bytes" in failed.value.failures[1]
 
 
 KINDS = {"own": "w1 w2", "borrowed": "W1", "gradients": "G g1"}
@@ -139,10 +99,9 @@ def one_layer():
     return *told, {(moment.elements("borrowed"), moment.peak) for moment in again.moments}
 
 
-@pytest.mark.parametrize("backend", ["interruptible", "gloo"])
-def test_a_layer_on_four_ranks(backend):
-    """The same on every rank and backend: what gloo copies on its own is not counted, nor what it lets go of late."""
-    lines, peaks, sent, freed = run_ranks(4, one_layer, backend=backend)[0]
+def test_a_layer_on_four_ranks():
+    """What gloo copies on its own is not counted, nor what it lets go of late."""
+    lines, peaks, sent, freed = run_ranks(4, one_layer)[0]
     assert lines == [
         "gather             sent 12  own 8 (w1 w2), borrowed 16 (W1)",
         "gradient                    own 8 (w1 w2), borrowed 16 (W1), gradients 16 (G)",
@@ -160,16 +119,13 @@ def test_views_what_has_no_name_and_what_autograd_keeps_are_held():
         m.row = m.W1[0]
     with ledger("free"):
         del m.W1
-    assert [moment.held[1:] for moment in ledger.moments] == [
-        (Held("W1", "borrowed", 16),),
-        (Held("row", "other", 16),),
-    ]
     with ledger("hide"):
         del m.row
         hidden.append(weight() + 1)
     with ledger("let go"):
         hidden.clear()
-    assert [moment.held[1:] for moment in ledger.moments[2:]] == [(Held("unnamed", "other", 16),), ()]
+    named = [(Held("W1", "borrowed", 16),), (Held("row", "other", 16),), (Held("unnamed", "other", 16),), ()]
+    assert [moment.held[1:] for moment in ledger.moments] == named
     with ledger("forward"):
         m.loss = (m.w1 * 2).exp().sum()
     with ledger("backward"):
@@ -178,11 +134,3 @@ def test_views_what_has_no_name_and_what_autograd_keeps_are_held():
         del m.loss
     others = [moment.elements("other") for moment in ledger.moments[4:]]
     assert others == [1 + 4, 1 + 4, 4]  # loss, exp; loss, .grad; .grad
-
-
-def test_the_peak_is_between_the_ends_of_blocks():
-    m = SimpleNamespace(x=weight())
-    ledger = MemoryLedger(m, data="x")
-    with ledger("two temporaries"):
-        m.y = ((m.x + 1) * 2).sum()
-    assert ledger.peak() == 16 + 16 + 16 and ledger.peak("data") == 16 and ledger.peak("other") == 1

@@ -11,8 +11,6 @@ from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_te
 
 from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.instruments.traffic import Counts, Message, traffic
-from scratch_ddp.instruments.traffic.calls import Call
-from scratch_ddp.instruments.traffic.counts import depth
 from tests.ranks import run_ranks
 
 
@@ -80,8 +78,6 @@ def test_torchs_collectives_by_the_rings_formula():
     def ranks():
         for name, call, payload, sent in every_collective(dist.get_rank(), 4):
             assert wire(call) == ({name: 1}, payload, sent), name
-        of_an_object = count(lambda: dist.all_gather_object([None] * 4, "x" * 1000))
-        assert of_an_object.calls == {"all_gather": 2} and of_an_object.payload_bytes > 1000  # the sizes, the pickles
 
     run_ranks(4, ranks)
 
@@ -109,11 +105,9 @@ def test_messages_of_every_form():
         answers = []
         for form in (blocking, both_ways, batch, from_anyone):
             counted = count(form)
-            whole = counted.over_ranks()
-            assert whole.depth == 1 and not counted.payload_bytes
+            assert counted.over_ranks().depth == 1 and not counted.payload_bytes
             assert counted.wire_bytes == counted.bytes_sent
             answers.append((counted.calls, counted.messages, counted.bytes_sent))
-            assert whole.messages == whole.bytes_sent // 40 and whole.per_rank[rank].calls == counted.calls
         return answers
 
     sender, receiver, both = ({"send": 1}, 1, 40), ({"recv": 1}, 0, 0), ({"send": 1, "recv": 1}, 1, 40)
@@ -149,7 +143,6 @@ def test_nested_blocks_and_exceptions():
             early.wait()
             with traffic() as empty:  # counts the same as outer so far, and must not be taken for it
                 pass
-            dist.all_reduce(x)
             with pytest.raises(KeyError), traffic() as inner:
                 dist.all_reduce(x)
                 raise KeyError
@@ -158,26 +151,18 @@ def test_nested_blocks_and_exceptions():
             dist.all_reduce(x)
             asked = outer.over_ranks()
         dist.all_reduce(x)
-        assert outer.calls == {"all_reduce": 3} and inner.calls == {"all_reduce": 1}
-        assert empty.calls == {} and empty.setup == Counts() and len(outer.setup.calls) == 1
-        assert asked.per_rank[0].calls == {"all_reduce": 3} and outer.setup.calls == {"all_gather": 2}
-        assert asked.depth == 6
+        assert outer.calls == {"all_reduce": 2} and inner.calls == {"all_reduce": 1}
+        assert empty.calls == {} and empty.setup == Counts() and outer.setup.calls == {"all_gather": 2}
+        assert asked.per_rank[0].calls == {"all_reduce": 2} and asked.depth == 4
 
     run_ranks(2, ranks)
-
-
-def ddp_step(group=None):
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2), process_group=group)
-    with traffic() as counted:
-        model(torch.ones(1, 3)).sum().backward()
-    return counted
 
 
 @pytest.mark.parametrize("backend", ["gloo", interruptible_group.BACKEND])
 def test_groups_of_both_kinds_under_torchs_own_classes(backend):
     def ranks():
-        step = ddp_step()
-        assert (step.calls, step.payload_bytes, step.wire_bytes) == ({"all_reduce": 1}, 32, 32)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        assert wire(lambda: model(torch.ones(1, 3)).sum().backward()) == ({"all_reduce": 1}, 32, 32)
         x, other = torch.zeros(4), 1 - dist.get_rank()
 
         def messages():
@@ -188,7 +173,6 @@ def test_groups_of_both_kinds_under_torchs_own_classes(backend):
         counted = count(messages)
         assert (counted.calls, counted.bytes_sent) == ({"send": 1, "recv": 1}, 16)
         assert counted.over_ranks().depth == 1
-        assert wire(lambda: dist.all_reduce(x)) == ({"all_reduce": 1}, 16, 16)
         assert wire(lambda: functional.all_reduce(x, "sum", dist.group.WORLD) + 0) == ({"all_reduce": 1}, 16, 16)
         if backend == "gloo":
             mesh = DeviceMesh("cpu", [0, 1])
@@ -198,28 +182,9 @@ def test_groups_of_both_kinds_under_torchs_own_classes(backend):
     run_ranks(2, ranks, backend=backend)
 
 
-def test_several_groups():
-    def ranks():
-        rank = dist.get_rank()
-        pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-        mine = pairs[rank % 2]
-        with traffic() as counted:
-            dist.all_reduce(torch.zeros(8), group=mine)
-            dist.all_reduce(torch.zeros(8))
-            dist.broadcast(torch.zeros(8), src=rank % 2 + 2, group=mine)
-        assert counted.wire_bytes == 32 + 48 + (32 if rank >= 2 else 0)  # the source sends, the last does not
-        whole = counted.over_ranks(mine)
-        assert len(whole.per_rank) == 2 and whole.wire_bytes == 2 * 80 + 32
-
-    run_ranks(4, ranks)
-
-
 def test_depth_of_what_waits_and_what_does_not():
     def ranks():
         rank, n, x = dist.get_rank(), dist.get_world_size(), torch.zeros(1)
-
-        def star():
-            [dist.send(x, i) for i in range(1, n)] if rank == 0 else dist.recv(x, 0)
 
         def star_at_once():
             works = [dist.isend(x, i) for i in range(1, n)] if rank == 0 else [dist.irecv(x, 0)]
@@ -238,20 +203,6 @@ def test_depth_of_what_waits_and_what_does_not():
             dist.all_reduce(x)
 
         pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
-        forms = (star, star_at_once, from_anyone, two_groups)
-        return [count(form).over_ranks().depth for form in forms]
+        return [count(form).over_ranks().depth for form in (star_at_once, from_anyone, two_groups)]
 
-    assert run_ranks(4, ranks) == [[3, 1, 3, 2 + 6]] * 4
-
-
-def test_depth_where_waits_come_in_another_order_or_for_a_rank_without_a_log():
-    def ends(number):  # of messages from rank 0 to rank 1
-        sent = [Call("send", 4, (0, 1), 0, peer=1) for _ in range(number)]
-        return sent, [Call("recv", 4, (0, 1), 1, peer=0) for _ in range(number)]
-
-    (first, second), (taken, then) = ends(2)
-    sender = [("start", first), ("wait", first), ("start", second), ("wait", second)]
-    assert depth([sender, [("start", taken), ("start", then), ("wait", then), ("wait", taken)]]) == 2
-    assert depth([sender]) == depth([sender, []]) == 2
-    assert depth([[("start", first), ("start", second)], [("start", taken), ("start", then)]]) == 1
-    assert depth([]) == depth([[], []]) == 0
+    assert run_ranks(4, ranks) == [[1, 3, 2 + 6]] * 4

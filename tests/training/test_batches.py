@@ -20,13 +20,7 @@ def own_rows(batch) -> list[int]:
 
 
 @settings(deadline=None)
-@given(
-    st.integers(1, 40),
-    st.integers(1, 4),
-    st.integers(1, 5),
-    st.booleans(),
-    st.sampled_from(KINDS),
-)
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 5), st.booleans(), st.sampled_from(KINDS))
 def test_batches_lose_nothing_and_keep_ranks_in_step(items, share, world_size, shuffled, kind):
     if items < world_size:
         return
@@ -53,13 +47,9 @@ def test_each_epoch_has_its_own_order_and_may_begin_later():
     assert own_rows(next(Batches(numbered(4), 4, 0).epoch(7))) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("count", "size", "says"), [
-    (3, 4, "3 items can't be shared by 4 ranks"),
-    (9, 6, "a global batch of 6 can't be shared evenly by 4 ranks"),
-])  # fmt: skip
-def test_batches_that_are_refused(count, size, says):
-    with pytest.raises(ValueError, match=says):
-        Batches(numbered(count), size, 0, 0, 4)
+def test_a_batch_that_ranks_can_not_share_is_refused():
+    with pytest.raises(ValueError, match="a global batch of 6 can't be shared evenly by 4 ranks"):
+        Batches(numbered(9), 6, 0, 0, 4)
 
 
 def test_tokenise_separates_and_cuts_the_longer_sentence():
@@ -73,8 +63,6 @@ def test_tokenise_separates_and_cuts_the_longer_sentence():
     long = {"sentence1": ["Oslo " * 9], "sentence2": ["Oslo"], "label": [1]}
     cut = tokenise(long, tokenizer, max_length=short + 6)[0].tokens
     assert len(cut) == short + 6 and cut[4] == cut[-1] == end, "the short one keeps its words"
-    with pytest.raises(ValueError, match="max_length must be 4 or more"):
-        tokenise(long, tokenizer, max_length=3)
 
 
 def test_a_batch_is_padded_on_the_right():

@@ -13,14 +13,6 @@ from scratch_ddp.training.data import load_pairs
 from scratch_ddp.training.models import SMOLLM2, SMOLLM2_360M, build_small, build_tokenizer, load_model
 from scratch_ddp.training.pairs import make_pairs
 
-SMALL = {"train": 12, "validation": 4, "test": 4}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """What `datasets` prepares from a folder goes with the test."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
-
 
 def test_built_in_pairs_are_the_same_everywhere_and_occur_once(capsys):
     loaded = load_pairs("built-in")
@@ -32,14 +24,6 @@ def test_built_in_pairs_are_the_same_everywhere_and_occur_once(capsys):
     assert len(set(both)) == len(both) == 1200 and all(first != second for first, second in both)
 
 
-def test_pairs_of_a_folder(tmp_path):
-    pairs = make_pairs(SMALL)
-    for split, columns in pairs.items():
-        datasets.Dataset.from_dict(columns).to_csv(tmp_path / f"{split}.csv")
-    loaded = load_pairs(str(tmp_path))
-    assert loaded["train"]["sentence2"][:] == pairs["train"]["sentence2"] and len(loaded["test"]) == 4
-
-
 def test_the_hub_is_asked_for_mrpc_and_smollm2(monkeypatch):
     """Up to the download: the libraries' own functions, which keep what they have downloaded."""
 
@@ -47,25 +31,10 @@ def test_the_hub_is_asked_for_mrpc_and_smollm2(monkeypatch):
         raise OSError(f"{', '.join(names)} is not cached")
 
     monkeypatch.setattr(datasets, "load_dataset", not_there)
-    with pytest.raises(ValueError, match="no pairs can be loaded from 'hub': OSError: nyu-mll/glue, mrpc is not"):
-        load_pairs("hub")
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", not_there)
-    with pytest.raises(ValueError, match=f"no model can be loaded from '{SMOLLM2}': OSError: {SMOLLM2} is not cached"):
-        load_model("hub")
-
-
-@pytest.mark.parametrize("says", ["ValueError: Column name", "KeyError: 'validation'"])
-def test_a_folder_without_pairs_is_refused_in_a_sentence(tmp_path, says):
-    pairs = make_pairs(SMALL)
-    if "Column" in says:
-        for rows in pairs.values():
-            rows["sentence_2"] = rows.pop("sentence2")
-    else:
-        del pairs["validation"]
-    for split, columns in pairs.items():
-        datasets.Dataset.from_dict(columns).to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
-    with pytest.raises(ValueError, match=f"no pairs can be loaded from '{tmp_path}': .*{says}"):
-        load_pairs(str(tmp_path))
+    for load, name in ((load_pairs, "nyu-mll/glue, mrpc"), (load_model, SMOLLM2)):
+        with pytest.raises(OSError, match=f"{name} is not cached"):
+            load("hub")
 
 
 def test_the_small_model_has_smollm2s_architecture():
@@ -84,7 +53,7 @@ def test_the_small_model_has_smollm2s_architecture():
     assert tokenizer.decode(tokenizer(text)["input_ids"]).strip() == text
 
 
-def test_a_model_of_a_folder_and_one_that_is_cut_short(tmp_path):
+def test_a_model_of_a_folder(tmp_path):
     torch.manual_seed(0)
     original, tokenizer = build_small("language model", dtype=torch.bfloat16)
     original.save_pretrained(tmp_path)
@@ -93,7 +62,3 @@ def test_a_model_of_a_folder_and_one_that_is_cut_short(tmp_path):
     assert type(model) is LlamaForSequenceClassification and model.config.pad_token_id == tokenizer.pad_token_id
     assert tokenizer("in Oslo")["input_ids"] == build_tokenizer()("in Oslo")["input_ids"]
     assert torch.equal(model.model.embed_tokens.weight, original.model.embed_tokens.weight.float())
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(ValueError, match=f"no model can be loaded from '{tmp_path}': "):
-        load_model(str(tmp_path))

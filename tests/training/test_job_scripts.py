@@ -20,18 +20,11 @@ for node in 0 1; do
     SLURM_NODEID=$node SLURMD_NODENAME=${names[node]} "$@"
 done""",
     "ssh": 'test "$1" = -tt; shift 2; exec bash -c "$*"',
-    "torchrun": """
-line=$(printf '%q ' "$@")
-echo "$line store:$TORCH_DISABLE_SHARE_RDZV_TCP_STORE" >> "$CALLS"  # in one write: two hosts may call at once
-""",
+    # In one write: two hosts may call at once.
+    "torchrun": """echo "$(printf '%q ' "$@") store:$TORCH_DISABLE_SHARE_RDZV_TCP_STORE" >> $CALLS""",
 }
-SLURM = {
-    "SLURM_JOB_NODELIST": "first,second",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_GPUS_ON_NODE": "4",
-    "SLURM_CPUS_PER_TASK": "32",
-    "SLURM_JOB_ID": "77",
-}
+SLURM = {"SLURM_JOB_NODELIST": "first,second", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "4"}
+SLURM |= {"SLURM_CPUS_PER_TASK": "32", "SLURM_JOB_ID": "77"}
 
 
 @pytest.fixture
@@ -81,7 +74,6 @@ def test_each_host_gets_its_torchrun(torchruns, monkeypatch, script, arguments, 
 
 
 def test_slurm_knows_one_task_on_each_host_and_a_signal_before_the_end():
-    options = [line for line in (SCRIPTS / "train.sbatch").read_text().splitlines() if line.startswith("#SBATCH")]
-    assert any("--ntasks-per-node=1" in option for option in options)
-    assert any("--signal=TERM@" in option for option in options)
-    assert any("--no-kill" in option for option in options)  # a lost node would end the job
+    script = (SCRIPTS / "train.sbatch").read_text()
+    for option in ("--ntasks-per-node=1", "--signal=TERM@", "--no-kill"):  # else a lost node would end the job
+        assert f"\n#SBATCH {option}" in script

@@ -2,9 +2,10 @@
 
 import contextlib
 import copy
+import functools
+import io
 import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -13,55 +14,47 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scratch_ddp.ddp import FlatDDP
-from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.training import __main__ as command
 from scratch_ddp.training.data import Batches, tokenise
 from scratch_ddp.training.loop import Score, score, train, warm_up_then_fall
 from scratch_ddp.training.models import build_small
-from tests.ddp.cases import STRATEGIES, bits, calls
+from tests.ddp.cases import STRATEGIES, bits
 from tests.ranks import run_ranks
 from tests.training.cases import PAIRS, TINY
 
 
-def run(strategy, items, batch_size, accumulation=1) -> dict:
+@functools.cache
+def start():
+    """A model and a tokenizer, made before the ranks are forked."""
+    return build_small(dtype=torch.float64, **TINY)
+
+
+def run(strategy, items, batch_size) -> dict:
     """Train a small model on the first `items` pairs, on all ranks together, or in one process without a strategy."""
-    torch.manual_seed(0)
-    model, tokenizer = build_small(dtype=torch.float64, **TINY)
+    model, tokenizer = copy.deepcopy(start()[0]), start()[1]
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if strategy else (0, 1)
     rows = {name: column[:items] for name, column in PAIRS["train"].items()}
     batches = Batches(tokenise(rows, tokenizer), batch_size, tokenizer.pad_token_id, rank, world_size, seed=0)
     optimizer, digests = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     optimizer.register_step_post_hook(lambda *_: digests.append(bits(model)))
     wrapped = strategy(model) if strategy else model
-    history = train(wrapped, batches, 2, accumulation=accumulation, optimizer=optimizer, validation=batches)
+    history = train(wrapped, batches, optimizer=optimizer, validation=batches)
     losses = history.of_all_ranks().mean(1)
     return {"losses": losses, "weights": model.state_dict(), "digests": digests, "scores": history.scores}
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES, DistributedDataParallel], ids=lambda strategy: strategy.__name__)
-@pytest.mark.parametrize("items", [37, 33], ids=["uneven", "three ranks without items"])
-def test_unequal_shares_equal_one_process(strategy, items):
-    """The last batch has 5 items, or 1, for 4 ranks; windows of 3 micro-batches leave a remainder of 2."""
-    (alone,) = run_ranks(1, run, None, items, 24)
-    results = run_ranks(4, run, strategy, items, 8, 3)
-    assert all(result["digests"] == results[0]["digests"] for result in results), "replicas differ after some step"
-    assert len(results[0]["digests"]) == len(alone["digests"]) and results[0]["scores"] == alone["scores"]
-    torch.testing.assert_close(results[0]["losses"], alone["losses"], rtol=1e-12, atol=0)
-    torch.testing.assert_close(results[0]["weights"], alone["weights"], rtol=1e-9, atol=1e-12)
-
-
-def collectives_of_an_epoch(accumulation: int) -> dict:
-    model, tokenizer = build_small(**TINY)
-    rows = {name: column[:28] for name, column in PAIRS["train"].items()}
-    wrapped = FlatDDP(model)
-    with traffic() as counts:
-        train(wrapped, Batches(tokenise(rows, tokenizer), 4, 0, dist.get_rank(), 2), accumulation=accumulation)
-    return calls(counts)
-
-
-def test_one_synchronisation_a_step():
-    for counts in run_ranks(2, collectives_of_an_epoch, 3):
-        assert (counts["all_reduce"], counts["broadcast"]) == (3, 0)
+def test_unequal_shares_equal_one_process():
+    """With every strategy. The last batch has 5 items for 4 ranks, or 1, so that three ranks have none."""
+    start()
+    ways = [(strategy, items, 8) for strategy in (*STRATEGIES, DistributedDataParallel) for items in (37, 33)]
+    ((uneven, single),) = run_ranks(1, lambda: [run(None, items, 8) for items in (37, 33)])
+    everyones = run_ranks(4, lambda: [run(*way) for way in ways], timeout=120)
+    for way, *results in zip(ways, *everyones, strict=True):
+        alone = uneven if way[1] == 37 else single
+        assert all(result["digests"] == results[0]["digests"] for result in results), f"replicas differ: {way}"
+        assert len(results[0]["digests"]) == len(alone["digests"]) and results[0]["scores"] == alone["scores"]
+        torch.testing.assert_close(results[0]["losses"], alone["losses"], rtol=1e-12, atol=0)
+        torch.testing.assert_close(results[0]["weights"], alone["weights"], rtol=1e-9, atol=1e-12)
 
 
 def test_the_score_of_a_table():
@@ -76,34 +69,32 @@ def test_the_learning_rate_rises_and_falls():
     assert all(0 < warm_up_then_fall(step, steps) <= 1 for steps in (1, 2, 3) for step in range(steps))
 
 
-def test_the_same_lines_under_python_and_torchrun():
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
-    arguments = ["-m", "scratch_ddp.training", "--epochs=1", "--device=cpu", "--accumulation=2", "--batch-size=8"]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    outputs = []
-    for launcher, strategy in (([], []), (torchrun, ["--strategy", "bucketed"])):
-        line = [sys.executable, *launcher, *arguments, *strategy]
-        ran = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=120)
-        assert ran.returncode == 0, ran.stderr
-        outputs.append(re.sub(r"in [\d.]+ s", "in … s", ran.stdout).splitlines())
-    assert outputs[0][-1].startswith("1 process on cpu: 50 steps in … s; test accuracy")
-    assert outputs[1][-1].startswith("2 ranks on cpu: 50 steps")
-    assert outputs[1].pop(0) == "2 ranks on 1 host, cpu"
-    assert outputs[0][:-1] == outputs[1][:-1] and len(outputs[0]) == 4
-    assert outputs[0][-1].split(";")[1] == outputs[1][-1].split(";")[1]
+def lines_of(*options: str) -> list[str]:
+    """What the command prints on this rank, without times."""
+    os.environ.pop("RANK", None)  # of the group that the ranks are in already
+    sys.argv = ["training", "--epochs=1", "--device=cpu", "--batch-size=32", *options]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        command.main()
+    return re.sub(r"in [\d.]+ s", "in … s", printed.getvalue()).splitlines()
+
+
+def test_the_same_lines_in_one_process_and_on_two_ranks():
+    (alone,) = run_ranks(1, lines_of)
+    first, second = run_ranks(2, lines_of, "--strategy=bucketed")
+    assert alone[-1].startswith("1 process on cpu: 25 steps in … s; test accuracy") and len(alone) == 4
+    assert first.pop(0) == "2 ranks on 1 host, cpu" and second == []
+    assert first[-1].startswith("2 ranks on cpu: 25 steps")
+    assert alone[:-1] == first[:-1] and alone[-1].split(";")[1] == first[-1].split(";")[1]
 
 
 def refused_on_a_rank() -> list:
     """How the command ends with options that do not fit."""
-    command.ranks = lambda *_: contextlib.nullcontext((dist.get_rank(), dist.get_world_size()))
     ended = []
-    for option in ("--data=/nowhere", "--batch-size=3", "--max-length=3"):
-        sys.argv = ["training", "--device=cpu", option]
+    for option in ("--data=/nowhere", "--batch-size=3"):
         with pytest.raises(SystemExit) as end:
-            command.main()
+            lines_of(option)
         ended.append(end.value.code)
-    model, tokenizer = build_small(**TINY)
+    model, tokenizer = start()
     batches = Batches(tokenise({name: column[:8] for name, column in PAIRS["train"].items()}, tokenizer), 4, 0)
     for strategy in (FlatDDP, DistributedDataParallel):
         with pytest.raises(ValueError, match="shared over 1 ranks, but 2 train the model: wrap the model"):
@@ -112,14 +103,14 @@ def refused_on_a_rank() -> list:
 
 
 def test_what_does_not_fit_is_one_sentence_without_a_traceback():
-    says = ["can be loaded from '/nowhere'", "batch of 3 can't be shared evenly by 2 ranks", "must be 4 or more"]
+    start()
     first, second = run_ranks(2, refused_on_a_rank)
-    for sentence, piece in zip(first, says, strict=True):
+    for sentence, piece in zip(first, ("/nowhere", "batch of 3 can't be shared evenly by 2 ranks"), strict=True):
         assert sentence.startswith("scratch_ddp.training: ") and "\n" not in sentence and piece in sentence
-    assert second == [1, 1, 1]
+    assert second == [1, 1]
 
 
-@pytest.mark.parametrize("option", ["--accumulation=0", "--batch-size=-4", "--every=0", "--timeout=soon"])
+@pytest.mark.parametrize("option", ["--batch-size=-4", "--every=0", "--timeout=soon"])
 def test_numbers_that_make_no_sense_are_refused_before_anything_is_loaded(option, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["training", option])
     with pytest.raises(SystemExit, match="2"):

@@ -1,13 +1,11 @@
 """`book`: all lessons with their saved outputs as a site of static pages, to be read without installing anything.
 
 Sphinx makes it of the lessons as they are committed, with each solution folded away, and of the pages. Some figures
-move there. Every file keeps its place in the clone, so that the links between them stay as they are. README.md is the
-first page.
+move there. Every file keeps its place in the clone, so that links stay as they are: between pages, and to the package's
+files, which the site offers for download. Other links are text. README.md is the first page.
 """
 
 import argparse
-import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -24,7 +22,7 @@ from scratch_ddp.course.plots import moving
 HERE = Path(__file__).parent
 HOME = ROOT / "README.md"
 PICTURES = ROOT / "assets"
-LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+FIRST_PAGE = '<meta http-equiv="refresh" content="0; url=README.html">\n'
 SOLUTION = "<details class='solution'><summary>Solution</summary>\n\n```python\n{}\n```\n\n</details>"
 CONTENTS = "\n\n```{{toctree}}\n:hidden:\n:caption: {}\n\n{}\n```\n"
 
@@ -42,6 +40,7 @@ def main(arguments: list[str]) -> int:
         status = subprocess.call([*sphinx, "-c", str(HERE), "-d", f"{folder}/.cache", folder, str(site)])
     if status == 0:
         (site / moving.LIBRARY).write_text(moving.library(), encoding="utf-8")
+        (site / "index.html").write_text(FIRST_PAGE)
         print(f"The book is in {site}: open index.html in a browser.", flush=True)
     return 1 if status else 0
 
@@ -49,10 +48,11 @@ def main(arguments: list[str]) -> int:
 def write_sources(folder: Path) -> None:
     """Write what Sphinx reads into the folder."""
     shutil.copytree(PICTURES, folder / PICTURES.relative_to(ROOT))
+    shutil.copytree(ROOT / "scratch_ddp", folder / "scratch_ddp", ignore=shutil.ignore_patterns("*.md", "__pycache__"))
     for path in [*lesson_paths(), *pages()]:
         text = path.read_text(encoding="utf-8")
-        text = page_of(text, path) if path.suffix == ".ipynb" else with_links(text, path)
-        target = folder / place(path)
+        text = page_of(text) if path.suffix == ".ipynb" else text
+        target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text + contents() if path == HOME else text, encoding="utf-8")
 
@@ -64,25 +64,20 @@ def pages() -> list[Path]:
     return [HOME, *first, *sorted(set(NOTEBOOKS.glob("*.md")) - {*first}), *of_the_package]
 
 
-def place(path: Path) -> Path:
-    """Where a file of the clone stands among the sources."""
-    return Path("index.md") if path == HOME else path.relative_to(ROOT)
-
-
 def contents() -> str:
     """The site's table of contents, which also says what is next and previous."""
     parts = {"Lessons": lesson_paths(), "Pages": pages()[1:]}
-    names = {caption: "\n".join(str(place(path).with_suffix("")) for path in paths) for caption, paths in parts.items()}
+    names = {
+        caption: "\n".join(str(path.relative_to(ROOT).with_suffix("")) for path in paths)
+        for caption, paths in parts.items()
+    }
     return "".join(CONTENTS.format(caption, some) for caption, some in names.items())
 
 
-def page_of(text: str, path: Path) -> str:
-    """A lesson's notebook as a page of the book: its links, its moving figures, each solution behind its check."""
+def page_of(text: str) -> str:
+    """A lesson's notebook as a page of the book: with its moving figures, and each solution behind its check."""
     notebook = nbformat.reads(text, as_version=4)
     notebook.metadata.language_info = {"name": "python", "pygments_lexer": "python"}
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = with_links(cell.source, path)
     for cell in list(notebook.cells):
         for tag in cell.metadata.get("tags", []):
             if tag.startswith(moving.TAG):
@@ -94,23 +89,3 @@ def page_of(text: str, path: Path) -> str:
         solution = SOLUTION.format(all_exercises()[name].answer_cell())
         notebook.cells.insert(check + 1, new_markdown_cell(solution))
     return nbformat.writes(notebook)
-
-
-def with_links(text: str, page: Path) -> str:
-    """A page's markdown, whose links to files that the book does not have lead to the repository.
-
-    Where that is unknown, which is anywhere but in GitHub's workflows, the links' texts remain.
-    """
-    parts = [os.environ.get(f"GITHUB_{name}") for name in ("SERVER_URL", "REPOSITORY", "SHA")]
-
-    def link(found: re.Match) -> str:
-        path = Path(os.path.normpath(page.parent / found["target"]))
-        if path == HOME:
-            start = os.path.relpath(ROOT / place(HOME), page.parent)
-            return f"[{found['text']}]({start}{found['anchor'] or ''})"
-        if not path.exists() or path in [*pages(), *lesson_paths()] or PICTURES in path.parents:
-            return found[0]
-        address = "{}/{}/blob/{}/{}".format(*parts, path.relative_to(ROOT))
-        return f"[{found['text']}]({address})" if all(parts) else found["text"]
-
-    return LINK.sub(link, text)

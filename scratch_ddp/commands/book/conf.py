@@ -8,7 +8,9 @@ html_title = project
 language = "en"
 extensions = ["myst_nb"]
 exclude_patterns = [".cache"]
-suppress_warnings = ["myst.header"]  # a lesson may have its first exercise before its first section
+root_doc = "README"
+# A lesson may have its first exercise before its first section; a test follows all links in the clone.
+suppress_warnings = ["myst.header", "myst.xref_missing"]
 highlight_language = "none"
 
 html_theme = "furo"

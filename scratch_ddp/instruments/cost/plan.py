@@ -125,8 +125,10 @@ def plan(
 
     `efficiencies`: the least and the greatest share of the peak that a device may reach while it computes. A model that
     fits nowhere gives a plan without layouts, which says by how much it is too large. Raises ValueError for a mixture
-    of experts, and for shares that can't be.
+    of experts, for numbers below 1, and for shares that can't be.
     """
+    if min(devices, batch, sequence) < 1:
+        raise ValueError(f"devices, sequences and tokens are 1 or more each, not {devices}, {batch}, {sequence}")
     worst, best = sorted(efficiencies)
     if not 0 < worst <= best <= 1:
         raise ValueError(f"an efficiency is above 0 and at most 1, not {worst} or {best}")

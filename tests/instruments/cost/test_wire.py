@@ -5,7 +5,7 @@ import math
 import pytest
 
 from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Link, tokens_to_be_compute_bound
-from scratch_ddp.instruments.cost.wire import PRESETS, Wire, preset
+from scratch_ddp.instruments.cost.wire import PRESETS, Wire
 
 XXL, H100 = MODELS["XXL"], CLUSTERS["H100"]
 
@@ -23,10 +23,8 @@ def test_alpha_and_beta():
 def test_presets():
     for name, link in PRESETS.items():
         assert link.name == name and link.source and 1e8 <= 1 / link.beta <= 1e12 and 0 < link.alpha < 1e-3
-    gigabit = {name: 8e-9 / link.beta for name, link in PRESETS.items() if name.startswith("Ethernet")}
-    assert all(name == f"Ethernet {round(speed)} Gb" for name, speed in gigabit.items())
-    assert str(Link(145e-6, 1e-9 / 4, "T4")) == "T4: 145 µs per call, 4 GB/s" and preset(link) is link
-    assert str(Link(0, 0)) == "link: 0 µs per call, any number of bytes at once"
+        assert not name.startswith("Ethernet") or name == f"Ethernet {round(8e-9 / link.beta)} Gb"
+    assert str(Link(145e-6, 1e-9 / 4, "T4")) == "T4: 145 µs per call, 4 GB/s"
 
 
 def nccl(rounds, between, nodes_log2=None):
@@ -46,9 +44,7 @@ def test_latencies_are_those_of_nccl():
     assert network.wire(1024).alpha_of_all_reduce == pytest.approx(28.65e-3, rel=1e-3)
     assert network.wire(1024, trees=True).alpha_of_all_reduce == pytest.approx(0.29e-3, rel=0.01)
     for name, microseconds in {"Ethernet 100 Gb": 23, "NVLink 4": 10}.items():
-        wire = PRESETS[name].wire(4)
-        assert wire.all_reduce(1024) == pytest.approx(1e-6 * microseconds, rel=0.03)
-        assert wire.all_reduce(2**24) == pytest.approx(wire.alpha_of_all_reduce + wire.beta_of_all_reduce * 2**24)
+        assert PRESETS[name].wire(4).all_reduce(1024) == pytest.approx(1e-6 * microseconds, rel=0.03)
 
 
 def test_a_ring_leaves_a_host_on_the_cards_of_all_its_members():
