@@ -90,7 +90,7 @@ def validate(schedule: Schedule, m: int) -> None:
     wanted = {Action(kind, *its) for its in each for kind in ("FIW" if its in halved else "FB")}
     for action in [*sorted(wanted), *found]:
         if found[action] != (action in wanted):
-            raise ValueError(f"{action} is there {found[action]} times, must be there {int(action in wanted)} times")
+            raise ValueError(f"{action} must be there {int(action in wanted)} ×, and is there {found[action]} ×")
     simulate(schedule)
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from scratch_ddp import collectives as ours
 from scratch_ddp.collectives import unchecked
 from scratch_ddp.instruments.traffic import traffic
-from tests.ranks import assert_refused, message_of, run_ranks
+from tests.ranks import assert_refused, run_ranks
 
 
 def only(mine, others, rank=1):
@@ -18,20 +18,15 @@ def only(mine, others, rank=1):
 X, TREE, RING = torch.zeros(3), ours.tree_broadcast, ours.ring_all_reduce
 THREE = [torch.zeros(3) for _ in range(3)]
 REFUSED = [
-    ("rank 1: tree_broadcast: tensor must be a dense torch.Tensor with data, not int", lambda: TREE(only(3, X))),
-    ("with data", lambda: TREE(X.to_sparse())),
+    ("rank 1: tree_broadcast: tensor must be a torch.Tensor, not int", lambda: TREE(only(3, X))),
     ("rank 1: star_broadcast: src=3 is not in the group", lambda: ours.star_broadcast(X, only(3, 0))),
     ("rank 1: entry 0 is tree_broadcast: src 1, but tree_broadcast: src 0 on rank 0", lambda: TREE(X, only(1, 0))),
     ("rank 1: entry 0 is ring_all_reduce: shape (4,), but", lambda: RING(only(torch.zeros(4), X))),
     ("rank 1: entry 2 is reduce: dtype float64, but", lambda: ours.reduce(only(X.double(), X))),
     ("tree_broadcast: src 0, but reduce: dst 0 on rank 0", lambda: only(TREE, ours.reduce)(X)),
-    ("rank 1: tree_broadcast: tensor requires grad", lambda: TREE(only(X.clone().requires_grad_(), X))),
-    ("a sum of bool", lambda: RING(X.bool())),
     ("tensor_list must be a list of 3 tensors", lambda: ours.all_gather(THREE[:2], X)),
-    ("tensor_list[1] must be a dense torch.Tensor with data, not None", lambda: ours.all_gather([X, None, X], X)),
-    ("tensor has dtype float64, but tensor_list[0] has float32", lambda: ours.all_gather(THREE, X.double())),
-    ("rank 0: gather: gather_list must be a list of 3 tensors", lambda: ours.gather(X, None)),
-    ("ranks 1, 2: scatter: scatter_list must be None", lambda: ours.scatter(X, THREE)),
+    ("tensor_list[1] must be a torch.Tensor, not None", lambda: ours.all_gather([X, None, X], X)),
+    ("tensor has dtype float64, but tensor_list[0] has dtype float32", lambda: ours.all_gather(THREE, X.double())),
 ]
 
 
@@ -53,12 +48,10 @@ def without_comparing() -> None:
         with unchecked():
             assert not compares(RING, x)
         assert not compares(TREE, x)
-        if dist.get_rank() == 1:
-            assert message_of(lambda: RING([1.0])).startswith("ring_all_reduce: tensor must be")
     with pytest.raises(KeyboardInterrupt), unchecked():
         raise KeyboardInterrupt
     assert compares(RING, x) and x.tolist() == [8.0 * i for i in range(10)]
 
 
-def test_unchecked_calls_compare_nothing_and_raise_alone():
+def test_unchecked_calls_compare_nothing():
     run_ranks(2, without_comparing)

@@ -34,7 +34,6 @@ def moves(case, n, rank, root):
     """What the collectives that only move data give, each with what it should be."""
     dtype, shape, strided = case["movable"], case["shape"], case["strided"]
     whole = [values(shape, dtype, seed=i) for i in range(n)]  # rank i's tensor
-    grid = [[values(shape, dtype, seed=n * i + j) for j in range(n)] for i in range(n)]  # rank i's list
 
     def empty():
         return values(shape, dtype, seed=99, strided=strided)
@@ -42,16 +41,10 @@ def moves(case, n, rank, root):
     def mine(i=rank):
         return values(shape, dtype, seed=i, strided=strided)
 
-    for broadcast in (ours.star_broadcast, ours.tree_broadcast, ours.broadcast):
+    for broadcast in (ours.star_broadcast, ours.tree_broadcast):
         tensor = mine()
         assert broadcast(tensor, root) is None
         yield broadcast.__name__, [tensor], [whole[root]]
-    gathered = [empty() for _ in range(n)] if rank == root else None
-    ours.gather(mine(), gathered, dst=root)
-    yield "gather", gathered or [], whole if gathered else []
-    scattered = empty()
-    ours.scatter(scattered, [mine(n * root + j) for j in range(n)] if rank == root else None, src=root)
-    yield "scatter", [scattered], [grid[root][rank]]
     gathered = [empty() for _ in range(n)]
     ours.all_gather(gathered, mine())
     yield "all_gather", gathered, whole
@@ -59,12 +52,6 @@ def moves(case, n, rank, root):
     gathered[rank].copy_(mine())
     ours.all_gather(gathered, gathered[rank])
     yield "all_gather in place", gathered, whole
-    pieces = [mine(n * root + j) for j in range(n)]
-    ours.scatter(pieces[-1] if rank == root else scattered, pieces if rank == root else None, src=root)
-    yield "scatter in place", [pieces[-1] if rank == root else scattered], [grid[root][rank]]
-    exchanged = [empty() for _ in range(n)]
-    ours.all_to_all(exchanged, [mine(n * rank + j) for j in range(n)])
-    yield "all_to_all", exchanged, [grid[i][rank] for i in range(n)]
 
 
 def sums(case, n, rank, root):
@@ -121,19 +108,14 @@ def a_part_of_the_world() -> None:
     ours.reduce(tensor := torch.tensor([rank]), dst=4, group=group)
     assert tensor.item() == (8 if rank == 4 else rank)
     assert ours.ring_all_reduce(torch.full((5,), rank), group).tolist() == [8] * 5
-    everyone = [torch.zeros(1, dtype=torch.int64) for _ in range(3)]
-    ours.gather(torch.tensor([rank * 10]), everyone if rank == 3 else None, dst=3, group=group)
-    assert torch.cat(everyone).tolist() == ([10, 30, 40] if rank == 3 else [0, 0, 0])
-    ours.scatter(piece := torch.zeros(1), [*torch.arange(3.0).split(1)] if rank == 4 else None, src=4, group=group)
-    assert piece.item() == [1, 3, 4].index(rank)
     with pytest.raises(ValueError, match=r"src=0 is not in the group.*\[1, 3, 4\]"):
-        ours.broadcast(torch.ones(1), src=0, group=group)
+        ours.tree_broadcast(torch.ones(1), src=0, group=group)
 
 
 def conjugates() -> None:
     """They arrive as what they show."""
     tensor = torch.full((3,), complex(1, dist.get_rank())).conj()
-    ours.broadcast(tensor, src=1)
+    ours.tree_broadcast(tensor, src=1)
     assert tensor.tolist() == [1 - 1j] * 3
 
 

@@ -157,24 +157,3 @@ def compare(wrap, about: str) -> None:
 
 def test_the_same_as_the_simple_strategy():
     in_turn(3, compare, [(wrap, about) for about in SCENARIOS for wrap in ONLY.get(about, [*HOOKED, SHARDED])])
-
-
-def without_a_call(wrap) -> None:
-    """`sync="backward"`: a step of one backward, one that accumulates under no_sync, and one of two backwards."""
-    expected, mine = SimpleDistributedDataParallelism(model()), wrap(model(), sync="backward")
-    for wrapped in (expected, mine):
-        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
-        for quiet in (["ab"], ["abc", "bcd"], ["a", "abcd"]):
-            for names in quiet:
-                inside = len(quiet) > 1 and names is quiet[0] and quiet[0] == "abc"
-                with wrapped.no_sync() if inside else contextlib.nullcontext():
-                    wrapped(names, rank() + 1.0).backward()
-                    if wrapped is expected:
-                        wrapped.sync_gradients()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert_equal(mine, expected)
-
-
-def test_synchronised_at_the_end_of_backward():
-    in_turn(2, without_a_call, [(wrap,) for wrap in (*HOOKED, SHARDED)])
