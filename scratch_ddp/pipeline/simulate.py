@@ -90,7 +90,8 @@ def validate(schedule: Schedule, m: int) -> None:
     wanted = {Action(kind, *its) for its in each for kind in ("FIW" if its in halved else "FB")}
     for action in [*sorted(wanted), *found]:
         if found[action] != (action in wanted):
-            raise ValueError(f"{action} must be there {int(action in wanted)} ×, and is there {found[action]} ×")
+            times = f"is there {found[action]} times" if found[action] else "is missing"
+            raise ValueError(f"{action} {times if action in wanted else 'does not belong'}")
     simulate(schedule)
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from scratch_ddp.course.pages.light_training import light
 from scratch_ddp.training import __main__ as command
 from scratch_ddp.training.__main__ import log_step, read_steps
-from tests.ranks import captured, run_ranks
+from tests.ranks import run_ranks
 
 ITEMS, EPOCHS, BATCH = 160, 3, 16
 PER_EPOCH = ITEMS // BATCH
@@ -54,7 +54,7 @@ def attempt(folder: Path, *options: str, sigterm_at: int = 0, on_rank: int = 0, 
 
 def attempt_on(ranks: int, folder: Path, *options: str, **when: int) -> tuple[list, str]:
     """The same on forked ranks: how each of them ended, and what the first one printed."""
-    results = run_ranks(ranks, captured, lambda: attempt(folder, *options, **when))
+    results = run_ranks(ranks, lambda: attempt(folder, *options, **when))
     return [ended for ended, _ in results], results[0][1]
 
 
