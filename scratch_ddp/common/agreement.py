@@ -114,9 +114,12 @@ def check_everywhere(
     """Raise `error` on every rank if any has a `problem`, or else ValueError unless all ranks have the same lines.
 
     The message is that of `raise_everywhere`; or the complaint, then for each rank that differs from the first rank
-    the first line that does. Costs one all-reduce of 24 bytes; the lines themselves travel only where they differ.
+    the first line that does. Without a process group it concerns this process alone. Costs one all-reduce of 24 bytes;
+    the lines themselves travel only where they differ.
     """
     __tracebackhide__ = True
+    if not dist.is_initialized():
+        return raise_everywhere(problem, group, error)
     found = compare(group, {"lines": digest(lines)}, {"problem": problem is not None})
     if found.largest["problem"]:
         raise_everywhere(problem, group, error)
