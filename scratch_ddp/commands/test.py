@@ -9,7 +9,7 @@ from scratch_ddp.commands.environment import ROOT
 
 PYTEST = [sys.executable, "-m", "pytest", "-q"]
 # A test starts two to four ranks, which wait for one another most of the time.
-SIDE_BY_SIDE = [*PYTEST, f"-n{max(2, (os.cpu_count() or 2) // 2)}"]
+SIDE_BY_SIDE = [*PYTEST, f"-n{max(3, (os.cpu_count() or 2) // 2)}"]
 SOLVED = "tests/notebooks/test_solved.py"
 CHECKS = {
     "ruff check": [sys.executable, "-m", "ruff", "check", "."],
