@@ -43,13 +43,13 @@ def parse_ranks(text: str, world_size: int) -> list[int]:
     """The ranks that `text` names, ascending. Brackets may be left out. Raises ClusterError."""
     right = f"Write %%rank [0], %%rank [0,1] or %%rank [0-{max(world_size - 1, 1)}]; this cluster has {world_size} "
     right += f"ranks, 0 to {world_size - 1}." if world_size > 1 else "rank, 0."
-    part = r"\s*\d+\s*(?:[-–]\s*\d+\s*)?"
-    listed = re.fullmatch(rf"\s*(\[)?({part}(?:,{part})*)(?(1)\]|)\s*", text)
-    if listed is None:
-        raise ClusterError(f"{text.strip()!r} is not a list of ranks. {right}")
     ranks: set[int] = set()
-    for first, last in re.findall(r"(\d+)\s*(?:[-–]\s*(\d+))?", listed[2]):
-        ranks.update(range(int(first), int(last or first) + 1))
+    try:
+        for part in text.replace("–", "-").strip("[] ").split(","):
+            first, dash, last = part.partition("-")
+            ranks.update(range(int(first), int(last if dash else first) + 1))
+    except ValueError:
+        raise ClusterError(f"{text.strip()!r} is not a list of ranks. {right}") from None
     if beyond := [rank for rank in sorted(ranks) if rank >= world_size]:
         raise ClusterError(f"there is no rank {beyond[0]}. {right}")
     return sorted(ranks)

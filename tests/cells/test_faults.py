@@ -42,7 +42,7 @@ divide(0)
         ("if rank == 1:\n    import no_such_module", "rank 1 raised ModuleNotFoundError: No module named"),
         ("import sys\nsys.exit(2)", "ranks 0–3 raised SystemExit: 2"),
         ("exit()", "ranks 0–3 raised RuntimeError: exit() would end this rank"),
-        ("name = input('Who? ')", "ranks 0–3 raised RuntimeError: input() does not work in a rank cell"),
+        ("name = input('Who? ')", "ranks 0–3 raised EOFError"),
         ("raise KeyboardInterrupt", "ranks 0–3 raised KeyboardInterrupt"),
         ("%%rank [2]\nprint(undefined)", "rank 2 raised NameError: name 'undefined' is not defined"),
         ("%%rank [2]\n%no_such_magic", "rank 2 raised UsageError"),

@@ -23,7 +23,7 @@ from scratch_ddp.cells.kernel.reader import Event, Reader
 from scratch_ddp.cells.processes import kill_group
 from scratch_ddp.cells.words import ClusterError, RankInterrupt, name_ranks
 
-_LATE = 1 << 14  # bytes of late output that are kept, of its beginning and of its end
+_LATE = 1 << 14  # bytes of late output that are kept
 _START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
 
 
@@ -38,7 +38,6 @@ class Cluster:
         self._config = _config(self.folder, self.world_size, placement.backend)
         self.mark: bytes = self._config["mark"].encode()
         self.generation = 0  # how many times the process groups have been renewed
-        self.rendezvous = 0  # counts the files by which ranks find each other: a new one when all ranks are new
         self.dead: dict[int, str] = {}  # rank → how it ended; such a cluster runs no more cells
         self.late: dict[tuple[int, int], RankOutput] = {}  # (cell, rank) → text that came after its cell had ended
         self._questions = 0
@@ -61,8 +60,7 @@ class Cluster:
             raise
 
     def _start_rank(self, rank: int) -> RankProcess:
-        config = self._config | {"rank": rank, "gpu_id": self.placement.gpus[rank]}
-        config |= {"generation": self.generation, "rendezvous": self.rendezvous}
+        config = self._config | {"rank": rank, "gpu_id": self.placement.gpus[rank], "generation": self.generation}
         config["environment"] = config["environment"] | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         return self.launcher.start(config)
 
@@ -110,7 +108,7 @@ class Cluster:
             source.rank.remember_output(source.cell, message)
             if 0 < source.cell != source.rank.running:
                 key = source.cell, source.rank.rank
-                self.late.setdefault(key, RankOutput(self.mark, _LATE, _LATE)).read(message)
+                self.late.setdefault(key, RankOutput(self.mark, _LATE)).read(message)
         elif kind == "gone" and isinstance(source, RankProcess):
             source.gone = True
         elif kind == "ready":

@@ -104,14 +104,13 @@ class Rank:
     def _join_process_group(self, device: torch.device) -> None:
         """The ranks find each other through a store, and join the default group."""
         config = self.config
-        meeting = f"rendezvous {config['rendezvous']}"
         if config["backend"] == interruptible_group.BACKEND:
             interruptible_group.observers.append(self.recorder.record)
-            interruptible_group.join(self._store(meeting), self.rank, config["world_size"], config["generation"])
+            interruptible_group.join(self._store("rendezvous"), self.rank, config["world_size"], config["generation"])
         else:
             distributed_c10d.init_process_group(
                 config["backend"],
-                store=self._store(f"{meeting} {config['generation']}"),
+                store=self._store(f"rendezvous {config['generation']}"),
                 rank=self.rank,
                 world_size=config["world_size"],
                 device_id=device if config["backend"] == "nccl" else None,
