@@ -153,8 +153,7 @@ def _environment(address: str) -> dict[str, str]:
     """That of the ranks: the agent's, and the network interface through which it reaches the notebook."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
     interface = interface_of(address)
-    own = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | kept
-    return own | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | kept
 
 
 def interface_of(address: str) -> str:

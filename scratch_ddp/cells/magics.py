@@ -308,7 +308,8 @@ class PlainCells:
         if re.match(r"%%(rank|distributed)\b", lines[first]):
             head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
             return [head, *_body(lines, first)]
-        if self._to_ranks() and not self._running and _is_plain(lines[first]):
+        plain = not lines[first].lstrip().startswith("%") or re.match(r"\s*%%?(time|timeit|prun)\b", lines[first])
+        if plain and self._to_ranks() and not self._running:
             return ["%%distributed\n", *lines]
         return lines
 
@@ -316,11 +317,6 @@ class PlainCells:
 def _first_line(lines: list[str]) -> int | None:
     """The index of the first that is neither empty nor a comment."""
     return next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
-
-
-def _is_plain(first: str) -> bool:
-    """Whether a cell with this first line is Python, or Python that is measured."""
-    return not first.lstrip().startswith("%") or bool(re.match(r"\s*%%?(time|timeit|prun)\b", first))
 
 
 def _body(lines: list[str], head: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 
 class _ShownAsText:
@@ -66,3 +67,11 @@ def name_ranks(ranks: Iterable[int]) -> str:
     parts = [str(first) if first == last else f"{first}–{last}" for first, last in runs]
     one = len(runs) == 1 and runs[0][0] == runs[0][1]
     return ("rank " if one else "ranks ") + ", ".join(parts)
+
+
+def ranks_by(values: dict[int, Any]) -> dict[Any, list[int]]:
+    """Of {rank: value}: {value: the ranks that have it}, in the order of `values`."""
+    ranks: dict[Any, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(value, []).append(rank)
+    return ranks

@@ -78,8 +78,6 @@ def test_blocks_and_labels(four_ranks, code, text):
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("print('  blanks')", "  blanks   ← rank 1\n"),
-        ("print('{}')\nprint({})", "{}\n{}\n↑ rank 1\n"),
         ("print('no end', end='')", "no end   ← rank 1\n"),
         ("print()\nprint('after an empty line')", "\nafter an empty line\n↑ rank 1\n"),
         ("print('é→🎉' * 3)", "é→🎉é→🎉é→🎉   ← rank 1\n"),

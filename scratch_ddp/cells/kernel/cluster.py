@@ -53,16 +53,14 @@ class Cluster:
         """
         try:
             for number in numbers:
-                self.ranks[number : number + 1] = [self._start_rank(number)]  # at the end it is added
+                place = {"rank": number, "gpu_id": self.placement.gpus[number], "generation": self.generation}
+                numbers_of_it = {"RANK": str(number), "LOCAL_RANK": str(number)}
+                config = self._config | place | {"environment": self._config["environment"] | numbers_of_it}
+                self.ranks[number : number + 1] = [self.launcher.start(config)]  # at the end it is added
             self._await_ready([self.ranks[number] for number in numbers], limit, stoppable)
         except BaseException:
             self.shut_down()
             raise
-
-    def _start_rank(self, rank: int) -> RankProcess:
-        config = self._config | {"rank": rank, "gpu_id": self.placement.gpus[rank], "generation": self.generation}
-        config["environment"] = config["environment"] | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        return self.launcher.start(config)
 
     def _await_ready(self, missing: list[RankProcess], limit: float, stoppable: bool) -> None:
         for event in self.receive(until=time.monotonic() + limit):
@@ -178,7 +176,7 @@ class LauncherProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"PYTHONPATH": path, "MPLBACKEND": "module://matplotlib_inline.backend_inline"},
+                env=os.environ | {"PYTHONPATH": path},
                 start_new_session=True,
             )
         launchers_end.close()
@@ -254,7 +252,6 @@ def _config(folder: Path, world_size: int, backend: str) -> dict[str, Any]:
         "LOCAL_WORLD_SIZE": str(world_size),
         "GLOO_SOCKET_IFNAME": loopback(),
         "NCCL_SOCKET_IFNAME": loopback(),
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     }
     return {
         "world_size": world_size,

@@ -72,7 +72,7 @@ class Rank:
     def _prepare(self) -> torch.device:
         config = self.config
         os.environ.clear()
-        os.environ.update(config["environment"])
+        os.environ.update(config["environment"] | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"})
         sys.path[:] = config["path"]
         os.chdir(config["directory"])
         peers = [rank for rank in range(config["world_size"]) if rank != self.rank]
@@ -198,23 +198,22 @@ class Rank:
     # Process groups after an interrupt
 
     def _renew(self, task: dict[str, Any]) -> None:
-        """Put fresh process groups in place of those that an interrupt has left in doubt."""
+        """Put fresh process groups in place of those that an interrupt has left in doubt.
+
+        Over plain gloo and NCCL that is a new default group; groups and meshes made before are lost.
+        """
         try:
             if self.config["backend"] != interruptible_group.BACKEND:
-                retired = self._start_over(task["generation"])
+                self.config["generation"] = task["generation"]
+                with contextlib.suppress(Exception):
+                    distributed_c10d.destroy_process_group()
+                self._join_process_group(self.shell.user_ns["device"])
+                retired = ["all but the default group"]
             else:
                 retired = interruptible_group.renew_groups(task["timeout"], task["generation"])
             self.channel.send({"type": "renewed", "retired": retired})
         except BaseException as error:
             self.channel.send({"type": "renewed", "error": f"{type(error).__name__}: {error}"})
-
-    def _start_over(self, generation: int) -> list[str]:
-        """Plain gloo and NCCL: a new default group; groups and meshes made before are lost."""
-        self.config["generation"] = generation
-        with contextlib.suppress(Exception):
-            distributed_c10d.destroy_process_group()
-        self._join_process_group(self.shell.user_ns["device"])
-        return ["all but the default group"]
 
     # The second thread
 
