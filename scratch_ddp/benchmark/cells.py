@@ -110,7 +110,7 @@ def floods() -> steps.Row:
         before = psutil.Process(kernel.pid).memory_info().rss
         result = kernel.run(_FLOOD, timeout=120)
         grown = (psutil.Process(kernel.pid).memory_info().rss - before) / 1e6
-    told = "says what is left out" if "MB) left out …" in result.text() else "does not say what is left out"
+    told = "says what is left out" if "MB left out …" in result.text() else "does not say what is left out"
     return "memory that 1 GB of one rank's output takes in the kernel", f"{grown:.0f} MB; {told}"
 
 

@@ -9,10 +9,8 @@ IPython shell of `rank/shell.py`. What it writes leaves through the pipe of `ran
 `kernel/reader.py` reads it, and `kernel/output.py` shows the text in the notebook. If the cell does not end well,
 `kernel/diagnosis.py` has the words for it.
 
-The path of a Stop: `kernel/stop.py` turns the button's SIGINT into an event, lets the ranks agree where they leave, and
-sends each an interrupt. `rank/stop.py` raises KeyboardInterrupt there. A rank that waits in a collective is freed
-because its process group is one that can be interrupted (`rank/interruptible_group.py`). At the end `stop.recover`
-renews the process groups where that is necessary, and replaces ranks that could not be freed.
+The path of a Stop: `kernel/stop.py` makes an event of it, and `rank/stop.py` raises KeyboardInterrupt in the cell. A
+rank that waits in a collective is freed because its process group can be interrupted (`rank/interruptible_group.py`).
 """
 
 from typing import Any
@@ -29,11 +27,6 @@ def load_ipython_extension(shell: Any) -> None:
 
     from scratch_ddp.cells.magics import RankMagics
 
-    theirs = shell.magics_manager.registry.get("DistributedMagic")
-    if theirs is not None and theirs._process_manager is not None:
-        from scratch_ddp.cells.words import ClusterError
-
-        raise ClusterError("nbdistributed's own ranks are running: %dist_shutdown first, or restart the kernel.")
     _loaded = RankMagics(shell)
     shell.register_magics(_loaded)
     nbdistributed.load_ipython_extension = _keep_ours

@@ -83,14 +83,11 @@ class Channel:
     def receive(self) -> list[dict[str, Any]]:
         """Wait for bytes and return the messages that are complete. Raises EOFError when the other end is closed."""
         try:
-            data, files, flags, _ = socket.recv_fds(self.socket, _CHUNK, _MAX_FILES)
+            data, files, *_ = socket.recv_fds(self.socket, _CHUNK, _MAX_FILES)
         except ConnectionResetError:
-            data, files, flags = b"", [], 0
+            data, files = b"", []
         if not data:
             raise EOFError("the other end of the channel is closed")
-        if flags & socket.MSG_CTRUNC:  # this process has not enough free descriptors
-            while files:
-                os.close(files.pop())
         for file in files:
             os.set_inheritable(file, False)  # a program that a cell starts must not hold the pipes of its cell
         self._files.extend(files)
@@ -117,10 +114,9 @@ def encode(message: dict[str, Any]) -> bytes:
     Raises ValueError for a message that is not in the table.
     """
     fields = PROTOCOL[message["type"]][1].split()
-    if unknown := message.keys() - {field.rstrip("?") for field in fields} - {"type"}:
-        raise ValueError(f"{message['type']!r} has no field {', '.join(sorted(unknown))}")
-    if missing := {field for field in fields if not field.endswith("?")} - message.keys():
-        raise ValueError(f"{message['type']!r} lacks {', '.join(sorted(missing))}")
+    needed = {"type", *(field for field in fields if not field.endswith("?"))}
+    if not needed <= message.keys() <= needed | {field.rstrip("?") for field in fields}:
+        raise ValueError(f"{message['type']!r} has the fields {fields}, not {list(message)}")
     body = json.dumps(message, ensure_ascii=False).encode(errors="replace")
     return _LENGTH.pack(len(body)) + body
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scratch_ddp.cells.words import name_ranks
+from scratch_ddp.cells.words import name_ranks, ranks_by
 
 Record = tuple[int, str, int, str]  # the cell, the group, the number in the group, the call in words
 _SLOTS, _SLOT = 16, 256  # calls that are remembered, bytes of each
@@ -96,9 +96,7 @@ def describe_call(call: dict[str, Any]) -> str:
 
 def tell_difference(calls: dict[int, str], where: str = "") -> str:
     """ "rank 0 called X; ranks 1–3 called Y. All ranks must …"; empty if all have called the same."""
-    ranks: dict[str, list[int]] = {}
-    for rank, words in sorted(calls.items()):
-        ranks.setdefault(words, []).append(rank)
+    ranks = ranks_by(dict(sorted(calls.items())))
     said = "; ".join(f"{name_ranks(callers)} called {words}" for words, callers in ranks.items())
     return f"{said}{where}. {ALL_THE_SAME}" if len(ranks) > 1 else ""
 

@@ -15,7 +15,6 @@ import json
 import os
 import queue
 import socket
-import ssl
 import sys
 import threading
 from typing import Any
@@ -69,12 +68,8 @@ def enter(ticket: Ticket, gpu_count: int, address: str | None = None) -> TlsChan
         source = (address, 0) if address else None
         plain = socket.create_connection((ticket.address, ticket.port), _CONNECT_LIMIT, source)
         sock = make_client_context().wrap_socket(plain)
-    except (ConnectionRefusedError, ConnectionResetError):
-        raise ClusterError(f"nobody listens at {where} any more: {_OVER}") from None
-    except ssl.SSLError as error:
-        raise ClusterError(f"whoever listens at {where} does not speak TLS 1.3 ({error.reason})") from None
     except OSError as error:
-        raise ClusterError(f"{where} can't be reached: {error}. Does a firewall let the port through") from None
+        raise ClusterError(f"{where} can't be reached ({error}): {_OVER}, or a firewall lets nothing through") from None
     if not hmac.compare_digest(fingerprint(sock.getpeercert(binary_form=True)), ticket.fingerprint):
         sock.close()
         raise ClusterError(f"whoever answers at {where} is not the notebook that has printed this ticket")
@@ -158,8 +153,7 @@ def _environment(address: str) -> dict[str, str]:
     """That of the ranks: the agent's, and the network interface through which it reaches the notebook."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
     interface = interface_of(address)
-    own = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | kept
-    return own | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | kept
 
 
 def interface_of(address: str) -> str:

@@ -28,13 +28,7 @@ from scratch_ddp.cells.kernel.stop import stop_button
 from scratch_ddp.cells.words import ClusterError, name_ranks, parse_cell_line
 
 _NO_CLUSTER = "no ranks are running. %dist_init -n 4 starts four."
-_HOSTS_EXAMPLE = "%dist_init --hosts 2 -n 2 --listen 10.0.0.5"
-_NETWORKS = (
-    "All hosts reach this notebook; their ranks must reach each other too. Does a firewall between them let any port "
-    "through, and does GLOO_SOCKET_IFNAME, where it is set, name the right interface?"
-)
 _PATIENCE = 1.0  # seconds that an editor's question may take
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def _number(text: str) -> int:
@@ -56,10 +50,9 @@ class RankMagics(DistributedMagic):
         self.automatic = False  # whether plain cells run on every rank
         self.cells: dict[int, int] = {}  # our number of a cell → the notebook's
         atexit.register(self.close)
-        self._running = False  # whether a cell runs on ranks
-        self._end_with_kernel(getattr(shell, "kernel", None))
         self.plain_cells = PlainCells(shell, lambda: self.automatic and not self._silent())
         if getattr(shell, "kernel", None) is not None:
+            self._end_with_kernel(shell.kernel)
             answer_from_rank_0(shell.kernel, self._ask)
         shell.register_magic_function(self.dist_run)  # nbdistributed has no such name
 
@@ -67,7 +60,7 @@ class RankMagics(DistributedMagic):
 
     @magic_arguments()
     @argument("--num-processes", "-n", type=_number, default=2, help="how many ranks")
-    @argument("--master-addr", "-a", default="localhost", help="this machine; rank cells do not leave it")
+    @argument("--master-addr", "-a", choices=("localhost", "127.0.0.1"), help="this machine, in any case")
     @argument("--gpu-ids", "-g", help="GPUs to use, such as 0,1: rank 0 gets the first of the list")
     @argument("--backend", choices=(INTERRUPTIBLE, "gloo", "nccl"), help="by default the first, or nccl on GPUs")
     @argument("--device", choices=("cpu", "cuda"), help="by default GPUs where there are any")
@@ -77,8 +70,6 @@ class RankMagics(DistributedMagic):
     def dist_init(self, line: str) -> None:
         """Start ranks. Afterwards plain cells run on all of them."""
         options = _options(self.dist_init, line)
-        if options.master_addr not in _LOCAL:
-            raise ClusterError(f"-a {options.master_addr}: the ranks of a notebook run on this machine. Leave it out.")
         if self.cluster is not None:
             self.cluster.catch_up()
             if not self.cluster.dead:
@@ -101,7 +92,8 @@ class RankMagics(DistributedMagic):
     def _start_on_hosts(self, options: Any) -> None:
         if options.hosts is None or options.listen is None:
             raise ClusterError(
-                "ranks on other machines need both: how many, and where they join. Write for example " + _HOSTS_EXAMPLE
+                "ranks on other machines need both: how many, and where they join. Write for example "
+                "%dist_init --hosts 2 -n 2 --listen 10.0.0.5"
             )
         count, per_host = options.hosts, options.num_processes
         door = open_door(options.listen)
@@ -110,10 +102,7 @@ class RankMagics(DistributedMagic):
         launcher = Hosts(hosts, per_host, self.launcher.root)
         try:
             placement = place_ranks(hosts, per_host, options)
-            try:
-                self._start(launcher, placement)
-            except ClusterError as error:
-                raise ClusterError(f"{error}\n{_NETWORKS}") from None
+            self._start(launcher, placement)
         finally:
             if self.cluster is None:
                 launcher.close()
@@ -125,21 +114,17 @@ class RankMagics(DistributedMagic):
         self.automatic = True
 
     def dist_shutdown(self, line: str = "") -> None:
-        """End the ranks and all that they have started."""
+        """End the ranks and all that they have started, whatever state they are in. Works even if there are none."""
         if self.cluster is None:
-            raise ClusterError(_NO_CLUSTER)
+            print("No ranks are running.")
+            return
         self.cluster.catch_up()
         self._show_late(NotebookOutput(attended=False))
         count = self.cluster.world_size
         self._end_cluster()
         print(f"{name_ranks(range(count)).capitalize()} ended.")
 
-    def dist_reset(self, line: str = "") -> None:
-        """End the ranks at once, whatever state they are in. Works even if there are none."""
-        if self.cluster is not None:
-            self.dist_shutdown(line)
-        else:
-            print("No ranks are running.")
+    dist_reset = dist_shutdown
 
     def _end_cluster(self) -> None:
         cluster, self.cluster, self.automatic = self.cluster, None, False
@@ -149,8 +134,6 @@ class RankMagics(DistributedMagic):
 
     def _end_with_kernel(self, kernel: Any) -> None:
         """End the ranks when the kernel is told to end, which may take it seconds."""
-        if kernel is None:
-            return
         shut_down = kernel.do_shutdown
 
         def end(restart: bool) -> Any:
@@ -200,12 +183,10 @@ class RankMagics(DistributedMagic):
         self.cells[cell] = number = self._number_in_brackets()
         notebook = NotebookOutput(attended=self._attended())
         self._show_late(notebook)
-        self._running = True
         execution = Execution(self.cluster, ranks, code, cell, number, notebook)
         try:
             execution.run(stop_after)
         finally:
-            self._running = False
             self._show_late(notebook)
 
     def _number_in_brackets(self) -> int:
@@ -224,9 +205,9 @@ class RankMagics(DistributedMagic):
         return bool(getattr(getattr(self.shell, "kernel", None), "_allow_stdin", False))
 
     def _ask(self, code: str, question: dict[str, Any]) -> dict[str, Any]:
-        """A question of the editor's about a cell. Only what ranks would run, and while they run nothing."""
+        """A question of the editor's about a cell. Only what ranks would run. (Jupyter asks between cells.)"""
         with contextlib.suppress(Exception):  # then the kernel answers
-            if self.cluster is not None and not self._running and self.plain_cells.for_ranks(code):
+            if self.cluster is not None and self.plain_cells.for_ranks(code):
                 self.cluster.catch_up()
                 return self.cluster.ask([0], {"code": code, **question}, _PATIENCE).get(0, {})
         return {}
@@ -265,12 +246,6 @@ class RankMagics(DistributedMagic):
     def _print_mode(self) -> None:
         print(f"Plain cells run {'on every rank' if self.automatic else 'in the kernel'}.")
 
-    def _not_supported(self, line: str = "") -> None:
-        """Kept so that notebooks which call it learn why nothing happens."""
-        print("Not part of these rank cells: variables live in the ranks, and the notebook holds its own history.")
-
-    dist_sync_ide = timeline_save = timeline_debug = timeline_clear = _not_supported
-
     # Left out: nbdistributed's history as JavaScript in every output, and its copies of variables
 
     def _register_timeline_handlers(self) -> None:
@@ -293,17 +268,11 @@ def answer_from_rank_0(kernel: Any, ask: Callable[[str, dict[str, Any]], dict[st
     complete, inspect = kernel.do_complete, kernel.do_inspect
 
     def do_complete(code: str, cursor_pos: int) -> Any:
-        found = ask(code, {"kind": "complete", "cursor": cursor_pos})
-        if not found:
-            return complete(code, cursor_pos)
-        places = {"cursor_start": found["start"], "cursor_end": found["end"], "metadata": {}, "status": "ok"}
-        return {"matches": found["matches"], **places}
+        return ask(code, {"kind": "complete", "cursor": cursor_pos}) or complete(code, cursor_pos)
 
     def do_inspect(code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
         found = ask(code, {"kind": "inspect", "cursor": cursor_pos, "detail": detail_level})
-        if not found:
-            return inspect(code, cursor_pos, detail_level, omit_sections)
-        return {"status": "ok", "data": found["data"], "metadata": {}, "found": True}
+        return found or inspect(code, cursor_pos, detail_level, omit_sections)
 
     kernel.do_complete, kernel.do_inspect = do_complete, do_inspect
 
@@ -329,18 +298,18 @@ class PlainCells:
 
     def for_ranks(self, code: str) -> bool:
         """Whether ranks would run this cell."""
-        lines = code.splitlines()
-        first = _first_line(lines)
-        return first is not None and (_is_ours(lines[first]) or (self._to_ranks() and _is_plain(lines[first])))
+        lines = code.splitlines(keepends=True)
+        return self.transform(lines) is not lines
 
     def transform(self, lines: list[str]) -> list[str]:
         first = _first_line(lines)
         if first is None:
             return lines
-        if _is_ours(lines[first]):
+        if re.match(r"%%(rank|distributed)\b", lines[first]):
             head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
             return [head, *_body(lines, first)]
-        if self._to_ranks() and not self._running and _is_plain(lines[first]):
+        plain = not lines[first].lstrip().startswith("%") or re.match(r"\s*%%?(time|timeit|prun)\b", lines[first])
+        if plain and self._to_ranks() and not self._running:
             return ["%%distributed\n", *lines]
         return lines
 
@@ -348,15 +317,6 @@ class PlainCells:
 def _first_line(lines: list[str]) -> int | None:
     """The index of the first that is neither empty nor a comment."""
     return next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
-
-
-def _is_ours(first: str) -> bool:
-    return bool(re.match(r"%%(rank|distributed)\b", first))
-
-
-def _is_plain(first: str) -> bool:
-    """Whether a cell with this first line is Python, or Python that is measured."""
-    return not first.lstrip().startswith("%") or bool(re.match(r"\s*%%?(time|timeit|prun)\b", first))
 
 
 def _body(lines: list[str], head: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 
 class _ShownAsText:
@@ -43,13 +44,13 @@ def parse_ranks(text: str, world_size: int) -> list[int]:
     """The ranks that `text` names, ascending. Brackets may be left out. Raises ClusterError."""
     right = f"Write %%rank [0], %%rank [0,1] or %%rank [0-{max(world_size - 1, 1)}]; this cluster has {world_size} "
     right += f"ranks, 0 to {world_size - 1}." if world_size > 1 else "rank, 0."
-    part = r"\s*\d+\s*(?:[-–]\s*\d+\s*)?"
-    listed = re.fullmatch(rf"\s*(\[)?({part}(?:,{part})*)(?(1)\]|)\s*", text)
-    if listed is None:
-        raise ClusterError(f"{text.strip()!r} is not a list of ranks. {right}")
     ranks: set[int] = set()
-    for first, last in re.findall(r"(\d+)\s*(?:[-–]\s*(\d+))?", listed[2]):
-        ranks.update(range(int(first), int(last or first) + 1))
+    try:
+        for part in text.replace("–", "-").strip("[] ").split(","):
+            first, dash, last = part.partition("-")
+            ranks.update(range(int(first), int(last if dash else first) + 1))
+    except ValueError:
+        raise ClusterError(f"{text.strip()!r} is not a list of ranks. {right}") from None
     if beyond := [rank for rank in sorted(ranks) if rank >= world_size]:
         raise ClusterError(f"there is no rank {beyond[0]}. {right}")
     return sorted(ranks)
@@ -66,3 +67,11 @@ def name_ranks(ranks: Iterable[int]) -> str:
     parts = [str(first) if first == last else f"{first}–{last}" for first, last in runs]
     one = len(runs) == 1 and runs[0][0] == runs[0][1]
     return ("rank " if one else "ranks ") + ", ".join(parts)
+
+
+def ranks_by(values: dict[int, Any]) -> dict[Any, list[int]]:
+    """Of {rank: value}: {value: the ranks that have it}, in the order of `values`."""
+    ranks: dict[Any, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(value, []).append(rank)
+    return ranks

@@ -112,7 +112,7 @@ def test_cells_as_they_are_pasted(four_ranks):
     assert_next_works(four_ranks)
 
 
-def test_in_a_deadlock_those_who_are_through_show_what_they_printed(four_ranks):
+def test_a_deadlock_and_the_lowest_ranks_output_are_shown_while_the_cell_runs(four_ranks):
     code = "print('begun', rank)\nif rank == 1:\n    dist.barrier()"
     cell = four_ranks.start(code, attended=True)
     shown = ""
@@ -121,8 +121,7 @@ def test_in_a_deadlock_those_who_are_through_show_what_they_printed(four_ranks):
         if arrived["msg_type"] == "stream" and arrived["parent_header"]["msg_id"] == cell:
             shown += arrived["content"]["text"]
     four_ranks.interrupt()
-    assert "rank 1 waits in barrier (line 3); ranks 0, 2–3 never came" in shown
+    assert "rank 1 waits in barrier (line 3); ranks 0, 2–3 never came" in shown and "begun 0" in shown
     shown += four_ranks.finish(cell).text()
-    assert shown.index("begun 3   ← rank 3") < shown.index("begun 3") + 30
     assert [shown.count(f"begun {rank}") for rank in range(4)] == [1] * 4
     assert_next_works(four_ranks)

@@ -23,7 +23,7 @@ from scratch_ddp.cells.kernel.reader import Event, Reader
 from scratch_ddp.cells.processes import kill_group
 from scratch_ddp.cells.words import ClusterError, RankInterrupt, name_ranks
 
-_LATE = 1 << 14  # bytes of late output that are kept, of its beginning and of its end
+_LATE = 1 << 14  # bytes of late output that are kept
 _START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
 
 
@@ -38,7 +38,6 @@ class Cluster:
         self._config = _config(self.folder, self.world_size, placement.backend)
         self.mark: bytes = self._config["mark"].encode()
         self.generation = 0  # how many times the process groups have been renewed
-        self.rendezvous = 0  # counts the files by which ranks find each other: a new one when all ranks are new
         self.dead: dict[int, str] = {}  # rank → how it ended; such a cluster runs no more cells
         self.late: dict[tuple[int, int], RankOutput] = {}  # (cell, rank) → text that came after its cell had ended
         self._questions = 0
@@ -54,17 +53,14 @@ class Cluster:
         """
         try:
             for number in numbers:
-                self.ranks[number : number + 1] = [self._start_rank(number)]  # at the end it is added
+                place = {"rank": number, "gpu_id": self.placement.gpus[number], "generation": self.generation}
+                numbers_of_it = {"RANK": str(number), "LOCAL_RANK": str(number)}
+                config = self._config | place | {"environment": self._config["environment"] | numbers_of_it}
+                self.ranks[number : number + 1] = [self.launcher.start(config)]  # at the end it is added
             self._await_ready([self.ranks[number] for number in numbers], limit, stoppable)
         except BaseException:
             self.shut_down()
             raise
-
-    def _start_rank(self, rank: int) -> RankProcess:
-        config = self._config | {"rank": rank, "gpu_id": self.placement.gpus[rank]}
-        config |= {"generation": self.generation, "rendezvous": self.rendezvous}
-        config["environment"] = config["environment"] | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        return self.launcher.start(config)
 
     def _await_ready(self, missing: list[RankProcess], limit: float, stoppable: bool) -> None:
         for event in self.receive(until=time.monotonic() + limit):
@@ -110,7 +106,7 @@ class Cluster:
             source.rank.remember_output(source.cell, message)
             if 0 < source.cell != source.rank.running:
                 key = source.cell, source.rank.rank
-                self.late.setdefault(key, RankOutput(self.mark, _LATE, _LATE)).read(message)
+                self.late.setdefault(key, RankOutput(self.mark, _LATE)).read(message)
         elif kind == "gone" and isinstance(source, RankProcess):
             source.gone = True
         elif kind == "ready":
@@ -180,7 +176,7 @@ class LauncherProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"PYTHONPATH": path, "MPLBACKEND": "module://matplotlib_inline.backend_inline"},
+                env=os.environ | {"PYTHONPATH": path},
                 start_new_session=True,
             )
         launchers_end.close()
@@ -256,7 +252,6 @@ def _config(folder: Path, world_size: int, backend: str) -> dict[str, Any]:
         "LOCAL_WORLD_SIZE": str(world_size),
         "GLOO_SOCKET_IFNAME": loopback(),
         "NCCL_SOCKET_IFNAME": loopback(),
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     }
     return {
         "world_size": world_size,

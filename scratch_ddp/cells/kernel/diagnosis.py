@@ -4,7 +4,7 @@ from typing import Any
 
 from scratch_ddp.cells.flight_recorder import describe_call, tell_difference
 from scratch_ddp.cells.kernel.rank_process import RankInCell
-from scratch_ddp.cells.words import RankError, name_ranks
+from scratch_ddp.cells.words import RankError, name_ranks, ranks_by
 
 _SINGULAR = {"waits": "waits", "has": "has", "is": "is"}
 _PLURAL = {"waits": "wait", "has": "have", "is": "are"}
@@ -122,22 +122,14 @@ def compose_rank_error(errors: dict[int, dict[str, Any]], notes: list[str]) -> R
     """One exception for all ranks that raised: equal tracebacks once, with the ranks that they belong to."""
     errors = dict(sorted(errors.items()))
     lines = []
-    for frames, ranks in _ranks_by({rank: tuple(error["traceback"][:-1]) for rank, error in errors.items()}).items():
+    for frames, ranks in ranks_by({rank: tuple(error["traceback"][:-1]) for rank, error in errors.items()}).items():
         lines += [f"── {name_ranks(ranks)} ──", *frames]
-        last = _ranks_by({rank: errors[rank]["traceback"][-1] for rank in ranks})
+        last = ranks_by({rank: errors[rank]["traceback"][-1] for rank in ranks})
         lines += [text if len(last) == 1 else f"{name_ranks(members)}: {text}" for text, members in last.items()]
         lines.append("")
     texts = {rank: error["name"] + (f": {error['value']}" if error["value"] else "") for rank, error in errors.items()}
-    messages = [f"{name_ranks(ranks)} raised {text}" for text, ranks in _ranks_by(texts).items()]
+    messages = [f"{name_ranks(ranks)} raised {text}" for text, ranks in ranks_by(texts).items()]
     return RankError("\n".join([*messages, *notes]), lines)
-
-
-def _ranks_by(values: dict[int, Any]) -> dict[Any, list[int]]:
-    """{value: the ranks that have it}"""
-    ranks: dict[Any, list[int]] = {}
-    for rank, value in values.items():
-        ranks.setdefault(value, []).append(rank)
-    return ranks
 
 
 def is_consequence(error: dict[str, Any]) -> bool:

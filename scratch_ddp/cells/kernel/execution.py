@@ -93,8 +93,6 @@ class Execution:
             self.interruption.note_place(rank, message)
         elif kind in ("state", "done") and not self.ranks[rank].done:
             self.ranks[rank].note(message)
-            if kind == "done":
-                self.output.close(rank)
 
     def _running(self) -> list[RankInCell]:
         return [rank for rank in self.ranks.values() if rank.running]
@@ -118,9 +116,7 @@ class Execution:
             for rank in self._running():
                 rank.process.channel.send({"type": "query_state", "cell": self.cell})
         if now - max(self.started, self.heard) > _SAY_AFTER:
-            stuck = stuck_ranks(self.ranks)
-            self.output.pass_over(stuck)
-            press = ". Press ■ to stop" if stuck else ""
+            press = ". Press ■ to stop" if stuck_ranks(self.ranks) else ""
             if self.interruption.handled_by(self._running()):
                 press = ", after the Stop. Press ■ again to end that too"
             self.notebook.show_passing(f" ⏳ {describe_states(self.ranks)}{press}")

@@ -3,7 +3,7 @@
 The lowest rank's output is shown while the cell runs, the others' at its end, and equal output once. What is shown
 depends on nothing but what the ranks wrote, so a saved notebook is the same after every run. A block of output
 therefore ends with the names of its ranks: at its beginning nobody knows which ranks will write the same. Of a stream
-of more than 1 MB the middle is left out (see `Excerpt`).
+of more than 1 MB the rest is left out, so no cell fills the kernel's memory.
 
 A rank's output is one pipe. Marks in it tell what Python has written to stderr, and hold displays (see
 `rank/output_streams.py`).
@@ -22,7 +22,7 @@ from IPython.display import display
 from scratch_ddp.cells.words import name_ranks
 
 OUT, ERR = 1, 2
-_FIRST, _LAST = 1 << 20, 1 << 16  # bytes of a stream's beginning and end that are kept
+_MOST = 1 << 20  # bytes of a stream that are kept
 _NAMES = {OUT: "stdout", ERR: "stderr"}
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -43,48 +43,29 @@ class CellOutput:
         self.of_rank = {rank: RankOutput(mark) for rank in ranks}
         self._items: dict[int, list[OutputItem]] = {rank: [] for rank in ranks}
         self._live = min(ranks)
-        self._open = set(ranks)  # may still write
-        self._shown = False  # whether all that was written is on the screen
-
-    def close(self, rank: int) -> None:
-        """The rank is done with the cell."""
-        self.of_rank[rank].close()
-        self._open.discard(rank)
-
-    def pass_over(self, ranks: Sequence[int]) -> None:
-        """These ranks wait for ever: show the others' output. What they write after all follows at the end."""
-        self._open -= set(ranks)
 
     def update(self) -> None:
         """Show what can be shown by now."""
         for rank, output in self.of_rank.items():
-            for item in output.take():
-                self._items[rank].append(item)
-                if rank == self._live and not self._shown:
-                    self.notebook.show(item)
-        if not self._open and not self._shown:
-            self._shown = True
-            self._show_blocks(live=self._live)
+            items = output.take()
+            self._items[rank] += items
+            for item in items if rank == self._live else ():
+                self.notebook.show(item)
 
     def finish(self) -> None:
-        """Show all that there is, also of ranks that did not finish the cell."""
-        for rank in self.of_rank:
-            self.close(rank)
+        """Show the ranks' output in order, equal output once. That of the lowest rank is on the screen."""
+        for output in self.of_rank.values():
+            output.close()
         self.update()
-        self._show_blocks()
-        self.notebook.erase_passing()
-
-    def _show_blocks(self, live: int | None = None) -> None:
-        """Show the ranks' output in order, equal output once. That of the rank `live` is on the screen."""
         left = {rank: _joined(items) for rank, items in self._items.items() if items}
-        self._items = {rank: [] for rank in self._items}
         while left:
             first, items = next(iter(left.items()))
             same = [rank for rank in left if left[rank] == items]
-            for item in items if first != live else ():
+            for item in items if first != self._live else ():
                 self.notebook.show(item)
             self.notebook.label(same)
             left = {rank: left[rank] for rank in left if rank not in same}
+        self.notebook.erase_passing()
 
 
 def _joined(items: list[OutputItem]) -> list[OutputItem]:
@@ -98,53 +79,17 @@ def _joined(items: list[OutputItem]) -> list[OutputItem]:
     return joined
 
 
-class Excerpt:
-    """Keeps the first and the last bytes of a stream. Of one that is short nothing is left out."""
-
-    def __init__(self, first: int = _FIRST, last: int = _LAST):
-        self._room, self._last = first, last
-        self._beginning, self._end = bytearray(), bytearray()
-        self._bytes = self._lines = 0  # left out
-
-    def add(self, data: bytes) -> None:
-        first = data[: self._room]
-        self._room -= len(first)
-        self._beginning += first
-        self._end += data[len(first) :]
-        if len(self._end) > 2 * self._last:
-            self._leave_out(len(self._end) - self._last)
-
-    def take(self) -> bytes:
-        """The beginning, as far as it has not been taken yet."""
-        beginning, self._beginning = self._beginning, bytearray()
-        return bytes(beginning)
-
-    def rest(self) -> bytes:
-        """What follows on the beginning: a line that tells what was left out, and the end, from a new line on."""
-        if not self._bytes and len(self._end) <= self._last:
-            return bytes(self._end)
-        earliest = len(self._end) - self._last
-        self._leave_out(self._end.find(b"\n", earliest) + 1 or earliest)
-        return f"\n… {self._lines:,} lines ({self._bytes / 1e6:.1f} MB) left out …\n".encode() + self._end
-
-    def _leave_out(self, count: int) -> None:
-        self._bytes += count
-        self._lines += self._end.count(b"\n", 0, count)
-        del self._end[:count]
-
-
 class RankOutput:
-    """One rank's output in a cell, in its order. Of each stream the `first` and the `last` bytes are kept."""
+    """One rank's output in a cell, in its order. Of each stream the first `most` bytes are kept."""
 
-    def __init__(self, mark: bytes, first: int = _FIRST, last: int = _LAST):
+    def __init__(self, mark: bytes, most: int = _MOST):
         self._mark_head = b"\0" + mark
         self._mark = re.compile(re.escape(self._mark_head) + rb" (?:s([12])|d([^\0]*))\0")
         self._rest = bytearray()  # the beginning of a mark whose end has not arrived
-        self._excerpts = {stream: Excerpt(first, last) for stream in (OUT, ERR)}
+        self._room = dict.fromkeys((OUT, ERR), most)  # less than 0: so much was left out
         self._decoders = {stream: _Utf8Decoder(errors="replace") for stream in (OUT, ERR)}
         self._stream = OUT  # whose text comes next
         self._coming: list[OutputItem] = []  # not taken yet
-        self._closed = False
 
     def read(self, data: bytes) -> None:
         """Bytes from the rank's pipe."""
@@ -166,22 +111,19 @@ class RankOutput:
         self._rest = data[cut:]
 
     def _add(self, data: bytes) -> None:
-        excerpt = self._excerpts[self._stream]
-        excerpt.add(data)
-        self._add_text(self._stream, excerpt.take())
-
-    def _add_text(self, stream: int, data: bytes) -> None:
-        if text := self._decoders[stream].decode(data):
+        stream = self._stream
+        kept = data[: max(0, self._room[stream])]
+        self._room[stream] -= len(data)
+        if text := self._decoders[stream].decode(kept):
             self._coming.append(OutputItem(_NAMES[stream], text))
 
     def close(self) -> None:
-        """All that belongs to the cell has arrived."""
-        if not self._closed:
-            if not self._rest.startswith(self._mark_head):
-                self._add(self._rest)
-            for stream, excerpt in self._excerpts.items():
-                self._add_text(stream, excerpt.rest())
-            self._closed = True
+        """All that belongs to the cell has arrived. Called once."""
+        if not self._rest.startswith(self._mark_head):
+            self._add(self._rest)
+        for stream, room in self._room.items():
+            if room < 0:
+                self._coming.append(OutputItem(_NAMES[stream], f"\n… {-room / 1e6:.1f} MB left out …\n"))
 
     def take(self) -> list[OutputItem]:
         """What has come and was not taken yet."""
@@ -212,10 +154,7 @@ class NotebookOutput:
             except (TypeError, ValueError) as error:  # what a rank has sent is no display
                 self.note(f"(a display can't be shown: {type(error).__name__}: {error})")
             return
-        if item.stream != self._stream:
-            self._release()
-            self._flush()
-            self._stream = item.stream
+        self._change_to(item.stream)
         self._plain &= item.stream == "stdout"
         text = self._held + item.content
         self._held = "\n" if text.endswith("\n") else ""
@@ -233,7 +172,7 @@ class NotebookOutput:
             self._write(f"   ← {name}\n")
         else:
             self._end_line()
-            self._to_stdout()
+            self._change_to("stdout")
             self._write(f"↑ {name}\n")
         self._held, self._lines, self._plain = "", 0, True
 
@@ -241,7 +180,7 @@ class NotebookOutput:
         """A line of the rank cells' own."""
         self.erase_passing()
         self._end_line()
-        self._to_stdout()
+        self._change_to("stdout")
         self._write(text + "\n")
 
     def note_late(self, late: "dict[tuple[int, int], RankOutput]", numbers: dict[int, int]) -> None:
@@ -282,10 +221,11 @@ class NotebookOutput:
             self._lines += 1
         self._held, self._unfinished = "", False
 
-    def _to_stdout(self) -> None:
-        if self._stream != "stdout":
+    def _change_to(self, stream: str) -> None:
+        if stream != self._stream:
+            self._release()
             self._flush()
-            self._stream = "stdout"
+            self._stream = stream
 
     def _write(self, text: str) -> None:
         if text:

@@ -45,9 +45,9 @@ def place(world_size: int, gpu_count: int, gpu_ids: str | None, device: str | No
 def _listed_gpus(gpu_ids: str | None, gpu_count: int) -> list[int]:
     if gpu_ids is None:
         return list(range(gpu_count))
-    if not gpu_count:
-        raise ClusterError(f"--gpu-ids {gpu_ids}: torch finds no GPU on this machine. Leave the option out.")
     listed = gpu_ids.split(",")
     if len(set(listed)) < len(listed) or not set(listed) <= set(map(str, range(gpu_count))):
-        raise ClusterError(f"--gpu-ids {gpu_ids}: write numbers from 0 to {gpu_count - 1}, each once, such as 0,1.")
+        raise ClusterError(
+            f"--gpu-ids {gpu_ids}: write numbers of the {gpu_count} GPU(s) here, each once, such as 0,1."
+        )
     return list(map(int, listed))

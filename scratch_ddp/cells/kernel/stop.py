@@ -227,8 +227,6 @@ def recover(cluster: Cluster, stuck: set[int]) -> list[str]:
         cluster.await_status(cluster.ranks[rank], 1.0)
     kept = [rank for rank in cluster.ranks if rank.rank not in stuck]
     cluster.generation += 1
-    if not kept:
-        cluster.rendezvous, cluster.generation = cluster.rendezvous + 1, 0
     limit = _REPLACE_LIMIT if stuck else _RENEW_LIMIT
     for rank in kept:
         rank.renewed = None

@@ -26,7 +26,6 @@ from scratch_ddp.cells.rank.interruptible_work import (
     InterruptibleWork,
     describe_given,
     make_call,
-    name_of,
     pieces_of,
     wait_in_store,
 )
@@ -64,7 +63,7 @@ observers: list[Callable[[dict[str, Any]], None]] = []
 # Called before that, with whether it is a collective: a Stop holds ranks there (see `stop`).
 gates: list[Callable[[bool], None]] = []
 
-_renewal_store: dist.Store | None = None  # where ranks announce that they renew; without `join` the default store
+_renewal_store: dist.Store | None = None  # where ranks announce that they renew
 _left_behind: list[dist.ProcessGroupGloo] = []  # groups in which something never ends
 _generation = 0  # how many times the groups have been renewed; the same on every rank
 # Weak references: unlike a WeakSet they can be listed while another thread adds one.
@@ -76,7 +75,7 @@ class InterruptibleGroup(dist.ProcessGroup):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)
-        self._store, self._own_rank, self._own_size, self._timeout = store, rank, size, timeout
+        self._store, self._timeout = store, timeout
         # What gloo was given since the last renewal: collectives (""), messages ("0>1"), calls of new_group.
         self.begun: Counter[str] = Counter()
         self.numbered = 0  # the same, with those that were refused because ranks called different things
@@ -96,14 +95,12 @@ class InterruptibleGroup(dist.ProcessGroup):
         name = "" if first else self.group_name
         self._end_gloo()
         store = dist.PrefixStore(f"generation {_generation}{suffix}", self._store)
-        if self._own_rank == 0:
+        if self.rank() == 0:
             store.set("uid", secrets.token_hex(4))
         call = make_call("new_group" if dist.is_initialized() else "init_process_group", name)
-        store.set(f"rank {self._own_rank} is here", "")  # gloo's own wait for the others could not be ended
-        wait_in_store(store, [f"rank {rank} is here" for rank in range(self._own_size)], self._timeout, call)
-        self._gloo = Connections(
-            lambda: dist.ProcessGroupGloo(store, self._own_rank, self._own_size, timeout=self._timeout)
-        )
+        store.set(f"rank {self.rank()} is here", "")  # gloo's own wait for the others could not be ended
+        wait_in_store(store, [f"rank {rank} is here" for rank in range(self.size())], self._timeout, call)
+        self._gloo = Connections(lambda: dist.ProcessGroupGloo(store, self.rank(), self.size(), timeout=self._timeout))
         self.uid = int(store.get("uid"), 16)  # the same on all of its ranks, and no other group's
         if first:
             self._register_bypass(store)
@@ -120,7 +117,7 @@ class InterruptibleGroup(dist.ProcessGroup):
         """
         options = dist.ProcessGroupGloo._Options()
         options._devices, options._threads, options._timeout = [_lazy_device()], 1, self._timeout
-        bypass = dist.ProcessGroupGloo(dist.PrefixStore("bypass", store), self._own_rank, self._own_size, options)
+        bypass = dist.ProcessGroupGloo(dist.PrefixStore("bypass", store), self.rank(), self.size(), options)
         kind = dist.ProcessGroup.BackendType.GLOO
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             self._register_backend(torch.device(device), kind, bypass)
@@ -149,12 +146,6 @@ class InterruptibleGroup(dist.ProcessGroup):
         self.retired = True
         self._end_gloo()
 
-    def size(self) -> int:
-        return self._own_size
-
-    def rank(self) -> int:
-        return self._own_rank
-
     def getBackendName(self) -> str:  # torch's name
         return BACKEND
 
@@ -179,7 +170,7 @@ class InterruptibleGroup(dist.ProcessGroup):
             **self._op_and_root(operation, (*args, *kwargs.values())),
         )
         if operation == "alltoall_base":
-            call["pieces"] = self._own_rank, *pieces_of(self._own_size, *args[:4])
+            call["pieces"] = self.rank(), *pieces_of(self.size(), *args[:4])
         if operation == "allgather":
             call["passed"] = describe_given(args[1:], dtype_only=False)
         for observe in observers:
@@ -210,7 +201,7 @@ class InterruptibleGroup(dist.ProcessGroup):
         found = {}
         options = args[-1] if args else None
         if (op := getattr(options, "reduceOp", None)) is not None:
-            found["op"] = name_of(op.op)
+            found["op"] = f" ({op.op.name})"
         if (root := getattr(options, "rootRank", None)) is not None:
             way = "to" if operation in ("reduce", "gather") else "from"
             found["root"] = f" {way} rank {dist.get_global_rank(self, root)}"
@@ -222,8 +213,8 @@ class InterruptibleGroup(dist.ProcessGroup):
             return _FROM_ANY, {"number": -1, "peer": " from any rank"}  # ranks send different numbers of messages
         if operation not in ("send", "recv"):
             return None
-        if not 0 <= args[1] < self._own_size:
-            raise ValueError(f"there is no rank {args[1]} among {self._own_size}")  # gloo would end the process
+        if not 0 <= args[1] < self.size():
+            raise ValueError(f"there is no rank {args[1]} among {self.size()}")  # gloo would end the process
         here, peer = dist.get_rank(), dist.get_global_rank(self, args[1])
         if operation == "send":
             return f"{here}>{peer}", {"number": -1, "peer": f" to rank {peer}", "ranks": [peer]}
@@ -351,24 +342,22 @@ def join(store: dist.Store, rank: int, world_size: int, generation: int = 0) -> 
         _align_group_count(_await_announcements(store, world_size, generation, timeout=10.0))
 
 
-def renew_groups(timeout: float = 10.0, generation: int | None = None) -> list[str]:
+def renew_groups(timeout: float, generation: int) -> list[str]:
     """Put fresh gloo groups inside all interruptible groups of this process, and abandon what is under way.
 
     Collective over the default group, but through its store, so it works when the groups themselves are stuck. A
     group that one of its ranks no longer has is retired; their names are returned. Raises TimeoutError, naming the
     ranks that have not called it within `timeout` seconds. `generation` is the same on every rank, and higher at each
-    call; without it one more than before, which is right unless a rank was replaced or failed to come.
+    call.
     """
     global _generation
-    target = generation if generation is not None else _generation + 1
     default = dist.distributed_c10d._get_default_group()
-    store = _renewal_store or dist.distributed_c10d._get_default_store()
     mine = {group.group_name: group for group in _current_groups()}
     members = {name: dist.get_process_group_ranks(group) for name, group in mine.items() if group is not default}
-    _announce(store, dist.get_rank(), target, members)
-    announced = _await_announcements(store, default.size(), target, timeout)
+    _announce(_renewal_store, dist.get_rank(), generation, members)
+    announced = _await_announcements(_renewal_store, default.size(), generation, timeout)
     theirs = [announcement["groups"] for announcement in announced]
-    _generation = target
+    _generation = generation
     default.renew()
     retired = []
     for name in sorted(members):  # the same order everywhere: making a group waits for its members

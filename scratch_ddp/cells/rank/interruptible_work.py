@@ -12,7 +12,6 @@ message may come from or go to), "serial" (another for each call of this process
 
 import contextlib
 import datetime
-import functools
 import itertools
 import os
 import socket
@@ -49,23 +48,14 @@ def make_call(operation: str, group: str = "", **details: Any) -> dict[str, Any]
     return call | details
 
 
-def describe_tensor(tensor: torch.Tensor) -> str:
-    """ "4 × float32" """
-    return f"{tensor.numel()} × {str(tensor.dtype).removeprefix('torch.')}"
-
-
-@functools.cache
-def name_of(op: dist.ReduceOp.RedOpType) -> str:
-    return f" ({op.name})"
-
-
 def describe_given(args: tuple, dtype_only: bool) -> str:
     """The first tensor that an operation was given: "4 × float32", or "float32"."""
     for given in args:
         while isinstance(given, (list, tuple)) and given:
             given = given[0]
         if isinstance(given, torch.Tensor):
-            return describe_tensor(given).rpartition(" ")[2] if dtype_only else describe_tensor(given)
+            dtype = str(given.dtype).removeprefix("torch.")
+            return dtype if dtype_only else f"{given.numel()} × {dtype}"
     return ""
 
 

@@ -88,11 +88,8 @@ class RankStream(io.TextIOBase):
 
     def __init__(self, stream: int):
         self._stream = stream
-        self.name = "<stdout>" if stream == _OUT else "<stderr>"
 
     def write(self, text: str) -> int:
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         current_pipe().write(self._stream, text.encode(self.encoding, self.errors))
         return len(text)
 

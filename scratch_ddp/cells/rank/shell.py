@@ -3,11 +3,10 @@
 Between cells an editor asks it for completions, or for the description of an object.
 """
 
-import base64
-import builtins
 import os
 import sys
 import warnings
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +29,8 @@ class _Publisher(DisplayPublisher):
     send: Send
 
     def publish(self, data: dict, metadata: dict | None = None, **_: Any) -> None:
-        self.send({"data": {kind: _as_text(value) for kind, value in data.items()}, "metadata": metadata or {}})
+        data = {kind: b64encode(each).decode() if isinstance(each, bytes) else each for kind, each in data.items()}
+        self.send({"data": data, "metadata": metadata or {}})
 
     def clear_output(self, wait: bool = False) -> None:
         """Does nothing: what a rank has shown stays, since other ranks' output stands around it."""
@@ -105,7 +105,6 @@ def make_shell(namespace: dict[str, Any], send: Send) -> RankShell:
     warnings.filterwarnings("ignore", "To exit: use")  # IPython's hint after sys.exit(), which is wrong in a rank
     shell = RankShell.instance(config=config, user_ns=namespace)
     shell.display_pub.send = send
-    builtins.input = _refuse_input
     _show_figures(shell)
     return shell
 
@@ -117,13 +116,6 @@ def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
     if tb.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS):
         return rest
     return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
-
-
-def _refuse_input(prompt: str = "") -> str:
-    raise RuntimeError(
-        "input() does not work in a rank cell: nobody can type on several ranks at once. Set a variable in the cell "
-        "instead, or ask in a cell that begins with a magic (it runs in the kernel)."
-    )
 
 
 def _show_figures(shell: RankShell) -> None:
@@ -143,19 +135,18 @@ def _show_figures(shell: RankShell) -> None:
     shell.events.register("post_execute", show)
 
 
-def _as_text(value: Any) -> Any:
-    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
-
-
 def answer(shell: RankShell, question: dict[str, Any]) -> dict[str, Any]:
-    """What an editor asks about code: completions at the cursor, or what stands there; {} if that is not known."""
-    code, cursor = question["code"], question["cursor"]
+    """The reply to an editor's request: completions at the cursor, or what stands there; {} if that is not known."""
+    code, cursor, reply = question["code"], question["cursor"], {"status": "ok", "metadata": {}}
     if question["kind"] == "inspect":
         try:
-            return {"data": shell.object_inspect_mime(token_at_cursor(code, cursor), detail_level=question["detail"])}
+            data = shell.object_inspect_mime(token_at_cursor(code, cursor), detail_level=question["detail"])
         except KeyError:
             return {}
+        return reply | {"data": data, "found": True}
     shell.Completer.use_jedi = False  # it reads code, which the kernel can do as well
     with provisionalcompleter():
         found = list(rectify_completions(code, shell.Completer.completions(code, cursor)))
-    return {"matches": [one.text for one in found], "start": found[0].start, "end": found[0].end} if found else {}
+    if not found:
+        return {}
+    return reply | {"matches": [one.text for one in found], "cursor_start": found[0].start, "cursor_end": found[0].end}

@@ -1,9 +1,7 @@
 """Stop in a rank: where its main thread is, at which call it leaves, and how KeyboardInterrupt is raised there.
 
-Ranks that were interrupted each at its own place could not go on together. So the kernel first has every rank hold
-before its next call that is for other ranks, and lets those that are behind go on (`hold`). When all have made the same
-calls, each is interrupted where it holds: they leave the same step of a training loop. Ranks that can't come together
-are interrupted wherever they are.
+The kernel first has every rank hold before its next call that is for other ranks, and lets those that are behind go on
+(`hold`), so that all leave the same step of a training loop. How they agree is told in `kernel/stop.py`.
 """
 
 import signal

@@ -72,7 +72,7 @@ class Rank:
     def _prepare(self) -> torch.device:
         config = self.config
         os.environ.clear()
-        os.environ.update(config["environment"])
+        os.environ.update(config["environment"] | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"})
         sys.path[:] = config["path"]
         os.chdir(config["directory"])
         peers = [rank for rank in range(config["world_size"]) if rank != self.rank]
@@ -104,14 +104,13 @@ class Rank:
     def _join_process_group(self, device: torch.device) -> None:
         """The ranks find each other through a store, and join the default group."""
         config = self.config
-        meeting = f"rendezvous {config['rendezvous']}"
         if config["backend"] == interruptible_group.BACKEND:
             interruptible_group.observers.append(self.recorder.record)
-            interruptible_group.join(self._store(meeting), self.rank, config["world_size"], config["generation"])
+            interruptible_group.join(self._store("rendezvous"), self.rank, config["world_size"], config["generation"])
         else:
             distributed_c10d.init_process_group(
                 config["backend"],
-                store=self._store(f"{meeting} {config['generation']}"),
+                store=self._store(f"rendezvous {config['generation']}"),
                 rank=self.rank,
                 world_size=config["world_size"],
                 device_id=device if config["backend"] == "nccl" else None,
@@ -199,23 +198,22 @@ class Rank:
     # Process groups after an interrupt
 
     def _renew(self, task: dict[str, Any]) -> None:
-        """Put fresh process groups in place of those that an interrupt has left in doubt."""
+        """Put fresh process groups in place of those that an interrupt has left in doubt.
+
+        Over plain gloo and NCCL that is a new default group; groups and meshes made before are lost.
+        """
         try:
             if self.config["backend"] != interruptible_group.BACKEND:
-                retired = self._start_over(task["generation"])
+                self.config["generation"] = task["generation"]
+                with contextlib.suppress(Exception):
+                    distributed_c10d.destroy_process_group()
+                self._join_process_group(self.shell.user_ns["device"])
+                retired = ["all but the default group"]
             else:
                 retired = interruptible_group.renew_groups(task["timeout"], task["generation"])
             self.channel.send({"type": "renewed", "retired": retired})
         except BaseException as error:
             self.channel.send({"type": "renewed", "error": f"{type(error).__name__}: {error}"})
-
-    def _start_over(self, generation: int) -> list[str]:
-        """Plain gloo and NCCL: a new default group; groups and meshes made before are lost."""
-        self.config["generation"] = generation
-        with contextlib.suppress(Exception):
-            distributed_c10d.destroy_process_group()
-        self._join_process_group(self.shell.user_ns["device"])
-        return ["all but the default group"]
 
     # The second thread
 
