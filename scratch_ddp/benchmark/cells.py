@@ -123,11 +123,7 @@ def beside_gloo() -> list[steps.Row]:
     return [(f"all_reduce of {int(size):,} bytes / plain gloo's", f"{ratio:.2f}") for size, ratio in found.items()]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs", type=steps.count, default=20, help="first cells, and Stops (default: 20)")
-
-
 def main(options: argparse.Namespace) -> None:
     print(f"Rank cells on {machine()}.\n", flush=True)
-    rows = [first_cells(options.runs), starts(5), round_trips(2), round_trips(4), stops(options.runs), floods()]
+    rows = [first_cells(options.rounds), starts(5), round_trips(2), round_trips(4), stops(options.rounds), floods()]
     steps.show([*rows, *beside_gloo()])

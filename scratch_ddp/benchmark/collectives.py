@@ -10,9 +10,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.benchmark import steps
 from scratch_ddp.instruments.bandwidth import SIZES, measure
 from scratch_ddp.instruments.forked_ranks import run_ranks
+from scratch_ddp.instruments.sizes import count
 from scratch_ddp.instruments.timing import machine
 from scratch_ddp.training.__main__ import choose_device
 
@@ -25,26 +25,25 @@ LEGEND = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--ranks", type=steps.count, nargs="+", default=[2, 4, 6], help="default: 2 4 6")
+    parser.add_argument("--ranks", type=count, nargs="+", default=[2, 4, 6], help="default: 2 4 6")
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
-    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="nccl needs a GPU for each rank")
     parser.add_argument("--seconds", type=float, default=1.0, help="time per row, about (default: 1)")
 
 
 def main(options: argparse.Namespace) -> None:
     what = {"sizes": options.sizes, "seconds": options.seconds}
+    backend = "gloo"
     if "RANK" in os.environ:  # torchrun has started the ranks, maybe on several hosts
-        options.backend = "nccl" if choose_device(None).type == "cuda" else "gloo"
-        dist.init_process_group(options.backend)
+        backend = "nccl" if choose_device(None).type == "cuda" else "gloo"
+        dist.init_process_group(backend)
         found, is_first = measure(**what), dist.get_rank() == 0
         dist.destroy_process_group()
         if not is_first:
             return
     else:
         on_each = partial(measure, ranks=options.ranks, **what)
-        found = run_ranks(max(options.ranks), on_each, backend=options.backend, timeout=HANGS)[0]
-    print(f"All-reduces on {machine()}, {options.backend}, torch {torch.__version__}.\n")
+        found = run_ranks(max(options.ranks), on_each, timeout=HANGS)[0]
+    print(f"All-reduces on {machine()}, {backend}, torch {torch.__version__}.\n")
     fits, missing = found.fits()
     print(f"{found}\n\n{LEGEND}\n\nT = α + β·S by least squares of relative residuals:")
     for name, each in {**fits, **missing}.items():

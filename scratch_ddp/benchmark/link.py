@@ -49,17 +49,13 @@ def rows(where: str, ranks: Sequence[Sequence[Sequence[Transfer]]]) -> list[step
     return table
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--transfers", type=steps.count, default=20, help="transfers of each length (default: 20)")
-
-
 def main(options: argparse.Namespace) -> None:
     print(f"The simulated link on {machine()}.\n", flush=True)
 
     def on_ranks() -> list[list[Transfer]]:
-        return time_transfers(linked_group(None), options.transfers)
+        return time_transfers(linked_group(None), options.rounds)
 
-    two = run_ranks(2, on_ranks, timeout=60 + options.transfers)
-    one = [time_transfers(lone_rank(2, None), options.transfers)]
+    two = run_ranks(2, on_ranks, timeout=60 + options.rounds)
+    one = [time_transfers(lone_rank(2, None), options.rounds)]
     dist.destroy_process_group()
     steps.show([*rows("one process", one), *rows("two ranks over gloo", two)])

@@ -97,11 +97,7 @@ def sleeping_rows(rounds: int) -> list[steps.Row]:
     return table
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    steps.add_arguments(parser, rounds=20)
-
-
 def main(options: argparse.Namespace) -> None:
-    steps.prepare(options, "Pipelines of a Llama of 20 M parameters, 4 micro-batches")
-    found = steps.on_ranks(options.ranks, measure, options.rounds, {"num_hidden_layers": 8})
+    steps.prepare("Pipelines of a Llama of 20 M parameters, 4 micro-batches")
+    found = steps.on_ranks(2, measure, options.rounds, {"num_hidden_layers": 8})
     steps.show([*steps.beside(found, TORCHS.items()), *sleeping_rows(max(3, options.rounds // 3))])

@@ -7,10 +7,9 @@ import torch.distributed as dist
 
 from scratch_ddp import collectives as ours
 from scratch_ddp.benchmark import steps
-from scratch_ddp.instruments.sizes import format_size, parse_size
 from scratch_ddp.instruments.timing import Sample, interleaved
 
-SIZES = ("8MiB", "64MiB", "256MiB")
+SIZES = (8, 64, 256)  # MiB
 PAIRS = (
     ("ring_all_reduce", "all_reduce"),
     ("unchecked_ring_all_reduce", "all_reduce"),
@@ -42,16 +41,10 @@ def measure(rounds: int, size: int) -> dict[str, list[Sample]]:
     return interleaved(operations, rounds)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    steps.add_arguments(parser, rounds=40)
-    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
-
-
 def main(options: argparse.Namespace) -> None:
-    sizes = [parse_size(size) for size in options.sizes]
-    steps.prepare(options, "Collectives")
+    steps.prepare("Collectives")
     rows = []
-    for size in sizes:
-        found = steps.on_ranks(options.ranks, measure, options.rounds, size)
-        rows += [(f"{format_size(size)}: our {what}", figure) for what, figure in steps.beside(found, PAIRS)]
+    for size in SIZES:
+        found = steps.on_ranks(2, measure, options.rounds, size * 2**20)
+        rows += [(f"{size} MiB: our {what}", figure) for what, figure in steps.beside(found, PAIRS)]
     steps.show(rows)

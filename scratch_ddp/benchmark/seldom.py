@@ -6,7 +6,6 @@ Lesson 18 has the losses.
 
 import argparse
 import json
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.benchmark import steps
 from scratch_ddp.course.lessons.lesson_18 import outer_step
 from scratch_ddp.instruments.forked_ranks import run_ranks
 from scratch_ddp.instruments.traffic import traffic
@@ -22,7 +20,7 @@ from scratch_ddp.training.data import sentences
 from scratch_ddp.training.models import build_small
 from scratch_ddp.training.pairs import PLACES, make_pairs
 
-FILE = "seldom.json"
+STEPS = 1000  # of each rank
 RANKS, ROWS, LENGTH = 4, 2, 32  # in each step, a rank has so many rows of so many tokens
 SIZES = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 1}
 WAYS = {"gradients at every step": None, "never": None}  # name: steps from one meeting to the next
@@ -30,22 +28,14 @@ WAYS |= {f"DiLoCo, once in {every}": every for every in (1, 10, 100, 500)}
 OUTER = {"lr": 0.7, "momentum": 0.9}  # as DiLoCo's authors have them
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__
-    parser.add_argument("--seeds", type=steps.count, default=3, help="runs of each kind (default: 3)")
-    parser.add_argument("--steps", type=steps.count, default=1000, help="of each rank (default: 1000)")
-    parser.add_argument("--save", action="store_true", help=f"save the table in ./{FILE}")
-
-
 def main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    found = run_ranks(RANKS, measure, options.seeds, options.steps, timeout=3600)[0]
+    found = run_ranks(RANKS, measure, options.rounds, STEPS, timeout=3600)[0]
     for way, runs in found["ways"].items():
         losses, sent = runs["losses"], runs["bytes"] / 1e6
         loss = f"{fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
         print(f"{way:24} loss {loss}, {sent:8.2f} MB sent by a rank")
-    if options.save:
-        Path(FILE).write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))  # as lesson 18 keeps it
 
 
 def measure(seeds: int, count: int) -> dict:

@@ -1,6 +1,5 @@
-"""What the benchmarks share: their options, the Llama that they train, a step, and the table that they print."""
+"""What the benchmarks share: the Llama that they train, a step, and the table that they print."""
 
-import argparse
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +8,6 @@ import torch
 from torch import nn
 
 from scratch_ddp.instruments.forked_ranks import run_ranks
-from scratch_ddp.instruments.sizes import count
 from scratch_ddp.instruments.timing import Sample, machine, ratio
 
 VOCABULARY = 8192
@@ -26,15 +24,9 @@ LLAMA = {  # 15.7 M parameters in 57 tensors
 Row = tuple[str, str]  # what was measured, and the figure
 
 
-def add_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
-    """Add --rounds, with its default, and --ranks."""
-    parser.add_argument("--rounds", type=count, default=rounds, help=f"timed steps of each kind ({rounds})")
-    parser.add_argument("--ranks", type=count, default=2, help="number of ranks (2)")
-
-
-def prepare(options: argparse.Namespace, title: str) -> None:
+def prepare(title: str) -> None:
     """Print what is measured where, and get the process ready to be forked into ranks."""
-    print(f"{title}, {options.ranks} ranks over gloo, {machine()}.\n", flush=True)
+    print(f"{title}, ranks over gloo, {machine()}.\n", flush=True)
     torch.set_num_threads(1)
     for name in ("torch._dynamo", "torch.distributed.pipelining", "transformers.models.llama.modeling_llama"):
         importlib.import_module(name)  # at first use it takes seconds: once here, not in every rank

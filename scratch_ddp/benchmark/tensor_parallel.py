@@ -83,10 +83,6 @@ def measure(rounds: int, sizes: dict[str, int]) -> dict[str, list[Sample]]:
     return interleaved(variants, rounds)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    steps.add_arguments(parser, rounds=20)
-
-
 def main(options: argparse.Namespace) -> None:
-    steps.prepare(options, "Tensor parallelism: forward and backward of a Llama of 16 M parameters")
-    steps.show(steps.beside(steps.on_ranks(options.ranks, measure, options.rounds, {}), PAIRS))
+    steps.prepare("Tensor parallelism: forward and backward of a Llama of 16 M parameters")
+    steps.show(steps.beside(steps.on_ranks(2, measure, options.rounds, {}), PAIRS))

@@ -94,29 +94,25 @@ def peak(_: int, wrap: Wrap, sizes: dict[str, int]) -> float:
     return (until_then.kept_bytes + one_step.peak_bytes) / nbytes
 
 
-def rows(options: argparse.Namespace, sizes: dict[str, int], larger: dict[str, int]) -> list[steps.Row]:
+def rows(rounds: int, sizes: dict[str, int], larger: dict[str, int]) -> list[steps.Row]:
     """Every row of the table. `sizes`, `larger`: of the models that are timed, and whose memory is measured."""
-    found = steps.on_ranks(options.ranks, measure, options.rounds, DDP, sizes)
+    found = steps.on_ranks(2, measure, rounds, DDP, sizes)
     table = steps.beside(found, [("BucketedDDP" + end, each + end) for end in ("", ADAMW) for each in list(DDP)[:2]])
-    found = steps.on_ranks(options.ranks, measure, options.rounds, SHARDED, sizes)
+    found = steps.on_ranks(2, measure, rounds, SHARDED, sizes)
     both = [("FSDP" + end, "fully_shard" + end) for end in ("", ADAMW)]
     table += steps.beside(found, both)
-    found = steps.on_ranks(4, measure_on_mesh, max(1, options.rounds // 2), sizes)
+    found = steps.on_ranks(4, measure_on_mesh, max(1, rounds // 2), sizes)
     table += [(f"mesh of 2 × 2: {what}", figure) for what, figure in steps.beside(found, both)]
-    found = steps.on_ranks(options.ranks, measure_zero, options.rounds, sizes)
+    found = steps.on_ranks(2, measure_zero, rounds, sizes)
     names = [("ShardedOptimizer", "ZeroRedundancyOptimizer")]
     names += [tuple(f"{name}, whole step" for name in names[0])]
     table += steps.beside(found, names)
     for name, wrap in {**SHARDED, "torch's DDP": DistributedDataParallel}.items():
-        most = steps.on_ranks(options.ranks, peak, 5, wrap, larger)
+        most = steps.on_ranks(2, peak, 5, wrap, larger)
         table.append((f"peak memory of a step with AdamW / bytes of the parameters, {name}", f"{most:.2f}"))
     return table
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    steps.add_arguments(parser, rounds=20)
-
-
 def main(options: argparse.Namespace) -> None:
-    steps.prepare(options, "Steps of a Llama of 16 M parameters (memory: 43 M)")
-    steps.show(rows(options, {}, LARGER))
+    steps.prepare("Steps of a Llama of 16 M parameters (memory: 43 M)")
+    steps.show(rows(options.rounds, {}, LARGER))
