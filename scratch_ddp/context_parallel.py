@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from scratch_ddp.common.agreement import check_everywhere, digest
-from scratch_ddp.common.conjugate import conjugate
+from scratch_ddp.common.tensors import conjugate
 from scratch_ddp.common.wrapper import Group, process_group
 
 _HEADS, _TOKENS = -3, -2  # the dimensions

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.agreement import check_everywhere
-from scratch_ddp.common.conjugate import conjugate
+from scratch_ddp.common.tensors import conjugate
 from scratch_ddp.common.wrapper import Group, process_group
 
 

@@ -155,14 +155,6 @@ def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]
     return texts
 
 
-def gather_rows(row: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
-    """Return every rank's `row`, in rank order and in main memory. Same shape and dtype everywhere. One all-gather."""
-    row = row.to(message_device(group))
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(rows, row, group=group)
-    return [each.cpu() for each in rows]
-
-
 def message_device(group: dist.ProcessGroup | None = None) -> torch.device:
     """Where the small messages of a check live: in main memory, or on the current GPU where the group needs that."""
     if "cpu:" in dist.get_backend_config(group):

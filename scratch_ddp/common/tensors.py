@@ -1,10 +1,12 @@
-"""Tensors as messages: which of them can share one, and how they are packed into it and unpacked again."""
+"""Tensors as messages: which can share one, how they are packed and unpacked; and messages that autograd follows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch.autograd.function import once_differentiable
 
 MB = 2**20  # bytes
+Move = Callable[[torch.Tensor], torch.Tensor]
 
 
 def group_alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -42,3 +44,24 @@ def copy_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes, uint8 in one dimension: a view, or a copy where its memory is not contiguous."""
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+
+
+def conjugate(tensor: torch.Tensor, forward: Move, backward: Move) -> torch.Tensor:
+    """Return `forward(tensor)`; its gradient is `backward(gradient)`.
+
+    Both may communicate, so every rank must call this alike and run the backward. A second derivative raises
+    RuntimeError.
+    """
+    return _Conjugate.apply(tensor, forward, backward)
+
+
+class _Conjugate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor, forward, backward):
+        ctx.backward_move = backward
+        return forward(tensor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return ctx.backward_move(gradient), None, None

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.common.conjugate import conjugate
+from scratch_ddp.common.tensors import conjugate
 
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the names since 2.13
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

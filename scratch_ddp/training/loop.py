@@ -4,6 +4,9 @@ A plain model is trained by this process alone, a model in a strategy's wrapper 
 """
 
 import functools
+import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,9 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import gather_rows, message_device
+from scratch_ddp.common.agreement import gather_texts, message_device
 from scratch_ddp.common.extras import extra
-from scratch_ddp.common.progress import shows_progress
 from scratch_ddp.training.data import Batch, Batches
 
 WARMUP = 0.1  # of the steps
@@ -43,9 +45,10 @@ class History:
     scores: list[Score] = field(default_factory=list)
 
     def of_all_ranks(self, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-        """Return every rank's losses: float64 (steps, ranks). Costs one all-gather; nothing without a process group."""
-        mine = torch.tensor(self.losses, dtype=torch.float64)
-        return torch.stack(gather_rows(mine, group) if dist.is_initialized() else [mine], dim=1)
+        """Return every rank's losses: float64 (steps, ranks). Costs two all-gathers if there is a process group."""
+        mine = json.dumps(self.losses)
+        every = gather_texts(mine, group) if dist.is_initialized() else [mine]
+        return torch.tensor([json.loads(each) for each in every], dtype=torch.float64).T
 
 
 def train(
@@ -104,6 +107,12 @@ def train(
             if report:
                 report(line)
     return history
+
+
+def shows_progress(rank: int) -> bool:
+    """True on the first rank, as SCRATCH_DDP_PROGRESS says (0, 1; `lab` sets it to 1), else on a terminal."""
+    setting = os.environ.get("SCRATCH_DDP_PROGRESS")
+    return rank == 0 and (setting == "1" if setting else sys.stderr.isatty())
 
 
 def warm_up_then_fall(step: int, steps: int) -> float:
