@@ -11,7 +11,7 @@ from torch import nn
 from scratch_ddp.ddp import BucketedDDP, FlatDDP, OverlappedDDP, SimpleDistributedDataParallelism
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.instruments.traffic import traffic
-from tests.ddp.cases import CASES, STRATEGIES, build, calls, gathered, started
+from tests.ddp.cases import CASES, STRATEGIES, build, calls, started
 from tests.ranks import in_turn
 
 WRAPPERS = [(wrap,) for wrap in (*STRATEGIES, FSDP)]
@@ -75,22 +75,6 @@ def switches(strategy) -> None:
 
 def test_an_ordinary_module_with_switches():
     in_turn(1, switches, WRAPPERS)
-
-
-def nothing_to_train(strategy) -> None:
-    """A step of a model that has buffers and no parameters, and of one whose parameters are all frozen."""
-    for model in (torch.nn.BatchNorm1d(6, affine=False), torch.nn.Linear(6, 2).requires_grad_(False)):
-        wrapped = strategy(model.double())
-        with traffic() as counted:
-            wrapped((dist.get_rank() + ONES).requires_grad_()).sum().backward()
-            wrapped.sync_gradients()
-        assert counted.payload_bytes <= 2 * 8 * 6 + 8  # of the buffers, two of which have six elements
-        for buffer in model.buffers():
-            assert torch.equal(*gathered(buffer))
-
-
-def test_a_model_with_nothing_to_train():
-    in_turn(2, nothing_to_train, WRAPPERS)
 
 
 def backward(model: nn.Module, scale: float = 1.0) -> None:
