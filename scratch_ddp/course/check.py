@@ -114,7 +114,8 @@ def _compare(right: Ran, mine: Ran, exercise: Exercise) -> None:
     for criterion, what, value in right.seen if not mine.failed else ():
         if what == RESULT and not exercise.returns:
             continue
-        text = difference(what, seen[what], value, exercise.close) if what in seen else f"{what} is gone"
+        said = f"{what} was changed: it" if criterion == "untouched" else what
+        text = difference(said, seen[what], value, exercise.close) if what in seen else f"{what} is gone"
         mine.found[criterion] = mine.found.get(criterion) or text
         if criterion == "value":
             right.digests[what], mine.digests[what] = digest(value), digest(seen.get(what))

@@ -83,7 +83,7 @@ class Exercise:
     use: (answer, *arguments) -> yields (criterion, what, value), in the same order for the reference and the answer.
         Each value is copied when it is yielded, and compared.
     close: how far numbers may be off, relative to the largest; 0 means that all bits count.
-    room: (*arguments) -> elements of the first tensor's dtype that a rank may hold beside its arguments.
+    room: (at, *arguments) -> elements of the first tensor's dtype that a rank may hold beside its arguments.
     cost: whether calls, messages, bytes and depth may not exceed those of the reference.
     given: imports that the stub's cell begins with.
     """

@@ -90,8 +90,9 @@ def run(function: Callable, exercise: Exercise, args: tuple, arena: Arena, place
     if late and not ran.failed:
         ran.fail("waits", f"{' or '.join(counted.calls)} was started and never waited for, {times(late)}")
     elif exercise.room and not ran.failed:
-        held, room = ledger.peak() - ledger.moments[0].elements(), exercise.room(*args)
+        held, room = ledger.peak() - ledger.moments[0].elements(), exercise.room(at, *args)
         words = f"holds {held:,} elements beside its arguments, budget {room:,}"
+        words += " (a name keeps its tensor until it is given another)"
         ran.found["memory"] = words if held > room else ""
     return ran
 
@@ -140,6 +141,8 @@ def time_limit(seconds: float, arena: Arena, failed: str) -> Iterator[threading.
 def in_short(error: BaseException) -> str:
     """The kind of an error and its first line."""
     first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    if first == "'NoneType' object has no attribute 'wait'":
+        first += ": without async_op=True a collective returns no handle"
     return f"{type(error).__name__}: {first[:_WIDTH]}" if first else type(error).__name__
 
 

@@ -7,11 +7,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def sync_batch_norm(x, norm, group=None):
-    """Return what norm(x) would if one process had all ranks' rows, and x.grad.
+    """Return norm(x) as in one process with all ranks' rows; x's gradient is as there.
 
-    x: (rows, features, …), perhaps no rows. norm: an nn.BatchNorm. Its statistics are
-    updated as in one process, or used, in eval mode. The gradients of its weight and
-    bias are this rank's part of a sum.
+    x: (rows, features, …), perhaps no rows. norm: nn.BatchNorm1d, 2d or 3d. Its
+    statistics are updated as in one process, or used, in eval mode. The gradients of
+    its weight and bias stay this rank's part of a sum.
     Cost: in training one all-reduce of 2 · features + 1 numbers, and one in backward.
     """
     features = x.shape[1]

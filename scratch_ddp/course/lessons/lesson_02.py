@@ -13,12 +13,13 @@ from scratch_ddp.course.exercise import Exercise
 def reduce(tensor, dst=0, group=None):
     """Leave the sum of all ranks' tensors in `tensor` on rank dst. Others keep theirs.
 
-    Messages stay in `group`. Memory: at most 2·S in addition to `tensor`.
+    Messages stay in `group`. Memory: at most twice the elements of `tensor` beside it.
+    (A name keeps its tensor until it is given another.)
     Cost: n-1 messages, at most one sent by a rank. Depth ⌈log2 n⌉.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     root = dist.get_group_rank(group or dist.group.WORLD, dst)
-    # In each round half of those that hold a sum send it on and are done.
+    # In each round about half of those that hold a sum send it on and are done.
     # Where does a rank that receives put what arrives?
     place = (rank - root) % n  # dst stands at place 0
     total = tensor
@@ -38,9 +39,9 @@ def reduce(tensor, dst=0, group=None):
 def ring_all_reduce(tensor, group=None):
     """Sum `tensor` over the ranks, in place, and return it. All get the same bits.
 
-    It may have any shape and dtype. Messages stay in `group`.
-    Cost: each rank sends 2(n-1) messages of ⌈elements/n⌉ elements at most. Depth
-    2(n-1). Memory: at most 2·⌈elements/n⌉ elements in addition to `tensor`.
+    It may have any shape and dtype. Its n chunks differ by one element at most.
+    Messages stay in `group`. Cost: each rank sends 2(n-1) messages of one chunk. Depth
+    2(n-1). Memory: at most two of the largest chunks beside `tensor`.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     # Cut the tensor into n chunks. First each chunk's sum is to be complete on one
@@ -70,13 +71,13 @@ def _sizes(at):
     yield "999 elements", (torch.randn(at.n, 999)[at.rank],)
 
 
-def _two_chunks(tensor):
-    return 2 * -(-tensor.numel() // max(2, dist.get_world_size() - 1))  # those of a group without one rank are larger
+def _two_chunks(at, tensor):
+    return 2 * -(-tensor.numel() // at.n)
 
 
 _GIVEN = "from scratch_ddp.collectives import send_recv"
 EXERCISES = (
     Exercise(tree_broadcast, lambda at: _every_root(at, "src")),
-    Exercise(reduce, lambda at: _every_root(at, "dst"), room=lambda tensor, _: 2 * tensor.numel()),
+    Exercise(reduce, lambda at: _every_root(at, "dst"), room=lambda at, tensor, _: 2 * tensor.numel()),
     Exercise(ring_all_reduce, _sizes, close=1e-6, room=_two_chunks, given=_GIVEN),
 )

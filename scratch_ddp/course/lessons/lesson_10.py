@@ -50,7 +50,7 @@ def _layers(at):
         yield f"{layers} layer{'s' * (layers > 1)}", ([*shards], inputs, targets, 0.1)
 
 
-def _one_matrix(shards, inputs, *_):  # whole, two shards, and what goes through the layers, several times
+def _one_matrix(_at, shards, inputs, *_):  # whole, two shards, and what goes through the layers, several times
     return shards[0].shape[1] ** 2 + 2 * shards[0].numel() + 4 * (len(shards) + 1) * inputs.numel()
 
 

@@ -60,9 +60,9 @@ tree_broadcast
     dist.send(tensor, group=group, group_dst=(rank + reach) % n) => dist.send(tensor, (rank + reach) % n)
     dist.recv(tensor, group=group, group_src=(rank - reach) % n) => dist.recv(tensor, (rank - reach) % n)
 reduce
-  ✗ sums up in the caller's tensor | untouched: dst=0: `tensor` | n=4
+  ✗ sums up in the caller's tensor | untouched: dst=0: `tensor` was changed: it is | n=4
     total = arriving.add_(total) => total = tensor.add_(arriving)
-  ✗ keeps all that arrives | memory: dst=0: holds 3,000 elements beside its arguments, budget 2,000 | n=4
+  ✗ keeps all that arrives | memory: 3,000 elements beside its arguments, budget 2,000 (a name keeps its tensor | n=4
     total = arriving.add_(total) => total = arriving + total
   ✗ the tree always ends at rank 0 | value: dst=1: `tensor`
     (rank - root) % n => rank
@@ -112,7 +112,7 @@ average_gradients
   ✗ divides after the sum | value: half precision, large gradients: the gradient of 'weight' is [inf, inf]
     parameter.grad /= world_size =>
     dist.all_reduce(parameter.grad) => dist.all_reduce(parameter.grad) ⏎ parameter.grad /= world_size
-  ✗ frozen ones too | untouched: is frozen, rank 0 leaves the head out: the gradient of 'body.weight' is [0, 0
+  ✗ frozen ones too | untouched: rank 0 leaves the head out: the gradient of 'body.weight' was changed: it is [0, 0
     if not parameter.requires_grad: ⏎ continue =>
   ✓ one message for all
     trainable = [p for p in model.parameters() if p.requires_grad]

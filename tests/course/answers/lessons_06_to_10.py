@@ -66,6 +66,11 @@ average_when_ready
     def finish(): => def finish(): ⏎     [hook(each) for each in model.parameters() if each.grad is not None]
   ✗ does not divide | value: two steps: step 0: the gradient of 'first.weight'
     parameter.grad /= dist.get_world_size() =>
+  ✗ divides all gradients in finish | value: two steps: step 1: the gradient of 'seldom.weight'
+    parameter.grad /= dist.get_world_size() =>
+    works.clear() => works.clear() ⏎ for p in model.parameters(): p.grad is None or p.grad.div_(dist.get_world_size())
+  ✗ no async_op | runs: has no attribute 'wait': without async_op=True a collective returns no handle
+    , async_op=True =>
   ✗ nobody waits | waits: two steps: all_reduce was started and never waited for, 10 times
     work.wait() => pass
   ✗ keeps every handle | memory: two steps: step 0: the number of handles kept after finish() is 6, should be 0

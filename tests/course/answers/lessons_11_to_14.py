@@ -81,6 +81,10 @@ culprit
   ✗ who waits least is the straggler | value: loader planted: the result is ['straggler', 0], should be ['loader', 1]
     waits = [sum(step[rank]["waiting"] for step in steps) for rank in range(len(steps[0]))]
     return ("straggler", waits.index(min(waits))) if max(waits) else ("last bucket", None)
+  ✗ after loading, who waits least | value: item() planted: the result is ['straggler', 1], should be ['.item()', None]
+    step[rank]["forward"] + step[rank]["backward"] => -step[rank]["waiting"]
+  ✗ takes noise for a fault | value: item() planted: the result is ['straggler', 0], should be ['.item()', None]
+    statistics.median(behind) > 0.2 => statistics.median(behind) > 0.02
   ✗ ignores the messages' sizes | value: item() planted: the result is ['last bucket', None]
     small > sum(step[0]["transfer"] for step in steps) / 2 => len(messages) > 1000
   ✗ names a rank where it is no rank's | value: uneven batches planted: the result[1] is 2, should be None
@@ -145,7 +149,7 @@ f_and_g
     return add_up(y) => return add_up(y) / dist.get_world_size(group)
   ✗ no gradient passes g | runs: raised RuntimeError: element 0 of tensors does not require grad and does not
     return F.apply, G.apply => return F.apply, lambda y: add_up(y.detach())
-  ✗ sums the caller's tensor | untouched: a matrix: the gradient that f's backward was given is
+  ✗ sums the caller's tensor | untouched: a matrix: the gradient that f's backward was given was changed: it is
     total = tensor.clone(memory_format=torch.contiguous_format) => total = tensor.detach()
   ✓ f by a hook
     def add_up(tensor): => def f(y): ⏎     y.requires_grad and y.register_hook(add_up); return y ⏎ def add_up(tensor):
