@@ -1,4 +1,4 @@
-"""Lesson 17, together: who is in which group of a mesh, which dimension belongs inside, and one norm over all of it."""
+"""Lesson 17, together: who is in which group of a mesh, which dimension belongs inside, one norm, missing sums."""
 
 from itertools import permutations
 from math import prod
@@ -67,6 +67,27 @@ def mesh_norm(slices, whole, tp):
     return total.sqrt().item()
 
 
+def with_sums(block, types, rules):
+    """Return the block with an f for each I that an operation takes as an R.
+
+    In front of the first operation that does, put ("f(name)", "f", name). It and all
+    later ones that do take "f(name)" in place of name. The rest stays as it is.
+    types: of what is given, by name. Types of outputs come from the rules, as above.
+    """
+    # An input has a type, and the operation wants one. Is there an f of it already?
+    types, mended = dict(types), []
+    for output, operation, *inputs in block:
+        takes, types[output] = rules[operation]
+        for i, name in enumerate(inputs):
+            if types[name] + takes[i] == "IR":
+                if f"f({name})" not in types:
+                    types[f"f({name})"] = "R"
+                    mended.append((f"f({name})", "f", name))
+                inputs[i] = f"f({name})"
+        mended.append((output, operation, *inputs))
+    return mended
+
+
 def _gradients(at):
     several = 3 if at.n == 3 else 2
     for case, sliced, uncut, tp in (
@@ -87,9 +108,18 @@ _CLUSTERS = (  # each with a single best order
     ({"dp": 4, "pp": 2, "tp": 4}, {"dp": 3, "pp": 40, "tp": 2}, 4),
     ({"dp": 8, "pp": 2, "tp": 4}, {"dp": 10, "pp": 9, "tp": 8}, 4),  # what sends most does not fit a host
 )
+_RULES = {"f": ("I", "R"), "columns": ("RV", "V"), "norm": ("II", "I"), "head norm": ("VR", "V")}
+_TYPES = {"x": "I", "w": "I", "a": "V", "b": "V"}
+_BLOCKS = {
+    "an f is there": [("all", "f", "x"), ("q", "columns", "all", "a")],
+    "a weight": [("q", "columns", "a", "b"), ("n", "head norm", "q", "w")],  # a is V where R belongs: another mistake
+    "used as R, I, R": [("q", "columns", "x", "a"), ("h", "norm", "x", "w"), ("k", "columns", "x", "b")],
+    "an output": [("h", "norm", "x", "w"), ("q", "columns", "h", "a"), ("n", "head norm", "q", "w")],
+}
 _GIVEN = "from itertools import permutations\n\nfrom scratch_ddp.course.lessons.lesson_17 import which_ranks"
 EXERCISES = (
     Exercise(which_ranks, [(mesh, dim) for mesh in _MESHES for dim in mesh], given="from math import prod"),
     Exercise(best_order, _CLUSTERS, given=_GIVEN),
     Exercise(mesh_norm, _gradients, close=1e-12),
+    Exercise(with_sums, {case: (block, _TYPES, _RULES) for case, block in _BLOCKS.items()}),
 )

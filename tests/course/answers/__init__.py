@@ -91,7 +91,14 @@ def examined(source: str, name: str, seconds: float = 5.0) -> dict[str, str]:
     file = f"<cell {os.getpid()}-{next(_cells)}>"
     linecache.cache[file] = (len(source), None, [line + "\n" for line in source.splitlines()], file)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    cell = {"rank": rank, "world_size": world_size, "device": torch.device("cpu"), "torch": torch, "dist": dist}
+    cell = {
+        "__name__": "__main__",
+        "rank": rank,
+        "world_size": world_size,
+        "device": torch.device("cpu"),
+        "torch": torch,
+        "dist": dist,
+    }
     exec(compile(source, file, "exec"), cell)
     return examine(cell[name], seconds)
 

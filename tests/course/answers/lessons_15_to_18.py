@@ -127,6 +127,19 @@ best_order
     min(permutations(mesh), key=leaving) => sorted(mesh, key=sent.get)
   ✗ no order | value: the result is 'tp' (str), should be
     list(min(permutations(mesh), key=leaving)) => max(sent)
+with_sums
+  ✗ f comes behind | value: a weight: the result
+    types, mended = dict(types), [] => types, mended, late = dict(types), [], []
+    mended.append((f" => late.append((f"
+    *inputs)) => *inputs)) ⏎ mended += late ⏎ late = []
+  ✗ the old name is kept | value: a weight: the result
+    inputs[i] = f"f({name})" => pass
+  ✗ an f for each use | value: used as R, I, R: the result has 5 entries, should have 4
+    if f"f({name})" not in types: => if True:
+  ✗ an f for V, too | value: a weight: the result
+    == "IR" => in ("IR", "VR")
+  ✗ an f for R, too | value: an f is there: the result
+    == "IR" => in ("IR", "RR")
 outer_step
   ✗ uphill | value: the mean of the ranks: `params`[0]
     (last - mine) => (mine - last)
