@@ -63,9 +63,11 @@ def one_rank(
             step(stage, schedule, ids, ids)
         optimizer.step()
         state = [each for entry in optimizer.state.values() for each in entry.values()]
-        master = _bytes(stage.parameters())
-        held = {"master": master, "optimizer": _bytes(state)}
-        held["gradients"] = mesh["dp"] * master  # whole: FSDP scatters them at the last micro-batch
+        held = {"master": _bytes(stage.parameters()), "optimizer": _bytes(state)}
+        # FSDP scatters the gradients at the last micro-batch: until then they are whole.
+        dp = tuple(dist.get_process_group_ranks(device_mesh.get_group("dp")))
+        calls = [call for kind, call in counted.events if kind == "start" and call.members == dp]
+        held["gradients"] = sum(call.payload for call in calls if call.name == "reduce_scatter")
         hidden = torch.empty(sequences, tokens // mesh["tp"], whole.config.hidden_size, dtype=torch.bfloat16)
         kept = _kept(stage, ids[:sequences] if stage.first else hidden)
         held["weights"] = _bytes(stage.parameters())  # whole, after a forward

@@ -130,26 +130,6 @@ def memory_curves(
     return figure
 
 
-def steps_over_time(lines: Sequence[Mapping], killed: Mapping[str, float]) -> Figure:
-    """Which step a run was at, over the seconds since its first: a colour per attempt, a line where it lost something.
-
-    `killed`: what was killed, and when, as times of the log.
-    """
-    figure, (panel,) = style.quiet_panels(7.2, 2.7)
-    begin = lines[0]["time"]
-    for number, attempt in enumerate(attempts(lines)):
-        times, steps = [line["time"] - begin for line in attempt], [line["step"] for line in attempt]
-        ranks = attempt[0]["ranks"]
-        label = f"{ranks} rank{'s' * (ranks > 1)}, steps {steps[0]} to {steps[-1]}"
-        panel.plot(times, steps, ".-", ms=5, lw=1.2, color=rank_color(number), label=label)
-    for what, when in killed.items():
-        panel.axvline(when - begin, color=SENT_COLOR, lw=1, ls="--")
-        write(panel, when - begin, 0.3, f" {what} killed", SENT_COLOR, 8, ha="left", va="bottom")
-    panel.set(xlabel="seconds", ylabel="step", xlim=(-1, None), ylim=(0, None))
-    style.add_legend(figure, loc="outside upper left", ncols=3, labelcolor=GREY)
-    return figure
-
-
 def attempts(lines: Sequence[Mapping]) -> list[list[Mapping]]:
     """The lines of a step log, cut where a run went back to a checkpoint."""
     parts: list[list[Mapping]] = []
@@ -261,35 +241,6 @@ def bucket_sweep(forecasts: Mapping[str, Sweep], measured: Mapping[str, Mapping[
     panel.minorticks_off()
     panel.grid(axis="y", color=QUIET, lw=0.4, alpha=0.6)
     style.add_legend(panel, loc="upper center", ncols=2)
-    return figure
-
-
-def ways_on_links(
-    measured: Mapping[str, Mapping[str, float]], forecast: Mapping[str, Mapping[str, float]], alone: float
-) -> Figure:
-    """A group for each link, in it a column for each way: `alone` / measured. A black line across it is the forecast.
-
-    `measured` and `forecast`: seconds of a step by link and way; `alone`: on one GPU, which is the dashed line at 1.
-    The one at 2, for two GPUs, is what can be hoped for.
-    """
-    figure, (panel,) = style.quiet_panels(8.2, 3.8)
-    ways = list(next(iter(measured.values())))
-    width = 0.8 / len(ways)
-    for number, way in enumerate(ways):
-        places = np.arange(len(measured)) + (number + 0.5) * width - 0.4
-        speeds = np.array([alone / steps[way] for steps in measured.values()])
-        panel.bar(places, speeds, 0.9 * width, color=rank_color(number), label=way)
-        for place, speed in zip(places, speeds, strict=True):
-            above, ink = (-0.13, "white") if speed > 0.5 else (0.08, "black")  # inside where there is room for it
-            write(panel, place, speed + above, f"{speed:.2f}", ink, 8)
-        expected = [alone / steps[way] for steps in forecast.values()]
-        panel.hlines(expected, places - 0.45 * width, places + 0.45 * width, color="black", lw=1.4)
-    panel.plot([], [], color="black", lw=1.4, label="forecast")
-    for speed in (1, 2):
-        panel.axhline(speed, color=GREY, lw=1, ls="--", zorder=0)
-    panel.set_xticks(range(len(measured)), list(measured))
-    panel.set(ylabel="times as fast as one GPU", ylim=(0, 2.5))
-    style.add_legend(panel, loc="upper center", ncols=len(ways) + 1)
     return figure
 
 
