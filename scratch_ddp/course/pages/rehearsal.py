@@ -18,19 +18,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from scratch_ddp.course.pages.torchs_own import assemble, step
 from scratch_ddp.instruments.traffic import Counted, traffic
 
-Rehearsed = dict[str, Any]
 
-
-def rehearse(ranks: Iterable[int], **settings: Any) -> dict[int, Rehearsed]:
-    """Rehearse a step of each of these ranks, each in a process of its own; settings are those of `one_rank`."""
-    command = [sys.executable, "-W", "ignore", "-m", __name__, json.dumps(settings)]
-    running = {rank: subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in ranks}
-    return {rank: json.loads(process.communicate()[0]) for rank, process in running.items()}
+def rehearse(rank: int, **settings: Any) -> dict[str, Any]:
+    """Rehearse a step of this rank in a process of its own; settings are those of `one_rank`."""
+    command = [sys.executable, "-W", "ignore", "-m", __name__, json.dumps(settings), str(rank)]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def one_rank(
     rank: int, mesh: Mapping[str, int], llama: Mapping[str, int], tokens: int, n_micro: int, sequences: int = 1
-) -> Rehearsed:
+) -> dict[str, Any]:
     """What a rank of this mesh holds and sends in a step. Needs a process that has had no process group yet.
 
     mesh: the sizes of dp, pp and tp. llama: those of a LlamaConfig. Micro-batches are `sequences` of `tokens`. Weights

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -154,7 +153,8 @@ def time_chart(
     for number, (name, series) in enumerate(results.series().items()):
         low, median, high = np.array([(row.seconds.low, row.seconds.median, row.seconds.high) for row in series]).T
         spread = [median - low, high - median]
-        panel.errorbar([row.size for row in series], median, spread, capsize=2, label=name, **_line_style(number))
+        look = {"color": rank_color(number), "marker": "osD^vPX*"[number % 8], "ms": 5, "lw": 1.4}
+        panel.errorbar([row.size for row in series], median, spread, capsize=2, label=name, **look)
         if fits and name in fits:
             panel.plot(between, fits[name].seconds(between), "--", color=rank_color(number), lw=1)
     for name, other in (others or {}).items():
@@ -163,32 +163,14 @@ def time_chart(
         write(panel, 1.02, other.seconds(sizes[-1]), name, size=8, **end)
     panel.set(yscale="log", ylabel="time per call")
     panel.yaxis.set_major_formatter(EngFormatter("s"))
-    _label_sizes(panel, sizes)
+    label_sizes(panel, sizes)
     dashes = panel.plot([], [], "--", lw=1, color=GREY, label="α + β·S") if fits else []
     style.add_legend(figure, handles=[*panel.containers, *dashes], loc="outside lower left", ncols=2)
     return figure
 
 
-def bandwidth_chart(results: Results) -> Figure:
-    """A panel per kind of an all-reduce's bandwidth (algbw, busbw, as published), in GB/s; lines as in `time_chart`."""
-    kinds = {"algbw: S/t": "algbw", "busbw: 2(n−1)/n · S/t": "busbw", "as published: 2 · S/t": "published"}
-    figure, panels = style.titled_panels(kinds, 9.9, 3.9, sharey=True)
-    for panel, kind in panels:
-        for number, (name, series) in enumerate(results.series().items()):
-            rates = [getattr(row, kind) / 1e9 for row in series]
-            panel.plot([row.size for row in series], rates, label=name, **_line_style(number))
-        _label_sizes(panel, sorted({row.size for row in results}))
-    figure.axes[0].set(ylabel="GB/s (10⁹ bytes per second)", ylim=(0, None))
-    style.add_legend(figure, handles=figure.axes[0].lines, loc="outside lower left", ncols=len(kinds))
-    return figure
-
-
-def _line_style(number: int) -> dict[str, Any]:
-    return {"color": rank_color(number), "marker": "osD^vPX*"[number % 8], "ms": 5, "lw": 1.4}
-
-
-def _label_sizes(panel: Axes, sizes: Sequence[int]) -> None:
-    """At most eight."""
+def label_sizes(panel: Axes, sizes: Sequence[int]) -> None:
+    """Name at most eight sizes on a logarithmic axis."""
     shown = sizes[:: -(-len(sizes) // 8)]
     panel.set(xscale="log", xlabel="size of the tensor, S")
     panel.set_xticks(shown, [format_size(size).replace(" ", "\n") for size in shown])
