@@ -5,7 +5,6 @@ the same on any machine.
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,6 @@ from torch import nn
 from scratch_ddp.instruments.network import Link, LinkedGroup
 from scratch_ddp.instruments.network.clock import now, sleep_until, take_time
 from scratch_ddp.instruments.timeline import Breakdown, Timeline, breakdown_of_steps, timeline
-from scratch_ddp.instruments.timeline.breakdown import collectives
 from scratch_ddp.minimal.ddp import DataParallel, OverlappedDDP
 
 LOADER, ITEM, STRAGGLER, BUCKET, BATCH = "loader", ".item()", "straggler", "last bucket", "uneven batches"
@@ -140,14 +138,3 @@ def profile(job: Job, steps: int) -> tuple[list[Timeline], list[list[Breakdown]]
                 train(job)
     timelines = recorded.over_ranks(job.group)
     return timelines, breakdown_of_steps(timelines)
-
-
-def in_seconds(
-    timelines: Sequence[Timeline], steps: Sequence[Sequence[Breakdown]]
-) -> tuple[list[list[dict[str, float]]], list[tuple[int, float]]]:
-    """What the exercise `culprit` gets of a profile: the parts of each step and rank, and rank 0's messages.
-
-    Parts are a dict of seconds; messages are (bytes, seconds on the wire).
-    """
-    told = [[{part: rank.seconds(part) for part in PARTS} for rank in step] for step in steps]
-    return told, [(span.nbytes, span.end - ready) for span, ready in collectives(timelines)[0]]
