@@ -1,8 +1,6 @@
 """The example in notebooks/adding_an_exercise.md, taken literally, as a lesson outside the package."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -53,9 +51,3 @@ def test_its_mistakes_are_refused_for_the_reason_given(lesson):
 
     for wrong, verdict in zip(mistakes, on_ranks(4, all_verdicts), strict=True):
         assert wrong.says in verdict[wrong.fails], verdict
-
-
-def test_it_is_in_the_form_that_ruff_asks_for(lesson):
-    options = ["--config", str(NOTEBOOKS.parent / "pyproject.toml"), str(lesson.with_name("lesson_20.py"))]
-    for command in (["check"], ["format", "--check"]):
-        subprocess.run([sys.executable, "-m", "ruff", *command, *options], check=True)

@@ -29,6 +29,7 @@ def really_sent() -> tuple[dict[str, list[int]], int]:
 
 def test_a_rehearsal_counts_what_the_rank_sends_and_holds():
     real = run_ranks(8, really_sent, timeout=120)
-    for rank, found in rehearsal.rehearse([0, 7], mesh=MESH, llama=LLAMA, tokens=TOKENS, n_micro=N_MICRO).items():
-        assert found["sent"] == {call: list(each) for call, each in real[rank][0].items()}
-        assert found["held"]["master"] == real[rank][1] and found["kept"] > 0
+    for rank in (0, 7):
+        found = rehearsal.rehearse(rank, mesh=MESH, llama=LLAMA, tokens=TOKENS, n_micro=N_MICRO)
+        assert found["sent"] == real[rank][0] and found["kept"] > 0
+        assert found["held"]["master"] == real[rank][1] and found["held"]["gradients"] == 2 * real[rank][1]

@@ -8,10 +8,8 @@ from scratch_ddp.course.capstone import my_class, script
 
 
 def main(path: Path) -> None:
-    judge, promises = my_class.judge, my_class.PROMISES
-    if path.stem.startswith("misbehaving"):
-        judge, promises = script.judge, script.PROMISES
-    print(json.dumps([(name, promises[name], complaint) for name, complaint in judge(path).items()]))
+    judging = script if path.stem.startswith("misbehaving") else my_class
+    print(json.dumps([(name, judging.PROMISES[name], complaint) for name, complaint in judging.judge(path).items()]))
 
 
 if __name__ == "__main__":

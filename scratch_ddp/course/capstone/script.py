@@ -83,40 +83,37 @@ def _predictions(seen: Seen) -> str:
     return ""
 
 
-class Observer:
-    """What one rank did: `trained` and `predicted` rows, and `steps`."""
+def watch() -> dict[str, list]:
+    """From now on, keep what this rank does: `trained` and `predicted` rows, and `steps`."""
+    seen: dict[str, list] = {"trained": [], "predicted": [], "steps": []}
+    parameters: dict[str, nn.Parameter] = {}
+    own: dict[str, torch.Tensor] = {}  # gradients since the last step
 
-    def __init__(self) -> None:
-        self.trained: list[bytes] = []
-        self.predicted: list[bytes] = []
-        self.steps: list[dict[str, dict[str, torch.Tensor]]] = []
-        self._own: dict[str, torch.Tensor] = {}  # gradients since the last step
-        self._parameters: dict[str, nn.Parameter] = {}
-        register_module_forward_pre_hook(self._forward)
-        register_optimizer_step_pre_hook(self._before_step)
-
-    def _forward(self, module: nn.Module, args: tuple) -> None:
+    def forward(module: nn.Module, args: tuple) -> None:
         if type(module).__name__ != MODEL:
             return  # a part of it, or a wrapper
-        (self.trained if module.training else self.predicted).extend(row.numpy().tobytes() for row in args[0].detach())
-        if not self._parameters:
-            self._parameters = dict(module.named_parameters())
-            for name, parameter in self._parameters.items():
-                parameter.register_hook(functools.partial(self._arrived, name))
+        seen["trained" if module.training else "predicted"] += [row.numpy().tobytes() for row in args[0].detach()]
+        if not parameters:
+            parameters.update(module.named_parameters())
+            for name, parameter in parameters.items():
+                parameter.register_hook(functools.partial(arrived, name))
 
-    def _arrived(self, name: str, gradient: torch.Tensor) -> None:
-        self._own[name] = self._own.get(name, 0) + gradient.detach()
+    def arrived(name: str, gradient: torch.Tensor) -> None:
+        own[name] = own.get(name, 0) + gradient.detach()
 
-    def _before_step(self, *_: Any) -> None:
-        used = {name: each.grad.clone() for name, each in self._parameters.items() if each.grad is not None}
-        self.steps.append({"own": self._own, "used": used})
-        self._own = {}
+    def before_step(*_: Any) -> None:
+        used = {name: each.grad.clone() for name, each in parameters.items() if each.grad is not None}
+        seen["steps"].append({"own": dict(own), "used": used})
+        own.clear()
+
+    register_module_forward_pre_hook(forward)
+    register_optimizer_step_pre_hook(before_step)
+    return seen
 
 
 def main(path: Path, folder: Path) -> None:
     """Run the script, whose collectives wait for torchrun.TIMEOUT seconds. What was seen is in `folder`/seen.RANK."""
-    observer = Observer()
-    limit = datetime.timedelta(seconds=torchrun.TIMEOUT)
+    seen, limit = watch(), datetime.timedelta(seconds=torchrun.TIMEOUT)
     init = dist.init_process_group
     dist.init_process_group = lambda *args, **options: init(*args, **options | {"timeout": limit})
     sys.argv = [str(path)]
@@ -124,7 +121,6 @@ def main(path: Path, folder: Path) -> None:
         try:
             runpy.run_path(str(path), run_name="__main__")
         finally:
-            seen = {"trained": observer.trained, "predicted": observer.predicted, "steps": observer.steps}
             torch.save(seen, folder / f"seen.{os.environ['RANK']}")
 
 

@@ -32,7 +32,6 @@ SHAPES = {
     "GPT-2": ModelShape("GPT-2", 8, 96, 384, 6, 6, 16, 512, tied=True, positions=256, **GPT_2),
     TWO_MATRICES.name: TWO_MATRICES,
 }
-NAMES = tuple(SHAPES)
 
 
 class _Block(nn.Module):
@@ -47,7 +46,7 @@ class _Block(nn.Module):
 
 
 def new_model(name: str, blocks: int = 8) -> nn.Module:
-    """One of NAMES in float32, the same on every rank."""
+    """One of SHAPES in float32, the same on every rank."""
     torch.manual_seed(43)
     if name not in CONFIGS:
         return nn.Sequential(*(_Block(TWO_MATRICES.width, TWO_MATRICES.inner) for _ in range(blocks)))
@@ -74,20 +73,10 @@ def loss_of(model: nn.Module, name: str, sequences: int = 2, tokens: int = 32) -
 
 
 def fullest(name: str, layout: Layout) -> float:
-    """The bytes of states on the rank that holds most, measured. Every rank calls it; `layout` splits one way."""
-    most = torch.tensor(_held(name, layout), dtype=torch.float64)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return most.item()
+    """Train two steps; return the bytes of states between backward and step, on the rank that holds most.
 
-
-def by_formula(name: str, layout: Layout) -> float:
-    """The same by `rank_memory`, without activations, all in float32."""
-    found = rank_memory(SHAPES[name], layout, 32, FP32)
-    return found.weights + found.gradients + found.optimizer
-
-
-def _held(name: str, layout: Layout) -> float:
-    """Train two steps on all ranks; return the bytes that this one holds between backward and step."""
+    Every rank calls it; `layout` splits one way.
+    """
     model, optimizer = new_model(name), None
     if layout.tp > 1:
         parallelize(model, LLAMA)
@@ -111,7 +100,15 @@ def _held(name: str, layout: Layout) -> float:
         held = measured_states(model, optimizer)
         optimizer.step()
         optimizer.zero_grad()
-    return held.total
+    most = torch.tensor(held.total, dtype=torch.float64)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return most.item()
+
+
+def by_formula(name: str, layout: Layout) -> float:
+    """The same by `rank_memory`, without activations, all in float32."""
+    found = rank_memory(SHAPES[name], layout, 32, FP32)
+    return found.weights + found.gradients + found.optimizer
 
 
 def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

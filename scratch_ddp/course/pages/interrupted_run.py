@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from scratch_ddp.cells.processes import kill_family
 from scratch_ddp.training.__main__ import read_steps
@@ -73,7 +74,7 @@ class InterruptedRun:
         return self
 
     def _run(self) -> None:
-        endpoint, started = f"{ADDRESSES[0]}:{free_port()}", [self._start("plain", "python ")]
+        endpoint, started = f"{ADDRESSES[0]}:{get_free_port()}", [self._start("plain", "python ")]
         try:
             for address in ADDRESSES:
                 options = {"endpoint": endpoint, "address": address, "is_host": int(address == ADDRESSES[0])}
@@ -128,9 +129,3 @@ def start(command: str, variables: dict[str, str] | None = None) -> subprocess.P
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def free_port() -> int:
-    """A port at which nobody listens now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]

@@ -39,10 +39,6 @@ class Tried(SimpleDistributedDataParallelism):
         self.left_over = 0
         self._note("step")
 
-    def apart_at(self, when: str) -> list[float]:
-        """The largest difference between the ranks' gradients at each "backward", "sync" or "step"."""
-        return [difference for what, difference in self.events if what == when]
-
     def report(self, alone: nn.Module) -> None:
         """Print what the loop did, and how much the model differs from `alone`, trained by one process. Collective."""
         print(f"micro-batches in each step: {self.steps}, left over: {self.left_over}")

@@ -5,7 +5,7 @@ the same on any machine.
 """
 
 import random
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,6 @@ from torch import nn
 from scratch_ddp.instruments.network import Link, LinkedGroup
 from scratch_ddp.instruments.network.clock import now, sleep_until, take_time
 from scratch_ddp.instruments.timeline import Breakdown, Timeline, breakdown_of_steps, timeline
-from scratch_ddp.instruments.timeline.breakdown import collectives
 from scratch_ddp.minimal.ddp import DataParallel, OverlappedDDP
 
 LOADER, ITEM, STRAGGLER, BUCKET, BATCH = "loader", ".item()", "straggler", "last bucket", "uneven batches"
@@ -41,6 +40,7 @@ class _Layer(nn.Linear):
         return take_time(super().forward(x), FORWARD * seconds, BACKWARD * seconds)
 
 
+@dataclass
 class Job:
     """What a training loop needs: `next_batch()`, `model`, `log(loss)`, `optimizer`. At most one fault is in it.
 
@@ -48,24 +48,22 @@ class Job:
     dtype: of the model. The group gets a link on which a layer's gradients take somewhat less time than its backward.
     """
 
-    def __init__(
-        self,
-        group: LinkedGroup,
-        fault: str = "",
-        at: int = 0,
-        strategy: type[DataParallel] = OverlappedDDP,
-        rows: int = ROWS,
-        dtype: torch.dtype = torch.float32,
-    ):
-        self.group, self.fault, self.at, self.rows, self.dtype = group, fault, at, rows, dtype
-        self.rank, self.size, self.batches, self.losses = group.rank(), group.size(), 0, []
-        slower = _SLOWER if fault == STRAGGLER and self.rank == at else 1.0
-        self.inputs = _LARGER * WIDTH if fault == BUCKET else WIDTH
+    group: LinkedGroup
+    fault: str = ""
+    at: int = 0
+    strategy: type[DataParallel] = OverlappedDDP
+    rows: int = ROWS
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        self.rank, self.size, self.batches, self.losses = self.group.rank(), self.group.size(), 0, []
+        slower = _SLOWER if self.fault == STRAGGLER and self.rank == self.at else 1.0
+        self.inputs = _LARGER * WIDTH if self.fault == BUCKET else WIDTH
         torch.manual_seed(43)
         layers = (_Layer(WIDTH if place else self.inputs, slower) for place in range(LAYERS))
-        self.model = strategy(nn.Sequential(*layers).to(dtype), group=group)
+        self.model = self.strategy(nn.Sequential(*layers).to(self.dtype), group=self.group)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
-        group.link = Link(_CALL, _LAYER / (2 * (self.size - 1) / self.size * 4 * WIDTH**2))
+        self.group.link = Link(_CALL, _LAYER / (2 * (self.size - 1) / self.size * 4 * WIDTH**2))
 
     def next_batch(self) -> torch.Tensor:
         """A batch of this rank's rows; in a profile it is called "data"."""
@@ -140,14 +138,3 @@ def profile(job: Job, steps: int) -> tuple[list[Timeline], list[list[Breakdown]]
                 train(job)
     timelines = recorded.over_ranks(job.group)
     return timelines, breakdown_of_steps(timelines)
-
-
-def in_seconds(
-    timelines: Sequence[Timeline], steps: Sequence[Sequence[Breakdown]]
-) -> tuple[list[list[dict[str, float]]], list[tuple[int, float]]]:
-    """What the exercise `culprit` gets of a profile: the parts of each step and rank, and rank 0's messages.
-
-    Parts are a dict of seconds; messages are (bytes, seconds on the wire).
-    """
-    told = [[{part: rank.seconds(part) for part in PARTS} for rank in step] for step in steps]
-    return told, [(span.nbytes, span.end - ready) for span, ready in collectives(timelines)[0]]

@@ -1,4 +1,4 @@
-"""A published training step on two T4: its table, the model behind it, and a link and a timeline that fit it.
+"""A published training step on two T4: its table, the model behind it, and a timeline that fits it.
 
 The model is called a "medium" GPT (batch 32, context 64). Its numbers of calls are given: 1700, 980, 150 and 20 in ten
 steps with buckets of 1, 10, 100 and 1000 MB. A decoder of 24 layers, width 1024 (MLP 4096, three matrices) and 10,000
@@ -6,14 +6,13 @@ tokens has exactly these buckets under the rule of torch's DDP. It has 219 param
 
 When its gradients were ready is not published, but two rows agree about it. With 1000 MB nothing is hidden, although
 the first bucket holds 62 % of the bytes. With one message per parameter, 37 % of the communication is exposed. So we
-assume that 38 % of the bytes arrive at the backward's end and the others evenly before it. The link's α and β are
-fitted to the naive and the flat step. So four rows are fitted, and the remaining three are forecasts.
+assume that 38 % of the bytes arrive at the backward's end and the others evenly before it. Lesson 09 fits a link to the
+naive and the flat step. So four rows are fitted, and the remaining three are forecasts.
 """
 
 from itertools import accumulate
 
 from scratch_ddp.instruments.cost import Backward
-from scratch_ddp.instruments.network import Link
 
 PUBLISHED = {  # milliseconds of a step
     "naive": 1406.7,
@@ -45,14 +44,3 @@ def timeline() -> Backward:
     backward, whole = COMPUTE - _FORWARD, (1 - _AT_THE_END) * sum(nbytes)
     ready = tuple(min(backward, backward * so_far / whole) for so_far in accumulate(nbytes))
     return Backward(ready, tuple(nbytes), backward, _FORWARD)
-
-
-def link(total_bytes: int) -> Link:
-    """The link on which all gradients, `total_bytes` together, take the published time, fitted to naive and flat.
-
-    These take α·P + β·n for P = 219 and P = 1 messages of the same n bytes.
-    """
-    published, parameters = PUBLISHED, len(gradient_bytes())
-    alpha = (published["naive"] - published["flat"]) / 1e3 / (parameters - 1)
-    for_all_bytes = published["flat"] / 1e3 - COMPUTE - alpha
-    return Link(alpha, for_all_bytes / total_bytes, "two T4", "fitted to the published naive and flat steps")

@@ -18,19 +18,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from scratch_ddp.course.pages.torchs_own import assemble, step
 from scratch_ddp.instruments.traffic import Counted, traffic
 
-Rehearsed = dict[str, Any]
 
-
-def rehearse(ranks: Iterable[int], **settings: Any) -> dict[int, Rehearsed]:
-    """Rehearse a step of each of these ranks, each in a process of its own; settings are those of `one_rank`."""
-    command = [sys.executable, "-W", "ignore", "-m", __name__, json.dumps(settings)]
-    running = {rank: subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in ranks}
-    return {rank: json.loads(process.communicate()[0]) for rank, process in running.items()}
+def rehearse(rank: int, **settings: Any) -> dict[str, Any]:
+    """Rehearse a step of this rank in a process of its own; settings are those of `one_rank`."""
+    command = [sys.executable, "-W", "ignore", "-m", __name__, json.dumps(settings), str(rank)]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def one_rank(
     rank: int, mesh: Mapping[str, int], llama: Mapping[str, int], tokens: int, n_micro: int, sequences: int = 1
-) -> Rehearsed:
+) -> dict[str, Any]:
     """What a rank of this mesh holds and sends in a step. Needs a process that has had no process group yet.
 
     mesh: the sizes of dp, pp and tp. llama: those of a LlamaConfig. Micro-batches are `sequences` of `tokens`. Weights
@@ -63,9 +60,11 @@ def one_rank(
             step(stage, schedule, ids, ids)
         optimizer.step()
         state = [each for entry in optimizer.state.values() for each in entry.values()]
-        master = _bytes(stage.parameters())
-        held = {"master": master, "optimizer": _bytes(state)}
-        held["gradients"] = mesh["dp"] * master  # whole: FSDP scatters them at the last micro-batch
+        held = {"master": _bytes(stage.parameters()), "optimizer": _bytes(state)}
+        # FSDP scatters the gradients at the last micro-batch: until then they are whole.
+        dp = tuple(dist.get_process_group_ranks(device_mesh.get_group("dp")))
+        calls = [call for kind, call in counted.events if kind == "start" and call.members == dp]
+        held["gradients"] = sum(call.payload for call in calls if call.name == "reduce_scatter")
         hidden = torch.empty(sequences, tokens // mesh["tp"], whole.config.hidden_size, dtype=torch.bfloat16)
         kept = _kept(stage, ids[:sequences] if stage.first else hidden)
         held["weights"] = _bytes(stage.parameters())  # whole, after a forward

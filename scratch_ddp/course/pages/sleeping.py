@@ -100,15 +100,15 @@ class LiveActivations:
 
 
 class SleepingStage(nn.Module):
-    """A small linear layer: sleeps `unit` seconds in forward, and as long for each half of its backward.
+    """A linear layer of width 4: sleeps `unit` seconds in forward, and as long for each half of its backward.
 
-    Its input may be of any shape (…, width). It saves one activation a forward, which `live` counts.
+    It saves one activation a forward, which `live` counts.
     """
 
-    def __init__(self, unit: float, width: int = 4, live: LiveActivations | None = None):
+    def __init__(self, unit: float, live: LiveActivations | None = None):
         super().__init__()
         self.unit, self.live = unit, live or LiveActivations()
-        self.linear = nn.Linear(width, width, bias=False)
+        self.linear = nn.Linear(4, 4, bias=False)
         self.linear.weight.register_hook(lambda _: sleep_until(now() + self.unit))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,11 +6,11 @@ Processes are slower than GPUs at sending, so a measured step is stretched: all 
 are multiplied by one factor, and messages are made smaller by another, which changes nothing but the work of moving
 them.
 
-`measure_ways` splits it over two GPUs and any link, `forecast` and `measure_layout` over a cluster.
+`measure_way` splits it over two GPUs and any link, `forecast` and `measure_layout` over a cluster.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -58,18 +58,14 @@ NEAR, FAR = Link(8.4e-6, 1e-9 / 64, per_round=3.4e-6), Link(8.4e-6, 1e-9 / 6.25,
 CLUSTER = Cluster("nodes of two", DEVICE, 2, NEAR, FAR)  # PCIe 5.0 x16 in a node, one card of 100 Gb/s for both
 
 
-def measure_ways(link: str, forecasts: Mapping[str, float], group: LinkedGroup, seconds: float) -> dict[str, float]:
-    """A step of two GPUs on this link in each of the forecast ways: seconds of the slower rank, not stretched.
+def measure_way(way: str, link: str, forecast: float, group: LinkedGroup, seconds: float) -> float:
+    """A step of two GPUs, split in this way on this link: seconds of the slower rank, not stretched.
 
-    `group`: two ranks, whose link is changed; every rank calls it alike. `seconds`: how long a step takes here.
+    `group`: two ranks, which get the link; both call it. `seconds`: how long a step with this forecast takes here.
     """
-    taken = {}
-    for way, forecast in forecasts.items():
-        slower = seconds / forecast
-        group.link = _stretched(preset(link), slower)
-        taken[way] = _measure(step_of_way(way, group, slower)) / slower
-    group.link = None
-    return taken
+    slower = seconds / forecast
+    group.link = _stretched(preset(link), slower)
+    return _measure(step_of_way(way, group, slower)) / slower
 
 
 def step_of_way(way: str, group: LinkedGroup, slower: float) -> Step:

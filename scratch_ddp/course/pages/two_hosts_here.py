@@ -3,9 +3,8 @@
     with two_hosts_here():
         %dist_init --hosts 2 -n 2 --listen 127.0.0.1
 
-The command that `%dist_init` prints is run twice, as one would in a terminal on each of two machines. The page shows it
-without the ticket's secret, which is used up at once. Each agent gives itself a name, `box-1` and `box-2`, since on one
-machine both would have the same.
+The command that `%dist_init` prints is run twice, as one would on two machines, and shown without the ticket, which is
+used up at once. The agents give themselves the names `box-1` and `box-2`: on one machine both would have the same.
 """
 
 import contextlib

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -130,26 +129,6 @@ def memory_curves(
     return figure
 
 
-def steps_over_time(lines: Sequence[Mapping], killed: Mapping[str, float]) -> Figure:
-    """Which step a run was at, over the seconds since its first: a colour per attempt, a line where it lost something.
-
-    `killed`: what was killed, and when, as times of the log.
-    """
-    figure, (panel,) = style.quiet_panels(7.2, 2.7)
-    begin = lines[0]["time"]
-    for number, attempt in enumerate(attempts(lines)):
-        times, steps = [line["time"] - begin for line in attempt], [line["step"] for line in attempt]
-        ranks = attempt[0]["ranks"]
-        label = f"{ranks} rank{'s' * (ranks > 1)}, steps {steps[0]} to {steps[-1]}"
-        panel.plot(times, steps, ".-", ms=5, lw=1.2, color=rank_color(number), label=label)
-    for what, when in killed.items():
-        panel.axvline(when - begin, color=SENT_COLOR, lw=1, ls="--")
-        write(panel, when - begin, 0.3, f" {what} killed", SENT_COLOR, 8, ha="left", va="bottom")
-    panel.set(xlabel="seconds", ylabel="step", xlim=(-1, None), ylim=(0, None))
-    style.add_legend(figure, loc="outside upper left", ncols=3, labelcolor=GREY)
-    return figure
-
-
 def attempts(lines: Sequence[Mapping]) -> list[list[Mapping]]:
     """The lines of a step log, cut where a run went back to a checkpoint."""
     parts: list[list[Mapping]] = []
@@ -174,7 +153,8 @@ def time_chart(
     for number, (name, series) in enumerate(results.series().items()):
         low, median, high = np.array([(row.seconds.low, row.seconds.median, row.seconds.high) for row in series]).T
         spread = [median - low, high - median]
-        panel.errorbar([row.size for row in series], median, spread, capsize=2, label=name, **_line_style(number))
+        look = {"color": rank_color(number), "marker": "osD^vPX*"[number % 8], "ms": 5, "lw": 1.4}
+        panel.errorbar([row.size for row in series], median, spread, capsize=2, label=name, **look)
         if fits and name in fits:
             panel.plot(between, fits[name].seconds(between), "--", color=rank_color(number), lw=1)
     for name, other in (others or {}).items():
@@ -183,32 +163,14 @@ def time_chart(
         write(panel, 1.02, other.seconds(sizes[-1]), name, size=8, **end)
     panel.set(yscale="log", ylabel="time per call")
     panel.yaxis.set_major_formatter(EngFormatter("s"))
-    _label_sizes(panel, sizes)
+    label_sizes(panel, sizes)
     dashes = panel.plot([], [], "--", lw=1, color=GREY, label="α + β·S") if fits else []
     style.add_legend(figure, handles=[*panel.containers, *dashes], loc="outside lower left", ncols=2)
     return figure
 
 
-def bandwidth_chart(results: Results) -> Figure:
-    """A panel per kind of an all-reduce's bandwidth (algbw, busbw, as published), in GB/s; lines as in `time_chart`."""
-    kinds = {"algbw: S/t": "algbw", "busbw: 2(n−1)/n · S/t": "busbw", "as published: 2 · S/t": "published"}
-    figure, panels = style.titled_panels(kinds, 9.9, 3.9, sharey=True)
-    for panel, kind in panels:
-        for number, (name, series) in enumerate(results.series().items()):
-            rates = [getattr(row, kind) / 1e9 for row in series]
-            panel.plot([row.size for row in series], rates, label=name, **_line_style(number))
-        _label_sizes(panel, sorted({row.size for row in results}))
-    figure.axes[0].set(ylabel="GB/s (10⁹ bytes per second)", ylim=(0, None))
-    style.add_legend(figure, handles=figure.axes[0].lines, loc="outside lower left", ncols=len(kinds))
-    return figure
-
-
-def _line_style(number: int) -> dict[str, Any]:
-    return {"color": rank_color(number), "marker": "osD^vPX*"[number % 8], "ms": 5, "lw": 1.4}
-
-
-def _label_sizes(panel: Axes, sizes: Sequence[int]) -> None:
-    """At most eight."""
+def label_sizes(panel: Axes, sizes: Sequence[int]) -> None:
+    """Name at most eight sizes on a logarithmic axis."""
     shown = sizes[:: -(-len(sizes) // 8)]
     panel.set(xscale="log", xlabel="size of the tensor, S")
     panel.set_xticks(shown, [format_size(size).replace(" ", "\n") for size in shown])
@@ -261,35 +223,6 @@ def bucket_sweep(forecasts: Mapping[str, Sweep], measured: Mapping[str, Mapping[
     panel.minorticks_off()
     panel.grid(axis="y", color=QUIET, lw=0.4, alpha=0.6)
     style.add_legend(panel, loc="upper center", ncols=2)
-    return figure
-
-
-def ways_on_links(
-    measured: Mapping[str, Mapping[str, float]], forecast: Mapping[str, Mapping[str, float]], alone: float
-) -> Figure:
-    """A group for each link, in it a column for each way: `alone` / measured. A black line across it is the forecast.
-
-    `measured` and `forecast`: seconds of a step by link and way; `alone`: on one GPU, which is the dashed line at 1.
-    The one at 2, for two GPUs, is what can be hoped for.
-    """
-    figure, (panel,) = style.quiet_panels(8.2, 3.8)
-    ways = list(next(iter(measured.values())))
-    width = 0.8 / len(ways)
-    for number, way in enumerate(ways):
-        places = np.arange(len(measured)) + (number + 0.5) * width - 0.4
-        speeds = np.array([alone / steps[way] for steps in measured.values()])
-        panel.bar(places, speeds, 0.9 * width, color=rank_color(number), label=way)
-        for place, speed in zip(places, speeds, strict=True):
-            above, ink = (-0.13, "white") if speed > 0.5 else (0.08, "black")  # inside where there is room for it
-            write(panel, place, speed + above, f"{speed:.2f}", ink, 8)
-        expected = [alone / steps[way] for steps in forecast.values()]
-        panel.hlines(expected, places - 0.45 * width, places + 0.45 * width, color="black", lw=1.4)
-    panel.plot([], [], color="black", lw=1.4, label="forecast")
-    for speed in (1, 2):
-        panel.axhline(speed, color=GREY, lw=1, ls="--", zorder=0)
-    panel.set_xticks(range(len(measured)), list(measured))
-    panel.set(ylabel="times as fast as one GPU", ylim=(0, 2.5))
-    style.add_legend(panel, loc="upper center", ncols=len(ways) + 1)
     return figure
 
 

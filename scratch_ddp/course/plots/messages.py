@@ -1,9 +1,8 @@
-"""Who sends what to whom: round by round, in and out of hosts, on a mesh, to the experts of a model."""
+"""Who sends what to whom: round by round, and in and out of hosts."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
@@ -99,49 +98,3 @@ def _draw_arrow(panel: Axes, start: tuple, end: tuple, text: str, both_ways: boo
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
     place = x + share * dx + aside * dy, y + share * dy - aside * dx
     write(panel, *place, text, color, 8, zorder=5, bbox=box)
-
-
-def mesh_traffic(groups: Sequence[Mapping[str, Sequence[int]]], sent: Sequence[Mapping[str, int]], host: int) -> Figure:
-    """A square for each rank and dimension of a mesh: from the rank (down) to the next of its group (across).
-
-    `groups[rank][name]`: the ranks of its group; `sent[rank][name]`: bytes to the next one, the square's area. Lines
-    stand between hosts of `host` ranks.
-    """
-    n, most = len(groups), max(max(each.values()) for each in sent)
-    figure, (panel,) = style.quiet_panels(3.6, 3.6)
-    for number, name in enumerate(groups[0]):
-        rings = [each[name] for each in groups]
-        targets = [ring[(ring.index(rank) + 1) % len(ring)] for rank, ring in enumerate(rings)]
-        areas = [550 * each[name] / most for each in sent]
-        panel.scatter(targets, range(n), areas, rank_color(number), marker="s", label=name)
-    for border in range(host, n, host):
-        panel.axvline(border - 0.5, color="black", lw=0.8)
-        panel.axhline(border - 0.5, color="black", lw=0.8)
-    panel.set(xlim=(-0.5, n - 0.5), ylim=(n - 0.5, -0.5), xlabel="to rank", ylabel="from rank")
-    for mark in style.add_legend(figure, fontsize=9, loc="outside upper center", ncols=3).legend_handles:
-        mark.set_sizes([40])
-    return figure
-
-
-def expert_load(sent: Mapping[str, torch.Tensor]) -> Figure:
-    """A panel for each name, a column for each expert: the rows it got, in the colours of the ranks that sent them.
-
-    `sent[name]`: whole numbers (ranks, experts), rows sent by each rank to each expert. Beneath each expert stands the
-    rank that holds it. The dashed line is an equal share.
-    """
-    figure, panels = style.titled_panels(sent, 4.3 * len(sent), 3.2, sharey=True)
-    for panel, table in panels:
-        n, experts = table.shape
-        ends = table.cpu().cumsum(0)
-        for rank, row in enumerate(table.cpu()):
-            color, below = rank_color(rank), (ends[rank] - row).tolist()
-            bars = panel.bar(range(experts), row.tolist(), 0.8, below, color=color, label=f"from rank {rank}")
-            under = {"weight": "bold", "va": "baseline", "transform": panel.get_xaxis_transform()}
-            write(panel, (rank + 0.5) * experts / n - 0.5, -0.15, f"rank {rank}", color, 8, **under)
-        panel.bar_label(bars, ends[-1].tolist(), padding=2, fontsize=8)
-        panel.axhline(ends[-1].sum().item() / experts, color=GREY, lw=1, ls="--", label="an equal share")
-        panel.set_xticks(range(experts))
-        panel.set_xlabel("expert, and the rank that holds it", labelpad=16)
-    figure.axes[0].set_ylabel("rows")
-    style.add_legend(figure, *figure.axes[0].get_legend_handles_labels(), loc="outside right center")
-    return figure

@@ -18,17 +18,14 @@ MENDS = """
     if rank == 0: => accuracy = evaluate(model, *validation_data) ⏎ if rank == 0:
     {evaluate(model, *validation_data):.3f} => {accuracy:.3f}
 """
-EDITS = {  # what is changed in the mended script: the criterion that fails, and its words
-    "parameter.grad = torch.zeros_like(parameter) => parameter.grad = 0 * parameter.detach()": ("", ""),
-    "accuracy = evaluate(model, *validation_data) => accuracy = 0": (
-        "ends",
-        "0 of the 64 validation items are predicted",
-    ),
-}
+EDITS = [  # what is changed in the mended script, the criterion that fails, and its words
+    ("parameter.grad = torch.zeros_like(parameter) => parameter.grad = 0 * parameter.detach()", "", ""),
+    ("accuracy = evaluate(model, *validation_data) => accuracy = 0", "ends", "0 of the 64 validation items are"),
+]
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_a_mended_script_holds_and_a_fault_is_found_by_its_criterion(edit, tmp_path):
+@pytest.mark.parametrize(("edit", "fails", "words"), EDITS)
+def test_a_mended_script_holds_and_a_fault_is_found_by_its_criterion(edit, fails, words, tmp_path):
     """On forked ranks, which start sooner than torchrun's."""
     path = tmp_path / "misbehaving.py"
     path.write_text(edited(edited(GIVEN.read_text(), MENDS.strip()), edit))
@@ -46,7 +43,6 @@ def test_a_mended_script_holds_and_a_fault_is_found_by_its_criterion(edit, tmp_p
     wrong = torchrun.complaint(results[0][0], [line for _, printed in results for line in printed.splitlines()])
     seen = [torch.load(tmp_path / f"seen.{rank}") for rank in range(2)]
     found = script.complaints(seen, wrong)
-    fails, words = EDITS[edit]
     assert {each for each, complaint in found.items() if complaint} == {fails} - {""}, found
     assert not fails or words in found[fails]
 

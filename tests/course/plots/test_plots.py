@@ -132,7 +132,7 @@ def test_a_saw_marks_steps_with_different_gradients():
     assert legend(figure) == ["a step, all ranks with the same gradient", "a step, each rank with its own"]
 
 
-def test_times_and_bandwidths_of_collectives():
+def test_times_of_collectives():
     seconds = {size: Spread(1e-4 + 1e-9 * size, 1e-5, 1.0) for size in (2**10, 2**16, 2**20)}
     found = Results(tuple(Row("gloo", 4, n, each, 5, 1) for n, each in seconds.items()))
     other = AlphaBeta(1e-5, 1e-8)
@@ -141,10 +141,6 @@ def test_times_and_bandwidths_of_collectives():
     assert measured[1] == (2**16, pytest.approx(1e-4 + 1e-9 * 2**16))
     assert fit[-1][1] == pytest.approx(measured[-1][1]) and ethernet[-1][1] == pytest.approx(other.seconds(2**20))
     assert texts(figure.axes[0]) == ["Ethernet"] and legend(figure) == [*found.series(), "α + β·S"]
-    figure = plots.bandwidth_chart(found)
-    assert titles(figure) == ["algbw: S/t", "busbw: 2(n−1)/n · S/t", "as published: 2 · S/t"]
-    algorithm, bus, published = (points(panel.lines)[0][-1][1] for panel in figure.axes)
-    assert (bus, published) == pytest.approx((1.5 * algorithm, 2 * algorithm))
 
 
 def test_the_map_asks_for_every_place():
@@ -155,8 +151,6 @@ def test_the_map_asks_for_every_place():
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["2 Ki", "8 Ki"]
 
 
-LOG = [{"step": step, "loss": 1 / step, "ranks": 2, "time": 10.0 + step} for step in (1, 2)]
-LOG += [{"step": step, "loss": 1 / step, "ranks": 1, "time": 20.0 + step} for step in (2, 4)]
 SWEEP = plots.Sweep({1: 1.7, 10: 1.5}, per_parameter=1.8, flat=2.0, compute=0.9, best=(10, 1.5))
 
 
@@ -165,26 +159,12 @@ SWEEP = plots.Sweep({1: 1.7, 10: 1.5}, per_parameter=1.8, flat=2.0, compute=0.9,
     [
         (lambda: plots.step_curves({"a": {"x": [1, 2], "y": [3, 4]}}, "loss"), [[(0, 1), (1, 2)], [(0, 3), (1, 4)]]),
         (lambda: plots.losses_and_residuals({"x": [2, 1]}, {"y": [0, 1e-8]}), [[(0, 2), (1, 1)], [(0, 0), (1, 1e-8)]]),
-        (lambda: plots.steps_over_time(LOG, {}), [[(0, 1), (1, 2)], [(11, 2), (13, 4)]]),
         (lambda: plots.bucket_sweep({"a": SWEEP}, {"a": {1: 1.75}}), [[(1, 1.7), (10, 1.5)], [(10, 1.5)], [(1, 1.75)]]),
     ],
 )
 def test_lines_and_dots_are_where_the_numbers_are(figure, lines):
     drawn = points(line for panel in figure().axes for line in panel.lines)
     assert [line for line in drawn if line in lines] == lines
-
-
-def test_a_column_for_what_each_rank_sent_and_for_each_way():
-    table = torch.tensor([[1, 2, 0, 0], [3, 0, 0, 2]])
-    load = plots.expert_load({"text": table}).axes[0]
-    forecast = {"quick": {"DP": 10.0, "TP": 12.5}, "slow": {"DP": 160.0, "TP": 250.0}}
-    measured = {"quick": {"DP": 16.0, "TP": 20.0}, "slow": {"DP": 200.0, "TP": 400.0}}
-    speed = plots.ways_on_links(measured, forecast, alone=20.0).axes[0]
-    for panel, heights in ((load, table.tolist()), (speed, [[1.25, 0.1], [1.0, 0.05]])):
-        assert [[bar.get_height() for bar in columns] for columns in panel.containers] == heights
-    assert [bar.get_y() for bar in load.containers[1]] == [1, 2, 0, 0]  # on those of rank 0
-    assert texts(load) == ["rank 0", "rank 1", "4", "2", "0", "2"] and load.lines[0].get_ydata()[0] == 2
-    assert [path.vertices[0][1] for each in speed.collections for path in each.get_paths()] == [2, 0.125, 1.6, 0.08]
 
 
 X, W = torch.arange(8.0).view(2, 4), torch.arange(8.0).view(4, 2)
@@ -194,16 +174,6 @@ STATIONS = {"sequence": [plots.Station("norm", (8, 64), (16, 64)), plots.Station
 HOSTS = plots.HostTraffic([(0, 1), (2, 3)], {(0, 1): 5.0, (0, 2): 0.5, (1, 3): 0.75, (3, 1): 2.0})
 CURVES = {"DDP": [(0.0, 0), (0.2, 90_000_000), (0.5, 0)], "FSDP": [(0.0, 0), (2.0, 50_000_000)]}
 MEMORIES = {"small": RankMemory(1e9, 1e9, 0, 2e9, 0, 0.5e9, 0), "large": RankMemory(9e9, 0, 0, 0, 0, 0, 0)}
-
-
-def test_a_mesh_has_a_square_from_each_rank_to_the_next_of_its_group():
-    groups = [{"tp": [0, 1], "dp": [0, 2]}, {"tp": [0, 1], "dp": [1, 3]}, {"tp": [2, 3], "dp": [0, 2]}]
-    groups.append({"tp": [2, 3], "dp": [1, 3]})
-    panel = plots.mesh_traffic(groups, [{"tp": 8, "dp": 2}] * 4, host=2).axes[0]
-    tp, dp = panel.collections
-    assert tp.get_offsets().tolist() == [[1, 0], [0, 1], [3, 2], [2, 3]]
-    assert dp.get_offsets().tolist() == [[2, 0], [3, 1], [0, 2], [1, 3]]
-    assert tp.get_sizes()[0] == 4 * dp.get_sizes()[0] and len(panel.lines) == 2
 
 
 @pytest.mark.parametrize(
