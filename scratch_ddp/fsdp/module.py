@@ -158,10 +158,10 @@ class FSDP(SyncSwitch, nn.Module):
     ) -> None:
         """Write the model, and the optimizer's state, to a folder on a file system that all ranks share.
 
-        Every rank calls it and writes its own shards. `extra`: what can be pickled, the first rank's, that `load`
-        returns. An older checkpoint in the folder is replaced when the new one is complete: however a save ends, one of
-        them is there. An optimizer that has not stepped yet gets a state of zeros. Raises OSError on every rank where
-        it can't be done.
+        Every rank calls it and writes its own shards, through torch.distributed.checkpoint. `extra`: what can be
+        pickled, the first rank's, that `load` returns. An older checkpoint in the folder is replaced when the new one
+        is complete: however a save ends, one of them is there. Raises OSError or ValueError on every rank where it
+        can't be done.
         """
         self._runtime.meet("calls save()")
         checkpoint.save(self, folder, optimizer, extra, self.group)
@@ -169,9 +169,9 @@ class FSDP(SyncSwitch, nn.Module):
     def load(self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Load what `save` has written, on any number of ranks; return the `extra` of it. Every rank calls it.
 
-        Gradients stay, but an optimizer must have made a step before, or none be there. Raises FileNotFoundError on
-        every rank if there is no checkpoint, and ValueError if it is of another model or optimizer, or was cut short;
-        model and optimizer are then as before, unless the message says otherwise.
+        Gradients stay, as under torch. Raises FileNotFoundError on every rank if there is no checkpoint, and ValueError
+        if it is of another model or optimizer, or was cut short; model and optimizer are then as before, unless the
+        message says otherwise.
         """
         self._runtime.meet("calls load()")
         return checkpoint.load(self, folder, optimizer, self.group)

@@ -184,8 +184,11 @@ class Pipeline(nn.Module):
 
         Raises ValueError on every rank if a name is missing on any, or if a shape differs.
         """
-        with together(self.group, what="the state dict does not fit"):
-            self.local_module.load_state_dict({name: state_dict[name] for name in self.local_module.state_dict()})
+        mine = self.local_module.state_dict()
+        fits = {name: name in state_dict and state_dict[name].shape == each.shape for name, each in mine.items()}
+        wrong = [f"{name!r} is missing or has another shape" for name in mine if not fits[name]]
+        raise_everywhere(f"the state dict does not fit: {wrong[0]}" if wrong else None, self.group)
+        self.local_module.load_state_dict({name: state_dict[name] for name in mine})
 
 
 def _assembled(layers: Iterable[Layer]) -> nn.Module:

@@ -7,11 +7,14 @@ has saved, and a plain optimizer can load the whole state.
 from collections.abc import Container, Mapping
 from typing import Any
 
+import torch
 
-def share_of(state_dict: Mapping[str, Any], needed: Container[int], present: Container[int]) -> dict[str, Any]:
+def share_of(
+    state_dict: Mapping[str, Any], needed: Mapping[int, torch.Tensor], present: Container[int]
+) -> dict[str, Any]:
     """Return a state dict with the state of the `needed` parameters (by number) only.
 
-    `present`: those that have state here. Raises ValueError if it lacks what this rank needs.
+    `present`: those that have state here. Raises ValueError if it is another model's, or lacks what this rank needs.
     """
     groups = state_dict["param_groups"]
     names = [name for group in groups for name in group["params"]]  # from torch's functions, else numbers
@@ -27,4 +30,14 @@ def share_of(state_dict: Mapping[str, Any], needed: Container[int], present: Con
             )
         if name in state_dict["state"]:
             state[name] = state_dict["state"][name]
+            for key, value in state[name].items():  # of the parameter's shape, or one number for several elements
+                _check_shape(f"{key!r} of parameter {name!r}", torch.as_tensor(value), needed[number].shape)
     return {"state": state, "param_groups": groups}
+
+
+def _check_shape(name: str, value: torch.Tensor, shape: torch.Size) -> None:
+    try:
+        torch.broadcast_to(value, shape)
+    except RuntimeError:
+        shapes = f"shape {tuple(value.shape)}, the parameter has {tuple(shape)}"
+        raise ValueError(f"{name} was saved with {shapes}: it is another model's") from None
