@@ -130,7 +130,7 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         if found.largest["refused"] and found.largest["going on"]:
             raise_everywhere(problem, self.group)
         if found.different:
-            raise ValueError(OTHER_BUFFERS)
+            check_everywhere([*buffers], OTHER_BUFFERS, self.group)
         broadcast_from_first(buffers.values(), self.group)
         self._unsynchronised = False
         return found.flags

@@ -252,7 +252,7 @@ class Runtime:
             self._begin_backward(agreed)
             self._end_backward()
         if "buffers" in agreed.different:
-            raise ValueError(OTHER_BUFFERS)
+            check_everywhere([*persistent_buffers(self.model)], OTHER_BUFFERS, self.group)
         flags = iter(agreed.flags)
         unreduced = list(itertools.compress(self.units, flags))  # takes as many flags as there are units
         steps = itertools.product((Unit.finish_reduce, Unit.reduce_over_copies, Unit.finish_reduce), self.units)

@@ -70,6 +70,8 @@ class Pipeline(nn.Module):
                 "dist.init_process_group('cpu:gloo,cuda:nccl')"
             )
         with together(self.group, complaint="the ranks build different pipelines; do the same everywhere") as lines:
+            if n_micro < 1:
+                raise ValueError(f"n_micro is a number of micro-batches, 1 or more, not {n_micro}")
             self.schedule = _rows(schedule, dist.get_world_size(self.group), n_micro)
             parts = _cut(layers_of(layers), 1 + max(homes(self.schedule)), cuts)
             lines += [f"stage {n}: {line}" for n, part in enumerate(parts) for line in describe(_assembled(part))]
@@ -165,7 +167,8 @@ class Pipeline(nn.Module):
 
     def _batch_problem(self, name: str, batch: Any) -> str | None:
         if not isinstance(batch, torch.Tensor) or batch.dim() == 0 or len(batch) < self.n_micro:
-            return f"{name} must be a tensor of at least {self.n_micro} items, not {batch!r:.60}"
+            what = f"of {len(batch)}" if isinstance(batch, torch.Tensor) and batch.dim() else repr(batch)
+            return f"{name} must be a tensor of at least {self.n_micro} items, not {what}"
         return None
 
     def _exchange(self, tensor: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor]:

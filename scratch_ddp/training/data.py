@@ -29,6 +29,8 @@ def load_pairs(source: str | None = None):
         pairs = datasets.DatasetDict({name: datasets.Dataset.from_dict(rows) for name, rows in make_pairs().items()})
     else:
         pairs = datasets.load_dataset(*(("nyu-mll/glue", "mrpc") if place == "hub" else (place,)))
+        if missing := {"train", "validation"} - pairs.keys():
+            raise ValueError(f"{place!r} has no {' and no '.join(sorted(missing))} pairs")
         pairs = pairs.select_columns(list(COLUMNS))
     sizes = ", ".join(f"{len(rows)} {split}" for split, rows in pairs.items())
     print_once(f"pairs: {place} ({'as asked' if source else 'the default'}); {sizes}")
@@ -116,6 +118,8 @@ class Batches:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        if len(self.items) < self.world_size:
+            raise ValueError(f"{len(self.items)} items can't be shared by {self.world_size} ranks: each needs one")
         if self.batch_size % self.world_size:
             raise ValueError(f"a global batch of {self.batch_size} can't be shared evenly by {self.world_size} ranks")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+
 def share_of(
     state_dict: Mapping[str, Any], needed: Mapping[int, torch.Tensor], present: Container[int]
 ) -> dict[str, Any]:

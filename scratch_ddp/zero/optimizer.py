@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from scratch_ddp.common.agreement import check_everywhere, together
 from scratch_ddp.common.wrapper import Group, process_group
@@ -59,6 +59,10 @@ class ShardedOptimizer(Optimizer):
     found_inf: torch.Tensor | bool = False  # one is not finite, so there is no update
 
     def __init__(self, params: Any, optimizer_cls: type[Optimizer], group: Group = None, **options: Any):
+        if optimizer_cls is LBFGS:
+            raise ValueError(
+                "LBFGS looks at all parameters at once: only optimizers that update each by itself can share"
+            )
         self.group = process_group(group)
         self.owners = Owners(dist.get_world_size(self.group))
         self.reduced: set[torch.Tensor] = set()  # parameters whose owners alone have their gradients

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler
-from torch.optim import SGD, Muon
+from torch.optim import LBFGS, SGD, Muon
 
 from scratch_ddp.fsdp import FSDP
 from scratch_ddp.zero import ShardedOptimizer, reduce_gradients
@@ -82,6 +82,7 @@ def step_in_a_hook() -> None:
 
 
 REFUSED = [
+    ("LBFGS looks at all parameters at once", made_of(cls=LBFGS)),
     ("Muon only supports 2D parameters", made_of(cls=Muon)),
     ("rank 1: can't optimize a non-leaf", made_of(with_second(lambda weight: weight * 2), on=(1,))),
     ("go to an ordinary optimizer", lambda: ShardedOptimizer(FSDP(small()).named_parameters(), SGD)),

@@ -39,6 +39,8 @@ class Layout:
     shards: int = 0
 
     def __post_init__(self) -> None:
+        if min(self.dp, self.tp, self.pp, self.micro, self.micro_batches, self.chunks) < 1:
+            raise ValueError(f"a layout's numbers are 1 or more, not as in {self}")
         if self.stage == "ZeRO-3" and self.pp > 1:
             raise ValueError("ZeRO-3 with a pipeline would gather each stage again for every micro-batch: take ZeRO-2")
         if self.chunks > 1 and (self.pp == 1 or self.micro_batches % self.pp):
