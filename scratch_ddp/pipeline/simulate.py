@@ -91,7 +91,8 @@ def validate(schedule: Schedule, m: int) -> None:
     for action in [*sorted(wanted), *found]:
         if found[action] != (action in wanted):
             times = f"is there {found[action]} times" if found[action] else "is missing"
-            raise ValueError(f"{action} {times if action in wanted else 'does not belong'}")
+            odd = f"does not belong into a schedule of {m} micro-batches"
+            raise ValueError(f"{action} {times if action in wanted else odd}")
     simulate(schedule)
 
 

@@ -45,15 +45,6 @@ def test_the_slowest_rank_counts_and_rows_take_no_longer_than_they_may(monkeypat
     assert 0.03 <= found.seconds.median < 0.1 and found.calls == 1 and found.samples <= 0.8 / 0.03
 
 
-def test_more_ranks_than_there_are_and_a_text_that_is_no_size_are_refused():
-    for arguments, says in (
-        ((["1KiB"], [3]), "the new group's world size"),
-        ((["1 MX"],), "'1 MX' is no size"),
-    ):
-        with pytest.raises(RankFailed, match=f"ValueError: .*{says}"):
-            run_ranks(2, measure, *arguments)
-
-
 def test_bandwidths():
     """nccl-tests' definitions; and the write-up's 1.0172 ms for 1 MiB, which it calls 1.92 GB/s."""
     published = row(seconds=1.0172e-3)
@@ -65,11 +56,9 @@ def test_bandwidths():
 def test_series_fits_and_table():
     line = [row(ranks=n, size=size, seconds=n * (1e-4 + 1e-9 * size)) for n in (2, 4) for size in SIZES[::2]]
     found = Results((*line, row(ranks=3)))
-    of_two, of_four, alone = (f"all_reduce, gloo, {n} ranks" for n in (2, 4, 3))
-    assert list(found.series()) == [of_two, of_four, alone]
     fits, missing = found.fits()
-    assert fits[of_four].alpha == pytest.approx(4e-4) and fits[of_two].beta == pytest.approx(2e-9)
-    assert list(missing) == [alone] and "1 sizes" in missing[alone]
+    assert [fits[f"all_reduce, gloo, {n} ranks"].alpha for n in (2, 4)] == pytest.approx([2e-4, 4e-4])
+    assert "1 sizes" in missing["all_reduce, gloo, 3 ranks"] and len(missing) == 1
     above, empty, *lines = str(found).splitlines()
     assert (above, empty) == ("all_reduce, gloo:", "") and len(lines) == 9 and len(set(map(len, lines))) == 1
     assert "1 KiB" in lines[2] and len(found.of(ranks=2).rows) == 3
