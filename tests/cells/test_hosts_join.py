@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import queue
 import socket
 import ssl
@@ -106,6 +107,14 @@ def test_time_is_up(door):
     assert channel.receive() == [{"type": "let go"}]
     with pytest.raises(ClusterError, match="its time is over"):
         a_host(door.ticket)
+
+
+def test_a_host_that_is_greeted_after_all_others_have_come_is_refused(door):
+    sock = make_client_context().wrap_socket(_in_clear(b"")(door))
+    time.sleep(0.3)  # the door awaits its hello
+    door.close()
+    sock.sendall(json.dumps({"secret": door.ticket.secret}).encode() + b"\n")
+    assert TlsChannel(sock).receive()[0]["type"] == "refused"
 
 
 def test_other_versions_are_refused_on_both_sides(door, monkeypatch):
