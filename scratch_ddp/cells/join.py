@@ -145,6 +145,8 @@ class Agent:
             else:
                 if value["type"] == "ready":
                     source.pid = value["pid"]
+                elif value["type"] == "ended" and value["process"] in self._ranks:
+                    self._ranks[value["process"]].status = value["status"]  # its pid may be another's from here on
                 number = None if source is self.launcher else source.number
                 self.channel.send({"type": "from", "process": number, "message": value})
 

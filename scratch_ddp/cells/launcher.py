@@ -71,12 +71,14 @@ def leave(folder: str) -> None:
 
 def count_gpus() -> int:
     """How many GPUs torch can use. A child process counts them: a process that has touched CUDA can't be forked."""
-    if not can_fork():  # macOS
+    if sys.platform != "linux":
         return 0
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
         return 0
+    if not can_fork():
+        return torch.cuda.device_count()
     if (child := os.fork()) == 0:
         os._exit(torch.cuda.device_count())
     return max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -197,8 +197,11 @@ class RankMagics(DistributedMagic):
         notebook.note_late(self.cluster.late, self.cells)
 
     def dist_run(self, line: str) -> None:
-        """%dist_run train.py --lr 0.1: run a script for torchrun on every rank, in their process group."""
-        self.distributed("", f"%run {line}")
+        """%dist_run train.py --lr 0.1: run a script for torchrun on every rank, in their process group.
+
+        As after %run, the script's variables are the ranks' then; but `rank`, `device` and the like stay as they were.
+        """
+        self.distributed("", f"get_ipython().run_script({line!r})")
 
     def _attended(self) -> bool:
         """Whether a frontend with a person in front of it has sent this cell."""

@@ -42,17 +42,20 @@ def parse_cell_line(line: str, world_size: int) -> tuple[list[int], float | None
 
 def parse_ranks(text: str, world_size: int) -> list[int]:
     """The ranks that `text` names, ascending. Brackets may be left out. Raises ClusterError."""
-    right = f"Write %%rank [0], %%rank [0,1] or %%rank [0-{max(world_size - 1, 1)}]; this cluster has {world_size} "
-    right += f"ranks, 0 to {world_size - 1}." if world_size > 1 else "rank, 0."
+    hint = f"Write %%rank [0], %%rank [0,1] or %%rank [0-{max(world_size - 1, 1)}]; this cluster has {world_size} "
+    hint += f"ranks, 0 to {world_size - 1}." if world_size > 1 else "rank, 0."
     ranks: set[int] = set()
     try:
         for part in text.replace("–", "-").strip("[] ").split(","):
-            first, dash, last = part.partition("-")
-            ranks.update(range(int(first), int(last if dash else first) + 1))
+            left, dash, right = part.partition("-")
+            first, last = int(left), int(right if dash else left)
+            if last < first:
+                raise ValueError("the last is before the first")
+            if last >= world_size:
+                raise ClusterError(f"there is no rank {max(first, world_size)}. {hint}")
+            ranks.update(range(first, last + 1))
     except ValueError:
-        raise ClusterError(f"{text.strip()!r} is not a list of ranks. {right}") from None
-    if beyond := [rank for rank in sorted(ranks) if rank >= world_size]:
-        raise ClusterError(f"there is no rank {beyond[0]}. {right}")
+        raise ClusterError(f"{text.strip()!r} is not a list of ranks. {hint}") from None
     return sorted(ranks)
 
 

@@ -85,15 +85,17 @@ def test_a_question_of_an_editor_calls_nothing_on_one_rank_alone(four_ranks):
 def test_a_script_runs_on_the_ranks(four_ranks, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "import sys\nimport torch, torch.distributed as dist\nrank = device = 'mine'\nlearned = 1\n"
+        "dist.init_process_group('gloo')\n"
         "x = torch.ones(1)\ndist.all_reduce(x)\nprint(__name__, sys.argv[1:], int(x))\n"
         "dist.destroy_process_group()\nif '--fail' in sys.argv:\n    raise ValueError('as asked')\n"
     )
     told = four_ranks.run(f"%dist_run {script} --lr 0.1")
     assert told.text() == "__main__ ['--lr', '0.1'] 4\n↑ ranks 0–3\n" and "already" in told.text("stderr")
     failed = four_ranks.run(f"%dist_run {script} --fail")
-    assert "ranks 0–3 raised ValueError: as asked" in failed.message and "> 9     raise" in plain(failed.traceback)
+    assert "ranks 0–3 raised ValueError: as asked" in failed.message and "> 11     raise" in plain(failed.traceback)
     assert four_ranks.run("import sys\n'--fail' in sys.argv").text() == "False   ← ranks 0–3\n"
+    assert four_ranks.run("rank, str(device), learned").text().startswith("(0, 'cpu', 1)   ← rank 0\n")
     assert "no_such.py" in four_ranks.run("%dist_run no_such.py").message
     assert_next_works(four_ranks)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import queue
 import socket
 import ssl
@@ -17,6 +18,8 @@ from scratch_ddp.cells.hosts import door as door_module
 from scratch_ddp.cells.hosts.door import Door, Ticket, make_client_context, open_door, own_versions
 from scratch_ddp.cells.hosts.host import Host, gather, place_ranks
 from scratch_ddp.cells.hosts.tls_channel import TlsChannel
+from scratch_ddp.cells.kernel.rank_process import RankProcess
+from scratch_ddp.cells.kernel.reader import Event
 from scratch_ddp.cells.words import ClusterError
 
 
@@ -108,6 +111,14 @@ def test_time_is_up(door):
         a_host(door.ticket)
 
 
+def test_a_host_that_is_greeted_after_all_others_have_come_is_refused(door):
+    sock = make_client_context().wrap_socket(_in_clear(b"")(door))
+    time.sleep(0.3)  # the door awaits its hello
+    door.close()
+    sock.sendall(json.dumps({"secret": door.ticket.secret}).encode() + b"\n")
+    assert TlsChannel(sock).receive()[0]["type"] == "refused"
+
+
 def test_other_versions_are_refused_on_both_sides(door, monkeypatch):
     gathering = _Gathering(door, 1)
     with monkeypatch.context() as patch:
@@ -132,6 +143,16 @@ def test_each_host_has_its_own_gpus(gpus, backend, chosen, why):
     hosts = [SimpleNamespace(name=name, gpu_count=count) for name, count in zip("ab", gpus, strict=True)]
     placement = place_ranks(hosts, 2, SimpleNamespace(gpu_ids=None, device=None, backend=None))
     assert (placement.backend, placement.gpus, placement.why) == (backend, chosen, why)
+
+
+def test_an_agent_knows_which_of_its_ranks_have_ended(tmp_path):
+    """When its launcher dies, it ends the process groups of the others: the number of an ended one may be reused."""
+    launcher, sent = SimpleNamespace(root=tmp_path), queue.SimpleQueue()
+    agent = join.Agent(SimpleNamespace(send=sent.put), launcher, queue.SimpleQueue())
+    agent._ranks = {number: RankProcess(number, None, launcher, number, pid=1) for number in range(2)}
+    agent.events.put(Event("message", launcher, {"type": "ended", "process": 1, "status": -9}))
+    sent.get(timeout=5)
+    assert [rank.status for rank in agent._ranks.values()] == [None, -9]
 
 
 def test_an_agent_shows_its_secret_to_nobody_else():

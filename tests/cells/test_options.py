@@ -1,11 +1,14 @@
 """The magics: options, mistakes, messages, and what other machines can reach."""
 
 import re
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from scratch_ddp.cells.launcher import count_gpus
 from tests.kernel import Kernel
 from tests.processes import listening_addresses, listening_beyond_loopback
 
@@ -46,6 +49,15 @@ def test_ranks_that_are_no_forks():
     with Kernel(cluster=2, env={"SCRATCH_DDP_START": "spawn"}) as kernel:
         assert kernel.run(FIRST).text() == "2.0   ← ranks 0–1\n"
         assert "rank 1 left with exit code 3" in kernel.run("%%rank [1]\nimport os\nos._exit(3)").message
+
+
+@pytest.mark.parametrize(("platform", "count"), [("linux", 3), ("darwin", 0)])
+def test_gpus_are_counted_also_where_ranks_are_no_forks(monkeypatch, platform, count):
+    monkeypatch.setenv("SCRATCH_DDP_START", "spawn")
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert count_gpus() == count
 
 
 def test_plain_gloo_on_demand(bare):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import select
+import threading
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from scratch_ddp.cells.kernel.output import ERR, OUT, RankOutput
 from scratch_ddp.cells.kernel.placement import Placement, place
+from scratch_ddp.cells.kernel.rank_process import RankProcess
 from scratch_ddp.cells.rank.output_streams import CellPipe
 from scratch_ddp.cells.words import ClusterError, name_ranks, parse_ranks
 
@@ -18,15 +21,18 @@ MARK = b"0123456789abcdef"
 def record(said):
     """The bytes in the pipe after a rank has said `said`: [("stdout", text), ("stderr", text), ("display", data)]."""
     read_end, write_end = os.pipe()
-    pipe = CellPipe(write_end, MARK)
+    writer = threading.Thread(target=_say, args=(CellPipe(write_end, MARK), said))
+    writer.start()  # a pipe holds less than a long display
+    with open(read_end, "rb") as written:
+        return written.read()
+
+
+def _say(pipe, said):
     for kind, what in said:
         if kind == "display":
             pipe.display({"data": {"text/html": what}, "metadata": {}})
         else:
             pipe.write(OUT if kind == "stdout" else ERR, what.encode())
-    del pipe
-    with open(read_end, "rb") as written:
-        return written.read()
 
 
 def joined(items):
@@ -67,6 +73,40 @@ def test_any_chunking_of_the_pipe_gives_what_was_said_in_its_order(said, data):
     assert joined(got) == expected
 
 
+def test_a_display_keeps_whole_among_what_others_write_to_the_same_pipe():
+    data = "<p>" + "é" * 100_000
+    written = record([("display", data)])
+    frames = [b"\0" + frame + b"\0" for frame in written[1:-1].split(b"\0\0")]
+    assert max(map(len, frames)) <= select.PIPE_BUF, "others could write into it"
+    output = RankOutput(MARK)
+    output.read(b"x\n".join(frames))
+    output.close()
+    assert joined(output.take()) == [("stdout", "x\n" * (len(frames) - 1)), ("display", data)]
+
+
+def test_of_late_displays_no_piece_is_shown_and_all_are_counted_as_text():
+    late = RankOutput(MARK, late=True)
+    written = record([("display", "x" * 10_000)])
+    late.read(written[written.index(b"\0\0") + 1 :])  # it has begun in its cell
+    late.close()
+    assert joined(late.take()) == [("stdout", "<a display>\n")]
+    late = RankOutput(MARK, late=True)
+    for _ in range(5_000):
+        late.read(written)
+    late.close()
+    assert sum(len(item.content) for item in late.take()) < 20_000
+
+
+@pytest.mark.parametrize("size", [100, 5_000, 30_000])
+def test_the_last_words_of_a_rank_hold_no_marks(size):
+    process = RankProcess(0, None, None, 0)
+    said = [("stdout", "hello\0world\n"), ("stderr", "careful\n"), ("display", "x" * size), ("stdout", "bye\n")]
+    process.remember_output(0, record(said))
+    text = "\n".join(process.last_lines(MARK))
+    assert text.endswith("bye\n") and "x" not in text and MARK.decode() not in text
+    assert size > 5_000 or text == "hello\0world\ncareful\nbye\n"
+
+
 def test_bytes_that_are_no_text_and_marks_that_are_none_do_not_get_lost():
     output = RankOutput(MARK)
     output.read(b"a\0b\xff c\0" + MARK[:5])
@@ -89,6 +129,7 @@ def test_of_a_long_stream_the_beginning_is_kept():
     [
         *[("[0]", [0]), ("0", [0]), (" [ 2 , 0 ] ", [0, 2]), ("[0-2]", [0, 1, 2]), ("[0–1,3]", [0, 1, 3])],
         *[("1,2", [1, 2]), ("[0,0-1]", [0, 1]), ("[9]", "no rank 9"), ("", "''"), ("[a]", "'[a]'"), ("[]", "'[]'")],
+        *[("[3-1]", "'[3-1]'"), ("[1-0,1]", "'[1-0,1]'"), ("[0-99999999999999]", "no rank 4")],
         *[("[-1]", "'[-1]'"), ("[0,]", "'[0,]'"), ("[0-]", "'[0-]'")],
     ],
 )

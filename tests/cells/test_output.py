@@ -161,6 +161,36 @@ time.sleep(0.5)
     assert_next_works(four_ranks)
 
 
+BESIDE = {
+    "a shell loop": 'other = subprocess.Popen("while :; do echo x; done", shell=True)\ntime.sleep(0.3)',
+    "a forked child": "other, child = None, os.fork()",
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_displays_arrive_whole_though_others_write_to_the_same_pipe(four_ranks, beside):
+    code = f"""
+import os, subprocess, time
+from IPython.display import HTML
+{BESIDE[beside]}
+for i in range(5): display(HTML(f"<p>{{i}}" + "y" * 300_000))
+if other: other.kill(); other.wait()
+elif child: _ = os.waitpid(child, 0)
+"""
+    result = four_ranks.run(TO_ONE_RANK + code)
+    assert not result.error, result.traceback
+    times = 2 if "fork" in beside else 1
+    assert sorted(data["text/html"] for data in result.data()) == sorted(
+        [f"<p>{i}" + "y" * 300_000 for i in range(5)] * times
+    )
+    assert "y" not in result.text() and "can't be shown" not in result.text()
+
+
+def test_a_cell_that_assigns_stdout_silences_no_later_cell(four_ranks):
+    four_ranks.run("import io, sys\nsys.stdout = sys.stderr = io.StringIO()")
+    assert say(four_ranks, "print('heard')") == "heard   ← ranks 0–3\n"
+
+
 def test_late_output_says_whose_it_is(four_ranks):
     late = """
 import threading, time

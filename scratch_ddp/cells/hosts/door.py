@@ -110,6 +110,8 @@ class Door:
             connection.close()
         else:
             self.arrivals.put((TlsChannel(connection), hello))
+            if self._closed:  # perhaps after the last look at the arrivals
+                self.close()
 
 
 def open_door(listen: str) -> Door:

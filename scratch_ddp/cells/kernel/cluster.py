@@ -23,7 +23,6 @@ from scratch_ddp.cells.kernel.reader import Event, Reader
 from scratch_ddp.cells.processes import kill_group
 from scratch_ddp.cells.words import ClusterError, RankInterrupt, name_ranks
 
-_LATE = 1 << 14  # bytes of late output that are kept
 _START_LIMIT = 120.0  # seconds until a rank must have answered for the first time
 
 
@@ -72,7 +71,7 @@ class Cluster:
                 return
             ended = [rank for rank in missing if rank.status is not None or rank.ended]
             if ended:
-                lines = "\n".join(ended[0].last_lines).strip()
+                lines = "\n".join(ended[0].last_lines(self.mark)).strip()
                 raise ClusterError(f"rank {ended[0].rank} {ended[0].how_it_ended()} while it started:\n{lines}")
         silent = name_ranks(rank.rank for rank in missing)
         raise ClusterError(f"{silent} did not answer within {limit:g} s of the start.")
@@ -106,7 +105,7 @@ class Cluster:
             source.rank.remember_output(source.cell, message)
             if 0 < source.cell != source.rank.running:
                 key = source.cell, source.rank.rank
-                self.late.setdefault(key, RankOutput(self.mark, _LATE)).read(message)
+                self.late.setdefault(key, RankOutput(self.mark, late=True)).read(message)
         elif kind == "gone" and isinstance(source, RankProcess):
             source.gone = True
         elif kind == "ready":

@@ -189,7 +189,7 @@ class Execution:
         for process in dead:
             self.cluster.await_status(process)
             self.cluster.dead[process.rank] = process.describe_death()
-            last = [line for line in process.last_lines if line.strip()]
+            last = [line for line in process.last_lines(self.cluster.mark) if line.strip()]
             if last:
                 lines += [f"── last output of rank {process.rank} ──", *last, ""]
         message = "; ".join(self.cluster.dead[process.rank] for process in dead) + "."

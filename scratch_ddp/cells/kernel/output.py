@@ -5,8 +5,8 @@ depends on nothing but what the ranks wrote, so a saved notebook is the same aft
 therefore ends with the names of its ranks: at its beginning nobody knows which ranks will write the same. Of a stream
 of more than 1 MB the rest is left out, so no cell fills the kernel's memory.
 
-A rank's output is one pipe. Marks in it tell what Python has written to stderr, and hold displays (see
-`rank/output_streams.py`).
+A rank's output is one pipe. Marks in it tell what Python has written to stderr, and hold displays, in pieces that
+other processes' text may stand between (see `rank/output_streams.py`).
 """
 
 import codecs
@@ -23,6 +23,7 @@ from scratch_ddp.cells.words import name_ranks
 
 OUT, ERR = 1, 2
 _MOST = 1 << 20  # bytes of a stream that are kept
+_LATE = 1 << 14  # the same of what comes after the end of its cell
 _NAMES = {OUT: "stdout", ERR: "stderr"}
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -79,14 +80,29 @@ def _joined(items: list[OutputItem]) -> list[OutputItem]:
     return joined
 
 
-class RankOutput:
-    """One rank's output in a cell, in its order. Of each stream the first `most` bytes are kept."""
+def _mark_pattern(mark: bytes) -> re.Pattern[bytes]:
+    """Marks: text of this stream follows; a piece of a display; a display is complete."""
+    return re.compile(re.escape(b"\0" + mark) + rb" (?:s([12])|d([\d.]+) ([^\0]*)|e([\d.]+))\0")
 
-    def __init__(self, mark: bytes, most: int = _MOST):
+
+def without_marks(data: bytes, mark: bytes) -> str:
+    """A rank's output as text, where the order of the streams does not matter any more."""
+    return _mark_pattern(mark).sub(b"", data).decode(errors="replace")
+
+
+class RankOutput:
+    """One rank's output in a cell, in its order. Of each stream the first `most` bytes are kept.
+
+    Of `late` output less is kept, and displays are only named: they may have begun while the cell ran.
+    """
+
+    def __init__(self, mark: bytes, most: int = _MOST, late: bool = False):
         self._mark_head = b"\0" + mark
-        self._mark = re.compile(re.escape(self._mark_head) + rb" (?:s([12])|d([^\0]*))\0")
+        self._mark = _mark_pattern(mark)
+        self._late = late
         self._rest = bytearray()  # the beginning of a mark whose end has not arrived
-        self._room = dict.fromkeys((OUT, ERR), most)  # less than 0: so much was left out
+        self._displays: dict[bytes, bytearray] = {}  # name → the pieces that have arrived, of one that is not complete
+        self._room = dict.fromkeys((OUT, ERR), _LATE if late else most)  # less than 0: so much was left out
         self._decoders = {stream: _Utf8Decoder(errors="replace") for stream in (OUT, ERR)}
         self._stream = OUT  # whose text comes next
         self._coming: list[OutputItem] = []  # not taken yet
@@ -94,21 +110,28 @@ class RankOutput:
     def read(self, data: bytes) -> None:
         """Bytes from the rank's pipe."""
         self._rest += data
-        if len(self._rest) - len(data) > len(self._mark_head) and b"\0" not in data:
-            return  # in the midst of a long display
         data, start = self._rest, 0
         for mark in self._mark.finditer(data):
             self._add(data[start : mark.start()])
-            if mark[1] is not None:
-                self._stream = int(mark[1])
-            else:
-                self._coming.append(OutputItem("display", mark[2].decode(errors="replace")))
+            self._take_mark(*mark.groups())
             start = mark.end()
         cut = data.rfind(b"\0", start)
         if cut < 0 or not (data[cut:].startswith(self._mark_head) or self._mark_head.startswith(data[cut:])):
             cut = len(data)
         self._add(data[start:cut])
         self._rest = data[cut:]
+
+    def _take_mark(
+        self, stream: bytes | None, piece_of: bytes | None, piece: bytes | None, whole: bytes | None
+    ) -> None:
+        if stream:
+            self._stream = int(stream)
+        elif self._late and whole:
+            self._add(b"<a display>\n")
+        elif piece_of and not self._late:
+            self._displays.setdefault(piece_of, bytearray()).extend(piece)
+        elif whole:
+            self._coming.append(OutputItem("display", self._displays.pop(whole).decode(errors="replace")))
 
     def _add(self, data: bytes) -> None:
         stream = self._stream
@@ -189,8 +212,7 @@ class NotebookOutput:
         for cell, rank in sorted(late):
             output = late[cell, rank]
             output.close()
-            items = output.take()
-            text = "".join("<a display>\n" if item.stream == "display" else item.content for item in items)
+            text = "".join(item.content for item in output.take())
             ranks_of.setdefault((cell, text.rstrip()), []).append(rank)
         for (cell, text), ranks in ranks_of.items():
             if text.strip():

@@ -8,8 +8,9 @@ from typing import Any
 
 from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import Record
+from scratch_ddp.cells.kernel.output import without_marks
 
-_LAST_OUTPUT = 4096  # bytes
+_LAST_OUTPUT = 1 << 13  # bytes
 _LONG = 2.0  # seconds
 
 
@@ -54,10 +55,13 @@ class RankProcess:
         if cell == self.cell:
             self.last_output = (self.last_output + data)[-_LAST_OUTPUT:]
 
-    @property
-    def last_lines(self) -> list[str]:
-        parts = self.last_output.decode(errors="replace").split("\0")
-        return "".join(parts[::-2][::-1]).split("\n")[-8:]  # every second is a mark (see `output`)
+    def last_lines(self, mark: bytes) -> list[str]:
+        """The last lines of that, without the marks in it (see `output`)."""
+        output = self.last_output
+        before, end, after = output.partition(b"\0")
+        if len(output) == _LAST_OUTPUT and end and not after.startswith(mark):
+            output = after  # it began within a mark
+        return without_marks(output, mark).split("\n")[-8:]
 
     def describe_death(self) -> str:
         """How it ended, in which line of the cell, and what it had called last."""

@@ -2,8 +2,11 @@
 
 A rank's descriptors 1 and 2 are a pipe to the kernel, a new one for each cell. So all that is written to them (by
 Python, C code, a child process) arrives in its order, even when the rank dies in the next instant, and the pipe tells
-which cell late text comes from. Marks stand around what Python writes to sys.stderr, and hold the displays (see
-`kernel/output.py`). What C code and child processes write to descriptor 2 can't be told from their output.
+which cell late text comes from. Marks stand around what Python writes to sys.stderr, and hold the pieces of displays
+(see `kernel/output.py`). What C code and child processes write to descriptor 2 can't be told from their output.
+
+Others may write to the same pipe at any moment: children, C threads. So each mark is a write of its own, of at most
+PIPE_BUF bytes, which nothing can break.
 """
 
 import contextlib
@@ -11,6 +14,7 @@ import ctypes
 import io
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -18,6 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _OUT, _ERR = 1, 2
+_FRAME = 128  # bytes of a mark, at most, without the piece that it holds
 _libc = ctypes.CDLL(None)
 
 
@@ -27,6 +32,7 @@ class CellPipe:
     def __init__(self, file: int, mark: bytes):
         self._file, self._mark = file, mark
         self._lock = threading.RLock()
+        self._displays = 0
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError):
@@ -38,19 +44,25 @@ class CellPipe:
                 _write_all(self._file, data)
                 return
             try:
-                _write_all(self._file, self._mark_with(b"s%d" % _ERR) + data)
+                self._write_mark(b"s%d" % _ERR)
+                _write_all(self._file, data)
             finally:  # also after an interrupt
-                _write_all(self._file, self._mark_with(b"s%d" % _OUT))
+                self._write_mark(b"s%d" % _OUT)
 
     def display(self, display: dict[str, Any]) -> None:
         """Show {"data": …, "metadata": …} after all that was written so far."""
         body = json.dumps(display, ensure_ascii=False).encode(errors="replace")  # half a character becomes "?"
         with self._lock, uninterrupted():
             self.flush_c()
-            _write_all(self._file, self._mark_with(b"d" + body))
+            self._displays += 1
+            name = b"%d.%d" % (os.getpid(), self._displays)  # a forked child goes on with the same number
+            size = select.PIPE_BUF - _FRAME
+            for start in range(0, len(body), size):
+                self._write_mark(b"d%s %s" % (name, body[start : start + size]))
+            self._write_mark(b"e%s" % name)
 
-    def _mark_with(self, what: bytes) -> bytes:
-        return b"\0%s %s\0" % (self._mark, what)
+    def _write_mark(self, what: bytes) -> None:
+        _write_all(self._file, b"\0%s %s\0" % (self._mark, what))
 
     @staticmethod
     def flush_c() -> None:
@@ -100,6 +112,7 @@ class RankStream(io.TextIOBase):
         return self._stream  # for subprocesses and faulthandler
 
 
+_stdout, _stderr = RankStream(_OUT), RankStream(_ERR)
 _current: CellPipe | None = None
 _start_thread = threading.Thread.start
 
@@ -115,9 +128,10 @@ def _after_fork() -> None:
 
 
 def begin_cell(pipe: CellPipe) -> None:
-    """From here on the rank writes to this pipe, from Python and from C."""
+    """From here on the rank writes to this pipe, from Python and from C, whatever the last cell did to sys.stdout."""
     global _current
     _current = pipe
+    sys.stdout, sys.stderr = _stdout, _stderr
     pipe.take_descriptors()
 
 
@@ -129,7 +143,6 @@ def _start_in_cell(thread: threading.Thread, *args: Any, **kwargs: Any) -> None:
 
 def install(pipe: CellPipe) -> None:
     """Take over sys.stdout and sys.stderr of this process."""
-    sys.stdout, sys.stderr = RankStream(_OUT), RankStream(_ERR)
     threading.Thread.start = _start_in_cell
     os.register_at_fork(after_in_child=_after_fork)
     begin_cell(pipe)

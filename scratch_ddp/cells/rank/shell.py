@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,7 @@ from IPython.core.completer import provisionalcompleter, rectify_completions
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.contexts import preserve_keys
 from IPython.utils.tokenutil import token_at_cursor
 from traitlets.config import Config
 
@@ -55,6 +56,7 @@ class RankShell(InteractiveShell):
     displayhook_class = _ValueHook
     display_pub_class = _Publisher
     failure: list[str] | None = None
+    own_names: Collection[str] = ()  # that every rank has: rank, device, …
     # Called as soon as an exception has left the cell. Returns whether it is that of a Stop.
     on_failure: Callable[[BaseException], bool] = staticmethod(lambda error: False)
 
@@ -90,6 +92,11 @@ class RankShell(InteractiveShell):
         """For %run: what the script raises is the cell's error."""
         super().safe_execfile(fname, *where, **options | {"raise_exceptions": True})
 
+    def run_script(self, line: str) -> None:
+        """What %run does, but the names that every rank has keep their values (for %dist_run)."""
+        with preserve_keys(self.user_ns, *self.own_names):
+            self.run_line_magic("run", line)
+
     def ask_exit(self) -> None:
         raise RuntimeError("exit() would end this rank. %dist_shutdown ends all of them.")
 
@@ -105,6 +112,7 @@ def make_shell(namespace: dict[str, Any], send: Send) -> RankShell:
     warnings.filterwarnings("ignore", "To exit: use")  # IPython's hint after sys.exit(), which is wrong in a rank
     shell = RankShell.instance(config=config, user_ns=namespace)
     shell.display_pub.send = send
+    shell.own_names = list(namespace)
     _show_figures(shell)
     return shell
 
