@@ -1,23 +1,30 @@
-"""What is saved of a sharded model and its optimizer, and loaded on any number of ranks.
+"""What is saved of a sharded model and its optimizer in a folder, and loaded on any number of ranks.
 
 Between passes the model holds DTensors under its own names, and the optimizer's state is made of DTensors too. A
 DTensor knows the whole tensor's shape and which rows of it are here: torch.distributed.checkpoint writes and reads them
 rank by rank, and on another number of ranks reads other rows.
+
+The folder always holds a complete checkpoint. A new one is written beside it and takes its place at the end, so a save
+that is interrupted leaves the old one intact.
 """
 
 import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim import Optimizer
 
-from scratch_ddp.common import checkpoint
-from scratch_ddp.common.agreement import raise_everywhere
+from scratch_ddp.common.agreement import raise_everywhere, together
 
 MODEL, OPTIMIZER = "model.", "optimizer."  # what the names of their tensors begin with
+METADATA = ".metadata"  # torch's file that says what the others hold
+OTHERS = "others"  # the name of all that is not a tensor
 Group = dist.ProcessGroup | None
 
 
@@ -36,13 +43,13 @@ def save(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
     raise_everywhere(problem, group)
     tensors = {key: value.detach() for key, value in state.items() if isinstance(value, torch.Tensor)}
     values = {key: value for key, value in state.items() if key not in tensors}
-    checkpoint.write(folder, tensors, {"values": values, "groups": groups, "extra": extra}, group)
+    _write(Path(folder), tensors, {"values": values, "groups": groups, "extra": extra}, group)
 
 
 def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | None, group: Group) -> Any:
     """Load what `save` has written; return the `extra` of it. See `FSDP.load`."""
-    folder, metadata = checkpoint.read_metadata(folder, group)
-    others = checkpoint.read_others(folder, group)
+    folder, metadata = _read_metadata(Path(folder), group)
+    others = _read_others(folder, group)
     entries = metadata.state_dict_metadata.items()
     saved = {key: entry for key, entry in entries if isinstance(entry, TensorStorageMetadata)}
     state = {MODEL + name: value for name, value in model.state_dict().items()}
@@ -59,7 +66,7 @@ def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
     if optimizer is not None:
         state |= {key: _room(key, entry, model) for key, entry in saved.items() if key.startswith(OPTIMIZER)}
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    checkpoint.read(folder, tensors, group)
+    _read(folder, tensors, group)
     state |= others["values"]
     model.load_state_dict({key.removeprefix(MODEL): value for key, value in state.items() if key.startswith(MODEL)})
     if optimizer is not None:
@@ -88,3 +95,88 @@ def _room(key: str, saved: TensorStorageMetadata, model: nn.Module) -> torch.Ten
     if saved.size == parameter.shape:
         return torch.empty_like(parameter.detach(), dtype=saved.properties.dtype)
     return torch.empty(saved.size, dtype=saved.properties.dtype)
+
+
+def _write(folder: Path, state: dict[str, Any], others: Any, group: Group) -> None:
+    """Write tensors to a folder, and the first rank's `others`: anything that torch.save takes. Every rank calls it.
+
+    A tensor that is not a DTensor is the same on every rank, and one rank writes it. Raises OSError on every rank if
+    the folder can't be written; it then still holds what it held before.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    is_first = dist.get_rank(group) == 0
+    with together(group, OSError):
+        if is_first:
+            _prepare(folder, partial)
+    state = state | ({OTHERS: others} if is_first else {})
+    with together(group, OSError, f"{folder} can't be written"):
+        planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # lists stay whole
+        dcp.save(state, checkpoint_id=partial, planner=planner, process_group=group)
+    with together(group, OSError):
+        if is_first:
+            _put_in_place(partial, folder)
+
+
+def _read_metadata(folder: Path, group: Group) -> tuple[Path, Metadata]:
+    """Return where a checkpoint is, and its metadata.
+
+    Raises FileNotFoundError on every rank if there is none, ValueError if it is incomplete.
+    """
+    if not folder.exists() and _before(folder).exists():  # a save was interrupted while it replaced this one
+        folder = _before(folder)
+    raise_everywhere(None if folder.exists() else f"{folder} holds no checkpoint", group, FileNotFoundError)
+    with together(group, what=f"{folder} holds no checkpoint, or one that was cut short"):
+        metadata = dcp.FileSystemReader(folder).read_metadata()
+        _check_complete(folder, metadata)
+    return folder, metadata
+
+
+def _read(folder: Path, state: dict[str, Any], group: Group) -> None:
+    """Fill the tensors of `state`; of a DTensor, this rank's rows. Raises ValueError on every rank if it fails."""
+    with together(group, what=f"{folder} can't be read; what has been loaded of it is unusable"):
+        planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group)
+
+
+def _read_others(folder: Path, group: Group) -> Any:
+    """Return the `others` that were written: everything that is not a tensor."""
+    state = {OTHERS: None}
+    _read(folder, state, group)
+    return state[OTHERS]
+
+
+def _prepare(folder: Path, partial: Path) -> None:
+    """Make an empty folder for the new checkpoint. Only checkpoints are ever removed."""
+    for place in (folder, partial, _before(folder)):
+        if place.exists() and not (place.is_dir() and all(_is_ours(each) for each in place.iterdir())):
+            raise FileExistsError(f"{place} exists and is not a checkpoint: choose a folder used for nothing else")
+    shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted save
+    partial.mkdir(parents=True)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Replace the old checkpoint by the new one. In between, the old one still exists beside it."""
+    before = _before(folder)
+    if folder.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        os.rename(folder, before)
+    os.rename(partial, folder)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _before(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".before")
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name == METADATA or path.suffix in (".distcp", ".tmp")
+
+
+def _check_complete(folder: Path, metadata: Metadata) -> None:
+    """Raise ValueError if the metadata lists what the files lack."""
+    if OTHERS not in metadata.state_dict_metadata:
+        raise ValueError("it was not written by save()")
+    for place in metadata.storage_data.values():
+        path, end = folder / place.relative_path, place.offset + place.length
+        if (size := path.stat().st_size) < end:
+            raise ValueError(f"{path.name} has {size} bytes, {end} were written")

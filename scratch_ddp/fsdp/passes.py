@@ -18,8 +18,8 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from scratch_ddp.common.agreement import Compared, check_everywhere, compare, digest, raise_everywhere, said_by_ranks
-from scratch_ddp.common.nests import base_of, tensors_in, with_tensors
 from scratch_ddp.common.replicas import OTHER_BUFFERS, broadcast_from_first, persistent_buffers
+from scratch_ddp.fsdp.nests import base_of, tensors_in, with_tensors
 from scratch_ddp.fsdp.schedule import Schedule, Turn
 from scratch_ddp.fsdp.unit import ROOT, Unit
 
