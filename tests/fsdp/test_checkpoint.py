@@ -206,6 +206,49 @@ def test_checkpoints_that_can_not_be_loaded(saved, tmp_path):
     run_ranks(2, damage, saved, tmp_path)
 
 
+class HalfUsed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.used(x).square().sum()
+
+
+def nothing_is_invented(folder: Path) -> None:
+    """Saving, also before the first step, and loads that are refused leave the optimizer as it was."""
+    models = [FSDP(HalfUsed()) for _ in range(3)]
+    _, saving, loading = optimizers = [adam(model) for model in models]
+
+    def step(number: int) -> None:
+        models[number](torch.ones(2, 4)).backward()
+        models[number].sync_gradients()
+        optimizers[number].step()
+        optimizers[number].zero_grad()
+
+    models[1].save(folder, saving)
+    for number in (0, 1):
+        step(number)
+    models[1].save(folder, saving)
+    groups = torch.optim.AdamW([{"params": [each]} for each in models[2].parameters()], lr=0.1)
+    assert "another optimizer, with other parameters or other groups" in message_of(
+        lambda: models[2].load(folder, groups)
+    )
+    assert not groups.state
+    models[2].load(folder, loading)
+    for number in (0, 1, 2):
+        step(number)
+    for mine, right in zip(
+        (*models[1].parameters(), *models[2].parameters()), 2 * [*models[0].parameters()], strict=True
+    ):
+        assert torch.equal(mine.to_local(), right.to_local())
+
+
+def test_the_optimizer_is_saved_as_it_is(tmp_path):
+    run_ranks(2, nothing_is_invented, tmp_path / "saved")
+
+
 def dies_while_saving(folder: Path, when: str) -> None:
     """Rank 1 is killed as it writes, or rank 0 as it puts the new checkpoint in place."""
     sharded, optimizer = make()
