@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import os
+import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch.distributed as dist
 
 from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 
-__all__ = ["RankFailed", "assert_refused", "captured", "in_turn", "message_of", "run_ranks"]
+__all__ = ["RankFailed", "assert_refused", "captured", "in_turn", "message_of", "printed_under_torchrun", "run_ranks"]
 Refused = Iterable[tuple[str, Callable[[], object]]]
 
 
@@ -17,6 +19,20 @@ def captured(function: Callable[[], Any]) -> tuple[Any, str]:
     """What the function returns, and what it prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         return function(), printed.getvalue()
+
+
+def printed_under_torchrun(world_size: int, script: Callable[[], Any]) -> list[str]:
+    """What each rank prints when the script starts as torchrun starts it: with its variables, and without a group."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+
+    def rank_main() -> None:
+        os.environ.update(address)
+        dist.barrier()  # a rank that left while another still joins would make that one's joining fail
+        dist.destroy_process_group()
+        script()
+
+    return [printed for _, printed in run_ranks(world_size, captured, rank_main)]
 
 
 def in_turn(world_size: int, function: Callable[..., Any], cases: Iterable[tuple], timeout: float = 120) -> list[list]:

@@ -3,14 +3,12 @@
 import os
 import re
 import runpy
-import socket
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.ranks import captured, run_ranks
+from tests.ranks import printed_under_torchrun
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -25,17 +23,13 @@ def script(name: str) -> str:
 def run(name: str, folder: Path, world_size: int = 2) -> list[str]:
     """What each rank prints when torchrun starts the script in the folder."""
     (folder / name).write_text(script(name))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
 
     def rank_main():
-        os.environ.update(address)
-        dist.destroy_process_group()
         os.chdir(folder)
         torch.manual_seed(0)
         runpy.run_path(name, run_name="__main__")
 
-    return [printed for _, printed in run_ranks(world_size, captured, rank_main)]
+    return printed_under_torchrun(world_size, rank_main)
 
 
 def test_data_parallelism_with_accumulation_and_clipping(tmp_path):

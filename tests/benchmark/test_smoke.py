@@ -1,16 +1,13 @@
 """Every benchmark measures: one round of tiny sizes, and a figure in each row. Bad options are refused in a line."""
 
 import contextlib
-import os
-import socket
 import sys
 
 import pytest
-import torch.distributed as dist
 
 from scratch_ddp.benchmark import cells, link, pipeline, rings, steps, tensor_parallel, training
 from scratch_ddp.benchmark.__main__ import main
-from tests.ranks import captured, run_ranks
+from tests.ranks import printed_under_torchrun
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
 
@@ -56,15 +53,11 @@ def test_commands(monkeypatch, capsys):
     assert "two ranks over gloo |" in printed_by(monkeypatch, capsys, "link", "--rounds", "2")
 
     def as_torchrun_starts_it():
-        dist.destroy_process_group()
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         sys.argv = ["benchmark", *small]
         main()
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    (_, first), *others = run_ranks(3, captured, as_torchrun_starts_it)
-    assert "|     3 | 64 KiB |" in first and [printed for _, printed in others] == ["", ""]
+    first, *others = printed_under_torchrun(3, as_torchrun_starts_it)
+    assert "|     3 | 64 KiB |" in first and others == ["", ""]
 
 
 def test_a_transfer_begins_with_the_last_call_and_ends_on_the_first_rank():
