@@ -9,7 +9,7 @@ from scratch_ddp.course.exercise import all_exercises
 from tests.course.answers import read
 
 EXERCISE = all_exercises()["average_gradients"]
-CHECK = "from scratch_ddp.course import check\ncheck(average_gradients, seconds=1)"
+CHECK = "from scratch_ddp.course import check\ncheck(average_gradients, seconds={})"
 MISTAKES = read(r"""
 average_gradients
   ✗ raises on one rank | runs: Rank 2, .*everything: raised ZeroDivisionError.*\(in line 2, `1 / \(rank - 2\)`\)
@@ -39,10 +39,10 @@ average_gradients
 """)
 
 
-def judged(kernel, answer: str) -> str:
-    """What the check says of the answer, once for all ranks."""
+def judged(kernel, answer: str, seconds: int = 1) -> str:
+    """What the check says of the answer, once for all ranks, if a call may take so long."""
     assert not kernel.run(answer).error
-    result = kernel.run(CHECK, timeout=30)
+    result = kernel.run(CHECK.format(seconds), timeout=30)
     assert not result.error, result.traceback
     return result.text()
 
@@ -53,7 +53,7 @@ def then_cells_work(kernel) -> None:
     ring = f"x, y = torch.ones(1), torch.zeros(1)\n{ring}\ndist.all_reduce(x)\nprint(int(x), int(y))"
     result = kernel.run(ring, timeout=20)
     assert not result.error and "4 1" in result.text(), result.text()
-    said = judged(kernel, f"{EXERCISE.answer_cell()}\n    dist.destroy_process_group()")
+    said = judged(kernel, f"{EXERCISE.answer_cell()}\n    dist.destroy_process_group()", seconds=20)
     assert "✓ value" in said and "✗" not in said
 
 
@@ -76,7 +76,7 @@ def test_a_mistake_is_named_and_the_next_cell_and_the_next_check_work(ranks, mis
 
 def test_ranks_that_do_not_come_are_named_and_come_to_the_next_check(ranks):
     assert not ranks.run(EXERCISE.answer_cell()).error
-    result = ranks.run("%%rank 0\n" + CHECK, timeout=30)
+    result = ranks.run("%%rank 0\n" + CHECK.format(1), timeout=30)
     assert "ranks 1–3 did not come within 5 s. Run the cell without %%rank" in result.traceback
     then_cells_work(ranks)
 
