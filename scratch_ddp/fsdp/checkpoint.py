@@ -17,13 +17,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from scratch_ddp.common.agreement import raise_everywhere, together
 
 MODEL, OPTIMIZER = "model.", "optimizer."  # what the names of their tensors begin with
-METADATA = ".metadata"  # torch's file that says what the others hold
 OTHERS = "others"  # the name of all that is not a tensor
 Group = dist.ProcessGroup | None
 
@@ -48,8 +47,13 @@ def save(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
 
 def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | None, group: Group) -> Any:
     """Load what `save` has written; return the `extra` of it. See `FSDP.load`."""
-    folder, metadata = _read_metadata(Path(folder), group)
-    others = _read_others(folder, group)
+    folder = Path(folder)
+    if not folder.exists() and _before(folder).exists():  # a save was interrupted while it replaced this one
+        folder = _before(folder)
+    raise_everywhere(None if folder.exists() else f"{folder} holds no checkpoint", group, FileNotFoundError)
+    with together(group, what=f"{folder} holds no checkpoint, or one that was cut short"):
+        metadata = dcp.FileSystemReader(folder).read_metadata()
+    others = _read(folder, {OTHERS: None}, group)[OTHERS]
     entries = metadata.state_dict_metadata.items()
     saved = {key: entry for key, entry in entries if isinstance(entry, TensorStorageMetadata)}
     state = {MODEL + name: value for name, value in model.state_dict().items()}
@@ -117,32 +121,12 @@ def _write(folder: Path, state: dict[str, Any], others: Any, group: Group) -> No
             _put_in_place(partial, folder)
 
 
-def _read_metadata(folder: Path, group: Group) -> tuple[Path, Metadata]:
-    """Return where a checkpoint is, and its metadata.
-
-    Raises FileNotFoundError on every rank if there is none, ValueError if it is incomplete.
-    """
-    if not folder.exists() and _before(folder).exists():  # a save was interrupted while it replaced this one
-        folder = _before(folder)
-    raise_everywhere(None if folder.exists() else f"{folder} holds no checkpoint", group, FileNotFoundError)
-    with together(group, what=f"{folder} holds no checkpoint, or one that was cut short"):
-        metadata = dcp.FileSystemReader(folder).read_metadata()
-        _check_complete(folder, metadata)
-    return folder, metadata
-
-
-def _read(folder: Path, state: dict[str, Any], group: Group) -> None:
-    """Fill the tensors of `state`; of a DTensor, this rank's rows. Raises ValueError on every rank if it fails."""
+def _read(folder: Path, state: dict[str, Any], group: Group) -> dict[str, Any]:
+    """Fill `state` and return it; of a DTensor, this rank's rows. Raises ValueError on every rank if it fails."""
     with together(group, what=f"{folder} can't be read; what has been loaded of it is unusable"):
         planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group)
-
-
-def _read_others(folder: Path, group: Group) -> Any:
-    """Return the `others` that were written: everything that is not a tensor."""
-    state = {OTHERS: None}
-    _read(folder, state, group)
-    return state[OTHERS]
+    return state
 
 
 def _prepare(folder: Path, partial: Path) -> None:
@@ -169,14 +153,4 @@ def _before(folder: Path) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    return path.name == METADATA or path.suffix in (".distcp", ".tmp")
-
-
-def _check_complete(folder: Path, metadata: Metadata) -> None:
-    """Raise ValueError if the metadata lists what the files lack."""
-    if OTHERS not in metadata.state_dict_metadata:
-        raise ValueError("it was not written by save()")
-    for place in metadata.storage_data.values():
-        path, end = folder / place.relative_path, place.offset + place.length
-        if (size := path.stat().st_size) < end:
-            raise ValueError(f"{path.name} has {size} bytes, {end} were written")
+    return path.name == ".metadata" or path.suffix in (".distcp", ".tmp")
