@@ -7,7 +7,6 @@ end every rank raises.
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,7 +39,7 @@ def execute(
 
     Raises RuntimeError on every rank if an action fails on any; some gradients have then been added. Cost: a message
     for each output and gradient that a stage on another rank needs, a header of 80 bytes before each output while
-    `sizes` is empty, and one all-reduce of 8 bytes.
+    `sizes` is empty, and one all-reduce of 24 bytes.
     """
     row, sizes, spans = schedule[dist.get_rank(group)], {} if sizes is None else sizes, []
     messages = Messages(schedule, sizes, group, torch.device(device))
@@ -112,11 +111,7 @@ class _Computing:
 
     def check_size(self, stage: int, micro: int, y: torch.Tensor) -> None:
         if not isinstance(y, torch.Tensor) or y.dtype not in DTYPES or y.dim() > MOST_DIMENSIONS:
-            raise TypeError(f"a stage must put out one tensor of floating-point numbers, not {_in_words(y)}")
+            raise TypeError(f"a stage must put out one tensor of floating-point numbers, not a {type(y).__name__}")
         size = self.sizes.setdefault((stage, micro), y.detach().to("meta"))
-        if (now := _in_words(y)) != (before := _in_words(size)):
+        if (now := dtype_and_shape(y)) != (before := dtype_and_shape(size)):
             raise ValueError(f"it put out {now}, and {before} before, for inputs of the same size")
-
-
-def _in_words(y: Any) -> str:
-    return dtype_and_shape(y) if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"

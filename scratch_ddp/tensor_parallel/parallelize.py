@@ -61,21 +61,17 @@ def _prepare(model: nn.Module, plan: Mapping[str, Entry], group: dist.ProcessGro
             changes[name] = plan[ending](names[name], group)
         except ValueError as error:
             raise ValueError(f"{name or 'the model'}: {error}") from None
-    for name, change in changes.items():
+    replaced = {name for name, change in changes.items() if isinstance(change, nn.Module)}
+    for path, change in changes.items():
         if hasattr(change, "leave_whole"):
-            change.leave_whole(name, _left_whole(name, names[name], changes))
+            named, start = dict(names[path].named_parameters()), f"{path}." if path else ""
+            whole = [name for name in named if f"{start}{name}".rpartition(".")[0] not in replaced]
+            change.leave_whole(path, {name: named[name] for name in whole})
     for tied in _tied(model):
         owners = [name.rpartition(".")[::2] for name in tied]  # modules, and the parameter's names in them
         if len({getattr(changes.get(module), "cuts", {}).get(own) for module, own in owners}) > 1:
             raise ValueError(f"{' and '.join(tied)} are the same parameter: the plan must slice all of them alike")
     return changes
-
-
-def _left_whole(path: str, module: nn.Module, changes: Mapping[str, Change]) -> dict[str, nn.Parameter]:
-    """The parameters in the module, by their names there, whose modules the plan does not replace."""
-    replaced = {name for name, change in changes.items() if isinstance(change, nn.Module)}
-    named = module.named_parameters()
-    return {name: each for name, each in named if f"{path}.{name}".strip(".").rpartition(".")[0] not in replaced}
 
 
 def _tied(model: nn.Module) -> list[list[str]]:

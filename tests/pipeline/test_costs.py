@@ -7,8 +7,9 @@ from scratch_ddp.course.pages.sleeping import LiveActivations, SleepingStage
 from scratch_ddp.instruments.traffic import traffic
 from scratch_ddp.pipeline import held
 from scratch_ddp.pipeline.execute import execute
+from scratch_ddp.pipeline.module import SCHEDULES
 from scratch_ddp.pipeline.simulate import homes
-from tests.pipeline.cases import SCHEDULES, WIDTH, batch, build, pipeline_of
+from tests.pipeline.cases import WIDTH, batch, build, pipeline_of
 from tests.ranks import in_turn
 
 

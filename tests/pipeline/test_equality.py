@@ -12,8 +12,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from scratch_ddp.pipeline import Pipeline
+from scratch_ddp.pipeline.module import SCHEDULES
 from tests.ddp.cases import Made
-from tests.pipeline.cases import SCHEDULES, alone, batch, build, distance
+from tests.pipeline.cases import alone, batch, build, distance
 from tests.ranks import in_turn, message_of, run_ranks
 
 EXACT = 1e-12

@@ -61,10 +61,10 @@ def other_heads() -> nn.Module:
     return llama(hidden_size=24, num_attention_heads=6, num_key_value_heads=3)
 
 
-LOGITS, MADE_OF = torch.zeros(2, 16), "ColumnParallelLinear is made of a torch.nn.Linear, not"
+LOGITS, MADE_OF = torch.zeros(2, 16), "ColumnParallelLinear is made of a plain Linear: this"
 REFUSED = [
-    (f"ranks 0, 1: layer: {MADE_OF} of a Conv1d", column(nn.Conv1d(2, 2, 1))),
-    ("ranks 0, 1: layer: this Own has a forward, hooks or modules of its own", column(Own(4, 4))),
+    (f"ranks 0, 1: layer: {MADE_OF} Conv1d has a forward", column(nn.Conv1d(2, 2, 1))),
+    ("this Own has a forward, hooks or modules of its own", column(Own(4, 4))),
     ("this ParametrizedLinear has a forward, hooks or modules", column(weight_norm(nn.Linear(4, 4)))),
     ("dimension 0 of a tensor of shape (5, 4) can't be cut evenly for 2 ranks", column(nn.Linear(4, 5))),
     ("dimension 1 of a tensor of shape (2, 3) can't be cut", lambda: RowParallelLinear.from_linear(nn.Linear(3, 2))),
