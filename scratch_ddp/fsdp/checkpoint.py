@@ -24,6 +24,7 @@ from scratch_ddp.common.agreement import raise_everywhere, together
 
 MODEL, OPTIMIZER = "model.", "optimizer."  # what the names of their tensors begin with
 OTHERS = "others"  # the name of all that is not a tensor
+BEFORE = ".before"  # what the name of the old checkpoint's folder ends with, while it is replaced
 Group = dist.ProcessGroup | None
 
 
@@ -48,8 +49,9 @@ def save(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
 def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | None, group: Group) -> Any:
     """Load what `save` has written; return the `extra` of it. See `FSDP.load`."""
     folder = Path(folder)
-    if not folder.exists() and _before(folder).exists():  # a save was interrupted while it replaced this one
-        folder = _before(folder)
+    before = folder.with_name(folder.name + BEFORE)
+    if not folder.exists() and before.exists():  # a save was interrupted while it replaced this one
+        folder = before
     raise_everywhere(None if folder.exists() else f"{folder} holds no checkpoint", group, FileNotFoundError)
     with together(group, what=f"{folder} holds no checkpoint, or one that was cut short"):
         metadata = dcp.FileSystemReader(folder).read_metadata()
@@ -107,18 +109,26 @@ def _write(folder: Path, state: dict[str, Any], others: Any, group: Group) -> No
     A tensor that is not a DTensor is the same on every rank, and one rank writes it. Raises OSError on every rank if
     the folder can't be written; it then still holds what it held before.
     """
-    partial = folder.with_name(folder.name + ".partial")
+    partial, before = (folder.with_name(folder.name + end) for end in (".partial", BEFORE))
     is_first = dist.get_rank(group) == 0
     with together(group, OSError):
+        for place in (folder, partial, before) if is_first else ():  # only checkpoints are ever removed
+            if place.exists() and not (place.is_dir() and all(_is_ours(each) for each in place.iterdir())):
+                raise FileExistsError(f"{place} exists and is not a checkpoint: choose a folder used for nothing else")
         if is_first:
-            _prepare(folder, partial)
+            shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted save
+            partial.mkdir(parents=True)
     state = state | ({OTHERS: others} if is_first else {})
     with together(group, OSError, f"{folder} can't be written"):
         planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # lists stay whole
         dcp.save(state, checkpoint_id=partial, planner=planner, process_group=group)
     with together(group, OSError):
+        if is_first and folder.exists():  # the old one stays beside the new one until that is in place
+            shutil.rmtree(before, ignore_errors=True)
+            os.rename(folder, before)
         if is_first:
-            _put_in_place(partial, folder)
+            os.rename(partial, folder)
+            shutil.rmtree(before, ignore_errors=True)
 
 
 def _read(folder: Path, state: dict[str, Any], group: Group) -> dict[str, Any]:
@@ -127,29 +137,6 @@ def _read(folder: Path, state: dict[str, Any], group: Group) -> dict[str, Any]:
         planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group)
     return state
-
-
-def _prepare(folder: Path, partial: Path) -> None:
-    """Make an empty folder for the new checkpoint. Only checkpoints are ever removed."""
-    for place in (folder, partial, _before(folder)):
-        if place.exists() and not (place.is_dir() and all(_is_ours(each) for each in place.iterdir())):
-            raise FileExistsError(f"{place} exists and is not a checkpoint: choose a folder used for nothing else")
-    shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted save
-    partial.mkdir(parents=True)
-
-
-def _put_in_place(partial: Path, folder: Path) -> None:
-    """Replace the old checkpoint by the new one. In between, the old one still exists beside it."""
-    before = _before(folder)
-    if folder.exists():
-        shutil.rmtree(before, ignore_errors=True)
-        os.rename(folder, before)
-    os.rename(partial, folder)
-    shutil.rmtree(before, ignore_errors=True)
-
-
-def _before(folder: Path) -> Path:
-    return folder.with_name(folder.name + ".before")
 
 
 def _is_ours(path: Path) -> bool:
