@@ -58,6 +58,7 @@ class FSDP(SyncSwitch, nn.Module):
         super().__init__()
         ranks = Ranks(group)
         self.group = ranks.everyone
+        self.world_size = dist.get_world_size(self.group)  # how many ranks share the model
         settings = {"compute_dtype": compute_dtype, "prefetch": prefetch, "free_after_forward": free_after_forward}
         plan = agree_on_plan(model, self.group, units, settings)
         with set_up():
@@ -69,11 +70,6 @@ class FSDP(SyncSwitch, nn.Module):
         tables = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
         self.__dict__ |= {"module": model, **{name: getattr(model, name) for name in tables}}
         watch_steps(self)
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks share the model."""
-        return dist.get_world_size(self.group)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped model, which gathers its units as it comes to them. Every rank calls it alike."""

@@ -21,34 +21,24 @@ Plan = dict[str, Places]  # by the names of the units' modules, the root first
 
 
 def agree_on_plan(model: nn.Module, group: dist.ProcessGroup | None, units: Spec, settings: Mapping[str, Any]) -> Plan:
-    """Check the arguments of `FSDP`, `settings` being some of them by name; return the plan. Changes nothing.
-
-    Raises ValueError on every rank if one rank's model can't be wrapped as asked, or if the ranks differ.
-    """
-    with together(group, complaint="the ranks wrap different models; do the same everywhere") as lines:
-        plan = make_plan(model, units)
-        lines += [*describe(model), ", ".join(f"{name} {value}" for name, value in settings.items())]
-        for name, places in plan.items():
-            what = f"unit {name!r}" if name else "the root"
-            lines.append(f"{what} with {', '.join(places) or 'no parameters'}")
-    return plan
-
-
-def make_plan(model: nn.Module, units: Spec = None) -> Plan:
-    """Return which parameters are gathered together. Raises ValueError or TypeError where it can't be done as asked.
+    """Return which parameters are gathered together. `settings`: other arguments of `FSDP`, by name. Changes nothing.
 
     A parameter that only one unit holds belongs to that unit. One that no unit holds, or that is tied between units,
     belongs to the root, which is gathered in the forward pass and freed at the end of backward.
+    Raises ValueError on every rank if one rank's model can't be wrapped as asked, or if the ranks differ.
     """
-    _check_wrappable(model)
-    chosen = set(_blocks(model) if units is None else _named_in(units, model))
-    names = {module: name for name, module in model.named_modules() if module is model or module in chosen}
-    used: dict[nn.Parameter, dict[str, list[Place]]] = {}
-    _find_places(model, ROOT, names, used)
-    plan: Plan = {name: {} for name in names.values()}
-    for name, parameter in model.named_parameters():  # tied parameters once
-        unit, *others = used[parameter]
-        plan[ROOT if others else unit][name] = [place for places in used[parameter].values() for place in places]
+    with together(group, complaint="the ranks wrap different models; do the same everywhere") as lines:
+        _check_wrappable(model)
+        chosen = set(_blocks(model) if units is None else _named_in(units, model))
+        names = {module: name for name, module in model.named_modules() if module is model or module in chosen}
+        used: dict[nn.Parameter, dict[str, list[Place]]] = {}
+        _find_places(model, ROOT, names, used)
+        plan: Plan = {name: {} for name in names.values()}
+        for name, parameter in model.named_parameters():  # tied parameters once
+            unit, *others = used[parameter]
+            plan[ROOT if others else unit][name] = [place for places in used[parameter].values() for place in places]
+        lines += [*describe(model), ", ".join(f"{name} {value}" for name, value in settings.items())]
+        lines += [f"unit {name!r} with {', '.join(places) or 'no parameters'}" for name, places in plan.items()]
     return plan
 
 

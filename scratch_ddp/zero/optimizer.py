@@ -7,7 +7,7 @@ Source: S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations
 Models", SC 2020, section 5.1.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -135,10 +135,25 @@ class ShardedOptimizer(Optimizer):
         Every rank calls it. So any number of ranks can load what any other number has saved. Raises ValueError on every
         rank if a state dict lacks something. The parameters may have names, as in torch's set_optimizer_state_dict.
         """
-        numbers = self._numbers()
-        present = {number for number, parameter in numbers.items() if self.state.get(parameter)}
         with together(self.group):
-            self.own.load_state_dict(share_of(state_dict, numbers, present))
+            groups, state = state_dict["param_groups"], {}
+            names = [name for group in groups for name in group["params"]]  # from torch's functions, else numbers
+            share = state_dict.get("share", range(len(names)))
+            for number, parameter in self._numbers().items():
+                name = names[number]
+                saved = state_dict["state"].get(name)
+                is_missing = isinstance(name, str) and saved is None and self.state.get(parameter)
+                if number not in share or is_missing:
+                    raise ValueError(
+                        f"the state of parameter {name!r} is missing, which this rank owns; get_state_dict() of a "
+                        "sharded optimizer returns a rank's own share, also with full_state_dict=True: save it with "
+                        "dcp.save() on every rank, or put the shares of all ranks together"
+                    )
+                if saved is not None:
+                    state[name] = saved
+                    for value in saved.values():  # raises where it is another model's
+                        torch.broadcast_to(torch.as_tensor(value), parameter.shape)
+            self.own.load_state_dict({"state": state, "param_groups": groups})
         self.state, self.param_groups = self.own.state, self.own.param_groups
         self._mark_state()
 
@@ -159,29 +174,3 @@ class ShardedOptimizer(Optimizer):
                 raise ValueError("shards go to an ordinary optimizer: their state is sharded with them")
             lines += [f"options {checks.options_text(options)}", *checks.describe(groups, checks.checksum)]
         return groups
-
-
-def share_of(
-    state_dict: Mapping[str, Any], needed: Mapping[int, torch.Tensor], present: Container[int]
-) -> dict[str, Any]:
-    """Return a state dict with the state of the `needed` parameters (by number) only.
-
-    `present`: those that have state here. Raises if it is another model's, or lacks what this rank needs.
-    """
-    groups, state = state_dict["param_groups"], {}
-    names = [name for group in groups for name in group["params"]]  # from torch's functions, else numbers
-    share = state_dict.get("share", range(len(names)))
-    for number, name in enumerate(names):
-        if number not in needed:
-            continue
-        if number not in share or isinstance(name, str) and number in present and name not in state_dict["state"]:
-            raise ValueError(
-                f"the state of parameter {name!r} is missing, which this rank owns; get_state_dict() of a sharded "
-                "optimizer returns a rank's own share, also with full_state_dict=True: save it with dcp.save() on "
-                "every rank, or put the shares of all ranks together"
-            )
-        if name in state_dict["state"]:
-            state[name] = state_dict["state"][name]
-            for value in state[name].values():  # raises where it is another model's
-                torch.broadcast_to(torch.as_tensor(value), needed[number].shape)
-    return {"state": state, "param_groups": groups}

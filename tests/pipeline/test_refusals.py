@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from scratch_ddp.instruments.traffic import traffic
-from scratch_ddp.pipeline import Action, Pipeline, gpipe, layers_of, one_f_one_b
+from scratch_ddp.pipeline import Action, Pipeline, gpipe, one_f_one_b
+from scratch_ddp.pipeline.split import layers_of
 from tests.ddp.cases import Made
 from tests.pipeline.cases import alone, batch, build, distance, pipeline_of
 from tests.ranks import assert_refused, in_turn, message_of, run_ranks
