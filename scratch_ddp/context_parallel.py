@@ -56,7 +56,7 @@ def ring_attention(
         mask = positions[rank][:, None] >= positions[(rank - turn) % n]  # the block set out so many ranks before this
         sums, largest = _add_block(sums, largest, q, kv, mask)
         if turn < n - 1:
-            kv = ring_shift(kv, group)
+            kv = conjugate(kv, partial(_hand_on, 1, group), partial(_hand_on, -1, group))
     return (sums[..., :-1] / sums[..., -1:]).to(q.dtype)
 
 
@@ -80,20 +80,9 @@ def _add_block(
     return sums, largest.index_copy(-2, rows, now)
 
 
-def ring_shift(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Return the tensor of the rank before this one; rank 0 gets that of the last. Same shape and dtype everywhere.
-
-    Gradients travel back: in backward each rank gets that of the tensor it handed on. Nothing is checked, and every
-    rank must run the backward. Cost: one message with the tensor's bytes, in forward and in backward.
-    """
-    return conjugate(tensor, partial(_hand_on, 1, group), partial(_hand_on, -1, group))
-
-
 def _hand_on(step: int, group: dist.ProcessGroup | None, tensor: torch.Tensor) -> torch.Tensor:
     """Send to the rank `step` further on while receiving from the one `step` before."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor.clone()  # a rank can't send to itself
     on_gpu = f"{tensor.device.type}:nccl" in dist.get_backend_config(group)  # gloo sends from main memory only
     leaving = (tensor if on_gpu else tensor.cpu()).contiguous()
     arriving = torch.empty_like(leaving)

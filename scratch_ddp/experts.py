@@ -76,8 +76,8 @@ class ExpertParallel(nn.Module):
         arriving = torch.empty_like(leaving)  # [j·per_rank + e]: rows from rank j for expert e of this rank
         dist.all_to_all_single(arriving, leaving, group=self.group)
         sent, received = (counts.view(self.n, -1).sum(1).tolist() for counts in (leaving, arriving))
-        rows = exchange_rows(tokens[token], sent, received, self.group)
-        outputs = exchange_rows(self._run_experts(rows, arriving), received, sent, self.group)
+        rows = _exchange_rows(tokens[token], sent, received, self.group)
+        outputs = _exchange_rows(self._run_experts(rows, arriving), received, sent, self.group)
         weighted = outputs * weight.flatten()[order, None]
         return torch.zeros_like(tokens, dtype=weighted.dtype).index_add(0, token, weighted).view_as(x)
 
@@ -91,14 +91,12 @@ class ExpertParallel(nn.Module):
         return torch.empty_like(done).index_copy(0, order, done)
 
 
-def exchange_rows(
-    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup | None = None
+def _exchange_rows(
+    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup | None
 ) -> torch.Tensor:
     """Send the first `sent[0]` rows to rank 0, the next `sent[1]` to rank 1, …; return what arrives, rank by rank.
 
-    `rows`: (sum(sent), …); `received[j]`: how many rows come from rank j, 0 included. Returns (sum(received), …).
-    Gradients travel back the same way. Nothing is checked, and every rank must run the backward. Cost: one all-to-all
-    of the bytes of `rows` in forward, and one of the bytes of the result in backward.
+    Gradients travel back the same way.
     """
     return conjugate(rows, partial(_exchange, sent, received, group), partial(_exchange, received, sent, group))
 

@@ -31,7 +31,7 @@ Group = dist.ProcessGroup | None
 def save(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | None, extra: Any, group: Group) -> None:
     """Write the model, the optimizer's state and `extra`. See `FSDP.save`."""
     state = {MODEL + name: value for name, value in model.state_dict().items()}
-    groups, problem, names = None, None, _names(model)
+    groups, problem, names = None, None, {each: name for name, each in model.named_parameters()}
     if optimizer is not None:
         groups = _groups(optimizer, names)
         if any(None in each["params"] for each in groups):
@@ -65,8 +65,8 @@ def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
     elif optimizer is not None and groups is None:
         problem = "the checkpoint was saved without an optimizer"
     elif optimizer is not None:
-        here = [each["params"] for each in _groups(optimizer, _names(model))]
-        if [each["params"] for each in groups] != here:
+        names = {each: name for name, each in model.named_parameters()}
+        if [each["params"] for each in groups] != [each["params"] for each in _groups(optimizer, names)]:
             problem = "the checkpoint is of another optimizer, with other parameters or other groups"
     raise_everywhere(problem, group)
     if optimizer is not None:
@@ -84,10 +84,6 @@ def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
         groups = [{**each, "params": [numbers[name] for name in each["params"]]} for each in groups]
         optimizer.load_state_dict({"state": numbered, "param_groups": groups})
     return others["extra"]
-
-
-def _names(model: nn.Module) -> dict[nn.Parameter, str]:
-    return {parameter: name for name, parameter in model.named_parameters()}
 
 
 def _groups(optimizer: Optimizer, names: dict[nn.Parameter, str]) -> list[dict[str, Any]]:
