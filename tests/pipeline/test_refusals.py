@@ -109,7 +109,7 @@ def test_a_stage_that_fails():
 
 OUTPUTS = [  # what every rank says, and a first stage
     (r"rank 1: stage 1 failed in the forward of micro-batch 0: .*shapes", lambda x: x[..., 1:]),
-    ("rank 0: stage 0 failed.* one tensor of floating-point numbers, not a tuple", lambda x: (x, x)),
+    ("rank 0: stage 0 failed.* one tensor of floating-point numbers, not tuple", lambda x: (x, x)),
     (r"put out float64 \(1, 3, 6\), and float64 \(2, 3, 6\) before", lambda x: x[: 1 + int(x[0, 0, 0] > 0)]),
 ]
 
