@@ -54,7 +54,5 @@ def __dir__() -> list[str]:
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext scratch_ddp`: cells that run on ranks (see `scratch_ddp.cells`)."""
     from scratch_ddp.cells import load_ipython_extension as load
-    from scratch_ddp.common.extras import extra
 
-    with extra("cells"):
-        load(shell)
+    load(shell)

@@ -11,41 +11,24 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from scratch_ddp.common.agreement import check_everywhere, digest
+from scratch_ddp.common.agreement import digest, together
+from scratch_ddp.common.replicas import dtype_and_shape
 from scratch_ddp.common.tensors import conjugate
 from scratch_ddp.common.wrapper import Group, process_group
 
 _HEADS, _TOKENS = -3, -2  # the dimensions
 
-# Which tokens of a sequence each rank holds. Row r of the result lists the positions of rank r, in order.
-
-
-def contiguous_positions(tokens: int, ranks: int) -> torch.Tensor:
-    """Cut the sequence into one piece a rank: rank r holds the r-th.
-
-    Returns int64 of shape (ranks, tokens / ranks). Under a causal mask the last rank then has the most to do. Raises
-    ValueError unless `ranks` divides `tokens`.
-    """
-    return _pieces(tokens, ranks)
-
 
 def zigzag_positions(tokens: int, ranks: int) -> torch.Tensor:
     """Cut the sequence into 2n pieces: rank r of n holds piece r from the start and piece r from the end.
 
-    Returns int64 of shape (ranks, tokens / ranks). Under a causal mask all ranks then have equally much to do. Raises
-    ValueError unless twice the number of ranks divides `tokens`.
+    Returns int64 of shape (ranks, tokens / ranks): row r lists the positions of rank r, in order. Under a causal mask
+    all ranks then have equally much to do. Raises ValueError unless twice the number of ranks divides `tokens`.
     """
-    pieces = _pieces(tokens, 2 * ranks)
+    if tokens < 1 or tokens % (2 * ranks):
+        raise ValueError(f"{tokens} tokens can't be cut into {2 * ranks} pieces: pass a multiple of {2 * ranks}")
+    pieces = torch.arange(tokens).view(2 * ranks, -1)
     return torch.cat([pieces[:ranks], pieces[ranks:].flip(0)], 1)
-
-
-def _pieces(tokens: int, pieces: int) -> torch.Tensor:
-    if tokens < 1 or tokens % pieces:
-        raise ValueError(f"{tokens} tokens can't be cut into {pieces} pieces: pass a multiple of {pieces}")
-    return torch.arange(tokens).view(pieces, -1)
-
-
-# Attention.
 
 
 def ring_attention(
@@ -73,7 +56,7 @@ def ring_attention(
         mask = positions[rank][:, None] >= positions[(rank - turn) % n]  # the block set out so many ranks before this
         sums, largest = _add_block(sums, largest, q, kv, mask)
         if turn < n - 1:
-            kv = ring_shift(kv, group)
+            kv = conjugate(kv, partial(_hand_on, 1, group), partial(_hand_on, -1, group))
     return (sums[..., :-1] / sums[..., -1:]).to(q.dtype)
 
 
@@ -97,20 +80,9 @@ def _add_block(
     return sums, largest.index_copy(-2, rows, now)
 
 
-def ring_shift(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Return the tensor of the rank before this one; rank 0 gets that of the last. Same shape and dtype everywhere.
-
-    Gradients travel back: in backward each rank gets that of the tensor it handed on. Nothing is checked, and every
-    rank must run the backward. Cost: one message with the tensor's bytes, in forward and in backward.
-    """
-    return conjugate(tensor, partial(_hand_on, 1, group), partial(_hand_on, -1, group))
-
-
 def _hand_on(step: int, group: dist.ProcessGroup | None, tensor: torch.Tensor) -> torch.Tensor:
     """Send to the rank `step` further on while receiving from the one `step` before."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    if n == 1:
-        return tensor.clone()  # a rank can't send to itself
     on_gpu = f"{tensor.device.type}:nccl" in dist.get_backend_config(group)  # gloo sends from main memory only
     leaving = (tensor if on_gpu else tensor.cpu()).contiguous()
     arriving = torch.empty_like(leaving)
@@ -124,8 +96,8 @@ def _hand_on(step: int, group: dist.ProcessGroup | None, tensor: torch.Tensor) -
 def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Group = None) -> torch.Tensor:
     """Causal attention of this rank's queries to the keys and values of all ranks, as one process would compute it.
 
-    `q`, `k`, `v`: (batch, heads, this rank's tokens, head size), of one floating dtype; rank r holds the r-th piece of
-    the sequence (`contiguous_positions`). Returns a tensor like `q`. Raises ValueError on every rank if the inputs of
+    `q`, `k`, `v`: (batch, heads, this rank's tokens, head size), of one floating dtype; rank r holds the r-th of n
+    equal pieces of the sequence. Returns a tensor like `q`. Raises ValueError on every rank if the inputs of
     any rank don't fit, or if the number of ranks does not divide that of heads.
 
     Cost, with a unit of the bytes of `q`: two all-to-alls in forward, of 3 units and of one, and two in backward. On a
@@ -160,20 +132,18 @@ def _check(
     parts_of_heads: int = 1,
 ) -> None:
     """Raise ValueError on every rank, before anything is sent, unless the inputs fit on each rank and to each other."""
-    problem, lines = None, []
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.ndim != 4:
-            problem = problem or f"{name} must be a floating tensor (batch, heads, tokens, head size)"
-        elif problem is None and (tensor.shape, tensor.dtype) != (q.shape, q.dtype):
-            problem = f"{name} is {tuple(tensor.shape)}, {tensor.dtype}, but q is {tuple(q.shape)}, {q.dtype}"
-    if problem is None:
-        shape = (dist.get_world_size(group), q.shape[_TOKENS])
+    with together(group, complaint=f"the ranks call {caller} with different inputs") as lines:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if tensor.ndim != 4 or not tensor.is_floating_point():
+                raise ValueError(f"{name} must be a floating tensor (batch, heads, tokens, head size)")
+            if (tensor.shape, tensor.dtype) != (q.shape, q.dtype):
+                raise ValueError(f"{name} is {dtype_and_shape(tensor)}, but q is {dtype_and_shape(q)}")
         trained = [torch.is_grad_enabled() and each.requires_grad for each in (q, k, v)]
-        lines = [f"q, k and v: {q.dtype} {tuple(q.shape)}", f"requires_grad of q, k and v: {trained}"]
+        lines += [f"q, k and v: {dtype_and_shape(q)}", f"requires_grad of q, k and v: {trained}"]
         if q.shape[_HEADS] % parts_of_heads:
-            problem = f"{q.shape[_HEADS]} heads can't be shared out to {parts_of_heads} ranks equally"
+            raise ValueError(f"{q.shape[_HEADS]} heads can't be shared out to {parts_of_heads} ranks equally")
         if positions is not None:
             lines.append(f"positions {positions[..., :4].tolist()} … (number {digest([str(positions.tolist())])})")
+            shape = (dist.get_world_size(group), q.shape[_TOKENS])
             if tuple(positions.shape) != shape or len(positions.unique()) != positions.numel():
-                problem = f"positions must be {shape}, a row for each rank, each position once"
-    check_everywhere(lines, f"the ranks call {caller} with different inputs", group, problem)
+                raise ValueError(f"positions must be {shape}, a row for each rank, each position once")

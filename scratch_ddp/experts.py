@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from scratch_ddp.common.agreement import check_everywhere
+from scratch_ddp.common.agreement import check_everywhere, together
 from scratch_ddp.common.tensors import conjugate
 from scratch_ddp.common.wrapper import Group, process_group
 
@@ -43,18 +43,15 @@ class ExpertParallel(nn.Module):
         rank, self.n = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.per_rank, self.rows = self.n_experts // self.n, []
         parts = {"router": router} | {f"expert {i}": expert for i, expert in enumerate(experts)}
-        lines = [f"k={k}", *(f"{name} {[tuple(p.shape) for p in part.parameters()]}" for name, part in parts.items())]
-        message = "the ranks build ExpertParallel from different arguments"
-        check_everywhere(lines, message, self.group, self._problem())
+        with together(self.group, complaint="the ranks build ExpertParallel from different arguments") as lines:
+            shapes = {name: [tuple(each.shape) for each in part.parameters()] for name, part in parts.items()}
+            lines += [f"k={k}", *(f"{name} {each}" for name, each in shapes.items())]
+            if not experts or len(experts) % self.n:
+                raise ValueError(f"{len(experts)} experts can't be shared out to {self.n} ranks equally")
+            if not isinstance(k, int) or not 1 <= k <= len(experts):
+                raise ValueError(f"k must be a number of experts from 1 to {len(experts)}, not {k!r}")
         mine = range(rank * self.per_rank, (rank + 1) * self.per_rank)
         self.router, self.experts = router, nn.ModuleDict({str(i): experts[i] for i in mine})
-
-    def _problem(self) -> str | None:
-        if not self.n_experts or self.n_experts % self.n:
-            return f"{self.n_experts} experts can't be shared out to {self.n} ranks equally"
-        if not isinstance(self.k, int) or not 1 <= self.k <= self.n_experts:
-            return f"k must be a number of experts from 1 to {self.n_experts}, not {self.k!r}"
-        return None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the mixture for this rank's tokens, `x`: (…, d). Ranks may have different numbers of them, also none.
@@ -79,8 +76,8 @@ class ExpertParallel(nn.Module):
         arriving = torch.empty_like(leaving)  # [j·per_rank + e]: rows from rank j for expert e of this rank
         dist.all_to_all_single(arriving, leaving, group=self.group)
         sent, received = (counts.view(self.n, -1).sum(1).tolist() for counts in (leaving, arriving))
-        rows = exchange_rows(tokens[token], sent, received, self.group)
-        outputs = exchange_rows(self._run_experts(rows, arriving), received, sent, self.group)
+        rows = _exchange_rows(tokens[token], sent, received, self.group)
+        outputs = _exchange_rows(self._run_experts(rows, arriving), received, sent, self.group)
         weighted = outputs * weight.flatten()[order, None]
         return torch.zeros_like(tokens, dtype=weighted.dtype).index_add(0, token, weighted).view_as(x)
 
@@ -94,14 +91,12 @@ class ExpertParallel(nn.Module):
         return torch.empty_like(done).index_copy(0, order, done)
 
 
-def exchange_rows(
-    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup | None = None
+def _exchange_rows(
+    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup | None
 ) -> torch.Tensor:
     """Send the first `sent[0]` rows to rank 0, the next `sent[1]` to rank 1, …; return what arrives, rank by rank.
 
-    `rows`: (sum(sent), …); `received[j]`: how many rows come from rank j, 0 included. Returns (sum(received), …).
-    Gradients travel back the same way. Nothing is checked, and every rank must run the backward. Cost: one all-to-all
-    of the bytes of `rows` in forward, and one of the bytes of the result in backward.
+    Gradients travel back the same way.
     """
     return conjugate(rows, partial(_exchange, sent, received, group), partial(_exchange, received, sent, group))
 

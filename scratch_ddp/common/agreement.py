@@ -70,15 +70,10 @@ def raise_everywhere(
 ) -> None:
     """Raise `error` on every rank if any rank has a `problem`; the message lists the ranks, each with its problem.
 
-    Every rank of the group calls it, those without a problem with None. Without a process group it concerns this
-    process alone. Costs one all-reduce of 8 bytes while no rank has a problem.
+    Every rank of the group calls it, those without a problem with None. Costs what `check_everywhere` does.
     """
     __tracebackhide__ = True  # IPython then shows the caller's line
-    if not dist.is_initialized():
-        if problem is not None:
-            raise error(problem)
-    elif compare(group, {}, {"problem": problem is not None}).largest["problem"]:
-        raise error("\n".join(said_by_ranks(problem or "", group)))
+    check_everywhere((), "", group, problem, error)
 
 
 @contextlib.contextmanager
@@ -119,10 +114,12 @@ def check_everywhere(
     """
     __tracebackhide__ = True
     if not dist.is_initialized():
-        return raise_everywhere(problem, group, error)
+        if problem is not None:
+            raise error(problem)
+        return
     found = compare(group, {"lines": digest(lines)}, {"problem": problem is not None})
     if found.largest["problem"]:
-        raise_everywhere(problem, group, error)
+        raise error("\n".join(said_by_ranks(problem or "", group)))
     if not found.different:
         return
     texts = [each.splitlines() for each in gather_texts("\n".join(lines), group)]

@@ -10,7 +10,6 @@ import torch.distributed as dist
 # Torch imports this with the first optimizer's step, and its functions' defaults then keep the default group alive. So
 # gloo's threads outlive destroy_process_group(), and some end the process with SIGABRT. Here there is no group yet.
 import torch.distributed.nn.functional  # noqa: F401
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from scratch_ddp.common.agreement import compare
@@ -34,7 +33,6 @@ class SyncSwitch:
     """The switch that says whether gradients are synchronised. A wrapper inherits from it and `torch.nn.Module`."""
 
     do_sync = True  # False inside `no_sync()` and after `disable_grad_sync()`
-    is_sharded = False  # True for a class whose ranks hold parts of the parameters
 
     def enable_grad_sync(self) -> None:
         """Average gradients from now on."""
@@ -53,17 +51,6 @@ class SyncSwitch:
             yield
         finally:  # also after an exception; an inner block leaves the switch off
             self.do_sync = before
-
-
-def nesting_problem(model: nn.Module) -> str | None:
-    """Say that a model to be replicated is, or holds, a sharded one, or return None."""
-    sharded = ((name, type(each).__name__) for name, each in model.named_modules() if getattr(each, "is_sharded", 0))
-    for name, kind in sharded:
-        return (
-            f"{repr(name) if name else 'the model'} is sharded by {kind}, so that ranks hold different parameters: to "
-            f"replicate shards (HSDP), give {kind} itself a mesh of two dimensions, {kind}(model, mesh)"
-        )
-    return None
 
 
 def process_group(group: Group) -> dist.ProcessGroup | None:

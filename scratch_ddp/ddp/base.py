@@ -21,8 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from scratch_ddp.common.agreement import check_everywhere, compare, digest, raise_everywhere
+from scratch_ddp.common.agreement import check_everywhere, compare, digest, raise_everywhere, together
 from scratch_ddp.common.optimizer_steps import REDUCED, SYNC_FORGOTTEN, parameters_of, watch_steps
 from scratch_ddp.common.replicas import (
     OTHER_BUFFERS,
@@ -33,31 +34,31 @@ from scratch_ddp.common.replicas import (
     modules_of,
     persistent_buffers,
 )
-from scratch_ddp.common.wrapper import Group, OnItsWay, SyncSwitch, nesting_problem, process_group
-
-_wrappers: "weakref.WeakSet[ReplicatedModule]" = weakref.WeakSet()  # all that are alive
+from scratch_ddp.common.wrapper import Group, OnItsWay, SyncSwitch, process_group
 
 
 class ReplicatedModule(SyncSwitch, nn.Module):
     """A model of which every rank of `group` holds a replica. The base of the strategies, not a strategy itself.
 
     `group` is a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. Raises ValueError
-    on every rank if the model is sharded or wrapped already, or if the ranks' models differ in names, shapes or dtypes.
-    Costs one small all-reduce.
+    on every rank if a part of it is sharded, or if the ranks' models differ in names, shapes or dtypes. Costs one small
+    all-reduce.
 
     An optimizer that steps with gradients that were not synchronised raises ValueError, on every rank, unless
     synchronisation is switched off at that moment.
     """
 
-    takes_gradients = False  # True for a strategy that takes gradients away when they arrive
-
     def __init__(self, model: nn.Module, group: Group = None):
         super().__init__()
         self.group = process_group(group)
         self.world_size = dist.get_world_size(self.group)  # how many ranks hold a replica
-        problem = nesting_problem(model) or self._wrapped_already(model)
-        lines = [] if problem else describe(model)
-        check_everywhere(lines, "the ranks wrap different models: do the same everywhere", self.group, problem)
+        with together(self.group, complaint="the ranks wrap different models: do the same everywhere") as lines:
+            if sharded := [name for name, each in model.named_parameters() if isinstance(each, DTensor)]:
+                raise ValueError(
+                    f"{sharded[0]!r} is a shard, so that ranks hold different parameters: to replicate shards (HSDP), "
+                    "give FSDP itself a mesh of two dimensions, FSDP(model, mesh)"
+                )
+            lines += describe(model)
         self.module, self._named = model, list(model.named_parameters())
         self._when_wrapped = self._parameters_now()
         self._unsynchronised = False  # a gradient has come since the last `sync_gradients()`
@@ -65,7 +66,6 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         trained = (each for each in model.parameters() if each.requires_grad)
         self.hook_handles = [each.register_hook(functools.partial(comes, each)) for each in trained]
         weakref.finalize(self, _remove, self.hook_handles)
-        _wrappers.add(self)
         watch_steps(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,14 +146,6 @@ class ReplicatedModule(SyncSwitch, nn.Module):
     def _parameters_now(self) -> list[nn.Parameter | None]:
         """The parameter under each name of each module; a tied one several times."""
         return [each for module in modules_of(self.module) for each in module._parameters.values()]
-
-    def _wrapped_already(self, model: nn.Module) -> str | None:
-        mine = set(model.parameters())
-        for other in _wrappers:
-            takes = other.hook_handles and (other.takes_gradients or self.takes_gradients)
-            if takes and not mine.isdisjoint(other.module.parameters()):
-                return f"the model is wrapped in {type(other).__name__} already: call its remove_hooks() first"
-        return None
 
 
 def _remove(handles: list[torch.utils.hooks.RemovableHandle]) -> None:

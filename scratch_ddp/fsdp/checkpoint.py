@@ -17,21 +17,21 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from scratch_ddp.common.agreement import raise_everywhere, together
 
 MODEL, OPTIMIZER = "model.", "optimizer."  # what the names of their tensors begin with
-METADATA = ".metadata"  # torch's file that says what the others hold
 OTHERS = "others"  # the name of all that is not a tensor
+BEFORE = ".before"  # what the name of the old checkpoint's folder ends with, while it is replaced
 Group = dist.ProcessGroup | None
 
 
 def save(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | None, extra: Any, group: Group) -> None:
     """Write the model, the optimizer's state and `extra`. See `FSDP.save`."""
     state = {MODEL + name: value for name, value in model.state_dict().items()}
-    groups, problem, names = None, None, _names(model)
+    groups, problem, names = None, None, {each: name for name, each in model.named_parameters()}
     if optimizer is not None:
         groups = _groups(optimizer, names)
         if any(None in each["params"] for each in groups):
@@ -48,8 +48,14 @@ def save(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
 
 def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | None, group: Group) -> Any:
     """Load what `save` has written; return the `extra` of it. See `FSDP.load`."""
-    folder, metadata = _read_metadata(Path(folder), group)
-    others = _read_others(folder, group)
+    folder = Path(folder)
+    before = folder.with_name(folder.name + BEFORE)
+    if not folder.exists() and before.exists():  # a save was interrupted while it replaced this one
+        folder = before
+    raise_everywhere(None if folder.exists() else f"{folder} holds no checkpoint", group, FileNotFoundError)
+    with together(group, what=f"{folder} holds no checkpoint, or one that was cut short"):
+        metadata = dcp.FileSystemReader(folder).read_metadata()
+    others = _read(folder, {OTHERS: None}, group)[OTHERS]
     entries = metadata.state_dict_metadata.items()
     saved = {key: entry for key, entry in entries if isinstance(entry, TensorStorageMetadata)}
     state = {MODEL + name: value for name, value in model.state_dict().items()}
@@ -59,8 +65,8 @@ def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
     elif optimizer is not None and groups is None:
         problem = "the checkpoint was saved without an optimizer"
     elif optimizer is not None:
-        here = [each["params"] for each in _groups(optimizer, _names(model))]
-        if [each["params"] for each in groups] != here:
+        names = {each: name for name, each in model.named_parameters()}
+        if [each["params"] for each in groups] != [each["params"] for each in _groups(optimizer, names)]:
             problem = "the checkpoint is of another optimizer, with other parameters or other groups"
     raise_everywhere(problem, group)
     if optimizer is not None:
@@ -78,10 +84,6 @@ def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
         groups = [{**each, "params": [numbers[name] for name in each["params"]]} for each in groups]
         optimizer.load_state_dict({"state": numbered, "param_groups": groups})
     return others["extra"]
-
-
-def _names(model: nn.Module) -> dict[nn.Parameter, str]:
-    return {parameter: name for name, parameter in model.named_parameters()}
 
 
 def _groups(optimizer: Optimizer, names: dict[nn.Parameter, str]) -> list[dict[str, Any]]:
@@ -103,80 +105,35 @@ def _write(folder: Path, state: dict[str, Any], others: Any, group: Group) -> No
     A tensor that is not a DTensor is the same on every rank, and one rank writes it. Raises OSError on every rank if
     the folder can't be written; it then still holds what it held before.
     """
-    partial = folder.with_name(folder.name + ".partial")
+    partial, before = (folder.with_name(folder.name + end) for end in (".partial", BEFORE))
     is_first = dist.get_rank(group) == 0
     with together(group, OSError):
+        for place in (folder, partial, before) if is_first else ():  # only checkpoints are ever removed
+            if place.exists() and not (place.is_dir() and all(_is_ours(each) for each in place.iterdir())):
+                raise FileExistsError(f"{place} exists and is not a checkpoint: choose a folder used for nothing else")
         if is_first:
-            _prepare(folder, partial)
+            shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted save
+            partial.mkdir(parents=True)
     state = state | ({OTHERS: others} if is_first else {})
     with together(group, OSError, f"{folder} can't be written"):
         planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # lists stay whole
         dcp.save(state, checkpoint_id=partial, planner=planner, process_group=group)
     with together(group, OSError):
+        if is_first and folder.exists():  # the old one stays beside the new one until that is in place
+            shutil.rmtree(before, ignore_errors=True)
+            os.rename(folder, before)
         if is_first:
-            _put_in_place(partial, folder)
+            os.rename(partial, folder)
+            shutil.rmtree(before, ignore_errors=True)
 
 
-def _read_metadata(folder: Path, group: Group) -> tuple[Path, Metadata]:
-    """Return where a checkpoint is, and its metadata.
-
-    Raises FileNotFoundError on every rank if there is none, ValueError if it is incomplete.
-    """
-    if not folder.exists() and _before(folder).exists():  # a save was interrupted while it replaced this one
-        folder = _before(folder)
-    raise_everywhere(None if folder.exists() else f"{folder} holds no checkpoint", group, FileNotFoundError)
-    with together(group, what=f"{folder} holds no checkpoint, or one that was cut short"):
-        metadata = dcp.FileSystemReader(folder).read_metadata()
-        _check_complete(folder, metadata)
-    return folder, metadata
-
-
-def _read(folder: Path, state: dict[str, Any], group: Group) -> None:
-    """Fill the tensors of `state`; of a DTensor, this rank's rows. Raises ValueError on every rank if it fails."""
+def _read(folder: Path, state: dict[str, Any], group: Group) -> dict[str, Any]:
+    """Fill `state` and return it; of a DTensor, this rank's rows. Raises ValueError on every rank if it fails."""
     with together(group, what=f"{folder} can't be read; what has been loaded of it is unusable"):
         planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group)
-
-
-def _read_others(folder: Path, group: Group) -> Any:
-    """Return the `others` that were written: everything that is not a tensor."""
-    state = {OTHERS: None}
-    _read(folder, state, group)
-    return state[OTHERS]
-
-
-def _prepare(folder: Path, partial: Path) -> None:
-    """Make an empty folder for the new checkpoint. Only checkpoints are ever removed."""
-    for place in (folder, partial, _before(folder)):
-        if place.exists() and not (place.is_dir() and all(_is_ours(each) for each in place.iterdir())):
-            raise FileExistsError(f"{place} exists and is not a checkpoint: choose a folder used for nothing else")
-    shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted save
-    partial.mkdir(parents=True)
-
-
-def _put_in_place(partial: Path, folder: Path) -> None:
-    """Replace the old checkpoint by the new one. In between, the old one still exists beside it."""
-    before = _before(folder)
-    if folder.exists():
-        shutil.rmtree(before, ignore_errors=True)
-        os.rename(folder, before)
-    os.rename(partial, folder)
-    shutil.rmtree(before, ignore_errors=True)
-
-
-def _before(folder: Path) -> Path:
-    return folder.with_name(folder.name + ".before")
+    return state
 
 
 def _is_ours(path: Path) -> bool:
-    return path.name == METADATA or path.suffix in (".distcp", ".tmp")
-
-
-def _check_complete(folder: Path, metadata: Metadata) -> None:
-    """Raise ValueError if the metadata lists what the files lack."""
-    if OTHERS not in metadata.state_dict_metadata:
-        raise ValueError("it was not written by save()")
-    for place in metadata.storage_data.values():
-        path, end = folder / place.relative_path, place.offset + place.length
-        if (size := path.stat().st_size) < end:
-            raise ValueError(f"{path.name} has {size} bytes, {end} were written")
+    return path.name == ".metadata" or path.suffix in (".distcp", ".tmp")

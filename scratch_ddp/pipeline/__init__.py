@@ -15,18 +15,15 @@ from scratch_ddp.pipeline.execute import execute
 from scratch_ddp.pipeline.module import Pipeline
 from scratch_ddp.pipeline.schedules import Action, gpipe, interleaved, one_f_one_b, zb_h1
 from scratch_ddp.pipeline.simulate import bubble, held, simulate, validate
-from scratch_ddp.pipeline.split import balanced_cuts, layers_of
 
 __all__ = [
     "Action",
     "Pipeline",
-    "balanced_cuts",
     "bubble",
     "execute",
     "gpipe",
     "held",
     "interleaved",
-    "layers_of",
     "one_f_one_b",
     "simulate",
     "validate",

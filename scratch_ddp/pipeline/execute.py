@@ -7,7 +7,6 @@ end every rank raises.
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,13 +33,13 @@ def execute(
 
     stages: this rank's, by number; a stage takes a tensor and returns one, of floating-point numbers. inputs: the
     micro-batches, on the rank of stage 0. loss: called on the rank of the last stage with a micro-batch's number and
-    output, returns its share of the loss. Gradients are added to `.grad`. A schedule of forwards alone runs without
-    gradients. sizes: one dict for several passes over inputs of the same sizes: the first one fills it, later ones need
-    no headers. device: where the stages are.
+    output, returns its share of the loss. Gradients are added to `.grad`; under no_grad there are none. sizes: one dict
+    for several passes over inputs of the same sizes: the first one fills it, later ones need no headers. device: where
+    the stages are.
 
     Raises RuntimeError on every rank if an action fails on any; some gradients have then been added. Cost: a message
     for each output and gradient that a stage on another rank needs, a header of 80 bytes before each output while
-    `sizes` is empty, and one all-reduce of 8 bytes.
+    `sizes` is empty, and one all-reduce of 24 bytes.
     """
     row, sizes, spans = schedule[dist.get_rank(group)], {} if sizes is None else sizes, []
     messages = Messages(schedule, sizes, group, torch.device(device))
@@ -53,8 +52,7 @@ def execute(
             try:
                 result = computing.run(action, arrived)
             except Exception as error:
-                got = "" if arrived is None else f", which got {_in_words(arrived)},"
-                where = f"stage {action.stage}{got} failed in the {_NAMES[action.kind]} of micro-batch {action.micro}"
+                where = f"stage {action.stage} failed in the {_NAMES[action.kind]} of micro-batch {action.micro}"
                 cause, problem = error, f"{where}: {type(error).__name__}: {error}"
             spans.append((action, start, time.monotonic()))
         messages.give(action, result)
@@ -72,7 +70,6 @@ class _Computing:
 
     def __init__(self, stages: Mapping, inputs: Sequence, loss: Callable, sizes: Sizes, last: int, row: Row):
         self.stages, self.inputs, self.loss_of, self.sizes, self.last = stages, inputs, loss, sizes, last
-        self.trains = any(action.kind != "F" for action in row)
         self.in_halves = {action[1:] for action in row if action.kind == "W"}
         # (stage, micro-batch) -> input, its gradient, output, what is put off
         self.graphs: dict[tuple[int, int], tuple] = {}
@@ -82,14 +79,13 @@ class _Computing:
         kind, stage, micro = action
         if kind == "W":
             return compute_weight_gradients(self.graphs.pop((stage, micro))[-1])
-        with torch.set_grad_enabled(self.trains):
-            return (self.forward if kind == "F" else self.backward)(stage, micro, arrived)
+        return (self.forward if kind == "F" else self.backward)(stage, micro, arrived)
 
     def forward(self, stage: int, micro: int, x: torch.Tensor | None) -> torch.Tensor:
         gradients: list[torch.Tensor] = []
         if stage == 0:
             x = self.inputs[micro]
-        elif self.trains:
+        elif torch.is_grad_enabled():
             x = x + torch.zeros((), dtype=x.dtype, device=x.device, requires_grad=True)  # no leaf: it may be changed
             x.register_hook(gradients.append)
         later: list = []
@@ -98,8 +94,7 @@ class _Computing:
             if stage == self.last:
                 y = self.loss_of(micro, y)
                 self.loss += y.detach().cpu()
-        if self.trains:
-            self.graphs[stage, micro] = x, gradients, y, later
+        self.graphs[stage, micro] = x, gradients, y, later
         if stage < self.last:
             self.check_size(stage, micro, y)
         return y.detach()
@@ -116,11 +111,8 @@ class _Computing:
 
     def check_size(self, stage: int, micro: int, y: torch.Tensor) -> None:
         if not isinstance(y, torch.Tensor) or y.dtype not in DTYPES or y.dim() > MOST_DIMENSIONS:
-            raise TypeError(f"a stage must put out one tensor of floating-point numbers, not {_in_words(y)}")
+            what = getattr(y, "dtype", type(y).__name__)
+            raise TypeError(f"a stage must put out one tensor of floating-point numbers, not {what}")
         size = self.sizes.setdefault((stage, micro), y.detach().to("meta"))
-        if (now := _in_words(y)) != (before := _in_words(size)):
+        if (now := dtype_and_shape(y)) != (before := dtype_and_shape(size)):
             raise ValueError(f"it put out {now}, and {before} before, for inputs of the same size")
-
-
-def _in_words(y: Any) -> str:
-    return dtype_and_shape(y) if isinstance(y, torch.Tensor) else f"a {type(y).__name__}"

@@ -45,7 +45,7 @@ class Messages:
         if message not in self.here:
             if self.announced and message.what == "x":
                 self._hear_size(message)
-            self._receive(message, announced=True)
+            self._receive(message)
         tensor = self.here.pop(message) if message in self.here else self._arrived(message)
         self.lost |= tensor is None
         return tensor
@@ -82,12 +82,11 @@ class Messages:
             work = dist.isend(tensor, group=self.group, group_dst=to, tag=self._tag(message, is_header))
         self.going.setdefault(message, []).append(work)
 
-    def _receive(self, message: Message | None, announced: bool = False) -> None:
+    def _receive(self, message: Message | None) -> None:
         """Begin to receive it, if it comes from another rank and its size is known by now."""
         if message is None or message in self.coming or (source := self.home[message.stage]) == self.rank:
             return
-        is_known = announced or not self.announced or message.what == "g"
-        if is_known and (size := self.sizes.get(_output(message))) is not None:
+        if (size := self.sizes.get(_output(message))) is not None:
             buffer = torch.empty(size.shape, dtype=size.dtype)
             work = dist.irecv(buffer, group=self.group, group_src=source, tag=self._tag(message))
             self.coming[message] = buffer, work

@@ -47,7 +47,7 @@ class Pipeline(nn.Module):
 
     `local_module` holds this rank's layers; parameters and `state_dict()` are its own, under the whole model's names. A
     parameter that stages on several ranks hold (a tied embedding) starts as the first one's, and its gradient
-    is the sum of theirs. `spans` tells what this rank did in the last pass: (action, start, end) of time.monotonic.
+    is the sum of theirs. Messages go through main memory, for which the group needs a backend: "cpu:gloo,cuda:nccl".
     Raises ValueError on every rank if the arguments don't fit on any rank, or differ. Costs one small all-reduce.
     """
 
@@ -64,14 +64,7 @@ class Pipeline(nn.Module):
     ):
         super().__init__()
         self.group, self.n_micro, self.count = process_group(group), n_micro, count
-        if "cpu:" not in dist.get_backend_config(self.group):
-            raise ValueError(
-                "messages between stages go through main memory, for which the process group has no backend: call "
-                "dist.init_process_group('cpu:gloo,cuda:nccl')"
-            )
         with together(self.group, complaint="the ranks build different pipelines; do the same everywhere") as lines:
-            if n_micro < 1:
-                raise ValueError(f"n_micro is a number of micro-batches, 1 or more, not {n_micro}")
             self.schedule = _rows(schedule, dist.get_world_size(self.group), n_micro)
             parts = _cut(layers_of(layers), 1 + max(homes(self.schedule)), cuts)
             lines += [f"stage {n}: {line}" for n, part in enumerate(parts) for line in describe(_assembled(part))]
@@ -87,47 +80,46 @@ class Pipeline(nn.Module):
                 parameter.copy_(self._exchange(parameter, ranks)[0])
         self._sizes: Sizes = {}
         self._known = 0  # a digest of the inputs that they belong to
-        self.spans: list[tuple[Action, float, float]] = []
 
     def step(self, x: torch.Tensor | None, y: torch.Tensor | None, everywhere: bool = False) -> float | None:
         """Forward and backward of a batch. Return the loss, the mean over the batch, on the rank of the last stage.
 
         x: the inputs, needed on the rank of stage 0. y: the targets, needed on the rank of the last stage. An item is
-        an entry of dimension 0. everywhere: return the loss on every rank. Gradients of the mean are added to `.grad`.
+        an entry of dimension 0. everywhere: return the loss on every rank. Gradients of the mean are added to `.grad`;
+        under `torch.no_grad()` there are none, to evaluate.
 
         Every rank calls it. Raises ValueError on every rank, before anything is sent, if the batch does not fit, and
         RuntimeError on every rank if a stage fails on any; all gradients are then dropped, also if it is interrupted.
         Cost: see `execute`; a small all-reduce before it; for each tied parameter a message of its size to each other
         rank that holds it; 8 bytes for the loss.
         """
-        inputs = self._meet("step", x, y)
+        inputs = self._meet(x, y)
         earlier = [parameter.grad for parameter, _ in self._tied]  # sums already
         for parameter, _ in self._tied:
             parameter.grad = None
         try:
-            loss = self._run(self.schedule, inputs, x, y, everywhere)
+            loss = self._run(x, y)
+            self._known = inputs  # now that it has come to its end
             for (parameter, ranks), before in zip(self._tied, earlier, strict=True):
-                if parameter.requires_grad:
+                if parameter.requires_grad and torch.is_grad_enabled():
                     mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    every = self._exchange(mine, ranks)  # in the same order on each rank
-                    parameter.grad = sum(every[1:], start=every[0] if before is None else before + every[0])
-            return loss
+                    total = sum(self._exchange(mine, ranks))  # in the same order on each rank
+                    parameter.grad = total if before is None else before + total
+                else:
+                    parameter.grad = before
+            if everywhere:
+                told = torch.tensor(loss, dtype=torch.float64, device=message_device(self.group))
+                dist.broadcast(told, group=self.group, group_src=self._home[self._last])
+                loss = told.item()
         except BaseException:
             self.zero_grad()  # some micro-batches' gradients are there, others are not
             raise
+        return loss if everywhere or self._home[self._last] == self._rank else None
 
-    def evaluate(self, x: torch.Tensor | None, y: torch.Tensor | None, everywhere: bool = False) -> float | None:
-        """Return the loss as `step` does, without a backward: no gradients, only the outputs travel."""
-        forwards = [[action for action in row if action.kind == "F"] for row in self.schedule]
-        return self._run(forwards, self._meet("evaluate", x, y), x, y, everywhere)
-
-    def _run(
-        self, rows: Schedule, inputs: int, x: torch.Tensor | None, y: torch.Tensor | None, everywhere: bool
-    ) -> float | None:
+    def _run(self, x: torch.Tensor | None, y: torch.Tensor | None) -> float:
         xs, ys = (() if each is None else each.tensor_split(self.n_micro) for each in (x, y))
         device = next((each.device for each in self.local_module.parameters()), torch.device("cpu"))
-        is_last = self._home[self._last] == self._rank
-        counts = [self.count(each) for each in ys] if is_last else []
+        counts = [self.count(each) for each in ys] if self._home[self._last] == self._rank else []
         total = sum(counts)
 
         def share(micro: int, output: torch.Tensor) -> torch.Tensor:
@@ -135,28 +127,26 @@ class Pipeline(nn.Module):
                 return 0 * output.sum()  # a mean over nothing would be NaN
             return self.loss(output, ys[micro]) * (counts[micro] / (total or 1))
 
-        loss, self.spans = execute(rows, self._stages, xs, share, self._sizes, self.group, device)
-        self._known = inputs  # now that it has come to its end
-        if everywhere:
-            told = torch.tensor(loss, dtype=torch.float64, device=message_device(self.group))
-            dist.broadcast(told, group=self.group, group_src=self._home[self._last])
-            return told.item()
-        return loss if is_last else None
+        return execute(self.schedule, self._stages, xs, share, self._sizes, self.group, device)[0]
 
-    def _meet(self, what: str, x: Any, y: Any) -> int:
-        """Compare what the ranks are about to do; forget sizes that are of other inputs. Return the inputs' digest."""
-        takes_x, takes_y = (self._home[stage] == self._rank for stage in (0, self._last))
-        problem = (takes_x and self._batch_problem("x", x)) or (takes_y and self._batch_problem("y", y)) or None
-        numbers = {"problem": bool(problem), "x": 0, "y": 0, "inputs": 0}
-        if not problem and takes_x:
-            numbers |= {"x": len(x), "inputs": digest([what, str(self.training), str(x.shape), str(x.dtype)])}
-        if not problem and takes_y:
-            numbers["y"] = len(y)
-        largest, different, _ = compare(self.group, {"what": digest([what]), "known": self._known}, numbers)
-        if "what" in different:
-            raise ValueError("some ranks call step, others evaluate; do the same everywhere")
+    def _meet(self, x: Any, y: Any) -> int:
+        """Compare the batches of the ranks; forget sizes that are of other inputs. Return the inputs' digest."""
+        problem, numbers = None, {"x": 0, "y": 0, "inputs": 0}
+        for name, batch, stage in (("x", x, 0), ("y", y, self._last)):
+            if self._home[stage] != self._rank:
+                continue
+            if isinstance(batch, torch.Tensor) and batch.dim() and len(batch) >= self.n_micro:
+                numbers[name] = len(batch)
+            else:
+                problem = f"{name} must be a tensor of at least {self.n_micro} items"
+        if numbers["x"]:
+            numbers["inputs"] = digest([str(x.shape), str(x.dtype)])
+        same = {"known": self._known, "grad": torch.is_grad_enabled()}
+        largest, different, _ = compare(self.group, same, numbers | {"problem": problem is not None})
         if largest["problem"]:
             raise_everywhere(problem, self.group)
+        if "grad" in different:
+            raise ValueError("some ranks call step() under no_grad, others do not")
         if largest["x"] != largest["y"]:
             items = f"x has {largest['x']} items and y {largest['y']}"
             raise ValueError(f"{items}: an item's input and target belong together")
@@ -164,12 +154,6 @@ class Pipeline(nn.Module):
             self._sizes.clear()
         self._known = 0
         return largest["inputs"]
-
-    def _batch_problem(self, name: str, batch: Any) -> str | None:
-        if not isinstance(batch, torch.Tensor) or batch.dim() == 0 or len(batch) < self.n_micro:
-            what = f"of {len(batch)}" if isinstance(batch, torch.Tensor) and batch.dim() else repr(batch)
-            return f"{name} must be a tensor of at least {self.n_micro} items, not {what}"
-        return None
 
     def _exchange(self, tensor: torch.Tensor, ranks: Sequence[int]) -> list[torch.Tensor]:
         """The tensor of each of these ranks, in their order; this rank is one of them."""

@@ -51,12 +51,10 @@ class ParallelLayer(nn.Module):
         return part
 
     def _check(self, plain: nn.Module) -> None:
-        kind, its, mine = self.made_of.__name__, type(plain).__name__, type(self).__name__
-        if not isinstance(plain, self.made_of):
-            raise ValueError(f"{mine} is made of a torch.nn.{kind}, not of a {its}")
         own_forward = getattr(plain.forward, "__func__", None) is not self.made_of.forward
         if own_forward or plain._modules or any(getattr(plain, hooks) for hooks in _HOOKS):
-            raise ValueError(f"this {its} has a forward, hooks or modules of its own, which {mine} would lose")
+            what, its = f"{type(self).__name__} is made of a plain {self.made_of.__name__}", type(plain).__name__
+            raise ValueError(f"{what}: this {its} has a forward, hooks or modules of its own, which would be lost")
         for option in ("sparse", "max_norm", "scale_grad_by_freq"):
             if getattr(plain, option, None):
                 raise ValueError(f"an embedding with {option}={getattr(plain, option)!r} can't be sliced")

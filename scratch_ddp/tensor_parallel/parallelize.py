@@ -22,7 +22,8 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
 
     `plan`: what becomes of the modules whose names end in each of its keys ("q_proj", "layers.0"); "" is the model
     itself. An entry is called with a module and the group. It returns the layer that takes the module's place, such as
-    ColumnParallelLinear, or a function that changes the module, which is called once all entries have agreed.
+    ColumnParallelLinear, or a function that changes the module, which is called once all entries have agreed. Of
+    several keys that match a module the last one counts.
     Parameters keep their names; tied ones stay tied.
     Every rank holds the whole model before; the first rank's values win. Make the optimizer afterwards.
     Raises ValueError on every rank, and changes no module, if an entry matches nothing or can't be followed on some
@@ -49,33 +50,28 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
 def _prepare(model: nn.Module, plan: Mapping[str, Entry], group: dist.ProcessGroup | None) -> dict[str, Change]:
     """Return what each named module is to become. Changes nothing."""
     names = dict(model.named_modules(remove_duplicate=False))
-    places = [(end, name) for end in plan for name in names if name == end or (end and name.endswith(f".{end}"))]
-    for ending in plan:
-        if not any(end == ending for end, _ in places):
-            ends = sorted({name.rpartition(".")[2] for name in names if name and not name[-1].isdigit()})
-            similar = get_close_matches(ending.rpartition(".")[2], ends, n=1)
-            hint = f"is {similar[0]} meant?" if similar else f"their names end in {', '.join(ends)}"
-            raise ValueError(f"the plan's {ending!r} matches no module; {hint}")
+    places = {ending: [name for name in names if f".{name}".endswith(f".{ending}")] for ending in plan}
+    for ending in (each for each, found in places.items() if not found):
+        similar = get_close_matches(ending.rpartition(".")[2], {name.rpartition(".")[2] for name in names}, n=1)
+        hint = f"; is {similar[0]} meant?" if similar else ""
+        raise ValueError(f"the plan's {ending!r} matches no module{hint}")
     changes: dict[str, Change] = {}
-    for ending, name in places:
-        if name in changes:
-            raise ValueError(f"two entries of the plan match {name!r}")
+    for ending, name in ((ending, name) for ending, found in places.items() for name in found):
         try:
             changes[name] = plan[ending](names[name], group)
         except ValueError as error:
             raise ValueError(f"{name or 'the model'}: {error}") from None
-    for name, change in changes.items():
-        if hasattr(change, "leave_whole"):
-            change.leave_whole(name, _left_whole(name, names[name], changes))
-    _check_tied(model, changes)
-    return changes
-
-
-def _left_whole(path: str, module: nn.Module, changes: Mapping[str, Change]) -> dict[str, nn.Parameter]:
-    """The parameters in the module, by their names there, whose modules the plan does not replace."""
     replaced = {name for name, change in changes.items() if isinstance(change, nn.Module)}
-    named = module.named_parameters()
-    return {name: each for name, each in named if f"{path}.{name}".strip(".").rpartition(".")[0] not in replaced}
+    for path, change in changes.items():
+        if hasattr(change, "leave_whole"):
+            named, start = dict(names[path].named_parameters()), f"{path}." if path else ""
+            whole = [name for name in named if f"{start}{name}".rpartition(".")[0] not in replaced]
+            change.leave_whole(path, {name: named[name] for name in whole})
+    for tied in _tied(model):
+        owners = [name.rpartition(".")[::2] for name in tied]  # modules, and the parameter's names in them
+        if len({getattr(changes.get(module), "cuts", {}).get(own) for module, own in owners}) > 1:
+            raise ValueError(f"{' and '.join(tied)} are the same parameter: the plan must slice all of them alike")
+    return changes
 
 
 def _tied(model: nn.Module) -> list[list[str]]:
@@ -84,12 +80,3 @@ def _tied(model: nn.Module) -> list[list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return [several for several in names.values() if len(several) > 1]
-
-
-def _check_tied(model: nn.Module, changes: Mapping[str, Change]) -> None:
-    for names in _tied(model):
-        cuts = set()
-        for module, _, parameter in (name.rpartition(".") for name in names):
-            cuts.add(getattr(changes.get(module), "cuts", {}).get(parameter))
-        if len(cuts) > 1:
-            raise ValueError(f"{' and '.join(names)} are the same parameter: the plan must slice all of them alike")

@@ -17,13 +17,16 @@ Group = dist.ProcessGroup | None
 Install = Callable[[], object]
 
 
-class _Region:
-    """Installs what a module needs whose ranks see a part of its tokens or its heads, and whose input is moved, if so.
+class move_input:
+    """Move the module's input once, for all layers in it that read it; their `input_move` is None.
 
-    The gradients of parameters that the plan leaves whole there are then parts of a sum, which each backward adds up.
+    With an f in each of q, k and v, backward would take three all-reduces where one does. The input is the first
+    positional argument, or the keyword argument `hidden_states`. With None for `move` it stays as it is.
+    The ranks see a part of the module's tokens or heads. So the gradients of parameters that the plan leaves whole in
+    it are parts of a sum, which each backward adds up. After an f the plan must slice all that is inside.
     """
 
-    def __init__(self, module: nn.Module, group: Group, move: str | None = None, head_size: int | None = None):
+    def __init__(self, module: nn.Module, group: Group, move: str | None = "copy", head_size: int | None = None):
         self.module, self.group, self.move, self.head_size = module, group, move, head_size
         self.summed: list[nn.Parameter] = []
 
@@ -40,27 +43,16 @@ class _Region:
     def __call__(self) -> None:
         """Change the module."""
         if self.move:
-            hook = partial(_move_input, name=self.move, group=self.group)
-            self.module.register_forward_pre_hook(hook, with_kwargs=True)
+            self.module.register_forward_pre_hook(self._move, with_kwargs=True)
         for parameter in self.summed:
             if not hasattr(parameter, "summed_over"):  # by another entry
                 parameter.summed_over = self.group
                 parameter.register_hook(partial(moves.all_reduce, group=self.group))
 
-
-def move_input(module: nn.Module, group: Group, move: str = "copy") -> Install:
-    """Move the module's input once, for all layers in it that read it; their `input_move` is None.
-
-    With an f in each of q, k and v, backward would take three all-reduces where one does. The input is the first
-    positional argument, or the keyword argument `hidden_states`. After an f the plan must slice all that is inside.
-    """
-    return _Region(module, group, move)
-
-
-def _move_input(_: nn.Module, args: tuple, kwargs: dict[str, Any], name: str, group: Group) -> tuple[tuple, dict]:
-    if args:
-        return (moves.move(args[0], name, group), *args[1:]), kwargs
-    return args, kwargs | {"hidden_states": moves.move(kwargs["hidden_states"], name, group)}
+    def _move(self, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
+        if args:
+            return (moves.move(args[0], self.move, self.group), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": moves.move(kwargs["hidden_states"], self.move, self.group)}
 
 
 def attention_by_heads(attention: nn.Module, group: Group, move: str = "copy") -> Install:
@@ -76,7 +68,7 @@ def attention_by_heads(attention: nn.Module, group: Group, move: str = "copy") -
         if heads % n:
             evenly = f"can't be shared evenly by {n} ranks: take a number of ranks that divides {heads}"
             raise ValueError(f"the {heads} {what} heads {evenly}")
-    return _Region(attention, group, move, attention.head_dim)
+    return move_input(attention, group, move, attention.head_dim)
 
 
 def on_token_slices(module: nn.Module, group: Group) -> Install:
@@ -84,7 +76,7 @@ def on_token_slices(module: nn.Module, group: Group) -> Install:
 
     Costs one all-reduce for each of them in each backward, of the parameter's size.
     """
-    return _Region(module, group)
+    return move_input(module, group, None)
 
 
 def vocabulary_parallel_loss(model: nn.Module, group: Group) -> Install:

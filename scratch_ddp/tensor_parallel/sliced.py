@@ -70,21 +70,14 @@ class SlicedParameter(nn.Parameter):
     sliced_over: dist.ProcessGroup | None = None
     sliced_dim: int = 0
 
-    @property
-    def grad(self) -> torch.Tensor | None:
+    def _gradient(self) -> torch.Tensor | None:
         gradient = torch.Tensor.grad.__get__(self)
         if type(gradient) is torch.Tensor:
             gradient.__class__ = SlicedGradient  # the same tensor, so that it can be changed in place
             gradient.sliced_over = self.sliced_over
         return gradient
 
-    @grad.setter
-    def grad(self, gradient: torch.Tensor | None) -> None:
-        torch.Tensor.grad.__set__(self, gradient)
-
-    @grad.deleter
-    def grad(self) -> None:
-        torch.Tensor.grad.__delete__(self)
+    grad = property(_gradient, torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__)
 
 
 _in_optimizers.append(SlicedParameter)

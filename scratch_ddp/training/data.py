@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
 
-from scratch_ddp.common.extras import extra
 from scratch_ddp.training.pairs import make_pairs
 
 COLUMNS = ("sentence1", "sentence2", "label")
@@ -21,8 +20,7 @@ def load_pairs(source: str | None = None):
     files train*, validation* and optionally test*, in parquet, csv or json. Rank 0 prints what it is. Raises what
     `datasets` does. No communication.
     """
-    with extra("text"):
-        import datasets
+    import datasets
 
     place = source or "built-in"
     if place == "built-in":

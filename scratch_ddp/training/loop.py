@@ -16,7 +16,6 @@ from torch import nn
 
 from scratch_ddp.common.accounting import set_up
 from scratch_ddp.common.agreement import gather_texts, message_device
-from scratch_ddp.common.extras import extra
 from scratch_ddp.training.data import Batch, Batches
 
 WARMUP = 0.1  # of the steps
@@ -70,8 +69,8 @@ def train(
     ended. `after_step` is called with each step's batch and the history. Communication: that of the strategy, and after
     each epoch one all-reduce of one number and an evaluation.
     """
-    with extra("cells"):
-        from tqdm import tqdm
+    from tqdm import tqdm
+
     is_torchs = isinstance(model, nn.parallel.DistributedDataParallel)
     ranks = dist.get_world_size(model.process_group) if is_torchs else getattr(model, "world_size", 1)
     if batches.world_size != ranks:

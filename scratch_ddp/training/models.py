@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from scratch_ddp.common.extras import extra
 from scratch_ddp.training.data import print_once, sentences
 from scratch_ddp.training.pairs import make_pairs
 
@@ -62,8 +61,7 @@ def build_small(
     head: str = "classifier", texts: Iterable[str] | None = None, dtype: torch.dtype = torch.float32, **sizes: Any
 ) -> tuple[torch.nn.Module, Any]:
     """Return the small model with random weights, and its tokenizer. No network, no communication."""
-    with extra("text"):
-        import transformers
+    import transformers
 
     tokenizer = build_tokenizer(texts)
     tokens = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
@@ -74,9 +72,8 @@ def build_small(
 
 def build_tokenizer(texts: Iterable[str] | None = None) -> Any:
     """Return a byte-level BPE tokenizer built from `texts`. It is deterministic, and can encode any text."""
-    with extra("text"):
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-        from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
 
     if texts is None:
         texts = sentences(make_pairs()["train"])
@@ -89,8 +86,7 @@ def build_tokenizer(texts: Iterable[str] | None = None) -> Any:
 
 
 def _read(name: str, head: str, dtype: torch.dtype) -> tuple[torch.nn.Module, Any]:
-    with extra("text"):
-        import transformers
+    import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(name)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

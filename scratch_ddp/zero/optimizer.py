@@ -19,7 +19,6 @@ from torch.optim import LBFGS, Optimizer
 from scratch_ddp.common.agreement import check_everywhere, together
 from scratch_ddp.common.wrapper import Group, process_group
 from scratch_ddp.zero import checks
-from scratch_ddp.zero.checkpoint import share_of
 from scratch_ddp.zero.owners import Owners, broadcast_shares
 
 OTHER_PARAMETERS = (
@@ -133,13 +132,28 @@ class ShardedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take this rank's share of a whole state dict (also the plain optimizer's), or the share that it saved itself.
 
-        Every rank calls it. Raises ValueError on every rank if a state dict lacks something. The
-        parameters may have names, as in set_optimizer_state_dict of torch.distributed.checkpoint.
+        Every rank calls it. So any number of ranks can load what any other number has saved. Raises ValueError on every
+        rank if a state dict lacks something. The parameters may have names, as in torch's set_optimizer_state_dict.
         """
-        numbers = self._numbers()
-        present = {number for number, parameter in numbers.items() if self.state.get(parameter)}
         with together(self.group):
-            self.own.load_state_dict(share_of(state_dict, numbers, present))
+            groups, state = state_dict["param_groups"], {}
+            names = [name for group in groups for name in group["params"]]  # from torch's functions, else numbers
+            share = state_dict.get("share", range(len(names)))
+            for number, parameter in self._numbers().items():
+                name = names[number]
+                saved = state_dict["state"].get(name)
+                is_missing = isinstance(name, str) and saved is None and self.state.get(parameter)
+                if number not in share or is_missing:
+                    raise ValueError(
+                        f"the state of parameter {name!r} is missing, which this rank owns; get_state_dict() of a "
+                        "sharded optimizer returns a rank's own share, also with full_state_dict=True: save it with "
+                        "dcp.save() on every rank, or put the shares of all ranks together"
+                    )
+                if saved is not None:
+                    state[name] = saved
+                    for value in saved.values():  # raises where it is another model's
+                        torch.broadcast_to(torch.as_tensor(value), parameter.shape)
+            self.own.load_state_dict({"state": state, "param_groups": groups})
         self.state, self.param_groups = self.own.state, self.own.param_groups
         self._mark_state()
 

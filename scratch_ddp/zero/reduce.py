@@ -46,7 +46,16 @@ def reduce_gradients(optimizer: ShardedOptimizer) -> None:
     all-reduces of 8 bytes per parameter. Memory while it runs: one message of small gradients.
     """
     group, me = optimizer.group, dist.get_rank(optimizer.group)
-    present = _with_gradient_anywhere(optimizer)
+    named = checks.named_parameters(optimizer.param_groups)
+    problem = checks.gradients_problem(optimizer.param_groups)
+    for name, parameter in named:
+        if problem is None and hasattr(parameter.grad, REDUCED):
+            problem = f"the gradient of {name} is a mean already, with more added to it: step and clear it before"
+    here = [parameter.requires_grad and parameter.grad is not None for _, parameter in named]
+    found = compare(group, {}, {"refused": problem is not None}, flags=here)
+    if found.largest["refused"]:
+        raise_everywhere(problem, group)
+    present = [parameter for (_, parameter), anywhere in zip(named, found.flags, strict=True) if anywhere]
     shares = optimizer.owners.shares_of(present)
     for owner, parameters in enumerate(shares):
         for message in split_into_messages([complete_gradient(parameter) for parameter in parameters]):
@@ -69,20 +78,6 @@ def reduce_gradients(optimizer: ShardedOptimizer) -> None:
         if parameter.grad is not None:
             parameter.grad = parameter.grad.as_subclass(Mean)
     optimizer.reduced.update(present)
-
-
-def _with_gradient_anywhere(optimizer: ShardedOptimizer) -> list[torch.Tensor]:
-    """The trained parameters that have a gradient on any rank, in the same order on every rank. One all-reduce."""
-    named = checks.named_parameters(optimizer.param_groups)
-    problem = checks.gradients_problem(optimizer.param_groups)
-    for name, parameter in named:
-        if problem is None and hasattr(parameter.grad, REDUCED):
-            problem = f"the gradient of {name} is a mean already, with more added to it: step and clear it before"
-    here = [parameter.requires_grad and parameter.grad is not None for _, parameter in named]
-    found = compare(optimizer.group, {}, {"refused": problem is not None}, flags=here)
-    if found.largest["refused"]:
-        raise_everywhere(problem, optimizer.group)
-    return [parameter for (_, parameter), anywhere in zip(named, found.flags, strict=True) if anywhere]
 
 
 @torch.no_grad()

@@ -82,7 +82,7 @@ NOT_BUILT = [
     ("'b.weight': float32 (3, 3), frozen", of_layers(lambda a, b: {"a": a, "b": b.requires_grad_(False)})),
     ("entry 2 is parameter 'b.bias'", of_layers(lambda a, b: setattr(b, "weight", a.weight) or {"a": a, "b": b})),
     ("entry 4 is buffer 'b.c'", of_layers(lambda a, b: b.register_buffer("c", torch.ones(1)) or {"a": a, "b": b})),
-    ("'b' is sharded by FSDP, so that ranks hold different", of_layers(lambda a, b: {"a": a, "b": sharded(b)})),
+    ("'b.weight' is a shard, so that ranks hold different", of_layers(lambda a, b: {"a": a, "b": sharded(b)})),
     (
         "rank 1: '0.bias' differs from rank 0's by 0.5: set the same seed",
         of_values(lambda model: model[0].bias.data[3].add_(0.5)),

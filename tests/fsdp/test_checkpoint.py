@@ -99,11 +99,10 @@ def save(folder: Path, shape=None) -> None:
     optimizer.param_groups[0]["lr"] = 0.01
     model_state, optimizer_state = get_state_dict(sharded, optimizer)
     dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder / "torch's")
-    whole, (gathered, its_state) = sharded.full_state_dict(), get_state_dict(sharded, optimizer, options=FULL)
+    whole, its_state = get_state_dict(sharded, optimizer, options=FULL)
     plain = one_process(3)
-    assert bool(whole) == (dist.get_rank() == 0)
-    if whole:
-        assert list(whole) == list(gathered) == list(plain.state_dict())
+    if dist.get_rank() == 0:
+        assert list(whole) == list(plain.state_dict())
         torch.save({"model_state_dict": whole, "optim_state_dict": its_state}, folder / "whole.pt")
         plain.load_state_dict(whole)
     train(sharded, optimizer, range(3, 5))
@@ -187,7 +186,7 @@ def damage(saved: Path, folder: Path) -> None:
     other = FSDP(build(CASES["mlp"]))
     for expected, do in {
         "nowhere holds no checkpoint": lambda: sharded.load(folder / "nowhere"),
-        "cut short: __1_0.distcp has 1000 bytes": lambda: sharded.load(folder / "cut", optimizer),
+        "can't be read; what has been loaded of it is unusable": lambda: sharded.load(folder / "cut", optimizer),
         "of another model: one of them lacks '0.bias'": lambda: other.load(good),
         "of another optimizer, with other parameters": lambda: sharded.load(good, adam(other)),
         "none of the parameters() here": lambda: sharded.save(good, torch.optim.Adam([torch.ones(2)])),

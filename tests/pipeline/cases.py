@@ -6,16 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from scratch_ddp.pipeline import Pipeline, gpipe, interleaved, one_f_one_b, zb_h1
+from scratch_ddp.pipeline import Pipeline
 from scratch_ddp.pipeline.schedules import Schedule
 
 WIDTH = 6
-SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": lambda p, m: interleaved(p, m, 2),
-    "zb_h1": zb_h1,
-}
 
 
 class Block(nn.Module):

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from scratch_ddp.instruments.traffic import traffic
-from scratch_ddp.pipeline import Action, Pipeline, gpipe, layers_of, one_f_one_b
+from scratch_ddp.pipeline import Action, Pipeline, gpipe, one_f_one_b
+from scratch_ddp.pipeline.split import layers_of
 from tests.ddp.cases import Made
 from tests.pipeline.cases import alone, batch, build, distance, pipeline_of
 from tests.ranks import assert_refused, in_turn, message_of, run_ranks
@@ -18,7 +19,6 @@ from tests.ranks import assert_refused, in_turn, message_of, run_ranks
 DIFFERENT = "the ranks build different pipelines; do the same everywhere\nrank 1: "
 ONE_LESS = [[each for each in row if each != Action("B", 1, 2)] for row in one_f_one_b(2, 4)]
 NOT_BUILT = [  # what both ranks say, and what rank 1 passes
-    ("rank 1: n_micro is a number of micro-batches, 1 or more, not 0", {"n_micro": 0}),
     ("'gpipe', '1f1b', 'interleaved', 'zb_h1' or rows, not '2f2b'", {"schedule": "2f2b"}),
     ("rank 1: the schedule has 3 rows, but there are 2 ranks", {"schedule": gpipe(3, 4)}),
     ("rank 1: B2 of stage 1 is missing", {"schedule": ONE_LESS}),
@@ -43,11 +43,11 @@ def test_what_can_not_be_built():
 def no_batch() -> None:
     pipeline, (x, y), rank = pipeline_of(build(4), 4), batch(8), dist.get_rank()
     for says, call in (
-        ("rank 0: x must be a tensor of at least 4 items, not of 3", lambda: pipeline.step(x[:3], y)),
+        ("rank 0: x must be a tensor of at least 4 items", lambda: pipeline.step(x[:3], y)),
         ("x has 8 items and y 7", lambda: pipeline.step(x, y[:7])),
-        ("rank 0: x must be a tensor of at least 4 items, not None", lambda: pipeline.step(None, y)),
+        ("rank 0: x must be a tensor of at least 4 items", lambda: pipeline.step(None, y)),
         ("rank 1: y must be a tensor", lambda: pipeline.step(x, torch.tensor(1.0))),
-        ("some ranks call step, others evaluate", lambda: (pipeline.evaluate if rank else pipeline.step)(x, y)),
+        ("some ranks call step() under no_grad", lambda: torch.set_grad_enabled(rank > 0)(pipeline.step)(x, y)),
     ):
         with traffic() as counted:
             said = message_of(call)
@@ -108,8 +108,8 @@ def test_a_stage_that_fails():
 
 
 OUTPUTS = [  # what every rank says, and a first stage
-    (r"rank 1: stage 1, which got float64 \(2, 3, 5\), failed in the forward of micro-batch 0", lambda x: x[..., 1:]),
-    ("rank 0: stage 0 failed.* one tensor of floating-point numbers, not a tuple", lambda x: (x, x)),
+    (r"rank 1: stage 1 failed in the forward of micro-batch 0: .*shapes", lambda x: x[..., 1:]),
+    ("rank 0: stage 0 failed.* one tensor of floating-point numbers, not tuple", lambda x: (x, x)),
     (r"put out float64 \(1, 3, 6\), and float64 \(2, 3, 6\) before", lambda x: x[: 1 + int(x[0, 0, 0] > 0)]),
 ]
 

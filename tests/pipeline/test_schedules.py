@@ -7,7 +7,6 @@ import pytest
 
 from scratch_ddp.pipeline import (
     Action,
-    balanced_cuts,
     bubble,
     gpipe,
     held,
@@ -17,7 +16,8 @@ from scratch_ddp.pipeline import (
     validate,
     zb_h1,
 )
-from tests.pipeline.cases import SCHEDULES
+from scratch_ddp.pipeline.module import SCHEDULES
+from scratch_ddp.pipeline.split import balanced_cuts
 
 SIZES = [(1, 1), (1, 4), (2, 1), (2, 3), (4, 2), (4, 8), (5, 5), (8, 16)]
 

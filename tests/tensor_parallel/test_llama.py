@@ -121,7 +121,7 @@ ARCHITECTURES = {  # that LLAMA is for, and the word in the refusal of others
     "Qwen3": None,  # a norm of each head
     "Cohere": None,  # blocks without a second norm
     "Exaone4": None,  # norms of each head, and norms after attention and MLP
-    "Gemma": "model.embed_tokens: this GemmaTextScaledWordEmbedding has a forward",
+    "Gemma": "this GemmaTextScaledWordEmbedding has a forward",
     "Olmo2": "model.layers.0.self_attn: 'q_norm.weight' would be whole among slices",
     "StableLm": "model.layers.0.self_attn: it cuts by its own num_heads",
     "Phi3": "the plan's 'q_proj' matches no module; is qkv_proj meant?",
