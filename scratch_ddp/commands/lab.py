@@ -34,12 +34,11 @@ def main(arguments: list[str]) -> int:
 def variables(copies: Path) -> dict[str, str]:
     """What the lab runs with unless it is set already.
 
-    Its settings, data and history are beside the copies; kernels show progress bars, and figures for fine screens.
+    Its settings, data and history are beside the copies, and figures are for fine screens.
     """
     jupyter = {"CONFIG": "", "DATA": "data", "RUNTIME": "runtime"}
     folders = {f"JUPYTER_{name}_DIR": folder for name, folder in jupyter.items()} | {"IPYTHONDIR": "ipython"}
-    settings = {name: str(copies / ".jupyter" / folder) for name, folder in folders.items()}
-    return settings | {"SCRATCH_DDP_PROGRESS": "1", "SCRATCH_DDP_RETINA": "1"}
+    return {name: str(copies / ".jupyter" / folder) for name, folder in folders.items()} | {"SCRATCH_DDP_RETINA": "1"}
 
 
 def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES) -> list[str]:

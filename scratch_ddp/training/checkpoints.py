@@ -1,8 +1,8 @@
 """Checkpoints of a run, and SIGTERM: a run that was ended goes on where it was saved last.
 
-torch.distributed.checkpoint writes each one, in a thread, to a folder `step_00000020` in the run's folder. The file
-`.metadata` is written last: a folder without it was cut short and is passed over. What was saved fits any strategy on
-any number of ranks.
+torch.distributed.checkpoint writes each one to a folder `step_00000020` in the run's folder. The file `.metadata` is
+written last: a folder without it was cut short and is passed over. What was saved fits any strategy on any number of
+ranks.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,9 @@ from scratch_ddp.training.loop import History, Score
 class Checkpoints:
     """Saves a run every `every` steps and when SIGTERM comes, and finds its last checkpoint.
 
-    `settings`: by name, what decides the losses: a checkpoint of a run with others is refused. Training goes on while a
-    checkpoint is written. Every rank makes one, in the main thread. Raises ValueError on every rank if one does not see
-    the folder, which exists. Costs two process groups of gloo, and in each step one all-reduce of 8 bytes.
+    `settings`: by name, what decides the losses: a checkpoint of a run with others is refused. Every rank makes one, in
+    the main thread. Raises ValueError on every rank if one does not see the folder, which exists. Costs a process group
+    of gloo, and in each step one all-reduce of 8 bytes.
     """
 
     def __init__(
@@ -49,13 +48,11 @@ class Checkpoints:
         self._named = getattr(model, "module", model)  # what gives the tensors their names: the model in a wrapper
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])  # a schedule that goes on needs it; it is saved with the rest
-        self._writing: Future | None = None
         self._last = 0  # the step that was saved last
         self._asked = False
         signal.signal(signal.SIGTERM, self._ask)  # the step under way goes on to its end
-        self._group = self._threads = None
-        if dist.is_initialized():  # GPUs shall not wait for our messages, and the writing threads need their own group
-            self._group, self._threads = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
+        # GPUs shall not wait for our messages.
+        self._group = dist.new_group(backend="gloo", timeout=timeout) if dist.is_initialized() else None
         missing = None if folder.exists() else f"{folder} is not the first rank's: hosts must share it"
         raise_everywhere(missing, self._group)
 
@@ -79,15 +76,16 @@ class Checkpoints:
             why = f"{place} can't be loaded: {_cause(error)}"
             raise ValueError(f"{why}; move it away, and the same command {then}") from None
         extra = json.loads(state["extra"])
-        for key in self.settings | extra["settings"]:
-            there, here = extra["settings"].get(key), self.settings.get(key)
-            if there != here:
+        for key, here in self.settings.items():
+            if (there := extra["settings"][key]) != here:
                 raise ValueError(f"{place} is of a run with {key} {there}, but this one has {key} {here}")
         parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         share = StateDictOptions(strict=False)  # of a sharded optimizer it is a part
         set_state_dict(self._named, self.optimizer, **parts, options=share)
-        self._last = len(extra["losses"])
-        return History(extra["losses"], extra["epoch_losses"], [Score(*values) for values in extra["scores"]])
+        history = History(**extra["history"])
+        history.scores = [Score(**score) for score in extra["history"]["scores"]]
+        self._last = len(history.losses)
+        return history
 
     def after_step(self, history: History) -> None:
         """Save if it is time to. If SIGTERM came to any rank, all of them end the process, after saving."""
@@ -100,42 +98,20 @@ class Checkpoints:
             # torchrun would start a run again that fails
             raise SystemExit(0 if "TORCHELASTIC_RUN_ID" in os.environ else 128 + signal.SIGTERM)
         if len(history.losses) % self.every == 0:
-            self._begin(history)
+            self.save(history)
 
     def save(self, history: History) -> None:
-        """Save now, unless the last checkpoint is of this step; return when it is complete. Every rank calls it."""
-        if len(history.losses) > self._last:
-            self._begin(history)
-        self._finish()
+        """Save, unless the last checkpoint is of this step, and remove all but two. Every rank calls it.
 
-    def _begin(self, history: History) -> None:
-        self._finish()  # a disk that is slower than `every` steps holds the run up
-        extra = {
-            "settings": self.settings,
-            "losses": history.of_all_ranks(self._group).mean(1).tolist(),
-            "epoch_losses": history.epoch_losses,
-            "scores": [dataclasses.astuple(score) for score in history.scores],
-        }
-        self._last = len(history.losses)
-        place, state = self.folder / f"step_{self._last:08}", self._state(json.dumps(extra))
-        self._writing = dcp.async_save(state, checkpoint_id=place, process_group=self._threads)
-
-    def _state(self, extra: str) -> dict[str, Any]:
-        """What is saved: of an FSDP model DTensors, else whole on every rank; of a sharded optimizer this rank's share.
-
-        An optimizer that has no state yet gets one of zeros.
+        Raises OSError on every rank if one of them can't write.
         """
-        weights, state = get_state_dict(self._named, self.optimizer)
-        # A clone, because async_save can't copy every row of FSDP's flat shards.
-        return {"model": {name: each.clone() for name, each in weights.items()}, "optimizer": state, "extra": extra}
-
-    def _finish(self) -> None:
-        """Wait for the thread, and remove all but two. Raises OSError on every rank if it could not write."""
-        if self._writing is None:
+        if len(history.losses) == self._last:
             return
-        writing, self._writing = self._writing, None
+        extra = json.dumps({"settings": self.settings, "history": dataclasses.asdict(history)})
+        self._last = len(history.losses)
+        place = self.folder / f"step_{self._last:08}"
         try:
-            writing.result()
+            dcp.save(self._state(extra), checkpoint_id=place, process_group=self._group)
         except (Exception, CheckpointException) as error:
             last = ", ".join(self._complete()[:1]) or "none"
             raise OSError(f"{self.folder} can't be written: {_cause(error)}; last complete: {last}") from None
@@ -144,6 +120,14 @@ class Checkpoints:
             for place in self.folder.glob("step_*"):
                 if place.name < oldest:
                     shutil.rmtree(place)
+
+    def _state(self, extra: str) -> dict[str, Any]:
+        """What is saved: of an FSDP model DTensors, else whole on every rank; of a sharded optimizer this rank's share.
+
+        An optimizer that has no state yet gets one of zeros.
+        """
+        weights, state = get_state_dict(self._named, self.optimizer)
+        return {"model": weights, "optimizer": state, "extra": extra}
 
     def _complete(self) -> list[str]:
         """The complete checkpoints, the last one first."""

@@ -29,8 +29,6 @@ def load_pairs(source: str | None = None):
         pairs = datasets.DatasetDict({name: datasets.Dataset.from_dict(rows) for name, rows in make_pairs().items()})
     else:
         pairs = datasets.load_dataset(*(("nyu-mll/glue", "mrpc") if place == "hub" else (place,)))
-        if missing := {"train", "validation"} - pairs.keys():
-            raise ValueError(f"{place!r} has no {' and no '.join(sorted(missing))} pairs")
         pairs = pairs.select_columns(list(COLUMNS))
     sizes = ", ".join(f"{len(rows)} {split}" for split, rows in pairs.items())
     print_once(f"pairs: {place} ({'as asked' if source else 'the default'}); {sizes}")

@@ -4,9 +4,7 @@ A plain model is trained by this process alone, a model in a strategy's wrapper 
 """
 
 import functools
-import json
-import os
-import sys
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,8 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scratch_ddp.common.accounting import set_up
-from scratch_ddp.common.agreement import gather_texts, message_device
-from scratch_ddp.common.extras import extra
+from scratch_ddp.common.agreement import message_device
 from scratch_ddp.training.data import Batch, Batches
 
 WARMUP = 0.1  # of the steps
@@ -38,24 +35,17 @@ class Score:
 
 @dataclass
 class History:
-    """A run as one rank saw it. `losses` are its parts of each step's loss: their mean over the ranks is the loss."""
+    """What came out of a run's steps and epochs so far, over all ranks that train the model: the same on each."""
 
-    losses: list[float] = field(default_factory=list)
-    epoch_losses: list[float] = field(default_factory=list)  # mean loss of the epoch's steps, over all ranks
-    scores: list[Score] = field(default_factory=list)
-
-    def of_all_ranks(self, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-        """Return every rank's losses: float64 (steps, ranks). Costs two all-gathers if there is a process group."""
-        mine = json.dumps(self.losses)
-        every = gather_texts(mine, group) if dist.is_initialized() else [mine]
-        return torch.tensor([json.loads(each) for each in every], dtype=torch.float64).T
+    losses: list[float] = field(default_factory=list)  # of each step
+    epoch_losses: list[float] = field(default_factory=list)  # mean loss of the epoch's steps
+    scores: list[Score] = field(default_factory=list)  # after each epoch, if there is validation
 
 
 def train(
     model: nn.Module,
     batches: Batches,
     epochs: int = 1,
-    lr: float = 1e-3,
     validation: Batches | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     report: Callable[[str], None] | None = None,
@@ -65,13 +55,11 @@ def train(
     """Train with AdamW (or `optimizer`) and a learning rate that rises over a tenth of the steps, then falls to zero.
 
     `batches` and `validation` share their items over the same ranks as the model (`world_size` 1 for a plain model);
-    if `batches` does not, ValueError is raised. After each epoch, `report` gets a line. Returns this rank's history.
-    With the `history` of an interrupted run, whose state model and optimizer have, training goes on where that one
-    ended. `after_step` is called with each step's batch and the history. Communication: that of the strategy, and after
-    each epoch one all-reduce of one number and an evaluation.
+    if `batches` does not, ValueError is raised. After each epoch, `report` gets a line. Returns the history. With the
+    `history` of an interrupted run, whose state model and optimizer have, training goes on where that one ended.
+    `after_step` is called with each step's batch and the history. Communication: that of the strategy, in each step one
+    all-reduce of one number, and after each epoch an evaluation.
     """
-    with extra("cells"):
-        from tqdm import tqdm
     is_torchs = isinstance(model, nn.parallel.DistributedDataParallel)
     ranks = dist.get_world_size(model.process_group) if is_torchs else getattr(model, "world_size", 1)
     if batches.world_size != ranks:
@@ -79,40 +67,32 @@ def train(
             f"the items are shared over {batches.world_size} ranks, but {ranks} train the model: "
             "wrap the model, or build the batches with its rank and world_size"
         )
-    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     history = history or History()
     steps, done = epochs * len(batches), len(history.losses)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, functools.partial(warm_up_then_fall, steps=steps), last_epoch=done - 1
     )
     device = next(model.parameters()).device
-    with tqdm(total=steps, initial=done, unit="step", disable=not shows_progress(batches.rank)) as bar:
-        for epoch in range(len(history.epoch_losses), epochs):
-            model.train()
-            began = epoch * len(batches)
-            for batch in batches.epoch(epoch, len(history.losses) - began):
-                history.losses.append(backward(model, batch.to(device), ranks))
-                optimizer.step()
-                optimizer.zero_grad()
-                schedule.step()
-                bar.update()
-                if after_step:
-                    after_step(batch, history)
-            mean = torch.tensor(history.losses[began:], dtype=torch.float64).mean() / ranks
-            history.epoch_losses.append(_sum_over_ranks(mean, model, ranks).item())
-            line = f"epoch {epoch + 1}: loss {history.epoch_losses[-1]:.4f}"
-            if validation:
-                history.scores.append(evaluate(model, validation))
-                line += f", validation {history.scores[-1]}"
-            if report:
-                report(line)
+    for epoch in range(len(history.epoch_losses), epochs):
+        model.train()
+        began = epoch * len(batches)
+        for batch in batches.epoch(epoch, len(history.losses) - began):
+            part = torch.tensor(backward(model, batch.to(device), ranks), dtype=torch.float64)
+            history.losses.append(_sum_over_ranks(part, model, ranks).item() / ranks)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            if after_step:
+                after_step(batch, history)
+        history.epoch_losses.append(statistics.fmean(history.losses[began:]))
+        line = f"epoch {epoch + 1}: loss {history.epoch_losses[-1]:.4f}"
+        if validation:
+            history.scores.append(evaluate(model, validation))
+            line += f", validation {history.scores[-1]}"
+        if report:
+            report(line)
     return history
-
-
-def shows_progress(rank: int) -> bool:
-    """True on the first rank, as SCRATCH_DDP_PROGRESS says (0, 1; `lab` sets it to 1), else on a terminal."""
-    setting = os.environ.get("SCRATCH_DDP_PROGRESS")
-    return rank == 0 and (setting == "1" if setting else sys.stderr.isatty())
 
 
 def warm_up_then_fall(step: int, steps: int) -> float:
