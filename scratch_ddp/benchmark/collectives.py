@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from scratch_ddp.instruments.bandwidth import SIZES, measure
 from scratch_ddp.instruments.forked_ranks import run_ranks
-from scratch_ddp.instruments.sizes import count
+from scratch_ddp.instruments.sizes import count, parse_size
 from scratch_ddp.instruments.timing import machine
 from scratch_ddp.training.__main__ import choose_device
 
@@ -26,7 +26,7 @@ LEGEND = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=count, nargs="+", default=[2, 4, 6], help="default: 2 4 6")
-    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
+    parser.add_argument("--sizes", type=parse_size, nargs="+", default=SIZES, help=f"default: {' '.join(SIZES)}")
     parser.add_argument("--seconds", type=float, default=1.0, help="time per row, about (default: 1)")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scratch_ddp.commands.copies import copy
-from scratch_ddp.commands.lab import lab_command, variables, write_settings
+from scratch_ddp.commands.lab import lab_command, variables
 from scratch_ddp.commands.notebooks import NOTEBOOKS, ROOT
 from tests.notebooks.files import save
 
@@ -96,7 +96,6 @@ def serve(copies: Path) -> Iterator[str]:
     settings = copies / ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
     settings.mkdir(parents=True)
     (settings / "tracker.jupyterlab-settings").write_text(WHOLE_NOTEBOOK)
-    write_settings()
     log = copies.parent / "server.log"
     with open(log, "w") as file:
         server = subprocess.Popen(
