@@ -87,7 +87,9 @@ def update(venv: Path, requirements: Path = REQUIREMENTS) -> None:
     print(f"Installing {requirements.relative_to(ROOT)} (the first time this takes some minutes) …", flush=True)
     command = [python, "-m", "pip", "install", "--disable-pip-version-check", "-r", str(requirements)]
     if subprocess.call(command, cwd=str(ROOT)) != 0:  # in ROOT, for the line `-e .`
-        raise SystemExit("pip has failed: the reason is above. The same command again goes on where it stopped.")
+        raise SystemExit(
+            f"pip could not install {requirements.name}: see above. The same command again goes on from there."
+        )
     (venv / STAMP).write_text(json.dumps(wanted))
 
 

@@ -8,7 +8,7 @@ import nbformat
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from scratch_ddp.commands.notebooks import exercise_cells, find_lesson, lesson_paths, run
-from scratch_ddp.commands.outputs import clean_notebook, clear_outputs, replace, to_text
+from scratch_ddp.commands.outputs import clean_notebook, clear_outputs, to_text
 
 
 def refresh(path: Path) -> bool:
@@ -23,9 +23,8 @@ def refresh(path: Path) -> bool:
     clear_outputs(notebook)
     run(notebook, path.parent)
     clean_notebook(notebook)
-    after = to_text(notebook)
-    if after != before:
-        replace(path, after)
+    if (after := to_text(notebook)) != before:
+        path.write_text(after, encoding="utf-8")
     return after != before
 
 
@@ -35,8 +34,7 @@ def _notebook(name: str) -> Path:
     The path of a learner's copy means its lesson: the stubs would overwrite the answers.
     """
     path = Path(name).absolute()
-    own = path.suffix == ".ipynb" and path.is_file() and any(path.parent.glob("lesson_*.py"))
-    return path if own else find_lesson(name)
+    return path if path.is_file() and any(path.parent.glob("lesson_*.py")) else find_lesson(name)
 
 
 def main(arguments: list[str]) -> int:
