@@ -48,11 +48,10 @@ def copy(source: Path, target: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp copy", description=__doc__)
-    parser.add_argument("lesson", metavar="LESSON", nargs="?", help="02, or 02_inside_all_reduce, my_ddp, glossary")
-    parser.add_argument("--for-students", type=Path, metavar="FOLDER", help="all lessons, in a new folder to hand out")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("lesson", metavar="LESSON", nargs="?", help="02, or 02_inside_all_reduce, my_ddp, glossary")
+    what.add_argument("--for-students", type=Path, metavar="FOLDER", help="all lessons, in a new folder to hand out")
     options = parser.parse_args(arguments)
-    if (options.lesson is None) == (options.for_students is None):
-        parser.error("give a LESSON, or --for-students FOLDER")
     if options.for_students:
         hand_out(options.for_students)
         return 0

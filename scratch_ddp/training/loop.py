@@ -63,10 +63,7 @@ def train(
     is_torchs = isinstance(model, nn.parallel.DistributedDataParallel)
     ranks = dist.get_world_size(model.process_group) if is_torchs else getattr(model, "world_size", 1)
     if batches.world_size != ranks:
-        raise ValueError(
-            f"the items are shared over {batches.world_size} ranks, but {ranks} train the model: "
-            "wrap the model, or build the batches with its rank and world_size"
-        )
+        raise ValueError(f"items shared over {batches.world_size} ranks, but {ranks} train the model: wrap the model")
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     history = history or History()
     steps, done = epochs * len(batches), len(history.losses)

@@ -1,8 +1,5 @@
 """Sphinx's settings for the book. Sphinx reads this file in the book's own environment, without the package."""
 
-from docutils.nodes import SkipNode
-from latex2mathml.converter import convert
-
 project = "Distributed training from scratch"
 html_title = project
 language = "en"
@@ -20,7 +17,6 @@ html_copy_source = False
 html_use_index = False
 html_show_copyright = False
 html_show_sphinx = False
-html_math_renderer = "mathml"
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
@@ -30,15 +26,3 @@ nb_render_error_lexer = "none"
 myst_heading_anchors = 4  # as JupyterLab and GitHub name them
 myst_enable_extensions = ["dollarmath", "html_image"]
 myst_disable_syntax = ["myst_line_comment", "myst_block_break", "myst_target", "myst_role"]  # plain text in JupyterLab
-
-
-def show_math(self, node) -> None:
-    """Write a formula as MathML, which browsers draw themselves: no script, no font."""
-    block = node.tagname == "math_block"
-    formula = convert(node.astext(), display="block" if block else "inline")
-    self.body.append(f'<div class="math">{formula}</div>' if block else formula)
-    raise SkipNode
-
-
-def setup(app) -> None:
-    app.add_html_math_renderer("mathml", inline_renderers=(show_math, None), block_renderers=(show_math, None))
