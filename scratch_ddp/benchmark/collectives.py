@@ -18,9 +18,8 @@ from scratch_ddp.training.__main__ import choose_device
 
 HANGS = 3600.0  # seconds, longer than any measurement
 LEGEND = (
-    "Sizes: 1 MiB = 2^20 bytes, 1 MB = 10^6. Times: median [quartiles] over the samples, of the slowest rank. "
-    "1 GB/s = 10^9 bytes per second, 1 GiB/s = 2^30. algbw = S/t, busbw = 2(n-1)/n·S/t as in nccl-tests; "
-    "2·S/t is what the article published, in GiB/s, though it says GB/s."
+    "1 MiB = 2^20 bytes, 1 MB = 10^6. Times: median [quartiles] of the slowest rank. algbw = S/t, busbw = 2(n-1)/n·S/t "
+    "as in nccl-tests; 2·S/t is what the article published, in GiB/s, though it says GB/s."
 )
 
 

@@ -32,8 +32,6 @@ def enter(arguments: list[str]) -> None:
     return. Inside, it only sets the variables that a kernel and its `!commands` should see.
     """
     check_python(sys.version_info)
-    if not REQUIREMENTS.exists():
-        raise SystemExit(f"These commands work in a clone of the repository; {ROOT} has no requirements.txt.")
     venv = folder()
     update(venv)
     if Path(sys.prefix).resolve() == venv.resolve():

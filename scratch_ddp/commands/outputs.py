@@ -3,8 +3,6 @@
 `clean_outputs` is applied to what is saved and, through conftest.py, to what a strict nbval run compares with it.
 """
 
-import base64
-import io
 import re
 import sys
 from pathlib import Path
@@ -17,8 +15,6 @@ from scratch_ddp.commands.environment import ROOT
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 SCRIPT = "application/javascript"
-PICTURE = "image/png"
-PICTURE_COLOURS = 128  # a chart has far fewer, and smooth edges
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -29,9 +25,6 @@ def clean_notebook(notebook: NotebookNode) -> None:
         cell.metadata = nbformat.from_dict({key: value for key, value in cell.metadata.items() if key == "tags"})
         if cell.cell_type == "code":
             cell.outputs = clean_outputs(cell.outputs)
-        for output in cell.get("outputs", []):
-            if PICTURE in output.get("data", {}):
-                output.data[PICTURE] = _with_few_colours(output.data[PICTURE])
 
 
 def clear_outputs(notebook: NotebookNode) -> None:
@@ -63,18 +56,6 @@ def clean_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:
         if output.output_type == "stream":
             output.text = _as_a_terminal_shows(output.text)
     return [output for output in cleaned if output.get("text", "something")]
-
-
-def _with_few_colours(picture: str) -> str:
-    """A picture, in base64, with a palette: a third of the bytes. One that has a palette, or is transparent, stays."""
-    from PIL import Image  # matplotlib needs it, so whoever has drawn a picture has it
-
-    image = Image.open(io.BytesIO(base64.b64decode(picture)))
-    if image.mode not in ("RGB", "RGBA") or (image.mode == "RGBA" and image.getextrema()[3][0] < 255):
-        return picture
-    smaller = io.BytesIO()
-    image.convert("RGB").quantize(PICTURE_COLOURS, dither=Image.Dither.NONE).save(smaller, "PNG", optimize=True)
-    return base64.b64encode(smaller.getvalue()).decode("ascii")
 
 
 def _as_a_terminal_shows(text: str) -> str:

@@ -1,7 +1,5 @@
 """How a notebook's outputs are saved, and `refresh`, which saves them."""
 
-import base64
-import io
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
-from nbformat.v4 import new_code_cell, new_notebook, new_output
-from PIL import Image
+from nbformat.v4 import new_output
 
 from scratch_ddp.commands import outputs, refresh
 from tests.notebooks.files import save, stream
@@ -61,24 +58,9 @@ def test_refresh_saves_what_strict_nbval_then_compares(tmp_path):
     assert done.returncode == 1 and "1 failed, 5 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_failing_cell_is_named_and_the_file_stays(tmp_path):
+def test_a_failing_cell_is_shown_and_the_file_stays(tmp_path):
     path = save(tmp_path / "00_x.ipynb", "x = 1", "print('so far')\nraise ValueError('wrong shape')", "x")
     before = path.read_bytes()
     with pytest.raises(CellExecutionError, match=r"print\('so far'\)(.|\n)*ValueError.*: wrong shape"):
         refresh.refresh(path)
     assert path.read_bytes() == before
-
-
-def test_pictures_are_saved_with_a_palette_and_look_the_same():
-    written = io.BytesIO()
-    Image.effect_mandelbrot((64, 48), (-2, -1.5, 1, 1.5), 60).convert("RGBA").save(written, "PNG")
-    data = {"image/png": base64.b64encode(written.getvalue()).decode()}
-    notebook = new_notebook(cells=[new_code_cell("", outputs=[new_output("display_data", data=data)])])
-    sizes = []
-    for _ in range(2):  # one with a palette stays as it is
-        outputs.clean_notebook(notebook)
-        saved = base64.b64decode(notebook.cells[0].outputs[0].data["image/png"])
-        sizes.append(len(saved))
-    assert sizes[0] == sizes[1] < len(written.getvalue())
-    both = [Image.open(picture).convert("RGB").tobytes() for picture in (io.BytesIO(saved), written)]
-    assert max(abs(a - b) for a, b in zip(*both, strict=True)) <= 4
