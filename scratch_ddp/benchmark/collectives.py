@@ -12,21 +12,20 @@ import torch.distributed as dist
 
 from scratch_ddp.instruments.bandwidth import SIZES, measure
 from scratch_ddp.instruments.forked_ranks import run_ranks
-from scratch_ddp.instruments.sizes import count
+from scratch_ddp.instruments.sizes import count, parse_size
 from scratch_ddp.instruments.timing import machine
 from scratch_ddp.training.__main__ import choose_device
 
 HANGS = 3600.0  # seconds, longer than any measurement
 LEGEND = (
-    "Sizes: 1 MiB = 2^20 bytes, 1 MB = 10^6. Times: median [quartiles] over the samples, of the slowest rank. "
-    "1 GB/s = 10^9 bytes per second, 1 GiB/s = 2^30. algbw = S/t, busbw = 2(n-1)/n·S/t as in nccl-tests; "
-    "2·S/t is what the article published, in GiB/s, though it says GB/s."
+    "1 MiB = 2^20 bytes, 1 MB = 10^6. Times: median [quartiles] of the slowest rank. algbw = S/t, busbw = 2(n-1)/n·S/t "
+    "as in nccl-tests; 2·S/t is what the article published, in GiB/s, though it says GB/s."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=count, nargs="+", default=[2, 4, 6], help="default: 2 4 6")
-    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
+    parser.add_argument("--sizes", type=parse_size, nargs="+", default=SIZES, help=f"default: {' '.join(SIZES)}")
     parser.add_argument("--seconds", type=float, default=1.0, help="time per row, about (default: 1)")
 
 

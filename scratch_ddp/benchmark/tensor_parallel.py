@@ -8,13 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    loss_parallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import cross_entropy
 
 from scratch_ddp.benchmark import steps
@@ -33,12 +27,12 @@ def by_dtensor(model: nn.Module, mesh: DeviceMesh, sequence: bool = False, with_
     """The layout of `parallelize` by torch's `parallelize_module`: lesson 17's; without `sequence`, of whole tokens."""
     logits = {"use_local_output": False} if with_loss else {"output_layouts": ALL}
     if sequence:
-        last = {"model.norm": SequenceParallel(), "lm_head": ColwiseParallel(input_layouts=TOKENS, **logits)}
-        return parallelize_module(model, mesh, PLAN | FIRST | last)
-    plan = {name: RowwiseParallel() for name, style in PLAN.items() if isinstance(style, RowwiseParallel)}
-    plan |= {name: style for name, style in PLAN.items() if isinstance(style, ColwiseParallel)}
-    ends = {"model.embed_tokens": RowwiseParallel(input_layouts=ALL), "lm_head": ColwiseParallel(**logits)}
-    return parallelize_module(model, mesh, plan | ends)
+        last = {"model.norm": tp.SequenceParallel(), "lm_head": tp.ColwiseParallel(input_layouts=TOKENS, **logits)}
+        return tp.parallelize_module(model, mesh, PLAN | FIRST | last)
+    linear = (tp.ColwiseParallel, tp.RowwiseParallel)
+    plan = {name: type(style)() for name, style in PLAN.items() if isinstance(style, linear)}
+    ends = {"model.embed_tokens": tp.RowwiseParallel(input_layouts=ALL), "lm_head": tp.ColwiseParallel(**logits)}
+    return tp.parallelize_module(model, mesh, plan | ends)
 
 
 def whole_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -55,8 +49,8 @@ def step(model: nn.Module, loss: Callable, ids: torch.Tensor) -> float:
     return value.item()
 
 
-def step_with_parallel_loss(model: nn.Module, ids: torch.Tensor) -> float:
-    with loss_parallel():
+def with_parallel_loss(model: nn.Module, ids: torch.Tensor) -> float:
+    with tp.loss_parallel():
         return step(model, whole_loss, ids)
 
 
@@ -66,17 +60,15 @@ def measure(rounds: int, sizes: dict[str, int]) -> dict[str, list[Sample]]:
     models = [steps.build_llama(**sizes) for _ in range(6)]
     ids = steps.make_batch(0, vocabulary=models[0].lm_head.out_features)["input_ids"]
     ours = partial(step, loss=vocabulary_parallel_cross_entropy, ids=ids)
-    torchs = partial(step, loss=whole_loss, ids=ids)
+    whole = partial(step, loss=whole_loss, ids=ids)
     variants = {
         "parallelize": partial(ours, parallelize(models[0], LLAMA)),
         "parallelize, sequence": partial(ours, parallelize(models[1], LLAMA_SEQUENCE)),
-        "DTensor": partial(torchs, by_dtensor(models[2], mesh)),
-        "DTensor with loss_parallel": partial(
-            step_with_parallel_loss, by_dtensor(models[3], mesh, with_loss=True), ids
-        ),
-        "DTensor, sequence": partial(torchs, by_dtensor(models[4], mesh, sequence=True)),
+        "DTensor": partial(whole, by_dtensor(models[2], mesh)),
+        "DTensor with loss_parallel": partial(with_parallel_loss, by_dtensor(models[3], mesh, with_loss=True), ids),
+        "DTensor, sequence": partial(whole, by_dtensor(models[4], mesh, sequence=True)),
     }
-    expected = torchs(models[5])
+    expected = whole(models[5])
     for name, run in variants.items():
         if not abs((loss := run()) - expected) < 1e-4:
             raise ValueError(f"{name}: the loss is {loss}, not {expected}")

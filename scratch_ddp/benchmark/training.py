@@ -23,7 +23,7 @@ from scratch_ddp.zero import ShardedOptimizer
 Wrap = Callable[[nn.Module], nn.Module]
 LARGER = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 12, "num_attention_heads": 8}
 LARGER["num_key_value_heads"] = 4  # 43 M parameters, 20 % of them outside the blocks
-ADAMW = ", with AdamW"
+ADAMW, WHOLE = ", with AdamW", ", whole step"
 
 
 def sharded(model: nn.Module, **settings: object) -> nn.Module:
@@ -75,7 +75,7 @@ def measure_zero(rounds: int, sizes: dict[str, int]) -> dict[str, list[Sample]]:
             parameter.grad = torch.ones_like(parameter)
         model = wrap(model)
         variants[name] = make(alone.parameters(), lr=1e-3).step
-        variants[f"{name}, whole step"] = partial(steps.step, model, make(model.parameters(), lr=1e-3), **batch)
+        variants[name + WHOLE] = partial(steps.step, model, make(model.parameters(), lr=1e-3), **batch)
     return interleaved(variants, rounds)
 
 
@@ -96,17 +96,14 @@ def peak(_: int, wrap: Wrap, sizes: dict[str, int]) -> float:
 
 def rows(rounds: int, sizes: dict[str, int], larger: dict[str, int]) -> list[steps.Row]:
     """Every row of the table. `sizes`, `larger`: of the models that are timed, and whose memory is measured."""
-    found = steps.on_ranks(2, measure, rounds, DDP, sizes)
-    table = steps.beside(found, [("BucketedDDP" + end, each + end) for end in ("", ADAMW) for each in list(DDP)[:2]])
-    found = steps.on_ranks(2, measure, rounds, SHARDED, sizes)
-    both = [("FSDP" + end, "fully_shard" + end) for end in ("", ADAMW)]
-    table += steps.beside(found, both)
-    found = steps.on_ranks(4, measure_on_mesh, max(1, rounds // 2), sizes)
-    table += [(f"mesh of 2 × 2: {what}", figure) for what, figure in steps.beside(found, both)]
-    found = steps.on_ranks(2, measure_zero, rounds, sizes)
-    names = [("ShardedOptimizer", "ZeroRedundancyOptimizer")]
-    names += [tuple(f"{name}, whole step" for name in names[0])]
-    table += steps.beside(found, names)
+    replicas = [("BucketedDDP" + end, each + end) for end in ("", ADAMW) for each in list(DDP)[:2]]
+    shards = [("FSDP" + end, "fully_shard" + end) for end in ("", ADAMW)]
+    optimizers = [("ShardedOptimizer" + end, "ZeroRedundancyOptimizer" + end) for end in ("", WHOLE)]
+    table = steps.beside(steps.on_ranks(2, measure, rounds, DDP, sizes), replicas)
+    table += steps.beside(steps.on_ranks(2, measure, rounds, SHARDED, sizes), shards)
+    on_mesh = steps.beside(steps.on_ranks(4, measure_on_mesh, max(1, rounds // 2), sizes), shards)
+    table += [(f"mesh of 2 × 2: {what}", figure) for what, figure in on_mesh]
+    table += steps.beside(steps.on_ranks(2, measure_zero, rounds, sizes), optimizers)
     for name, wrap in {**SHARDED, "torch's DDP": DistributedDataParallel}.items():
         most = steps.on_ranks(2, peak, 5, wrap, larger)
         table.append((f"peak memory of a step with AdamW / bytes of the parameters, {name}", f"{most:.2f}"))

@@ -1,6 +1,7 @@
 """The learner's copies of the lessons: made where missing, and never overwritten.
 
-A copy starts without outputs, so that a guess comes before its answer.
+A copy starts without outputs, so that a guess comes before its answer. `copy LESSON` makes a fresh one, and keeps the
+one that is there under a dated name.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import get_kernel_spec
 
 from scratch_ddp.commands.notebooks import COPIES, NOTEBOOKS, find_lesson, lesson_paths
-from scratch_ddp.commands.outputs import KERNELSPEC, clear_outputs, replace, to_text
+from scratch_ddp.commands.outputs import KERNELSPEC, clear_outputs, to_text
 
 INSTEAD_OF_SOLUTIONS = "solutions.md"  # scratch_ddp.course.check looks for it
 WHERE_SOLUTIONS_ARE = "Your teacher has the solutions.\n"
@@ -42,27 +43,21 @@ def copy(source: Path, target: Path) -> None:
         notebook.metadata["kernelspec"] = KERNELSPEC | {"display_name": get_kernel_spec("python3").display_name}
         text = to_text(notebook)
     target.parent.mkdir(parents=True, exist_ok=True)
-    replace(target, text)
+    target.write_text(text, encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp copy", description="Make a copy of a lesson.")
-    parser.add_argument("lesson", metavar="LESSON", nargs="?", help="02, or 02_inside_all_reduce, my_ddp, glossary")
-    parser.add_argument("--fresh", action="store_true", help="keep an existing copy under a dated name and start again")
-    parser.add_argument("--for-students", type=Path, metavar="FOLDER", help="all lessons, in a new folder to hand out")
+    parser = argparse.ArgumentParser(prog="python3 -m scratch_ddp copy", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("lesson", metavar="LESSON", nargs="?", help="02, or 02_inside_all_reduce, my_ddp, glossary")
+    what.add_argument("--for-students", type=Path, metavar="FOLDER", help="all lessons, in a new folder to hand out")
     options = parser.parse_args(arguments)
-    if (options.lesson is None) == (options.for_students is None):
-        parser.error("give a LESSON, or --for-students FOLDER")
     if options.for_students:
         hand_out(options.for_students)
         return 0
     named = (source for source in sources(NOTEBOOKS) if options.lesson in (source.stem, source.name))
     source = next(named, None) or find_lesson(options.lesson)
     target = COPIES / source.relative_to(NOTEBOOKS)
-    if target.exists() and not options.fresh:
-        command = f"python3 -m scratch_ddp copy {source.stem} --fresh"
-        print(f"{target} already exists and was not changed. To keep it and start again: {command}")
-        return 1
     if target.exists():
         kept = target.rename(target.with_stem(f"{target.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"))
         print(f"Your work is now in {kept}.")
@@ -77,6 +72,6 @@ def hand_out(folder: Path, notebooks: Path = NOTEBOOKS) -> None:
         raise SystemExit(f"{folder} already exists: name a new folder.")
     make_copies(notebooks, folder)
     note = folder / INSTEAD_OF_SOLUTIONS
-    replace(note, WHERE_SOLUTIONS_ARE)
+    note.write_text(WHERE_SOLUTIONS_ARE)
     print(f"The lessons are in {folder}. Students put this folder into their clone as my_lessons/.")
     print(f"In it, solution(...) prints what {note} says: edit that file.")

@@ -6,30 +6,29 @@ criteria stand for exercises.
 """
 
 import argparse
-import dataclasses
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
+from nbclient.exceptions import DeadKernelError
 from nbformat import NotebookNode
 
-from scratch_ddp.commands.notebooks import ANSI_COLOUR, CellFailed, run
+from scratch_ddp.commands.notebooks import run
 from scratch_ddp.commands.outputs import clean_outputs, clear_outputs
 
 CAPSTONE = ("my_ddp", "misbehaving")  # what the names of its files begin with
+ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 SAID_BY = re.compile(r"\s+← ranks? [\d–, ]+$")  # the rank cells' label at the end of a line
 CHECK = re.compile(r"^check\(\s*([A-Za-z_]\w*)", re.MULTILINE)
-HOLDS, FAILS = "holds", "fails"
-NOT_WRITTEN, NOT_REACHED = "not written", "not reached"
-MARKS = {HOLDS: "✓", FAILS: "✗"}
+HOLDS, FAILS, NOT_WRITTEN, NOT_REACHED = "✓", "✗", "not written", "not reached"
 
 
-@dataclasses.dataclass
-class Exercise:
+class Graded(NamedTuple):
     """What became of one exercise: its name, one of the words above, and the lines of its criteria."""
 
     name: str
@@ -37,53 +36,31 @@ class Exercise:
     lines: list[str]
 
 
-@dataclasses.dataclass
-class Report:
-    """A notebook's exercises in order and, if it was not run to its end, why."""
-
-    notebook: str
-    exercises: list[Exercise]
-    stopped: str | None = None
-
-    @property
-    def held(self) -> int:
-        return sum(exercise.status == HOLDS for exercise in self.exercises)
-
-
-def grade(path: Path, cell_timeout: float) -> Report:
-    """Run a notebook to its end, whatever fails, without changing the file."""
-    try:
-        notebook, report = nbformat.read(path, as_version=4), Report(str(path), [])
-    except Exception as error:  # nbformat raises whatever its parser does
-        return Report(str(path), [], f"{path} can't be read as a notebook: {error}")
+def grade(path: Path, cell_timeout: float) -> list[Graded]:
+    """Run a notebook to its end, whatever fails, without changing the file; its exercises in their order."""
+    notebook = nbformat.read(path, as_version=4)
     clear_outputs(notebook)
     try:
         run(notebook, path.absolute().parent, keep_going=True, cell_timeout=cell_timeout)
-    except CellFailed as failure:
-        report.stopped = str(failure)
-    report.exercises += exercises_of(notebook)
-    return report
+    except DeadKernelError:
+        print(f"{path}: the kernel died, so the rest was not reached.")
+    return exercises_of(notebook)
 
 
-def grade_capstone(path: Path) -> Report:
+def grade_capstone(path: Path) -> list[Graded]:
     """Judge a file of the capstone, every part of it within a time limit."""
     command = [sys.executable, "-m", "scratch_ddp.course.capstone", str(path)]
     ended = subprocess.run(command, capture_output=True, text=True)
-    try:
-        criteria = json.loads(ended.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        why = (ended.stderr.strip() or "it said nothing").splitlines()[-1]
-        return Report(str(path), [], f"{path} could not be judged: {why}")
-    rows = [Exercise(name, FAILS if wrong else HOLDS, [wrong or promise]) for name, promise, wrong in criteria]
-    return Report(str(path), rows)
+    if ended.returncode:
+        raise RuntimeError(ended.stderr)
+    criteria = json.loads(ended.stdout.splitlines()[-1])
+    return [Graded(name, FAILS if wrong else HOLDS, [wrong or promise]) for name, promise, wrong in criteria]
 
 
-def exercises_of(notebook: NotebookNode) -> Iterator[Exercise]:
+def exercises_of(notebook: NotebookNode) -> list[Graded]:
     """The exercises of a notebook that was run, with the verdict of each."""
-    for cell in notebook.cells:
-        names = CHECK.findall(cell.source) if cell.cell_type == "code" else []
-        if names:
-            yield Exercise(", ".join(names), *verdict(cell))
+    cells = [(CHECK.findall(cell.source), cell) for cell in notebook.cells if cell.cell_type == "code"]
+    return [Graded(", ".join(names), *verdict(cell)) for names, cell in cells if names]
 
 
 def verdict(cell: NotebookNode) -> tuple[str, list[str]]:
@@ -94,8 +71,8 @@ def verdict(cell: NotebookNode) -> tuple[str, list[str]]:
     errors = [f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"]
     texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
     said = [line for text in texts for line in ANSI_COLOUR.sub("", text).splitlines()]
-    lines = [SAID_BY.sub("", line).strip() for line in said if line.startswith(("✓", "✗"))]
-    if errors or any("✗" in line for line in lines):
+    lines = [SAID_BY.sub("", line).strip() for line in said if line.startswith((HOLDS, FAILS))]
+    if errors or any(FAILS in line for line in lines):
         return FAILS, lines + errors
     if lines:
         return HOLDS, lines
@@ -104,16 +81,14 @@ def verdict(cell: NotebookNode) -> tuple[str, list[str]]:
     return FAILS, ["the check said nothing"]
 
 
-def as_text(report: Report) -> str:
-    """A row for each exercise with its criteria below one another, and how many hold."""
-    lines, width = [], max((len(each.name) for each in report.exercises), default=0)
-    for exercise in report.exercises:
-        first, *others = exercise.lines or [""]
-        lines.append(f"{exercise.name:{width}}  {MARKS.get(exercise.status, exercise.status):11}  {first}".rstrip())
-        lines += [f"{'':{width}}  {'':11}  {line}" for line in others]
-    lines += [report.stopped] if report.stopped else []
-    counted = "criteria" if report.notebook.endswith(".py") else "exercises"
-    return "\n".join([*lines, f"{report.notebook}: {report.held} of {len(report.exercises)} {counted} hold.\n"])
+def as_text(path: Path, exercises: Sequence[Graded]) -> str:
+    """Each exercise with its criteria below it, and how many hold."""
+    lines = []
+    for each in exercises:
+        lines += [f"{each.status:12}{each.name}", *(f"{'':14}{line}" for line in each.lines)]
+    held = sum(each.status == HOLDS for each in exercises)
+    counted = "criteria" if path.suffix == ".py" else "exercises"
+    return "\n".join([*lines, f"{path}: {held} of {len(exercises)} {counted} hold.\n"])
 
 
 def main(arguments: list[str]) -> int:
@@ -125,9 +100,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("notebooks", nargs="+", type=Path, metavar="FILE", help="it stays as it is")
     parser.add_argument("--cell-timeout", type=float, default=300.0, metavar="SECONDS", help="interrupt longer cells")
     options = parser.parse_args(arguments)
-    reports = []
+    all_hold = True
     for path in options.notebooks:
         is_capstone = path.suffix == ".py" and path.stem.startswith(CAPSTONE)
-        reports.append(grade_capstone(path) if is_capstone else grade(path, options.cell_timeout))
-        print(as_text(reports[-1]), flush=True)
-    return 0 if all(report.held == len(report.exercises) and not report.stopped for report in reports) else 1
+        try:
+            exercises = grade_capstone(path) if is_capstone else grade(path, options.cell_timeout)
+        except Exception as error:  # nbformat raises whatever its parser does
+            print(f"{path} can't be graded: {error}\n", flush=True)
+            all_hold = False
+            continue
+        print(as_text(path, exercises), flush=True)
+        all_hold = all_hold and all(each.status == HOLDS for each in exercises)
+    return 0 if all_hold else 1

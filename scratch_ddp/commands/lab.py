@@ -1,6 +1,5 @@
 """`lab`: open JupyterLab on the learner's copies, for this machine only."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -8,10 +7,7 @@ from pathlib import Path
 from scratch_ddp.commands.copies import make_copies
 from scratch_ddp.commands.notebooks import COPIES, lesson_paths
 
-SETTINGS = {  # JupyterLab's own names
-    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
-    "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
-}
+SETTINGS = Path(__file__).parent / "jupyter"  # markdown opens as a page, and there is no question about news
 NO_IP = (
     "lab refuses {}: it listens on 127.0.0.1, this machine alone, which is the default. Whoever reached it could run "
     "code as you. From another machine, go through ssh: ssh -L 8888:localhost:8888 HOST. In a container, run it with "
@@ -24,7 +20,6 @@ def main(arguments: list[str]) -> int:
     first_time = not COPIES.exists()
     command = lab_command(arguments, start_at=lesson_paths()[0].name if first_time else "")
     make_copies()
-    write_settings()
     for name, value in variables(COPIES).items():
         os.environ.setdefault(name, value)
     print(f"Your copies of the lessons are in {COPIES}. End the lab with Ctrl-C.", flush=True)
@@ -39,7 +34,7 @@ def variables(copies: Path) -> dict[str, str]:
     jupyter = {"CONFIG": "", "DATA": "data", "RUNTIME": "runtime"}
     folders = {f"JUPYTER_{name}_DIR": folder for name, folder in jupyter.items()} | {"IPYTHONDIR": "ipython"}
     settings = {name: str(copies / ".jupyter" / folder) for name, folder in folders.items()}
-    return settings | {"SCRATCH_DDP_PROGRESS": "1", "SCRATCH_DDP_RETINA": "1"}
+    return settings | {"JUPYTER_CONFIG_PATH": str(SETTINGS)} | {"SCRATCH_DDP_PROGRESS": "1", "SCRATCH_DDP_RETINA": "1"}
 
 
 def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES) -> list[str]:
@@ -55,10 +50,3 @@ def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES)
     command += [f"--FileContentsManager.preferred_dir={copies}", f"--LabApp.workspaces_dir={copies / '.workspaces'}"]
     command += [f"--LabApp.default_url=/lab/tree/{copies.name}/{start_at}"]
     return command + ["--allow-root"] * (os.geteuid() == 0) + arguments
-
-
-def write_settings() -> None:
-    """For this environment's lab alone: markdown opens as a page, and there is no question about news."""
-    settings = Path(sys.prefix) / "share/jupyter/lab/settings"
-    settings.mkdir(parents=True, exist_ok=True)
-    (settings / "overrides.json").write_text(json.dumps(SETTINGS, indent=1))

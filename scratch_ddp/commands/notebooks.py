@@ -1,4 +1,4 @@
-"""Lessons and other notebooks: found by name, run without a browser, and their exercises filled in."""
+"""Lessons and other notebooks: found by name, run without a browser, and their exercises' cells found by their tags."""
 
 import re
 import subprocess
@@ -8,7 +8,6 @@ from typing import Any
 
 from jupyter_client.manager import AsyncKernelManager, KernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
 
 from scratch_ddp.commands.environment import ROOT
@@ -16,11 +15,6 @@ from scratch_ddp.commands.environment import ROOT
 NOTEBOOKS = ROOT / "notebooks"
 COPIES = ROOT / "my_lessons"  # beside the originals, so that ../assets/… is the same folder for both
 EXERCISE = "exercise:"  # a cell tagged `exercise:NAME` holds the stub of exercise NAME, and nothing else
-ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class CellFailed(Exception):
-    """A cell raised, or the kernel died in it; the message names the cell."""
 
 
 def lesson_paths(folder: Path = NOTEBOOKS) -> list[Path]:
@@ -61,11 +55,10 @@ class AsyncSocketKernelManager(_OverUnixSockets, AsyncKernelManager):
 def run(notebook: NotebookNode, folder: Path, keep_going: bool = False, cell_timeout: float | None = None) -> None:
     """Run all cells in order, in `folder`; their outputs replace the old ones, in place.
 
-    A cell that raises ends the run with CellFailed, unless it is tagged `raises-exception` or `keep_going` is set. A
-    cell that takes longer than `cell_timeout` seconds is interrupted, which makes it one that raises. A kernel that
-    dies is CellFailed in any case.
+    A cell that raises ends the run with nbclient's CellExecutionError, which shows it, unless it is tagged
+    `raises-exception` or `keep_going` is set. A cell that takes longer than `cell_timeout` seconds is interrupted,
+    which makes it one that raises. Raises DeadKernelError if the kernel dies.
     """
-    reached = []
     client = NotebookClient(
         notebook,
         resources={"metadata": {"path": str(folder)}},
@@ -77,53 +70,18 @@ def run(notebook: NotebookNode, folder: Path, keep_going: bool = False, cell_tim
         iopub_timeout=60,
         record_timing=False,
         store_widget_state=False,
-        on_cell_execute=lambda cell, cell_index: reached.append(cell_index),
     )
-    try:
-        # What cells write is in their outputs; the kernel's own terminal would only get some of it a second time.
-        client.execute(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    except CellExecutionError as error:
-        raise CellFailed(f"{_name_of(notebook, reached[-1])} failed:\n{ANSI_COLOUR.sub('', error.traceback)}") from None
-    except DeadKernelError:
-        where = _name_of(notebook, reached[-1]) if reached else "the start"
-        raise CellFailed(f"The kernel died in {where}.") from None
+    # What cells write is in their outputs; the kernel's own terminal would only get some of it a second time.
+    client.execute(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def exercise_cells(notebook: NotebookNode, folder: Path = Path()) -> dict[str, NotebookNode]:
-    """The notebook's tagged cells by the name of their exercise, of the package or of a `lesson_….py` in `folder`.
+def exercise_cells(notebook: NotebookNode, folder: Path = Path()) -> list[tuple[Any, NotebookNode]]:
+    """The notebook's tagged cells, each with its exercise, of the package or of a `lesson_….py` in `folder`.
 
-    Raises ValueError for a name that no exercise has.
+    Raises KeyError for a name that no exercise has.
     """
-    cells: dict[str, NotebookNode] = {}
-    for cell in notebook.cells:
-        for tag in cell.metadata.get("tags", []):
-            if tag.startswith(EXERCISE):
-                name = tag.removeprefix(EXERCISE)
-                if name not in _exercises(folder) or name in cells:
-                    raise ValueError(f"tag {tag!r}: {'a second cell' if name in cells else 'no exercise of that name'}")
-                cells[name] = cell
-    return cells
-
-
-def write_stubs(notebook: NotebookNode, folder: Path = Path()) -> None:
-    """Make every tagged cell the stub of its exercise, in place."""
-    for name, cell in exercise_cells(notebook, folder).items():
-        cell.source = _exercises(folder)[name].stub_cell()
-
-
-def write_answers(notebook: NotebookNode, folder: Path = Path()) -> None:
-    """Put the reference answer into every tagged cell, in place."""
-    for name, cell in exercise_cells(notebook, folder).items():
-        cell.source = _exercises(folder)[name].answer_cell()
-
-
-def _exercises(folder: Path) -> dict[str, Any]:
     from scratch_ddp.course.exercise import all_exercises  # it imports torch, which takes seconds
 
-    return all_exercises(folder)
-
-
-def _name_of(notebook: NotebookNode, index: int) -> str:
-    """`cell 7 (dist.all_reduce(x))`: its place, counted as JupyterLab lists the cells, and its first line."""
-    lines = notebook.cells[index].source.strip().splitlines() or [""]
-    return f"cell {index + 1} ({lines[0][:60]})"
+    tagged = [(tag, cell) for cell in notebook.cells for tag in cell.metadata.get("tags", [])]
+    exercises = all_exercises(folder)
+    return [(exercises[tag.removeprefix(EXERCISE)], cell) for tag, cell in tagged if tag.startswith(EXERCISE)]

@@ -5,7 +5,6 @@
 
 import base64
 import io
-import os
 import re
 import sys
 from pathlib import Path
@@ -13,12 +12,10 @@ from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
-from nbformat.corpus.words import generate_corpus_id
 
 from scratch_ddp.commands.environment import ROOT
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-CELL_NOISE = ("ExecuteTime", "collapsed", "execution", "pycharm", "scrolled", "trusted", "vscode")
 SCRIPT = "application/javascript"
 PICTURE = "image/png"
 PICTURE_COLOURS = 128  # a chart has far fewer, and smooth edges
@@ -26,25 +23,15 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def clean_notebook(notebook: NotebookNode) -> None:
-    """Bring a notebook that was just executed to the form that is committed, in place."""
-    metadata = {key: value for key, value in notebook.metadata.items() if key != "widgets"}
-    notebook.metadata = nbformat.from_dict({**metadata, "kernelspec": KERNELSPEC, "language_info": {"name": "python"}})
-    notebook.nbformat, notebook.nbformat_minor = 4, 5
-    count = 0
+    """Bring a notebook that was just executed to the form that is committed, in place. Of metadata, tags stay."""
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": {"name": "python"}})
     for cell in notebook.cells:
-        cell.setdefault("id", generate_corpus_id())
-        for key in CELL_NOISE:
-            cell.metadata.pop(key, None)
-        if cell.cell_type != "code":
-            continue
-        cell.outputs = clean_outputs(cell.outputs)
-        if cell.execution_count is not None:
-            cell.execution_count = count = count + 1
-        for output in cell.outputs:
-            if output.output_type == "execute_result":
-                output.execution_count = cell.execution_count
-            if PICTURE in output.get("data", {}):
-                output.data[PICTURE] = _with_few_colours(output.data[PICTURE])
+        cell.metadata = nbformat.from_dict({key: value for key, value in cell.metadata.items() if key == "tags"})
+        if cell.cell_type == "code":
+            cell.outputs = clean_outputs(cell.outputs)
+            for output in cell.outputs:
+                if PICTURE in output.get("data", {}):
+                    output.data[PICTURE] = _with_few_colours(output.data[PICTURE])
 
 
 def clear_outputs(notebook: NotebookNode) -> None:
@@ -57,13 +44,6 @@ def clear_outputs(notebook: NotebookNode) -> None:
 def to_text(notebook: NotebookNode) -> str:
     """The notebook's JSON: keys sorted, one newline at the end."""
     return nbformat.writes(notebook).rstrip("\n") + "\n"
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def clean_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:

@@ -5,26 +5,26 @@ import time
 from pathlib import Path
 
 import nbformat
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from scratch_ddp.commands import notebooks
-from scratch_ddp.commands.notebooks import CellFailed, find_lesson, lesson_paths
-from scratch_ddp.commands.outputs import clean_notebook, clear_outputs, replace, to_text
+from scratch_ddp.commands.notebooks import exercise_cells, find_lesson, lesson_paths, run
+from scratch_ddp.commands.outputs import clean_notebook, clear_outputs, to_text
 
 
 def refresh(path: Path) -> bool:
     """Run one notebook with its stubs as the references have them now, and save it; returns whether the file changed.
 
-    Raises CellFailed for a cell that fails, ValueError for a tag that fits no exercise; the file is then as it was.
+    Raises what `run` and `exercise_cells` do; the file is then as it was.
     """
     before = path.read_text(encoding="utf-8")
     notebook = nbformat.reads(before, as_version=4)
-    notebooks.write_stubs(notebook, path.parent)
+    for exercise, cell in exercise_cells(notebook, path.parent):
+        cell.source = exercise.stub_cell()
     clear_outputs(notebook)
-    notebooks.run(notebook, path.parent)
+    run(notebook, path.parent)
     clean_notebook(notebook)
-    after = to_text(notebook)
-    if after != before:
-        replace(path, after)
+    if (after := to_text(notebook)) != before:
+        path.write_text(after, encoding="utf-8")
     return after != before
 
 
@@ -34,8 +34,7 @@ def _notebook(name: str) -> Path:
     The path of a learner's copy means its lesson: the stubs would overwrite the answers.
     """
     path = Path(name).absolute()
-    own = path.suffix == ".ipynb" and path.is_file() and any(path.parent.glob("lesson_*.py"))
-    return path if own else find_lesson(name)
+    return path if path.is_file() and any(path.parent.glob("lesson_*.py")) else find_lesson(name)
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +47,7 @@ def main(arguments: list[str]) -> int:
         print(f"{path.stem} … ", end="", flush=True)
         try:
             done = "saved" if refresh(path) else "unchanged"
-        except (CellFailed, ValueError) as failure:
+        except (CellExecutionError, DeadKernelError) as failure:
             failed, done = failed + 1, f"left as it was: {failure}"
         print(f"{done}, {time.monotonic() - started:.0f} s", flush=True)
     return 1 if failed else 0

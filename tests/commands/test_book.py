@@ -1,13 +1,15 @@
 """What the book is built from. Sphinx itself runs in the workflow that publishes the book, on the same sources."""
 
+import re
+from fnmatch import fnmatchcase
+
 import nbformat
 import pytest
 from pygments.lexers import PythonLexer
 from pygments.token import Error
 
 from scratch_ddp.commands import book
-from scratch_ddp.commands.notebooks import NOTEBOOKS, exercise_cells, lesson_paths
-from scratch_ddp.course.exercise import all_exercises
+from scratch_ddp.commands.notebooks import NOTEBOOKS, ROOT, exercise_cells, lesson_paths
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +25,11 @@ def test_each_solution_is_folded_away_behind_its_check_and_only_moving_figures_a
         after = nbformat.read(written / "notebooks" / path.name, as_version=4)
         after.cells = [cell for cell in after.cells if not cell.source.startswith('<div class="moving"')]
         solutions = [index for index, cell in enumerate(after.cells) if "class='solution'" in cell.source]
-        exercises = list(exercise_cells(before))
-        assert len(solutions) == len(exercises) == len(after.cells) - len(before.cells)
-        for name, index in zip(exercises, solutions, strict=True):
-            assert all_exercises()[name].stub_cell() in [cell.source for cell in after.cells[:index]]
-            assert f"check({name}" in after.cells[index - 1].source
-            assert all_exercises()[name].answer_cell() in after.cells[index].source
+        assert len(solutions) == len(after.cells) - len(before.cells)
+        for (exercise, stub), index in zip(exercise_cells(before), solutions, strict=True):
+            assert stub.source in [cell.source for cell in after.cells[:index]]
+            assert f"check({exercise.name}" in after.cells[index - 1].source
+            assert exercise.answer_cell() in after.cells[index].source
         rest = [cell for index, cell in enumerate(after.cells) if index not in solutions]
         assert [cell.get("outputs") for cell in rest] == [cell.get("outputs") for cell in before.cells]
         code = [cell.source for cell in rest if cell.cell_type == "code"]
@@ -37,7 +38,8 @@ def test_each_solution_is_folded_away_behind_its_check_and_only_moving_figures_a
 
 
 def test_every_page_is_in_the_contents_and_the_packages_files_are_there(written):
-    contents = (written / "README.md").read_text()
-    for path in [*lesson_paths(), *NOTEBOOKS.glob("*.md")]:
-        assert f"\nnotebooks/{path.stem}\n" in contents and (written / "notebooks" / path.name).is_file()
+    patterns = re.findall(r"^(?:notebooks|scratch_ddp)/\S+$", (written / "README.md").read_text(), re.MULTILINE)
+    for path in [*lesson_paths(), *NOTEBOOKS.glob("*.md"), *(ROOT / "scratch_ddp").rglob("*.md")]:
+        page = path.relative_to(ROOT)
+        assert (written / page).is_file() and any(fnmatchcase(str(page.with_suffix("")), each) for each in patterns)
     assert (written / "scratch_ddp" / "minimal" / "ddp.py").is_file()

@@ -7,13 +7,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scratch_ddp.commands.copies import copy
-from scratch_ddp.commands.lab import lab_command, variables, write_settings
+from scratch_ddp.commands.lab import lab_command, variables
 from scratch_ddp.commands.notebooks import NOTEBOOKS, ROOT
 from tests.notebooks.files import save
 
@@ -39,8 +38,25 @@ def copies(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(copies):
-    with serve(copies) as address:
-        yield address
+    """Of a lab on the folder of copies, run as `python3 -m scratch_ddp lab` does."""
+    settings = copies / ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
+    settings.mkdir(parents=True)
+    (settings / "tracker.jupyterlab-settings").write_text(WHOLE_NOTEBOOK)
+    command, log = lab_command(["--no-browser", f"--IdentityProvider.token={TOKEN}"], copies=copies), copies / "log"
+    with open(log, "w") as file:
+        server = subprocess.Popen(
+            command, env=os.environ | variables(copies), stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        wait_for(lambda: "is running at" in log.read_text() or server.poll() is not None, 60, log.read_text)
+        yield re.search(r"http://(?:localhost|127\.0\.0\.1):\d+", log.read_text())[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(timeout=20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +79,8 @@ def test_a_lesson_is_a_saved_file_with_pictures_whose_links_open_the_glossary_at
     notebook = Notebook(page, address, f"{copies.name}/00_ranks.ipynb")
     assert page.locator(".lm-TabBar-tab.jp-mod-current", has_text="00_ranks.ipynb").count() == 1
     assert page.locator(".jp-mod-dirty").count() == 0
-    wait_for(lambda: notebook.pictures() >= 1, 30, notebook.text)
+    loaded = "images => images.some(image => image.naturalWidth > 0)"
+    wait_for(lambda: notebook.cells.locator("img").evaluate_all(loaded), 30, notebook.text)
     notebook.cells.locator("a", has_text="world size").first.click()
     heading = page.locator(".jp-MarkdownViewer :is(h2, h3)", has_text=re.compile("^world size"))
     wait_for(lambda: heading.count() and 0 <= heading.bounding_box()["y"] < 1000, 30, notebook.text)
@@ -80,7 +97,7 @@ def test_stop_frees_a_deadlocked_cell_and_the_next_cell_works(page, address, cop
     notebook.run_cell(3)
     notebook.wait_for_output(3, "all_reduce", timeout=20)  # the line that says where everyone is
     pressed = time.monotonic()
-    notebook.stop()
+    notebook.panel.locator("[data-command='notebook:interrupt-kernel']").click()  # the Stop button
     notebook.wait_for_output(3, "variables are kept", timeout=10)
     assert time.monotonic() - pressed < 3
     said = notebook.output(3)
@@ -88,35 +105,6 @@ def test_stop_frees_a_deadlocked_cell_and_the_next_cell_works(page, address, cop
     assert said.count("rank 0") == 1  # the waiting line is gone
     notebook.run_cell(4)
     notebook.wait_for_output(4, "sum 41", timeout=10)
-
-
-@contextlib.contextmanager
-def serve(copies: Path) -> Iterator[str]:
-    """Run the lab on a folder of copies, as `python3 -m scratch_ddp lab` does; gives the address that it prints."""
-    settings = copies / ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
-    settings.mkdir(parents=True)
-    (settings / "tracker.jupyterlab-settings").write_text(WHOLE_NOTEBOOK)
-    write_settings()
-    log = copies.parent / "server.log"
-    with open(log, "w") as file:
-        server = subprocess.Popen(
-            lab_command(["--no-browser", f"--IdentityProvider.token={TOKEN}"], copies=copies),
-            env=os.environ | variables(copies),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        wait_for(lambda: "is running at" in log.read_text() or server.poll() is not None, 60, log.read_text)
-        yield re.search(r"http://(?:localhost|127\.0\.0\.1):\d+", log.read_text())[0]
-    finally:
-        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(server.pid, signal.SIGTERM)
-            server.wait(timeout=20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
 
 
 def wait_for(reached, seconds: float, what_is_there) -> None:
@@ -136,10 +124,7 @@ class Notebook:
         self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.cells = self.panel.locator(".jp-Notebook-cell")
         self.cells.first.wait_for(timeout=60_000)
-        self.wait_until_idle()
-
-    def wait_until_idle(self) -> None:
-        self.page.locator("#jp-main-statusbar", has_text="| Idle").wait_for(timeout=60_000)
+        page.locator("#jp-main-statusbar", has_text="| Idle").wait_for(timeout=60_000)
 
     def run_cell(self, index: int) -> None:
         """Select a cell and press Ctrl+Enter. An output that arrives moves the cells below it: a click may miss."""
@@ -153,10 +138,8 @@ class Notebook:
         self.page.keyboard.press("Control+Enter")
 
     def wait_for_output(self, index: int, text: str, timeout: float) -> None:
-        wait_for(lambda: self._sees(index, text), timeout, self.text)
-
-    def _sees(self, index: int, text: str) -> bool:
-        return self.cells.nth(index).locator(".jp-OutputArea", has_text=text).first.is_visible()
+        place = self.cells.nth(index).locator(".jp-OutputArea", has_text=text).first
+        wait_for(place.is_visible, timeout, self.text)
 
     def output(self, index: int) -> str:
         """What a reader sees under a cell, as text."""
@@ -164,12 +147,3 @@ class Notebook:
 
     def text(self) -> str:
         return "\n".join(f"[{index}] {self.output(index)}" for index in range(self.cells.count()))
-
-    def pictures(self) -> int:
-        """How many pictures the cells show, markdown's included, that were really loaded."""
-        widths = self.cells.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
-        return sum(width > 0 for width in widths)
-
-    def stop(self) -> None:
-        """Press the Stop button."""
-        self.panel.locator("[data-command='notebook:interrupt-kernel']").click()

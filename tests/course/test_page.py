@@ -9,7 +9,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from scratch_ddp.commands import refresh
 from scratch_ddp.commands.grade import HOLDS, grade
-from scratch_ddp.commands.notebooks import NOTEBOOKS, write_answers
+from scratch_ddp.commands.notebooks import NOTEBOOKS, exercise_cells
 from scratch_ddp.commands.outputs import to_text
 from scratch_ddp.course.exercise import all_exercises
 from tests.course.answers import examined, on_ranks, read
@@ -36,10 +36,11 @@ def test_a_lesson_outside_the_package_is_refreshed_and_graded(lesson):
     assert "raise NotImplementedError" in notebook.cells[3].source
     assert "not written yet" in notebook.cells[4].outputs[0].text
     assert "sending.wait()" in notebook.cells[5].outputs[0].text
-    write_answers(notebook, lesson.parent)
+    ((exercise, cell),) = exercise_cells(notebook, lesson.parent)
+    cell.source = exercise.answer_cell()
     lesson.write_text(to_text(notebook))
-    (exercise,) = grade(lesson, cell_timeout=60).exercises
-    assert exercise.status == HOLDS and "✓ cost" in exercise.lines[0], exercise
+    (graded,) = grade(lesson, cell_timeout=60)
+    assert graded.status == HOLDS and "✓ cost" in graded.lines[0], graded
 
 
 def test_its_mistakes_are_refused_for_the_reason_given(lesson):

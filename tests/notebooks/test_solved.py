@@ -10,26 +10,26 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from scratch_ddp.commands import notebooks
 from scratch_ddp.commands.grade import CHECK, HOLDS, exercises_of
-from scratch_ddp.commands.notebooks import lesson_paths, run
+from scratch_ddp.commands.notebooks import exercise_cells, lesson_paths, run
 from scratch_ddp.commands.outputs import clear_outputs
 
 RANKS = ("%load_ext", "%dist_init", "%dist_shutdown")
 
-
-LESSONS = [path for path in lesson_paths() if notebooks.exercise_cells(nbformat.read(path, as_version=4))]
+LESSONS = [path for path in lesson_paths() if exercise_cells(nbformat.read(path, as_version=4))]
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_with_the_reference_answers_every_check_of_the_lesson_passes(path):
     notebook = nbformat.read(path, as_version=4)
     clear_outputs(notebook)
-    notebooks.write_answers(notebook)
-    exercises = set(notebooks.exercise_cells(notebook))
+    exercises = set()
+    for exercise, cell in exercise_cells(notebook):
+        cell.source = exercise.answer_cell()
+        exercises.add(exercise.name)
     notebook.cells = cells_about_exercises(notebook)
     run(notebook, path.parent, cell_timeout=120)
-    verdicts = list(exercises_of(notebook))
+    verdicts = exercises_of(notebook)
     assert {verdict.name for verdict in verdicts} == exercises
     assert all(verdict.status == HOLDS for verdict in verdicts), verdicts
 
