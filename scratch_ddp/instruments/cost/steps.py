@@ -49,8 +49,7 @@ class Backward:
         def note(parameter: torch.Tensor) -> None:
             arrived.append((time.perf_counter(), parameter.grad.nbytes))
 
-        trained = [each for each in model.parameters() if each.requires_grad]
-        hooks = [each.register_post_accumulate_grad_hook(note) for each in trained]
+        hooks = [each.register_post_accumulate_grad_hook(note) for each in model.parameters() if each.requires_grad]
         began = time.perf_counter()
         value = loss()
         backward_began = time.perf_counter()
@@ -58,8 +57,7 @@ class Backward:
         ended = time.perf_counter()
         for hook in hooks:
             hook.remove()
-        times, nbytes = zip(*arrived, strict=True)
-        ready = tuple(at - backward_began for at in times)
+        ready, nbytes = zip(*((at - backward_began, size) for at, size in arrived), strict=True)
         return cls(ready, nbytes, ended - backward_began, backward_began - began)
 
     @property
@@ -153,11 +151,6 @@ def best_bucket(backward: Backward, wire: Wire, first_mb: float = FIRST_BUCKET_M
     candidates = [(size / MB, bucketed(backward, wire, size / MB, first_mb)) for size in [*tried, backward.total_bytes]]
     least = min(forecast.step for _, forecast in candidates)
     return next((size, forecast) for size, forecast in reversed(candidates) if forecast.step <= 1.001 * least)
-
-
-def tensor_parallel(compute: float, all_reduces: int, nbytes: float, wire: Wire) -> float:
-    """Seconds of a step that computes for `compute`, with all-reduces of `nbytes` bytes, which nothing hides."""
-    return compute + all_reduces * wire.all_reduce(nbytes)
 
 
 def pipelined(schedule: Schedule, forward: float, backward: float, nbytes: float, wire: Wire) -> float:
