@@ -1,8 +1,6 @@
 """`plan`: the quickest layouts of a model on a cluster, and why the others fail; `what_binds`: what sets the pace.
 
-With t tokens a device does 2 P t operations in forward for a block of P weights, of which it gathers 2 P bytes under
-ZeRO-3. So what counts is how many operations it does while one byte travels. The backward does twice of both. Source:
-J. Austin et al., "How to Scale Your Model", 2025, part 5.
+Source of the bounds: J. Austin et al., "How to Scale Your Model", 2025, part 5.
 """
 
 import math
@@ -127,7 +125,10 @@ def plan(
 
 
 def tokens_to_be_compute_bound(flops: float, wire: Wire, weights: float, tp: int = 1, element: int = 2) -> int:
-    """The least tokens of a replica of `tp` devices with which a block computes while the next one is gathered."""
+    """The least tokens of a replica of `tp` devices with which a block computes while the next one is gathered.
+
+    In forward: 2 operations for each weight and token, and `element` bytes for each weight.
+    """
     return math.ceil(wire.all_gather(element * weights / tp) * flops * tp / (2 * weights))
 
 
