@@ -25,7 +25,7 @@ _SHAPES = [
     ModelShape("Llama-3-405B", 126, 16384, 53248, 128, 8, 128, 128256),
     # Mixtures of experts, as `from_config` counts them.
     ModelShape("Mixtral-8x7B", 32, 4096, 14336, 32, 8, 128, 32000, in_blocks=46_440_644_608, idle=33_822_867_456),
-    ModelShape("DeepSeek-V3", 61, 7168, 18432, 128, 128, 160, 129280, in_blocks=0, idle=0),
+    ModelShape("DeepSeek-V3", 61, 7168, 18432, 128, 128, 160, 129280, in_blocks=669_173_039_104, idle=633_474_121_728),
 ]
 MODELS: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
 _A100, _H100 = CLUSTERS["A100 HDR"], CLUSTERS["H100"]

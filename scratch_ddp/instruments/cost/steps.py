@@ -38,7 +38,7 @@ class Backward:
     def in_proportion(cls, nbytes: Sequence[int], seconds: float, forward: float = 0.0) -> "Backward":
         """A backward in which each gradient, in the order of arrival, takes time proportional to its bytes."""
         whole = sum(nbytes)
-        ready = [min(seconds, seconds * so_far / whole) if whole else seconds for so_far in accumulate(nbytes)]
+        ready = [min(seconds, seconds * so_far / whole) for so_far in accumulate(nbytes)]
         return cls(tuple(ready), tuple(nbytes), seconds, forward)
 
     @classmethod
@@ -96,7 +96,7 @@ def naive(backward: Backward, wire: Wire) -> Forecast:
 
 def flat(backward: Backward, wire: Wire) -> Forecast:
     """One all-reduce for all gradients, which have one dtype, after the backward: U = α + β·n."""
-    return _queue(backward, wire, [(backward.seconds, backward.total_bytes)] if backward.nbytes else [])
+    return _queue(backward, wire, [(backward.seconds, backward.total_bytes)])
 
 
 def per_parameter(backward: Backward, wire: Wire) -> Forecast:
@@ -129,10 +129,6 @@ def best_bucket_bytes(wire: Wire, nbytes: float, seconds: float) -> float:
     the size at which the wire just keeps up, larger buckets only lengthen the tail: so the smaller of the two is best.
     """
     alpha, beta = wire.alpha_of_all_reduce, wire.beta_of_all_reduce
-    if alpha == 0 or nbytes == 0:
-        return 0.0
-    if seconds == 0:
-        return float(nbytes)
     least_overhead = nbytes * math.sqrt(alpha / seconds)
     spare = seconds / nbytes - beta  # seconds of compute per byte, minus its seconds on the wire
     just_keeps_up = alpha / spare if spare > 0 else math.inf
