@@ -21,16 +21,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from scratch_ddp.cells import processes
 from scratch_ddp.cells.channel import Channel
 from scratch_ddp.cells.flight_recorder import read_records
-from scratch_ddp.cells.processes import (
-    become_subreaper,
-    die_with_parent,
-    kill_descendants,
-    kill_family,
-    kill_group,
-    kill_orphans,
-)
 
 _LOOK_EVERY = 0.1  # seconds: whether the kernel is there, and whether a child has ended
 
@@ -41,17 +34,17 @@ def main(descriptor: str, kernel: str, folder: str) -> None:
     `folder` holds the files that the ranks share. It is deleted at the end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    become_subreaper()
+    processes.become_subreaper()
     try:
         channel = Channel(socket.socket(fileno=int(descriptor)))
         signal.signal(signal.SIGTERM, lambda *_: leave(folder))
-        die_with_parent(signal.SIGTERM)  # the import takes seconds, in which nobody looks whether the kernel is gone
+        processes.die_with_parent(signal.SIGTERM)  # while the import takes seconds, nobody looks for the kernel
         if os.getppid() != int(kernel):
             leave(folder)
         if can_fork():
             import scratch_ddp.cells.rank.worker  # noqa: F401  (with torch and IPython: what every rank needs)
         gpu_count = count_gpus()
-        die_with_parent(0)
+        processes.die_with_parent(0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         channel.send({"type": "launcher ready", "gpu_count": gpu_count})
         Launcher(channel, int(kernel)).serve()
@@ -118,7 +111,7 @@ class Launcher:
             self.ranks[pid] = message["config"]
         elif message["type"] == "end":
             for pid in [pid for pid, config in self.ranks.items() if config["process"] == message["process"]]:
-                kill_family(pid)
+                processes.kill_family(pid)
 
     def _fork(self, message: dict[str, Any], files: list[int]) -> int:
         pid = os.fork()
@@ -150,16 +143,16 @@ class Launcher:
                 if pid in self.ranks:
                     ranks_ended = True
                     config = self.ranks.pop(pid)
-                    kill_group(pid)
+                    processes.kill_group(pid)
                     ended = {"process": config["process"], "status": os.waitstatus_to_exitcode(status)}
                     self.channel.send({"type": "ended", **ended, **last_words(config)})
         if ranks_ended:
-            kill_orphans(self.ranks)
+            processes.kill_orphans(self.ranks)
 
     def end_all(self) -> None:
         for pid in self.ranks:
-            kill_family(pid)
-        kill_descendants()
+            processes.kill_family(pid)
+        processes.kill_descendants()
 
 
 def last_words(config: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +175,7 @@ def spawned(*files: int) -> None:
 def become_rank(config: dict[str, Any], sock: int, out: int) -> None:
     """Turn this new process into a rank: a session of its own, output to the kernel, no standard input."""
     os.setsid()
-    die_with_parent()
+    processes.die_with_parent()
     os.dup2(out, 1)
     os.dup2(out, 2)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -119,7 +119,7 @@ class RankMagics(DistributedMagic):
             print("No ranks are running.")
             return
         self.cluster.catch_up()
-        self._show_late(NotebookOutput(attended=False))
+        NotebookOutput(attended=False).note_late(self.cluster.late, self.cells)
         count = self.cluster.world_size
         self._end_cluster()
         print(f"{name_ranks(range(count)).capitalize()} ended.")
@@ -180,21 +180,16 @@ class RankMagics(DistributedMagic):
     def _run(self, line: str, code: str) -> None:
         ranks, stop_after = parse_cell_line(line, self.cluster.world_size)
         cell = len(self.cells) + 1
-        self.cells[cell] = number = self._number_in_brackets()
-        notebook = NotebookOutput(attended=self._attended())
-        self._show_late(notebook)
+        # Some versions of IPython add 1 to the number in brackets when a cell begins, others when it has ended.
+        self.cells[cell] = number = len(self.shell.history_manager.input_hist_parsed) - 1
+        kernel = getattr(self.shell, "kernel", None)  # which knows whether a person sits in front of it
+        notebook = NotebookOutput(attended=bool(getattr(kernel, "_allow_stdin", False)))
+        notebook.note_late(self.cluster.late, self.cells)
         execution = Execution(self.cluster, ranks, code, cell, number, notebook)
         try:
             execution.run(stop_after)
         finally:
-            self._show_late(notebook)
-
-    def _number_in_brackets(self) -> int:
-        """The running cell's. Some versions of IPython add 1 when a cell begins, others when it has ended."""
-        return len(self.shell.history_manager.input_hist_parsed) - 1
-
-    def _show_late(self, notebook: NotebookOutput) -> None:
-        notebook.note_late(self.cluster.late, self.cells)
+            notebook.note_late(self.cluster.late, self.cells)
 
     def dist_run(self, line: str) -> None:
         """%dist_run train.py --lr 0.1: run a script for torchrun on every rank, in their process group.
@@ -202,10 +197,6 @@ class RankMagics(DistributedMagic):
         As after %run, the script's variables are the ranks' then; but `rank`, `device` and the like stay as they were.
         """
         self.distributed("", f"get_ipython().run_script({line!r})")
-
-    def _attended(self) -> bool:
-        """Whether a frontend with a person in front of it has sent this cell."""
-        return bool(getattr(getattr(self.shell, "kernel", None), "_allow_stdin", False))
 
     def _ask(self, code: str, question: dict[str, Any]) -> dict[str, Any]:
         """A question of the editor's about a cell. Only what ranks would run. (Jupyter asks between cells.)"""
@@ -305,9 +296,10 @@ class PlainCells:
         return self.transform(lines) is not lines
 
     def transform(self, lines: list[str]) -> list[str]:
-        first = _first_line(lines)
-        if first is None:
+        code = [i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")]
+        if not code:
             return lines
+        first = code[0]
         if re.match(r"%%(rank|distributed)\b", lines[first]):
             head = re.sub(r"^%%rank(?=\[)", "%%rank ", lines[first])
             return [head, *_body(lines, first)]
@@ -315,11 +307,6 @@ class PlainCells:
         if plain and self._to_ranks() and not self._running:
             return ["%%distributed\n", *lines]
         return lines
-
-
-def _first_line(lines: list[str]) -> int | None:
-    """The index of the first that is neither empty nor a comment."""
-    return next((i for i, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
 
 
 def _body(lines: list[str], head: int) -> list[str]:

@@ -27,15 +27,13 @@ print(*[child.pid for child in children])
 
 
 def launcher_of(kernel: Kernel) -> int:
-    found = re.search(r"launcher: process (\d+)", kernel.run("%dist_debug").text())
-    return int(found[1])
+    return int(re.search(r"launcher: process (\d+)", kernel.run("%dist_debug").text())[1])
 
 
 def start_family(kernel: Kernel, own_session: bool = True) -> list[int]:
     """Children and grandchildren that ranks have started."""
-    children = [
-        int(pid) for pid in re.findall(r"\b\d{2,}\b", kernel.run(FAMILY.format(own_session=own_session)).text())
-    ]
+    text = kernel.run(FAMILY.format(own_session=own_session)).text()
+    children = [int(pid) for pid in re.findall(r"\b\d{2,}\b", text)]
     time.sleep(0.3)  # the grandchildren start
     found = subprocess.run(["pgrep", "-P", ",".join(map(str, children))], capture_output=True, text=True).stdout.split()
     assert len(children) >= 4 and len(found) >= 2 and all(map(alive, children))
@@ -63,10 +61,8 @@ def test_a_rank_killed_inside_a_collective_is_named_with_its_call_and_its_last_w
     code = "if rank == 1: print('famous last words')\nif rank: dist.all_reduce(torch.ones(3))\nwhile rank == 0: pass"
     threading.Timer(0.5, lambda: os.kill(pids[1], signal.SIGKILL)).start()
     result = four_ranks.run(code)
-    assert (
-        "rank 1 was ended by SIGKILL" in result.message
-        and "its last call: all_reduce (SUM) of 3 × float32" in result.message
-    )
+    assert "rank 1 was ended by SIGKILL" in result.message
+    assert "its last call: all_reduce (SUM) of 3 × float32" in result.message
     assert "── last output of rank 1 ──\nfamous last words" in result.traceback
     assert result.seconds < 1.5
 

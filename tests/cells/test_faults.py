@@ -97,9 +97,8 @@ def test_a_cell_that_fails_between_calls_leaves_no_wrong_values_behind(four_rank
     )
     result = four_ranks.run(f"x = torch.full((4,), 1.0 + rank)\n{failing}")
     assert "raised" in result.message and result.message.count(RENEWED) == 1, result.traceback or result.text()
-    next_ = four_ranks.run(
-        f"y = torch.full((4,), 10.0 * (rank + 1))\n{then or 'dist.all_reduce(y)'}\nprint(y.tolist())"
-    )
+    then = then or "dist.all_reduce(y)"
+    next_ = four_ranks.run(f"y = torch.full((4,), 10.0 * (rank + 1))\n{then}\nprint(y.tolist())")
     right = [50.0 if "pair" in then else 100.0] * 4
     assert next_.text() == f"{right}   ← ranks 0–3\n", next_.traceback
     assert_next_works(four_ranks)

@@ -29,9 +29,7 @@ def both():
 def test_gives_what_plain_gloo_gives(both, case):
     for rank, (plain, interruptible) in enumerate(zip(both["gloo"], both[interruptible_group.BACKEND], strict=True)):
         assert not isinstance(plain[case], str), f"the case itself is wrong: {plain[case]}"
-        assert _same(plain[case], interruptible[case]), (
-            f"rank {rank}: gloo gave {plain[case]}, not {interruptible[case]}"
-        )
+        assert _same(plain[case], interruptible[case]), (rank, plain[case], interruptible[case])
 
 
 def _same(one, other):

@@ -145,9 +145,8 @@ time.sleep(0.5)
 """
     try:
         begun = say(four_ranks, TO_ONE_RANK + code, timeout=20)
-        assert (
-            begun.startswith("begun\ny\n") and begun.endswith(" MB left out …\n↑ rank 1\n") and len(begun) < 3_000_000
-        )
+        assert begun.startswith("begun\ny\n") and begun.endswith(" MB left out …\n↑ rank 1\n")
+        assert len(begun) < 3_000_000
         for _ in range(3):
             time.sleep(0.5)
             text = say(four_ranks, "print('next')", timeout=20)
@@ -179,10 +178,8 @@ elif child: _ = os.waitpid(child, 0)
 """
     result = four_ranks.run(TO_ONE_RANK + code)
     assert not result.error, result.traceback
-    times = 2 if "fork" in beside else 1
-    assert sorted(data["text/html"] for data in result.data()) == sorted(
-        [f"<p>{i}" + "y" * 300_000 for i in range(5)] * times
-    )
+    expected = [f"<p>{i}" + "y" * 300_000 for i in range(5)] * (2 if "fork" in beside else 1)
+    assert sorted(data["text/html"] for data in result.data()) == sorted(expected)
     assert "y" not in result.text() and "can't be shown" not in result.text()
 
 

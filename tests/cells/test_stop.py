@@ -117,10 +117,7 @@ WAITS = {
         "if rank == 3:\n    functional.all_reduce(torch.ones(2), 'sum', dist.group.WORLD) + 0",
         "rank 3 waits in all_reduce (line 2)",
     ),
-    "isend": (
-        "if rank == 0:\n    dist.isend(torch.ones(10_000_000), 1).wait()",
-        "rank 0 waits in send to rank 1 (line 2)",
-    ),
+    "isend": ("if rank == 0:\n    dist.isend(torch.ones(10_000_000), 1).wait()", "rank 0 waits in send to rank 1"),
     "sub-group": (
         "pair = dist.new_group([0, 1])\nif rank == 1:\n    dist.all_reduce(torch.ones(1), group=pair)",
         "rank 1 waits in all_reduce (line 3)",

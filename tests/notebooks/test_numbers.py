@@ -20,6 +20,7 @@ NOT_IN_A_CELL = {  # lesson: {number: where it comes from}
         "32": "published",
         "360": "a model's name",
         "269": "published",
+        "900": "GB/s, of the data sheet",
     },
     "08_overlap": {"1.5": "the mean of 1 and 2"},
     "09_bucketing": {"0.498": "published", "40": "million, Megatron's default"},

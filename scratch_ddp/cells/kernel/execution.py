@@ -4,15 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from scratch_ddp.cells.kernel import diagnosis
 from scratch_ddp.cells.kernel.cluster import Cluster
-from scratch_ddp.cells.kernel.diagnosis import (
-    compose_rank_error,
-    describe_mismatch,
-    describe_open_calls,
-    describe_states,
-    is_consequence,
-    stuck_ranks,
-)
 from scratch_ddp.cells.kernel.output import CellOutput, NotebookOutput
 from scratch_ddp.cells.kernel.placement import INTERRUPTIBLE
 from scratch_ddp.cells.kernel.rank_process import RankInCell, RankProcess
@@ -46,11 +39,14 @@ class Execution:
         """Returns when every rank is done. Raises RankError or RankInterrupt if one raised, died or was stopped."""
         self.press_at = self.started + (float("inf") if stop_after is None else stop_after)
         with stop_button(self.cluster.events):
-            self._send()
+            for rank in [rank.process for rank in self._running()]:
+                rank.begin_cell(self.cell)
+                message = {"type": "execute", "cell": self.cell, "number": self.number, "code": self.code}
+                rank.launcher.execute(rank, message)
             self._follow()
             self.output.finish()
             self._conclude()
-            for note in describe_open_calls({rank.rank: rank.place for rank in self.cluster.ranks}):
+            for note in diagnosis.describe_open_calls({rank.rank: rank.place for rank in self.cluster.ranks}):
                 self.notebook.note(note)
 
     def _follow(self) -> None:
@@ -65,12 +61,6 @@ class Execution:
                 self.press_at = now + _PRESS_AGAIN_AFTER
                 self._press()
             self._look_after(now)
-
-    def _send(self) -> None:
-        for rank in [rank.process for rank in self._running()]:
-            rank.begin_cell(self.cell)
-            message = {"type": "execute", "cell": self.cell, "number": self.number, "code": self.code}
-            rank.launcher.execute(rank, message)
 
     # What arrives
 
@@ -89,8 +79,8 @@ class Execution:
 
     def _take_message(self, rank: int, message: dict[str, Any]) -> None:
         kind = message["type"]
-        if kind == "place":
-            self.interruption.note_place(rank, message)
+        if kind == "place" and self.interruption.agreement is not None:
+            self.interruption.agreement.note(rank, message)
         elif kind in ("state", "done") and not self.ranks[rank].done:
             self.ranks[rank].note(message)
 
@@ -116,10 +106,10 @@ class Execution:
             for rank in self._running():
                 rank.process.channel.send({"type": "query_state", "cell": self.cell})
         if now - max(self.started, self.heard) > _SAY_AFTER:
-            press = ". Press ■ to stop" if stuck_ranks(self.ranks) else ""
+            press = ". Press ■ to stop" if diagnosis.stuck_ranks(self.ranks) else ""
             if self.interruption.handled_by(self._running()):
                 press = ", after the Stop. Press ■ again to end that too"
-            self.notebook.show_passing(f" ⏳ {describe_states(self.ranks)}{press}")
+            self.notebook.show_passing(f" ⏳ {diagnosis.describe_states(self.ranks)}{press}")
         at_work = not self.interruption.begun or self.interruption.handled_by(self._running())
         dead_long_enough = self.died_at is not None and now - self.died_at > _AFTER_A_DEATH
         if at_work and (dead_long_enough or self._deadlocked()):
@@ -129,9 +119,9 @@ class Execution:
     def _deadlocked(self) -> bool:
         """Whether none can go on, because a rank has raised, or because ranks have called different things."""
         running = self._running()
-        if not all(rank.waits_for_long() for rank in running) or len(stuck_ranks(self.ranks)) < len(running):
+        if not all(rank.waits_for_long() for rank in running) or len(diagnosis.stuck_ranks(self.ranks)) < len(running):
             return False
-        return bool(self.errors or describe_mismatch(self.ranks))
+        return bool(self.errors or diagnosis.describe_mismatch(self.ranks))
 
     @property
     def errors(self) -> dict[int, dict[str, Any]]:
@@ -150,9 +140,9 @@ class Execution:
             raise self._death(dead)
         if not self.interruption.begun:
             if self.errors:
-                raise compose_rank_error(self.errors, self._settle())
+                raise diagnosis.compose_rank_error(self.errors, self._settle())
             return
-        where, stuck = describe_states(self.ranks), {rank.process.rank for rank in self._running()}
+        where, stuck = diagnosis.describe_states(self.ranks), {rank.process.rank for rank in self._running()}
         interrupted = [rank for rank in self.ranks.values() if rank.interrupted_in]
         waited = [rank for rank in interrupted if rank.waits_in]  # their connections were ended
         together = self.interruption.together and not stuck and not waited
@@ -165,7 +155,7 @@ class Execution:
             notes = ["They did not stop at the same call: what should be equal on all ranks may differ.", *notes]
         if own := self._own_errors():
             others = [f"The others were stopped: {where}."] if stuck or interrupted else []
-            raise compose_rank_error(own, [*others, *notes])
+            raise diagnosis.compose_rank_error(own, [*others, *notes])
         if self.interruption.deadlocked:
             raise RankError("\n".join([f"{where}. They waited for each other and were stopped.", *notes]))
         lost = any("variables are gone" in note for note in notes)
@@ -194,8 +184,8 @@ class Execution:
                 lines += [f"── last output of rank {process.rank} ──", *last, ""]
         message = "; ".join(self.cluster.dead[process.rank] for process in dead) + "."
         message += "\nThis cluster runs no more cells: %dist_init starts a new one."
-        errors = {rank: error for rank, error in self._own_errors().items() if not is_consequence(error)}
+        errors = {rank: error for rank, error in self._own_errors().items() if not diagnosis.is_consequence(error)}
         if not errors:
             return RankError(message, lines)
-        others = compose_rank_error(errors, [])
+        others = diagnosis.compose_rank_error(errors, [])
         return RankError(f"{message}\n{others}", [*lines, *others.lines])

@@ -113,7 +113,7 @@ class RankOutput:
         data, start = self._rest, 0
         for mark in self._mark.finditer(data):
             self._add(data[start : mark.start()])
-            self._take_mark(*mark.groups())
+            self._take_mark(mark)
             start = mark.end()
         cut = data.rfind(b"\0", start)
         if cut < 0 or not (data[cut:].startswith(self._mark_head) or self._mark_head.startswith(data[cut:])):
@@ -121,9 +121,8 @@ class RankOutput:
         self._add(data[start:cut])
         self._rest = data[cut:]
 
-    def _take_mark(
-        self, stream: bytes | None, piece_of: bytes | None, piece: bytes | None, whole: bytes | None
-    ) -> None:
+    def _take_mark(self, mark: re.Match[bytes]) -> None:
+        stream, piece_of, piece, whole = mark.groups()
         if stream:
             self._stream = int(stream)
         elif self._late and whole:
@@ -225,7 +224,7 @@ class NotebookOutput:
             self.erase_passing()
             self._passing = text
             self._write(text)
-            self._flush()
+            getattr(sys, self._stream).flush()
 
     def erase_passing(self) -> None:
         if self._passing:
@@ -246,12 +245,9 @@ class NotebookOutput:
     def _change_to(self, stream: str) -> None:
         if stream != self._stream:
             self._release()
-            self._flush()
+            getattr(sys, self._stream).flush()
             self._stream = stream
 
     def _write(self, text: str) -> None:
         if text:
             getattr(sys, self._stream).write(text)
-
-    def _flush(self) -> None:
-        getattr(sys, self._stream).flush()

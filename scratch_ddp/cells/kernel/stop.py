@@ -65,6 +65,7 @@ class Agreement:
         self._until: dict[str, int] = {}  # how often each call was made on the rank that has come furthest
 
     def note(self, rank: int, place: dict[str, Any]) -> None:
+        """A rank has said how far it has come."""
         place["members"][IN_THIS_CELL] = list(self.running)
         self._places[rank] = place
         until = furthest(self._places.values())
@@ -146,11 +147,6 @@ class Interruption:
         self.agreement, self.together, self.deadlocked = None, together, deadlocked
         self.number += 1
         self._sent_at, self._asked_at, self._end = -1.0, now, False
-
-    def note_place(self, rank: int, place: dict[str, Any]) -> None:
-        """A rank has said how far it has come."""
-        if self.agreement is not None:
-            self.agreement.note(rank, place)
 
     def go_on(self, running: Collection[RankInCell]) -> None:
         """Do what is due."""

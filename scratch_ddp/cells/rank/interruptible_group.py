@@ -227,7 +227,7 @@ def _lazy_device() -> dist.ProcessGroupGloo.Device:
     return dist.ProcessGroupGloo.create_default_device(lazy_init=True)
 
 
-def _operation(name: str, coalesced: bool = False) -> Callable[..., InterruptibleWork]:
+def _operation(name: str, coalesced: bool) -> Callable[..., InterruptibleWork]:
     def call(self: InterruptibleGroup, *args: Any, **kwargs: Any) -> InterruptibleWork:
         __tracebackhide__ = True
         return self._start(name, args, kwargs, coalesced)
@@ -236,10 +236,8 @@ def _operation(name: str, coalesced: bool = False) -> Callable[..., Interruptibl
     return call
 
 
-for _alias, _name in {**dict(zip(_OPERATIONS, _OPERATIONS, strict=True)), **_ALIASES}.items():
-    setattr(InterruptibleGroup, _alias, _operation(_name))
-for _alias, _name in _COALESCED.items():
-    setattr(InterruptibleGroup, _alias, _operation(_name, coalesced=True))
+for _alias, _name in ({name: name for name in _OPERATIONS} | _ALIASES | _COALESCED).items():
+    setattr(InterruptibleGroup, _alias, _operation(_name, coalesced=_alias in _COALESCED))
 
 
 dist.Backend.register_backend(BACKEND, InterruptibleGroup, devices=["cpu", "cuda"])

@@ -55,7 +55,7 @@ SHAPE = ModelShape(
 SEQUENCE = 512  # tokens
 DEVICE = Accelerator("a GPU", FLOPS, 16e9)
 NEAR, FAR = Link(8.4e-6, 1e-9 / 64, per_round=3.4e-6), Link(8.4e-6, 1e-9 / 6.25, per_round=14e-6)
-CLUSTER = Cluster("nodes of two", DEVICE, 2, NEAR, FAR)  # PCIe 5.0 x16 in a node, one card of 100 Gb/s for both
+CLUSTER = Cluster(DEVICE, 2, NEAR, FAR)  # nodes of two: PCIe 5.0 x16 in a node, one card of 100 Gb/s for both
 
 
 def measure_way(way: str, link: str, forecast: float, group: LinkedGroup, seconds: float) -> float:
@@ -109,7 +109,7 @@ def _as_link(wire: Wire) -> Link:
 
 
 def _stretched(link: Link, slower: float) -> Link:
-    return Link(link.alpha * slower, link.beta * slower / _SMALLER, "", "", link.per_round * slower)
+    return Link(link.alpha * slower, link.beta * slower / _SMALLER, per_round=link.per_round * slower)
 
 
 class _Part(nn.Module):

@@ -3,10 +3,9 @@
 from scratch_ddp.instruments.cost.layouts import Layout, rank_memory, step_time
 from scratch_ddp.instruments.cost.models import ModelShape, bytes_per_token, flops_per_token, from_config
 from scratch_ddp.instruments.cost.plan import BOUNDS, plan, tokens_to_be_compute_bound, what_binds
-from scratch_ddp.instruments.cost.published import MODELS, model
+from scratch_ddp.instruments.cost.published import MODELS
 from scratch_ddp.instruments.cost.states import (
     FP32,
-    MIXED,
     STAGES,
     WIDE_GRADIENTS,
     RankMemory,
@@ -23,12 +22,11 @@ from scratch_ddp.instruments.cost.steps import (
     naive,
     per_parameter,
     pipelined,
-    tensor_parallel,
 )
 from scratch_ddp.instruments.cost.wire import CLUSTERS, Accelerator, Cluster, Link, Wire, ring_bytes
 
-__all__ = ["BOUNDS", "CLUSTERS", "FP32", "MIXED", "MODELS", "STAGES", "WIDE_GRADIENTS", "Accelerator", "Backward"]
+__all__ = ["BOUNDS", "CLUSTERS", "FP32", "MODELS", "STAGES", "WIDE_GRADIENTS", "Accelerator", "Backward"]
 __all__ += ["Cluster", "Layout", "Link", "ModelShape", "RankMemory", "Wire", "best_bucket", "best_bucket_bytes"]
 __all__ += ["bucketed", "bytes_per_token", "bytes_sent", "flat", "flops_per_token", "from_config", "measured_states"]
-__all__ += ["model", "model_states", "naive", "per_parameter", "pipelined", "plan", "rank_memory", "ring_bytes"]
-__all__ += ["step_time", "tensor_parallel", "tokens_to_be_compute_bound", "what_binds"]
+__all__ += ["model_states", "naive", "per_parameter", "pipelined", "plan", "rank_memory", "ring_bytes"]
+__all__ += ["step_time", "tokens_to_be_compute_bound", "what_binds"]

@@ -24,8 +24,7 @@ class Layout:
 
     micro: sequences in a micro-batch · micro_batches: of a replica in a step · stage: "DDP" or one of ZeRO's, ZeRO-3
     without a pipeline only · checkpointing: True keeps only each block's input; "selective" does again what costs
-    little · chunks: of the model on each rank of an interleaved pipeline; 1 is 1F1B · shards: over how many replicas
-    ZeRO-3 shards (HSDP); 0: over all. Raises ValueError for what can't be.
+    little · chunks: of the model on each rank of an interleaved pipeline; 1 is 1F1B. Raises ValueError if it can't be.
     """
 
     dp: int = 1
@@ -36,7 +35,6 @@ class Layout:
     stage: str = "DDP"
     checkpointing: bool | str = False
     chunks: int = 1
-    shards: int = 0
 
     def __post_init__(self) -> None:
         if min(self.dp, self.tp, self.pp, self.micro, self.micro_batches, self.chunks) < 1:
@@ -45,8 +43,6 @@ class Layout:
             raise ValueError("ZeRO-3 with a pipeline would gather each stage again for every micro-batch: take ZeRO-2")
         if self.chunks > 1 and (self.pp == 1 or self.micro_batches % self.pp):
             raise ValueError("an interleaved pipeline needs two stages or more, and micro-batches in multiples of them")
-        if self.shards and (self.stage != "ZeRO-3" or self.dp % self.shards):
-            raise ValueError(f"HSDP is ZeRO-3 over a part of the replicas: {self.shards} shards don't fit {self}")
 
     @property
     def devices(self) -> int:
@@ -57,16 +53,9 @@ class Layout:
         """Sequences in a step, on all devices."""
         return self.dp * self.micro * self.micro_batches
 
-    @property
-    def sharding(self) -> str:
-        """What is sharded, in a word: the stage, or HSDP with the number of shards."""
-        if self.dp == 1:
-            return "–"
-        return f"HSDP {self.shards}" if self.shards not in (0, self.dp) else self.stage
-
     def __str__(self) -> str:
         kept = {False: "", True: ", checkpointing"}.get(self.checkpointing, f", {self.checkpointing} checkpointing")
-        sharding = f", {self.sharding}" if self.dp > 1 else ""
+        sharding = f", {self.stage}" if self.dp > 1 else ""
         parts = f"dp {self.dp} × tp {self.tp} × pp {self.pp}{sharding}"
         chunks = f" in {self.chunks} chunks a rank" if self.chunks > 1 else ""
         batches = f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)} of {self.micro}"
@@ -77,9 +66,9 @@ def blocks_of_stages(blocks: int, pp: int) -> list[int]:
     """Blocks of each stage, as alike as can be, fewer on both ends. Raises ValueError if there are too few."""
     if pp > blocks:
         raise ValueError(f"{blocks} blocks can't be cut into {pp} stages")
-    inner_first = sorted(range(pp), key=lambda stage: (stage in (0, pp - 1), stage))
-    more = set(inner_first[: blocks % pp])
-    return [blocks // pp + (stage in more) for stage in range(pp)]
+    fewest, more = divmod(blocks, pp)
+    first = 0 if more == pp - 1 else 1
+    return [fewest + (first <= stage < first + more) for stage in range(pp)]
 
 
 def parameters_of_rank(shape: ModelShape, layout: Layout, stage: int) -> int:
@@ -93,25 +82,19 @@ def parameters_of_rank(shape: ModelShape, layout: Layout, stage: int) -> int:
 
 def rank_memory(shape: ModelShape, layout: Layout, sequence: int, precision: Precision = MIXED) -> RankMemory:
     """What the fullest rank holds at the worst moment of a step. Raises ValueError for a mixture of experts."""
-    stages = sorted({0, min(1, layout.pp - 1), layout.pp - 1})  # of those in the middle the second holds most
-    each = (_stage_memory(shape, layout, stage, sequence, precision) for stage in stages)
-    return max(each, key=lambda memory: memory.total)
-
-
-def _stage_memory(shape: ModelShape, layout: Layout, stage: int, sequence: int, precision: Precision) -> RankMemory:
-    blocks, tokens = blocks_of_stages(shape.blocks, layout.pp)[stage], layout.micro * sequence
-    p, v = layout.pp, layout.chunks
-    warm_up = p - stage if v == 1 else ((v - 1) * p + 2 * (p - stage) - 1) / v  # 1F1B, interleaved
-    kept = blocks * min(warm_up, layout.micro_batches)
-    kept *= bytes_per_token(shape, checkpointing=layout.checkpointing, tp=layout.tp)
-    if layout.checkpointing:  # and the block whose forward is done again
-        kept += bytes_per_token(shape, tp=layout.tp)
-    logits = _LOGIT * shape.vocabulary * tokens / layout.tp if stage == p - 1 else 0.0
+    p, v, tokens = layout.pp, layout.chunks, layout.micro * sequence
+    of_block = bytes_per_token(shape, checkpointing=layout.checkpointing, tp=layout.tp)
+    again = bytes_per_token(shape, tp=layout.tp) if layout.checkpointing else 0.0  # a block whose forward is repeated
     # Two blocks are whole at once under ZeRO-3.
     gathered = 2 * math.ceil(shape.block / layout.tp) if layout.stage == "ZeRO-3" and layout.dp > 1 else 0
-    parameters, shards = parameters_of_rank(shape, layout, stage), layout.shards or layout.dp
-    states = model_states(parameters, shards, layout.stage, precision, gathered)
-    return replace(states, activations=tokens * kept, logits=logits)
+    found = []
+    for stage in sorted({0, min(1, p - 1), p - 1}):  # of those in the middle the second holds most
+        states = model_states(parameters_of_rank(shape, layout, stage), layout.dp, layout.stage, precision, gathered)
+        warm_up = p - stage if v == 1 else ((v - 1) * p + 2 * (p - stage) - 1) / v  # 1F1B, interleaved
+        kept = blocks_of_stages(shape.blocks, p)[stage] * min(warm_up, layout.micro_batches) * of_block + again
+        logits = _LOGIT * shape.vocabulary * tokens / layout.tp if stage == p - 1 else 0.0
+        found.append(replace(states, activations=tokens * kept, logits=logits))
+    return max(found, key=lambda memory: memory.total)
 
 
 @dataclass(frozen=True)
@@ -127,11 +110,6 @@ class StepTime:
     @property
     def total(self) -> float:
         return sum(astuple(self))
-
-    @property
-    def binds(self) -> str:
-        """The part that takes longest."""
-        return max(vars(self), key=vars(self).get)
 
 
 def step_time(
@@ -163,20 +141,17 @@ def step_time(
     if p == 1:
         return StepTime(computes, tensor, data=data)
     hop = hop_wire(layout, cluster).message(_ELEMENT * tokens * shape.width / layout.tp)
-    messages = hops(p, m, hop) if v == 1 else 2 * (p * v - 1) * hop  # the others are hidden
-    return StepTime(computes, tensor, messages, (p - 1) / v * (forward + backward), data)
+    # In 1F1B the first forward passes p − 1 wires, and its gradient passes them back. While the pipeline fills, each
+    # rank waits for one gradient more than it has forwards to do. Then p micro-batches share each round trip. (Within
+    # 4 % of `cost.pipelined`, which goes through it.) An interleaved pipeline hides all but the first and the last.
+    shared = max(0, m - p) * 2 * (p - 1) / p
+    hops = 2 * (p - 1) + 2 * max(0, min(m, p) - 2) + shared if v == 1 else 2 * (p * v - 1)
+    return StepTime(computes, tensor, hops * hop, (p - 1) / v * (forward + backward), data)
 
 
 def hop_wire(layout: Layout, cluster: Cluster) -> Wire:
     """What connects two stages of a pipeline: those of two nodes, if it doesn't fit into one."""
     return cluster.wire(2, layout.tp if layout.tp * layout.pp <= cluster.per_node else cluster.per_node)
-
-
-def hops(p: int, m: int, hop: float) -> float:
-    """Seconds that messages of `hop` seconds add to 1F1B, within 4 % of `cost.pipelined`, which goes through it."""
-    # The first forward passes p − 1 wires, and its gradient passes them back. While the pipeline fills, each rank waits
-    # for one gradient more than it has forwards to do. Then p micro-batches share each round trip.
-    return hop * (2 * (p - 1) + 2 * max(0, min(m, p) - 2) + max(0, m - p) * 2 * (p - 1) / p)
 
 
 def _data(
@@ -185,31 +160,25 @@ def _data(
     """Seconds that messages of data parallelism stick out of a step; `forward`, `backward`: of a micro-batch."""
     if layout.dp == 1:
         return 0.0
-    m, shards = layout.micro_batches, layout.shards or layout.dp
-    wire = cluster.wire(shards, layout.tp * layout.pp)
-    reduce = wire.all_reduce if layout.stage == "DDP" else wire.all_gather
+    m, stage = layout.micro_batches, layout.stage
+    wire = cluster.wire(layout.dp, layout.tp * layout.pp)
+    reduce = wire.all_reduce if stage == "DDP" else wire.all_gather
     if layout.pp > 1:  # gradients are complete with the last micro-batch: its last chunk's messages come after it
-        parameters = max(parameters_of_rank(shape, layout, stage) for stage in (0, 1, layout.pp - 1))
-        reduced = reduce(precision.reduced * parameters)
-        if layout.stage == "DDP":
-            return reduced / layout.chunks
+        parameters = max(parameters_of_rank(shape, layout, each) for each in (0, 1, layout.pp - 1))
+        reduced = reduce(precision.gradients * parameters)
+        gathered = 0.0 if stage == "DDP" else wire.all_gather(precision.weights * parameters)
         # ZeRO-2 has reduced those of each micro-batch while the next one computed
-        early = (m - 1) * max(0.0, reduced - forward - backward) if layout.stage == "ZeRO-2" else 0.0
-        return early + (reduced + wire.all_gather(precision.sent * parameters)) / layout.chunks
+        early = (m - 1) * max(0.0, reduced - forward - backward) if stage == "ZeRO-2" else 0.0
+        return early + (reduced + gathered) / layout.chunks
 
     blocks, block = shape.blocks, shape.block / layout.tp
     ends = (shape.embedding + shape.head * (not shape.tied)) / layout.tp
-    gather = wire.all_gather(precision.sent * block) if layout.stage == "ZeRO-3" else 0.0
-    took = sharded_pass(blocks, forward, backward, gather, reduce(precision.reduced * block)) - forward - backward
-    took += reduce(precision.reduced * ends) if ends else 0.0
-    if layout.stage == "DDP":
-        return took
-    if layout.stage != "ZeRO-3":
-        return took * (m if layout.stage == "ZeRO-2" else 1) + wire.all_gather(precision.sent * (blocks * block + ends))
-    took += wire.all_gather(precision.sent * ends) if ends else 0.0
-    between = cluster.wire(layout.dp // shards, layout.tp * shards)  # HSDP averages shards there meanwhile
-    average = sharded_pass(blocks, 0.0, backward, 0.0, between.all_reduce(precision.reduced * block / shards))
-    return m * took + average - backward
+    gather = wire.all_gather(precision.weights * block) if stage == "ZeRO-3" else 0.0
+    took = sharded_pass(blocks, forward, backward, gather, reduce(precision.gradients * block)) - forward - backward
+    if ends:
+        took += reduce(precision.gradients * ends) + (wire.all_gather(precision.weights * ends) if gather else 0.0)
+    gathered = wire.all_gather(precision.weights * (blocks * block + ends)) if stage in ("ZeRO-1", "ZeRO-2") else 0.0
+    return took * (m if stage in ("ZeRO-2", "ZeRO-3") else 1) + gathered
 
 
 def sharded_pass(blocks: int, forward: float, backward: float, gather: float, scatter: float) -> float:
@@ -218,22 +187,12 @@ def sharded_pass(blocks: int, forward: float, backward: float, gather: float, sc
     `forward`, `backward`: of all blocks; `gather`: of a block's weights, 0 where they are whole; `scatter`: of its
     gradient. The last block stays whole in between. Messages queue for one wire.
     """
-    clock = wire = 0.0
-    there = [0.0] * blocks  # when each block is whole
-
-    def fetch(i: int) -> None:
-        nonlocal wire
-        if gather and 0 <= i < blocks:
-            there[i] = wire = max(wire, clock) + gather
-
-    fetch(0)
-    for i in range(blocks):
-        fetch(i + 1)
-        clock = max(clock, there[i]) + forward / blocks
-    fetch(blocks - 2)
-    for i in reversed(range(blocks)):
-        if i < blocks - 1:
-            fetch(i - 1)
-        clock = max(clock, there[i]) + backward / blocks
-        wire = max(wire, clock) + scatter
+    clock, wire, there = 0.0, gather, gather  # there: when the next block is whole
+    for step in range(2 * blocks):
+        whole = there
+        if gather and step + 1 not in (blocks, 2 * blocks):
+            there = wire = max(wire, clock) + gather
+        clock = max(clock, whole) + (forward if step < blocks else backward) / blocks
+        if step >= blocks:
+            wire = max(wire, clock) + scatter
     return wire

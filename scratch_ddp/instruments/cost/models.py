@@ -93,23 +93,17 @@ class ModelShape:
 def from_config(config: "PretrainedConfig | str | Path", name: str = "") -> ModelShape:
     """The shape that a transformers config describes: an object, or the path of a config.json or its folder.
 
-    Parameters are counted on the meta device; activations are taken for a Llama's, but for GPT-2. Raises ValueError.
+    Parameters are counted on the meta device; activations are taken for a Llama's, but for GPT-2. Raises what
+    transformers raises if it can't build a model from the config.
     """
     import transformers  # a second and more, which forecasts for known models do without
 
-    try:
-        if isinstance(config, str | Path):
-            config = transformers.AutoConfig.from_pretrained(config, local_files_only=True)
-        found = getattr(transformers, (config.architectures or [""])[0], None)
-        with torch.device("meta"):
-            model = found._from_config(config) if found else transformers.AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # whatever their classes say of sizes that are missing or don't fit
-        raise ValueError(f"transformers can't build a model from this config: {error}") from error
-    return _counted(model, config.get_text_config(), name or config.model_type)
-
-
-def _counted(model: torch.nn.Module, text: "PretrainedConfig", name: str) -> ModelShape:
-    """The shape of a model; `text`: the config of its text model."""
+    if isinstance(config, str | Path):
+        config = transformers.AutoConfig.from_pretrained(config, local_files_only=True)
+    found = getattr(transformers, (config.architectures or [""])[0], None)
+    with torch.device("meta"):
+        model = found._from_config(config) if found else transformers.AutoModelForCausalLM.from_config(config)
+    text = config.get_text_config()
 
     def size(*names: str) -> Any:
         return next((value for each in names if (value := getattr(text, each, None))), None)
@@ -122,15 +116,11 @@ def _counted(model: torch.nn.Module, text: "PretrainedConfig", name: str) -> Mod
     layers = max(lists, key=_parameters)  # a vision tower may have as many
     of_experts = sum(each.numel() for path, each in layers.named_parameters() if ".experts." in path)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    inner, kv_heads = size("intermediate_size", "n_inner") or 4 * width, size("num_key_value_heads") or heads
+    sizes = blocks, width, inner, heads, kv_heads, head_width, text.vocab_size
     shape = ModelShape(
-        name,
-        blocks,
-        width,
-        size("intermediate_size", "n_inner") or 4 * width,
-        heads,
-        size("num_key_value_heads") or heads,
-        head_width,
-        text.vocab_size,
+        name or config.model_type,
+        *sizes,
         tied=head is None or head.weight is embedding.weight,
         in_blocks=_parameters(layers),
         idle=of_experts and of_experts - of_experts * text.num_experts_per_tok // size(*_EXPERTS),
@@ -172,12 +162,9 @@ def bytes_per_token(shape: ModelShape, element: int = 2, checkpointing: bool | s
     attention = 2 * element * (shape.heads + shape.kv_heads) * shape.head_width + _FLOAT32 * shape.heads
     if checkpointing == "selective":
         return (element * (2 * width + (shape.mlp_matrices - 1) * inner) + attention) / tp
-    if not shape.heads:
-        norms = element * width  # none: the MLP's input
-    elif shape.norm_vectors == 2:  # two LayerNorms: their input and output, mean and deviation
-        norms = 2 * (2 * element * width + 2 * element)
-    else:  # two RMSNorms: x in float32, what normalises it, x normalised, and that times the weight
-        norms = 2 * (_FLOAT32 * width + _FLOAT32 + 2 * element * width)
+    rms = _FLOAT32 * width + _FLOAT32 + 2 * element * width  # x in float32, its scale, x scaled, that times the weight
+    layer = 2 * element * width + 2 * element  # input and output, mean and deviation
+    norms = (element * width, 2 * rms, 2 * layer)[shape.norm_vectors]  # without norms, the MLP's input
     return (norms + attention + element * shape.saved_in_mlp * inner) / tp
 
 

@@ -1,50 +1,34 @@
 """Models by name, and what was published about training them: for forecasts that can be compared with something."""
 
 from dataclasses import dataclass
-from functools import cache
 
 from scratch_ddp.instruments.cost.layouts import EFFICIENCY, Layout, step_time
-from scratch_ddp.instruments.cost.models import GPT_2, ModelShape, flops_per_token, from_config
+from scratch_ddp.instruments.cost.models import GPT_2, ModelShape, flops_per_token
 from scratch_ddp.instruments.cost.states import MIXED, WIDE_GRADIENTS, Precision
 from scratch_ddp.instruments.cost.wire import CLUSTERS, Cluster
 
-_A100, _H100 = CLUSTERS["A100 HDR"], CLUSTERS["H100"]
-
 
 def _gpt(name: str, blocks: int, width: int, heads: int, vocabulary: int = 51200, positions: int = 2048) -> ModelShape:
-    sizes = {"heads": heads, "kv_heads": heads, "head_width": width // heads, "vocabulary": vocabulary}
-    return ModelShape(name, blocks, width, 4 * width, **sizes, tied=True, positions=positions, **GPT_2)
+    sizes = 4 * width, heads, heads, width // heads, vocabulary
+    return ModelShape(name, blocks, width, *sizes, tied=True, positions=positions, **GPT_2)
 
 
-# Of the course's write-up on accounting: two matrices and a relu in a block, and nothing else.
-_XXL = ModelShape("XXL", 126, 16_384, 53_248, mlp_matrices=2, norm_vectors=0, saved_in_mlp=1)
-_LLAMA_8B = ModelShape("Llama-3-8B", 32, 4096, 14336, 32, 8, 128, 128256)
-_LLAMA_405B = ModelShape("Llama-3-405B", 126, 16384, 53248, 128, 8, 128, 128256)
 _SHAPES = [
-    _XXL,
+    # Of the course's write-up on accounting: two matrices and a relu in a block, and nothing else.
+    ModelShape("XXL", 126, 16_384, 53_248, mlp_matrices=2, norm_vectors=0, saved_in_mlp=1),
     _gpt("GPT-2", 12, 768, 12, 50257, 1024),
     _gpt("GPT-2 XL", 48, 1600, 25, 50257, 1024),
     ModelShape("SmolLM2-360M", 32, 960, 2560, 15, 5, 64, 49152, tied=True),
     ModelShape("Llama-2-13B", 40, 5120, 13824, 40, 40, 128, 32000),
-    _LLAMA_8B,
+    ModelShape("Llama-3-8B", 32, 4096, 14336, 32, 8, 128, 128256),
     ModelShape("Llama-3-70B", 80, 8192, 28672, 64, 8, 128, 128256),
-    _LLAMA_405B,
+    ModelShape("Llama-3-405B", 126, 16384, 53248, 128, 8, 128, 128256),
+    # Mixtures of experts, as `from_config` counts them.
+    ModelShape("Mixtral-8x7B", 32, 4096, 14336, 32, 8, 128, 32000, in_blocks=46_440_644_608, idle=33_822_867_456),
+    ModelShape("DeepSeek-V3", 61, 7168, 18432, 128, 128, 160, 129280, in_blocks=669_173_039_104, idle=633_474_121_728),
 ]
 MODELS: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
-_MIXTURES = {"DeepSeek-V3": "deepseek_v3", "Mixtral-8x7B": "mixtral"}  # transformers' default sizes are theirs
-
-
-@cache
-def model(name: str) -> ModelShape:
-    """Return the shape of that name; mixtures of experts are counted. Raises ValueError, listing all names."""
-    if name in MODELS:
-        return MODELS[name]
-    if name not in _MIXTURES:
-        known = ", ".join([*MODELS, *_MIXTURES])
-        raise ValueError(f"there is no model {name!r}, and no such file; there are {known}")
-    from transformers import AutoConfig
-
-    return from_config(AutoConfig.for_model(_MIXTURES[name]), name)
+_A100, _H100 = CLUSTERS["A100 HDR"], CLUSTERS["H100"]
 
 
 @dataclass(frozen=True)
@@ -99,20 +83,16 @@ GPT_3 = (
 )
 # Llama team, "The Llama 3 Herd of Models", 2024, table 4: no activations are computed twice, gradients are float32, and
 # the pipeline has a block a chunk, if embedding and head count as one each.
+_405B = MODELS["Llama-3-405B"]
 LLAMA_3 = tuple(
-    PublishedRun(_LLAMA_405B, _H100, Layout(dp, 8, 16, 1, m, "ZeRO-1", chunks=8), 8192, tflops, WIDE_GRADIENTS)
+    PublishedRun(_405B, _H100, Layout(dp, 8, 16, 1, m, "ZeRO-1", chunks=8), 8192, tflops, WIDE_GRADIENTS)
     for dp, m, tflops in ((64, 32, 430), (128, 16, 400))
 )
 # pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3: FSDP with selective recomputation, on
 # H100 of 500 instead of 700 W; tokens a second of a GPU, without and with torch.compile.
+_8B = MODELS["Llama-3-8B"]
+_FLOPS = flops_per_token(_8B, 8192) / 1e12
 TORCHTITAN = tuple(
-    PublishedRun(
-        _LLAMA_8B,
-        _H100,
-        Layout(n, micro=2, stage="ZeRO-3", checkpointing="selective"),
-        8192,
-        flops_per_token(_LLAMA_8B, 8192) * tokens / 1e12,
-        WIDE_GRADIENTS,
-    )
+    PublishedRun(_8B, _H100, Layout(n, 1, 1, 2, 1, "ZeRO-3", "selective"), 8192, _FLOPS * tokens, WIDE_GRADIENTS)
     for n, tokens in ((8, 5762), (8, 6667), (128, 5605), (128, 6514))
 )

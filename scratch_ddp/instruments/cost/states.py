@@ -14,18 +14,16 @@ _ADAM = 2 * 4  # bytes per parameter
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes per element. `master`: of a wide copy of the weights; `sent`, `reduced`: weights, gradients on the wire."""
+    """Bytes of a weight and of a gradient, held and sent alike. `master`: of a wide copy of the weight."""
 
     weights: int
     gradients: int
     master: int
-    sent: int
-    reduced: int
 
 
-FP32 = Precision(weights=4, gradients=4, master=0, sent=4, reduced=4)
-MIXED = Precision(weights=2, gradients=2, master=4, sent=2, reduced=2)  # the paper's: 2 + 2 + 12 under Adam
-WIDE_GRADIENTS = Precision(weights=2, gradients=4, master=4, sent=2, reduced=4)  # as Llama 3's
+FP32 = Precision(weights=4, gradients=4, master=0)
+MIXED = Precision(weights=2, gradients=2, master=4)  # the paper's: 2 + 2 + 12 under Adam
+WIDE_GRADIENTS = Precision(weights=2, gradients=4, master=4)  # as Llama 3's
 
 
 @dataclass(frozen=True)
@@ -51,15 +49,13 @@ def model_states(parameters: int, ranks: int, stage: str, precision: Precision =
     ZeRO-1 shards the optimizer state and the master weights, ZeRO-2 the gradients too, ZeRO-3 the weights too.
     `gathered`: how many parameters are whole at once under ZeRO-3. Raises ValueError for a stage not in STAGES.
     """
-    if stage not in STAGES:
-        raise ValueError(f"stage: {stage!r}; allowed are {', '.join(STAGES)}")
     level, share = STAGES.index(stage), parameters / ranks
     return RankMemory(
         weights=precision.weights * (share if level >= 3 else parameters),
         gradients=precision.gradients * (share if level >= 2 else parameters),
         master=precision.master * (share if level >= 1 else parameters),
         optimizer=_ADAM * (share if level >= 1 else parameters),
-        gathered=(precision.sent + precision.reduced) * gathered,
+        gathered=(precision.weights + precision.gradients) * gathered,
     )
 
 
@@ -71,9 +67,9 @@ def bytes_sent(
     DDP: 2 times, ZeRO-1 and ZeRO-2 as well (ZeRO-1 after an all-reduce, without `reduce_scatters`, 3), ZeRO-3: 3 times.
     With several micro-batches ZeRO-2 sends gradients, and ZeRO-3 everything, for each.
     """
-    weights = {"DDP": 0, "ZeRO-3": 2}.get(stage, 1)
+    weights = (0, 1, 1, 2)[STAGES.index(stage)]
     gradients = 2 if stage == "DDP" or (stage == "ZeRO-1" and not reduce_scatters) else 1
-    return (weights * precision.sent + gradients * precision.reduced) * parameters * (ranks - 1) / ranks
+    return (weights * precision.weights + gradients * precision.gradients) * parameters * (ranks - 1) / ranks
 
 
 def measured_states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> RankMemory:
@@ -85,6 +81,5 @@ def measured_states(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def _storage_bytes(tensors: list[torch.Tensor]) -> int:
-    tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]  # of a DTensor, what is here
-    storages = {(tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage() for tensor in tensors}
-    return sum(storage.nbytes() for storage in storages.values())
+    local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]  # of a DTensor, what is here
+    return sum(storage.nbytes() for storage in {tensor.untyped_storage() for tensor in local})

@@ -38,7 +38,7 @@ class Backward:
     def in_proportion(cls, nbytes: Sequence[int], seconds: float, forward: float = 0.0) -> "Backward":
         """A backward in which each gradient, in the order of arrival, takes time proportional to its bytes."""
         whole = sum(nbytes)
-        ready = [min(seconds, seconds * so_far / whole) if whole else seconds for so_far in accumulate(nbytes)]
+        ready = [min(seconds, seconds * so_far / whole) for so_far in accumulate(nbytes)]
         return cls(tuple(ready), tuple(nbytes), seconds, forward)
 
     @classmethod
@@ -49,8 +49,7 @@ class Backward:
         def note(parameter: torch.Tensor) -> None:
             arrived.append((time.perf_counter(), parameter.grad.nbytes))
 
-        trained = [each for each in model.parameters() if each.requires_grad]
-        hooks = [each.register_post_accumulate_grad_hook(note) for each in trained]
+        hooks = [each.register_post_accumulate_grad_hook(note) for each in model.parameters() if each.requires_grad]
         began = time.perf_counter()
         value = loss()
         backward_began = time.perf_counter()
@@ -58,8 +57,7 @@ class Backward:
         ended = time.perf_counter()
         for hook in hooks:
             hook.remove()
-        times, nbytes = zip(*arrived, strict=True)
-        ready = tuple(at - backward_began for at in times)
+        ready, nbytes = zip(*((at - backward_began, size) for at, size in arrived), strict=True)
         return cls(ready, nbytes, ended - backward_began, backward_began - began)
 
     @property
@@ -98,7 +96,7 @@ def naive(backward: Backward, wire: Wire) -> Forecast:
 
 def flat(backward: Backward, wire: Wire) -> Forecast:
     """One all-reduce for all gradients, which have one dtype, after the backward: U = α + β·n."""
-    return _queue(backward, wire, [(backward.seconds, backward.total_bytes)] if backward.nbytes else [])
+    return _queue(backward, wire, [(backward.seconds, backward.total_bytes)])
 
 
 def per_parameter(backward: Backward, wire: Wire) -> Forecast:
@@ -131,10 +129,6 @@ def best_bucket_bytes(wire: Wire, nbytes: float, seconds: float) -> float:
     the size at which the wire just keeps up, larger buckets only lengthen the tail: so the smaller of the two is best.
     """
     alpha, beta = wire.alpha_of_all_reduce, wire.beta_of_all_reduce
-    if alpha == 0 or nbytes == 0:
-        return 0.0
-    if seconds == 0:
-        return float(nbytes)
     least_overhead = nbytes * math.sqrt(alpha / seconds)
     spare = seconds / nbytes - beta  # seconds of compute per byte, minus its seconds on the wire
     just_keeps_up = alpha / spare if spare > 0 else math.inf
@@ -153,11 +147,6 @@ def best_bucket(backward: Backward, wire: Wire, first_mb: float = FIRST_BUCKET_M
     candidates = [(size / MB, bucketed(backward, wire, size / MB, first_mb)) for size in [*tried, backward.total_bytes]]
     least = min(forecast.step for _, forecast in candidates)
     return next((size, forecast) for size, forecast in reversed(candidates) if forecast.step <= 1.001 * least)
-
-
-def tensor_parallel(compute: float, all_reduces: int, nbytes: float, wire: Wire) -> float:
-    """Seconds of a step that computes for `compute`, with all-reduces of `nbytes` bytes, which nothing hides."""
-    return compute + all_reduces * wire.all_reduce(nbytes)
 
 
 def pipelined(schedule: Schedule, forward: float, backward: float, nbytes: float, wire: Wire) -> float:

@@ -6,13 +6,7 @@ Distrib. Comput. 69 (2009), for the ring; R. Hockney, "The communication challen
 """
 
 import math
-from dataclasses import dataclass, field, replace
-
-# Seconds with which NCCL forecasts a ring: of a call, and of a round, by what it passes. `Simple` is its protocol for
-# large messages; LL, for small ones, sends a flag with every four bytes, and no more than so many bytes a second.
-CALL = 8.4e-6
-NVLINK, PCIE, NETWORK = (3.4e-6, 0.6e-6, 141e9), (5.7e-6, 1.0e-6, 141e9), (14.0e-6, 2.7e-6, 35e9)  # Simple, LL, LL
-_SMALL_CALL = 6.6e-6
+from dataclasses import dataclass, replace
 
 
 def ring_bytes(call: str, payload: int, n: int, rank: int, root: int | None = None) -> int:
@@ -49,16 +43,15 @@ class Link:
     """The wire at each rank. A collective or message takes `alpha` + rounds·`per_round` + bytes·`beta` seconds.
 
     `alpha`: per call; `beta`: per byte that a rank sends (or receives, if that is more); `per_round`: of which an
-    all-reduce on a ring has 2(n−1), a message one; `source`: of the figures; `small`: alpha, per_round and least beta
-    of a protocol that sends twice the bytes: the quicker counts.
+    all-reduce on a ring has 2(n−1), a message one; `small`: alpha, per_round and least beta of a protocol that sends
+    twice the bytes: the quicker counts.
     """
 
     alpha: float
     beta: float
     name: str = ""
-    source: str = ""
     per_round: float = 0.0
-    small: tuple[float, float, float] | None = field(default=None, kw_only=True)
+    small: tuple[float, float, float] | None = None
 
     def seconds(self, nbytes: float, rounds: int = 0) -> float:
         """Seconds for which one collective or message takes the wire."""
@@ -77,12 +70,12 @@ class Link:
 def collective_seconds(inside: Link, between: Link, fast: int, slow: int, nbytes: float, busy: float) -> float:
     """Seconds of a collective whose bytes take `busy`: a chunk passes `fast` links in hosts and `slow` ones between."""
     # A ring has no barrier: what a chunk passes adds up.
-    used = [link for link, rounds in ((inside, fast), (between, slow)) if rounds] or [inside]
-    seconds = max(link.alpha for link in used) + fast * inside.per_round + slow * between.per_round + busy
-    if all(link.small for link in used):
-        rounds = sum(link.small[1] * count for link, count in ((inside, fast), (between, slow)) if count)
-        alpha, _, beta = map(max, zip(*(link.small for link in used), strict=True))
-        seconds = min(seconds, alpha + rounds + max(2 * busy, beta * nbytes))
+    used = [(link, rounds) for link, rounds in ((inside, fast), (between, slow)) if rounds] or [(inside, 0)]
+    seconds = max(link.alpha for link, _ in used) + sum(rounds * link.per_round for link, rounds in used) + busy
+    if all(link.small for link, _ in used):
+        alpha, _, beta = map(max, zip(*(link.small for link, _ in used), strict=True))
+        latency = alpha + sum(rounds * link.small[1] for link, rounds in used)
+        seconds = min(seconds, latency + max(2 * busy, beta * nbytes))
     return seconds
 
 
@@ -115,15 +108,14 @@ class Wire:
         slow = -(-rounds // self.per_host) if self.hosts > 1 else 0
         return collective_seconds(self.inside, self.between, rounds - slow, slow, nbytes, self.beta * nbytes)
 
-    @property
-    def _large(self) -> "Wire":
-        return replace(self, inside=replace(self.inside, small=None), between=replace(self.between, small=None))
-
     def _of_tree(self, nbytes: float) -> float:
         # 2·((ranks/host − 1)·inside + log2(hosts)·between): up to the root and down again
-        up, ranks = math.floor(math.log2(self.hosts)), min(self.per_host, self.world_size)
-        links = self._large.inside, self._large.between
-        return collective_seconds(*links, 2 * (ranks - 1), 2 * up, nbytes, self.beta_of_all_reduce * nbytes)
+        up, ranks, busy = (
+            math.floor(math.log2(self.hosts)),
+            min(self.per_host, self.world_size),
+            self.beta_of_all_reduce,
+        )
+        return collective_seconds(self.inside, self.between, 2 * (ranks - 1), 2 * up, nbytes, busy * nbytes)
 
     def all_reduce(self, nbytes: float) -> float:
         """Seconds for an all-reduce of `nbytes` bytes."""
@@ -132,11 +124,6 @@ class Wire:
             return 0.0
         ring = self._seconds(ring_rounds("all_reduce", n), 2 * (n - 1) / n * nbytes)
         return min(ring, self._of_tree(nbytes)) if self.trees else ring
-
-    def hierarchical_all_reduce(self, nbytes: float) -> float:
-        """Seconds for a reduce-scatter in each host, an all-reduce of each part between hosts, and an all-gather."""
-        in_host = self.inside.wire(self.per_host).all_gather(nbytes)
-        return 2 * in_host + self.between.wire(self.hosts).all_reduce(nbytes / self.per_host)
 
     def all_gather(self, nbytes: float) -> float:
         """Seconds for an all-gather that leaves `nbytes` bytes on each rank, or a reduce-scatter of as many."""
@@ -149,8 +136,9 @@ class Wire:
 
     @property
     def alpha_of_all_reduce(self) -> float:
-        """Seconds that an all-reduce takes regardless of its size."""
-        return self._large.all_reduce(0)
+        """Seconds that an all-reduce takes regardless of its size, by the protocol for large messages."""
+        inside, between = replace(self.inside, small=None), replace(self.between, small=None)
+        return replace(self, inside=inside, between=between).all_reduce(0)
 
     @property
     def beta_of_all_reduce(self) -> float:
@@ -158,33 +146,31 @@ class Wire:
         return self.beta * 2 * (self.world_size - 1) / self.world_size
 
 
-_NCCL = "latencies: NVIDIA/nccl, src/graph/tuning.cc, a call and a round of a ring (protocols Simple and LL)"
+# Seconds with which NCCL forecasts a ring (src/graph/tuning.cc of NVIDIA/nccl): of a call, and of a round, by what it
+# passes. `Simple` is its protocol for large messages; LL, for small ones, sends a flag with every four bytes, and no
+# more than so many bytes a second.
+_CALL, _SMALL_CALL = 8.4e-6, 6.6e-6  # Simple, LL
+_NVLINK, _PCIE, _NETWORK = (3.4e-6, 0.6e-6, 141e9), (5.7e-6, 1.0e-6, 141e9), (14.0e-6, 2.7e-6, 35e9)  # Simple, LL, LL
 
 
-def by_bandwidth(name: str, gigabytes: float, rounds: tuple[float, float, float], source: str) -> Link:
-    """A link by its bandwidth in one direction, in 10⁹ bytes per second, as vendors state it, with NCCL's latencies."""
+def _link(name: str, gigabytes: float, rounds: tuple[float, float, float]) -> Link:
+    """A link by its bandwidth in one direction, in 10⁹ bytes per second, with NCCL's latencies."""
     per_round, small, most = rounds
-    source = f"bandwidth: {source}; {_NCCL}"
-    return Link(CALL, 1e-9 / gigabytes, name, source, per_round, small=(_SMALL_CALL, small, 1 / most))
+    return Link(_CALL, 1e-9 / gigabytes, name, per_round, small=(_SMALL_CALL, small, 1 / most))
 
 
 # Two T4 under NCCL: an all-reduce of 1 GiB takes 269 ms; a step takes 1406.7 ms with an all-reduce for each of 219
-# parameters, and 1365.2 ms with one for all (see course.pages.published_step).
-_T4 = "fitted to published figures: its seconds per call have the software of a step in them, other links' don't"
+# parameters, and 1365.2 ms with one for all (see course.pages.published_step). So this link's seconds per call have the
+# software of a step in them, other links' don't.
+_T4 = Link(190e-6, 0.269 / 2**30, "T4 over PCIe")
+# By data sheets: NVIDIA A100, H100 and Blackwell (600, 900 and 1800 GB/s in both directions together); PCI-SIG (16
+# lanes of 8, 16 and 32 GT/s, 128b/130b); NVIDIA ConnectX-6 and 7 (200 and 400 Gb/s a port); IEEE 802.3ab, ae, by, ba.
 _LINKS = [
-    Link(190e-6, 0.269 / 2**30, "T4 over PCIe", _T4),
-    by_bandwidth("NVLink 3", 300, NVLINK, "NVIDIA A100 data sheet, 600 GB/s in both directions together"),
-    by_bandwidth("NVLink 4", 450, NVLINK, "NVIDIA H100 data sheet, 900 GB/s in both directions together"),
-    by_bandwidth("NVLink 5", 900, NVLINK, "NVIDIA Blackwell architecture, 1.8 TB/s in both directions together"),
-    by_bandwidth("PCIe 3.0 x16", 16 * 8 * 128 / 130 / 8, PCIE, "PCI-SIG, 16 lanes of 8 GT/s, 128b/130b"),
-    by_bandwidth("PCIe 4.0 x16", 16 * 16 * 128 / 130 / 8, PCIE, "PCI-SIG, 16 lanes of 16 GT/s, 128b/130b"),
-    by_bandwidth("PCIe 5.0 x16", 16 * 32 * 128 / 130 / 8, PCIE, "PCI-SIG, 16 lanes of 32 GT/s, 128b/130b"),
-    by_bandwidth("InfiniBand HDR", 200 / 8, NETWORK, "NVIDIA ConnectX-6 data sheet, 200 Gb/s a port"),
-    by_bandwidth("InfiniBand NDR", 400 / 8, NETWORK, "NVIDIA ConnectX-7 data sheet, 400 Gb/s a port"),
-    by_bandwidth("Ethernet 1 Gb", 1 / 8, NETWORK, "IEEE 802.3ab"),
-    by_bandwidth("Ethernet 10 Gb", 10 / 8, NETWORK, "IEEE 802.3ae"),
-    by_bandwidth("Ethernet 25 Gb", 25 / 8, NETWORK, "IEEE 802.3by"),
-    by_bandwidth("Ethernet 100 Gb", 100 / 8, NETWORK, "IEEE 802.3ba"),
+    _T4,
+    *(_link(f"NVLink {number}", speed, _NVLINK) for number, speed in ((3, 300), (4, 450), (5, 900))),
+    *(_link(f"PCIe {number}.0 x16", 2 * rate * 128 / 130, _PCIE) for number, rate in ((3, 8), (4, 16), (5, 32))),
+    *(_link(f"InfiniBand {name}", gigabits / 8, _NETWORK) for name, gigabits in (("HDR", 200), ("NDR", 400))),
+    *(_link(f"Ethernet {gigabits} Gb", gigabits / 8, _NETWORK) for gigabits in (1, 10, 25, 100)),
 ]
 PRESETS: dict[str, Link] = {link.name: link for link in _LINKS}
 
@@ -212,7 +198,6 @@ class Accelerator:
 class Cluster:
     """Nodes of `per_node` devices: `inside` connects those of a node, `between` is a device's share of its cards."""
 
-    name: str
     device: Accelerator
     per_node: int
     inside: Link
@@ -228,13 +213,12 @@ class Cluster:
 # Austin et al., "How to Scale Your Model", 2025: 8960 chips, 90 GB/s a link each way, so 180 on a ring, and three
 # rings; Google Cloud: 50 Gb/s to other pods. Its latency, a hop of about 1 µs, is a guess.
 _NVLINK_4, _NDR = PRESETS["NVLink 4"], PRESETS["InfiniBand NDR"]
-_ICI, _POD_TO_POD = Link(CALL, 1 / 180e9, "ICI", per_round=1e-6), by_bandwidth("between pods", 6.25, NETWORK, "")
-_OF_T4 = by_bandwidth("PCIe of T4", 1e-9 / PRESETS["T4 over PCIe"].beta, PCIE, "")
-_CLUSTERS = [
-    Cluster("A100 HDR", Accelerator("A100", 312e12, 80e9, 1.5), 8, PRESETS["NVLink 3"], PRESETS["InfiniBand HDR"]),
-    Cluster("H100", Accelerator("H100", 989e12, 80e9, 2.5), 8, _NVLINK_4, _NDR),
-    Cluster("H200", Accelerator("H200", 989e12, 141e9, 3.5), 8, _NVLINK_4, _NDR),
-    Cluster("TPU v5p", Accelerator("TPU v5p", 459e12, 95 * 2**30, 4.2), 8960, _ICI, _POD_TO_POD),
-    Cluster("T4", Accelerator("T4", 65e12, 16e9, 0.35), 4, _OF_T4, by_bandwidth("of a T4", 50 / 8 / 4, NETWORK, "")),
-]
-CLUSTERS: dict[str, Cluster] = {cluster.name: cluster for cluster in _CLUSTERS}
+_ICI, _POD_TO_POD = Link(_CALL, 1 / 180e9, "ICI", per_round=1e-6), _link("between pods", 6.25, _NETWORK)
+_IN_G4, _OF_G4 = _link("PCIe of T4", 1e-9 / _T4.beta, _PCIE), _link("of a T4", 50 / 8 / 4, _NETWORK)
+CLUSTERS: dict[str, Cluster] = {
+    "A100 HDR": Cluster(Accelerator("A100", 312e12, 80e9, 1.5), 8, PRESETS["NVLink 3"], PRESETS["InfiniBand HDR"]),
+    "H100": Cluster(Accelerator("H100", 989e12, 80e9, 2.5), 8, _NVLINK_4, _NDR),
+    "H200": Cluster(Accelerator("H200", 989e12, 141e9, 3.5), 8, _NVLINK_4, _NDR),
+    "TPU v5p": Cluster(Accelerator("TPU v5p", 459e12, 95 * 2**30, 4.2), 8960, _ICI, _POD_TO_POD),
+    "T4": Cluster(Accelerator("T4", 65e12, 16e9, 0.35), 4, _IN_G4, _OF_G4),
+}

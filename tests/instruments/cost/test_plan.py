@@ -4,43 +4,29 @@ from dataclasses import replace
 
 import pytest
 
-from scratch_ddp.instruments.cost import (
-    CLUSTERS,
-    MIXED,
-    MODELS,
-    WIDE_GRADIENTS,
-    Layout,
-    Link,
-    bytes_per_token,
-    flops_per_token,
-    model,
-    pipelined,
-    plan,
-    rank_memory,
-    step_time,
-    what_binds,
-)
+from scratch_ddp.instruments.cost import CLUSTERS, MODELS, Layout, Link, bytes_per_token, flops_per_token, pipelined
 from scratch_ddp.instruments.cost.__main__ import main
-from scratch_ddp.instruments.cost.layouts import EFFICIENCIES, blocks_of_stages, hops
-from scratch_ddp.instruments.cost.plan import layouts
+from scratch_ddp.instruments.cost.layouts import EFFICIENCIES, blocks_of_stages, rank_memory, step_time
+from scratch_ddp.instruments.cost.plan import layouts, plan, what_binds
 from scratch_ddp.instruments.cost.published import GPT_3, LLAMA_3, MEGATRON, TORCHTITAN
+from scratch_ddp.instruments.cost.states import MIXED, WIDE_GRADIENTS
 from scratch_ddp.pipeline import interleaved, one_f_one_b
 
 XXL, LLAMA, H100 = MODELS["XXL"], MODELS["Llama-3-8B"], CLUSTERS["H100"]
 
 
 @pytest.mark.parametrize(
-    "devices, batch, options, binds",
+    "devices, batch, tp, checkpointing, binds",
     [
-        (8, 64, {"checkpointing": True}, "memory"),
-        (8, 4, {}, "too few sequences"),
-        (1024, 1024, {"checkpointing": True}, "FSDP's messages"),
-        (1024, 4096, {"checkpointing": True}, "compute"),
-        (1024, 4096, {"tp": 64, "checkpointing": True}, "tensor parallel's messages"),
+        (8, 64, 1, True, "memory"),
+        (8, 4, 1, False, "too few sequences"),
+        (1024, 1024, 1, True, "FSDP's messages"),
+        (1024, 4096, 1, True, "compute"),
+        (1024, 4096, 64, True, "tensor parallel's messages"),
     ],
 )
-def test_what_binds(devices, batch, options, binds):
-    assert what_binds(XXL, H100, devices, batch, 2048, **options) == binds
+def test_what_binds(devices, batch, tp, checkpointing, binds):
+    assert what_binds(XXL, H100, devices, batch, 2048, tp, checkpointing) == binds
 
 
 def test_published_trainings():
@@ -53,7 +39,7 @@ def test_published_trainings():
     assert GPT_3[3].forecast() / GPT_3[3].tflops == pytest.approx(3.9, rel=0.05)
     eight, many = (run.forecast() for run in TORCHTITAN[::2])
     assert 0.95 < many / eight < 1  # theirs: 0.973
-    flops = flops_per_token(model("DeepSeek-V3"), 4096) * 1e12
+    flops = flops_per_token(MODELS["DeepSeek-V3"], 4096) * 1e12
     assert flops / 989e12 / 3600 / 180_000 == pytest.approx(0.44, abs=0.01)
 
 
@@ -72,11 +58,15 @@ def test_a_pipeline_has_no_more_micro_batches_under_way_than_there_are():
     assert blocks_of_stages(126, 16) == [7, *[8] * 14, 7]
 
 
-def test_messages_of_pipelines_are_those_of_the_simulated_schedule():
-    for p, m in ((2, 1), (2, 8), (3, 10), (4, 2), (4, 4), (4, 16), (8, 8), (8, 32)):
-        for hop in (0.1, 1.0, 10.0):
-            whole = pipelined(one_f_one_b(p, m), 1, 2, 0, Link(hop, 0).wire(2))
-            assert 3 * (m + p - 1) + hops(p, m, hop) == pytest.approx(whole, rel=0.04), (p, m, hop)
+def test_a_step_of_a_pipeline_is_that_of_the_simulated_schedule():
+    shape = replace(LLAMA, vocabulary=0)  # equal stages
+    for p, m in ((2, 1), (2, 8), (4, 2), (4, 4), (4, 16), (8, 8), (8, 32)):
+        for hop in (0.1, 1.0, 10.0):  # in forwards of a stage
+            forward = step_time(shape, Layout(pp=p, micro_batches=m), H100, 4096).compute / m / 3
+            far = replace(H100, per_node=1, between=Link(hop * forward, 0))
+            whole = pipelined(one_f_one_b(p, m), forward, 2 * forward, 0, far.between.wire(2))
+            time = step_time(shape, Layout(pp=p, micro_batches=m), far, 4096)
+            assert time.total == pytest.approx(whole, rel=0.04), (p, m, hop)
     time = step_time(LLAMA, Layout(tp=8, pp=4, micro_batches=16, chunks=2), H100, 4096)
     pair = (time.compute + time.tensor) / 16  # forward and backward of a micro-batch on a rank
     hop = H100.wire(2, 8).message(2 * 4096 * 4096 / 8)
@@ -99,7 +89,6 @@ def test_parts_of_a_step():
     # With several micro-batches ZeRO-1 reduces once, ZeRO-2 and ZeRO-3 each time.
     data = {stage: step(64, micro_batches=8, stage=stage).data for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")}
     assert data["DDP"] < data["ZeRO-1"] < data["ZeRO-2"] and data["ZeRO-3"] > 0
-    assert step(1024, shards=8, stage="ZeRO-3").data < step(1024, stage="ZeRO-3").data
     wide, narrow = (rank_memory(LLAMA, Layout(2), 4096, each).gradients for each in (WIDE_GRADIENTS, MIXED))
     assert wide == 2 * narrow
 
@@ -118,7 +107,7 @@ def test_what_a_plan_tries():
 def test_a_plan_is_the_best_of_what_fits():
     found = plan(LLAMA, H100, 64, 64, 4096)
     first, quicker = found.best[0], Layout(64, stage="DDP")
-    assert all(each.memory.total <= found.room for each in found.best)
+    assert all(each.memory.total <= 0.9 * 80e9 for each in found.best)
     assert min(each.seconds for each in found.best) > first.seconds / 1.01 and first.time.total < first.slow.total
     assert "too large for the memory" in found.table() and found.table(most=1).count("binds") == 1
     # 8 µs are no reason to take 57 GB in place of 19.
@@ -129,13 +118,11 @@ def test_a_plan_is_the_best_of_what_fits():
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        (lambda: plan(XXL, H100, 8, 0, 128), "devices, sequences and tokens are 1 or more each, not 8, 0, 128"),
-        (lambda: step_time(model("Mixtral-8x7B"), Layout(), H100, 128), "is a mixture of experts: only its parameters"),
+        (lambda: plan(XXL, H100, 8, 0, 128), "a layout's numbers are 1 or more"),
+        (lambda: step_time(MODELS["Mixtral-8x7B"], Layout(), H100, 128), "is a mixture of experts"),
         (lambda: rank_memory(XXL, Layout(pp=127), 128), "126 blocks can't be cut into 127 stages"),
         (lambda: Layout(pp=2, stage="ZeRO-3"), "ZeRO-3 with a pipeline"),
         (lambda: Layout(pp=4, micro_batches=6, chunks=2), "an interleaved pipeline needs two stages or more"),
-        (lambda: Layout(8, shards=3, stage="ZeRO-3"), "3 shards don't fit dp 8"),
-        (lambda: model("llama"), "there is no model 'llama', and no such file; there are XXL"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(wrong, says):
@@ -148,11 +135,14 @@ def test_bad_input_is_refused_in_a_sentence(wrong, says):
     [
         ("--model Llama-3-8B --gpus 16 --batch 64", 0, "% of the peak; at worst "),
         ("--model XXL --gpus 8 --batch 8", 1, "GB more than the 72.0 GB that may be used"),
-        ("--model Mixtral-8x7B --gpus 8", 2, "Mixtral-8x7B is a mixture of experts"),
-        ("--model nothing --gpus 8", 2, "there is no model 'nothing', and no such file"),
+        ("--model Mixtral-8x7B --gpus 8", 1, "12,879,925,248 active"),
     ],
 )
 def test_the_command_line(options, status, says, capsys):
-    assert main(options.split()) == status
-    printed = capsys.readouterr()
-    assert says in (printed.err if status == 2 else printed.out) and "Traceback" not in printed.err
+    assert main(options.split()) == status and says in capsys.readouterr().out
+
+
+def test_a_model_that_is_not_there_is_refused_in_a_sentence(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--model", "nothing", "--gpus", "8"])
+    assert "there is no file 'nothing'" in capsys.readouterr().err

@@ -79,11 +79,9 @@ def test_ends_of_the_scale():
     n, of = 10**9, best_bucket_bytes
     assert of(Link(1e-4, 1e-9).wire(2), n, 1e-9 * n) == pytest.approx(math.sqrt(1e-4 * n / 1e-9))  # in balance
     assert of(Link(0, 1e-9).wire(2), n, 1) == 0  # a message costs nothing: cut as you like
-    assert of(Link(1e-3, 1e-9).wire(2), n, 0) == n  # nothing to hide behind: one message
 
 
-def test_models_that_are_split():
-    assert cost.tensor_parallel(3.0, 4, 1000, SLOW) == 3.0 + 4 * (0.5 + 2 * 0.25 + 1.0)  # two rounds
+def test_pipelines():
     for schedule in (gpipe(4, 8), one_f_one_b(4, 8)):
         assert cost.pipelined(schedule, 1, 2, 1000, FAST) == 3 * (8 + 4 - 1)
     assert cost.pipelined(zb_h1(4, 8), 1, 2, 1000, FAST) == 3 * 8 + 4 - 1

@@ -22,7 +22,7 @@ def test_alpha_and_beta():
 
 def test_presets():
     for name, link in PRESETS.items():
-        assert link.name == name and link.source and 1e8 <= 1 / link.beta <= 1e12 and 0 < link.alpha < 1e-3
+        assert link.name == name and 1e8 <= 1 / link.beta <= 1e12 and 0 < link.alpha < 1e-3
         assert not name.startswith("Ethernet") or name == f"Ethernet {round(8e-9 / link.beta)} Gb"
     assert str(Link(145e-6, 1e-9 / 4, "T4")) == "T4: 145 µs per call, 4 GB/s"
 
@@ -57,5 +57,4 @@ def test_a_ring_leaves_a_host_on_the_cards_of_all_its_members():
 
 def test_a_ring_has_no_barrier():
     """Two hosts of two ranks, 25 ms apart: four processes behind such a delay took 72 to 92 ms."""
-    cities = Wire(Link(0, 1e-10), Link(0, 1e-9, per_round=0.025), 4, 2)
-    assert cities.all_reduce(0) == pytest.approx(0.075) and cities.hierarchical_all_reduce(0) == pytest.approx(0.05)
+    assert Wire(Link(0, 1e-10), Link(0, 1e-9, per_round=0.025), 4, 2).all_reduce(0) == pytest.approx(0.075)
