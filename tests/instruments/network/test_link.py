@@ -58,7 +58,7 @@ def test_what_is_refused():
         for message, arguments in {
             "there is no link 'Token Ring'; there are 'T4 over PCIe', ": ("Token Ring",),
             "this group is on a link already": (None, linked),
-            "3 ranks need the number of a host each, or hosts that share them: not 2": (None, None, 2),
+            "3 ranks need the number of a host each, not 2": (None, None, (0, 1)),
         }.items():
             with pytest.raises(ValueError, match=message):
                 linked_group(*arguments)
