@@ -58,8 +58,8 @@ class Totals:
 
     def __init__(self, per_rank: list["Counted"]):
         ends = _ends([counted.events for counted in per_rank])
-        received = [(channel, end) for (channel, _), end in ends.items() if channel[0] == "message" if None not in channel]
-        self.log = sorted(Message(end, *channel[1:3]) for channel, end in received)
+        found = (Message(end, *channel[1:3]) for (channel, _), end in ends.items() if channel[0] == "message")
+        self.log = sorted(message for message in found if None not in message)  # None: never received
         self.per_rank, self.depth = per_rank, max(ends.values(), default=0)
         self.messages = sum(counts.messages for counts in per_rank)
         self.bytes_sent = sum(counts.bytes_sent for counts in per_rank)
