@@ -8,7 +8,7 @@ DistributedDataParallel, are not seen.
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,9 +34,9 @@ def timeline(group: dist.ProcessGroup | None = None, call_sites: bool = False) -
 
     Communication is what the simulated link carried if `group` is on one. Otherwise it is what gloo ran, or on a GPU,
     NCCL's kernels. Computing is recorded in the thread that opens the block and in the backward passes that it starts.
-    On a GPU it is the kernels, except on a simulated link. With `call_sites`, the lines of your own code that the
-    thread is at are recorded, too (see `by_call_site`). Costs a barrier, which is not recorded. Raises RuntimeError
-    where torch's profiler is on already.
+    On a GPU it is the other kernels, all of them "other", except on a simulated link. With `call_sites`, the lines of
+    your own code that the thread is at are recorded, too (see `by_call_site`). Costs a barrier, which is not recorded.
+    Raises RuntimeError where torch's profiler is on already.
     """
     group = group or (dist.group.WORLD if dist.is_initialized() else None)
     recorded = Timeline(rank=0 if group is None else dist.get_rank())
@@ -82,14 +82,15 @@ def _fill(recorded: Timeline, events: list[Any], waits: list[Interval], on_link:
     recorded.waits = [Span("wait", *wait) for wait in waits]
     recorded.compute = compute_spans(own, waits, later)
     recorded.operations = [span_of(event, later) for event in own]
-    recorded.kernels = [span_of(event, later) for event in events if is_kernel(event)]
+    on_gpu = (event for event in events if event.device_type() == DeviceType.CUDA and not event.is_user_annotation())
+    recorded.kernels = [span_of(event, later) for event in on_gpu]
     if on_link is not None:  # where nobody has waited for a transfer, its end is a forecast
         recorded.communication = [Span(t.call, t.started, t.ended, t.nbytes, t.posted) for t in on_link]
         return
+    computing = [kernel.interval for kernel in recorded.kernels if not kernel.name.startswith("nccl")]
+    recorded.compute = [Span("other", *interval) for interval in computing] or recorded.compute
     recorded.communication = [span_of(event, later) for event in events if event.name().startswith("gloo:")]
     recorded.communication += [kernel for kernel in recorded.kernels if kernel.name.startswith("nccl")]
-    if recorded.kernels:
-        recorded.compute = gpu_spans(events, recorded.compute, later)
 
 
 def _is_ours(event: Any, thread: int) -> bool:
@@ -113,32 +114,16 @@ def compute_spans(events: Sequence[Any], waits: Sequence[Interval], later: float
         span, phase = span_of(event, later), _phase(event)
         if phase is not None and (not outermost or span.start >= outermost[-1].end):
             outermost.append(Span(phase, *span.interval))
-    following, decided = "other", []
+    following, spans = "other", []
     for span in reversed([span for span in outermost if span.name != _CALL]):
         if span.name == _UNDECIDED:
             span = Span("forward" if following == "backward" else "other", *span.interval)
         else:
             following = span.name
-        decided.append(span)
-    joined = _joined(reversed(decided))
-    return [Span(span.name, *left) for span in joined for left in without([span.interval], waits)]
-
-
-def gpu_spans(events: Sequence[Any], compute: Sequence[Span], later: float) -> list[Span]:
-    """The computing of a GPU: its kernels but NCCL's, each in the phase of the operation that launched it."""
-    launched_by = {event.correlation_id(): event for event in events if event.device_type() == DeviceType.CPU}
-    spans = []
-    for event in sorted(filter(is_kernel, events), key=lambda event: event.start_ns()):
-        at = span_of(launched_by.get(event.linked_correlation_id(), event), later).start
-        phase = next((span.name for span in compute if span.start <= at <= span.end), "other")
-        if not event.name().startswith("nccl"):
-            spans.append(Span(phase, *span_of(event, later).interval))
-    return _joined(spans)
-
-
-def is_kernel(event: Any) -> bool:
-    """Whether it is a kernel or a copy of a GPU."""
-    return event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
+        if spans and spans[-1].name == span.name and spans[-1].start - span.end < _PAUSE:
+            span = Span(span.name, span.start, spans.pop().end)
+        spans.append(span)
+    return [Span(span.name, *left) for span in reversed(spans) for left in without([span.interval], waits)]
 
 
 def _phase(event: Any) -> str | None:
@@ -155,15 +140,3 @@ def _phase(event: Any) -> str | None:
             return "data"
         return name if name in COMPUTING else None
     return _UNDECIDED
-
-
-def _joined(spans: Iterable[Span]) -> list[Span]:
-    """Join spans of one phase that are separated by a short pause alone."""
-    joined: list[Span] = []
-    for span in spans:
-        last = joined[-1] if joined else span
-        if joined and span.name == last.name and span.start - last.end < _PAUSE:
-            joined[-1] = Span(span.name, last.start, max(last.end, span.end))
-        else:
-            joined.append(span)
-    return joined
