@@ -110,10 +110,6 @@ class Exercise:
         return iter(copy.deepcopy(list(named.items())))
 
     @property
-    def takes_group(self) -> bool:
-        return "group" in inspect.signature(self.reference).parameters
-
-    @property
     def returns(self) -> bool:
         """Whether the reference returns anything. If not, an answer may return what it likes."""
         return re.search(r"^ +return \S", self.source(), re.MULTILINE) is not None

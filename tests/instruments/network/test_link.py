@@ -193,6 +193,3 @@ def test_bytes_that_leave_a_host(name, payload, root, blocks, alternating):
         for rank in (1,) if name == "send" else range(4):
             hosts.count(Call(name, payload, (0, 1, 2, 3), rank, root))
         assert hosts.bytes_out == [each * S for each in expected], sent
-
-
-BETWEEN, INSIDE = Link(0.001, 2e-7, per_round=0.002), Link(0.001, 1e-8)
