@@ -32,6 +32,8 @@ class LinkedGroup(dist.ProcessGroup):
     `link` is that between hosts, and `inside` that in each of them. Without `ready_times`, the rank has no peers.
     """
 
+    group_name = ""  # `register` gives it one, for which torch asks even when the group is gone
+
     def __init__(
         self,
         below: dist.ProcessGroup,
@@ -46,22 +48,15 @@ class LinkedGroup(dist.ProcessGroup):
         self.nic = Nic(ready_times)
         self.transfers = self.nic.transfers
         self.give_up = self.nic.give_up  # called when a Stop ends what is under way below
-        self._generation, self._name = 0, ""
+        self._generation = 0
         self.adopt_backends()
 
     def getBackendName(self) -> str:  # torch's name
         return "linked"
 
-    @property
-    def group_name(self) -> str:
-        """The group's name in torch's tables, or its last one."""
-        self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
-        return self._name
-
     def shutdown(self) -> None:
         """Called by `destroy_process_group`: ends what is under way, and destroys the group below."""
         self.give_up()
-        _ = self.group_name  # torch removes the group from its tables first, and then asks for its name
         if self.below in dist.distributed_c10d._world.pg_map:  # not of a lone rank, and not when all are destroyed
             dist.destroy_process_group(self.below)
 
@@ -184,6 +179,7 @@ def register(
 ) -> None:
     """Make `group` known to torch as `new_group` does. `ranks`: its global ranks, in the order of the group."""
     world = dist.distributed_c10d._world
+    group.group_name = name
     group._set_group_name(name)
     _register_process_group(name, group)
     world.pg_map[group] = (dist.Backend(backend), store)
