@@ -136,13 +136,6 @@ def test_waits_are_as_long_as_the_transfers(pair):
     assert min(abs(median / 0.040 - 1) for median in medians) < 0.03
 
 
-def the_thread_goes():
-    deadline = time.monotonic() + 5
-    while any(thread.name == "transfer-alarm" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, "the thread is still there"
-        time.sleep(0.01)
-
-
 def test_a_future_comes_in_time_and_its_thread_goes_with_it_or_with_the_group(pair):
     x = torch.ones(X)
     futures = [dist.all_reduce(x, async_op=True).get_future() for _ in range(2)]
@@ -153,7 +146,10 @@ def test_a_future_comes_in_time_and_its_thread_goes_with_it_or_with_the_group(pa
     assert not future.done()
     pair.shutdown()
     future.wait()
-    the_thread_goes()
+    deadline = time.monotonic() + 5
+    while any(thread.name == "transfer-alarm" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "the thread is still there"
+        time.sleep(0.01)
 
 
 def test_a_layer_takes_the_time_that_is_said():
