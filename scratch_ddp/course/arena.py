@@ -29,7 +29,7 @@ class RanksMissing(TimeoutError):
 class Arena:
     """All ranks, met for one check. Collective; raises RuntimeError if not all come within GRACE seconds.
 
-    `with arena:` makes its group the default one. Checks are counted in the store, and only those to which all came.
+    `with arena:` makes its group the default one. The store counts who has come or given up, and so names the checks.
     """
 
     def __init__(self) -> None:
@@ -39,14 +39,11 @@ class Arena:
         self.name = f"check {self.store.add('checks', 0)}"
         try:
             self.exchange("start", None, GRACE)
-        except BaseException as error:  # also Stop
-            self.store.set(f"{self.name}/start/{self.rank}", "gone")
-            if not isinstance(error, RanksMissing):
-                raise
+        except RanksMissing as error:
             late = f"a check runs on every rank: {name_ranks(error.args[0])} did not come within {GRACE:g} s"
             raise RuntimeError(f"{late}. Run the cell without %%rank. If it failed there, mend that first.") from None
-        if self.rank == 0:
-            self.store.add("checks", 1)
+        finally:
+            self.store.add("checks", 1)  # who comes later is in another check
 
     def exchange(self, place: str, fact: Any, seconds: float, members: Sequence[int] | None = None) -> list[Any]:
         """Every member's fact, in their order. `place` is where in the check they are. Raises RanksMissing."""
@@ -54,9 +51,8 @@ class Arena:
         self.store.set(f"{self.name}/{place}/{self.rank}", pickle.dumps(fact))
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            said = self.store.multi_get(keys) if self.store.check(keys) else [b"gone"]
-            if b"gone" not in said:
-                return [pickle.loads(each) for each in said]
+            if self.store.check(keys):
+                return [pickle.loads(each) for each in self.store.multi_get(keys)]
             time.sleep(0.001)
         raise RanksMissing([int(key.split("/")[-1]) for key in keys if not self.store.check([key])])
 

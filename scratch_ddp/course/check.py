@@ -4,6 +4,7 @@ Both get the same inputs, in the arena. What an answer returns, what its argumen
 what it holds in memory is compared with the reference. So an exercise states neither expected values nor budgets.
 """
 
+import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from scratch_ddp.cells.rank import interruptible_group
 from scratch_ddp.cells.words import name_ranks
 from scratch_ddp.course.arena import GRACE, Arena, RanksMissing
 from scratch_ddp.course.compare import difference, digest, times
-from scratch_ddp.course.exercise import RESULT, At, Exercise, answer, exercise_of
+from scratch_ddp.course.exercise import RESULT, At, Exercise, exercise_of
 from scratch_ddp.course.run import HANGS, NOT_WRITTEN, Ran, run
 from scratch_ddp.instruments.traffic import Totals
 
@@ -32,15 +33,13 @@ def check(function: Callable, seconds: float = SECONDS) -> None:
     Prints `not written yet` while it is the stub on every rank. Each call of the function may take `seconds`: then it
     is ended, if it computes or waits for other ranks. Afterwards the process group works, whatever it did.
     """
-    print("\n".join(lines(examine(function, seconds))))
-
-
-def lines(criteria: dict[str, str]) -> list[str]:
-    """`✓ value   ✓ agreement`, then a line for each criterion that does not hold."""
+    criteria = examine(function, seconds)
     if NOT_WRITTEN in criteria.values():
-        return [NOT_WRITTEN]
-    held = "   ".join(f"✓ {name}" for name, words in criteria.items() if not words)
-    return [held] * bool(held) + [f"✗ {name:<7} {words}" for name, words in criteria.items() if words]
+        lines = [NOT_WRITTEN]
+    else:
+        held = "   ".join(f"✓ {name}" for name, words in criteria.items() if not words)
+        lines = [held] * bool(held) + [f"✗ {name:<7} {words}" for name, words in criteria.items() if words]
+    print("\n".join(lines))
 
 
 def solution(function: Callable) -> None:
@@ -49,8 +48,7 @@ def solution(function: Callable) -> None:
     Where a teacher has put a file `solutions.md` beside the notebook, print that instead.
     """
     exercise = exercise_of(function)
-    text = INSTEAD.read_text(encoding="utf-8") if INSTEAD.exists() else answer(exercise.reference)
-    print(text.rstrip("\n"))
+    print(INSTEAD.read_text(encoding="utf-8").rstrip("\n") if INSTEAD.exists() else exercise.source())
 
 
 def examine(function: Callable, seconds: float = SECONDS) -> dict[str, str]:
@@ -68,7 +66,8 @@ def examine(function: Callable, seconds: float = SECONDS) -> dict[str, str]:
     try:
         with torch.random.fork_rng(devices=[]), arena:
             criteria = try_cases(exercise, function, arena, seconds, arena.everyone)
-            if exercise.takes_group and arena.n > 2 and not any(criteria.values()):
+            takes_group = "group" in inspect.signature(exercise.reference).parameters
+            if takes_group and arena.n > 2 and not any(criteria.values()):
                 criteria |= _tried_in_group(exercise, function, arena, seconds)
             return criteria
     except RanksMissing as error:

@@ -5,16 +5,15 @@ The answer stands in the reference behind the first comment that ends with a que
 the tests, is an edit of it.
 """
 
-import ast
 import copy
 import functools
 import importlib
 import inspect
 import re
 import runpy
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ RESULT = "the result"
 LESSONS = Path(__file__).parent / "lessons"
 
 Seen = tuple[str, str, Any]  # what a use yields: the criterion, what is looked at, its value
+Write = Callable[[re.Match], str]  # what is to stand in place of the answer
 
 
 @dataclass(frozen=True)
@@ -110,25 +110,25 @@ class Exercise:
         return iter(copy.deepcopy(list(named.items())))
 
     @property
-    def takes_group(self) -> bool:
-        return "group" in inspect.signature(self.reference).parameters
-
-    @property
     def returns(self) -> bool:
         """Whether the reference returns anything. If not, an answer may return what it likes."""
-        return re.search(r"^ +return \S", answer(self.reference), re.MULTILINE) is not None
+        return re.search(r"^ +return \S", self.source(), re.MULTILINE) is not None
 
     def stub_cell(self) -> str:
         """What the learner starts from: the reference, with a place to write where its answer stands."""
-        return self.cell(rewritten(self.reference, lambda found: f"{found['indent']}{YOUR_CODE}\n"))
+        return self.answer_cell(lambda found: f"{found['indent']}{YOUR_CODE}\n")
 
-    def answer_cell(self) -> str:
-        """The reference as a learner might have written it."""
-        return self.cell(answer(self.reference))
+    def answer_cell(self, write: Write = itemgetter("answer")) -> str:
+        """The cell of a learner who has written that: the given imports, then the function."""
+        return "\n\n\n".join(filter(None, [self.given, self.source(write)]))
 
-    def cell(self, definition: str) -> str:
-        """The cell that holds the function: the given imports, then `definition`."""
-        return "\n\n\n".join(filter(None, [self.given, definition.rstrip("\n")]))
+    def source(self, write: Write = itemgetter("answer")) -> str:
+        """The reference without decorators, with what `write` makes of its answer; by default, as it stands."""
+        text = inspect.getsource(self.reference)
+        text = text[re.search("^(def|class) ", text, re.MULTILINE).start() :]
+        if not ANSWER.search(text):
+            raise ValueError(f"{self.name}: put a comment that asks a question (with a ?) before the answer")
+        return ANSWER.sub(lambda found: found["question"] + write(found), text, count=1).rstrip("\n")
 
 
 @functools.cache
@@ -151,18 +151,3 @@ def exercise_of(function: Any) -> Exercise:
         known = ", ".join(all_exercises())
         raise ValueError(f"{name or function!r} is no exercise: give the function itself, one of {known}")
     return all_exercises()[name]
-
-
-def rewritten(reference: Callable, write: Callable[[re.Match], str]) -> str:
-    """The reference's source, not indented and without decorators, with what `write` makes of its answer."""
-    text = textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
-    first = ast.parse(text).body[0].lineno  # of `def` or `class`, below the decorators
-    text = "".join(text.splitlines(keepends=True)[first - 1 :])
-    if not ANSWER.search(text):
-        raise ValueError(f"{reference.__name__}: put a comment that asks a question (with a ?) before the answer")
-    return ANSWER.sub(lambda found: found["question"] + write(found), text, count=1)
-
-
-def answer(reference: Callable) -> str:
-    """The reference's source as `solution` shows it."""
-    return rewritten(reference, lambda found: found["answer"])

@@ -5,7 +5,6 @@ nccl-tests define them (doc/PERFORMANCE.md), and fit T = α + β·S. As a comman
 `python -m scratch_ddp.benchmark collectives`.
 """
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -160,28 +159,19 @@ def measure(
 
     Raises ValueError for a text that is no size, and for more ranks than there are.
     """
-    __tracebackhide__ = True
     group = member_group(group)
     whole = [parse_size(size) // _FLOAT * _FLOAT for size in sizes]
     rows: list[Row] = []
     for n in ranks or [group.size()]:
-        with _first_ranks(n, group) as members:
-            rows += [_timed(size, members, seconds) for size in whole if members is not None]
+        is_part = n != group.size()
+        members = dist.new_group(list(range(n)), backend=dist.get_backend(group)) if is_part else group
+        if group.rank() < n:
+            rows += [_timed(size, members, seconds) for size in whole]
+            if is_part:
+                dist.destroy_process_group(members)
     shared = [rows]
     dist.broadcast_object_list(shared, group=group, group_src=0)
     return Results(tuple(shared[0]))
-
-
-@contextlib.contextmanager
-def _first_ranks(n: int, group: dist.ProcessGroup) -> Iterator[dist.ProcessGroup | None]:
-    """Yield a group of the first n ranks, and None on the other ranks. The group is gone after the block."""
-    if n == group.size():
-        yield group
-        return
-    members = dist.new_group(list(range(n)), backend=dist.get_backend(group))
-    yield members if group.rank() < n else None
-    if group.rank() < n:
-        dist.destroy_process_group(members)
 
 
 def _timed(size: int, group: dist.ProcessGroup, seconds: float) -> Row:

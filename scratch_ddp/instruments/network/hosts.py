@@ -84,10 +84,9 @@ def _messages(call: Call) -> list[tuple[int, int, float]]:
     return [(rank, (rank + 1) % n, ring_bytes(name, payload, n, rank, peer)) for rank in range(n)]
 
 
-def share_hosts(hosts: int | Sequence[int], group: dist.ProcessGroup | None) -> Hosts:
-    """The hosts of the group's ranks: in equal blocks, or as listed. Collective. Raises as `linked_group`."""
+def share_hosts(hosts: Sequence[int], group: dist.ProcessGroup | None) -> Hosts:
+    """The hosts of the group's ranks, as listed. Collective. Raises as `linked_group`."""
     ranks = dist.get_process_group_ranks(group)
-    numbers = [place * hosts // len(ranks) for place in range(len(ranks))] if isinstance(hosts, int) else hosts
-    if len(numbers) != len(ranks) or (isinstance(hosts, int) and len(ranks) % hosts):
-        raise ValueError(f"{len(ranks)} ranks need the number of a host each, or hosts that share them: not {hosts}")
-    return Hosts(dict(zip(ranks, numbers, strict=True)), share_memory(dist.get_world_size(), group))
+    if len(hosts) != len(ranks):
+        raise ValueError(f"{len(ranks)} ranks need the number of a host each, not {len(hosts)} of them")
+    return Hosts(dict(zip(ranks, hosts, strict=True)), share_memory(dist.get_world_size(), group))

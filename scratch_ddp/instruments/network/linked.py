@@ -1,8 +1,9 @@
 """`linked_group`: put the ranks of a process group on a simulated link. `lone_rank`: one process stands for n."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -28,8 +29,10 @@ class LinkedGroup(dist.ProcessGroup):
 
     Set `link` to another Link, a preset's name or None for no link, on each rank for its own end; transfers under way
     are not affected. `transfers` lists what this rank's end carried, in the order in which it was posted. With `hosts`,
-    `link` is that between hosts, and `inside` that in each of them.
+    `link` is that between hosts, and `inside` that in each of them. Without `ready_times`, the rank has no peers.
     """
+
+    group_name = ""  # `register` gives it one, for which torch asks even when the group is gone
 
     def __init__(
         self,
@@ -40,33 +43,20 @@ class LinkedGroup(dist.ProcessGroup):
         inside: Link | str | None = None,
     ):
         super().__init__(below.rank(), below.size())
-        self.below, self.hosts, self.link, self.inside = below, hosts, link, preset(inside or Link(0, 0))
+        self.below, self.hosts, self.inside = below, hosts, preset(inside or Link(0, 0))
+        self.link = link and preset(link)
         self.nic = Nic(ready_times)
         self.transfers = self.nic.transfers
-        self._generation, self._name = 0, ""
+        self.give_up = self.nic.give_up  # called when a Stop ends what is under way below
+        self._generation = 0
         self.adopt_backends()
-
-    @property
-    def link(self) -> Link | None:
-        return self._link
-
-    @link.setter
-    def link(self, link: Link | str | None) -> None:
-        self._link = link and preset(link)
 
     def getBackendName(self) -> str:  # torch's name
         return "linked"
 
-    @property
-    def group_name(self) -> str:
-        """The group's name in torch's tables, or its last one."""
-        self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
-        return self._name
-
     def shutdown(self) -> None:
         """Called by `destroy_process_group`: ends what is under way, and destroys the group below."""
         self.give_up()
-        _ = self.group_name  # torch removes the group from its tables first, and then asks for its name
         if self.below in dist.distributed_c10d._world.pg_map:  # not of a lone rank, and not when all are destroyed
             dist.destroy_process_group(self.below)
 
@@ -83,10 +73,6 @@ class LinkedGroup(dist.ProcessGroup):
             self.nic.ready_times.reset()
         self.adopt_backends()
 
-    def give_up(self) -> None:
-        """Called when a Stop ends what is under way below: what is on the wire never arrives, its futures are done."""
-        self.nic.give_up()
-
     def adopt_backends(self) -> None:
         """Register the backends of the group below, since some C++ calls use them directly."""
         for device in self.below._device_types:
@@ -98,12 +84,13 @@ class LinkedGroup(dist.ProcessGroup):
             self._set_group_name(self.group_name)  # registering a backend resets the name
         self._generation += 1
 
-    def _run(self, method: str, args: tuple, kwargs: dict[str, Any]) -> dist.Work:
+    def _run(self, method: str, *args: Any, **kwargs: Any) -> dist.Work:
         posted = now()  # first, since the rest takes time too
         operate = getattr(self.below, method)
         if self.size() == 1:
             return operate(*args, **kwargs)  # no data leaves the rank
-        call, link = read_method(method, self, [*args, *kwargs.values()]), self._link or Link(0, 0)
+        given, link = [*args, *kwargs.values()], preset(self.link or Link(0, 0))
+        call = read_method(method, self, given)
         nbytes = link_bytes(call, args)
         if self.hosts is None:
             seconds = link.seconds(nbytes, ring_rounds(call.name, self.size()))
@@ -113,20 +100,14 @@ class LinkedGroup(dist.ProcessGroup):
         below = operate(*args, **kwargs)
         if self.hosts is not None:
             self.hosts.count(call)
+        if self.nic.ready_times is None and any(getattr(each, "reduceOp", None) == dist.ReduceOp.SUM for each in given):
+            for output in tree_leaves(args[0]):
+                output.mul_(self.size())
         return below and LinkedWork(self.nic, below, args[0] if args else [], call, transfer)
 
 
-def _operation(method: str) -> Callable[..., dist.Work]:
-    def operate(self: LinkedGroup, *args: Any, **kwargs: Any) -> dist.Work:
-        __tracebackhide__ = True  # rank cells show the learner's own line instead
-        return self._run(method, args, kwargs)
-
-    operate.__name__ = method
-    return operate
-
-
 for _method in METHODS:
-    setattr(LinkedGroup, _method, _operation(_method))
+    setattr(LinkedGroup, _method, partialmethod(LinkedGroup._run, _method))
 
 
 def link_bytes(call: Call, args: tuple) -> int:
@@ -147,7 +128,7 @@ def link_bytes(call: Call, args: tuple) -> int:
 def linked_group(
     link: Link | str | None,
     group: dist.ProcessGroup | None = None,
-    hosts: int | Sequence[int] | Hosts | None = None,
+    hosts: Sequence[int] | Hosts | None = None,
     inside: Link | str | None = None,
 ) -> LinkedGroup:
     """Return a process group of the same ranks as `group` (default: all), whose operations take time on `link`.
@@ -156,9 +137,9 @@ def linked_group(
     data moves over a new group with the backend that `group` uses for tensors in main memory; for NCCL that is gloo.
 
     By default each rank has a network card of its own. With `hosts`, what leaves or enters a host passes its one card,
-    which no other group uses, and `inside` connects the ranks of a host (None: in no time). `hosts` is a number of
-    hosts, which have the ranks in equal blocks; the host of each rank, such as (0, 1, 0, 1); or another linked group's
-    `hosts`, with which this group's bytes are then counted: `hosts.bytes_out` is what has left each.
+    which no other group uses, and `inside` connects the ranks of a host (None: in no time). `hosts` is the host of
+    each rank, such as (0, 1, 0, 1), or another linked group's `hosts`, with which this group's bytes are then counted:
+    `hosts.bytes_out` is what has left each.
 
     Every rank of `group` calls it with the same arguments. Raises ValueError if a preset is unknown, if the hosts don't
     fit the ranks, or if not all ranks are on this machine. Costs a new group and two to four small collectives.
@@ -185,7 +166,8 @@ def linked_mesh(link: Link | str, hosts: int, inside: Link | str | None = None) 
     in each host, connected by `link`, each with its share of the host's card. A further group on the same cards is
     `linked_group(link, hosts=mesh["host"].get_group().hosts, inside=inside)`. Every rank calls it.
     """
-    shared, local = share_hosts(hosts, None), dist.get_world_size() // hosts
+    local = dist.get_world_size() // hosts
+    shared = share_hosts([host for host in range(hosts) for _ in range(local)], None)
     plain, link = init_device_mesh("cpu", (hosts, local), mesh_dim_names=("host", "local")), preset(link)
     share = replace(link, beta=local * link.beta)
     groups = [linked_group(share, plain.get_group(name), shared, inside) for name in plain.mesh_dim_names]
@@ -197,6 +179,7 @@ def register(
 ) -> None:
     """Make `group` known to torch as `new_group` does. `ranks`: its global ranks, in the order of the group."""
     world = dist.distributed_c10d._world
+    group.group_name = name
     group._set_group_name(name)
     _register_process_group(name, group)
     world.pg_map[group] = (dist.Backend(backend), store)
@@ -209,25 +192,6 @@ def register(
         world.tags_to_pg.setdefault(each, []).append(group)
 
 
-class LoneGroup(LinkedGroup):
-    """A group on a link over torch's fake backend, which sends nothing and copies this rank's tensors to outputs."""
-
-    def __init__(self, rank: int, size: int, link: Link | str | None):
-        below = dist.ProcessGroup(rank, size)
-        fake = FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
-        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-            below._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, fake)
-        below._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-        super().__init__(below, link)
-
-    def _run(self, method: str, args: tuple, kwargs: dict[str, Any]) -> dist.Work:
-        work = super()._run(method, args, kwargs)
-        if any(getattr(each, "reduceOp", None) == dist.ReduceOp.SUM for each in (*args, *kwargs.values())):
-            for output in tree_leaves(args[0]):
-                output.mul_(self.size())
-        return work
-
-
 def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> LinkedGroup:
     """Return a process group of `world_size` ranks of which only `rank` exists: this process.
 
@@ -236,7 +200,13 @@ def lone_rank(world_size: int, link: Link | str | None, rank: int = 0) -> Linked
     `linked_group`. If there is no default group it becomes the default; otherwise it is an additional group, whose
     absent ranks have numbers that no other rank has. No communication. Raises ValueError for an unknown preset.
     """
-    group = LoneGroup(rank, world_size, link)
+    # torch's fake backend sends nothing and copies this rank's tensors to outputs.
+    fake = FakeProcessGroup._create_internal(rank, world_size, FakeProcessGroup.Options())
+    below = dist.ProcessGroup(rank, world_size)
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        below._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, fake)
+    below._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+    group = LinkedGroup(below, link)
     is_first = not dist.is_initialized()
     own_number = rank if is_first else dist.get_rank()
     others = (number for number in range(world_size + 1) if number != own_number)

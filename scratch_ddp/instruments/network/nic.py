@@ -45,16 +45,12 @@ class Nic:
         self.ready_times = ready_times
         self._lock = threading.Lock()
         self.over = threading.Event()  # set, and another one from then on, when a Stop ends what is under way
-        self.clear_queue()
+        self.give_up()
 
     def give_up(self) -> None:
-        """What is on the wire never arrives, and nobody waits for it any longer."""
-        self.clear_queue()
+        """Free the wire now: what is on it never arrives, and nobody waits for it any longer."""
         self.over.set()
         self.over = threading.Event()
-
-    def clear_queue(self) -> None:
-        """Free the wire now: transfers under way were abandoned."""
         self._free = {"out": 0.0, "in": 0.0}
         # when the latest sends and receives had the wire, by time
         self._settled: dict[str, list[tuple[float, float]]] = {"send": [], "recv": []}

@@ -50,17 +50,31 @@ class Breakdown:
         return sum(total_seconds(self.parts[name]) for name in names or PARTS)
 
 
-def breakdown(timelines: Sequence[Timeline]) -> list[Breakdown]:
-    """Divide what each rank recorded; by rank. Raises ValueError if the ranks did not make the same collectives."""
-    return _divided(timelines, [(each.start, each.end) for each in timelines])
+def breakdown(timelines: Sequence[Timeline], steps: Sequence[tuple[float, float]] = ()) -> list[Breakdown]:
+    """Divide what each rank recorded, or its step; by rank. Raises ValueError if their collectives are not the same."""
+    found = []
+    steps = steps or [(each.start, each.end) for each in timelines]
+    # One part after the other gets what is left of the step.
+    for timeline, calls, step in zip(timelines, collectives(timelines), steps, strict=True):
+        pending = calls + [(span, span.start) for span in timeline.communication if _is_message(span)]
+        candidates = [
+            *((name, [span.interval for span in timeline.compute if span.name == name]) for name in COMPUTING),
+            ("transfer", [(max(span.called, ready), span.end) for span, ready in pending if span.end > ready]),
+            ("waiting", [(span.called, ready) for span, ready in pending if ready > span.called]),
+            ("transfer", [span.interval for span in timeline.waits]),  # beyond a transfer's end: until the rank woke up
+        ]
+        left, parts = [step], {name: [] for name in PARTS}
+        for name, intervals in candidates:
+            remaining = without(left, intervals)
+            parts[name] = union([*parts[name], *without(left, remaining)])
+            left = remaining
+        found.append(Breakdown(timeline.rank, *step, parts | {"idle": left}))
+    return found
 
 
 def breakdown_of_steps(timelines: Sequence[Timeline]) -> list[list[Breakdown]]:
-    """Divide each block of `with recorded.step():`: a list per step, by rank. Raises as `breakdown`, or without."""
-    counts = [len(each.steps) for each in timelines]
-    if not all(counts) or len(set(counts)) > 1:
-        raise ValueError(f"put each step into a block `with recorded.step():`; steps that the ranks recorded: {counts}")
-    return [_divided(timelines, steps) for steps in zip(*(each.steps for each in timelines), strict=True)]
+    """Divide each block of `with recorded.step():`: a list per step, by rank. Raises as `breakdown`."""
+    return [breakdown(timelines, steps) for steps in zip(*(each.steps for each in timelines), strict=True)]
 
 
 def collectives(timelines: Sequence[Timeline]) -> list[list[tuple[Span, float]]]:
@@ -87,30 +101,8 @@ def _is_message(span: Span) -> bool:
     return any(name in span.name for name in _MESSAGES)
 
 
-def _divided(timelines: Sequence[Timeline], steps: Sequence[tuple[float, float]]) -> list[Breakdown]:
-    """The step of each rank: one part after the other gets what is left of it."""
-    found = []
-    for timeline, calls, step in zip(timelines, collectives(timelines), steps, strict=True):
-        pending = calls + [(span, span.start) for span in timeline.communication if _is_message(span)]
-        candidates = [
-            *((name, [span.interval for span in timeline.compute if span.name == name]) for name in COMPUTING),
-            ("transfer", [(max(span.called, ready), span.end) for span, ready in pending if span.end > ready]),
-            ("waiting", [(span.called, ready) for span, ready in pending if ready > span.called]),
-            ("transfer", [span.interval for span in timeline.waits]),  # beyond a transfer's end: until the rank woke up
-        ]
-        left, parts = [step], {name: [] for name in PARTS}
-        for name, intervals in candidates:
-            remaining = without(left, intervals)
-            parts[name] = union([*parts[name], *without(left, remaining)])
-            left = remaining
-        found.append(Breakdown(timeline.rank, *step, parts | {"idle": left}))
-    return found
-
-
 def by_call_site(timeline: Timeline, within: Breakdown, *parts: str) -> dict[str, float]:
-    """Seconds of a step, or of parts of it, by line of your own code. Raises ValueError without `call_sites=True`."""
-    if not timeline.sites:
-        raise ValueError(f"rank {timeline.rank} recorded no lines: open the block with timeline(call_sites=True)")
+    """Seconds of a step, or of parts of it, by line of your own code. Empty if recorded without `call_sites=True`."""
     wanted = [interval for name in parts or within.parts for interval in within.parts[name]]
     spent: Counter[str] = Counter()
     for site in timeline.sites:

@@ -5,7 +5,7 @@ import gzip
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,10 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
     """Return what is left of `intervals` outside `removed`, in ascending order."""
-    left, holes = [], union(removed)
-    for start, end in union(intervals):
-        for hole_start, hole_end in holes:
-            if start < hole_start < end:
-                left.append((start, hole_start))
-            if hole_start < end:
-                start = max(start, hole_end)
-        if start < end:
-            left.append((start, end))
+    left = union(intervals)
+    for start, end in removed:
+        pieces = [piece for a, b in left for piece in ((a, min(b, start)), (max(a, end), b))]
+        left = [(a, b) for a, b in pieces if a < b]
     return left
 
 
@@ -118,10 +113,14 @@ class Timeline:
         return list({theirs.rank: theirs for theirs in reports}.values())  # a lone rank receives its own n times
 
     def save(self, path: str | Path, group: dist.ProcessGroup | None = None) -> None:
-        """Write one trace of all ranks, compressed if `path` ends in ".gz". A collective; the first rank writes."""
+        """Write one trace of all ranks, compressed by gzip, for ui.perfetto.dev. A collective; the first rank writes.
+
+        In Chrome's "Trace Event Format", a rank is a process with a thread for each track. Times are microseconds.
+        """
         timelines = self.over_ranks(group)
         if self.rank == timelines[0].rank:
-            write_trace(timelines, path)
+            with gzip.open(path, "wt") as file:
+                json.dump({"traceEvents": [event for each in timelines for event in _trace_events(each)]}, file)
 
 
 def by_operator(timeline: Timeline) -> dict[str, float]:
@@ -138,47 +137,29 @@ def by_operator(timeline: Timeline) -> dict[str, float]:
     return dict(spent.most_common())
 
 
-def write_trace(timelines: Sequence[Timeline], path: str | Path) -> None:
-    """Write one trace of the timelines in Chrome's "Trace Event Format", compressed if `path` ends in ".gz".
-
-    A rank is a process with a thread for each track. Times are microseconds from the start of the earliest rank.
-    """
-    zero = min(each.start for each in timelines)
-    events = [event for each in timelines for event in _events_of(each, zero)]
-    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode()
-    Path(path).write_bytes(gzip.compress(text) if str(path).endswith(".gz") else text)
-
-
-def _events_of(timeline: Timeline, zero: float) -> Iterator[dict[str, Any]]:
-    of_rank = {"pid": timeline.rank, "tid": 0}
-    yield {"ph": "M", "name": "process_name", "args": {"name": f"rank {timeline.rank}"}} | of_rank
+def _trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    rank = timeline.rank
+    yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
     for thread, (track, spans) in enumerate(_tracks(timeline), 1):
-        of_rank["tid"] = thread
-        yield {"ph": "M", "name": "thread_name", "args": {"name": track}} | of_rank
+        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": track}}
         for span in spans:
             told = {"bytes": span.nbytes} if span.nbytes else {}
             if span.posted is not None:
-                told["queued for (ms)"] = round((span.start - span.posted) * 1e3, 3)
-            start, duration = round((span.start - zero) * 1e6, 3), round((span.end - span.start) * 1e6, 3)
-            yield {"ph": "X", "name": span.name, "ts": start, "dur": duration, "args": told} | of_rank
+                told["queued for (ms)"] = 1e3 * (span.start - span.posted)
+            times = {"ts": 1e6 * span.start, "dur": 1e6 * (span.end - span.start)}
+            yield {"ph": "X", "name": span.name, "pid": rank, "tid": thread, "args": told, **times}
 
 
 def _tracks(timeline: Timeline) -> Iterator[tuple[str, list[Span]]]:
     yield from {"compute": timeline.compute, "operations": timeline.operations, "waiting": timeline.waits}.items()
-    for number, lane in enumerate(_lanes(timeline.communication), 1):
-        yield f"communication {number}" if number > 1 else "communication", lane
+    lanes: list[list[Span]] = [[]]  # messages that overlap are in different ones
+    for span in sorted(timeline.communication, key=lambda each: each.start):
+        lane = next((lane for lane in lanes if not lane or lane[-1].end <= span.start), None)
+        if lane is None:
+            lanes.append(lane := [])
+        lane.append(span)
+    yield from (("communication", lane) for lane in lanes)
     if timeline.sites:
         yield "your lines", timeline.sites
     for stream in sorted({span.stream for span in timeline.kernels}):
         yield f"stream {stream}", [span for span in timeline.kernels if span.stream == stream]
-
-
-def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
-    """Divide spans among as few rows as possible so that none overlap in a row. There is at least one row."""
-    rows: list[list[Span]] = [[]]
-    for span in sorted(spans, key=lambda each: each.start):
-        free = next((row for row in rows if not row or row[-1].end <= span.start), None)
-        if free is None:
-            rows.append(free := [])
-        free.append(span)
-    return rows

@@ -147,7 +147,6 @@ def _watch(base: type, names: Any, wrap: Callable) -> None:
 
 def _reported_call(method: str, original: Any) -> Callable:
     def call_and_report(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # rank cells show the learner's own line instead
         run = original.__get__(group, type(group))
         if not _listeners or accounting.is_part_of_a_call():
             return run(*args, **kwargs)
@@ -164,7 +163,6 @@ def _reported_call(method: str, original: Any) -> Callable:
 
 def _reported_wait(_: str, original: Any) -> Callable:
     def wait_and_report(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         began = time.monotonic()
         try:
             result = original.__get__(work, type(work))(*args, **kwargs)
@@ -209,9 +207,7 @@ def _report(call: Call, at_once: bool) -> None:
             listener.waited(call)
 
 
+@accounting.counters.append
 def _report_counted_as(name: str, payload: int, group: dist.ProcessGroup | None) -> None:
     """A call that stands for others (`accounting.counted_as`)."""
     _report(Call(name, payload, tuple(dist.get_process_group_ranks(group)), dist.get_rank(group)), at_once=True)
-
-
-accounting.counters.append(_report_counted_as)

@@ -57,8 +57,10 @@ class Totals:
     """
 
     def __init__(self, per_rank: list["Counted"]):
-        logs = [counted.events for counted in per_rank]
-        self.per_rank, self.log, self.depth = per_rank, messages(logs), depth(logs)
+        ends = _ends([counted.events for counted in per_rank])
+        found = (Message(end, *channel[1:3]) for (channel, _), end in ends.items() if channel[0] == "message")
+        self.log = sorted(message for message in found if None not in message)  # None: never received
+        self.per_rank, self.depth = per_rank, max(ends.values(), default=0)
         self.messages = sum(counts.messages for counts in per_rank)
         self.bytes_sent = sum(counts.bytes_sent for counts in per_rank)
         self.wire_bytes = sum(counts.wire_bytes for counts in per_rank)
@@ -110,19 +112,8 @@ def traffic() -> Iterator[Counted]:
         yield counted
 
 
-def depth(logs: list[Log]) -> int:
-    """Rounds until every call in the logs has ended. There is one log per rank."""
-    return max(_ends(logs).values(), default=0)
-
-
-def messages(logs: list[Log]) -> list[Message]:
-    """The messages in the logs, round by round."""
-    ends = [(channel, end) for (channel, _), end in _ends(logs).items() if channel[0] == "message"]
-    return sorted(Message(end, *channel[1:3]) for channel, end in ends if None not in channel)  # None: never received
-
-
 def _ends(logs: list[Log]) -> dict[tuple, int]:
-    """The round in which each exchange ended: (channel, how many came before it on that channel)."""
+    """The round in which each exchange ended: (channel, how many came before it on that channel). A log per rank."""
     ends: dict[tuple, int] = {}  # going through the logs again and again moves them back until they agree
     exchanges = [_exchanges(log) for log in logs]
     for _ in range(1 + sum(map(len, logs))):

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from scratch_ddp.cells.rank.interruptible_group import BACKEND  # and registers it
 from scratch_ddp.course.check import examine
-from scratch_ddp.course.exercise import Exercise, rewritten
+from scratch_ddp.course.exercise import Exercise
 from tests.ranks import run_ranks
 
 _cells = itertools.count()
@@ -48,8 +48,8 @@ class Answer:
         if re.match(rf"(def|class) {self.name}\b", self.text):
             return self.text
         if " =>" in self.text:
-            return exercise.cell(rewritten(exercise.reference, lambda found: edited(found["answer"], self.text)))
-        return exercise.cell(rewritten(exercise.reference, lambda found: textwrap.indent(self.text, found["indent"])))
+            return exercise.answer_cell(lambda found: edited(found["answer"], self.text))
+        return exercise.answer_cell(lambda found: textwrap.indent(self.text, found["indent"]))
 
 
 def edited(body: str, edits: str) -> str:

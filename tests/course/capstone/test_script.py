@@ -1,5 +1,6 @@
 """The capstone's judge of a script: each planted fault is found by what the ranks do, and a hang is ended and named."""
 
+import datetime
 import importlib
 
 import pytest
@@ -32,6 +33,7 @@ def test_a_mended_script_holds_and_a_fault_is_found_by_its_criterion(edit, fails
     importlib.import_module("torch._dynamo")  # which optimizers need: once, instead of on each rank
 
     def observed() -> int:
+        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=3))
         dist.init_process_group = dist.destroy_process_group = lambda *_, **__: None
         try:
             script.main(path, tmp_path)
@@ -39,7 +41,7 @@ def test_a_mended_script_holds_and_a_fault_is_found_by_its_criterion(edit, fails
             return ended.code
         return 0
 
-    results = run_ranks(2, captured, observed, waits=3.0)
+    results = run_ranks(2, captured, observed)
     wrong = torchrun.complaint(results[0][0], [line for _, printed in results for line in printed.splitlines()])
     seen = [torch.load(tmp_path / f"seen.{rank}") for rank in range(2)]
     found = script.complaints(seen, wrong)

@@ -58,7 +58,7 @@ def test_what_is_refused():
         for message, arguments in {
             "there is no link 'Token Ring'; there are 'T4 over PCIe', ": ("Token Ring",),
             "this group is on a link already": (None, linked),
-            "3 ranks need the number of a host each, or hosts that share them: not 2": (None, None, 2),
+            "3 ranks need the number of a host each, not 2": (None, None, (0, 1)),
         }.items():
             with pytest.raises(ValueError, match=message):
                 linked_group(*arguments)
@@ -193,6 +193,3 @@ def test_bytes_that_leave_a_host(name, payload, root, blocks, alternating):
         for rank in (1,) if name == "send" else range(4):
             hosts.count(Call(name, payload, (0, 1, 2, 3), rank, root))
         assert hosts.bytes_out == [each * S for each in expected], sent
-
-
-BETWEEN, INSIDE = Link(0.001, 2e-7, per_round=0.002), Link(0.001, 1e-8)
