@@ -11,6 +11,7 @@ them.
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -112,19 +113,15 @@ def _stretched(link: Link, slower: float) -> Link:
     return Link(link.alpha * slower, link.beta * slower / _SMALLER, "", "", link.per_round * slower)
 
 
-class _Part(nn.Module):
+def _part(elements: int, forward: float, moves: tuple[str, str] | tuple[None, None], group: LinkedGroup) -> nn.Module:
     """A layer, or its attention or MLP, of which each rank of `group` has a part: activations come and go by `moves`.
 
     `forward`: its seconds; a backward takes twice as long.
     """
-
-    def __init__(self, elements: int, forward: float, moves: tuple[str, str] | tuple[None, None], group: LinkedGroup):
-        super().__init__()
-        self.block, self.moves, self.group = SleepingBlock(elements, forward, 2 * forward), moves, group
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        arrive, leave = self.moves
-        return move(self.block(move(x, arrive, self.group, -1)), leave, self.group, -1)
+    block, (arrive, leave) = SleepingBlock(elements, forward, 2 * forward), moves
+    block.register_forward_pre_hook(lambda _, args: (move(args[0], arrive, group, -1),))
+    block.register_forward_hook(lambda _, args, output: move(output, leave, group, -1))
+    return block
 
 
 def _step(
@@ -134,9 +131,8 @@ def _step(
     m, parts = layout.micro_batches, 2 if layout.tp > 1 else 1
     elements, seconds = round(PARAMETERS / layout.tp / parts * _NUMBERS), forward / layout.tp / parts
     inside = moves if layout.tp > 1 else (None, None)
-    layers = [
-        nn.Sequential(*(_Part(elements, seconds, inside, groups["tp"]) for _ in range(parts))) for _ in range(LAYERS)
-    ]
+    part = partial(_part, elements, seconds, inside, groups["tp"])
+    layers = [nn.Sequential(*(part() for _ in range(parts))) for _ in range(LAYERS)]
     slices = layout.tp if moves[0] == "gather" else 1
     x = torch.zeros(m, round(tokens * WIDTH / slices * _NUMBERS), requires_grad=True)
     if layout.pp > 1:
