@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 
 from scratch_ddp.instruments.cost.layouts import blocks_of_stages
 
+PLAIN = MixedPrecisionPolicy()  # what the model is in
 TOKENS, ALL = Shard(1), Replicate()  # dimension 1 of the activations
 IN_A_BLOCK = {
     "input_layernorm": SequenceParallel(),
@@ -67,12 +68,7 @@ class Stage(nn.Module):
 
 
 def assemble(
-    llama: nn.Module,
-    mesh: DeviceMesh,
-    n_micro: int,
-    sequences: int,
-    tokens: int,
-    policy: MixedPrecisionPolicy | None = None,
+    llama: nn.Module, mesh: DeviceMesh, n_micro: int, sequences: int, tokens: int, policy: MixedPrecisionPolicy = PLAIN
 ) -> tuple[Stage, Schedule1F1B]:
     """Return this rank's stage, and a schedule of `n_micro` micro-batches of `sequences` of `tokens` ids.
 
@@ -86,7 +82,6 @@ def assemble(
     plan = PLAN | (FIRST if stage.first else {}) | (LAST if stage.last else {})
     parallelize_module(stage, mesh["tp"], plan)
 
-    policy = policy or MixedPrecisionPolicy()
     for module in (*stage.model.layers.values(), stage):
         fully_shard(module, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False)
 
