@@ -13,18 +13,16 @@ import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from scratch_ddp.course.capstone import ranks
 from scratch_ddp.course.pages.light_training import light
 from scratch_ddp.training import __main__ as command
 
 STEPS = 10
-KILL_AT = 6  # in the backward pass of this step, after 5 are done and 4 are saved
+KILL_AT = 6  # the step in which a rank is killed; the first 2 are saved for certain, the first 4 probably
 PROMISES = {
     "loop": "the real loop has the losses of one process, in float64",
     "interrupted": f"rank 1 is killed in the middle of step {KILL_AT}, and the job goes on from its checkpoint",
@@ -87,22 +85,23 @@ def main(path: Path | None, folder: Path, kill: bool = False) -> None:
     if path:
         command.WRAPPERS["simple"] = own = load(path).MyDDP
         if kill and dist.get_rank() == 1:
-            _kill_in_backward(own, folder)
+            _kill_in_step(own, folder)
     sys.argv[1:] = ["--device=cpu", "--dtype=float64", "--lr=0.02", "--epochs=1", "--every=2", "--strategy=simple"]
     sys.argv += [f"--checkpoints={folder}/saved", f"--step-log={folder}/log", f"--timeout={ranks.TIMEOUT:g}"]
     command.main()
 
 
-def _kill_in_backward(own: type[nn.Module], folder: Path) -> None:
-    """Let this process be killed in the backward pass of step KILL_AT."""
-    passes = itertools.count(1)
+def _kill_in_step(own: type[nn.Module], folder: Path) -> None:
+    """Let this process be killed in step KILL_AT, when its gradients are there: the other rank waits for them."""
+    synchronise, steps = own.sync_gradients, itertools.count(1)
 
-    def after_forward(module: nn.Module, args: tuple, output: Any) -> None:
-        if isinstance(module, own) and module.training and next(passes) == KILL_AT:
+    def sync_gradients(self: nn.Module) -> None:
+        if next(steps) == KILL_AT:
             (folder / "killed").touch()
-            output.logits.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+            os.kill(os.getpid(), signal.SIGKILL)
+        synchronise(self)
 
-    register_module_forward_hook(after_forward)
+    own.sync_gradients = sync_gradients
 
 
 if __name__ == "__main__":

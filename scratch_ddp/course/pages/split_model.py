@@ -9,7 +9,6 @@ them.
 `measure_way` splits it over two GPUs and any link, `forecast` and `measure_layout` over a cluster.
 """
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -25,6 +24,7 @@ from scratch_ddp.instruments.cost import Accelerator, Cluster, Layout, ModelShap
 from scratch_ddp.instruments.cost.layouts import hop_wire
 from scratch_ddp.instruments.cost.models import forward_flops_of_block
 from scratch_ddp.instruments.network import Link, LinkedGroup, linked_group, preset
+from scratch_ddp.instruments.timing import interleaved
 from scratch_ddp.pipeline import Pipeline, one_f_one_b
 from scratch_ddp.pipeline.schedules import Schedule
 from scratch_ddp.tensor_parallel import move
@@ -162,10 +162,4 @@ def _step(
 
 def _measure(step: Step) -> float:
     """Seconds of the rank that takes longest, in the second of two steps: the first agrees on sizes, makes buffers."""
-    step()
-    dist.barrier()
-    began = time.perf_counter()
-    step()
-    longest = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    return longest.item()
+    return interleaved({"step": step}, rounds=1, warm_up=1)["step"][0].wall
