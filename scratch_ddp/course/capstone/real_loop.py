@@ -21,7 +21,6 @@ from scratch_ddp.course.capstone import ranks
 from scratch_ddp.course.pages.light_training import light
 from scratch_ddp.training import __main__ as command
 
-STEPS = 10
 KILL_AT = 6  # the step in which a rank is killed; the first 2 are saved for certain, the first 4 probably
 PROMISES = {
     "loop": "the real loop has the losses of one process, in float64",
@@ -58,11 +57,6 @@ def complaints(expected: list[dict], lines: list[dict], was_killed: bool, wrong:
     losses = [(line["step"], line["loss"], expected[line["step"] - 1]["loss"]) for line in lines]
     far = (each for each in losses if abs(each[1] - each[2]) > 1e-9)
     first = next(("step {}: loss {:.6f}; one process has {:.6f}".format(*each) for each in far), "")
-    steps = [line["step"] for line in lines]
-    if steps.count(1) > 1:
-        wrong = wrong or "the run did not go on from its checkpoint"
-    if len({*steps}) < STEPS:
-        wrong = wrong or f"only {len({*steps})} of {STEPS} steps were made"
     return {"loop": first, "interrupted": wrong}
 
 

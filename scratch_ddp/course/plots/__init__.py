@@ -4,11 +4,6 @@ Every function returns a matplotlib Figure. What they show is in the files' name
 (lines and bars). style.py has what all pictures share.
 """
 
-from scratch_ddp.common.extras import extra
-
-with extra("cells"):
-    import matplotlib  # noqa: F401
-
 from scratch_ddp.course.plots.charts import *  # noqa: F403
 from scratch_ddp.course.plots.messages import *  # noqa: F403
 from scratch_ddp.course.plots.tensors import *  # noqa: F403

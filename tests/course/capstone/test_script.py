@@ -31,5 +31,5 @@ def test_a_mended_script_holds_and_a_fault_is_found_by_its_criterion(edit, fails
 def test_the_script_that_learners_get_fails_everywhere_and_is_ended():
     found = script.judge(GIVEN, waits=3.0)
     assert "is not the mean over the ranks" in found["replicas"]
-    assert "are items of rank 0 too" in found["data"]
+    assert "items, 128 of them more than once" in found["data"]
     assert "rank 0 waits at" in found["ends"] and "rank 1 waits at" in found["ends"]
