@@ -7,6 +7,7 @@ Budgets are those of `notebooks/capstone.md`, which are above the reference's ne
 import contextlib
 import importlib
 import math
+import runpy
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -56,14 +57,14 @@ def judged(path: Path, limit: float = LIMIT, names: Iterable[tuple[str, ...]] | 
     If the file holds no class to judge, all criteria say so.
     """
     try:
-        module = real_loop.load(path)
+        defined = runpy.run_path(str(path))
     except BaseException as error:
         return dict.fromkeys(PROMISES, f"{path.name} can't be imported: {in_short(error)}")
-    if not hasattr(module, "MyDDP"):
+    if "MyDDP" not in defined:
         return dict.fromkeys(PROMISES, f"{path.name} defines no class MyDDP yet")
     found = {}
     # As if it were a line of the learner's file, so that complaints name lines of it.
-    wrap = eval(compile("lambda model: MyDDP(model)", str(path), "eval"), vars(module))
+    wrap = eval(compile("lambda model: MyDDP(model)", str(path), "eval"), defined)
     for each in names or EXERCISES:
         arena = Arena()
         with arena:

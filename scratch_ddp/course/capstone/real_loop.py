@@ -4,15 +4,14 @@
 folder gets the checkpoints and a log of the steps.
 """
 
-import importlib.util
 import itertools
 import json
 import os
+import runpy
 import signal
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 
 import torch.distributed as dist
 from torch import nn
@@ -26,14 +25,6 @@ PROMISES = {
     "loop": "the real loop has the losses of one process, in float64",
     "interrupted": f"rank 1 is killed in the middle of step {KILL_AT}, and the job goes on from its checkpoint",
 }
-
-
-def load(path: Path) -> ModuleType:
-    """The module in this file."""
-    spec = importlib.util.spec_from_file_location("my_ddp", path)
-    module = sys.modules["my_ddp"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def judge(path: Path) -> dict[str, str]:
@@ -77,7 +68,7 @@ def main(path: Path | None, folder: Path, kill: bool = False) -> None:
     folder.mkdir(exist_ok=True)
     light()
     if path:
-        command.WRAPPERS["simple"] = own = load(path).MyDDP
+        command.WRAPPERS["simple"] = own = runpy.run_path(str(path))["MyDDP"]
         if kill and dist.get_rank() == 1:
             _kill_in_step(own, folder)
     sys.argv[1:] = ["--device=cpu", "--dtype=float64", "--lr=0.02", "--epochs=1", "--every=2", "--strategy=simple"]

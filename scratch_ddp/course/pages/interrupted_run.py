@@ -66,14 +66,13 @@ class InterruptedRun:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def wait(self) -> "InterruptedRun":
+    def wait(self) -> None:
         """Return when all has ended. Raises RuntimeError with what was said last if it did not."""
         self._thread.join(_LIMIT)
         if not self._ended:
             raise RuntimeError("the run did not come to its end:\n" + "\n".join(self._written[-30:]))
         self.plain, self.steps = read_steps(self.folder / "plain.log"), read_steps(self._log)
         self.lines = [json.loads(line) for line in self._log.read_text().splitlines()]
-        return self
 
     def _run(self) -> None:
         endpoint = f"{ADDRESSES[0]}:{get_free_port()}"

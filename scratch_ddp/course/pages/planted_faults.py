@@ -104,10 +104,8 @@ class Game:
         of_a_rank = self._fault in WITH_A_RANK
         whole = f"{self._fault} on rank {self._at}" if of_a_rank else self._fault
         right = fault == self._fault and (not of_a_rank or rank == self._at)
-        if right:
-            print(f"Right: {whole}.")
-        elif fault is None:
-            print(f"It was: {whole}.")
+        if right or fault is None:
+            print(f"{'Right' if right else 'It was'}: {whole}.")
         elif fault == self._fault:
             print("Right fault, wrong rank: try again.")
         else:
