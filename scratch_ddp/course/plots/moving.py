@@ -60,7 +60,7 @@ def ring() -> alt.Chart:
     frame = alt.condition("datum.new", alt.value(SENT_COLOR), alt.value("transparent"))
     text = cells.mark_text(color="black").encode(text=alt.Text("parts:Q"), **place)
     sent = said(cells, "format(min(datum.step, 2 * (datum.n - 1)) / datum.n, '.2f') + ' S sent by each rank'")
-    return page(boxes.encode(color=full, stroke=frame, **place) + text + sent, height=260)
+    return page(boxes.encode(color=full, stroke=frame, **place) + text + sent, 260)
 
 
 def buckets() -> alt.Chart:
@@ -82,7 +82,7 @@ def buckets() -> alt.Chart:
     place = {"y": alt.Y("what:N", title=None, sort=["backward", "all-reduce"])}
     time = alt.X("start:Q", title="ms after the backward's start", scale=alt.Scale(domain=[0, 215]))
     bars = spans.mark_bar(stroke="white").encode(x=time, x2="end:Q", color=color, **place)
-    return page(bars + said(spans, "datum.exposed + ' ms exposed, ' + datum.calls + ' messages'"), height=90)
+    return page(bars + said(spans, "datum.exposed + ' ms exposed, ' + datum.calls + ' messages'"), 90)
 
 
 KINDS = ("own rows", "gathered", "own gradient", "summed gradient")
@@ -98,16 +98,14 @@ def fsdp_memory() -> alt.Chart:
                 rows.append(told | {"place": place, "kind": KINDS[place], "share": 100 * number / layers})
     lists = {"n": ([2, 4, 8, 16], 4, "ranks"), "layers": ([2, 4, 8], 4, "layers")}
     held_now = figure(rows, "Memory through a sharded step", kept=(False, "kept after forward"), **lists)
-    return page(
-        held_now.mark_bar().encode(
-            x=alt.X("at:O", title="moments of the step: forward, then backward", axis=alt.Axis(labels=False)),
-            y=alt.Y("share:Q", title="% of the model's weights", scale=alt.Scale(domain=[0, 220])),
-            color=colors("kind", KINDS, [rank_color(0), rank_color(1), rank_color(4), "#8a8a8a"]),
-            order=alt.Order("place:Q"),
-            tooltip=["moment:N", "kind:N", alt.Tooltip("share:Q", format=".1f")],
-        ),
-        height=240,
+    chart = held_now.mark_bar().encode(
+        x=alt.X("at:O", title="moments of the step: forward, then backward", axis=alt.Axis(labels=False)),
+        y=alt.Y("share:Q", title="% of the model's weights", scale=alt.Scale(domain=[0, 220])),
+        color=colors("kind", KINDS, [rank_color(0), rank_color(1), rank_color(4), "#8a8a8a"]),
+        order=alt.Order("place:Q"),
+        tooltip=["moment:N", "kind:N", alt.Tooltip("share:Q", format=".1f")],
     )
+    return page(chart, 240)
 
 
 def sharded_step(layers: int, keep: bool) -> Iterator[tuple[str, int, int, int]]:
@@ -167,15 +165,13 @@ def bounds() -> alt.Chart:
     ]
     sliders = {"tp": (list(choices), 8, "tensor parallel"), "cp": (True, "checkpointing")}
     cells = figure(rows, "What sets the pace: XXL on H100", **sliders)
-    return page(
-        cells.mark_rect().encode(
-            x=alt.X("gpus:O", title="GPUs", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
-            y=alt.Y("batch:O", title="Ki tokens in a step", sort="descending"),
-            color=colors("binds", BOUNDS, ["#8cc08a", "#f2b27a", "#b89acb", "#e39a9d", "#c8c8c8"]),
-            tooltip=["gpus:Q", "batch:Q", "binds:N"],
-        ),
-        height=280,
+    chart = cells.mark_rect().encode(
+        x=alt.X("gpus:O", title="GPUs", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+        y=alt.Y("batch:O", title="Ki tokens in a step", sort="descending"),
+        color=colors("binds", BOUNDS, ["#8cc08a", "#f2b27a", "#b89acb", "#e39a9d", "#c8c8c8"]),
+        tooltip=["gpus:Q", "batch:Q", "binds:N"],
     )
+    return page(chart, 280)
 
 
 def hosts() -> alt.Chart:
@@ -196,7 +192,7 @@ def hosts() -> alt.Chart:
         "y": alt.Y("way:N", title=None, sort=None, axis=alt.Axis(labelLimit=130)),
     }
     numbers = bars.mark_text(align="left", dx=4, color=GREY).encode(text=alt.Text("out:Q", format=".2f"), **place)
-    return page(bars.mark_bar(color=SENT_COLOR).encode(**place) + numbers, height=110)
+    return page(bars.mark_bar(color=SENT_COLOR).encode(**place) + numbers, 110)
 
 
 FIGURES = {make.__name__: make for make in (ring, buckets, fsdp_memory, pipeline, bounds, hosts)}
