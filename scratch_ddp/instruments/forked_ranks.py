@@ -40,14 +40,15 @@ def run_ranks(
     *args: Any,
     backend: str = "gloo",
     timeout: float = 60.0,
+    waits: float | None = None,
 ) -> list[Any]:
     """Call `function(*args)` on `world_size` ranks of one process group and return [rank 0's result, rank 1's, …].
 
-    Results are pickled. Raises RankFailed, naming every rank that raised, died or did not answer within `timeout`
-    seconds.
+    Results are pickled. `waits`: seconds that a collective waits for other ranks (default: `timeout`). Raises
+    RankFailed, naming every rank that raised, died or did not answer within `timeout` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
-        own = (world_size, function, args, backend, timeout, Path(folder))
+        own = (world_size, function, args, backend, waits or timeout, Path(folder))
         ranks = start_processes(_rank_main, own, world_size, join=False, start_method="fork").processes
         deadline = time.monotonic() + timeout
         while (alive := [rank.sentinel for rank in ranks if rank.is_alive()]) and time.monotonic() < deadline:
@@ -71,20 +72,23 @@ def _answer(process: BaseProcess, path: Path) -> tuple[bool, Any]:
     return False, f"died with exit code {process.exitcode}" if in_time else "did not answer in time"
 
 
-def _rank_main(rank, world_size, function, args, backend, timeout, folder: Path) -> None:
+def _rank_main(rank, world_size, function, args, backend, waits, folder: Path) -> None:
     os.setsid()  # so that processes started by the rank can be killed with it
     # Loopback alone, and no variables about ranks from the calling process.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     failed = False
     try:
-        store, limit = dist.FileStore(f"{folder}/rendezvous", world_size), timedelta(seconds=timeout)
+        store, limit = dist.FileStore(f"{folder}/rendezvous", world_size), timedelta(seconds=waits)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
         answer = pickle.dumps((True, function(*args)))
     except BaseException:
         answer, failed = pickle.dumps((False, traceback.format_exc())), True
-    Path(folder, f"{rank}.answer").write_bytes(answer)
+    Path(folder, f"{rank}.partial").write_bytes(answer)
+    Path(folder, f"{rank}.partial").rename(Path(folder, f"{rank}.answer"))
     sys.stdout.flush()
     sys.stderr.flush()
     leaves = time.monotonic() + _STAY

@@ -7,7 +7,6 @@ takes notes. The same training without failures, in one process, runs beside it.
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from torch.distributed.elastic.utils.distributed import get_free_port
 
+from scratch_ddp.cells.kernel.cluster import loopback
 from scratch_ddp.cells.processes import kill_family
 from scratch_ddp.training.__main__ import read_steps
 
@@ -32,6 +33,7 @@ _TORCHRUN = (  # host 0 keeps the rendezvous; the times are shorter than torch's
     "--rdzv-backend c10d --rdzv-endpoint {endpoint} --local-addr {address} "
     "--rdzv-conf is_host={is_host},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3 "
 )
+_VARIABLES = {"LIGHT_SLEEP": "0.06", "PYTHONUNBUFFERED": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _OF_THE_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LIMIT = 600  # seconds for the whole run
 _SAYS = {  # who notices, by a piece of what is said
@@ -64,45 +66,38 @@ class InterruptedRun:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def wait(self) -> "InterruptedRun":
+    def wait(self) -> None:
         """Return when all has ended. Raises RuntimeError with what was said last if it did not."""
         self._thread.join(_LIMIT)
         if not self._ended:
             raise RuntimeError("the run did not come to its end:\n" + "\n".join(self._written[-30:]))
         self.plain, self.steps = read_steps(self.folder / "plain.log"), read_steps(self._log)
         self.lines = [json.loads(line) for line in self._log.read_text().splitlines()]
-        return self
 
     def _run(self) -> None:
-        endpoint, started = f"{ADDRESSES[0]}:{get_free_port()}", [self._start("plain", "python ")]
+        endpoint = f"{ADDRESSES[0]}:{get_free_port()}"
+        agents = [_TORCHRUN.format(endpoint=endpoint, address=each, is_host=each == ADDRESSES[0]) for each in ADDRESSES]
+        plain, first, second = self._start("plain", "python "), *(self._start("hosts", agent) for agent in agents)
         try:
-            for address in ADDRESSES:
-                options = {"endpoint": endpoint, "address": address, "is_host": int(address == ADDRESSES[0])}
-                pids = {"LIGHT_PIDS": str(self.folder), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-                started.append(self._start("hosts", _TORCHRUN.format(**options), pids))
-            self._after(7, "rank", lambda: os.kill(int((self.folder / "0.1").read_text()), signal.SIGKILL))
-            self._after(18, "host", lambda: kill_family(started[2].pid))
-            for process in started[:2]:
+            self._after(7, "rank", lambda: psutil.Process(second.pid).children()[0].kill())
+            self._after(18, "host", lambda: kill_family(second.pid))
+            for process in (plain, first):
                 process.wait(_LIMIT)
             self._ended = True
         finally:
-            for process in started:
+            for process in (plain, first, second):
                 if process.poll() is None:
                     kill_family(process.pid)
 
-    def _start(self, name: str, program: str, variables: dict[str, str] | None = None) -> subprocess.Popen:
+    def _start(self, name: str, program: str) -> subprocess.Popen:
         """Start the training, with a step log of this name, and read what it says."""
-        slow = {"LIGHT_SLEEP": "0.06", "PYTHONUNBUFFERED": "1"}
-        process = start(program + _TRAIN.format(folder=self.folder, name=name), slow | (variables or {}))
+        process = start(program + _TRAIN.format(folder=self.folder, name=name), **_VARIABLES)
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
         return process
 
     def _after(self, step: int, what: str, break_it: Callable[[], object]) -> None:
         """Break something when the hosts have made this step."""
-        deadline = time.monotonic() + _LIMIT
         while not self._log.exists() or step not in (steps := read_steps(self._log)):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"step {step} was not reached")
             time.sleep(0.01)
         self.failures.append(Failure(what, max(steps), time.time()))
         break_it()
@@ -116,14 +111,13 @@ class InterruptedRun:
                     self.failures[-1].noticed.setdefault(who, now - self.failures[-1].killed_at)
 
 
-def start(command: str, variables: dict[str, str] | None = None) -> subprocess.Popen:
+def start(command: str, **variables: str) -> subprocess.Popen:
     """Start `python …` or `torchrun …` with this Python, and not as a rank of this notebook; its output can be read."""
     module = "-m torch.distributed.run " if command.startswith("torchrun ") else ""
     own = {name: value for name, value in os.environ.items() if name not in _OF_THE_RANK}
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
     return subprocess.Popen(
         [sys.executable, *shlex.split(module + command.partition(" ")[2])],
-        env=own | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, **(variables or {})},
+        env={**own, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback(), **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,13 +1,11 @@
 """The training command with a model and sentences that load at once, for runs that start many times.
 
-LIGHT_SLEEP: seconds that each forward sleeps, so that there is time to end a process in the middle. LIGHT_PIDS: a
-folder in which each process leaves its number, in a file `restart.rank`.
+LIGHT_SLEEP: seconds that each forward sleeps, so that there is time to end a process in the middle.
 """
 
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -45,8 +43,5 @@ def light() -> None:
 
 
 if __name__ == "__main__":
-    if "LIGHT_PIDS" in os.environ:
-        name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.{os.environ.get('RANK', 0)}"
-        Path(os.environ["LIGHT_PIDS"], name).write_text(str(os.getpid()))
     light()
     command.main()

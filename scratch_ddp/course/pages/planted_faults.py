@@ -6,6 +6,7 @@ the same on any machine.
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,16 +31,6 @@ _SLOW_LOADING, _SLOWER, _MORE_ROWS, _LARGER = 60e-3, 1.8, 6, 5
 _CALL, _LAYER = 4e-3, 8e-3  # seconds on the link: of a call, of a layer's gradients
 
 
-class _Layer(nn.Linear):
-    def __init__(self, inputs: int, slower: float):
-        super().__init__(inputs, WIDTH, bias=False)
-        self.slower = slower
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        seconds = self.slower * len(x)
-        return take_time(super().forward(x), FORWARD * seconds, BACKWARD * seconds)
-
-
 @dataclass
 class Job:
     """What a training loop needs: `next_batch()`, `model`, `log(loss)`, `optimizer`. At most one fault is in it.
@@ -60,7 +51,9 @@ class Job:
         slower = _SLOWER if self.fault == STRAGGLER and self.rank == self.at else 1.0
         self.inputs = _LARGER * WIDTH if self.fault == BUCKET else WIDTH
         torch.manual_seed(43)
-        layers = (_Layer(WIDTH if place else self.inputs, slower) for place in range(LAYERS))
+        layers = [nn.Linear(WIDTH if place else self.inputs, WIDTH, bias=False) for place in range(LAYERS)]
+        for layer in layers:
+            layer.register_forward_hook(partial(_take_time, slower))
         self.model = self.strategy(nn.Sequential(*layers).to(self.dtype), group=self.group)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self.group.link = Link(_CALL, _LAYER / (2 * (self.size - 1) / self.size * 4 * WIDTH**2))
@@ -85,6 +78,10 @@ class Job:
             self.losses.append(mean.item())
 
 
+def _take_time(slower: float, _: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+    return take_time(output, slower * FORWARD * len(output), slower * BACKWARD * len(output))
+
+
 def job_with_a_slow_rank(group: LinkedGroup, strategy: type[DataParallel], rows: int = ROWS) -> Job:
     """A job in which one rank computes more slowly than the others; `at` says which. See `Job`."""
     return Job(group, STRAGGLER, 2, strategy, rows=rows)
@@ -107,10 +104,8 @@ class Game:
         of_a_rank = self._fault in WITH_A_RANK
         whole = f"{self._fault} on rank {self._at}" if of_a_rank else self._fault
         right = fault == self._fault and (not of_a_rank or rank == self._at)
-        if right:
-            print(f"Right: {whole}.")
-        elif fault is None:
-            print(f"It was: {whole}.")
+        if right or fault is None:
+            print(f"{'Right' if right else 'It was'}: {whole}.")
         elif fault == self._fault:
             print("Right fault, wrong rank: try again.")
         else:

@@ -25,12 +25,10 @@ def rehearse(rank: int, **settings: Any) -> dict[str, Any]:
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def one_rank(
-    rank: int, mesh: Mapping[str, int], llama: Mapping[str, int], tokens: int, n_micro: int, sequences: int = 1
-) -> dict[str, Any]:
+def one_rank(rank: int, mesh: Mapping[str, int], llama: Mapping[str, int], tokens: int, n_micro: int) -> dict[str, Any]:
     """What a rank of this mesh holds and sends in a step. Needs a process that has had no process group yet.
 
-    mesh: the sizes of dp, pp and tp. llama: those of a LlamaConfig. Micro-batches are `sequences` of `tokens`. Weights
+    mesh: the sizes of dp, pp and tp. llama: those of a LlamaConfig. A micro-batch is a sequence of `tokens`. Weights
     and activations are bfloat16, gradients float32. Returns, in bytes, `held` by purpose, `kept` of one micro-batch's
     forward, and `sent` as in `by_dimension`.
     """
@@ -51,11 +49,11 @@ def one_rank(
     with torch.device("meta"):
         whole = LlamaForCausalLM(LlamaConfig(**llama, use_cache=False))
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    stage, schedule = assemble(whole, device_mesh, n_micro, sequences, tokens, policy)
+    stage, schedule = assemble(whole, device_mesh, n_micro, 1, tokens, policy)
     with FakeTensorMode(allow_non_fake_inputs=True):
         stage.to_empty(device="cpu")  # as torchtitan does, but here it stays empty
         optimizer = torch.optim.AdamW(stage.parameters())
-        ids = torch.empty(n_micro * sequences, tokens, dtype=torch.int64)
+        ids = torch.empty(n_micro, tokens, dtype=torch.int64)
         with traffic() as counted:
             step(stage, schedule, ids, ids)
         optimizer.step()
@@ -65,8 +63,8 @@ def one_rank(
         dp = tuple(dist.get_process_group_ranks(device_mesh.get_group("dp")))
         calls = [call for kind, call in counted.events if kind == "start" and call.members == dp]
         held["gradients"] = sum(call.payload for call in calls if call.name == "reduce_scatter")
-        hidden = torch.empty(sequences, tokens // mesh["tp"], whole.config.hidden_size, dtype=torch.bfloat16)
-        kept = _kept(stage, ids[:sequences] if stage.first else hidden)
+        hidden = torch.empty(1, tokens // mesh["tp"], whole.config.hidden_size, dtype=torch.bfloat16)
+        kept = _kept(stage, ids[:1] if stage.first else hidden)
         held["weights"] = _bytes(stage.parameters())  # whole, after a forward
     return {"held": held, "kept": kept, "sent": by_dimension(counted, device_mesh)}
 

@@ -50,12 +50,6 @@ class SleepingModel(nn.Module):
         sleep_until(self._began + seconds)
 
 
-def scaled(timeline: Backward, factor: float) -> Backward:
-    """The same timeline with every gradient `factor` times as large, but at least one float32 number."""
-    sizes = tuple(max(_ELEMENT, _ELEMENT * round(size * factor / _ELEMENT)) for size in timeline.nbytes)
-    return Backward(timeline.ready, sizes, timeline.seconds, timeline.forward)
-
-
 class SleepingBlocks(nn.Module):
     """`count` blocks that share `nbytes` of float32 parameters, and the seconds of `forward` and `backward`, evenly.
 

@@ -9,8 +9,8 @@ them.
 `measure_way` splits it over two GPUs and any link, `forecast` and `measure_layout` over a cluster.
 """
 
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from scratch_ddp.instruments.cost import Accelerator, Cluster, Layout, ModelShap
 from scratch_ddp.instruments.cost.layouts import hop_wire
 from scratch_ddp.instruments.cost.models import forward_flops_of_block
 from scratch_ddp.instruments.network import Link, LinkedGroup, linked_group, preset
+from scratch_ddp.instruments.timing import interleaved
 from scratch_ddp.pipeline import Pipeline, one_f_one_b
 from scratch_ddp.pipeline.schedules import Schedule
 from scratch_ddp.tensor_parallel import move
@@ -112,19 +113,15 @@ def _stretched(link: Link, slower: float) -> Link:
     return Link(link.alpha * slower, link.beta * slower / _SMALLER, per_round=link.per_round * slower)
 
 
-class _Part(nn.Module):
+def _part(elements: int, forward: float, moves: tuple[str, str] | tuple[None, None], group: LinkedGroup) -> nn.Module:
     """A layer, or its attention or MLP, of which each rank of `group` has a part: activations come and go by `moves`.
 
     `forward`: its seconds; a backward takes twice as long.
     """
-
-    def __init__(self, elements: int, forward: float, moves: tuple[str, str] | tuple[None, None], group: LinkedGroup):
-        super().__init__()
-        self.block, self.moves, self.group = SleepingBlock(elements, forward, 2 * forward), moves, group
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        arrive, leave = self.moves
-        return move(self.block(move(x, arrive, self.group, -1)), leave, self.group, -1)
+    block, (arrive, leave) = SleepingBlock(elements, forward, 2 * forward), moves
+    block.register_forward_pre_hook(lambda _, args: (move(args[0], arrive, group, -1),))
+    block.register_forward_hook(lambda _, args, output: move(output, leave, group, -1))
+    return block
 
 
 def _step(
@@ -134,9 +131,8 @@ def _step(
     m, parts = layout.micro_batches, 2 if layout.tp > 1 else 1
     elements, seconds = round(PARAMETERS / layout.tp / parts * _NUMBERS), forward / layout.tp / parts
     inside = moves if layout.tp > 1 else (None, None)
-    layers = [
-        nn.Sequential(*(_Part(elements, seconds, inside, groups["tp"]) for _ in range(parts))) for _ in range(LAYERS)
-    ]
+    part = partial(_part, elements, seconds, inside, groups["tp"])
+    layers = [nn.Sequential(*(part() for _ in range(parts))) for _ in range(LAYERS)]
     slices = layout.tp if moves[0] == "gather" else 1
     x = torch.zeros(m, round(tokens * WIDTH / slices * _NUMBERS), requires_grad=True)
     if layout.pp > 1:
@@ -166,10 +162,4 @@ def _step(
 
 def _measure(step: Step) -> float:
     """Seconds of the rank that takes longest, in the second of two steps: the first agrees on sizes, makes buffers."""
-    step()
-    dist.barrier()
-    began = time.perf_counter()
-    step()
-    longest = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    return longest.item()
+    return interleaved({"step": step}, rounds=1, warm_up=1)["step"][0].wall

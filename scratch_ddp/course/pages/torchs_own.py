@@ -14,10 +14,10 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
-from transformers import PretrainedConfig
 
 from scratch_ddp.instruments.cost.layouts import blocks_of_stages
 
+PLAIN = MixedPrecisionPolicy()  # what the model is in
 TOKENS, ALL = Shard(1), Replicate()  # dimension 1 of the activations
 IN_A_BLOCK = {
     "input_layernorm": SequenceParallel(),
@@ -67,12 +67,7 @@ class Stage(nn.Module):
 
 
 def assemble(
-    llama: nn.Module,
-    mesh: DeviceMesh,
-    n_micro: int,
-    sequences: int,
-    tokens: int,
-    policy: MixedPrecisionPolicy | None = None,
+    llama: nn.Module, mesh: DeviceMesh, n_micro: int, sequences: int, tokens: int, policy: MixedPrecisionPolicy = PLAIN
 ) -> tuple[Stage, Schedule1F1B]:
     """Return this rank's stage, and a schedule of `n_micro` micro-batches of `sequences` of `tokens` ids.
 
@@ -86,12 +81,16 @@ def assemble(
     plan = PLAN | (FIRST if stage.first else {}) | (LAST if stage.last else {})
     parallelize_module(stage, mesh["tp"], plan)
 
-    policy = policy or MixedPrecisionPolicy()
     for module in (*stage.model.layers.values(), stage):
         fully_shard(module, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False)
 
-    dtype = policy.param_dtype or next(llama.parameters()).dtype
-    shapes = _shapes(stage, llama.config, sequences, tokens, mesh["tp"].size(), dtype)
+    # What a stage takes and gives: between stages a rank of tp sends its slice of the tokens.
+    config, tp, dtype = llama.config, mesh["tp"].size(), policy.param_dtype or next(llama.parameters()).dtype
+    ids = torch.empty(sequences, tokens, dtype=torch.int64, device="meta")
+    like = {"dtype": dtype, "device": "meta", "requires_grad": True}
+    hidden = torch.empty(sequences, tokens // tp, config.hidden_size, **like)
+    logits = torch.empty(sequences, tokens, config.vocab_size // tp, **like)
+    shapes = {"input_args": ids if stage.first else hidden, "output_args": logits if stage.last else hidden}
     group, device = mesh["pp"].get_group(), torch.device(mesh.device_type)
     part = PipelineStage(stage, place, stages, device, group=group, **shapes)
     return stage, Schedule1F1B(part, n_micro, loss_fn=_loss)
@@ -107,14 +106,3 @@ def step(stage: Stage, schedule: Schedule1F1B, x: torch.Tensor, y: torch.Tensor)
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def _shapes(
-    stage: Stage, config: PretrainedConfig, sequences: int, tokens: int, tp: int, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """What a stage takes and gives: between stages a rank of tp sends its slice of the tokens."""
-    ids = torch.empty(sequences, tokens, dtype=torch.int64, device="meta")
-    like = {"dtype": dtype, "device": "meta", "requires_grad": True}
-    hidden = torch.empty(sequences, tokens // tp, config.hidden_size, **like)
-    logits = torch.empty(sequences, tokens, config.vocab_size // tp, **like)
-    return {"input_args": ids if stage.first else hidden, "output_args": logits if stage.last else hidden}

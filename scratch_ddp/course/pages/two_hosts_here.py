@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 from scratch_ddp.cells import join
 
@@ -23,17 +24,9 @@ _COMMAND = re.compile(r"(scratch_ddp\.cells\.join - <<<) (\S+)")
 @contextlib.contextmanager
 def two_hosts_here() -> Iterator[None]:
     """Inside the block, start two agents as soon as a ticket is printed."""
-    with contextlib.redirect_stdout(_Reader()):
-        yield
+    page = sys.stdout
 
-
-class _Reader:
-    """Writes to the page, and starts the agents once a text holds the command."""
-
-    def __init__(self) -> None:
-        self.page = sys.stdout
-
-    def write(self, text: str) -> int:
+    def write(text: str) -> int:
         if found := _COMMAND.search(text):
             for number, address in enumerate(ADDRESSES, start=1):
                 command = [sys.executable, "-m", __name__, f"box-{number}", "-", "--address", address]
@@ -41,10 +34,10 @@ class _Reader:
                 agent = subprocess.Popen(command, start_new_session=True, text=True, stdin=subprocess.PIPE, **quiet)
                 with agent.stdin as pipe:
                     pipe.write(f"{found[2]}\n")
-        return self.page.write(_COMMAND.sub(r"\1 TICKET", text))
+        return page.write(_COMMAND.sub(r"\1 TICKET", text))
 
-    def flush(self) -> None:
-        self.page.flush()
+    with contextlib.redirect_stdout(SimpleNamespace(write=write, flush=page.flush)):
+        yield
 
 
 if __name__ == "__main__":

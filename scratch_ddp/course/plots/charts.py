@@ -1,7 +1,8 @@
 """Lines and bars over axes: steps, seconds, sizes, bytes, tokens; forecast beside measured; and which bound binds."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -178,19 +179,14 @@ def label_sizes(panel: Axes, sizes: Sequence[int]) -> None:
     panel.grid(color=QUIET, lw=0.4, alpha=0.6)
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Seconds of a step. `buckets`: by bucket size in MB, in ascending order.
+class Sweep(NamedTuple):
+    """Seconds of a step."""
 
-    `per_parameter`: one message per gradient, as soon as it is ready; `flat`: one message for all gradients, after
-    backward; `compute`: a step without communication; `best`: the best size, and its step.
-    """
-
-    buckets: Mapping[float, float]
-    per_parameter: float
-    flat: float
-    compute: float
-    best: tuple[float, float]
+    buckets: Mapping[float, float]  # by bucket size in MB, in ascending order
+    per_parameter: float  # with one message per gradient, as soon as it is ready
+    flat: float  # with one message for all gradients, after backward
+    compute: float  # without communication
+    best: tuple[float, float]  # the best size, and its step
 
 
 def bucket_sweep(forecasts: Mapping[str, Sweep], measured: Mapping[str, Mapping[float, float]]) -> Figure:

@@ -55,10 +55,10 @@ def _informed(log: Sequence[Message], source: int | None) -> dict[int, int]:
 
 
 class HostTraffic(NamedTuple):
-    """`places`: for each of two hosts its two ranks, from top to bottom. `sent`: {(source, destination): how much}."""
+    """The ranks of two hosts, and what they send."""
 
-    places: Sequence[Sequence[int]]
-    sent: Mapping[tuple[int, int], float]
+    places: Sequence[Sequence[int]]  # for each host its two ranks, from top to bottom
+    sent: Mapping[tuple[int, int], float]  # {(source, destination): how much}
 
 
 def host_traffic(panels: Mapping[str, HostTraffic], unit: str) -> Figure:

@@ -8,7 +8,7 @@ pages work without a network.
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -60,7 +60,7 @@ def ring() -> alt.Chart:
     frame = alt.condition("datum.new", alt.value(SENT_COLOR), alt.value("transparent"))
     text = cells.mark_text(color="black").encode(text=alt.Text("parts:Q"), **place)
     sent = said(cells, "format(min(datum.step, 2 * (datum.n - 1)) / datum.n, '.2f') + ' S sent by each rank'")
-    return page(boxes.encode(color=full, stroke=frame, **place) + text + sent, height=260)
+    return page(boxes.encode(color=full, stroke=frame, **place) + text + sent, 260)
 
 
 def buckets() -> alt.Chart:
@@ -73,18 +73,16 @@ def buckets() -> alt.Chart:
         told = {"size": size, "link": ms_per_mb, "exposed": round(1e3 * step.exposed), "calls": step.calls}
         spans = [("backward", 0.0, backward.seconds)]
         spans += [("all-reduce", each.started, each.ended) for each in step.all_reduces]
-        rows += [told | {"what": what, "start": ms(start), "end": ms(end)} for what, start, end in spans]
+        for what, *ends in spans:
+            start, end = (round(1e3 * seconds, 2) for seconds in ends)
+            rows.append(told | {"what": what, "start": start, "end": end})
     sliders = {"size": (1, 8, 2, "MB in a bucket"), "link": (2, 16, 4, "ms per MB")}
     spans = figure(rows, "Buckets during backward", **sliders)
     color = alt.Color("what:N", legend=None, scale=alt.Scale(range=[rank_color(1), rank_color(0)]))
     place = {"y": alt.Y("what:N", title=None, sort=["backward", "all-reduce"])}
     time = alt.X("start:Q", title="ms after the backward's start", scale=alt.Scale(domain=[0, 215]))
     bars = spans.mark_bar(stroke="white").encode(x=time, x2="end:Q", color=color, **place)
-    return page(bars + said(spans, "datum.exposed + ' ms exposed, ' + datum.calls + ' messages'"), height=90)
-
-
-def ms(seconds: float) -> float:
-    return round(1e3 * seconds, 2)
+    return page(bars + said(spans, "datum.exposed + ' ms exposed, ' + datum.calls + ' messages'"), 90)
 
 
 KINDS = ("own rows", "gathered", "own gradient", "summed gradient")
@@ -94,47 +92,34 @@ def fsdp_memory() -> alt.Chart:
     """Lesson 10: what a rank holds through a sharded step."""
     rows: Rows = []
     for n, layers, kept in product((2, 4, 8, 16), (2, 4, 8), (0, 1)):
-        for at, (moment, shares) in enumerate(sharded_step(n, layers, bool(kept))):
-            for place, kind in enumerate(KINDS):
-                told = {"n": n, "layers": layers, "kept": kept, "at": at, "moment": moment}
-                rows.append(told | {"place": place, "kind": kind, "share": 100 * shares[place] / layers})
+        for at, (moment, gathered, gradients, summed) in enumerate(sharded_step(layers, bool(kept))):
+            told = {"n": n, "layers": layers, "kept": kept, "at": at, "moment": moment}
+            for place, number in enumerate((layers / n, gathered, gradients, summed / n)):
+                rows.append(told | {"place": place, "kind": KINDS[place], "share": 100 * number / layers})
     lists = {"n": ([2, 4, 8, 16], 4, "ranks"), "layers": ([2, 4, 8], 4, "layers")}
     held_now = figure(rows, "Memory through a sharded step", kept=(False, "kept after forward"), **lists)
-    return page(
-        held_now.mark_bar().encode(
-            x=alt.X("at:O", title="moments of the step: forward, then backward", axis=alt.Axis(labels=False)),
-            y=alt.Y("share:Q", title="% of the model's weights", scale=alt.Scale(domain=[0, 220])),
-            color=colors("kind", KINDS, [rank_color(0), rank_color(1), rank_color(4), "#8a8a8a"]),
-            order=alt.Order("place:Q"),
-            tooltip=["moment:N", "kind:N", alt.Tooltip("share:Q", format=".1f")],
-        ),
-        height=240,
+    chart = held_now.mark_bar().encode(
+        x=alt.X("at:O", title="moments of the step: forward, then backward", axis=alt.Axis(labels=False)),
+        y=alt.Y("share:Q", title="% of the model's weights", scale=alt.Scale(domain=[0, 220])),
+        color=colors("kind", KINDS, [rank_color(0), rank_color(1), rank_color(4), "#8a8a8a"]),
+        order=alt.Order("place:Q"),
+        tooltip=["moment:N", "kind:N", alt.Tooltip("share:Q", format=".1f")],
     )
+    return page(chart, 240)
 
 
-def sharded_step(n: int, layers: int, keep: bool) -> list[tuple[str, tuple[float, ...]]]:
-    """Lesson 10's step on one of n ranks: at each moment, how many layers' numbers it holds of each of KINDS."""
-    gathered = summed = 0
-    moments: list[tuple[str, tuple[float, ...]]] = []
-
-    def note(name: str, gradients: int = 0) -> None:
-        moments.append((name, (layers / n, gathered, gradients, summed / n)))
-
+def sharded_step(layers: int, keep: bool) -> Iterator[tuple[str, int, int, int]]:
+    """Lesson 10's step: each moment, and of how many layers weights are gathered, gradients whole, and summed."""
     for layer in range(layers):
-        gathered += 1
-        note(f"gather W{layer}")
+        yield f"gather W{layer}", layer + 1 if keep else 1, 0, 0
         if not keep:
-            gathered -= 1
-            note(f"free W{layer}")
-    for layer in reversed(range(layers)):
-        gathered += not keep
-        note(f"gather W{layer}")
-        note(f"gradient of W{layer}", gradients=1)
-        gathered -= 1
-        note(f"free W{layer}", gradients=1)
-        summed += 1
-        note("reduce-scatter")
-    return moments
+            yield f"free W{layer}", 0, 0, 0
+    for summed, layer in enumerate(reversed(range(layers))):
+        others = layer if keep else 0
+        yield f"gather W{layer}", others + 1, 0, summed
+        yield f"gradient of W{layer}", others + 1, 1, summed
+        yield f"free W{layer}", others, 1, summed
+        yield "reduce-scatter", others, 0, summed + 1
 
 
 ACTIONS = {"F": "forward", "B": "backward", "I": "gradient of the input", "W": "gradients of the weights"}
@@ -180,15 +165,13 @@ def bounds() -> alt.Chart:
     ]
     sliders = {"tp": (list(choices), 8, "tensor parallel"), "cp": (True, "checkpointing")}
     cells = figure(rows, "What sets the pace: XXL on H100", **sliders)
-    return page(
-        cells.mark_rect().encode(
-            x=alt.X("gpus:O", title="GPUs", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
-            y=alt.Y("batch:O", title="Ki tokens in a step", sort="descending"),
-            color=colors("binds", BOUNDS, ["#8cc08a", "#f2b27a", "#b89acb", "#e39a9d", "#c8c8c8"]),
-            tooltip=["gpus:Q", "batch:Q", "binds:N"],
-        ),
-        height=280,
+    chart = cells.mark_rect().encode(
+        x=alt.X("gpus:O", title="GPUs", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+        y=alt.Y("batch:O", title="Ki tokens in a step", sort="descending"),
+        color=colors("binds", BOUNDS, ["#8cc08a", "#f2b27a", "#b89acb", "#e39a9d", "#c8c8c8"]),
+        tooltip=["gpus:Q", "batch:Q", "binds:N"],
     )
+    return page(chart, 280)
 
 
 def hosts() -> alt.Chart:
@@ -209,7 +192,7 @@ def hosts() -> alt.Chart:
         "y": alt.Y("way:N", title=None, sort=None, axis=alt.Axis(labelLimit=130)),
     }
     numbers = bars.mark_text(align="left", dx=4, color=GREY).encode(text=alt.Text("out:Q", format=".2f"), **place)
-    return page(bars.mark_bar(color=SENT_COLOR).encode(**place) + numbers, height=110)
+    return page(bars.mark_bar(color=SENT_COLOR).encode(**place) + numbers, 110)
 
 
 FIGURES = {make.__name__: make for make in (ring, buckets, fsdp_memory, pipeline, bounds, hosts)}

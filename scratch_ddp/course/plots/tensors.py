@@ -47,15 +47,11 @@ def _draw_slot(panel: Axes, x: float, y: float, value: float | str | None, n: in
 
 
 class Frame(NamedTuple):
-    """What one rank holds after a step.
+    """What one rank holds after a step."""
 
-    `held`: per chunk, the sum of 10**r over all ranks r that have contributed to it, such as 1011 for ranks 0, 1 and 3.
-    `arrived`: the chunks received in this step. `sent`: bytes that the rank has sent so far.
-    """
-
-    held: Sequence[float]
-    arrived: Sequence[int] = ()
-    sent: int = 0
+    held: Sequence[float]  # per chunk, the sum of 10**r over all ranks r that are in it: 1011 for ranks 0, 1 and 3
+    arrived: Sequence[int] = ()  # the chunks received in this step
+    sent: int = 0  # bytes that the rank has sent so far
 
 
 def ring_frames(

@@ -15,11 +15,11 @@ from scratch_ddp.instruments.timeline.spans import Interval, without
 from scratch_ddp.pipeline.simulate import Spans, bubble
 
 _MESSAGES = ("communication, hidden", "exposed")
+_ACTIONS = {"F": "forward", "B": "backward", "I": "backward: input", "W": "backward: weights"}
 _BLUES, _OTHERS = ("#9ecae1", "#4e79a7"), ("#59a14f", "#b9a38f", "#edc948", "#e3e3e3", SENT_COLOR, "white")
 _COLORS = dict(zip((*PARTS, *_MESSAGES), (*_BLUES, *_OTHERS, "#f2b5b5", SENT_COLOR), strict=True))
+_COLORS |= {"backward: input": "#76b7b2", "backward: weights": "#f2b263"}
 _HATCHES = {"waiting": "////"}  # nothing happens, but the rank can't go on
-_ACTIONS = {"F": "#9ecae1", "B": "#4e79a7", "I": "#76b7b2", "W": "#f2b263"}
-_ACTION_NAMES = {"F": "forward", "B": "backward", "I": "backward: input", "W": "backward: weights"}
 
 
 def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
@@ -41,7 +41,7 @@ def timeline_chart(panels: Mapping[str, Sequence[Timeline]]) -> Figure:
             _draw_bars(panel, exposed, zero, (row, 0.42), "exposed")
             panel.vlines([1e3 * (start - zero) for start, _ in messages], row, row + 0.42, color="white", lw=0.6)
             names |= {*(span.name for span in each.compute), *(_MESSAGES if messages else ())}
-    return _in_milliseconds(figure, names)
+    return _with_legend(figure, names)
 
 
 def breakdown_chart(panels: Mapping[str, Sequence[Breakdown]]) -> Figure:
@@ -59,7 +59,7 @@ def breakdown_chart(panels: Mapping[str, Sequence[Breakdown]]) -> Figure:
                 _draw_bars(panel, intervals, zero, lane, name)
             panel.broken_barh([(1e3 * (each.start - zero), 1e3 * each.step)], lane, facecolor="none", ec=GREY, lw=0.4)
             names |= {name for name in PARTS if each.seconds(name) > 0.005 * each.step}
-    return _in_milliseconds(figure, names)
+    return _with_legend(figure, names)
 
 
 def schedule_chart(panels: Mapping[str, Spans], unit: float = 1.0) -> Figure:
@@ -79,14 +79,14 @@ def schedule_chart(panels: Mapping[str, Spans], unit: float = 1.0) -> Figure:
         for rank, row in enumerate(spans):
             laps = sorted({action.stage for action, *_ in row})
             for action, start, end in row:
-                color = _shade(_ACTIONS[action.kind], laps.index(action.stage))
+                color = _shade(_COLORS[_ACTIONS[action.kind]], laps.index(action.stage))
                 ink = "white" if sum(color) < 1.75 else "#222222"
                 draw_box(panel, start, rank - 0.42, end - start, 0.84, facecolor=color, edgecolor="white", lw=0.7)
                 if end - start > 0.012 * longest:  # room for a number
                     write(panel, (start + end) / 2, rank, str(action.micro), ink, 7.5, va="center_baseline")
-    figure.axes[-1].set_xlim(0, longest)
-    kinds = {action.kind for spans in panels.values() for row in spans for action, *_ in row}
-    return _with_legend(figure, {_ACTION_NAMES[kind]: color for kind, color in _ACTIONS.items() if kind in kinds})
+    figure.axes[-1].set_xlim(right=longest)
+    names = {_ACTIONS[action.kind] for spans in panels.values() for row in spans for action, *_ in row}
+    return _with_legend(figure, names)
 
 
 def _draw_bars(panel: Axes, intervals: Sequence[Interval], zero: float, lane: tuple[float, float], name: str) -> None:
@@ -94,14 +94,12 @@ def _draw_bars(panel: Axes, intervals: Sequence[Interval], zero: float, lane: tu
     panel.broken_barh(bars, lane, lw=0, facecolor=_COLORS[name], hatch=_HATCHES.get(name), edgecolor=GREY)
 
 
-def _in_milliseconds(figure: Figure, names: set[str]) -> Figure:
+def _with_legend(figure: Figure, names: set[str]) -> Figure:
+    """With a legend of these names, and with time from 0 on."""
     figure.axes[-1].set_xlim(left=0)
-    return _with_legend(figure, {name: color for name, color in _COLORS.items() if name in names})
-
-
-def _with_legend(figure: Figure, colors: Mapping[str, str]) -> Figure:
-    edge = {"edgecolor": GREY, "lw": 0.3}
-    patches = [Patch(facecolor=color, hatch=_HATCHES.get(name), label=name, **edge) for name, color in colors.items()]
+    look = {"edgecolor": GREY, "lw": 0.3}
+    shown = [name for name in _COLORS if name in names]
+    patches = [Patch(facecolor=_COLORS[name], hatch=_HATCHES.get(name), label=name, **look) for name in shown]
     style.add_legend(figure, handles=patches, loc="outside upper right", ncols=len(patches))
     return figure
 
