@@ -8,14 +8,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from scratch_ddp.common.accounting import set_up
+from scratch_ddp.common.agreement import message_device
 from scratch_ddp.common.optimizer_steps import SYNC_FORGOTTEN, parameters_of, watch_steps
 from scratch_ddp.common.wrapper import Group, OnItsWay, SyncSwitch
 from scratch_ddp.fsdp import checkpoint
 from scratch_ddp.fsdp.comm import Ranks
 from scratch_ddp.fsdp.passes import Runtime
-from scratch_ddp.fsdp.plan import REPLACED, Spec, agree_on_plan, make_units
+from scratch_ddp.fsdp.plan import REPLACED, Init, Spec, agree_on_plan, make_units
 
 
 class FSDP(SyncSwitch, nn.Module):
@@ -32,6 +35,8 @@ class FSDP(SyncSwitch, nn.Module):
     and dicts.
     `free_after_forward`: False keeps units between forward and backward: a third less communication, much more memory.
     `prefetch`: how many units ahead of their turn are gathered, while others compute.
+    `init(module)`: gives values to what is on the meta device, module by module, `reset_parameters()` by default; it
+    then is on `device`. No rank ever holds more of such a model than its shards and one unit.
 
     Between passes the model's parameters are its shards, DTensors under their own names: of a parameter of shape
     (d, …), ⌈d/n⌉ rows on each of n ranks, the last ranks fewer or none. Make the optimizer after wrapping.
@@ -54,6 +59,8 @@ class FSDP(SyncSwitch, nn.Module):
         *,
         free_after_forward: bool = True,
         prefetch: int = 1,
+        init: Init | None = None,
+        device: torch.device | str | None = None,
     ):
         super().__init__()
         ranks = Ranks(group)
@@ -61,8 +68,9 @@ class FSDP(SyncSwitch, nn.Module):
         self.world_size = dist.get_world_size(self.group)  # how many ranks share the model
         settings = {"compute_dtype": compute_dtype, "prefetch": prefetch, "free_after_forward": free_after_forward}
         plan = agree_on_plan(model, self.group, units, settings)
+        device = torch.device(device) if device is not None else message_device(self.group)
         with set_up():
-            units = make_units(model, plan, ranks, compute_dtype)
+            units = make_units(model, plan, ranks, compute_dtype, init, device)
         self._runtime = Runtime(model, units, self.group, lambda: self.do_sync, **settings)
         self._shapes = {each.shard: each.shape for unit in units for each in unit.pieces}
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # that have stepped
@@ -101,6 +109,18 @@ class FSDP(SyncSwitch, nn.Module):
         if any(isinstance(each.grad, OnItsWay) for each in self._shapes.keys() & mine):
             self._runtime.meet("begins a step of the optimizer", problem=SYNC_FORGOTTEN)
 
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scale all gradients so that their norm is at most `max_norm`; return the norm before, a scalar.
+
+        As torch.nn.utils.clip_grad_norm_, which is right on the shards too, but raises on every rank if it is called on
+        one alone. Two small all-reduces.
+        """
+        self._runtime.meet("calls clip_grad_norm_()")
+        norm = nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm  # of no gradients
+
     def gather_full_params(self) -> dict[str, torch.Tensor]:
         """Return all parameters whole, on every rank, in the model's own dtype; tied ones under each of their names.
 
@@ -117,6 +137,15 @@ class FSDP(SyncSwitch, nn.Module):
         for name, each in self.named_parameters(remove_duplicate=False):
             whole[name] = None if each.grad is None else each.grad.full_tensor().view(self._shapes[each])
         return whole
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Return the plain model's state dict, in main memory, on the first rank; an empty one elsewhere.
+
+        Every rank calls it. One all-gather per parameter. torch's `set_model_state_dict` with
+        `broadcast_from_rank0=True` loads it.
+        """
+        self._runtime.meet("calls full_state_dict()")
+        return get_model_state_dict(self, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
     def save(
         self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None, extra: Any = None
@@ -164,5 +193,5 @@ class FSDP(SyncSwitch, nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(
             "an FSDP can't be pickled or copied, since each rank holds shards that belong to a group of ranks: save it "
-            "with save() or state_dict(), and load that into a new FSDP of the same model"
+            "with save(), full_state_dict() or state_dict(), and load that into a new FSDP of the same model"
         )

@@ -1,6 +1,6 @@
 """What is gathered together: a plan of which parameters make up which unit, as the caller asks; then they are cut."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,9 +11,10 @@ from scratch_ddp.common.agreement import together
 from scratch_ddp.common.replicas import broadcast_from_first, describe
 from scratch_ddp.common.tensors import group_alike
 from scratch_ddp.fsdp.comm import Ranks
-from scratch_ddp.fsdp.unit import ROOT, Place, Unit
+from scratch_ddp.fsdp.unit import ROOT, Place, Unit, hold
 
 Spec = Iterable[nn.Module | type] | None
+Init = Callable[[nn.Module], object]
 REPLACED = "_replaced_by_shard"  # an attribute of parameters that a model had before it was wrapped: their names
 NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 Places = dict[str, list[Place]]  # by the names of parameters: where they are held
@@ -63,9 +64,9 @@ def _check_wrappable(model: nn.Module) -> None:
                 f"{name!r} is a slice of a tensor-parallel layer: the norm of the gradients and the checkpoints would "
                 "be those of this rank's slices alone. Replicate it instead, BucketedDDP(model, group=mesh['dp'])"
             )
-        if type(parameter.data) is not torch.Tensor or parameter.is_meta:
-            what = f"{type(parameter.data).__name__} on {parameter.device}"
-            raise ValueError(f"{name!r} is a {what}; only plain tensors with values can be sharded, and only once")
+        if type(parameter.data) is not torch.Tensor:
+            kind = type(parameter.data).__name__
+            raise ValueError(f"{name!r} is a {kind}, and only plain tensors can be sharded: a part is wrapped already?")
         if getattr(parameter, "_post_accumulate_grad_hooks", None) or parameter._backward_hooks:
             raise ValueError(
                 f"{name!r} has hooks, of another wrapper perhaps: remove them first, as remove_hooks() does"
@@ -98,19 +99,58 @@ def _named_in(units: Iterable[nn.Module | type], model: nn.Module) -> Iterator[n
         yield from found
 
 
-def make_units(model: nn.Module, plan: Plan, ranks: Ranks, compute_dtype: torch.dtype | None) -> list[Unit]:
-    """Leave each rank its rows of the first rank's values, one unit after the other: one broadcast for each.
+def make_units(
+    model: nn.Module,
+    plan: Plan,
+    ranks: Ranks,
+    compute_dtype: torch.dtype | None,
+    init: Init | None,
+    device: torch.device,
+) -> list[Unit]:
+    """Leave each rank its rows of the first rank's values, one unit after the other. The root's come first in the list.
 
-    The root's units come first. A module has one for each dtype, and its frozen parameters apart from the trained ones.
+    What is on the meta device is put on `device`, and `init` gives it values, module by module: `reset_parameters()` by
+    default. Raises on every rank what `init` raises, and ValueError if it leaves values unset. One broadcast per unit.
     """
     units: list[Unit] = []
-    for module_name, places in plan.items():
-        names = {module._parameters[own]: name for name, [(module, own), *_] in places.items()}
-        for wanted in (True, False):
-            for alike in group_alike(parameter for parameter in names if parameter.requires_grad is wanted):
-                named = {names[parameter]: parameter for parameter in alike}
-                units.append(Unit(module_name, named, places, ranks, compute_dtype))
-                for name, parameter in named.items():
-                    setattr(parameter, REPLACED, name)
+    for name in reversed(plan):  # the root last
+        unset = [each for each in model.get_submodule(name).modules() if any(tensor.is_meta for tensor in _own(each))]
+        _allocate(unset, [*plan[name].values(), *plan[ROOT].values()], device)  # they may hold some of the root's
+        for module in unset:
+            with torch.no_grad():
+                init(module) if init else module.reset_parameters()
+            if any(each.is_floating_point() and each.isnan().any() for each in _own(module)):
+                kind = type(module).__name__
+                raise ValueError(f"init of a {kind} left some of its parameters or buffers without values, or NaN")
+        units = [*_cut(name, plan[name], ranks, compute_dtype), *units]
     broadcast_from_first(model.buffers(), ranks.everyone)
     return units
+
+
+def _cut(name: str, places: Places, ranks: Ranks, compute_dtype: torch.dtype | None) -> Iterator[Unit]:
+    """Cut the parameters of one module: a unit for each dtype, those that are trained apart from frozen ones."""
+    names = {module._parameters[own]: each for each, [(module, own), *_] in places.items()}
+    for wanted in (True, False):
+        for alike in group_alike(parameter for parameter in names if parameter.requires_grad is wanted):
+            yield Unit(name, {names[each]: each for each in alike}, places, ranks, compute_dtype)
+            for each in alike:
+                setattr(each, REPLACED, names[each])
+
+
+def _allocate(modules: list[nn.Module], places: list[list[Place]], device: torch.device) -> None:
+    """Put what is on the meta device on `device`, full of NaN: so it is seen what `init` leaves out."""
+
+    def room(tensor: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
+        return made.fill_(float("nan")) if tensor.is_meta and tensor.is_floating_point() else made
+
+    for module in modules:
+        module._apply(room, recurse=False)
+    for each in places if modules else ():  # what was tied is tied again
+        made = [module._parameters[name] for module, name in each if not module._parameters[name].is_meta]
+        if made:
+            hold(each, made[0])
+
+
+def _own(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]

@@ -52,20 +52,23 @@ def shares(optimizer_class, copies: int) -> None:
     assert copies > 1 or 2 / n < peak < 2 / n + 8 / BLOCKS
 
 
-def wrapping() -> None:
-    """The model is freed unit by unit."""
-    model = build()
+def wrapping(on_meta: bool) -> None:
+    """The model is freed unit by unit; on the meta device it is never there."""
+    share, model = 1 / dist.get_world_size(), build() if not on_meta else None
+    with torch.device("meta"):
+        model = model or build()
     with memory_use() as used:
         sharded = FSDP(model)
         time.sleep(0.2)  # gloo's own thread lets go of the last message a moment after the call is over
     assert sharded.module is model
-    assert used.kept_bytes / MODEL == pytest.approx(1 / dist.get_world_size() - 1, abs=0.02)
-    assert used.peak_bytes / MODEL < 3.1 / BLOCKS
+    there_before = 0 if on_meta else 1
+    assert used.kept_bytes / MODEL == pytest.approx(share - there_before, abs=0.02)
+    assert used.peak_bytes / MODEL < (share if on_meta else 0) + 3.1 / BLOCKS
 
 
 MEASURED = {
-    2: [(shares, torch.optim.SGD, 1), (shares, torch.optim.Adam, 3), (wrapping,)],
-    4: [(shares, torch.optim.SGD, 1)],
+    2: [(shares, torch.optim.SGD, 1), (shares, torch.optim.Adam, 3), (wrapping, False)],
+    4: [(shares, torch.optim.SGD, 1), (wrapping, True)],
 }
 
 

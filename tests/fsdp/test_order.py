@@ -61,6 +61,7 @@ OUT_OF_STEP = [  # what is said, and what the ranks do
     (f"rank 1: entry 0 is {IN_BACKWARD}, but {IN_FORWARD} on rank 0", forward, FSDP.sync_gradients),
     (f"rank 1: entry 0 is {IN_FORWARD} under no_grad, but {IN_FORWARD} on rank 0", forward, evaluate),
     (f"is calls gather_full_params(), but {IN_FORWARD} on rank 0", forward, FSDP.gather_full_params),
+    (f"is calls clip_grad_norm_(), but {IN_FORWARD} on rank 0", forward, lambda model: model.clip_grad_norm_(1.0)),
     ("rank 0: a unit is called by itself", lambda model: model.module[0](X), forward),
     (f"but {IN_BACKWARD}", lambda m: under_no_sync(m, step), lambda m: under_no_sync(m, forward, forward)),
     ("are synchronised, but gradients are not synchronised", lambda model: under_no_sync(model, step), step),

@@ -92,10 +92,16 @@ def clip() -> None:
         assert_step_right(alone, sharded, x, y)
         for most in (0.1, 0.01):
             clipped = nn.utils.clip_grad_norm_(sharded.parameters(), most, norm_type).full_tensor()
+            norm = sharded.clip_grad_norm_(most / 2, norm_type)
             torch.testing.assert_close(clipped, nn.utils.clip_grad_norm_(alone.parameters(), most, norm_type))
+            torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(alone.parameters(), most / 2, norm_type))
             assert_equal(sharded, alone)
     norms = [each.grad.norm().full_tensor() for each in sharded.parameters()]
     torch.testing.assert_close(norms, [each.grad.norm() for each in alone.parameters()])
+    if dist.get_rank() == 1:
+        next(sharded.parameters()).grad.to_local().fill_(float("nan"))
+    with pytest.raises(RuntimeError, match="norm of order 2.0 .* is non-finite"):
+        sharded.clip_grad_norm_(1.0, error_if_nonfinite=True)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -71,12 +71,9 @@ def second_derivative() -> None:
     slope.square().sum().backward()
 
 
-class Slope(nn.Sequential):
-    """A model that computes a gradient in forward."""
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(super().forward(x).sum(), x)[0]
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(2, 2), nn.MultiheadAttention(4, 2))
 
 
 def rank() -> int:
@@ -86,8 +83,7 @@ def rank() -> int:
 REPLACED = "'0.weight' was replaced, moved or converted"
 REFUSED = [
     ("'0.weight' has hooks, of another wrapper perhaps", lambda: FSDP(hooked())),
-    ("'0.weight' is a DTensor on cpu; only plain tensors", lambda: FSDP(FSDP(model()).module)),
-    ("rank 1: '0.weight' is a Tensor on meta; only", lambda: FSDP(model().to("meta") if rank() else model())),
+    ("'0.weight' is a DTensor, and only plain tensors can be sharded", lambda: FSDP(FSDP(model()).module)),
     ("'0.weight' is a slice of a tensor-parallel layer", lambda: FSDP(sliced())),
     ("rank 1: units overlap: '1.0' lies in '1'", lambda: FSDP(model(), units=[nn.Sequential, nn.Linear][: 1 + rank()])),
     ("units: Conv2d is no module of the model, nor the type of one", lambda: FSDP(model(), units=[nn.Conv2d])),
@@ -103,11 +99,12 @@ REFUSED = [
     ),
     ("prefetch 1, free", lambda: FSDP(model(), prefetch=rank())),
     ("compute_dtype torch.bfloat16", lambda: FSDP(model(), compute_dtype=[None, torch.bfloat16][rank()])),
+    ("no attribute 'reset_parameters'", lambda: FSDP(on_meta())),
+    ("without values, or NaN", lambda: FSDP(on_meta(), init=lambda module: None)),
     ("an FSDP can't be pickled or copied", lambda: pickle.dumps(sharded())),
     ("an FSDP can't be pickled or copied", lambda: copy.deepcopy(sharded())),
     ("that the model had before it was wrapped: make it from the parameters()", stale_optimizer),
     ("second derivatives (create_graph=True) need parameters that are freed", second_derivative),
-    ("ranks 0, 1: a forward pass did not reach its end", lambda: FSDP(Slope(nn.Linear(2, 2)))(X)),
     ("'0.weight' is sparse", lambda: sharded(nn.Sequential(nn.Embedding(4, 2, sparse=True)), torch.tensor([1]))),
     ("the model writes to its parameter '0.weight'", lambda: sharded(nn.Sequential(Writes(2, 2)))(X)),
     (REPLACED, lambda: after(lambda model: model.to(torch.float64))),
