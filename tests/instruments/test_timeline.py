@@ -112,7 +112,9 @@ def test_steps_cut_what_reaches_beyond_them():
 
 @pytest.mark.parametrize(("divide", "says"), [
     (lambda: breakdown([FAST, replace(LATE, communication=[])]), "different collectives"),
-    (lambda: breakdown_of_steps([replace(FAST, steps=[STEP]), replace(LATE, steps=[STEP] * 2)]), "longer"),
+    (lambda: breakdown_of_steps([FAST, LATE]), r"`with recorded.step\(\):`"),
+    (lambda: breakdown_of_steps([replace(FAST, steps=[STEP]), replace(LATE, steps=[STEP] * 2)]), r"\[1, 2\]"),
+    (lambda: by_call_site(FAST, breakdown([FAST])[0]), "rank 0 recorded no lines"),
 ])  # fmt: skip
 def test_what_cannot_be_divided_is_refused(divide, says):
     with pytest.raises(ValueError, match=says):

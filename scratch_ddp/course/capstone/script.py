@@ -40,7 +40,8 @@ def _replicas(seen: Seen) -> str:
     """Say whose gradient is not the mean of all ranks' own ones, where a gradient that is missing counts as zero."""
     for number, step in enumerate(zip(*(each["steps"] for each in seen), strict=False), start=1):
         for name in dict.fromkeys(name for each in step for name in [*each["own"], *each["used"]]):
-            unused = "" if all(name in each["own"] for each in step) else " (not every rank has used it)"
+            absent = [str(rank) for rank, each in enumerate(step) if name not in each["own"]]
+            unused = f" (it was not used on rank {', '.join(absent)})" if absent else ""
             mean = sum(each["own"].get(name, torch.zeros(())) for each in step) / len(step)
             for rank, each in enumerate(step):
                 if not torch.allclose(each["used"].get(name, torch.zeros(())), mean, rtol=1e-4, atol=1e-7):

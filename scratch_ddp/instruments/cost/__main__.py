@@ -2,8 +2,8 @@
 
 Times are for devices that reach 38 to 62 % of their peak while they compute. Against published trainings: Megatron-LM's
 GPT of 7.5 to 1,008 billion parameters and Llama 3 405B are within 11 % of the forecast at 55 %; torchtitan's Llama 3 8B
-reaches 33 to 39 %, on H100 of 500 W. Not in the forecast: slow software (ZeRO-3 of 2021 on 1,536 A100 took four times
-as long), HSDP, context and expert parallelism, fused kernels (Llama 3's ranks had two thirds).
+reaches 33 to 39 %, on H100 of 500 W. Not in the forecast: software that sends slower than the network (ZeRO-3 of 2021
+on 1,536 A100 took four times as long), context and expert parallelism, fused kernels (Llama 3's ranks had two thirds).
 """
 
 import argparse
@@ -29,7 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.model not in MODELS and not Path(options.model).exists():
         parser.error(f"there is no file {options.model!r}, and no such model; there are {', '.join(MODELS)}")
-    shape, cluster = MODELS.get(options.model) or from_config(options.model), CLUSTERS[options.gpu]
+    try:
+        shape, cluster = MODELS.get(options.model) or from_config(options.model), CLUSTERS[options.gpu]
+    except ValueError as error:
+        parser.error(str(error))
     flops = flops_per_token(shape, options.sequence)
     active = f", {shape.active_parameters:,} active" if shape.idle else ""
     print(f"{shape.name}: {shape.parameters:,} parameters{active}, {flops / 1e9:,.1f} GFLOP a token")

@@ -24,7 +24,8 @@ class Layout:
 
     micro: sequences in a micro-batch · micro_batches: of a replica in a step · stage: "DDP" or one of ZeRO's, ZeRO-3
     without a pipeline only · checkpointing: True keeps only each block's input; "selective" does again what costs
-    little · chunks: of the model on each rank of an interleaved pipeline; 1 is 1F1B. Raises ValueError if it can't be.
+    little · chunks: of the model on each rank of an interleaved pipeline; 1 is 1F1B · shards: over how many replicas
+    ZeRO-3 shards (HSDP); 0: over all. Raises ValueError for what can't be.
     """
 
     dp: int = 1
@@ -35,6 +36,7 @@ class Layout:
     stage: str = "DDP"
     checkpointing: bool | str = False
     chunks: int = 1
+    shards: int = 0
 
     def __post_init__(self) -> None:
         if min(self.dp, self.tp, self.pp, self.micro, self.micro_batches, self.chunks) < 1:
@@ -43,6 +45,8 @@ class Layout:
             raise ValueError("ZeRO-3 with a pipeline would gather each stage again for every micro-batch: take ZeRO-2")
         if self.chunks > 1 and (self.pp == 1 or self.micro_batches % self.pp):
             raise ValueError("an interleaved pipeline needs two stages or more, and micro-batches in multiples of them")
+        if self.shards and (self.stage != "ZeRO-3" or self.dp % self.shards):
+            raise ValueError(f"HSDP is ZeRO-3 over a part of the replicas: {self.shards} shards don't fit {self}")
 
     @property
     def devices(self) -> int:
@@ -53,9 +57,16 @@ class Layout:
         """Sequences in a step, on all devices."""
         return self.dp * self.micro * self.micro_batches
 
+    @property
+    def sharding(self) -> str:
+        """What is sharded, in a word: the stage, or HSDP with the number of shards."""
+        if self.dp == 1:
+            return "–"
+        return f"HSDP {self.shards}" if self.shards not in (0, self.dp) else self.stage
+
     def __str__(self) -> str:
         kept = {False: "", True: ", checkpointing"}.get(self.checkpointing, f", {self.checkpointing} checkpointing")
-        sharding = f", {self.stage}" if self.dp > 1 else ""
+        sharding = f", {self.sharding}" if self.dp > 1 else ""
         parts = f"dp {self.dp} × tp {self.tp} × pp {self.pp}{sharding}"
         chunks = f" in {self.chunks} chunks a rank" if self.chunks > 1 else ""
         batches = f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)} of {self.micro}"
@@ -87,9 +98,9 @@ def rank_memory(shape: ModelShape, layout: Layout, sequence: int, precision: Pre
     again = bytes_per_token(shape, tp=layout.tp) if layout.checkpointing else 0.0  # a block whose forward is repeated
     # Two blocks are whole at once under ZeRO-3.
     gathered = 2 * math.ceil(shape.block / layout.tp) if layout.stage == "ZeRO-3" and layout.dp > 1 else 0
-    found = []
+    shards, found = layout.shards or layout.dp, []
     for stage in sorted({0, min(1, p - 1), p - 1}):  # of those in the middle the second holds most
-        states = model_states(parameters_of_rank(shape, layout, stage), layout.dp, layout.stage, precision, gathered)
+        states = model_states(parameters_of_rank(shape, layout, stage), shards, layout.stage, precision, gathered)
         warm_up = p - stage if v == 1 else ((v - 1) * p + 2 * (p - stage) - 1) / v  # 1F1B, interleaved
         kept = blocks_of_stages(shape.blocks, p)[stage] * min(warm_up, layout.micro_batches) * of_block + again
         logits = _LOGIT * shape.vocabulary * tokens / layout.tp if stage == p - 1 else 0.0
@@ -160,8 +171,8 @@ def _data(
     """Seconds that messages of data parallelism stick out of a step; `forward`, `backward`: of a micro-batch."""
     if layout.dp == 1:
         return 0.0
-    m, stage = layout.micro_batches, layout.stage
-    wire = cluster.wire(layout.dp, layout.tp * layout.pp)
+    m, stage, shards = layout.micro_batches, layout.stage, layout.shards or layout.dp
+    wire = cluster.wire(shards, layout.tp * layout.pp)
     reduce = wire.all_reduce if stage == "DDP" else wire.all_gather
     if layout.pp > 1:  # gradients are complete with the last micro-batch: its last chunk's messages come after it
         parameters = max(parameters_of_rank(shape, layout, each) for each in (0, 1, layout.pp - 1))
@@ -178,7 +189,9 @@ def _data(
     if ends:
         took += reduce(precision.gradients * ends) + (wire.all_gather(precision.weights * ends) if gather else 0.0)
     gathered = wire.all_gather(precision.weights * (blocks * block + ends)) if stage in ("ZeRO-1", "ZeRO-2") else 0.0
-    return took * (m if stage in ("ZeRO-2", "ZeRO-3") else 1) + gathered
+    between = cluster.wire(layout.dp // shards, layout.tp * shards)  # HSDP averages shards there meanwhile
+    average = sharded_pass(blocks, 0.0, backward, 0.0, between.all_reduce(precision.gradients * block / shards))
+    return took * (m if stage in ("ZeRO-2", "ZeRO-3") else 1) + gathered + average - backward
 
 
 def sharded_pass(blocks: int, forward: float, backward: float, gather: float, scatter: float) -> float:

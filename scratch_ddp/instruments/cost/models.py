@@ -93,16 +93,18 @@ class ModelShape:
 def from_config(config: "PretrainedConfig | str | Path", name: str = "") -> ModelShape:
     """The shape that a transformers config describes: an object, or the path of a config.json or its folder.
 
-    Parameters are counted on the meta device; activations are taken for a Llama's, but for GPT-2. Raises what
-    transformers raises if it can't build a model from the config.
+    Parameters are counted on the meta device; activations are taken for a Llama's, but for GPT-2. Raises ValueError.
     """
     import transformers  # a second and more, which forecasts for known models do without
 
-    if isinstance(config, str | Path):
-        config = transformers.AutoConfig.from_pretrained(config, local_files_only=True)
-    found = getattr(transformers, (config.architectures or [""])[0], None)
-    with torch.device("meta"):
-        model = found._from_config(config) if found else transformers.AutoModelForCausalLM.from_config(config)
+    try:
+        if isinstance(config, str | Path):
+            config = transformers.AutoConfig.from_pretrained(config, local_files_only=True)
+        found = getattr(transformers, (config.architectures or [""])[0], None)
+        with torch.device("meta"):
+            model = found._from_config(config) if found else transformers.AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # whatever their classes say of sizes that are missing or don't fit
+        raise ValueError(f"transformers can't build a model from this config: {error}") from error
     text = config.get_text_config()
 
     def size(*names: str) -> Any:

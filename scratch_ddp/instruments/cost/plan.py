@@ -54,7 +54,7 @@ class Plan:
             cut = f"{each.micro_batches} × {each.micro}" + (f" / {each.chunks}" if each.chunks > 1 else "")
             keeps = {False: "all", True: "inputs"}.get(each.checkpointing, each.checkpointing)
             took = f"{1e3 * found.time.total:,.0f}–{1e3 * found.slow.total:,.0f}"
-            split = f"{each.dp:5}{each.tp:4}{each.pp:4}  {each.stage if each.dp > 1 else '–':9}{cut:14}{keeps:10}"
+            split = f"{each.dp:5}{each.tp:4}{each.pp:4}  {each.sharding:9}{cut:14}{keeps:10}"
             share = f"{100 * longest / found.slow.total:.0f} %"
             lines.append(f"{split}{found.memory.total / 1e9:5.1f}{took:>15}  {binds} ({share})")
         lines = [self.too_large] if self.too_large else lines
@@ -75,17 +75,19 @@ def layouts(shape: ModelShape, cluster: Cluster, devices: int, batch: int) -> It
             elif batch % dp:
                 yield "dp does not divide the batch"
             else:
-                yield from _ways(dp, tp, pp, batch // dp, shape.blocks)
+                yield from _ways(dp, tp, pp, batch // dp, shape.blocks, cluster.per_node // tp)
 
 
-def _ways(dp: int, tp: int, pp: int, sequences: int, blocks: int) -> Iterator[Layout]:
+def _ways(dp: int, tp: int, pp: int, sequences: int, blocks: int, in_node: int) -> Iterator[Layout]:
     """How a replica takes its sequences, and what it shards and keeps. Embedding and head may be a chunk each."""
-    stages = [stage for stage in (STAGES if dp > 1 else STAGES[:1]) if pp == 1 or stage != "ZeRO-3"]
+    stages = [(stage, 0) for stage in (STAGES if dp > 1 else STAGES[:1]) if pp == 1 or stage != "ZeRO-3"]
+    if pp == 1 and 1 < in_node < dp and dp % in_node == 0:
+        stages.append(("ZeRO-3", in_node))  # HSDP
     micros = [2**k for k in range(1 + sequences.bit_length()) if sequences % 2**k == 0]
-    for micro, chunks, stage, checkpointing in product(micros, _CHUNKS, stages, (False, "selective", True)):
+    for micro, chunks, (stage, shards), checkpointing in product(micros, _CHUNKS, stages, (False, "selective", True)):
         m = sequences // micro
         if chunks == 1 or (pp > 1 and m % pp == 0 and pp * chunks <= blocks + 2):
-            yield Layout(dp, tp, pp, micro, m, stage, checkpointing, chunks)
+            yield Layout(dp, tp, pp, micro, m, stage, checkpointing, chunks, shards)
 
 
 def plan(

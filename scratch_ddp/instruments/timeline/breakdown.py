@@ -73,7 +73,10 @@ def breakdown(timelines: Sequence[Timeline], steps: Sequence[tuple[float, float]
 
 
 def breakdown_of_steps(timelines: Sequence[Timeline]) -> list[list[Breakdown]]:
-    """Divide each block of `with recorded.step():`: a list per step, by rank. Raises as `breakdown`."""
+    """Divide each block of `with recorded.step():`: a list per step, by rank. Raises as `breakdown`, or without."""
+    counts = [len(each.steps) for each in timelines]
+    if not all(counts) or len(set(counts)) > 1:
+        raise ValueError(f"put each step into a block `with recorded.step():`; steps that the ranks recorded: {counts}")
     return [breakdown(timelines, steps) for steps in zip(*(each.steps for each in timelines), strict=True)]
 
 
@@ -102,7 +105,9 @@ def _is_message(span: Span) -> bool:
 
 
 def by_call_site(timeline: Timeline, within: Breakdown, *parts: str) -> dict[str, float]:
-    """Seconds of a step, or of parts of it, by line of your own code. Empty if recorded without `call_sites=True`."""
+    """Seconds of a step, or of parts of it, by line of your own code. Raises ValueError without `call_sites=True`."""
+    if not timeline.sites:
+        raise ValueError(f"rank {timeline.rank} recorded no lines: open the block with timeline(call_sites=True)")
     wanted = [interval for name in parts or within.parts for interval in within.parts[name]]
     spent: Counter[str] = Counter()
     for site in timeline.sites:

@@ -6,6 +6,7 @@ Lesson 15 has what forwards save, what ranks hold, and the operations that torch
 import json
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from scratch_ddp.course.pages.held_by_ranks import CONFIGS as TAUGHT
@@ -13,6 +14,7 @@ from scratch_ddp.course.pages.held_by_ranks import SHAPES
 from scratch_ddp.instruments.cost import bytes_per_token, bytes_sent, flops_per_token, from_config, model_states
 from scratch_ddp.instruments.cost.published import MEGATRON, MODELS
 from scratch_ddp.instruments.cost.states import FP32, MIXED, STAGES, WIDE_GRADIENTS
+from scratch_ddp.instruments.memory.use import memory_use
 
 SMALL = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SMALL |= {"vocab_size": 128, "num_key_value_heads": 2}
@@ -30,6 +32,8 @@ CONFIGS = {  # what is beside the text model: norms of heads, biases, a tower fo
     "gpt-oss, biases of experts": {"model_type": "gpt_oss", **SMALL, "num_local_experts": 8, "num_experts_per_tok": 2},
     "Gemma-3, nested": {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], **IMAGES}
     | {"text_config": {"model_type": "gemma3_text", **SMALL}},
+    "LLaVA, no sizes of its own": {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], **IMAGES}
+    | {"text_config": {"model_type": "llama", **SMALL}},
     "Qwen2.5-VL, flat": {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], **SMALL}
     | {"vision_config": {"depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}},
 }
@@ -66,6 +70,20 @@ def test_known_mixtures_are_what_is_counted(name, kind):
     assert from_config(AutoConfig.for_model(kind), name) == MODELS[name]  # transformers' default sizes are theirs
 
 
+@pytest.mark.parametrize(
+    "config, says",
+    [
+        ("{}", "model_type"),
+        ('{"model_type": "abacus"}', "abacus"),
+        ("no JSON", "config"),
+    ],
+)
+def test_a_bad_config_is_refused_in_a_sentence(config, says, tmp_path):
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ValueError, match=says):
+        from_config(tmp_path / "config.json")
+
+
 def test_operations():
     shape = MODELS["Llama-3-8B"]
     assert shape.parameters == 8_030_261_248  # of the model's card on the hub
@@ -81,6 +99,19 @@ def test_operations():
         h, blocks, s = run.shape.width, run.shape.blocks, run.sequence
         theirs = 96 * blocks * h**2 * (1 + s / (6 * h) + run.shape.vocabulary / (16 * blocks * h))
         assert flops_per_token(run.shape, s, recomputes=True) == pytest.approx(theirs, rel=1e-3)
+
+
+def test_the_peak_at_the_loss():
+    """A vocabulary beside which nothing counts: of bfloat16, 14 bytes for each logit."""
+    config = {**SMALL, "vocab_size": 32_000, "num_hidden_layers": 1}
+    small = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **config)).bfloat16()
+    ids = torch.randint(32_000, (4, 256))
+    small(input_ids=ids[:, :8], labels=ids[:, :8]).loss.backward()
+    with memory_use() as used:
+        found = small(input_ids=ids, labels=ids)  # it keeps the logits
+        found.loss.backward()
+    logits = 4 * 256 * 32_000
+    assert used.peak_bytes / logits == pytest.approx(14, rel=0.1)
 
 
 def test_model_states_are_those_of_the_zero_paper():

@@ -89,6 +89,7 @@ def test_parts_of_a_step():
     # With several micro-batches ZeRO-1 reduces once, ZeRO-2 and ZeRO-3 each time.
     data = {stage: step(64, micro_batches=8, stage=stage).data for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")}
     assert data["DDP"] < data["ZeRO-1"] < data["ZeRO-2"] and data["ZeRO-3"] > 0
+    assert step(1024, shards=8, stage="ZeRO-3").data < step(1024, stage="ZeRO-3").data
     wide, narrow = (rank_memory(LLAMA, Layout(2), 4096, each).gradients for each in (WIDE_GRADIENTS, MIXED))
     assert wide == 2 * narrow
 
@@ -123,6 +124,7 @@ def test_a_plan_is_the_best_of_what_fits():
         (lambda: rank_memory(XXL, Layout(pp=127), 128), "126 blocks can't be cut into 127 stages"),
         (lambda: Layout(pp=2, stage="ZeRO-3"), "ZeRO-3 with a pipeline"),
         (lambda: Layout(pp=4, micro_batches=6, chunks=2), "an interleaved pipeline needs two stages or more"),
+        (lambda: Layout(8, shards=3, stage="ZeRO-3"), "3 shards don't fit dp 8"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(wrong, says):
