@@ -2,7 +2,7 @@
 
 ANSWERS = """
 sharded_optimizer
-  ✗ an optimizer for all | memory: three steps of Adam: step 0: the number of parameters that have state is
+  ✗ an optimizer for all | memory: 2n + 1 parameters: step 0: the number of parameters that have state is
     params[rank::n] => params
   ✗ clears its own share only | value: after zero_grad() in step 0: the gradient of '1' is
     for parameter in params: ⏎ parameter.grad = None => own.zero_grad()
