@@ -12,7 +12,7 @@ longest chain of messages each of which waits for the one before.
 from scratch_ddp.collectives.checked import unchecked
 from scratch_ddp.collectives.direct import all_gather, reduce_scatter
 from scratch_ddp.collectives.exchange import send_recv
-from scratch_ddp.collectives.ring import false_ring_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from scratch_ddp.collectives.ring import false_ring_all_reduce, ring_all_reduce
 from scratch_ddp.collectives.tree import reduce, star_broadcast, tree_broadcast
 
 __all__ = [
@@ -20,9 +20,7 @@ __all__ = [
     "false_ring_all_reduce",
     "reduce",
     "reduce_scatter",
-    "ring_all_gather",
     "ring_all_reduce",
-    "ring_reduce_scatter",
     "send_recv",
     "star_broadcast",
     "tree_broadcast",

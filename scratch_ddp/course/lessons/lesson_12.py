@@ -99,7 +99,8 @@ def culprit(steps, messages):
         return "uneven batches", None
 
     small = sum(seconds for size, seconds in messages if size < 1024)  # bytes: such a message holds no gradient
-    return ".item()" if small > sum(step[0]["transfer"] for step in steps) / 2 else "last bucket", None
+    transfer = statistics.median(step[0]["transfer"] for step in steps)
+    return ".item()" if small / len(steps) > transfer / 2 else "last bucket", None
 
 
 def _profiles(at):

@@ -20,11 +20,8 @@ def which_ranks(mesh, dim):
     # How far apart are two neighbours in a group of the last dimension? Of the first?
     names = list(mesh)
     apart = prod(mesh[name] for name in names[names.index(dim) + 1 :])
-    groups = {}
-    for rank in range(prod(mesh.values())):
-        place = rank // apart % mesh[dim]
-        groups.setdefault(rank - place * apart, []).append(rank)
-    return list(groups.values())
+    firsts = [rank for rank in range(prod(mesh.values())) if rank // apart % mesh[dim] == 0]
+    return [[first + place * apart for place in range(mesh[dim])] for first in firsts]
 
 
 def best_order(mesh, sent, per_host):
