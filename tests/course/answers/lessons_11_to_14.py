@@ -86,7 +86,7 @@ culprit
   ✗ takes noise for a fault | value: item() planted: the result is ['straggler', 0], should be ['.item()', None]
     statistics.median(behind) > 0.2 => statistics.median(behind) > 0.02
   ✗ ignores the messages' sizes | value: item() planted: the result is ['last bucket', None]
-    small > sum(step[0]["transfer"] for step in steps) / 2 => len(messages) > 1000
+    small / len(steps) > transfer / 2 => len(messages) > 1000
   ✗ names a rank where it is no rank's | value: uneven batches planted: the result[1] is 2, should be None
     return "uneven batches", None => return "uneven batches", often
 sync_batch_norm
