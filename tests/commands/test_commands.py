@@ -50,7 +50,7 @@ def test_a_set_up_that_fails_leaves_no_stamp_and_what_no_longer_runs_is_made_ane
         return int(command[2] in fails)
 
     monkeypatch.setattr(environment.subprocess, "call", call)
-    with pytest.raises(SystemExit, match="The same command again goes on"):
+    with pytest.raises(SystemExit, match="run the same command again"):
         environment.update(venv)
     fails.clear()
     for _ in range(2):
