@@ -159,6 +159,7 @@ def measure(
 
     Raises ValueError for a text that is no size, and for more ranks than there are.
     """
+    __tracebackhide__ = True
     group = member_group(group)
     whole = [parse_size(size) // _FLOAT * _FLOAT for size in sizes]
     rows: list[Row] = []

@@ -85,6 +85,7 @@ class LinkedGroup(dist.ProcessGroup):
         self._generation += 1
 
     def _run(self, method: str, *args: Any, **kwargs: Any) -> dist.Work:
+        __tracebackhide__ = True  # rank cells show the learner's own line instead
         posted = now()  # first, since the rest takes time too
         operate = getattr(self.below, method)
         if self.size() == 1:

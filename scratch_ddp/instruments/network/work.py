@@ -28,6 +28,7 @@ class LinkedWork(dist.Work):
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Return when the transfer has ended. Raises what the group below raises, also after `timeout`."""
+        __tracebackhide__ = True  # in a rank cell learners see their own line, not this one
         self._below.wait(timeout) if timeout else self._below.wait()  # torch passes 0 for "no limit of its own"
         sleep_until(self._end())
         return True

@@ -147,6 +147,7 @@ def _watch(base: type, names: Any, wrap: Callable) -> None:
 
 def _reported_call(method: str, original: Any) -> Callable:
     def call_and_report(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # rank cells show the learner's own line instead
         run = original.__get__(group, type(group))
         if not _listeners or accounting.is_part_of_a_call():
             return run(*args, **kwargs)
@@ -163,6 +164,7 @@ def _reported_call(method: str, original: Any) -> Callable:
 
 def _reported_wait(_: str, original: Any) -> Callable:
     def wait_and_report(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         began = time.monotonic()
         try:
             result = original.__get__(work, type(work))(*args, **kwargs)
