@@ -34,12 +34,9 @@ def check(function: Callable, seconds: float = SECONDS) -> None:
     is ended, if it computes or waits for other ranks. Afterwards the process group works, whatever it did.
     """
     criteria = examine(function, seconds)
-    if NOT_WRITTEN in criteria.values():
-        lines = [NOT_WRITTEN]
-    else:
-        held = "   ".join(f"✓ {name}" for name, words in criteria.items() if not words)
-        lines = [held] * bool(held) + [f"✗ {name:<7} {words}" for name, words in criteria.items() if words]
-    print("\n".join(lines))
+    held = "   ".join(f"✓ {name}" for name, words in criteria.items() if not words)
+    lines = [held] * bool(held) + [f"✗ {name:<7} {words}" for name, words in criteria.items() if words]
+    print(NOT_WRITTEN if NOT_WRITTEN in criteria.values() else "\n".join(lines))
 
 
 def solution(function: Callable) -> None:
