@@ -34,8 +34,9 @@ def start_family(kernel: Kernel, own_session: bool = True) -> list[int]:
     """Children and grandchildren that ranks have started."""
     text = kernel.run(FAMILY.format(own_session=own_session)).text()
     children = [int(pid) for pid in re.findall(r"\b\d{2,}\b", text)]
-    time.sleep(0.3)  # the grandchildren start
-    found = subprocess.run(["pgrep", "-P", ",".join(map(str, children))], capture_output=True, text=True).stdout.split()
+    command, found, deadline = ["pgrep", "-P", ",".join(map(str, children))], [], time.monotonic() + 10
+    while len(found) < 2 and time.monotonic() < deadline:  # the grandchildren start
+        found = subprocess.run(command, capture_output=True, text=True).stdout.split()
     assert len(children) >= 4 and len(found) >= 2 and all(map(alive, children))
     return [*children, *map(int, found)]
 
