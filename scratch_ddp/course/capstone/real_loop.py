@@ -47,7 +47,7 @@ def complaints(expected: list[dict], lines: list[dict], was_killed: bool, wrong:
         return {"loop": wrong or f"the run ended before step {KILL_AT}", "interrupted": "the run did not come so far"}
     losses = [(line["step"], line["loss"], expected[line["step"] - 1]["loss"]) for line in lines]
     far = (each for each in losses if abs(each[1] - each[2]) > 1e-9)
-    first = next(("step {}: loss {:.6f}; one process has {:.6f}".format(*each) for each in far), "")
+    first = next(("step {}: loss {:.10f}; one process has {:.10f}".format(*each) for each in far), "")
     return {"loop": first, "interrupted": wrong}
 
 

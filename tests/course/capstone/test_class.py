@@ -87,5 +87,6 @@ def test_what_is_said_of_the_real_loop():
     assert said(log[:5] + log[4:], True, "") == ["", ""]
     assert said([], False, lost) == [lost, "the run did not come so far"]
     assert said(log[:5], True, lost) == ["", lost]
-    assert said([*log, {"step": 3, "loss": 2.0}], True, "")[0] == "step 3: loss 2.000000; one process has 1.000000"
+    off = said([*log, {"step": 3, "loss": 2.0}], True, "")[0]
+    assert off == "step 3: loss 2.0000000000; one process has 1.0000000000"
     assert ranks.causes(["rank 0 waits at x", "", "rank 1 raises y"]) == "rank 1 raises y"
