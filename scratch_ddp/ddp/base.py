@@ -36,17 +36,21 @@ from scratch_ddp.common.replicas import (
 )
 from scratch_ddp.common.wrapper import Group, OnItsWay, SyncSwitch, process_group
 
+_wrappers: "weakref.WeakSet[ReplicatedModule]" = weakref.WeakSet()  # all that are alive
+
 
 class ReplicatedModule(SyncSwitch, nn.Module):
     """A model of which every rank of `group` holds a replica. The base of the strategies, not a strategy itself.
 
     `group` is a process group, a dimension of a mesh (`mesh["dp"]`), or None for the default group. Raises ValueError
-    on every rank if a part of it is sharded, or if the ranks' models differ in names, shapes or dtypes. Costs one small
-    all-reduce.
+    on every rank if the model is sharded or wrapped already, or if the ranks' models differ in names, shapes or dtypes.
+    Costs one small all-reduce.
 
     An optimizer that steps with gradients that were not synchronised raises ValueError, on every rank, unless
     synchronisation is switched off at that moment.
     """
+
+    takes_gradients = False  # True for a strategy that takes gradients away when they arrive
 
     def __init__(self, model: nn.Module, group: Group = None):
         super().__init__()
@@ -58,6 +62,10 @@ class ReplicatedModule(SyncSwitch, nn.Module):
                     f"{sharded[0]!r} is a shard, so that ranks hold different parameters: to replicate shards (HSDP), "
                     "give FSDP itself a mesh of two dimensions, FSDP(model, mesh)"
                 )
+            for other in _wrappers:
+                takes = other.hook_handles and (other.takes_gradients or self.takes_gradients)
+                if takes and not set(model.parameters()).isdisjoint(other.module.parameters()):
+                    raise ValueError(f"it is wrapped in {type(other).__name__} already: call its remove_hooks() first")
             lines += describe(model)
         self.module, self._named = model, list(model.named_parameters())
         self._when_wrapped = self._parameters_now()
@@ -66,6 +74,7 @@ class ReplicatedModule(SyncSwitch, nn.Module):
         trained = (each for each in model.parameters() if each.requires_grad)
         self.hook_handles = [each.register_hook(functools.partial(comes, each)) for each in trained]
         weakref.finalize(self, _remove, self.hook_handles)
+        _wrappers.add(self)
         watch_steps(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -59,6 +59,8 @@ class OverlappedDDP(ReplicatedModule):
     the model's own backward (SyncBatchNorm's) need a group of their own where ranks use different parameters.
     """
 
+    takes_gradients = True
+
     def __init__(self, model: nn.Module, group: Group = None):
         super().__init__(model, group)
         broadcast_from_first([*model.parameters(), *model.buffers()], self.group)

@@ -55,6 +55,12 @@ def load(model: nn.Module, folder: str | os.PathLike, optimizer: Optimizer | Non
     raise_everywhere(None if folder.exists() else f"{folder} holds no checkpoint", group, FileNotFoundError)
     with together(group, what=f"{folder} holds no checkpoint, or one that was cut short"):
         metadata = dcp.FileSystemReader(folder).read_metadata()
+        if OTHERS not in metadata.state_dict_metadata:
+            raise ValueError("it was not written by save()")
+        for place in metadata.storage_data.values():
+            path, end = folder / place.relative_path, place.offset + place.length
+            if (size := path.stat().st_size) < end:
+                raise ValueError(f"{path.name} has {size} bytes, {end} were written")
     others = _read(folder, {OTHERS: None}, group)[OTHERS]
     entries = metadata.state_dict_metadata.items()
     saved = {key: entry for key, entry in entries if isinstance(entry, TensorStorageMetadata)}

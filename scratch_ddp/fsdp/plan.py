@@ -39,7 +39,9 @@ def agree_on_plan(model: nn.Module, group: dist.ProcessGroup | None, units: Spec
             unit, *others = used[parameter]
             plan[ROOT if others else unit][name] = [place for places in used[parameter].values() for place in places]
         lines += [*describe(model), ", ".join(f"{name} {value}" for name, value in settings.items())]
-        lines += [f"unit {name!r} with {', '.join(places) or 'no parameters'}" for name, places in plan.items()]
+        for name, places in plan.items():
+            what = f"unit {name!r}" if name else "the root"
+            lines.append(f"{what} with {', '.join(places) or 'no parameters'}")
     return plan
 
 

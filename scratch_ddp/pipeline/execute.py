@@ -111,8 +111,9 @@ class _Computing:
 
     def check_size(self, stage: int, micro: int, y: torch.Tensor) -> None:
         if not isinstance(y, torch.Tensor) or y.dtype not in DTYPES or y.dim() > MOST_DIMENSIONS:
-            what = getattr(y, "dtype", type(y).__name__)
-            raise TypeError(f"a stage must put out one tensor of floating-point numbers, not {what}")
+            what = dtype_and_shape(y) if isinstance(y, torch.Tensor) else type(y).__name__
+            most = f"with {MOST_DIMENSIONS} dimensions at most"
+            raise TypeError(f"a stage must put out one tensor of floating-point numbers {most}, not {what}")
         size = self.sizes.setdefault((stage, micro), y.detach().to("meta"))
         if (now := dtype_and_shape(y)) != (before := dtype_and_shape(size)):
             raise ValueError(f"it put out {now}, and {before} before, for inputs of the same size")

@@ -65,6 +65,10 @@ class Pipeline(nn.Module):
         super().__init__()
         self.group, self.n_micro, self.count = process_group(group), n_micro, count
         with together(self.group, complaint="the ranks build different pipelines; do the same everywhere") as lines:
+            if "cpu:" not in dist.get_backend_config(self.group):
+                raise ValueError("messages go through main memory: call dist.init_process_group('cpu:gloo,cuda:nccl')")
+            if n_micro < 1:
+                raise ValueError(f"n_micro is a number of micro-batches, 1 or more, not {n_micro}")
             self.schedule = _rows(schedule, dist.get_world_size(self.group), n_micro)
             parts = _cut(layers_of(layers), 1 + max(homes(self.schedule)), cuts)
             lines += [f"stage {n}: {line}" for n, part in enumerate(parts) for line in describe(_assembled(part))]
@@ -112,7 +116,11 @@ class Pipeline(nn.Module):
                 dist.broadcast(told, group=self.group, group_src=self._home[self._last])
                 loss = told.item()
         except BaseException:
-            self.zero_grad()  # some micro-batches' gradients are there, others are not
+            if torch.is_grad_enabled():
+                self.zero_grad()  # some micro-batches' gradients are there, others are not
+            else:
+                for (parameter, _), before in zip(self._tied, earlier, strict=True):
+                    parameter.grad = before
             raise
         return loss if everywhere or self._home[self._last] == self._rank else None
 
@@ -140,7 +148,8 @@ class Pipeline(nn.Module):
             else:
                 problem = f"{name} must be a tensor of at least {self.n_micro} items"
         if numbers["x"]:
-            numbers["inputs"] = digest([str(x.shape), str(x.dtype)])
+            passes = (torch.is_grad_enabled(), self.training)  # stages may put out other sizes in evaluation
+            numbers["inputs"] = digest([str(each) for each in (*passes, x.shape, x.dtype)])
         same = {"known": self._known, "grad": torch.is_grad_enabled()}
         largest, different, _ = compare(self.group, same, numbers | {"problem": problem is not None})
         if largest["problem"]:

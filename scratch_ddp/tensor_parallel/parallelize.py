@@ -22,8 +22,7 @@ def parallelize(model: Model, plan: Mapping[str, Entry], group: Group = None) ->
 
     `plan`: what becomes of the modules whose names end in each of its keys ("q_proj", "layers.0"); "" is the model
     itself. An entry is called with a module and the group. It returns the layer that takes the module's place, such as
-    ColumnParallelLinear, or a function that changes the module, which is called once all entries have agreed. Of
-    several keys that match a module the last one counts.
+    ColumnParallelLinear, or a function that changes the module, which is called once all entries have agreed.
     Parameters keep their names; tied ones stay tied.
     Every rank holds the whole model before; the first rank's values win. Make the optimizer afterwards.
     Raises ValueError on every rank, and changes no module, if an entry matches nothing or can't be followed on some
@@ -57,6 +56,8 @@ def _prepare(model: nn.Module, plan: Mapping[str, Entry], group: dist.ProcessGro
         raise ValueError(f"the plan's {ending!r} matches no module{hint}")
     changes: dict[str, Change] = {}
     for ending, name in ((ending, name) for ending, found in places.items() for name in found):
+        if name in changes:
+            raise ValueError(f"two entries of the plan match {name!r}")
         try:
             changes[name] = plan[ending](names[name], group)
         except ValueError as error:

@@ -43,16 +43,18 @@ class move_input:
     def __call__(self) -> None:
         """Change the module."""
         if self.move:
-            self.module.register_forward_pre_hook(self._move, with_kwargs=True)
+            hook = partial(_move_input, name=self.move, group=self.group)
+            self.module.register_forward_pre_hook(hook, with_kwargs=True)
         for parameter in self.summed:
             if not hasattr(parameter, "summed_over"):  # by another entry
                 parameter.summed_over = self.group
                 parameter.register_hook(partial(moves.all_reduce, group=self.group))
 
-    def _move(self, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict]:
-        if args:
-            return (moves.move(args[0], self.move, self.group), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": moves.move(kwargs["hidden_states"], self.move, self.group)}
+
+def _move_input(_: nn.Module, args: tuple, kwargs: dict[str, Any], name: str, group: Group) -> tuple[tuple, dict]:
+    if args:
+        return (moves.move(args[0], name, group), *args[1:]), kwargs
+    return args, kwargs | {"hidden_states": moves.move(kwargs["hidden_states"], name, group)}
 
 
 def attention_by_heads(attention: nn.Module, group: Group, move: str = "copy") -> Install:

@@ -139,6 +139,8 @@ class ShardedOptimizer(Optimizer):
             groups, state = state_dict["param_groups"], {}
             names = [name for group in groups for name in group["params"]]  # from torch's functions, else numbers
             share = state_dict.get("share", range(len(names)))
+            if len(names) != len(self.parameters):
+                raise ValueError(f"it is another model's: of {len(names)} parameters, not {len(self.parameters)}")
             for number, parameter in self._numbers().items():
                 name = names[number]
                 saved = state_dict["state"].get(name)
@@ -151,8 +153,10 @@ class ShardedOptimizer(Optimizer):
                     )
                 if saved is not None:
                     state[name] = saved
-                    for value in saved.values():  # raises where it is another model's
-                        torch.broadcast_to(torch.as_tensor(value), parameter.shape)
+                    for key, value in saved.items():  # of the parameter's shape, or one number for several elements
+                        fits = zip(parameter.shape[::-1], torch.as_tensor(value).shape[::-1], strict=False)
+                        if not all(there in (here, 1) for here, there in fits):
+                            raise ValueError(f"{key!r} of parameter {name!r} has another shape: it is another model's")
             self.own.load_state_dict({"state": state, "param_groups": groups})
         self.state, self.param_groups = self.own.state, self.own.param_groups
         self._mark_state()

@@ -96,15 +96,10 @@ def hooks_and_copies(strategy) -> None:
     backward(copy.deepcopy(second.module), rank)  # a copy of the model has no hooks
     with pytest.raises(TypeError, match="can't be pickled or copied, since it belongs to a group of ranks: take its"):
         copy.deepcopy(second)
-    third = strategy(model)  # while the second one is there: neither takes gradients from the other unnoticed
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="gradients are on their way|gradients that were not synchronised"):
-        backward(third)
-        third.sync_gradients()
-        optimizer.step()
-    third.remove_hooks()
-    model.zero_grad()
-    del second, third
+    if strategy not in STRATEGIES[:2]:
+        with pytest.raises(ValueError, match="^ranks 0, 1: it is wrapped in .* already: call its"):
+            strategy(model)
+    del second
     gc.collect()
     with started() as sizes:
         backward(model)

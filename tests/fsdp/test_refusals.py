@@ -94,7 +94,7 @@ REFUSED = [
         lambda: FSDP(nn.Sequential(nn.Linear(2, 2 + rank()))),
     ),
     (
-        "is unit '' with 0.weight, 0.bias, 2.weight, 2.bias, but",
+        "is the root with 0.weight, 0.bias, 2.weight, 2.bias, but",
         lambda: FSDP(model(), units=[[nn.ReLU], [nn.Sequential]][rank()]),
     ),
     ("prefetch 1, free", lambda: FSDP(model(), prefetch=rank())),

@@ -72,6 +72,10 @@ REFUSED = [
     ("rank 1: TypeError: ", lambda: column(nn.Linear(2, 2), **{"gather": 1} if dist.get_rank() else {})()),
     ("the ranks slice different models", lambda: column(nn.Linear(2, 2 + 2 * dist.get_rank()))()),
     ("the plan's 'q_proj' matches no module", plan(Block, {"q_proj": nn.Linear})),
+    (
+        "two entries of the plan match 'a.up'",
+        plan(lambda: nn.ModuleDict({"a": Block()}), {"up": ColumnParallelLinear, "a.up": nn.Linear}),
+    ),
     ("model.layers.0.self_attn: the 3 key heads can't be shared evenly by 2 ranks", plan(other_heads, LLAMA)),
     (
         "model.embed_tokens: dimension 0 of a tensor of shape (31, 16) can't be",

@@ -53,7 +53,4 @@ def _tokens(at):
     yield "rank 0 has no rows", (losses[: rows * at.rank], counts[: rows * at.rank])
 
 
-EXERCISES = (
-    Exercise(accuracy_once, _hits, close=1e-6),
-    Exercise(token_mean, _tokens, use=with_backward, close=1e-6),
-)
+EXERCISES = (Exercise(accuracy_once, _hits, close=1e-6), Exercise(token_mean, _tokens, use=with_backward, close=1e-6))

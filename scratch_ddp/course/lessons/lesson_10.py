@@ -123,38 +123,26 @@ def shard_unit(module):
     return shard
 
 
-class _Unit(nn.Module):
-    """Two layers that look whether their parameters are there before they compute: reading freed memory is a crash."""
-
-    def __init__(self, hidden):
-        super().__init__()
-        self.up, self.down = nn.Linear(4, hidden).double(), nn.Linear(hidden, 4).double()
-        self.seen = weakref.WeakSet()  # the parameters' memory in forward
-
-    def forward(self, x):
-        self.must_be_there("forward")
-        self.seen.update(parameter.untyped_storage() for parameter in self.parameters())
-        output = self.down(self.up(x).tanh())
-        if output.requires_grad:
-            output.register_hook(lambda _: self.must_be_there("backward"))
-        return output
-
-    def must_be_there(self, when):
-        for name, parameter in self.named_parameters():
-            if parameter.untyped_storage().nbytes() < parameter.nbytes:
-                raise RuntimeError(f"in {when} '{name}' has no memory: gather the unit before")
-
-    def held(self):
-        """Bytes of the parameters, and of the memory that they had in forward."""
-        return sum(each.nbytes() for each in {*self.seen, *(each.untyped_storage() for each in self.parameters())})
-
-
 def _units(at):
     for hidden in (at.n, at.n + 1):
-        yield f"a unit of {9 * hidden + 4} elements", (_Unit(hidden), torch.randn(at.n, 2, 3, 4).double()[at.rank])
+        unit = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 4)).double()
+        yield f"a unit of {9 * hidden + 4} elements", (unit, torch.randn(at.n, 2, 3, 4).double()[at.rank])
 
 
 def _steps(answer, unit, batches):
+    seen = weakref.WeakSet()  # the parameters' memory in forward and backward
+
+    def look(when):  # reading freed memory is a crash
+        for name, parameter in unit.named_parameters():
+            if parameter.untyped_storage().nbytes() < parameter.nbytes:
+                raise RuntimeError(f"in {when} '{name}' has no memory: gather the unit before")
+            seen.add(parameter.untyped_storage())
+
+    def held():
+        return sum(each.nbytes() for each in {*seen, *(each.untyped_storage() for each in unit.parameters())})
+
+    unit[0].register_forward_pre_hook(lambda *_: look("forward"))
+    unit[2].register_full_backward_pre_hook(lambda *_: look("backward"))
     shard = answer(unit)
     if shard.untyped_storage().nbytes() < shard.nbytes:
         raise Wrong("memory", "the shard has no memory of its own: it was freed with the unit's")
@@ -163,9 +151,9 @@ def _steps(answer, unit, batches):
         with torch.no_grad():
             yield "value", f"step {number}: the output under no_grad", unit(batch)
         output = unit(batch.requires_grad_())
-        yield "memory", f"step {number}: the parameters' memory in bytes after forward", unit.held()
+        yield "memory", f"step {number}: the parameters' memory in bytes after forward", held()
         output.square().sum().backward()
-        yield "memory", f"step {number}: the parameters' memory in bytes after backward", unit.held()
+        yield "memory", f"step {number}: the parameters' memory in bytes after backward", held()
         yield "value", f"step {number}: shard.grad", shard.grad
         whole = [name for name, parameter in unit.named_parameters() if parameter.grad is not None]
         yield "memory", f"step {number}: the list of parameters that have a .grad", whole

@@ -72,17 +72,12 @@ def who_is_stuck(rows):
             return {Action("F", stage - 1, i)} if stage else set()
         return {Action("F", stage, i)} | ({Action("B", stage + 1, i)} if stage < last else set())
 
-    done = set()
-    at = [0] * len(rows)
-    progress = True
-    while progress:
-        progress = False
-        for r, row in enumerate(rows):
-            while at[r] < len(row) and needed(*row[at[r]]) <= done:
-                done.add(row[at[r]])
-                at[r] += 1
-                progress = True
-    return [r for r, row in enumerate(rows) if at[r] < len(row)]
+    done, left = set(), [list(row) for row in rows]
+    able = left
+    while able:
+        able = [row for row in left if row and needed(*row[0]) <= done]
+        done |= {row.pop(0) for row in able}
+    return [r for r, row in enumerate(left) if row]
 
 
 def _row(actions, micro=0):

@@ -147,7 +147,7 @@ shard_unit
     shard.detach()) => shard.detach()) ⏎ views = zip(parameters, shapes, whole.split([*sizes, padding])) ⏎ move(views)
     def free(): => def move(views): ⏎     for each, shape, view in views: each.data = view.view(shape) ⏎ def free():
     whole.untyped_storage().resize_(0) => for each in parameters: each.data = shard.new_empty(0)
-  ✗ not gathered in backward | runs: raised RuntimeError: in backward 'up.weight' has no memory: gather the unit
+  ✗ not gathered in backward | runs: raised RuntimeError: in backward '0.weight' has no memory: gather the unit
     module.register_full_backward_pre_hook(lambda *_: gather()) =>
   ✗ the sum, not the mean | value: elements: step 0: shard.grad
     for parameter in parameters) / n => for parameter in parameters)

@@ -128,7 +128,7 @@ zero_bubble
     range(m - r, m) => ()
 who_is_stuck
   ✗ one pass | value: GPipe, 4 ranks
-    at[r] += 1 ⏎ progress = True => at[r] += 1
+    while able: => for _ in rows[:1]:
   ✗ the next stage's B is forgotten | value: each waits for the other: the result is [], should be [0, 1]
     | ({Action("B", stage + 1, i)} if stage < last else set()) =>
   ✗ ranks for stages | value: some finish, some don't
