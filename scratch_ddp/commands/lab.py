@@ -34,7 +34,7 @@ def variables(copies: Path) -> dict[str, str]:
     jupyter = {"CONFIG": "", "DATA": "data", "RUNTIME": "runtime"}
     folders = {f"JUPYTER_{name}_DIR": folder for name, folder in jupyter.items()} | {"IPYTHONDIR": "ipython"}
     settings = {name: str(copies / ".jupyter" / folder) for name, folder in folders.items()}
-    return settings | {"JUPYTER_CONFIG_PATH": str(SETTINGS)} | {"SCRATCH_DDP_PROGRESS": "1", "SCRATCH_DDP_RETINA": "1"}
+    return settings | {"JUPYTER_CONFIG_PATH": str(SETTINGS), "SCRATCH_DDP_PROGRESS": "1", "SCRATCH_DDP_RETINA": "1"}
 
 
 def lab_command(arguments: list[str], start_at: str = "", copies: Path = COPIES) -> list[str]:

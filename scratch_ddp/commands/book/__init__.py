@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 def write_sources(folder: Path) -> None:
     """Write what Sphinx reads into the folder."""
-    others = shutil.ignore_patterns("*.ipynb", "__pycache__")
+    others = shutil.ignore_patterns("*.ipynb", "__pycache__", ".ipynb_checkpoints")
     for name in ("assets", "scratch_ddp", "notebooks"):
         shutil.copytree(ROOT / name, folder / name, ignore=others)
     (folder / "README.md").write_text((ROOT / "README.md").read_text(encoding="utf-8") + CONTENTS, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a `my_ddp.py` is judged by: on ranks its class must do what the reference class does; then in the real loop.
+"""What a `my_ddp.py` is judged by: on ranks its class must do what the reference class does; then under torchrun.
 
 The reference and the class wrap equal models and are trained on equal batches, by the engine of the lessons' exercises.
 Budgets are those of `notebooks/capstone.md`, which are above the reference's needs.
@@ -7,10 +7,9 @@ Budgets are those of `notebooks/capstone.md`, which are above the reference's ne
 import contextlib
 import importlib
 import math
-import runpy
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
@@ -18,11 +17,12 @@ from torch import nn
 
 from scratch_ddp.cells.rank.interruptible_group import BACKEND
 from scratch_ddp.course.arena import Arena
-from scratch_ddp.course.capstone import ranks, real_loop
+from scratch_ddp.course.capstone import real_loop
 from scratch_ddp.course.capstone.reference_class import MyDDP
 from scratch_ddp.course.check import try_cases
 from scratch_ddp.course.exercise import Exercise
 from scratch_ddp.course.run import in_short
+from scratch_ddp.instruments.forked_ranks import RankFailed, run_ranks
 from scratch_ddp.instruments.memory.use import memory_use
 from scratch_ddp.instruments.traffic import ring_bytes, traffic
 
@@ -48,10 +48,12 @@ PROMISES = {
 def judge(path: Path) -> dict[str, str]:
     """Return what is wrong by criterion; "" where it holds."""
     importlib.import_module("torch._dynamo.utils")  # which the profiler needs: here once, instead of on each rank
-    told, died = ranks.run(RANKS, judged, path.resolve(), backend=BACKEND, timeout=300, waits=300)
-    if died:
-        return dict.fromkeys(PROMISES, died)
-    return told[0] if told[0].keys() == PROMISES.keys() else told[0] | real_loop.judge(path.resolve())
+    try:
+        found = run_ranks(RANKS, judged, path.resolve(), backend=BACKEND, timeout=300)[0]
+    except RankFailed as failed:  # a rank has died
+        words = (f"rank {rank} {report.splitlines()[-1]}" for rank, report in sorted(failed.failures.items()))
+        return dict.fromkeys(PROMISES, "; ".join(words))
+    return found if found.keys() == PROMISES.keys() else found | real_loop.judge(path.resolve())
 
 
 def judged(path: Path, limit: float = LIMIT, names: Iterable[tuple[str, ...]] | None = None) -> dict[str, str]:
@@ -60,14 +62,14 @@ def judged(path: Path, limit: float = LIMIT, names: Iterable[tuple[str, ...]] | 
     If the file holds no class to judge, all criteria say so.
     """
     try:
-        defined = runpy.run_path(str(path))
+        module = real_loop.load(path)
     except BaseException as error:
         return dict.fromkeys(PROMISES, f"{path.name} can't be imported: {in_short(error)}")
-    if "MyDDP" not in defined:
+    if not hasattr(module, "MyDDP"):
         return dict.fromkeys(PROMISES, f"{path.name} defines no class MyDDP yet")
-    found = {OWN: borrowed(defined)}
+    found = {OWN: borrowed(module)}
     # As if it were a line of the learner's file, so that complaints name lines of it.
-    wrap = eval(compile("lambda model: MyDDP(model)", str(path), "eval"), defined)
+    wrap = eval(compile("lambda model: MyDDP(model)", str(path), "eval"), vars(module))
     for each in names or EXERCISES:
         arena = Arena()
         with arena:
@@ -77,10 +79,10 @@ def judged(path: Path, limit: float = LIMIT, names: Iterable[tuple[str, ...]] | 
     return found
 
 
-def borrowed(defined: dict[str, Any]) -> str:
+def borrowed(module: ModuleType) -> str:
     """What the file uses that does the work for it, or ""."""
-    bases = {base.__name__: base for base in getattr(defined["MyDDP"], "__mro__", ())}
-    for name, used in (defined | bases).items():
+    bases = {base.__name__: base for base in getattr(module.MyDDP, "__mro__", ())}
+    for name, used in (vars(module) | bases).items():
         home = str(getattr(used, "__module__", None) or getattr(used, "__name__", ""))
         if home.split(".")[0] == "scratch_ddp" or home.startswith("torch.nn.parallel"):
             return f"my_ddp.py uses {name} of {home}"

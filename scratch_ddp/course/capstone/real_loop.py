@@ -1,93 +1,96 @@
-"""The training command with the learner's class, which loses a rank on the way.
+"""The training command under torchrun with the learner's class, which loses a rank on the way.
 
-`torchrun --nproc-per-node 2 -m scratch_ddp.course.capstone.real_loop my_ddp.py FOLDER` trains without losing one; the
-folder gets the checkpoints and a log of the steps.
+`torchrun --nproc-per-node 2 -m scratch_ddp.course.capstone.real_loop my_ddp.py FOLDER` trains; the folder gets the
+checkpoints and a log of the steps.
 """
 
+import importlib.util
 import itertools
-import json
 import os
-import runpy
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
-from scratch_ddp.course.capstone import ranks
+from scratch_ddp.course.capstone import torchrun
 from scratch_ddp.course.pages.light_training import light
 from scratch_ddp.training import __main__ as command
 
-KILL_AT = 6  # the step in which a rank is killed; the first 2 are saved for certain, the first 4 probably
+STEPS = 10
+KILL_AT = 6  # in the backward pass of this step, after 5 are done and 4 are saved
 PROMISES = {
-    "loop": "the real loop has the losses of one process, in float64",
+    "torchrun": "the real loop has the losses of one process, in float64",
     "interrupted": f"rank 1 is killed in the middle of step {KILL_AT}, and the job goes on from its checkpoint",
 }
 
 
-def judge(path: Path) -> dict[str, str]:
-    """Train on one process, then with the class until a rank is killed, then from the checkpoint on.
+def load(path: Path) -> ModuleType:
+    """The module in this file."""
+    spec = importlib.util.spec_from_file_location("my_ddp", path)
+    module = sys.modules["my_ddp"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    Return what is wrong by criterion.
-    """
+
+def judge(path: Path) -> dict[str, str]:
+    """Train on one process, then with the class under torchrun. Return what is wrong by criterion."""
     with tempfile.TemporaryDirectory() as name:
         alone, together = Path(name, "alone"), Path(name, "together")
-        ranks.run(1, train, None, alone)
-        ends, died = ranks.run(2, train, path, together, True)
-        if was_killed := (together / "killed").exists():
-            ends, died = ranks.run(2, train, path, together)
-        return complaints(read_log(alone), read_log(together), was_killed, died or ranks.causes(ends))
+        reference = subprocess.Popen([sys.executable, "-m", __spec__.name, "-", alone], stdout=subprocess.DEVNULL)
+        wrong, printed = torchrun.run(__spec__.name, path, together, "--kill", restarts=1)
+        reference.wait()
+        log = together / "log"
+        steps = command.read_steps(log) if log.exists() else {}
+        return complaints(command.read_steps(alone / "log"), steps, (together / "killed").exists(), wrong, printed)
 
 
-def complaints(expected: list[dict], lines: list[dict], was_killed: bool, wrong: str) -> dict[str, str]:
-    """What is wrong by criterion. expected, lines: the logs of one process, and of the class."""
+def complaints(expected: dict, steps: dict, was_killed: bool, wrong: str, printed: list[str]) -> dict[str, str]:
+    """What is wrong by criterion. expected, steps: lines of the step logs of one process, and of the class."""
     if not was_killed:
-        return {"loop": wrong or f"the run ended before step {KILL_AT}", "interrupted": "the run did not come so far"}
-    losses = [(line["step"], line["loss"], expected[line["step"] - 1]["loss"]) for line in lines]
+        first = wrong or f"the run ended before step {KILL_AT}"
+        return {"torchrun": first, "interrupted": "the run did not come so far"}
+    losses = [(n, step["loss"], expected[n]["loss"]) for n, step in steps.items()]
     far = (each for each in losses if abs(each[1] - each[2]) > 1e-9)
-    first = next(("step {}: loss {:.10f}; one process has {:.10f}".format(*each) for each in far), "")
-    return {"loop": first, "interrupted": wrong}
+    first = next(("step {}: loss {:.6f}; one process has {:.6f}".format(*each) for each in far), "")
+    if not any("resumed after step" in line for line in printed):
+        wrong = wrong or "the run did not go on from its checkpoint"
+    if len(steps) < STEPS:
+        wrong = wrong or f"only {len(steps)} of {STEPS} steps were made"
+    return {"torchrun": first, "interrupted": wrong}
 
 
-def read_log(folder: Path) -> list[dict]:
-    """The lines of the log of steps, also of those that were made twice; none if there is no log."""
-    log = folder / "log"
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def train(path: Path | None, folder: Path, kill: bool = False) -> str:
-    """On a rank that has a process group already: train as `main` does. Return how it ended."""
-    del os.environ["RANK"]  # by which the command knows that it has to make the group
-    return ranks.end_of(path or Path(__file__), lambda: main(path, folder, kill))
-
-
-def main(path: Path | None, folder: Path, kill: bool = False) -> None:
-    """Train with the class in this file, or without one, in one process. kill: rank 1 is killed on the way."""
+def main(path: str, folder: Path, kill: bool) -> None:
+    """Train with the class in the file `path`, or without one ("-") in this process alone."""
     folder.mkdir(exist_ok=True)
     light()
-    if path:
-        command.WRAPPERS["simple"] = own = runpy.run_path(str(path))["MyDDP"]
-        if kill and dist.get_rank() == 1:
-            _kill_in_step(own, folder)
+    if path != "-":
+        own = load(Path(path).resolve()).MyDDP
+        command.WRAPPERS["simple"] = own
+        if kill and os.environ["RANK"] == "1" and not (folder / "killed").exists():
+            _kill_in_backward(own, folder)
     sys.argv[1:] = ["--device=cpu", "--dtype=float64", "--lr=0.02", "--epochs=1", "--every=2", "--strategy=simple"]
-    sys.argv += [f"--checkpoints={folder}/saved", f"--step-log={folder}/log", f"--timeout={ranks.TIMEOUT:g}"]
-    command.main()
+    sys.argv += [f"--checkpoints={folder}/saved", f"--step-log={folder}/log", f"--timeout={torchrun.TIMEOUT}"]
+    with torchrun.says_where(Path(path).resolve()):
+        command.main()
 
 
-def _kill_in_step(own: type[nn.Module], folder: Path) -> None:
-    """Let this process be killed in step KILL_AT, when its gradients are there: the other rank waits for them."""
-    synchronise, steps = own.sync_gradients, itertools.count(1)
+def _kill_in_backward(own: type[nn.Module], folder: Path) -> None:
+    """Let this process be killed in the backward pass of step KILL_AT."""
+    passes = itertools.count(1)
 
-    def sync_gradients(self: nn.Module) -> None:
-        if next(steps) == KILL_AT:
+    def after_forward(module: nn.Module, args: tuple, output: Any) -> None:
+        if isinstance(module, own) and module.training and next(passes) == KILL_AT:
             (folder / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        synchronise(self)
+            output.logits.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
-    own.sync_gradients = sync_gradients
+    register_module_forward_hook(after_forward)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), "--kill" in sys.argv[3:])

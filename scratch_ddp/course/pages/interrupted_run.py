@@ -97,7 +97,10 @@ class InterruptedRun:
 
     def _after(self, step: int, what: str, break_it: Callable[[], object]) -> None:
         """Break something when the hosts have made this step."""
+        deadline = time.monotonic() + _LIMIT
         while not self._log.exists() or step not in (steps := read_steps(self._log)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"step {step} was not reached")
             time.sleep(0.01)
         self.failures.append(Failure(what, max(steps), time.time()))
         break_it()

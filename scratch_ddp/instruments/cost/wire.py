@@ -108,14 +108,16 @@ class Wire:
         slow = -(-rounds // self.per_host) if self.hosts > 1 else 0
         return collective_seconds(self.inside, self.between, rounds - slow, slow, nbytes, self.beta * nbytes)
 
+    @property
+    def _large(self) -> "Wire":
+        """By the protocol for large messages alone: NCCL's trees, and all that is called an all-reduce's α."""
+        return replace(self, inside=replace(self.inside, small=None), between=replace(self.between, small=None))
+
     def _of_tree(self, nbytes: float) -> float:
         # 2·((ranks/host − 1)·inside + log2(hosts)·between): up to the root and down again
-        up, ranks, busy = (
-            math.floor(math.log2(self.hosts)),
-            min(self.per_host, self.world_size),
-            self.beta_of_all_reduce,
-        )
-        return collective_seconds(self.inside, self.between, 2 * (ranks - 1), 2 * up, nbytes, busy * nbytes)
+        up, ranks = math.floor(math.log2(self.hosts)), min(self.per_host, self.world_size)
+        links = self._large.inside, self._large.between
+        return collective_seconds(*links, 2 * (ranks - 1), 2 * up, nbytes, self.beta_of_all_reduce * nbytes)
 
     def all_reduce(self, nbytes: float) -> float:
         """Seconds for an all-reduce of `nbytes` bytes."""
@@ -136,9 +138,8 @@ class Wire:
 
     @property
     def alpha_of_all_reduce(self) -> float:
-        """Seconds that an all-reduce takes regardless of its size, by the protocol for large messages."""
-        inside, between = replace(self.inside, small=None), replace(self.between, small=None)
-        return replace(self, inside=inside, between=between).all_reduce(0)
+        """Seconds that an all-reduce takes regardless of its size."""
+        return self._large.all_reduce(0)
 
     @property
     def beta_of_all_reduce(self) -> float:

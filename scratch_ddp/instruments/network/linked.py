@@ -44,12 +44,20 @@ class LinkedGroup(dist.ProcessGroup):
     ):
         super().__init__(below.rank(), below.size())
         self.below, self.hosts, self.inside = below, hosts, preset(inside or Link(0, 0))
-        self.link = link and preset(link)
+        self.link = link
         self.nic = Nic(ready_times)
         self.transfers = self.nic.transfers
         self.give_up = self.nic.give_up  # called when a Stop ends what is under way below
         self._generation = 0
         self.adopt_backends()
+
+    @property
+    def link(self) -> Link | None:
+        return self._link
+
+    @link.setter
+    def link(self, link: Link | str | None) -> None:
+        self._link = link and preset(link)
 
     def getBackendName(self) -> str:  # torch's name
         return "linked"
@@ -90,7 +98,7 @@ class LinkedGroup(dist.ProcessGroup):
         operate = getattr(self.below, method)
         if self.size() == 1:
             return operate(*args, **kwargs)  # no data leaves the rank
-        given, link = [*args, *kwargs.values()], preset(self.link or Link(0, 0))
+        given, link = [*args, *kwargs.values()], self.link or Link(0, 0)
         call = read_method(method, self, given)
         nbytes = link_bytes(call, args)
         if self.hosts is None:

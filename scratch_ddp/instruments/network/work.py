@@ -30,7 +30,11 @@ class LinkedWork(dist.Work):
         """Return when the transfer has ended. Raises what the group below raises, also after `timeout`."""
         __tracebackhide__ = True  # in a rank cell learners see their own line, not this one
         self._below.wait(timeout) if timeout else self._below.wait()  # torch passes 0 for "no limit of its own"
-        sleep_until(self._end())
+        try:
+            sleep_until(self._end())
+        except BaseException:  # such as an interrupt: the wire is free again
+            self._nic.give_up()
+            raise
         return True
 
     def is_completed(self) -> bool:

@@ -30,10 +30,15 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def without(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
     """Return what is left of `intervals` outside `removed`, in ascending order."""
-    left = union(intervals)
-    for start, end in removed:
-        pieces = [piece for a, b in left for piece in ((a, min(b, start)), (max(a, end), b))]
-        left = [(a, b) for a, b in pieces if a < b]
+    left, holes = [], union(removed)
+    for start, end in union(intervals):
+        for hole_start, hole_end in holes:
+            if start < hole_start < end:
+                left.append((start, hole_start))
+            if hole_start < end:
+                start = max(start, hole_end)
+        if start < end:
+            left.append((start, end))
     return left
 
 

@@ -4,7 +4,8 @@ import importlib
 from pathlib import Path
 
 from scratch_ddp.commands import grade as grading
-from scratch_ddp.course.capstone import my_class, ranks, real_loop
+from scratch_ddp.course.capstone import my_class, real_loop
+from scratch_ddp.course.capstone.torchrun import complaint
 from tests.course.answers import edited, on_ranks, read
 
 REFERENCE = Path(my_class.__file__).with_name("reference_class.py")
@@ -70,7 +71,7 @@ def test_wrong_classes_are_refused_by_the_right_criterion_and_what_stops_a_rank_
     assert borrowed["own work"] == "my_ddp.py uses MyDDP of scratch_ddp.ddp.bucketed"
 
 
-def test_the_reference_earns_everything_also_where_a_rank_is_killed(tmp_path, capsys):
+def test_the_reference_earns_everything_also_under_torchrun_and_a_killed_rank(tmp_path, capsys):
     path = tmp_path / "my_ddp.py"
     path.write_text(REFERENCE.read_text())
     assert grading.main([str(path)]) == 0
@@ -78,15 +79,15 @@ def test_the_reference_earns_everything_also_where_a_rank_is_killed(tmp_path, ca
     assert f"{len(my_class.PROMISES)} of {len(my_class.PROMISES)} criteria hold." in printed and "✗" not in printed
 
 
-def test_what_is_said_of_the_real_loop():
-    lost, log = "rank 1 raises: x", [{"step": step, "loss": 1.0} for step in range(1, 11)]
+def test_what_is_said_of_the_run_under_torchrun():
+    losses, lost, resumed = {step: {"loss": 1.0} for step in range(1, 11)}, "rank 1 raises: x", ["resumed after step 4"]
 
     def said(*run):
-        return list(real_loop.complaints(log, *run).values())
+        return list(real_loop.complaints(losses, *run).values())
 
-    assert said(log[:5] + log[4:], True, "") == ["", ""]
-    assert said([], False, lost) == [lost, "the run did not come so far"]
-    assert said(log[:5], True, lost) == ["", lost]
-    off = said([*log, {"step": 3, "loss": 2.0}], True, "")[0]
-    assert off == "step 3: loss 2.0000000000; one process has 1.0000000000"
-    assert ranks.causes(["rank 0 waits at x", "", "rank 1 raises y"]) == "rank 1 raises y"
+    assert said(losses, True, "", resumed) == ["", ""]
+    assert said({}, False, lost, []) == [lost, "the run did not come so far"]
+    assert said(losses, True, "", []) == ["", "the run did not go on from its checkpoint"]
+    assert said({1: {"loss": 1.0}}, True, "", resumed) == ["", "only 1 of 10 steps were made"]
+    assert said(losses | {3: {"loss": 2.0}}, True, "", resumed)[0] == "step 3: loss 2.000000; one process has 1.000000"
+    assert complaint(1, ["rank 0 waits at x", "rank 1 raises ValueError: lost"]) == "rank 1 raises ValueError: lost"
