@@ -4,7 +4,6 @@ import torch
 import torch.distributed as dist
 
 from scratch_ddp.collectives.checked import collective
-from scratch_ddp.collectives.scratch import scratch_like
 
 
 @collective(writes="tensor", root="src")
@@ -49,14 +48,21 @@ def tree_broadcast(
 
 
 @collective(writes="tensor", root="dst")
-def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None = None) -> None:
-    """Leave the sum of all ranks' tensors in `tensor` on rank dst. The others keep theirs.
+def reduce(
+    tensor: torch.Tensor,
+    dst: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Leave the sum of all ranks' tensors in `tensor` on rank dst. Others keep theirs.
 
-    Cost: n-1 messages, at most one sent by a rank: S bytes. Depth ⌈log2 n⌉.
-    Memory: 2·S at most beside `tensor`.
+    Messages stay in `group`. Memory: at most twice the elements of `tensor` beside it.
+    (A name keeps its tensor until it is given another.)
+    Cost: n-1 messages, at most one sent by a rank. Depth ⌈log2 n⌉.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    root = dist.get_group_rank(group, dst)
+    root = dist.get_group_rank(group or dist.group.WORLD, dst)
+    # In each round about half of those that hold a sum send it on and are done.
+    # Where does a rank that receives put what arrives?
     place = (rank - root) % n  # dst stands at place 0
     total = tensor
     reach = 1  # places that are multiples of reach hold the sum of the reach places from theirs on
@@ -64,7 +70,7 @@ def reduce(tensor: torch.Tensor, dst: int = 0, group: dist.ProcessGroup | None =
         if place % (2 * reach) == reach:
             dist.send(total, group=group, group_dst=(rank - reach) % n)
         elif place + reach < n:
-            arriving = scratch_like(tensor, place=reach.bit_length() % 2)  # the other one holds the sum so far
+            arriving = torch.empty_like(tensor)
             dist.recv(arriving, group=group, group_src=(rank + reach) % n)
             total = arriving.add_(total)  # not into `tensor`: it belongs to the caller
         reach *= 2

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from scratch_ddp.common.accounting import set_up
@@ -138,15 +137,6 @@ class FSDP(SyncSwitch, nn.Module):
             whole[name] = None if each.grad is None else each.grad.full_tensor().view(self._shapes[each])
         return whole
 
-    def full_state_dict(self) -> dict[str, Any]:
-        """Return the plain model's state dict, in main memory, on the first rank; an empty one elsewhere.
-
-        Every rank calls it. One all-gather per parameter. torch's `set_model_state_dict` with
-        `broadcast_from_rank0=True` loads it.
-        """
-        self._runtime.meet("calls full_state_dict()")
-        return get_model_state_dict(self, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-
     def save(
         self, folder: str | os.PathLike, optimizer: torch.optim.Optimizer | None = None, extra: Any = None
     ) -> None:
@@ -193,5 +183,5 @@ class FSDP(SyncSwitch, nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(
             "an FSDP can't be pickled or copied, since each rank holds shards that belong to a group of ranks: save it "
-            "with save(), full_state_dict() or state_dict(), and load that into a new FSDP of the same model"
+            "with save() or state_dict(), and load that into a new FSDP of the same model"
         )

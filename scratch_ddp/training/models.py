@@ -51,7 +51,13 @@ def load_model(
     if place == "built-in":
         model, tokenizer = build_small(head, texts, dtype, **sizes)
     else:
-        model, tokenizer = _read(SMOLLM2 if place == "hub" else place, head, dtype)
+        import transformers
+
+        name = SMOLLM2 if place == "hub" else place
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        options = {"num_labels": 2, "pad_token_id": tokenizer.pad_token_id, "use_cache": False, "dtype": dtype}
+        model = getattr(transformers, f"AutoModelFor{HEADS[head]}").from_pretrained(name, **options)
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     print_once(f"model: {place} ({'as asked' if source else 'the default'}); {millions:.1f} M parameters")
     return model, tokenizer
@@ -83,13 +89,3 @@ def build_tokenizer(texts: Iterable[str] | None = None) -> Any:
     letters = {"initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet()), "special_tokens": ["<pad>", "<end>"]}
     bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=2048, show_progress=False, **letters))
     return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<end>", sep_token="<end>")
-
-
-def _read(name: str, head: str, dtype: torch.dtype) -> tuple[torch.nn.Module, Any]:
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    options = {"num_labels": 2, "pad_token_id": tokenizer.pad_token_id, "use_cache": False}
-    auto = getattr(transformers, f"AutoModelFor{HEADS[head]}")
-    return auto.from_pretrained(name, dtype=dtype, **options), tokenizer

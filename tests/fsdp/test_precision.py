@@ -36,7 +36,7 @@ def halves(dtype: torch.dtype) -> None:
     assert seen == {dtype} and losses[-1] < 0.9 * losses[0]
     state = [tensor.dtype for each in optimizer.state.values() for tensor in each.values()]
     assert {parameter.dtype for parameter in sharded.parameters()} == set(state) == {torch.float32}
-    assert all(tensor.dtype == torch.float32 for tensor in sharded.full_state_dict().values())
+    assert all(tensor.dtype == torch.float32 for tensor in sharded.gather_full_params().values())
     first, norm, _, last = (sum(each.numel() for each in module.parameters()) for module in sharded.module)
     # This rank's rows of what is gathered again (the last unit is still there), and all that is reduced.
     assert counted.payload_bytes == 2 * ((first + norm) // 2 + first + norm + last)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 FOLDER = Path(__file__).with_name("host_logs")
-RECORDED = ("alder", "birch")  # the hosts' names in the files
 
 
 def recordings() -> list[str]:
@@ -11,9 +10,7 @@ def recordings() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.txt"))
 
 
-def read_logs(recording: str, names: tuple[str, str] = RECORDED) -> dict[str, str]:
-    """Return what each host has printed, by its name. `names` take the place of those in the recording."""
+def read_logs(recording: str) -> dict[str, str]:
+    """Return what each host has printed, by its name."""
     text = (FOLDER / f"{recording}.txt").read_text(encoding="utf-8")
-    for old, new in zip(RECORDED, names, strict=True):
-        text = text.replace(old, new)
     return dict(part.split("\n", 1) for part in text.split("== ")[1:])

@@ -1,39 +1,10 @@
-"""Lesson 02, inside all-reduce: a tree broadcast, a reduce and a ring, from send and receive.
-
-The reference of `tree_broadcast` is the package's own function. The other two allocate what they receive into.
-"""
+"""Lesson 02, inside all-reduce: a ring from send and receive; a broadcast and a reduce, which are the package's own."""
 
 import torch
 import torch.distributed as dist
 
-from scratch_ddp.collectives import send_recv, tree_broadcast
+from scratch_ddp.collectives import reduce, send_recv, tree_broadcast
 from scratch_ddp.course.exercise import Exercise
-
-
-def reduce(tensor, dst=0, group=None):
-    """Leave the sum of all ranks' tensors in `tensor` on rank dst. Others keep theirs.
-
-    Messages stay in `group`. Memory: at most twice the elements of `tensor` beside it.
-    (A name keeps its tensor until it is given another.)
-    Cost: n-1 messages, at most one sent by a rank. Depth ⌈log2 n⌉.
-    """
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    root = dist.get_group_rank(group or dist.group.WORLD, dst)
-    # In each round about half of those that hold a sum send it on and are done.
-    # Where does a rank that receives put what arrives?
-    place = (rank - root) % n  # dst stands at place 0
-    total = tensor
-    reach = 1  # places that are multiples of reach hold the sum of the reach places from theirs on
-    while reach < n and place % reach == 0:
-        if place % (2 * reach) == reach:
-            dist.send(total, group=group, group_dst=(rank - reach) % n)
-        elif place + reach < n:
-            arriving = torch.empty_like(tensor)
-            dist.recv(arriving, group=group, group_src=(rank + reach) % n)
-            total = arriving.add_(total)  # not into `tensor`: it belongs to the caller
-        reach *= 2
-    if rank == root:
-        tensor.copy_(total)
 
 
 def ring_all_reduce(tensor, group=None):
@@ -71,13 +42,9 @@ def _sizes(at):
     yield "999 elements", (torch.randn(at.n, 999)[at.rank],)
 
 
-def _two_chunks(at, tensor):
-    return 2 * -(-tensor.numel() // at.n)
-
-
 _GIVEN = "from scratch_ddp.collectives import send_recv"
 EXERCISES = (
     Exercise(tree_broadcast, lambda at: _every_root(at, "src")),
     Exercise(reduce, lambda at: _every_root(at, "dst"), room=lambda at, tensor, _: 2 * tensor.numel()),
-    Exercise(ring_all_reduce, _sizes, close=1e-6, room=_two_chunks, given=_GIVEN),
+    Exercise(ring_all_reduce, _sizes, close=1e-6, room=lambda at, tensor: 2 * -(-tensor.numel() // at.n), given=_GIVEN),
 )

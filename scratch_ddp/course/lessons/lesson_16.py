@@ -195,27 +195,12 @@ def faulty_host(logs):
             return host, "name"
 
 
-def _logs(at):
-    """Every recording, with other names for hosts and cards, and with either host first."""
-    for number, recording in enumerate(recordings()):
-        logs = read_logs(recording, names=(f"gpu{number}", f"node{number}"))
-        for order in (list(logs), list(logs)[::-1]):
-            given = {host: logs[host].replace("ens5", f"enp{number}s0") for host in order}
-            yield f"recording {recording}, hosts {' and '.join(order)}", (given,)
-
-
 _TWO, _UNEVEN = dict(enumerate("aabb")), dict(enumerate("aaaabbc"))  # the hosts of ranks
-_RINGS = (  # in blocks, in turn, the first and the last on one host; fewer ranks; sizes that a float can't hold
-    *((ring, _TWO, 40) for ring in ([0, 1, 2, 3], [0, 2, 1, 3], [1, 2, 3, 0])),
-    *((ring, _TWO, 6) for ring in ([0, 2], [3, 2])),
-    ([6, 0, 4, 1, 2, 5, 3], _UNEVEN, 7 * (10**17 + 1)),
-)
+# Hosts in turn; one of them alone; a size that a float can't hold.
+_RINGS = (([0, 1, 2, 3], _TWO, 40), ([3, 2], _TWO, 6), ([6, 0, 4, 1, 2, 5, 3], _UNEVEN, 7 * (10**17 + 1)))
+_SAVED = {"seed": 7, "ranks": 4, "per_rank": 3}
 _RUNS = {  # as many ranks as before, then others; over the end of an epoch, with and without a smaller step
-    f"{items} items, {done} steps done on 4 ranks, now {n}": (
-        {"seed": 7, "items": items, "ranks": 4, "per_rank": 3, "done": done},
-        n,
-        steps,
-    )
+    f"{items} items, {done} steps done on 4 ranks, now {n}": (_SAVED | {"items": items, "done": done}, n, steps)
     for items, done, n, steps in ((48, 1, 4, 2), (48, 1, 2, 3), (48, 3, 4, 3), (50, 3, 4, 3), (50, 14, 3, 8))
 }
 _JOBS = ((60, 0, 1, 1), (60, 0, 1, 24), (60, 1800, 1, 24), (30, 600, 1000, 16_384))  # save, restart, days, hosts
@@ -225,5 +210,5 @@ EXERCISES = (
     Exercise(save_and_load, _trainings, _as_training, given="import os"),
     Exercise(resume, _RUNS, _on_n_ranks),
     Exercise(saving_interval, _JOBS, close=0.1, given="from math import sqrt"),
-    Exercise(faulty_host, _logs),
+    Exercise(faulty_host, {f"recording {each}": (read_logs(each),) for each in recordings()}),
 )

@@ -97,7 +97,7 @@ saving_interval
   ✗ days for seconds | value: saving_interval(60, 0, 1, 1): the result is
     * 24 * 3600 =>
 faulty_host
-  ✗ 127.0.1.1 always | value: recording job_3
+  ✗ 127.0.1.1 always | value: recording job_5
     if "Unable => if "127.0.1.1" in log: return host, "name" ⏎ if "Unable
   ✗ who timed out | value: recording job_
     f"trying to connect to ({own_address}," => "timed out"
