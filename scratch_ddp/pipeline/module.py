@@ -98,19 +98,17 @@ class Pipeline(nn.Module):
         rank that holds it; 8 bytes for the loss.
         """
         inputs = self._meet(x, y)
-        earlier = [parameter.grad for parameter, _ in self._tied]  # sums already
-        for parameter, _ in self._tied:
+        tied = [each for each in self._tied if each[0].requires_grad and torch.is_grad_enabled()]
+        earlier = [parameter.grad for parameter, _ in tied]  # sums already
+        for parameter, _ in tied:
             parameter.grad = None
         try:
             loss = self._run(x, y)
             self._known = inputs  # now that it has come to its end
-            for (parameter, ranks), before in zip(self._tied, earlier, strict=True):
-                if parameter.requires_grad and torch.is_grad_enabled():
-                    mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    total = sum(self._exchange(mine, ranks))  # in the same order on each rank
-                    parameter.grad = total if before is None else before + total
-                else:
-                    parameter.grad = before
+            for (parameter, ranks), before in zip(tied, earlier, strict=True):
+                mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                total = sum(self._exchange(mine, ranks))  # in the same order on each rank
+                parameter.grad = total if before is None else before + total
             if everywhere:
                 told = torch.tensor(loss, dtype=torch.float64, device=message_device(self.group))
                 dist.broadcast(told, group=self.group, group_src=self._home[self._last])
@@ -118,9 +116,6 @@ class Pipeline(nn.Module):
         except BaseException:
             if torch.is_grad_enabled():
                 self.zero_grad()  # some micro-batches' gradients are there, others are not
-            else:
-                for (parameter, _), before in zip(self._tied, earlier, strict=True):
-                    parameter.grad = before
             raise
         return loss if everywhere or self._home[self._last] == self._rank else None
 

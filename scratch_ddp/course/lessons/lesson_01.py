@@ -45,8 +45,7 @@ def all_gather_uneven(tensor):
     lengths = [torch.empty(1, dtype=torch.int64, device=tensor.device) for _ in range(world_size)]
     dist.all_gather(lengths, torch.tensor([len(tensor)], device=tensor.device))
     longest = int(max(lengths))
-    padded = tensor.new_zeros(longest)
-    padded[: len(tensor)] = tensor
+    padded = torch.nn.functional.pad(tensor, (0, longest - len(tensor)))
     pieces = [tensor.new_empty(longest) for _ in range(world_size)]
     dist.all_gather(pieces, padded)
     pieces = [pieces[rank][: int(lengths[rank])] for rank in range(world_size)]

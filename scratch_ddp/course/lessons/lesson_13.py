@@ -97,7 +97,6 @@ def forwards_ahead(forward, backward, hop):
 
 _ROWS = {  # grids that run; grids that hang, each for one reason; the last has ranks with several stages
     "GPipe, 4 ranks": (gpipe(4, 4),),
-    "1F1B, 4 ranks": (schedules.one_f_one_b(4, 8),),
     "two stages a rank": (interleaved(2, 4, 2),),
     "the first stage on the last rank": (gpipe(4, 4)[::-1],),
     "each waits for the other": ([[*_row("F0 B0"), *_row("F0 B0", micro=1)], gpipe(2, 2)[1]],),

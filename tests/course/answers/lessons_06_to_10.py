@@ -100,7 +100,7 @@ average_in_buckets
   ✓ gradients become views of the flat tensor
     each.grad.copy_(part.view_as(each)) => each.grad = part.view_as(each)
 average_through_buffer
-  ✗ a new one each time | memory: set to zeros: the tensor that they are views of is a new one, should be
+  ✗ a new one each time | memory: set to zeros: the number of tensors that they have been views of is 2, should be 1
     def average():
         flat = torch.cat([each.grad.flatten() for each in parameters]) / dist.get_world_size()
         dist.all_reduce(flat)
@@ -108,7 +108,7 @@ average_through_buffer
             each.grad = part.view_as(each)
   ✗ takes the gradients for the views | value: five steps: gradients set to None: the gradient of '0'
     torch.div(parameter.grad, dist.get_world_size(), out=view) => view.div_(dist.get_world_size())
-  ✗ copies the means | memory: set to None: the number of tensors that they are views of is 2, should be 1
+  ✗ copies the means | memory: set to None: the number of tensors that they have been views of is 2, should be 1
     parameter.grad = view => parameter.grad.copy_(view)
   ✗ a message for each view | cost: ranks, five steps: 10 collective calls of one rank, budget 5
     dist.all_reduce(buffer) => for view in views: dist.all_reduce(view)
