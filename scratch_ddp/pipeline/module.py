@@ -90,7 +90,7 @@ class Pipeline(nn.Module):
 
         x: the inputs, needed on the rank of stage 0. y: the targets, needed on the rank of the last stage. An item is
         an entry of dimension 0. everywhere: return the loss on every rank. Gradients of the mean are added to `.grad`;
-        under `torch.no_grad()` there are none, to evaluate.
+        under `torch.no_grad()` there are none, to evaluate, and only the outputs travel.
 
         Every rank calls it. Raises ValueError on every rank, before anything is sent, if the batch does not fit, and
         RuntimeError on every rank if a stage fails on any; all gradients are then dropped, also if it is interrupted.
@@ -130,7 +130,8 @@ class Pipeline(nn.Module):
                 return 0 * output.sum()  # a mean over nothing would be NaN
             return self.loss(output, ys[micro]) * (counts[micro] / (total or 1))
 
-        return execute(self.schedule, self._stages, xs, share, self._sizes, self.group, device)[0]
+        rows = [[each for each in row if each.kind == "F" or torch.is_grad_enabled()] for row in self.schedule]
+        return execute(rows, self._stages, xs, share, self._sizes, self.group, device)[0]
 
     def _meet(self, x: Any, y: Any) -> int:
         """Compare the batches of the ranks; forget sizes that are of other inputs. Return the inputs' digest."""

@@ -38,6 +38,12 @@ def exact_traffic(name: str) -> None:
         assert counted.bytes_sent == sent // m * items * 3 * WIDTH * 8
         assert counted.setup.messages == headers and counted.setup.bytes_sent == 80 * headers
         assert counted.setup.calls["all_reduce"] == 2  # before and after
+    with torch.no_grad():
+        pipeline.step(x, y)
+        with traffic() as counted:
+            pipeline.step(x, y, everywhere=True)
+    calls = {"send": forwards, "recv": expected_messages(rows, "F")[1], "broadcast": 1}
+    assert counted.calls == {call: times for call, times in calls.items() if times}
 
 
 def test_messages_and_bytes():
